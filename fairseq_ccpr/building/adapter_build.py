@@ -9,7 +9,7 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ import torch
 from fairseq import options
 
 from fairseq_ccpr.building.corpus import sample_domain
-from fairseq_ccpr.building.part import ADAPTER, RAW, VALID, Processes, TokenPart, refuse_foreign
+from fairseq_ccpr.building.part import ADAPTER, RAW, VALID, ChunkRows, Processes, TokenPart, refuse_foreign
 from fairseq_ccpr.building.token_build import PCA_DIMENSION, TRAINED_ADAPTER, Extraction, TokenBuildSettings
 from fairseq_ccpr.child_process import locked, run_child
 from fairseq_ccpr.datastore.manifest import Manifest, ProjectionDescription, TokenSection
@@ -37,6 +37,7 @@ from fairseq_ccpr.datastore.token import (
 from fairseq_ccpr.errors import CheckpointError, ConfigurationError, DatastoreError
 from fairseq_ccpr.models.token_adapter import TokenAdapter, TokenAdapterConfig, default_output
 from fairseq_ccpr.search import IndexDescription
+from fairseq_ccpr.search.base import Progress
 from fairseq_ccpr.search.index_plan import plan_index
 from fairseq_ccpr.storage import fingerprint
 from fairseq_ccpr.storage.files import MANIFEST, PLAN, atomic_file, write_json
@@ -44,15 +45,14 @@ from fairseq_ccpr.training.token_contrast import SupervisedContrastiveConfig, To
 from fairseq_ccpr.version import __version__
 
 BEST, LAST = "checkpoint_best.pt", "checkpoint_last.pt"
-FINISHED = "finished"  # a file in the save directory
-LOG = "train.log"
-UPDATES = 1000
+FINISHED, LOG = "finished", "train.log"  # files in the save directory, as the checkpoints are
 
 # fairseq takes the later of two, so --adapter-options can change any of them.
 DEFAULTS = (
     "--task token_contrast --arch token_adapter --criterion supervised_contrastive "
     "--best-checkpoint-metric accuracy --maximize-best-checkpoint-metric --no-epoch-checkpoints --optimizer adam --lr 3e-4 "
-    "--lr-scheduler polynomial_decay --warmup-updates 100 --clip-norm 1 --batch-size 128 --seed 1 --num-workers 0"
+    "--lr-scheduler polynomial_decay --warmup-updates 100 --clip-norm 1 --batch-size 128 --seed 1 --num-workers 0 "
+    "--max-update 1000"
 )
 
 
@@ -68,13 +68,11 @@ class AdapterTraining:
         """Read `--adapter-options`, options of fairseq-train, before any work is done."""
         printed = io.StringIO()
         try:
-            given = shlex.split(extra)
-            words = [*shlex.split(DEFAULTS), "--max-update", str(UPDATES), *given]
+            words = [*shlex.split(DEFAULTS), *shlex.split(extra)]
             parser = options.get_training_parser()
             with contextlib.redirect_stderr(printed):
-                parsed: Any = options.parse_args_and_arch(
-                    parser, input_args=["datastore", "--total-num-update", "1", *words]
-                )
+                given = ["datastore", "--total-num-update", "1", *words]
+                parsed: Any = options.parse_args_and_arch(parser, input_args=given)
         except (SystemExit, ValueError, KeyError, RuntimeError) as error:
             lines = printed.getvalue().strip().splitlines()
             reason = lines[-1].split("error: ")[-1] if lines else error
@@ -93,11 +91,6 @@ class AdapterTraining:
 
     def run(self, stores: list[Path], save_dir: Path, identity: str, cpu: bool, quiet: bool) -> Path:
         """Train on one store, perhaps validating on a second; a run that was killed is resumed, a finished one kept.
-
-        Args:
-            save_dir: where fairseq keeps its checkpoints.
-            identity: the fingerprint.
-            quiet: let fairseq's messages go to a log in `save_dir`, not to stderr.
 
         Returns:
             The checkpoint with the best retrieval accuracy on held-out sentences; the untrained start is one of them.
@@ -147,16 +140,12 @@ BLOCK_ROWS = 1 << 14
 
 
 def build_projected_datastore(settings: TokenBuildSettings, processes: Processes) -> tuple[TokenSection, int]:
-    """Build, or resume building, a datastore whose keys are projected by an adapter.
+    """Build, or resume building, a datastore whose keys are projected; returns what `build_token_datastore` does.
 
     1. Plan: as for raw keys; and check that the adapter, PCA and index fit together.
     2. Write raw keys as a datastore of their own, in `--raw-datastore`, or in `raw` alongside the part until the end.
     3. Train the adapter on them, validating on the states of `--valid-subset`, or read it from a file.
-    4. Fit PCA on a sample of its vectors, fold it into the adapter, project every key.
-    5. Index and publish.
-
-    Returns:
-        The token section of the finished datastore, and how many sentences were left out as too long for the model.
+    4. Fit PCA on a sample of its vectors, fold it into the adapter, project every key; index and publish.
     """
     plan = _Plan(settings, Extraction(settings, processes))
     part = plan.part(show=processes.first and not settings.quiet)
@@ -259,7 +248,7 @@ class _Plan:
         projection = self._projection(part, raw, adapter.to(self.device))
         blocks = range(0, part.section.size, BLOCK_ROWS)
 
-        def write(todo: list[int], done: Callable[[int], object]) -> Iterator[tuple[int, int, dict[str, np.ndarray]]]:
+        def write(todo: list[int], done: Progress) -> Iterator[ChunkRows]:
             for number in todo:
                 rows = slice(blocks[number], blocks[number] + BLOCK_ROWS)
                 with torch.inference_mode():
@@ -281,7 +270,7 @@ class _Plan:
                 rows = torch.from_numpy(raw.keys[sample_rows(len(raw.keys))])
                 with torch.inference_mode():
                     z = torch.cat([adapter(block.to(self.device).float()) for block in rows.split(BLOCK_ROWS)])
-                    pca = fit_pca(torch.nn.functional.normalize(z, dim=1) if normalize else z, self.pca_dim)
+                pca = fit_pca(torch.nn.functional.normalize(z, dim=1) if normalize else z, self.pca_dim)
             projection = KeyProjection.fold(adapter.hidden, adapter.output, pca, normalize)
             with atomic_file(path) as partial:
                 projection.save(partial)

@@ -66,14 +66,9 @@ class Corpus:
     def shard(self, num_shards: int, shard_id: int) -> Corpus:
         """Cut out one of `num_shards` parts, whose sentences are numbered as in the whole corpus."""
         mine = [self.chunks[i] for i in chunks_of_shard(len(self.chunks), num_shards, shard_id, "tokens")]
-        first = mine[0]
-        moved = [replace(c, number=c.number - first.number, first_row=c.first_row - first.first_row) for c in mine]
+        number, row = mine[0].number, mine[0].first_row
+        moved = [replace(one, number=one.number - number, first_row=one.first_row - row) for one in mine]
         return replace(self, chunks=moved)
-
-    def sentence_offset(self, subset: str) -> int:
-        """Number the first sentence of `subset`, counting through all subsets."""
-        names = list(self.subsets)
-        return sum(self.subsets[name] for name in names[: names.index(subset)])
 
     def batches(self, chunk: Chunk, max_tokens: int) -> list[Any]:
         """Divide a chunk's sentences into fairseq's batches of at most `max_tokens` tokens per side, alike in length."""
@@ -172,9 +167,6 @@ def check_shard(num_shards: int, shard_id: int, index: str) -> None:
 def chunks_of_shard(total: int, num_shards: int, shard_id: int, unit: str) -> range:
     """Choose the chunks of a shard among `total`: neighbours, so that shards are joined by appending.
 
-    Args:
-        unit: what the length of a chunk is given in, `sentences` or `tokens`.
-
     >>> [list(chunks_of_shard(5, 2, shard, "sentences")) for shard in range(2)]
     [[0, 1], [2, 3, 4]]
     """
@@ -190,9 +182,7 @@ BLOCK_ROWS = 1 << 20
 
 
 def sample_domain(keys: np.ndarray, provenance: np.ndarray) -> Domain:
-    """Describe the text of a datastore by whole sentences that are spread evenly over it.
-
-    Memory depends on neither the number of entries nor that of sentences: provenance is read twice, block by block.
+    """Describe the text of a datastore by whole sentences that are spread evenly over it, read block by block.
 
     Args:
         keys: fp16 [N, d], the decoder's own states.

@@ -27,8 +27,6 @@ from fairseq_ccpr.errors import ConfigurationError, DatastoreError
 from fairseq_ccpr.storage.files import PARTIAL, scratch_directory, sync_directory
 from fairseq_ccpr.storage.journal import Journal, create_journal
 
-KIND = ["nice", "-n", "10"]  # translation takes priority
-
 
 class LiveCompaction:
     """One compaction of a memory's datastore; nobody else may have the right to write."""
@@ -82,16 +80,17 @@ class LiveCompaction:
         return reader
 
     def _compact(self, copy: Path) -> bool:
-        words = [*KIND, sys.executable, "-m", "fairseq_ccpr", "compact", str(copy), "--quiet"]
+        # Translation takes priority.
+        words = ["nice", "-n", "10", sys.executable, "-m", "fairseq_ccpr", "compact", str(copy), "--quiet"]
         words += ["--cpu"] if self.memory.device.type == "cpu" else []
         self._process = subprocess.Popen(
             words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
         )
         if self._cancelled.is_set():
             self._process.terminate()
-        _, said = self._process.communicate()
+        message = self._process.communicate()[1].strip()[-500:]
         if self._process.returncode and not self._cancelled.is_set():
-            raise DatastoreError(f"{self.directory} could not be compacted, and is as it was: {said.strip()[-500:]}")
+            raise DatastoreError(f"{self.directory} could not be compacted, and is as it was: {message}")
         return not self._cancelled.is_set()
 
     def _adopt(self, copy: Path, reader: Journal) -> None:

@@ -25,6 +25,7 @@ from fairseq_ccpr.datastore.phrase import SPANS
 from fairseq_ccpr.datastore.token import DOMAIN, KEYS, PROVENANCE, SYMBOLS, array_shapes
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
 from fairseq_ccpr.search import Index, StoreAddress, build_index, open_index
+from fairseq_ccpr.search.base import Progress
 from fairseq_ccpr.search.index_plan import PHRASE_DEPTH, PHRASE_EFFORT, TOKEN_EFFORT, Effort, index_bytes
 from fairseq_ccpr.search.recall import recall_of_sample
 from fairseq_ccpr.storage import fingerprint
@@ -54,28 +55,24 @@ TOKENS = PartKind(TOKEN, token.array_shapes, PROVENANCE, token.part_files, TOKEN
 PHRASES = PartKind(PHRASE, phrase.array_shapes, SPANS, phrase.part_files, PHRASE_EFFORT, PHRASE_DEPTH)
 
 
+ChunkRows = tuple[int, int, dict[str, np.ndarray]]  # number of a chunk, its first row, and its arrays
+
+
 class Part:
     """A part of the datastore at `output`: what exists of it, and the stages to come, each of which survives a kill.
 
     While its owner fills it, its folder is NAME.partial, where a plan says what it is built from. Publishing renames the
     folder and then writes the manifest; a folder that has its final name and still its plan was killed in between.
-
-    Args:
-        identity: what makes two parts the same, named as in the manifest; not needed in a new folder.
-
-    Attributes:
-        published: its section of the manifest; None until the part is complete.
-        address: where the keys are searched, if in a database; None: where they were written.
     """
 
-    address: StoreAddress | None = None
+    address: StoreAddress | None = None  # where the keys are searched, if in a database; None: where they were written
 
     def __init__(self, output: Path, kind: PartKind, show: bool, identity: dict[str, Any] | None = None) -> None:
-        self.output, self.identity = output, identity or {}
-        self.kind, self.show = kind, show
+        self.output, self.kind, self.show = output, kind, show
+        self.identity = identity or {}  # what makes two parts the same, named as in the manifest
         self.final, self.partial = output / kind.name, output / f"{kind.name}.partial"
         self.manifest = Manifest.read(output) if (output / MANIFEST).exists() else Manifest()
-        self.published: Section | None = getattr(self.manifest, kind.name)
+        self.published: Section | None = getattr(self.manifest, kind.name)  # None until the part is complete
         if self.published is not None:
             refuse_differences(output, asdict(self.published), self.identity)
             check_sizes(output, self.published.files)
@@ -86,12 +83,7 @@ class Part:
         return self.partial if self.published is None else self.final
 
     def prepare(self, settings: dict[str, Any], lay_out: Callable[[], object], needed: int = 0) -> None:
-        """Begin the part, unless an earlier run did.
-
-        Args:
-            settings: what else must stay the same until the part is full.
-            needed: bytes that the part will take.
-        """
+        """Begin the part, unless an earlier run did; `settings` must stay the same until the part is full."""
         if (self.final / PLAN).exists():  # killed while publishing
             self.final.rename(self.partial)
         plan, path = self.identity | settings, self.partial / PLAN
@@ -210,20 +202,13 @@ class TokenPart(Part):
         self.writer = ArrayWriter(self.partial, self.shapes)
 
     def lay_out(self, batching: dict[str, Any]) -> None:
-        """Take the space of the arrays and the index, unless an earlier run did.
-
-        Args:
-            batching: what decides which sentences share a batch, and must stay the same until the part is full.
-        """
+        """Take the space of the arrays and the index; `batching`, which decides what shares a batch, must stay the same."""
         arrays = sum(int(np.prod(shape)) * np.dtype(dtype).itemsize for shape, dtype in self.shapes.values())
         needed = arrays + index_bytes(self.section.index, self.section.size, self.section.dimension)
         self.prepare(batching, self.writer.create, needed)
 
     def fill(
-        self,
-        chunks: dict[int, int],
-        write: Callable[[list[int], Callable[[int], object]], Iterable[tuple[int, int, dict[str, np.ndarray]]]],
-        what: str,
+        self, chunks: dict[int, int], write: Callable[[list[int], Progress], Iterable[ChunkRows]], what: str
     ) -> None:
         """Write those chunks that are not done yet, each while the next is computed.
 
@@ -231,7 +216,6 @@ class TokenPart(Part):
             chunks: rows of each, by number.
             write: from the numbers of chunks to each one's number, first row and arrays; it reports how many more rows there
                 are, as often as it can.
-            what: is being done, for the progress bar.
         """
         done = self.writer.done()
         todo = [number for number in chunks if number not in done]

@@ -138,16 +138,13 @@ class PhraseBuildReport:
 
 
 def build_phrase_datastore(settings: PhraseBuildSettings, processes: Processes) -> PhraseBuildReport | None:
-    """Build, or resume building, the phrase part of a datastore.
+    """Build, or resume building, the phrase part of a datastore; returns None in all processes but the first.
 
     1. Plan: load the encoder, fingerprint everything, check that the output is free, or ours, and that the text can be read.
     2. Find the phrases of each chunk of sentences, repeated sentences once; the processes share the chunks.
     3. Join the chunks. XPR's phrases have no context of their own: equal strings become one entry, the first place standing
        for all.
     4. Index the keys, or bring them into Milvus; publish.
-
-    Returns:
-        What was done; None in all processes but the first.
     """
     encoder = load_phrase_encoder(settings.encoder, bf16=settings.bf16)
     kind = choose_segmentation(settings.segmentation, encoder)
@@ -243,18 +240,13 @@ class TextCounts:
 
 
 class PhraseChunks:
-    """A text in chunks of sentences, of which one shard is built.
-
-    Attributes:
-        lines: what was left out of the text.
-        encoded: sentences whose phrases this process has found, not an earlier one.
-        seconds: that took.
-    """
+    """A text in chunks of sentences, of which one shard is built."""
 
     def __init__(self, settings: PhraseBuildSettings, folder: Path, processes: Processes) -> None:
         self.settings, self.folder, self.processes = settings, folder, processes
         self.length = settings.chunk_sentences
-        self.lines, self.encoded, self.seconds = TextCounts(), 0, 0.0
+        self.lines = TextCounts()
+        self.encoded, self.seconds = 0, 0.0  # sentences whose phrases this process has found, and how long that took
 
     def read(self) -> None:
         """Read the whole text once and choose its lines, so that an unreadable line is reported now, not after hours."""
@@ -319,14 +311,7 @@ class PhraseChunks:
         return self.folder / CHUNKS / f"{number:06}.json"
 
     def join(self, key_width: int, nothing: str) -> dict[str, int]:
-        """Join the arrays of the chunks, and write the text alongside them.
-
-        Args:
-            nothing: end of the message if no phrase was found.
-
-        Returns:
-            How many `phrases`, `sentences`, and sentences that are `too_long` there are.
-        """
+        """Join the arrays of the chunks, write the text alongside them, and count `phrases`, `sentences` and `too_long`."""
         # Asked for by name: on shared storage, what another machine has written may come late to a listing.
         paths = [self._path(number) for number in range(len(self.chunks))]
         counts = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
@@ -388,7 +373,7 @@ class StoredPart(Part):
         section.fingerprints = section.fingerprints | {KEYS: fingerprint.of_file(self.folder / f"{KEYS}.npy")}
         with self.progress(self.address.backend.capitalize(), section.size) as bar:
             remote = section.remote_keys(self._timeout, self._token)
-            build_index(open_keys(section, self.folder), section.index, self.folder, bar.update, remote)
+            build_index(open_keys(section, self.folder), section.index, remote, bar.update)
 
     def open_index(self, section: PhraseSection) -> Index:
         """Open the index of the database."""

@@ -76,7 +76,6 @@ def splitter(subwords: list[str], language: str, target: bool = False) -> Callab
 
     Args:
         subwords: options of fairseq: `--tokenizer`, `--bpe`, and those that belong to them.
-        target: whether it is the target language, which some models have subwords of its own for.
     """
     printed = io.StringIO()
     try:
@@ -107,7 +106,6 @@ def binarise(
 
     Args:
         subsets: of each a TSV file, or the common beginning of two files' names.
-        subwords: see `splitter`.
         dictionaries: a joint one, or those of source and target.
         output: the DATA_BIN; its folder `text` keeps the subwords.
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
@@ -59,7 +60,7 @@ from fairseq_ccpr.datastore.written_subwords import remove_stale
 from fairseq_ccpr.device import choose_device
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
 from fairseq_ccpr.search import DISK
-from fairseq_ccpr.search.base import EXACT_UP_TO
+from fairseq_ccpr.search.base import EXACT_UP_TO, Progress
 from fairseq_ccpr.search.index_plan import plan_index
 from fairseq_ccpr.settings import cpu_option, option, quiet_option
 from fairseq_ccpr.storage import fingerprint
@@ -77,7 +78,6 @@ SCRATCH = "compacted"  # the name, less its ending, of the folder that the new p
 
 Datastore = Union[TokenDatastore, PhraseDatastore]
 AnySection = TypeVar("AnySection", bound=Section)
-Progress = Callable[[int], object]
 Renumber = Callable[[np.ndarray], np.ndarray]  # from old numbers to new ones, int64 [n]; -1 for sentences that leave
 
 logger = logging.getLogger(__name__)
@@ -118,11 +118,7 @@ def _rows(kind: PartKind, store: Datastore, renumber: Renumber) -> Rows:
 def write_tokens(
     base: TokenDatastore, parts: list[Rows], sources: list[Source], folder: Path, progress: Progress
 ) -> TokenSection:
-    """Write a token part without its index, like that of `base`.
-
-    Args:
-        sources: the corpora of the rows. Statistics of their text that no sample of keys gives are in the folder already.
-    """
+    """Write a token part without its index; statistics of its text that no sample of keys gives are in the folder already."""
     size = copy_rows(TOKENS, base.section.dimension, parts, folder, progress)
     for name in (SYMBOLS, *([PROJECTION] if base.section.projection else [])):
         copyfile(base.folder / name, folder / name)
@@ -304,11 +300,7 @@ class MergeSettings:
             raise ConfigurationError(f"{paths[0]} alone cannot be merged: give several datastores, or --remove NAME")
 
 
-class Input(NamedTuple):
-    """One kind of part of a datastore that is merged."""
-
-    store: Any  # TokenDatastore or PhraseDatastore
-    sources: list[Source]
+Input = tuple[Any, list[Source]]  # a TokenDatastore or PhraseDatastore that is merged
 
 
 def merge_datastores(settings: MergeSettings) -> Manifest:
@@ -322,10 +314,15 @@ def merge_datastores(settings: MergeSettings) -> Manifest:
     tokens = [(name, TokenDatastore(directories[name])) for name, one in manifests.items() if one.token]
     phrases = [(name, _open_phrases(directories[name])) for name, one in manifests.items() if one.phrase]
     for _, store in tokens:
-        _refuse_learned(store)
+        learned = LearnedStore(store)
+        if learned.entries or learned.gone or learned.phrases or learned.gone_sentences:
+            raise ConfigurationError(
+                f"{store.directory} has learned pairs ({len(learned.pairs):,}), and only a datastore's own entries are "
+                f"merged: fairseq-ccpr compact {store.directory} makes them its own"
+            )
     plans: list[tuple[PartKind, Callable[..., Section], list[Input], list[Source]]] = []
     for kind, merge_kind, stores in ((TOKENS, _merge_tokens, tokens), (PHRASES, _merge_phrases, phrases)):
-        inputs = _in_order([Input(store, sources_of(name, store)) for name, store in stores])
+        inputs = _in_order([(store, sources_of(name, store)) for name, store in stores])
         plans.append((kind, merge_kind, inputs, _sources_together(inputs)))
     names = list(dict.fromkeys(source.name for *_, sources in plans for source in sources))
     directory = next(iter(directories.values()))  # the only one where corpora are removed
@@ -363,19 +360,10 @@ def _open_phrases(directory: Path) -> PhraseDatastore:
     return store
 
 
-def _refuse_learned(store: TokenDatastore) -> None:
-    learned = LearnedStore(store)
-    if learned.entries or learned.gone or _phrases_changed(learned):
-        raise ConfigurationError(
-            f"{store.directory} has learned pairs ({len(learned.pairs):,}), and only a datastore's own entries are merged: "
-            f"fairseq-ccpr compact {store.directory} makes them its own"
-        )
-
-
 def _merge_tokens(inputs: list[Input], kept: list[Source], folder: Path, progress: Progress) -> TokenSection:
     """Append tokens. Of states that a projection has made keys of, the samples are joined, as far as all have one."""
     starts = dict(zip((source.corpus for source in kept), np.cumsum([0, *(one.sentences for one in kept)]).tolist()))
-    parts, base = [], inputs[0].store
+    parts, base = [], inputs[0][0]
     samples: list[tuple[Domain, int]] | None = [] if base.section.projection is not None else None
     for store, sources in inputs:
         ends = np.cumsum([source.sentences for source in sources])
@@ -405,7 +393,7 @@ def _shift(ends: np.ndarray, shifts: np.ndarray, sentences: np.ndarray) -> np.nd
 def _merge_phrases(inputs: list[Input], kept: list[Source], folder: Path, progress: Progress) -> PhraseSection:
     columns = {source.corpus: column for column, source in enumerate(kept)}
     texts = [_text(store, [columns.get(source.corpus) for source in sources]) for store, sources in inputs]
-    return write_phrases(inputs[0].store, texts, kept, folder, progress)
+    return write_phrases(inputs[0][0], texts, kept, folder, progress)
 
 
 def _built_with(section: TokenSection | PhraseSection) -> dict[str, Any]:
@@ -423,13 +411,13 @@ def _built_with(section: TokenSection | PhraseSection) -> dict[str, Any]:
 def _in_order(inputs: list[Input]) -> list[Input]:
     """Check that datastores go together, and sort them so that the shards of a corpus follow one another."""
     for store, _ in inputs[1:]:
-        first, second = (_built_with(one.section) for one in (inputs[0].store, store))
+        first, second = (_built_with(one.section) for one in (inputs[0][0], store))
         for name in first | second:
-            if (both := [one.get(name) for one in (first, second)])[0] != both[1]:
-                brief = [fingerprint.short(v) if isinstance(v, str) and len(v) == 64 else str(v) for v in both]
+            if first.get(name) != second.get(name):
                 raise DatastoreError(
-                    f"{inputs[0].store.directory} and {store.directory} cannot be merged: {name} is {brief[0]} in the first, "
-                    f"and {brief[1]} in the second; build both with the same"
+                    f"{inputs[0][0].directory} and {store.directory} cannot be merged: {name} is "
+                    f"{fingerprint.brief(first.get(name))} in the first, and {fingerprint.brief(second.get(name))} in the "
+                    "second; build both with the same"
                 )
     by_corpus: dict[str, list[Any]] = {}
     for store, sources in inputs:
@@ -437,8 +425,8 @@ def _in_order(inputs: list[Input]) -> list[Input]:
             by_corpus.setdefault(source.corpus, []).append(store)
     for group in by_corpus.values():
         _check_shards(group)
-    places = {corpus: place for place, corpus in reversed([*enumerate(one.sources[0].corpus for one in inputs)])}
-    return sorted(inputs, key=lambda one: (places[one.sources[0].corpus], one.store.section.shard or []))
+    corpora = [sources[0].corpus for _, sources in inputs]
+    return sorted(inputs, key=lambda one: (corpora.index(one[1][0].corpus), one[0].section.shard or []))
 
 
 def _check_shards(group: list[Any]) -> None:
@@ -470,20 +458,16 @@ def _check_shards(group: list[Any]) -> None:
 def _sources_together(inputs: list[Input]) -> list[Source]:
     """List the corpora in their order; the corpus of shards once, with the size of all of them."""
     sources: dict[str, Source] = {}
-    for source in (source for one in inputs for source in one.sources):
+    for source in (source for _, several in inputs for source in several):
         if (before := sources.get(source.corpus)) is None:
             sources[source.corpus] = replace(source)
         else:
             before.size += source.size
             before.too_long += source.too_long
             before.sentences += 0 if source.subsets else source.sentences  # those of tokens are of the whole corpus
-    names: set[str] = set()
-    for source in sources.values():
-        if source.name in names:
-            raise ConfigurationError(
-                f"two texts are called '{source.name}': name them, as in {source.name}-2=DATASTORE"
-            )
-        names.add(source.name)
+    for name, count in Counter(source.name for source in sources.values()).items():
+        if count > 1:
+            raise ConfigurationError(f"two texts are called '{name}': name them, as in {name}-2=DATASTORE")
     if sum(source.sentences for source in sources.values()) > MOST_SENTENCES:
         raise ConfigurationError(f"the datastores have more than {MOST_SENTENCES:,} sentences together: merge fewer")
     return list(sources.values())
@@ -505,20 +489,8 @@ class CompactSettings:
     quiet: bool = quiet_option()
 
 
-@dataclass(frozen=True)
-class Compacted:
-    """The outcome of compaction."""
-
-    section: TokenSection
-    moved: int  # pairs that are its own entries now, and were not before
-    removed: int  # pairs that were forgotten, and have left it
-
-
-def compact_datastore(settings: CompactSettings) -> Compacted:
-    """Move learned pairs into a datastore's own entries, and erase forgotten ones from every file.
-
-    It stays unchanged if nothing was learned or forgotten since the last time.
-    """
+def compact_datastore(settings: CompactSettings) -> tuple[TokenSection, int, int]:
+    """Move learned pairs into a datastore's own entries, erase forgotten ones; returns its token section, and how many."""
     datastore = TokenDatastore(settings.datastore)
     directory = datastore.directory
     with closing(LearnedStore(datastore)) as learned:
@@ -528,7 +500,7 @@ def compact_datastore(settings: CompactSettings) -> Compacted:
         if moved or removed:
             with disk_faults_named(directory):
                 _compact(datastore, learned, settings)
-    return Compacted(TokenDatastore(directory).section, moved, removed)
+    return TokenDatastore(directory).section, moved, removed
 
 
 @contextmanager
@@ -547,7 +519,7 @@ def _compact(datastore: TokenDatastore, learned: LearnedStore, settings: Compact
     directory, pairs = datastore.directory, dict(learned.pairs)
     manifest = Manifest.read(directory)
     plans: list[tuple[PartKind, Any, Callable[..., Section]]] = [(TOKENS, datastore, _compact_tokens)]
-    if _phrases_changed(learned):
+    if learned.phrases or learned.gone_sentences:  # the phrase part lacks some, or has forgotten ones
         plans.append((PHRASES, PhraseDatastore(directory), _compact_phrases))
     sizes = [file["bytes"] for _, store, _ in plans for file in store.section.files.values()]
     check_space(directory, sum(sizes) + learned.path.stat().st_size)
@@ -573,10 +545,6 @@ def _compact(datastore: TokenDatastore, learned: LearnedStore, settings: Compact
     manifest.write(directory)
     sync_directory(directory)
     remove_others(directory, manifest)
-
-
-def _phrases_changed(learned: LearnedStore) -> bool:
-    return bool(learned.phrases or learned.gone_sentences)
 
 
 def _own_sources(store: Datastore) -> tuple[list[Source], str]:

@@ -46,14 +46,7 @@ def merge_types(folder: Path, sentences: int, encoder: XprEncoder) -> int:
 
 
 def number_types(firsts: np.ndarray, path: Path) -> tuple[np.ndarray, int]:
-    """Number different strings in the order in which they first come.
-
-    Args:
-        firsts: int64 [P], of each place the first place of an equal string.
-
-    Returns:
-        int64 [P], the number of each place's string, memory-mapped in `path`, and how many there are.
-    """
+    """Number strings, int64 [P], in `path`, in the order in which they first come, by the first place of an equal one."""
     types = open_memmap(path, "w+", np.int64, (len(firsts),))
     count = 0
     for start in range(0, len(firsts), BLOCK):

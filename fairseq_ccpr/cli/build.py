@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Optional
 
 from fairseq_ccpr.building.adapter_build import build_projected_datastore
-from fairseq_ccpr.building.empty_store import write_empty_store
 from fairseq_ccpr.building.part import launched
 from fairseq_ccpr.building.phrase_build import PhraseBuildSettings, build_phrase_datastore
-from fairseq_ccpr.building.token_build import NO_ADAPTER, TokenBuildSettings, build_token_datastore
+from fairseq_ccpr.building.token_build import NO_ADAPTER, TokenBuildSettings, build_token_datastore, write_empty_store
 from fairseq_ccpr.cli.command import command
 from fairseq_ccpr.datastore.preprocessing import remember
 from fairseq_ccpr.datastore.token import UNKNOWN, TokenDatastore

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from omegaconf import DictConfig, OmegaConf
 
 from fairseq_ccpr.errors import DatastoreError
 from fairseq_ccpr.search import TIMEOUT, IndexDescription, RemoteKeys, StoreAddress
 from fairseq_ccpr.storage import fingerprint
-from fairseq_ccpr.storage.files import MANIFEST, PARTIAL, PLAN, drop_checksum, read_checked_json, write_checked_json
+from fairseq_ccpr.storage.files import (
+    MANIFEST,
+    PARTIAL,
+    PLAN,
+    check_sizes,
+    drop_checksum,
+    read_checked_json,
+    write_checked_json,
+)
 from fairseq_ccpr.version import __version__
 
 
@@ -32,13 +40,11 @@ class ProjectionDescription:
 
 
 def digest_options(options: Any) -> str | None:
-    """Digest the options of a tokenizer or of a subword model; files count by their bytes, wherever they lie.
+    """Digest the options of a tokenizer or BPE; files count by their bytes. None where they say too little.
 
-    Args:
-        options: what fairseq builds it from, such as `cfg.bpe`; None where there is none.
-
-    Returns:
-        None where the options are of a kind that says too little.
+    >>> one, two = (OmegaConf.create({"_name": "moses", "source_lang": lang}) for lang in ("de", "en"))
+    >>> digest_options(one) == digest_options(one.copy()) != digest_options(two)
+    True
     """
     if options is None:
         return fingerprint.of_strings(["none"])
@@ -180,6 +186,36 @@ class PhraseSection(Section):
         return {name: entries[name] for name in names} | {"index": self.index.factory}
 
 
+S = TypeVar("S", bound=Section)
+
+
+class OpenedPart(Generic[S]):
+    """A part of a datastore opened for reading, checked for size."""
+
+    def __init__(self, directory: Path | str, kind: type[S]) -> None:
+        self.directory = Path(directory)
+        section = getattr(Manifest.read(self.directory), kind.PART)
+        if section is None:
+            raise DatastoreError(
+                f"the datastore {self.directory} has no {kind.PART} part: build one with `fairseq-ccpr build {kind.PART}s`"
+            )
+        self.section: S = section
+        check_sizes(self.directory, section.files)
+        self.folder = self.directory / section.folder
+
+    @property
+    def keys_fingerprint(self) -> str:
+        """Digest of the keys' file, or of what it would be where a database has them."""
+        digest = self.section.digest("keys.npy") or self.section.fingerprints.get("keys")
+        assert digest is not None
+        return digest
+
+    @property
+    def keys_fingerprints(self) -> list[str]:
+        """The same, and those of its keys before what was learned moved into them."""
+        return [self.keys_fingerprint, *self.section.ancestors]
+
+
 @dataclass
 class Manifest:
     """All of `manifest.json`."""
@@ -196,11 +232,7 @@ class Manifest:
 
     @classmethod
     def read(cls, directory: Path) -> Manifest:
-        """Read and check a datastore's manifest.
-
-        Raises:
-            DatastoreError: no such directory, no datastore, an unfinished one, a newer format, or a damaged manifest.
-        """
+        """Read and check a datastore's manifest; a DatastoreError says why there is none."""
         path = directory / MANIFEST
         if not directory.is_dir():
             raise DatastoreError(

@@ -38,19 +38,13 @@ FILE_OPTIONS = (
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """Languages, dictionaries and subwords of a translation model.
+    """Languages, dictionaries and subwords of a translation model."""
 
-    Attributes:
-        folder: has dict.LANGUAGE.txt of both languages.
-        options: fairseq's of tokenizer and BPE by name, such as bpe and sentencepiece_model; empty where they are not known.
-        model: the checkpoint, where it is known.
-    """
-
-    folder: Path
+    folder: Path  # has dict.LANGUAGE.txt of both languages
     source_lang: str
     target_lang: str
-    options: Mapping[str, Any]
-    model: str = ""
+    options: Mapping[str, Any]  # fairseq's of tokenizer and BPE by name, such as bpe; empty where they are not known
+    model: str = ""  # the checkpoint, where it is known
 
     @property
     def words(self) -> list[str]:
@@ -100,9 +94,7 @@ def read_preprocessing(folder: Path) -> Preprocessing | None:
     if not path.is_file():
         return None
     try:
-        data = read_checked_json(path)
-        if data["format_version"] != FORMAT_VERSION:
-            raise ValueError(f"it has format version {data['format_version']}, and this reads {FORMAT_VERSION}")
+        data = read_checked_json(path, FORMAT_VERSION)
         files, options = data["files"], data["options"]
         found = Preprocessing(folder, data["source_lang"], data["target_lang"], options, data["model"])
     except (ValueError, KeyError) as error:

@@ -35,7 +35,6 @@ def write_tuned(parts: Parts, settings: Mapping[str, Mapping[str, Any]], signatu
 
     Args:
         settings: values of the fields of `decoding.options`, by the prefix of their options.
-        signature: of retrieval with these settings.
         trust: whether trust, already stored at `trust_path`, goes with them.
     """
     path = _file_of(parts)
@@ -52,11 +51,10 @@ def read_tuned(parts: Parts) -> dict[str, dict[str, Any]]:
     """Return what was tuned for these parts together, or else for each alone, as `write_tuned` took it."""
     if not parts:
         return {}
-    together = _settings_of(parts)
-    if together or len(parts) == 1:
-        return together
-    alone = (_settings_of({name: part}) for name, part in parts.items())
-    return {prefix: values for settings in alone for prefix, values in settings.items()}
+    if (together := _tuned_of(parts)) or len(parts) == 1:
+        return together["settings"] if together else {}
+    alone = (_tuned_of({name: part}) or {"settings": {}} for name, part in parts.items())
+    return {prefix: values for tuned in alone for prefix, values in tuned["settings"].items()}
 
 
 def tuned_trust(parts: Parts) -> Path | None:
@@ -75,12 +73,6 @@ def tuned_signatures(directory: Path) -> dict[str, str]:
     return {name: tuned["signature"] for name, tuned in _read(directory / TUNED).items()}
 
 
-def _settings_of(parts: Parts) -> dict[str, dict[str, Any]]:
-    tuned = _tuned_of(parts)
-    settings: dict[str, dict[str, Any]] = tuned["settings"] if tuned is not None else {}
-    return settings
-
-
 def _tuned_of(parts: Parts) -> dict[str, Any] | None:
     path = _file_of(parts)
     tuned: dict[str, Any] | None = _read(path).get(_name_of(parts))
@@ -94,13 +86,9 @@ def _read(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        data = read_checked_json(path)
-        if data["format_version"] != FORMAT_VERSION:
-            raise ValueError(f"it has format version {data['format_version']}, and this reads {FORMAT_VERSION}")
-        tuned: dict[str, Any] = data["tuned"]
+        return dict(read_checked_json(path, FORMAT_VERSION)["tuned"])
     except (ValueError, KeyError) as error:
         raise DatastoreError(f"{path} is damaged ({error}): delete it, and tune again") from None
-    return tuned
 
 
 def _file_of(parts: Parts) -> Path:

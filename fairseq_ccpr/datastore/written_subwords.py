@@ -16,7 +16,6 @@ import contextlib
 import fcntl
 import logging
 import shutil
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,7 +42,6 @@ TOKENS, FIRST, COUNTS = "tokens", "first", "counts"
 DESCRIPTION = "subwords.json"
 LOCK = "subwords.lock"  # held by who is making them
 BLOCK = 1 << 12  # sentences, or phrases of about as many, at a time
-SPANS_FILE = f"{SPANS}.npy"
 MOST = 255  # most subwords that are counted; decoders do not follow longer phrases
 
 logger = logging.getLogger(__name__)
@@ -63,19 +61,14 @@ class WrittenSubwords:
 
 
 def open_or_write(datastore: PhraseDatastore, subwords: DecoderSubwords, model: str) -> WrittenSubwords | None:
-    """Map the phrases of a datastore as subwords, making them first if necessary.
-
-    Args:
-        model: digest of the translation model's subword model and tokenizer.
-
-    Returns:
-        None where they are not there and cannot be written, after a line in the log.
-    """
+    """Map the phrases of a datastore in the subwords of a model, of this digest, making them first; None if impossible."""
     made_from = of_strings([of_store(datastore), model, of_strings(subwords.dictionary.symbols)])
     folder = datastore.directory / f"subwords-{made_from[:8]}"
     try:
         if (written := _open(folder, made_from, datastore, subwords)) is None:
-            with _only_one(datastore.directory / LOCK):
+            with (datastore.directory / LOCK).open("wb") as lock:
+                with contextlib.suppress(OSError):  # a file system without locks: the last to finish wins
+                    fcntl.flock(lock, fcntl.LOCK_EX)
                 written = _open(folder, made_from, datastore, subwords)  # another process may have made it
                 if written is None:
                     _write(folder, made_from, datastore, subwords)
@@ -89,7 +82,8 @@ def open_or_write(datastore: PhraseDatastore, subwords: DecoderSubwords, model: 
 def of_store(datastore: PhraseDatastore) -> str:
     """Digest what the phrases of a datastore are, and how they are cut."""
     section = datastore.section
-    digests = [section.files[path]["sha256"] for path in sorted(section.files) if Path(path).name in (SPANS_FILE, TEXT)]
+    names = (f"{SPANS}.npy", TEXT)
+    digests = [section.files[path]["sha256"] for path in sorted(section.files) if Path(path).name in names]
     return of_strings([str(FORMAT_VERSION), str(section.size), *digests])
 
 
@@ -181,10 +175,10 @@ def _cut_entries(partial: Path, datastore: PhraseDatastore, subwords: DecoderSub
         spans = datastore.spans[start : start + BLOCK].astype(np.int64)
         numbers, spans[:, 0] = np.unique(spans[:, 0], return_inverse=True)
         extents = bounds[numbers + 1] - bounds[numbers]
-        own = np.concatenate([[0], np.cumsum(extents)])
-        rows = np.repeat(bounds[numbers] - own[:-1], extents) + np.arange(own[-1])
+        local = np.concatenate([[0], np.cumsum(extents)])  # bounds among the rows of this block
+        rows = np.repeat(bounds[numbers] - local[:-1], extents) + np.arange(local[-1])
         ids, starts, ends = (part[rows] for part in parts)
-        cuts = cut_phrases(spans, SplitSentences(ids, starts, ends, own), subwords.dictionary.unk())
+        cuts = cut_phrases(spans, SplitSentences(ids, starts, ends, local), subwords.dictionary.unk())
         kept = np.where(cuts.lengths <= MOST, cuts.lengths, 0)
         first.append(np.where(kept > 0, rows[np.minimum(cuts.first, len(rows) - 1)], 0) if len(rows) else kept)
         counts.append(np.stack([kept, np.minimum(cuts.following, MOST)], axis=1))
@@ -194,11 +188,3 @@ def _cut_entries(partial: Path, datastore: PhraseDatastore, subwords: DecoderSub
 
 def _dtype(subwords: DecoderSubwords) -> str:
     return "uint16" if len(subwords.dictionary) <= 1 << 16 else "int32"
-
-
-@contextlib.contextmanager
-def _only_one(path: Path) -> Iterator[None]:
-    with path.open("wb") as stream:
-        with contextlib.suppress(OSError):  # a file system without locks: the last to finish wins
-            fcntl.flock(stream, fcntl.LOCK_EX)
-        yield

@@ -24,7 +24,7 @@ GPU_NUMBERS = 1 << 28  # the same on a GPU, where a tile is a dozen kernels what
 RUN = 64  # scores of a GPU, of which the largest stands for all
 LARGEST_HALF = 65504.0
 KEPT_NORMS = 1 << 27  # keys, up to which a CPU keeps their norms: 512 MB
-_LAST_ID = 2**32 - 1
+_LAST_PLACE = 2**32 - 1
 _MAGNITUDE = 0x7FFFFFFF  # all bits of a float but its sign
 
 
@@ -35,10 +35,6 @@ class ExactIndex(Index):
        once, in order.
     2. The k + `SPARE` nearest by product are scored again in fp32, distances by differences, which products cancel.
     3. Of these the k nearest are kept, of equal ones the lower id first.
-
-    Args:
-        keys: [N, d], any float dtype; may be memory-mapped.
-        metric: `l2` or `ip`.
     """
 
     def __init__(self, keys: np.ndarray | Tensor, metric: str) -> None:
@@ -113,7 +109,7 @@ class ExactIndex(Index):
                 products, places = _best(products, k + SPARE)
                 ids = ids.gather(1, places)
         scores = scores_of(self.keys, queries, ids, self.metric)
-        scores, places = largest(scores, torch.arange(ids.size(1), device=ids.device), k)
+        scores, places = largest(scores, k)
         return scores, ids.gather(1, places)
 
     def to(self, device: torch.device) -> ExactIndex:
@@ -170,23 +166,19 @@ def scores_of(keys: Tensor, queries: Tensor, ids: Tensor, metric: str) -> Tensor
     return scores
 
 
-def largest(scores: Tensor, ids: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Select the k largest scores of each row, and their ids, without asking a GPU for a number.
-
-    Args:
-        scores: fp32 [H, n]; what is not a number counts as -inf.
-        ids: int64 [H, n], or what broadcasts to it, from 0 to 2^32 - 1 and no two of a row alike.
-        k: up to n.
+def largest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Select the k largest scores of each row, [H, n], and their places, without asking a GPU for a number.
 
     Returns:
-        fp32 and int64 [H, k], largest first, of equal scores the lower id first.
+        fp32 and int64 [H, k], largest first, of equal scores the first; what is not a number counts as -inf.
 
-    >>> largest(torch.tensor([[0.5, 2.0, 2.0, -1.0]]), torch.tensor([7, 9, 8, 1]), 3)
-    (tensor([[2.0000, 2.0000, 0.5000]]), tensor([[8, 9, 7]]))
+    >>> largest(torch.tensor([[0.5, 2.0, 2.0, -1.0]]), 3)
+    (tensor([[2.0000, 2.0000, 0.5000]]), tensor([[1, 2, 0]]))
     """
-    # One number carries both: the score in its upper half, in an order that integers keep, and the id below.
+    # One number carries both: the score in its upper half, in an order that integers keep, and its place below.
     bits = (scores.nan_to_num(float("-inf"), float("inf"), float("-inf")) + 0.0).view(torch.int32)  # + 0.0: -0 is 0
-    both = ((bits ^ ((bits >> 31) & _MAGNITUDE)).long() << 32) | (_LAST_ID - ids)
+    places = torch.arange(scores.size(1), device=scores.device)
+    both = ((bits ^ ((bits >> 31) & _MAGNITUDE)).long() << 32) | (_LAST_PLACE - places)
     best = both.topk(k, dim=1).values
     high = (best >> 32).int()
-    return (high ^ ((high >> 31) & _MAGNITUDE)).view(torch.float32), _LAST_ID - (best & _LAST_ID)
+    return (high ^ ((high >> 31) & _MAGNITUDE)).view(torch.float32), _LAST_PLACE - (best & _LAST_PLACE)

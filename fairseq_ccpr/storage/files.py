@@ -39,19 +39,15 @@ def atomic_file(path: Path) -> Iterator[Path]:
     try:
         with naming(path):
             yield partial
-        partial.chmod(_permissions_of_new(partial.with_name(f"{partial.name}.new")))
+        new = partial.with_name(f"{partial.name}.new")
+        new.touch()  # to learn what permissions any new file gets
+        permissions = S_IMODE(new.stat().st_mode)
+        new.unlink()
+        partial.chmod(permissions)
         move_into_place(partial, path)
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
-
-
-def _permissions_of_new(path: Path) -> int:
-    """Learn what permissions a new file gets, from one that is removed again."""
-    path.touch()
-    permissions = S_IMODE(path.stat().st_mode)
-    path.unlink()
-    return permissions
 
 
 def move_into_place(written: Path, path: Path) -> None:
@@ -114,14 +110,20 @@ def write_checked_json(path: Path, data: dict[str, Any]) -> None:
     write_text(path, _with_checksum(data))
 
 
-def read_checked_json(path: Path) -> dict[str, Any]:
-    """Read what `write_checked_json` wrote, checksum included, or an older file, which has none; ValueError if damaged."""
+def read_checked_json(path: Path, version: int | None = None) -> dict[str, Any]:
+    """Read what `write_checked_json` wrote, checksum included, or an older file, which has none; ValueError if damaged.
+
+    Args:
+        version: the only `format_version` that is read.
+    """
     text = path.read_bytes().decode("utf-8")
     data = json.loads(text)
     if not isinstance(data, dict):
         raise ValueError("it is no JSON object")
     if CHECKSUM in data and text != _with_checksum({name: data[name] for name in data if name != CHECKSUM}):
         raise ValueError(f"its {CHECKSUM} is not that of its bytes, which have changed since it was written")
+    if version is not None and data["format_version"] != version:
+        raise ValueError(f"it has format version {data['format_version']}, and this reads {version}")
     return data
 
 
@@ -135,8 +137,7 @@ def drop_checksum(data: dict[str, Any], since: int) -> None:
 
 def _with_checksum(data: dict[str, Any]) -> str:
     """The only text that stands for these data."""
-    digest = hashlib.sha256(_as_text(data).encode()).hexdigest()
-    return _as_text({**data, CHECKSUM: digest})
+    return _as_text({**data, CHECKSUM: hashlib.sha256(_as_text(data).encode()).hexdigest()})
 
 
 def _as_text(data: dict[str, Any]) -> str:

@@ -13,6 +13,7 @@ from itertools import count
 from pathlib import Path
 
 from fairseq_ccpr.errors import DatastoreError
+from fairseq_ccpr.storage.arrays import bring_to_disk
 from fairseq_ccpr.storage.files import atomic_file, sync_directory
 
 MARK = b"\xffCCPRJ3\n"  # each record begins with it; its first byte is in no text
@@ -29,23 +30,14 @@ class Journal:
     The digest is BLAKE2b of number, length and record: so a record can neither be changed nor moved unnoticed. After one that
     was, reading goes on at the next mark with a right digest; numbers tell how many are missing. Versions 1 and 2 have no
     marks, and one digest chained to the next: there, what a changed length hits is lost together with all that comes after.
-
-    Args:
-        path: of the file.
-
-    Attributes:
-        end: bytes up to the end of the last record that was read.
-        count: records up to there.
-        damage: where bytes that are no records begin and end.
-        lost: how many records are missing, as far as can be told.
-        old: whether the file has to be written again before more is appended to it.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.end = self.count = self.lost = 0
-        self.damage: list[tuple[int, int]] = []
-        self.old = False
+        self.end = self.count = 0  # bytes, and records, up to the end of the last record that was read
+        self.lost = 0  # records that are missing, as far as can be told
+        self.damage: list[tuple[int, int]] = []  # where bytes that are no records begin and end
+        self.old = False  # whether the file has to be written again before more is appended to it
 
     def read(self) -> Iterator[bytes]:
         """Yield the records after those that were read before."""
@@ -101,8 +93,7 @@ class Journal:
             try:
                 with stream:
                     stream.write(content)
-                    stream.flush()
-                    os.fsync(stream)
+                    bring_to_disk(stream)
             except OSError:
                 path.unlink()
                 raise
@@ -112,17 +103,12 @@ class Journal:
 
 
 class WriterLock:
-    """The right to write to a folder, which one process, and in it one object, has at a time. A kill gives it back.
-
-    Args:
-        path: of a file that names who has it.
-    """
+    """The right to write to a folder, which one process, and in it one object, has at a time. A kill gives it back."""
 
     def __init__(self, path: Path) -> None:
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW  # what a link leads to is not overwritten
-        self._stream = os.fdopen(
-            os.open(path, flags, 0o666), "r+b", buffering=0
-        )  # closed with this object, if not before
+        # Closed with this object, if not before.
+        self._stream = os.fdopen(os.open(path, flags, 0o666), "r+b", buffering=0)
         file = self._stream.fileno()
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -23,12 +23,10 @@ from fairseq_ccpr.version import __version__
 
 
 class TextLines:
-    """S lines, memory-mapped.
+    """`count` lines, memory-mapped, each ending with a line feed.
 
     Args:
-        text: the file, which ends each line with a line feed.
-        offsets: `.npy`, int64 [S + 1], the byte at which each line begins; the last is the file's size.
-        count: S.
+        offsets: `.npy`, int64 [count + 1], the byte at which each line begins; the last is the file's size.
     """
 
     def __init__(self, text: Path, offsets: Path, count: int) -> None:
@@ -131,10 +129,9 @@ def read_text_manifest(directory: Path, make: type[M], of: TextFormat) -> M:
         if set(data["files"]) != set(of.files):
             raise ValueError(f"it names other files than {', '.join(of.files)}")
         return make(**data)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise DatastoreError(f"{path} is damaged ({error!r}): {of.again}") from None
-    except ValueError as error:
-        raise DatastoreError(f"{path} is damaged ({error}): {of.again}") from None
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        fault = error if isinstance(error, ValueError) else repr(error)
+        raise DatastoreError(f"{path} is damaged ({fault}): {of.again}") from None
 
 
 def check_every_byte(directory: Path, files: dict[str, dict[str, Any]], of: TextFormat) -> None:
