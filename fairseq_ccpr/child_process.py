@@ -21,14 +21,7 @@ PATIENCE = 10  # seconds that an interrupted command has to end by itself
 
 @contextmanager
 def locked(folder: Path, work: str) -> Iterator[IO[str]]:
-    """Keep other processes out of a folder, and let SIGTERM and SIGHUP interrupt this one as Ctrl-C does.
-
-    Args:
-        work: what another process is then told to be doing there.
-
-    Raises:
-        ConfigurationError: another process, or a command that one left behind, holds the lock.
-    """
+    """Keep other processes out of a folder, and let SIGTERM and SIGHUP interrupt this one as Ctrl-C does."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / LOCK).open("a+", encoding="utf-8") as lock:
         try:
@@ -57,7 +50,6 @@ def run_child(
 
     Args:
         lock: of `locked`. The command holds it as well, and keeps it if this process is killed.
-        output: where it writes.
         own_group: whether it leads a process group, which ends with it; else it is in ours, and is killed with us.
     """
     process = subprocess.Popen(

@@ -52,7 +52,7 @@ def to_host(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _starts(tensors: Sequence[Tensor]) -> list[int]:
-    """Find where each tensor begins in a buffer of bytes, and at last where that ends."""
+    """Where each tensor begins in a buffer of bytes, and at last where that ends."""
     return list(accumulate((-(-tensor.nbytes // ALIGN) * ALIGN for tensor in tensors), initial=0))
 
 
@@ -62,7 +62,6 @@ def _fill(buffer: Tensor, tensors: Sequence[Tensor], starts: Sequence[int]) -> N
 
 
 def _views(buffer: Tensor, like: Sequence[Tensor], starts: Sequence[int]) -> list[Tensor]:
-    """Return the parts of a buffer of bytes as tensors of the dtypes and shapes of others."""
     return [
         buffer[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
         for start, tensor in zip(starts, like)

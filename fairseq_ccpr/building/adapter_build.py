@@ -9,7 +9,7 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,9 @@ from typing import Any
 import numpy as np
 import torch
 from fairseq import options
-from torch import Tensor
 
 from fairseq_ccpr.building.corpus import sample_domain
-from fairseq_ccpr.building.part import ADAPTER, RAW, VALID, Processes, TokenPart, refuse_foreign
+from fairseq_ccpr.building.part import ADAPTER, RAW, VALID, ChunkRows, Processes, TokenPart, refuse_foreign
 from fairseq_ccpr.building.token_build import PCA_DIMENSION, TRAINED_ADAPTER, Extraction, TokenBuildSettings
 from fairseq_ccpr.child_process import locked, run_child
 from fairseq_ccpr.datastore.manifest import Manifest, ProjectionDescription, TokenSection
@@ -38,6 +37,7 @@ from fairseq_ccpr.datastore.token import (
 from fairseq_ccpr.errors import CheckpointError, ConfigurationError, DatastoreError
 from fairseq_ccpr.models.token_adapter import TokenAdapter, TokenAdapterConfig, default_output
 from fairseq_ccpr.search import IndexDescription
+from fairseq_ccpr.search.base import Progress
 from fairseq_ccpr.search.index_plan import plan_index
 from fairseq_ccpr.storage import fingerprint
 from fairseq_ccpr.storage.files import MANIFEST, PLAN, atomic_file, write_json
@@ -45,15 +45,14 @@ from fairseq_ccpr.training.token_contrast import SupervisedContrastiveConfig, To
 from fairseq_ccpr.version import __version__
 
 BEST, LAST = "checkpoint_best.pt", "checkpoint_last.pt"
-FINISHED = "finished"  # a file in the save directory
-LOG = "train.log"
-UPDATES = 1000
+FINISHED, LOG = "finished", "train.log"  # files in the save directory, as the checkpoints are
 
 # fairseq takes the later of two, so --adapter-options can change any of them.
 DEFAULTS = (
     "--task token_contrast --arch token_adapter --criterion supervised_contrastive "
     "--best-checkpoint-metric accuracy --maximize-best-checkpoint-metric --no-epoch-checkpoints --optimizer adam --lr 3e-4 "
-    "--lr-scheduler polynomial_decay --warmup-updates 100 --clip-norm 1 --batch-size 128 --seed 1 --num-workers 0"
+    "--lr-scheduler polynomial_decay --warmup-updates 100 --clip-norm 1 --batch-size 128 --seed 1 --num-workers 0 "
+    "--max-update 1000"
 )
 
 
@@ -66,20 +65,14 @@ class AdapterTraining:
 
     @classmethod
     def parse(cls, extra: str) -> AdapterTraining:
-        """Read `--adapter-options`, options of fairseq-train, before any work is done.
-
-        Raises:
-            ConfigurationError: fairseq-train does not take them.
-        """
+        """Read `--adapter-options`, options of fairseq-train, before any work is done."""
         printed = io.StringIO()
         try:
-            given = shlex.split(extra)
-            words = [*shlex.split(DEFAULTS), "--max-update", str(UPDATES), *given]
+            words = [*shlex.split(DEFAULTS), *shlex.split(extra)]
             parser = options.get_training_parser()
             with contextlib.redirect_stderr(printed):
-                parsed: Any = options.parse_args_and_arch(
-                    parser, input_args=["datastore", "--total-num-update", "1", *words]
-                )
+                given = ["datastore", "--total-num-update", "1", *words]
+                parsed: Any = options.parse_args_and_arch(parser, input_args=given)
         except (SystemExit, ValueError, KeyError, RuntimeError) as error:
             lines = printed.getvalue().strip().splitlines()
             reason = lines[-1].split("error: ")[-1] if lines else error
@@ -91,34 +84,16 @@ class AdapterTraining:
         return cls(words, getattr(parsed, "adapter_output_dim", 0) or None)
 
     def fingerprint(self, keys: list[str]) -> str:
-        """Digest everything that the outcome depends on: the keys, the options, and the defaults of those not given.
-
-        Args:
-            keys: fingerprints of the raw keys and of what they were extracted from.
-        """
+        """Digest all that the outcome depends on: fingerprints of the raw keys and of their origin, and all options."""
         configs = (TokenContrastConfig, TokenAdapterConfig, SupervisedContrastiveConfig)
         defaults = [f"{config.__name__}.{f.name}={f.default}" for config in configs for f in fields(config)]
         return fingerprint.of_strings([*keys, *self.words, *defaults, __version__])
 
-    def width(self, dimension: int) -> int:
-        """Return the width of the adapter's vectors for keys of width `dimension`."""
-        return self.output_dim or default_output(dimension)
-
     def run(self, stores: list[Path], save_dir: Path, identity: str, cpu: bool, quiet: bool) -> Path:
-        """Train the adapter of a raw datastore, or resume its training, unless it is finished.
-
-        Args:
-            stores: datastores of the decoder's own states: one to train on, and perhaps one to validate on.
-            save_dir: where fairseq keeps its checkpoints.
-            identity: the fingerprint.
-            quiet: let fairseq's messages go to a log in `save_dir`, not to stderr.
+        """Train on one store, perhaps validating on a second; a run that was killed is resumed, a finished one kept.
 
         Returns:
             The checkpoint with the best retrieval accuracy on held-out sentences; the untrained start is one of them.
-
-        Raises:
-            ConfigurationError: fairseq-train fails.
-            DatastoreError: the folder belongs to another training run.
         """
         plan = save_dir / PLAN
         begun = plan.exists() and (save_dir / LAST).exists()
@@ -149,8 +124,7 @@ def _run(command: list[str], save_dir: Path, quiet: bool) -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith(torchrun)}
     if "TORCHELASTIC_RUN_ID" in os.environ:
         environment.pop("OMP_NUM_THREADS", None)  # torchrun sets it to 1, for many processes at once
-    work = "a process is already training"
-    with locked(save_dir, work) as lock, (save_dir / LOG).open("a", encoding="utf-8") as log:
+    with locked(save_dir, "a process is already training") as lock, (save_dir / LOG).open("a", encoding="utf-8") as log:
         # In our own process group, so that killing the group also kills the training.
         code = run_child(command, lock, log if quiet else sys.stderr, environment, Path.cwd(), own_group=False)
     if code:
@@ -166,23 +140,16 @@ BLOCK_ROWS = 1 << 14
 
 
 def build_projected_datastore(settings: TokenBuildSettings, processes: Processes) -> tuple[TokenSection, int]:
-    """Build, or resume building, a datastore whose keys are projected by an adapter.
+    """Build, or resume building, a datastore whose keys are projected; returns what `build_token_datastore` does.
 
     1. Plan: as for raw keys; and check that the adapter, PCA and index fit together.
     2. Write raw keys as a datastore of their own, in `--raw-datastore`, or in `raw` alongside the part until the end.
     3. Train the adapter on them, validating on the states of `--valid-subset`, or read it from a file.
-    4. Fit PCA on a sample of its vectors, fold it into the adapter, project every key.
-    5. Index and publish.
-
-    Returns:
-        The token section of the finished datastore, and how many sentences were left out as too long for the model.
-
-    Raises:
-        ConfigurationError, CheckpointError, DatastoreError: one sentence for the user.
+    4. Fit PCA on a sample of its vectors, fold it into the adapter, project every key; index and publish.
     """
     plan = _Plan(settings, Extraction(settings, processes))
     part = plan.part(show=processes.first and not settings.quiet)
-    unfinished = not part.filled
+    unfinished = part.published is None
     if unfinished:
         refuse_foreign(settings.output)
     raw_folder = settings.raw_datastore or settings.output / RAW
@@ -209,8 +176,6 @@ def build_projected_datastore(settings: TokenBuildSettings, processes: Processes
 
 
 class _Plan:
-    """What to build, decided before any work is done."""
-
     def __init__(self, settings: TokenBuildSettings, extraction: Extraction) -> None:
         self.settings, self.extraction, self.device = settings, extraction, extraction.device
         self.raw_section = extraction.section(RAW_INDEX)
@@ -219,7 +184,7 @@ class _Plan:
         self.valid: Extraction | None = None
         if settings.adapter == TRAINED_ADAPTER:
             self.training = AdapterTraining.parse(settings.adapter_options)
-            self.width = self.training.width(d)
+            self.width = self.training.output_dim or default_output(d)
             self.valid = extraction.of_valid()
             keys = [self.raw_section.key_layer, *self.raw_section.fingerprints.values()]
             keys += [self.valid.corpus.fingerprint] if self.valid else []
@@ -237,7 +202,6 @@ class _Plan:
             )
 
     def _load(self, path: Path) -> TokenAdapter:
-        """Load the adapter of a file, which must suit the model."""
         adapter, raw = TokenAdapter.load(path), self.raw_section
         if (width := adapter.hidden.in_features) != raw.dimension:
             raise ConfigurationError(
@@ -247,15 +211,14 @@ class _Plan:
         current = {"model": raw.fingerprints["model"], "key_layer": raw.key_layer}
         for what, value in current.items():
             if adapter.trained_on.get(what, value) != value:
-                trained = adapter.trained_on[what]
                 raise CheckpointError(
-                    f"the adapter {path} was trained for another {what.replace('_', ' ')}: {_short(trained)} there, "
-                    f"{_short(value)} now; train one for this, with --adapter clknn"
+                    f"the adapter {path} was trained for another {what.replace('_', ' ')}: "
+                    f"{fingerprint.brief(adapter.trained_on[what])} there, {fingerprint.brief(value)} now; train one "
+                    "for this, with --adapter clknn"
                 )
         return adapter
 
     def part(self, show: bool) -> TokenPart:
-        """Open the part at the output, finished or not."""
         s = self.settings
         if (s.output / MANIFEST).exists():
             token = Manifest.read(s.output).token
@@ -276,7 +239,6 @@ class _Plan:
         return TokenPart(s.output, section, self.extraction.symbols, show)
 
     def project(self, raw: TokenDatastore, valid: TokenDatastore | None, part: TokenPart) -> None:
-        """Train the adapter unless it was given, fit PCA, and fill `part` with the projected keys."""
         s = self.settings
         adapter = self.given
         if adapter is None:
@@ -286,11 +248,12 @@ class _Plan:
         projection = self._projection(part, raw, adapter.to(self.device))
         blocks = range(0, part.section.size, BLOCK_ROWS)
 
-        def write(todo: list[int], done: Callable[[int], object]) -> Iterator[tuple[int, int, dict[str, np.ndarray]]]:
+        def write(todo: list[int], done: Progress) -> Iterator[ChunkRows]:
             for number in todo:
                 rows = slice(blocks[number], blocks[number] + BLOCK_ROWS)
                 with torch.inference_mode():
-                    keys = projection(_rows(raw.keys[rows], self.device)).half().cpu().numpy()
+                    states = torch.from_numpy(raw.keys[rows].astype(np.float32)).to(self.device)
+                    keys = projection(states).half().cpu().numpy()
                 done(len(keys))
                 yield number, rows.start, {KEYS: keys, VALUES: raw.values[rows], PROVENANCE: raw.provenance[rows]}
 
@@ -301,39 +264,26 @@ class _Plan:
         part.fill(sizes, write, "projection")
 
     def _projection(self, part: TokenPart, raw: TokenDatastore, adapter: TokenAdapter) -> KeyProjection:
-        """Fold adapter and PCA into one projection, computed once and kept with the part."""
-        path = part.partial / PROJECTION
+        path, normalize, pca = part.partial / PROJECTION, self.settings.normalize_before_pca, None
         if not path.exists():
-            pca = fit_pca(self._embed_sample(adapter, raw), self.pca_dim) if self.pca_dim else None
-            projection = KeyProjection.fold(adapter.hidden, adapter.output, pca, self.settings.normalize_before_pca)
+            if self.pca_dim:
+                rows = torch.from_numpy(raw.keys[sample_rows(len(raw.keys))])
+                with torch.inference_mode():
+                    z = torch.cat([adapter(block.to(self.device).float()) for block in rows.split(BLOCK_ROWS)])
+                pca = fit_pca(torch.nn.functional.normalize(z, dim=1) if normalize else z, self.pca_dim)
+            projection = KeyProjection.fold(adapter.hidden, adapter.output, pca, normalize)
             with atomic_file(path) as partial:
                 projection.save(partial)
         return KeyProjection.load(path).to(self.device)
-
-    @torch.inference_mode()
-    def _embed_sample(self, adapter: TokenAdapter, raw: TokenDatastore) -> Tensor:
-        """Embed a sample of the keys, fp32 [n, d_o], of length 1 with `--normalize-before-pca`."""
-        rows = torch.from_numpy(raw.keys[sample_rows(len(raw.keys))])
-        z = torch.cat([adapter(block.to(self.device).float()) for block in rows.split(BLOCK_ROWS)])
-        return torch.nn.functional.normalize(z, dim=1) if self.settings.normalize_before_pca else z
 
 
 def extract(extraction: Extraction, folder: Path, processes: Processes, show: bool) -> TokenDatastore:
     """Write the decoder's own states, unless that was done; the processes share the work."""
     raw = TokenPart(folder, extraction.section(RAW_INDEX), extraction.symbols, show)
     processes.barrier()
-    if not raw.filled:  # any existing index will do
+    if raw.published is None:  # any existing index will do
         extraction.fill(raw)
         if processes.first:
             raw.finish()
         processes.barrier()
     return TokenDatastore(folder)
-
-
-def _rows(keys: np.ndarray, device: torch.device) -> Tensor:
-    return torch.from_numpy(keys.astype(np.float32)).to(device)
-
-
-def _short(name: str) -> str:
-    """Shorten a fingerprint, but not the name of a layer."""
-    return fingerprint.short(name) if len(name) == 64 else name

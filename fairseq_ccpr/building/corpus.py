@@ -25,17 +25,11 @@ SEED = 1  # of random fractions of a corpus
 
 @dataclass(frozen=True)
 class PseudoPairs:
-    """Sentence pairs whose sources are back-translations.
+    """Sentence pairs whose sources are back-translations."""
 
-    Attributes:
-        data_bin: as `fairseq-ccpr prepare` makes one of pairs, with the subset train.
-        reverse_model: fingerprint of the model that translated.
-        left_out: lines of the text that gave no pair, by a few words that say why.
-    """
-
-    data_bin: Path
-    reverse_model: str
-    left_out: dict[str, int]
+    data_bin: Path  # as `fairseq-ccpr prepare` makes one of pairs, with the subset train
+    reverse_model: str  # fingerprint of the model that translated
+    left_out: dict[str, int]  # lines of the text that gave no pair, by a few words that say why
 
 
 @dataclass(frozen=True)
@@ -72,14 +66,9 @@ class Corpus:
     def shard(self, num_shards: int, shard_id: int) -> Corpus:
         """Cut out one of `num_shards` parts, whose sentences are numbered as in the whole corpus."""
         mine = [self.chunks[i] for i in chunks_of_shard(len(self.chunks), num_shards, shard_id, "tokens")]
-        first = mine[0]
-        moved = [replace(c, number=c.number - first.number, first_row=c.first_row - first.first_row) for c in mine]
+        number, row = mine[0].number, mine[0].first_row
+        moved = [replace(one, number=one.number - number, first_row=one.first_row - row) for one in mine]
         return replace(self, chunks=moved)
-
-    def sentence_offset(self, subset: str) -> int:
-        """Return the number of the first sentence of `subset` when sentences are numbered through all subsets."""
-        names = list(self.subsets)
-        return sum(self.subsets[name] for name in names[: names.index(subset)])
 
     def batches(self, chunk: Chunk, max_tokens: int) -> list[Any]:
         """Divide a chunk's sentences into fairseq's batches of at most `max_tokens` tokens per side, alike in length."""
@@ -109,11 +98,7 @@ def draw_fraction(count: int, fraction: float) -> np.ndarray:
 def read_corpus(
     task: Any, subsets: list[str], max_positions: tuple[int, int], chunk_tokens: int, fraction: float
 ) -> Corpus:
-    """Load a fraction of `subsets`, and of those that continue them, in chunks of about `chunk_tokens` target tokens.
-
-    Raises:
-        ConfigurationError: a subset is missing or holds no sentence the model can take.
-    """
+    """Load a fraction of `subsets`, and of those that continue them, in chunks of about `chunk_tokens` target tokens."""
     data_bin, source, target = task.cfg.data, task.cfg.source_lang, task.cfg.target_lang
     if twice := [one for one in subsets if subsets.count(one) > 1]:
         raise ConfigurationError(f"--subset names '{twice[0]}' twice")
@@ -135,7 +120,9 @@ def read_corpus(
         )
         left_out += len(ignored)
         lengths = entries_of(dataset, task.tags)
-        for sentences in _cut(kept, lengths, chunk_tokens):
+        # Chunks end where the running count of tokens passes a multiple of `chunk_tokens`.
+        cuts = np.flatnonzero(np.diff((np.cumsum(lengths[kept]) - 1) // chunk_tokens)) + 1
+        for sentences in np.split(kept, cuts) if len(kept) else ():
             rows = int(lengths[sentences].sum())
             chunks.append(Chunk(len(chunks), subset, sentences, first_row, rows))
             first_row += rows
@@ -148,20 +135,8 @@ def read_corpus(
 
 
 def entries_of(dataset: Any, tags: LanguageTags) -> np.ndarray:
-    """Return how many entries each sentence of a subset has, int64: all target tokens but the tags that decoding forces."""
+    """Count the entries of each sentence, int64: all target tokens but the tags that decoding forces."""
     return np.asarray(dataset.tgt_sizes, np.int64) - tags.forced
-
-
-def _cut(sentences: np.ndarray, lengths: np.ndarray, chunk_tokens: int) -> list[np.ndarray]:
-    """Cut ascending sentence ids where the running count of tokens passes a multiple of `chunk_tokens`.
-
-    >>> [chunk.tolist() for chunk in _cut(np.arange(4), np.array([3, 3, 3, 3]), 6)]
-    [[0, 1], [2, 3]]
-    """
-    if not len(sentences):
-        return []
-    chunk_of = (np.cumsum(lengths[sentences]) - 1) // chunk_tokens
-    return np.split(sentences, np.flatnonzero(np.diff(chunk_of)) + 1)
 
 
 def num_shards_option() -> Any:
@@ -178,11 +153,7 @@ def shard_id_option() -> Any:
 
 
 def check_shard(num_shards: int, shard_id: int, index: str) -> None:
-    """Check that a shard exists, and is to have no index of its own.
-
-    Raises:
-        ConfigurationError: names the option.
-    """
+    """Check that a shard exists, and is to have no index of its own."""
     if not 0 <= shard_id < num_shards:
         raise ConfigurationError(
             f"--shard-id is {shard_id}, and --num-shards {num_shards}: give a number from 0 to {num_shards - 1}"
@@ -195,12 +166,6 @@ def check_shard(num_shards: int, shard_id: int, index: str) -> None:
 
 def chunks_of_shard(total: int, num_shards: int, shard_id: int, unit: str) -> range:
     """Choose the chunks of a shard among `total`: neighbours, so that shards are joined by appending.
-
-    Args:
-        unit: what the length of a chunk is given in, `sentences` or `tokens`.
-
-    Raises:
-        ConfigurationError: there are fewer chunks than shards.
 
     >>> [list(chunks_of_shard(5, 2, shard, "sentences")) for shard in range(2)]
     [[0, 1], [2, 3, 4]]
@@ -217,20 +182,21 @@ BLOCK_ROWS = 1 << 20
 
 
 def sample_domain(keys: np.ndarray, provenance: np.ndarray) -> Domain:
-    """Describe the text of a datastore by whole sentences that are spread evenly over it.
-
-    Memory depends on neither the number of entries nor that of sentences: provenance is read twice, block by block.
+    """Describe the text of a datastore by whole sentences that are spread evenly over it, read block by block.
 
     Args:
         keys: fp16 [N, d], the decoder's own states.
         provenance: int32 [N, 2], sentence and position of each; the tokens of a sentence stand together, in order.
-
-    Raises:
-        DatastoreError: a state is NaN or infinite, which no build writes.
     """
     sentences = sum(len(starts) for starts in _sentence_starts(provenance))
     chosen = _spread(sentences, STATES * sentences // len(provenance))
-    spans = _rows_of(provenance, np.stack([chosen, chosen + 1], axis=1))
+    ranks = np.stack([chosen, chosen + 1], axis=1)
+    spans = np.full(ranks.shape, len(provenance), dtype=np.int64)  # the sentence after the last begins at the end
+    before = 0
+    for starts in _sentence_starts(provenance):
+        here = (ranks >= before) & (ranks < before + len(starts))
+        spans[here] = starts[ranks[here] - before]
+        before += len(starts)
     states = np.concatenate([keys[start:end] for start, end in spans])
     numbers = provenance[spans[:, 0], 0].astype(np.int64)
     if not np.isfinite(states).all():
@@ -239,12 +205,7 @@ def sample_domain(keys: np.ndarray, provenance: np.ndarray) -> Domain:
 
 
 def join_domains(domains: list[Domain], weights: list[int]) -> Domain:
-    """Describe the text of several datastores by sentences of the sample of each, in proportion to its entries.
-
-    Args:
-        domains: of each; the numbers of their sentences are kept.
-        weights: entries of each.
-    """
+    """Describe the text of several datastores by sentences of each sample, in proportion to its entries (`weights`)."""
     thinned = []
     for domain, weight in zip(domains, weights):
         sentences = len(domain.lengths)
@@ -257,23 +218,8 @@ def join_domains(domains: list[Domain], weights: list[int]) -> Domain:
 
 
 def _spread(total: int, count: int) -> np.ndarray:
-    """Choose about `count` of `total` items, at least one and at most all, evenly and in ascending order.
-
-    >>> _spread(10, 4).tolist(), _spread(3, 9).tolist(), _spread(3, 0).tolist()
-    ([0, 3, 6, 9], [0, 1, 2], [0])
-    """
+    """Choose about `count` of `total` items, at least one and at most all, evenly and in ascending order."""
     return np.unique(np.linspace(0, total - 1, max(1, min(count, total))).round().astype(np.int64))
-
-
-def _rows_of(provenance: np.ndarray, ranks: np.ndarray) -> np.ndarray:
-    """Find the rows where sentences begin, int64, shaped as their ranks; the one after the last begins at the end."""
-    rows = np.full(ranks.shape, len(provenance), dtype=np.int64)
-    before = 0
-    for starts in _sentence_starts(provenance):
-        here = (ranks >= before) & (ranks < before + len(starts))
-        rows[here] = starts[ranks[here] - before]
-        before += len(starts)
-    return rows
 
 
 def _sentence_starts(provenance: np.ndarray) -> Iterator[np.ndarray]:

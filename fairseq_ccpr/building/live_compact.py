@@ -27,19 +27,9 @@ from fairseq_ccpr.errors import ConfigurationError, DatastoreError
 from fairseq_ccpr.storage.files import PARTIAL, scratch_directory, sync_directory
 from fairseq_ccpr.storage.journal import Journal, create_journal
 
-KIND = ["nice", "-n", "10"]  # translation takes priority
-
 
 class LiveCompaction:
-    """One compaction of a memory's datastore.
-
-    Args:
-        memory: in use; nobody else may have the right to write.
-        open_retriever: makes a retriever of the next generation.
-
-    Raises:
-        ConfigurationError: the datastore has phrases as well.
-    """
+    """One compaction of a memory's datastore; nobody else may have the right to write."""
 
     def __init__(self, memory: LearnedMemory, open_retriever: Callable[[TokenDatastore], LearningRetriever]) -> None:
         self.memory, self.open_retriever = memory, open_retriever
@@ -53,14 +43,7 @@ class LiveCompaction:
         self._cancelled, self._ended = threading.Event(), threading.Event()
 
     def run(self) -> bool:
-        """Compact.
-
-        Returns:
-            Whether it was done, and not cancelled.
-
-        Raises:
-            DatastoreError: compaction failed, for example on a full disk; nothing has changed.
-        """
+        """Compact; returns whether it was done, and not cancelled. After a DatastoreError nothing has changed."""
         try:
             with disk_faults_named(self.directory):
                 self.memory.lock()
@@ -97,21 +80,20 @@ class LiveCompaction:
         return reader
 
     def _compact(self, copy: Path) -> bool:
-        """Compact the copy in a separate process; return whether it was not cancelled."""
-        words = [*KIND, sys.executable, "-m", "fairseq_ccpr", "compact", str(copy), "--quiet"]
+        # Translation takes priority.
+        words = ["nice", "-n", "10", sys.executable, "-m", "fairseq_ccpr", "compact", str(copy), "--quiet"]
         words += ["--cpu"] if self.memory.device.type == "cpu" else []
         self._process = subprocess.Popen(
             words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
         )
         if self._cancelled.is_set():
             self._process.terminate()
-        _, said = self._process.communicate()
+        message = self._process.communicate()[1].strip()[-500:]
         if self._process.returncode and not self._cancelled.is_set():
-            raise DatastoreError(f"{self.directory} could not be compacted, and is as it was: {said.strip()[-500:]}")
+            raise DatastoreError(f"{self.directory} could not be compacted, and is as it was: {message}")
         return not self._cancelled.is_set()
 
     def _adopt(self, copy: Path, reader: Journal) -> None:
-        """Make the copy's part the datastore's, with what came to its journal meanwhile."""
         manifest = Manifest.read(copy)
         section, before = manifest.token, self.memory.store.datastore.section
         assert section is not None

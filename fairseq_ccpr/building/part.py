@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
 from shutil import rmtree
-from typing import Any, Union
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,11 +20,12 @@ from tqdm import tqdm
 
 from fairseq_ccpr.building.corpus import sample_domain
 from fairseq_ccpr.datastore import phrase, token
-from fairseq_ccpr.datastore.manifest import PHRASE, TOKEN, Manifest, PhraseSection, TokenSection
+from fairseq_ccpr.datastore.manifest import PHRASE, TOKEN, Manifest, Section, TokenSection
 from fairseq_ccpr.datastore.phrase import SPANS
 from fairseq_ccpr.datastore.token import DOMAIN, KEYS, PROVENANCE, SYMBOLS, array_shapes
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
 from fairseq_ccpr.search import Index, StoreAddress, build_index, open_index
+from fairseq_ccpr.search.base import Progress
 from fairseq_ccpr.search.index_plan import PHRASE_DEPTH, PHRASE_EFFORT, TOKEN_EFFORT, Effort, index_bytes
 from fairseq_ccpr.search.recall import recall_of_sample
 from fairseq_ccpr.storage import fingerprint
@@ -36,8 +37,6 @@ RAW, VALID, ADAPTER = "raw", "valid", "adapter"  # folders alongside the token p
 BACK_TRANSLATIONS = "back-translations"  # folder alongside the token part of monolingual text
 # Names in plans and manifests that users know by another one.
 KNOWN_AS = {"share": "fraction", "shard_tokens": "chunk tokens", "shard_sentences": "chunk sentences"}
-
-Section = Union[TokenSection, PhraseSection]
 
 
 @dataclass(frozen=True)
@@ -56,34 +55,24 @@ TOKENS = PartKind(TOKEN, token.array_shapes, PROVENANCE, token.part_files, TOKEN
 PHRASES = PartKind(PHRASE, phrase.array_shapes, SPANS, phrase.part_files, PHRASE_EFFORT, PHRASE_DEPTH)
 
 
+ChunkRows = tuple[int, int, dict[str, np.ndarray]]  # number of a chunk, its first row, and its arrays
+
+
 class Part:
     """A part of the datastore at `output`: what exists of it, and the stages to come, each of which survives a kill.
 
     While its owner fills it, its folder is NAME.partial, where a plan says what it is built from. Publishing renames the
     folder and then writes the manifest; a folder that has its final name and still its plan was killed in between.
-
-    Args:
-        output: the datastore's folder.
-        kind: tokens or phrases.
-        show: whether to draw progress bars.
-        identity: what makes two parts the same, named as in the manifest; not needed in a new folder.
-
-    Attributes:
-        published: its section of the manifest; None until the part is complete.
-        address: where the keys are searched, if in a database; None: where they were written.
-
-    Raises:
-        DatastoreError: the folder holds a part built from something else, or a damaged one.
     """
 
-    address: StoreAddress | None = None
+    address: StoreAddress | None = None  # where the keys are searched, if in a database; None: where they were written
 
     def __init__(self, output: Path, kind: PartKind, show: bool, identity: dict[str, Any] | None = None) -> None:
-        self.output, self.identity = output, identity or {}
-        self.kind, self.show = kind, show
+        self.output, self.kind, self.show = output, kind, show
+        self.identity = identity or {}  # what makes two parts the same, named as in the manifest
         self.final, self.partial = output / kind.name, output / f"{kind.name}.partial"
         self.manifest = Manifest.read(output) if (output / MANIFEST).exists() else Manifest()
-        self.published: Section | None = getattr(self.manifest, kind.name)
+        self.published: Section | None = getattr(self.manifest, kind.name)  # None until the part is complete
         if self.published is not None:
             refuse_differences(output, asdict(self.published), self.identity)
             check_sizes(output, self.published.files)
@@ -94,16 +83,7 @@ class Part:
         return self.partial if self.published is None else self.final
 
     def prepare(self, settings: dict[str, Any], lay_out: Callable[[], object], needed: int = 0) -> None:
-        """Begin the part, unless an earlier run did.
-
-        Args:
-            settings: what else must stay the same until the part is full.
-            lay_out: prepares the folder.
-            needed: bytes that the part will take.
-
-        Raises:
-            DatastoreError: the output holds something else, or an earlier run had another plan, or the disk is too full.
-        """
+        """Begin the part, unless an earlier run did; `settings` must stay the same until the part is full."""
         if (self.final / PLAN).exists():  # killed while publishing
             self.final.rename(self.partial)
         plan, path = self.identity | settings, self.partial / PLAN
@@ -131,13 +111,10 @@ class Part:
         """Complete the part; at every moment readers see the old one, an unfinished one, or the new one.
 
         1. Index the keys, unless that was done, and give the folder its final name.
-        2. Describe the files and measure the index; what was published before keeps its checksum, since a new one would
-           vouch for whatever has happened to the file since.
+        2. Describe the files and measure the index, in `section`; what was published before keeps its checksum, since a new
+           one would vouch for whatever has happened to the file since.
         3. Write the manifest, if anything is new.
         4. Remove everything that it does not name: the plan, marks of progress, an index that was replaced.
-
-        Args:
-            section: what the manifest is to say; learns its files and recall.
         """
         self.make_index(section)
         if self.published is None:
@@ -147,21 +124,19 @@ class Part:
         old = {} if self.published is None else self.published.files
         new = describe_files(self.output, [path for path in paths if path not in old])
         section.files = {path: old.get(path) or new[path] for path in paths}
-        section.index_recall = self._recall(section)
+        if section.index.backend == "exact":
+            section.index_recall = None
+        elif self.published is not None and self.published.index == section.index:  # is not measured again
+            section.index_recall = self.published.index_recall
+        else:
+            keys = open_keys(section, self.final)
+            section.index_recall = recall_of_sample(self.open_index(section), keys, self.kind.depth)
         if section != self.published:
             setattr(self.manifest, self.kind.name, section)
             self.manifest.write(self.output)
             self.published = section
         for path in [path for path in self.final.iterdir() if path.name not in names]:
             rmtree(path) if path.is_dir() else path.unlink()
-
-    def _recall(self, section: Section) -> float | None:
-        """Measure what approximate search finds; an index that was published before is not measured again."""
-        if section.index.backend == "exact":
-            return None
-        if self.published is not None and self.published.index == section.index:
-            return self.published.index_recall
-        return recall_of_sample(self.open_index(section), open_keys(section, self.final), self.kind.depth)
 
     def make_index(self, section: Any) -> None:
         """Make the keys searchable as `section.index` says, unless an earlier run did."""
@@ -186,19 +161,19 @@ def open_keys(section: Section, folder: Path) -> np.ndarray:
     return open_array(folder / f"{KEYS}.npy", (section.size, section.dimension), "float16")
 
 
-def refuse_differences(where: Path, found: dict[str, Any], wanted: dict[str, Any]) -> None:
+def refuse_differences(where: Path, found: dict[str, Any], plan: dict[str, Any]) -> None:
     """Refuse to mix a new build with an old one that was made from something else."""
     # The digest of keys that moved elsewhere follows from the others.
-    old, new = ({k: v for k, v in plan["fingerprints"].items() if k != KEYS} for plan in (found, wanted))
+    old, new = ({k: v for k, v in one["fingerprints"].items() if k != KEYS} for one in (found, plan))
     compared = [(name, old.get(name), digest) for name, digest in new.items()]
-    compared += [(name, found.get(name), value) for name, value in wanted.items() if name != "fingerprints"]
+    compared += [(name, found.get(name), value) for name, value in plan.items() if name != "fingerprints"]
     compared += [(name, digest, None) for name, digest in old.items() if name not in new]
-    for name, there, now in compared:
-        if there != now:
-            both = [fingerprint.short(value) if name in old | new and value else value for value in (there, now)]
+    for name, before, expected in compared:
+        if before != expected:
             raise DatastoreError(
-                f"{where} was built with another {KNOWN_AS.get(name, name).replace('_', ' ')}: {both[0]} there, "
-                f"{both[1]} now; give the same options, or another --output, or delete it"
+                f"{where} was built with another {KNOWN_AS.get(name, name).replace('_', ' ')}: "
+                f"{fingerprint.brief(before)} there, {fingerprint.brief(expected)} now; give the same options, or another "
+                "--output, or delete it"
             )
 
 
@@ -214,52 +189,33 @@ def refuse_foreign(output: Path) -> None:
 
 
 class TokenPart(Part):
-    """The token part at `output`, of known size.
-
-    Args:
-        output: the datastore's folder.
-        section: what the part is to be, all but its files.
-        symbols: the target vocabulary, by token id.
-        show: whether to draw progress bars.
-
-    Raises:
-        DatastoreError: the folder holds a part built from something else.
-    """
+    """The token part at `output`, of known size: `section` describes all but its files."""
 
     def __init__(self, output: Path, section: TokenSection, symbols: list[str], show: bool) -> None:
-        super().__init__(output, TOKENS, show, _identity(section))
+        values = asdict(section)
+        free = ("index", "files", "index_recall", "sources", "domain", "ancestors")
+        # Options come before the size, which follows from them: a refusal names the cause.
+        identity = {name: values[name] for name in ("share", "shard", *values) if name not in free}
+        super().__init__(output, TOKENS, show, identity)
         self.section, self.symbols = section, symbols
         self.shapes = array_shapes(section.size, section.dimension)
         self.writer = ArrayWriter(self.partial, self.shapes)
 
-    @property
-    def filled(self) -> bool:
-        """Whether the part needs no more keys: it is published, perhaps with another index."""
-        return self.published is not None
-
     def lay_out(self, batching: dict[str, Any]) -> None:
-        """Take the space of the arrays and the index, unless an earlier run did.
-
-        Args:
-            batching: what decides which sentences share a batch, and must stay the same until the part is full.
-        """
+        """Take the space of the arrays and the index; `batching`, which decides what shares a batch, must stay the same."""
         arrays = sum(int(np.prod(shape)) * np.dtype(dtype).itemsize for shape, dtype in self.shapes.values())
         needed = arrays + index_bytes(self.section.index, self.section.size, self.section.dimension)
         self.prepare(batching, self.writer.create, needed)
 
     def fill(
-        self,
-        chunks: dict[int, int],
-        write: Callable[[list[int], Callable[[int], object]], Iterable[tuple[int, int, dict[str, np.ndarray]]]],
-        what: str,
+        self, chunks: dict[int, int], write: Callable[[list[int], Progress], Iterable[ChunkRows]], what: str
     ) -> None:
         """Write those chunks that are not done yet, each while the next is computed.
 
         Args:
             chunks: rows of each, by number.
-            write: from the numbers of chunks to each one's number, first row and arrays; it tells how many more rows there
+            write: from the numbers of chunks to each one's number, first row and arrays; it reports how many more rows there
                 are, as often as it can.
-            what: is being done, for the progress bar.
         """
         done = self.writer.done()
         todo = [number for number in chunks if number not in done]
@@ -275,7 +231,7 @@ class TokenPart(Part):
 
     def finish(self) -> None:
         """Publish the part, with the vocabulary and the statistics of its own text alongside its arrays."""
-        if not self.filled:
+        if self.published is None:
             with atomic_file(self.partial / SYMBOLS) as path:
                 path.write_bytes("".join(f"{symbol}\n" for symbol in self.symbols).encode())
         domain = self.folder / DOMAIN
@@ -284,13 +240,6 @@ class TokenPart(Part):
             sample_domain(open_keys(self.section, self.folder), provenance).save(domain)
         self.section.domain = domain.exists()
         self.publish(self.section)
-
-
-def _identity(section: TokenSection) -> dict[str, Any]:
-    """Return what makes two token parts the same; options come before the size, which follows from them."""
-    values = asdict(section)
-    free = ("index", "files", "index_recall", "sources", "domain", "ancestors")
-    return {name: values[name] for name in ("share", "shard", *values) if name not in free}
 
 
 @dataclass(frozen=True)
@@ -312,11 +261,7 @@ class Processes:
             dist.barrier()
 
     def device(self, cpu: bool) -> torch.device:
-        """Choose this process's GPU and make it the current one, or the CPU if there is none or `cpu`.
-
-        Raises:
-            ConfigurationError: more processes on this machine than GPUs.
-        """
+        """Choose this process's GPU and make it the current one, or the CPU if there is none or `cpu`."""
         if cpu or not torch.cuda.is_available():
             return torch.device("cpu")
         if self.local_rank >= (count := torch.cuda.device_count()):

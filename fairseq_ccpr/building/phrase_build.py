@@ -8,7 +8,7 @@ import re
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from itertools import islice
+from itertools import compress, islice
 from pathlib import Path
 from typing import Any, Optional
 
@@ -111,11 +111,7 @@ class PhraseBuildSettings:
     quiet: bool = quiet_option()
 
     def check(self) -> None:
-        """Check that all values are in range and go together.
-
-        Raises:
-            ConfigurationError: names the option.
-        """
+        """Check that all values are in range and go together."""
         check(self)
         check_shard(self.num_shards, self.shard_id, self.index)
         if self.store is not None and self.num_shards > 1:
@@ -142,134 +138,96 @@ class PhraseBuildReport:
 
 
 def build_phrase_datastore(settings: PhraseBuildSettings, processes: Processes) -> PhraseBuildReport | None:
-    """Build, or resume building, the phrase part of a datastore.
+    """Build, or resume building, the phrase part of a datastore; returns None in all processes but the first.
 
     1. Plan: load the encoder, fingerprint everything, check that the output is free, or ours, and that the text can be read.
     2. Find the phrases of each chunk of sentences, repeated sentences once; the processes share the chunks.
     3. Join the chunks. XPR's phrases have no context of their own: equal strings become one entry, the first place standing
        for all.
     4. Index the keys, or bring them into Milvus; publish.
-
-    Returns:
-        What was done; None in all processes but the first.
-
-    Raises:
-        ConfigurationError, CheckpointError, DatastoreError: one sentence for the user.
     """
     encoder = load_phrase_encoder(settings.encoder, bf16=settings.bf16)
     kind = choose_segmentation(settings.segmentation, encoder)
     segmentation = Segmentation(kind, settings.threshold, settings.max_words)
-    build = _Build(settings, encoder, segmentation, processes)
-    build.plan_index(10**6)  # a typing error shows now
-    part, chunks = build.part, build.chunks
+    device, pooled = processes.device(settings.cpu), isinstance(encoder, XprEncoder)
+    if pooled and settings.num_shards > 1:
+        raise ConfigurationError(
+            f"--num-shards is {settings.num_shards}, but an XPR encoder makes one entry of all places of a string: "
+            "share the work with torchrun instead"
+        )
+    identity = _identity(settings, encoder, segmentation)
+    part = (
+        Part(settings.output, PHRASES, not settings.quiet, identity)
+        if settings.store is None
+        else StoredPart(settings, identity)
+    )
+
+    def describe_index(size: int) -> IndexDescription:
+        choice, gpu = "exact" if settings.num_shards > 1 else settings.index, device.type == "cuda"
+        parameters = settings.index_parameters
+        return plan_index(choice, "ip", parameters, size, encoder.dimension, gpu, PHRASES.effort, part.address)
+
+    describe_index(10**6)  # a typing error shows now
+    chunks = PhraseChunks(settings, part.partial, processes)
     if processes.first:
-        build.check_keys()
+        elsewhere = part.published.store if isinstance(part.published, PhraseSection) else None
+        if part.address is None and elsewhere is not None:
+            raise DatastoreError(
+                f"the keys of {settings.output} are in {elsewhere}: give the same --store, or another --output to have "
+                "them in a folder"
+            )
+        if isinstance(part, StoredPart) and elsewhere is None:  # otherwise `make_index` compares
+            part.check()
     if part.published is None:
-        finder = PhraseFinder(encoder.to(build.device), segmentation, pooled=build.pooled)
+        finder = PhraseFinder(encoder.to(device), segmentation, pooled=pooled)
         processes.barrier()  # all have seen the same
         if processes.first:
             plan = {"shard_sentences": settings.chunk_sentences, "bf16": settings.bf16}
             part.prepare(plan, lambda: (part.partial / CHUNKS).mkdir(exist_ok=True))
         try:
             chunks.read()
-            chunks.find(finder, settings.quiet)
+            chunks.find(finder)
             processes.barrier()
             if processes.first:
-                build.join()
+                key_width = encoder.context.hidden if pooled else encoder.dimension
+                totals = chunks.join(key_width, segmentation.explain_nothing())
+                if isinstance(encoder, XprEncoder):
+                    totals["phrases"] = merge_types(part.partial, totals["sentences"], encoder)
+                write_json(part.partial / TOTALS, totals)
         except ConfigurationError:  # other text, or another threshold, is another build
             if processes.first:
                 part.discard()
             raise
     report = None
     if processes.first:
-        totals = _totals(part.folder)
-        too_long = totals["too_long"]
+        totals = json.loads((part.folder / TOTALS).read_text(encoding="utf-8"))
         if not (part.folder / f"{HASHES}.npy").exists():  # older datastores have none
             write_string_hashes(part.folder, totals["sentences"])
-        part.publish(section := build.section())
-        report = PhraseBuildReport(section, too_long, chunks.lines, chunks.encoded, chunks.seconds)
+        section = PhraseSection(
+            size=totals["phrases"], dimension=encoder.dimension, sentences=totals["sentences"],
+            segmentation=identity["segmentation"], encoder=str(settings.encoder.resolve()),
+            fingerprints=identity["fingerprints"], index=describe_index(totals["phrases"]), share=identity["share"],
+            pooled=pooled, shard=identity["shard"], store=part.address, hashes=True,
+        )  # fmt: skip
+        part.publish(section)
+        report = PhraseBuildReport(section, totals["too_long"], chunks.lines, chunks.encoded, chunks.seconds)
     processes.barrier()  # torchrun ends soon after a process does
     return report
 
 
-class _Build:
-    """What a phrase part is built from and with."""
-
-    def __init__(
-        self, settings: PhraseBuildSettings, encoder: SpanEncoder, segmentation: Segmentation, processes: Processes
-    ) -> None:
-        self.settings, self.encoder, self.segmentation = settings, encoder, segmentation
-        self.device, self.pooled = processes.device(settings.cpu), isinstance(encoder, XprEncoder)
-        if self.pooled and settings.num_shards > 1:
-            raise ConfigurationError(
-                f"--num-shards is {settings.num_shards}, but an XPR encoder makes one entry of all places of a string: "
-                "share the work with torchrun instead"
-            )
-        identity, stored = self._identity(), settings.store is not None
-        self.part = (
-            StoredPart(settings, identity) if stored else Part(settings.output, PHRASES, not settings.quiet, identity)
-        )
-        text = TextSentences(settings.text, settings.fraction, self.part.partial)
-        shard = settings.shard_id, settings.num_shards
-        self.chunks = PhraseChunks(text, settings.chunk_sentences, shard, self.part.partial, processes)
-
-    def _identity(self) -> dict[str, Any]:
-        s = self.settings
-        digests = {"encoder": self.encoder.fingerprint(), "corpus": fingerprint.of_files(s.text)}
-        lexicon = self.segmentation.lexicon
-        if lexicon and lexicon.is_file():  # its reader reports a missing one
-            digests["lexicon"] = fingerprint.of_file(lexicon)
-        return {
-            "dimension": self.encoder.dimension,
-            "segmentation": asdict(self.segmentation),
-            "share": s.fraction,
-            "shard": [s.shard_id, s.num_shards, s.chunk_sentences] if s.num_shards > 1 else None,
-            "fingerprints": digests,
-        }
-
-    def plan_index(self, size: int) -> IndexDescription:
-        """Resolve the index options for this many keys."""
-        choice = "exact" if self.settings.num_shards > 1 else self.settings.index
-        gpu = self.device.type == "cuda"
-        parameters, dimension = self.settings.index_parameters, self.encoder.dimension
-        return plan_index(choice, "ip", parameters, size, dimension, gpu, PHRASES.effort, self.part.address)
-
-    def check_keys(self) -> None:
-        """Check, before any work is done, that the keys can be where they are to be searched.
-
-        Raises:
-            UnreachableError, DatastoreError: one sentence for the user.
-        """
-        published = self.part.published
-        elsewhere = published.store if isinstance(published, PhraseSection) else None
-        if self.part.address is None and elsewhere is not None:
-            raise DatastoreError(
-                f"the keys of {self.settings.output} are in {elsewhere}: give the same --store, or another --output to have "
-                "them in a folder"
-            )
-        if isinstance(self.part, StoredPart) and elsewhere is None:  # otherwise `make_index` compares
-            self.part.check()
-
-    def join(self) -> None:
-        """Join the chunks to one part."""
-        key_width = self.encoder.context.hidden if self.pooled else self.encoder.dimension
-        totals = self.chunks.join(key_width, self.segmentation.explain_nothing())
-        if isinstance(self.encoder, XprEncoder):
-            totals["phrases"] = merge_types(self.part.partial, totals["sentences"], self.encoder)
-        write_json(self.part.partial / TOTALS, totals)
-
-    def section(self) -> PhraseSection:
-        """Describe the part that was joined, without its files and recall."""
-        totals, identity = _totals(self.part.folder), self.part.identity
-        return PhraseSection(
-            totals["phrases"], self.encoder.dimension, totals["sentences"], identity["segmentation"],
-            str(self.settings.encoder.resolve()), identity["fingerprints"], self.plan_index(totals["phrases"]),
-            share=identity["share"], pooled=self.pooled, shard=identity["shard"], store=self.part.address, hashes=True,
-        )  # fmt: skip
-
-
-def _totals(folder: Path) -> dict[str, int]:
-    return json.loads((folder / TOTALS).read_text(encoding="utf-8"))
+def _identity(settings: PhraseBuildSettings, encoder: SpanEncoder, segmentation: Segmentation) -> dict[str, Any]:
+    digests = {"encoder": encoder.fingerprint(), "corpus": fingerprint.of_files(settings.text)}
+    lexicon = segmentation.lexicon
+    if lexicon and lexicon.is_file():  # its reader reports a missing one
+        digests["lexicon"] = fingerprint.of_file(lexicon)
+    shard = [settings.shard_id, settings.num_shards, settings.chunk_sentences] if settings.num_shards > 1 else None
+    return {
+        "dimension": encoder.dimension,
+        "segmentation": asdict(segmentation),
+        "share": settings.fraction,
+        "shard": shard,
+        "fingerprints": digests,
+    }
 
 
 @dataclass
@@ -281,107 +239,61 @@ class TextCounts:
     repeated: int = 0
 
 
-class TextSentences:
-    """A text, and the chosen lines of it.
+class PhraseChunks:
+    """A text in chunks of sentences, of which one shard is built."""
 
-    Args:
-        files: one sentence per line.
-        fraction: of the sentences, drawn at random.
-        folder: where `lines.npy` keeps which lines are wanted.
-    """
+    def __init__(self, settings: PhraseBuildSettings, folder: Path, processes: Processes) -> None:
+        self.settings, self.folder, self.processes = settings, folder, processes
+        self.length = settings.chunk_sentences
+        self.lines = TextCounts()
+        self.encoded, self.seconds = 0, 0.0  # sentences whose phrases this process has found, and how long that took
 
-    def __init__(self, files: list[Path], fraction: float, folder: Path) -> None:
-        self.files, self.fraction, self.folder = files, fraction, folder
+    def read(self) -> None:
+        """Read the whole text once and choose its lines, so that an unreadable line is reported now, not after hours."""
+        if self.processes.first:
+            self._choose_lines()
+        self.processes.barrier()
+        self._chosen = np.load(self.folder / "lines.npy", mmap_mode="r", allow_pickle=False)
+        total, shards = int(self._chosen.sum()), self.settings.num_shards
+        self.chunks = chunks_of_shard(-(-total // self.length), shards, self.settings.shard_id, "sentences")
+        self.size = min(total - self.chunks.start * self.length, len(self.chunks) * self.length)
 
-    def read(self) -> TextCounts:
-        """Read the whole text once and choose its lines, so that an unreadable line is reported now, not after hours.
-
-        Raises:
-            ConfigurationError: a line that is not UTF-8, or nothing but empty ones.
-        """
-        counts, draw = TextCounts(), random.Random(SEED)
-        first = first_of_equals(self._lines(counts), self.folder)
-        wanted = GrowingArray(self.folder / "lines.npy", (), "bool")
+    def _choose_lines(self) -> None:
+        counts, draw = self.lines, random.Random(SEED)
+        first = first_of_equals(self._read_lines(counts), self.folder)
+        chosen = GrowingArray(self.folder / "lines.npy", (), "bool")
         for start in range(0, len(first), BLOCK):
             numbers = first[start : start + BLOCK]
             block = numbers == np.arange(start, start + len(numbers))
             counts.repeated += int((~block).sum())
-            block[block] = [draw.random() < self.fraction for _ in range(block.sum())]
+            block[block] = [draw.random() < self.settings.fraction for _ in range(block.sum())]
             counts.sentences += int(block.sum())
-            wanted.append(block)
-        wanted.close()
+            chosen.append(block)
+        chosen.close()
         if not counts.sentences:
-            names = ", ".join(map(str, self.files))
+            names = ", ".join(map(str, self.settings.text))
             raise ConfigurationError(f"{names}: there is no text in it; give files of one sentence per line")
-        return counts
 
-    def __len__(self) -> int:
-        return int(self._wanted().sum())
-
-    def __iter__(self) -> Iterator[str]:
-        for line, wanted in zip(self._lines(TextCounts()), self._wanted()):
-            if wanted:
-                yield line
-
-    def _wanted(self) -> np.ndarray:
-        return np.load(self.folder / "lines.npy", mmap_mode="r", allow_pickle=False)
-
-    def _lines(self, counts: TextCounts) -> Iterator[str]:
-        """Iterate over the lines that are not empty, and count the others."""
-        for path in self.files:
+    def _read_lines(self, counts: TextCounts) -> Iterator[str]:
+        for path in self.settings.text:
             for line in read_lines(path):
                 if line.strip():
                     yield line
                 else:
                     counts.empty += 1
 
-
-class PhraseChunks:
-    """A text in chunks of sentences, of which one shard is wanted.
-
-    Args:
-        text: all sentences.
-        length: of a chunk, in sentences.
-        shard: its number, and of how many.
-        folder: the unfinished part.
-        processes: which share the chunks.
-
-    Attributes:
-        lines: what was left out of the text.
-        encoded: sentences whose phrases this process has found, not an earlier one.
-        seconds: that took.
-    """
-
-    def __init__(
-        self, text: TextSentences, length: int, shard: tuple[int, int], folder: Path, processes: Processes
-    ) -> None:
-        self.text, self.length, self.shard, self.folder, self.processes = text, length, shard, folder, processes
-        self.lines, self.encoded, self.seconds = TextCounts(), 0, 0.0
-
-    def read(self) -> None:
-        """Read the whole text.
-
-        Raises:
-            ConfigurationError: it cannot be read, or has fewer chunks than there are shards.
-        """
-        if self.processes.first:
-            self.lines = self.text.read()
-        self.processes.barrier()
-        shard_id, num_shards = self.shard
-        self.chunks = chunks_of_shard(-(-len(self.text) // self.length), num_shards, shard_id, "sentences")
-
     def sentences(self) -> Iterator[str]:
         """Iterate over the sentences of the shard."""
-        return islice(self.text, self.chunks.start * self.length, self.chunks.stop * self.length)
+        chosen, start = compress(self._read_lines(TextCounts()), self._chosen), self.chunks.start * self.length
+        return islice(chosen, start, start + self.size)
 
-    def find(self, finder: PhraseFinder, quiet: bool) -> None:
+    def find(self, finder: PhraseFinder) -> None:
         """Find the phrases of this process's chunks that are not done yet."""
         sentences, start = self.sentences(), time.monotonic()
-        total = min(len(self.text) - self.chunks.start * self.length, len(self.chunks) * self.length)
         mine = range(self.processes.rank, len(self.chunks), self.processes.world)
-        sizes = {number: min(self.length, total - number * self.length) for number in mine}
+        sizes = {number: min(self.length, self.size - number * self.length) for number in mine}
         done = sum(size for number, size in sizes.items() if self._path(number).exists())
-        hidden = quiet or not self.processes.first
+        hidden = self.settings.quiet or not self.processes.first
         with progress_bar("sentences", "sentence", total=sum(sizes.values()), done=done, quiet=hidden) as bar:
             for number in range(len(self.chunks)):
                 texts = list(islice(sentences, self.length))
@@ -399,18 +311,7 @@ class PhraseChunks:
         return self.folder / CHUNKS / f"{number:06}.json"
 
     def join(self, key_width: int, nothing: str) -> dict[str, int]:
-        """Join the arrays of the chunks, and write the text alongside them.
-
-        Args:
-            key_width: numbers in a key.
-            nothing: end of the message if no phrase was found.
-
-        Returns:
-            How many `phrases`, `sentences`, and sentences that are `too_long` there are.
-
-        Raises:
-            ConfigurationError: no phrase was found.
-        """
+        """Join the arrays of the chunks, write the text alongside them, and count `phrases`, `sentences` and `too_long`."""
         # Asked for by name: on shared storage, what another machine has written may come late to a listing.
         paths = [self._path(number) for number in range(len(self.chunks))]
         counts = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
@@ -429,13 +330,10 @@ class PhraseChunks:
 
 def without_repeats(found: FoundPhrases, texts: list[str]) -> FoundPhrases:
     """Keep the first of equal strings in each sentence."""
-    seen: set[tuple[int, str]] = set()
-    kept = []
+    first: dict[tuple[int, str], int] = {}
     for row, (number, start, end) in enumerate(found.spans.tolist()):
-        key = number, texts[number][start:end]
-        if key not in seen:
-            seen.add(key)
-            kept.append(row)
+        first.setdefault((number, texts[number][start:end]), row)
+    kept = list(first.values())
     rows = torch.tensor(kept, dtype=torch.int64)
     return FoundPhrases(found.spans[kept], found.probabilities[rows], found.vectors[rows], found.too_long)
 
@@ -475,7 +373,7 @@ class StoredPart(Part):
         section.fingerprints = section.fingerprints | {KEYS: fingerprint.of_file(self.folder / f"{KEYS}.npy")}
         with self.progress(self.address.backend.capitalize(), section.size) as bar:
             remote = section.remote_keys(self._timeout, self._token)
-            build_index(open_keys(section, self.folder), section.index, self.folder, bar.update, remote)
+            build_index(open_keys(section, self.folder), section.index, remote, bar.update)
 
     def open_index(self, section: PhraseSection) -> Index:
         """Open the index of the database."""

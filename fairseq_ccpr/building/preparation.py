@@ -1,8 +1,4 @@
-"""Preparing a DATA_BIN from sentence pairs as text: fairseq's tokenizer and BPE, then fairseq-preprocess.
-
-Raises:
-    ConfigurationError: options that fairseq does not take, a file that is no SentencePiece model, a line that is no pair.
-"""
+"""Preparing a DATA_BIN from sentence pairs as text: fairseq's tokenizer and BPE, then fairseq-preprocess."""
 
 from __future__ import annotations
 
@@ -80,7 +76,6 @@ def splitter(subwords: list[str], language: str, target: bool = False) -> Callab
 
     Args:
         subwords: options of fairseq: `--tokenizer`, `--bpe`, and those that belong to them.
-        target: whether it is the target language, which some models have subwords of its own for.
     """
     printed = io.StringIO()
     try:
@@ -111,16 +106,11 @@ def binarise(
 
     Args:
         subsets: of each a TSV file, or the common beginning of two files' names.
-        languages: source and target.
-        subwords: see `splitter`.
         dictionaries: a joint one, or those of source and target.
         output: the DATA_BIN; its folder `text` keeps the subwords.
 
     Returns:
         How many pairs each subset has: those with an empty side are left out, and equal ones all kept; both are told.
-
-    Raises:
-        ConfigurationError: a subset has no pair, or fairseq made another number of sentences of it.
     """
     split_source, split_target = splitter(subwords, languages[0]), splitter(subwords, languages[1], target=True)
     text = output / "text"

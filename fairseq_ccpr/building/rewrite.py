@@ -18,6 +18,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
@@ -30,7 +31,7 @@ import numpy as np
 import torch
 
 from fairseq_ccpr.building.corpus import join_domains, sample_domain
-from fairseq_ccpr.building.part import PHRASES, TOKENS, Part, PartKind, Section, open_keys
+from fairseq_ccpr.building.part import PHRASES, TOKENS, Part, PartKind, open_keys
 from fairseq_ccpr.datastore.domain import Domain
 from fairseq_ccpr.datastore.learned import (
     LEARNED,
@@ -42,7 +43,7 @@ from fairseq_ccpr.datastore.learned import (
     moved_record,
     remove_superseded,
 )
-from fairseq_ccpr.datastore.manifest import REVERSE_MODEL, Manifest, PhraseSection, Source, TokenSection
+from fairseq_ccpr.datastore.manifest import REVERSE_MODEL, Manifest, PhraseSection, Section, Source, TokenSection
 from fairseq_ccpr.datastore.phrase import (
     OFFSETS,
     SENTENCES,
@@ -59,7 +60,7 @@ from fairseq_ccpr.datastore.written_subwords import remove_stale
 from fairseq_ccpr.device import choose_device
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
 from fairseq_ccpr.search import DISK
-from fairseq_ccpr.search.base import EXACT_UP_TO
+from fairseq_ccpr.search.base import EXACT_UP_TO, Progress
 from fairseq_ccpr.search.index_plan import plan_index
 from fairseq_ccpr.settings import cpu_option, option, quiet_option
 from fairseq_ccpr.storage import fingerprint
@@ -76,8 +77,7 @@ LEAVES = -MOST_SENTENCES - 1  # below zero, whatever number is added
 SCRATCH = "compacted"  # the name, less its ending, of the folder that the new parts are written in
 
 Datastore = Union[TokenDatastore, PhraseDatastore]
-AnySection = TypeVar("AnySection", TokenSection, PhraseSection)
-Progress = Callable[[int], object]
+AnySection = TypeVar("AnySection", bound=Section)
 Renumber = Callable[[np.ndarray], np.ndarray]  # from old numbers to new ones, int64 [n]; -1 for sentences that leave
 
 logger = logging.getLogger(__name__)
@@ -94,13 +94,7 @@ class Rows(NamedTuple):
 
 
 def copy_rows(kind: PartKind, dimension: int, parts: Iterable[Rows], folder: Path, progress: Progress) -> int:
-    """Write the rows of sentences that stay, part after part and each in its order; return how many.
-
-    Args:
-        dimension: d.
-        folder: to write the arrays to.
-        progress: told how many rows were read.
-    """
+    """Write the rows of sentences that stay, part after part and each in its order; return how many."""
     shapes = kind.shapes(0, dimension)
     written = {name: GrowingArray(folder / f"{name}.npy", shape[1:], dtype) for name, (shape, dtype) in shapes.items()}
     for arrays, renumber in parts:
@@ -124,11 +118,7 @@ def _rows(kind: PartKind, store: Datastore, renumber: Renumber) -> Rows:
 def write_tokens(
     base: TokenDatastore, parts: list[Rows], sources: list[Source], folder: Path, progress: Progress
 ) -> TokenSection:
-    """Write a token part without its index, like that of `base`.
-
-    Args:
-        sources: the corpora of the rows. Statistics of their text that no sample of keys gives are in the folder already.
-    """
+    """Write a token part without its index; statistics of its text that no sample of keys gives are in the folder already."""
     size = copy_rows(TOKENS, base.section.dimension, parts, folder, progress)
     for name in (SYMBOLS, *([PROJECTION] if base.section.projection else [])):
         copyfile(base.folder / name, folder / name)
@@ -212,7 +202,6 @@ def _mark_members(texts: list[Text], begins: list[int], first: np.ndarray, colum
 
 
 def _count(sources: list[Source], members: np.ndarray, size: int, folder: Path) -> list[Source]:
-    """Count the entries and sentences of each text, given which of them have each sentence, bool [S, n]."""
     spans = open_array(folder / f"{SPANS}.npy", *PHRASES.shapes(size, 0)[SPANS])
     entries, sentences = np.zeros((2, len(sources)), np.int64)
     for start in range(0, max(size, len(members)), BLOCK_ROWS):
@@ -230,7 +219,7 @@ def _count(sources: list[Source], members: np.ndarray, size: int, folder: Path) 
 
 def sources_of(name: str, store: Datastore) -> list[Source]:
     """List the corpora of a datastore; one that was built from a single one calls it `name`."""
-    section: Section = store.section
+    section = store.section
     if section.sources:
         return list(section.sources)
     whole = Source(
@@ -296,11 +285,7 @@ class MergeSettings:
     datastores: dict[str, Path] = field(default_factory=dict)  # by the name of their corpus
 
     def check(self) -> None:
-        """Check that the options go together.
-
-        Raises:
-            ConfigurationError: names the option.
-        """
+        """Check that the options go together."""
         paths = list(self.datastores.values())
         output = self.output.resolve()
         written = {output, partial_path(output), *output.parents}
@@ -315,20 +300,13 @@ class MergeSettings:
             raise ConfigurationError(f"{paths[0]} alone cannot be merged: give several datastores, or --remove NAME")
 
 
-class Input(NamedTuple):
-    """One kind of part of a datastore that is merged."""
-
-    store: Any  # TokenDatastore or PhraseDatastore
-    sources: list[Source]
+Input = tuple[Any, list[Source]]  # a TokenDatastore or PhraseDatastore that is merged
 
 
 def merge_datastores(settings: MergeSettings) -> Manifest:
     """Write a new datastore from others, which stay unchanged, or from one without some of its corpora.
 
     The output appears when it is complete; after a kill the command starts over.
-
-    Raises:
-        ConfigurationError, DatastoreError: one sentence for the user.
     """
     settings.check()
     directories = settings.datastores
@@ -336,10 +314,15 @@ def merge_datastores(settings: MergeSettings) -> Manifest:
     tokens = [(name, TokenDatastore(directories[name])) for name, one in manifests.items() if one.token]
     phrases = [(name, _open_phrases(directories[name])) for name, one in manifests.items() if one.phrase]
     for _, store in tokens:
-        _refuse_learned(store)
+        learned = LearnedStore(store)
+        if learned.entries or learned.gone or learned.phrases or learned.gone_sentences:
+            raise ConfigurationError(
+                f"{store.directory} has learned pairs ({len(learned.pairs):,}), and only a datastore's own entries are "
+                f"merged: fairseq-ccpr compact {store.directory} makes them its own"
+            )
     plans: list[tuple[PartKind, Callable[..., Section], list[Input], list[Source]]] = []
     for kind, merge_kind, stores in ((TOKENS, _merge_tokens, tokens), (PHRASES, _merge_phrases, phrases)):
-        inputs = _in_order([Input(store, sources_of(name, store)) for name, store in stores])
+        inputs = _in_order([(store, sources_of(name, store)) for name, store in stores])
         plans.append((kind, merge_kind, inputs, _sources_together(inputs)))
     names = list(dict.fromkeys(source.name for *_, sources in plans for source in sources))
     directory = next(iter(directories.values()))  # the only one where corpora are removed
@@ -377,19 +360,10 @@ def _open_phrases(directory: Path) -> PhraseDatastore:
     return store
 
 
-def _refuse_learned(store: TokenDatastore) -> None:
-    learned = LearnedStore(store)
-    if learned.entries or learned.gone or _phrases_changed(learned):
-        raise ConfigurationError(
-            f"{store.directory} has learned pairs ({len(learned.pairs):,}), and only a datastore's own entries are merged: "
-            f"fairseq-ccpr compact {store.directory} makes them its own"
-        )
-
-
 def _merge_tokens(inputs: list[Input], kept: list[Source], folder: Path, progress: Progress) -> TokenSection:
     """Append tokens. Of states that a projection has made keys of, the samples are joined, as far as all have one."""
     starts = dict(zip((source.corpus for source in kept), np.cumsum([0, *(one.sentences for one in kept)]).tolist()))
-    parts, base = [], inputs[0].store
+    parts, base = [], inputs[0][0]
     samples: list[tuple[Domain, int]] | None = [] if base.section.projection is not None else None
     for store, sources in inputs:
         ends = np.cumsum([source.sentences for source in sources])
@@ -419,11 +393,10 @@ def _shift(ends: np.ndarray, shifts: np.ndarray, sentences: np.ndarray) -> np.nd
 def _merge_phrases(inputs: list[Input], kept: list[Source], folder: Path, progress: Progress) -> PhraseSection:
     columns = {source.corpus: column for column, source in enumerate(kept)}
     texts = [_text(store, [columns.get(source.corpus) for source in sources]) for store, sources in inputs]
-    return write_phrases(inputs[0].store, texts, kept, folder, progress)
+    return write_phrases(inputs[0][0], texts, kept, folder, progress)
 
 
-def _built_with(section: Section) -> dict[str, Any]:
-    """Collect the properties that must be equal in all of them, by name."""
+def _built_with(section: TokenSection | PhraseSection) -> dict[str, Any]:
     same: dict[str, Any] = {
         name.replace("_", " "): digest
         for name, digest in section.fingerprints.items()
@@ -438,13 +411,13 @@ def _built_with(section: Section) -> dict[str, Any]:
 def _in_order(inputs: list[Input]) -> list[Input]:
     """Check that datastores go together, and sort them so that the shards of a corpus follow one another."""
     for store, _ in inputs[1:]:
-        first, second = (_built_with(one.section) for one in (inputs[0].store, store))
+        first, second = (_built_with(one.section) for one in (inputs[0][0], store))
         for name in first | second:
-            if (both := [one.get(name) for one in (first, second)])[0] != both[1]:
-                brief = [fingerprint.short(v) if isinstance(v, str) and len(v) == 64 else str(v) for v in both]
+            if first.get(name) != second.get(name):
                 raise DatastoreError(
-                    f"{inputs[0].store.directory} and {store.directory} cannot be merged: {name} is {brief[0]} in the first, "
-                    f"and {brief[1]} in the second; build both with the same"
+                    f"{inputs[0][0].directory} and {store.directory} cannot be merged: {name} is "
+                    f"{fingerprint.brief(first.get(name))} in the first, and {fingerprint.brief(second.get(name))} in the "
+                    "second; build both with the same"
                 )
     by_corpus: dict[str, list[Any]] = {}
     for store, sources in inputs:
@@ -452,12 +425,11 @@ def _in_order(inputs: list[Input]) -> list[Input]:
             by_corpus.setdefault(source.corpus, []).append(store)
     for group in by_corpus.values():
         _check_shards(group)
-    places = {corpus: place for place, corpus in reversed([*enumerate(one.sources[0].corpus for one in inputs)])}
-    return sorted(inputs, key=lambda one: (places[one.sources[0].corpus], one.store.section.shard or []))
+    corpora = [sources[0].corpus for _, sources in inputs]
+    return sorted(inputs, key=lambda one: (corpora.index(one[1][0].corpus), one[0].section.shard or []))
 
 
 def _check_shards(group: list[Any]) -> None:
-    """Check that the datastores of one corpus are a single one, or all of its shards."""
     by_number: dict[int, Path] = {}
     first = group[0].section.shard
     fractions = {store.section.share for store in group}
@@ -486,20 +458,16 @@ def _check_shards(group: list[Any]) -> None:
 def _sources_together(inputs: list[Input]) -> list[Source]:
     """List the corpora in their order; the corpus of shards once, with the size of all of them."""
     sources: dict[str, Source] = {}
-    for source in (source for one in inputs for source in one.sources):
+    for source in (source for _, several in inputs for source in several):
         if (before := sources.get(source.corpus)) is None:
             sources[source.corpus] = replace(source)
         else:
             before.size += source.size
             before.too_long += source.too_long
             before.sentences += 0 if source.subsets else source.sentences  # those of tokens are of the whole corpus
-    names: set[str] = set()
-    for source in sources.values():
-        if source.name in names:
-            raise ConfigurationError(
-                f"two texts are called '{source.name}': name them, as in {source.name}-2=DATASTORE"
-            )
-        names.add(source.name)
+    for name, count in Counter(source.name for source in sources.values()).items():
+        if count > 1:
+            raise ConfigurationError(f"two texts are called '{name}': name them, as in {name}-2=DATASTORE")
     if sum(source.sentences for source in sources.values()) > MOST_SENTENCES:
         raise ConfigurationError(f"the datastores have more than {MOST_SENTENCES:,} sentences together: merge fewer")
     return list(sources.values())
@@ -521,23 +489,8 @@ class CompactSettings:
     quiet: bool = quiet_option()
 
 
-@dataclass(frozen=True)
-class Compacted:
-    """The outcome of compaction."""
-
-    section: TokenSection
-    moved: int  # pairs that are its own entries now, and were not before
-    removed: int  # pairs that were forgotten, and have left it
-
-
-def compact_datastore(settings: CompactSettings) -> Compacted:
-    """Move learned pairs into a datastore's own entries, and erase forgotten ones from every file.
-
-    It stays unchanged if nothing was learned or forgotten since the last time.
-
-    Raises:
-        ConfigurationError, DatastoreError: one sentence for the user.
-    """
+def compact_datastore(settings: CompactSettings) -> tuple[TokenSection, int, int]:
+    """Move learned pairs into a datastore's own entries, erase forgotten ones; returns its token section, and how many."""
     datastore = TokenDatastore(settings.datastore)
     directory = datastore.directory
     with closing(LearnedStore(datastore)) as learned:
@@ -547,7 +500,7 @@ def compact_datastore(settings: CompactSettings) -> Compacted:
         if moved or removed:
             with disk_faults_named(directory):
                 _compact(datastore, learned, settings)
-    return Compacted(TokenDatastore(directory).section, moved, removed)
+    return TokenDatastore(directory).section, moved, removed
 
 
 @contextmanager
@@ -566,7 +519,7 @@ def _compact(datastore: TokenDatastore, learned: LearnedStore, settings: Compact
     directory, pairs = datastore.directory, dict(learned.pairs)
     manifest = Manifest.read(directory)
     plans: list[tuple[PartKind, Any, Callable[..., Section]]] = [(TOKENS, datastore, _compact_tokens)]
-    if _phrases_changed(learned):
+    if learned.phrases or learned.gone_sentences:  # the phrase part lacks some, or has forgotten ones
         plans.append((PHRASES, PhraseDatastore(directory), _compact_phrases))
     sizes = [file["bytes"] for _, store, _ in plans for file in store.section.files.values()]
     check_space(directory, sum(sizes) + learned.path.stat().st_size)
@@ -594,11 +547,6 @@ def _compact(datastore: TokenDatastore, learned: LearnedStore, settings: Compact
     remove_others(directory, manifest)
 
 
-def _phrases_changed(learned: LearnedStore) -> bool:
-    """Check whether the phrase part still lacks learned phrases, or still has forgotten ones."""
-    return bool(learned.phrases or learned.gone_sentences)
-
-
 def _own_sources(store: Datastore) -> tuple[list[Source], str]:
     """List the corpora of a datastore without what was learned, which is the last one, and what that is called."""
     name = store.directory.resolve().name
@@ -607,7 +555,6 @@ def _own_sources(store: Datastore) -> tuple[list[Source], str]:
 
 
 def _joined(kind: PartKind, dimension: int, blocks: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """Join the rows of learned pairs, of which there may be none."""
     shapes = kind.shapes(0, dimension)
     return {name: np.concatenate([np.empty(*shapes[name]), *(block[name] for block in blocks)]) for name in shapes}
 

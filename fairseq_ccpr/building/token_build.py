@@ -1,13 +1,18 @@
-"""Building a token datastore: force-decode the corpus, index the keys, publish. Each stage survives a kill."""
+"""Building a token datastore: force-decode the corpus, index the keys, publish. Each stage survives a kill.
+
+An empty one is to learn into, where there is no text of the domain to build from.
+"""
 
 from __future__ import annotations
 
 import copy
 import itertools
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
+from shutil import rmtree
 from typing import Any, Optional
 
 import numpy as np
@@ -26,9 +31,19 @@ from fairseq_ccpr.building.corpus import (
     read_corpus,
     shard_id_option,
 )
-from fairseq_ccpr.building.part import VALID, Processes, TokenPart
-from fairseq_ccpr.datastore.manifest import REVERSE_MODEL, TokenSection
-from fairseq_ccpr.datastore.token import KEYS, PROVENANCE, VALUES
+from fairseq_ccpr.building.part import TOKENS, VALID, ChunkRows, Part, Processes, TokenPart
+from fairseq_ccpr.datastore.manifest import REVERSE_MODEL, Manifest, ProjectionDescription, TokenSection
+from fairseq_ccpr.datastore.token import (
+    KEYS,
+    PROJECTION,
+    PROVENANCE,
+    SYMBOLS,
+    VALUES,
+    KeyProjection,
+    TokenDatastore,
+    array_shapes,
+)
+from fairseq_ccpr.datastore.tuned import write_tuned
 from fairseq_ccpr.decoding.retrieval_task import LANGUAGE_PAIR
 from fairseq_ccpr.decoding.task import BILINGUAL, task_words
 from fairseq_ccpr.errors import CheckpointError, ConfigurationError, DatastoreError
@@ -36,10 +51,13 @@ from fairseq_ccpr.models.checkpoint import load_models
 from fairseq_ccpr.models.key_layer import KEY_LAYERS, KeyCapture
 from fairseq_ccpr.paths import configuration, split_paths
 from fairseq_ccpr.search import METRICS, IndexDescription
+from fairseq_ccpr.search.base import Progress
 from fairseq_ccpr.search.index_plan import plan_index
 from fairseq_ccpr.settings import as_words, check, cpu_option, data_bin_option, option, quiet_option
 from fairseq_ccpr.storage import fingerprint
+from fairseq_ccpr.storage.arrays import save_array
 from fairseq_ccpr.storage.data_bin import TRAIN, check_data_bin, has_subset
+from fairseq_ccpr.storage.files import MANIFEST, atomic_directory, write_text
 
 NO_ADAPTER, TRAINED_ADAPTER = "none", "clknn"
 PCA_DIMENSION = 128  # the paper's
@@ -134,11 +152,7 @@ class TokenBuildSettings:
     pseudo_pairs: Optional[PseudoPairs] = None
 
     def check(self) -> None:
-        """Check that all values are in range and go together.
-
-        Raises:
-            ConfigurationError: names the option.
-        """
+        """Check that all values are in range and go together."""
         check(self)
         check_shard(self.num_shards, self.shard_id, self.index)
         if self.num_shards > 1 and self.adapter != NO_ADAPTER:
@@ -171,7 +185,6 @@ class TokenBuildSettings:
         self._check_monolingual()
 
     def _check_monolingual(self) -> None:
-        """Check that text and reverse model come together, and without options that choose among pairs."""
         if bool(self.monolingual) != (self.reverse_model is not None):
             given, other = (
                 ("--monolingual", "--reverse-model") if self.monolingual else ("--reverse-model", "--monolingual")
@@ -196,11 +209,7 @@ class TokenBuildSettings:
 
 
 def load(settings: TokenBuildSettings, device: torch.device) -> tuple[Any, Any]:
-    """Load the task of DATA_BIN, and the model.
-
-    Raises:
-        ConfigurationError, CheckpointError: a folder or file that is missing, or something else.
-    """
+    """Load the task of DATA_BIN, and the model."""
     task = _load_task(settings, settings.data_bin)
     return task, load_model(settings.path, task, device, settings.fp16)
 
@@ -274,7 +283,7 @@ class Extraction:
         self.processes.barrier()
         mine = {chunk.number: chunk for chunk in self.corpus.chunks[self.processes.rank :: self.processes.world]}
 
-        def write(todo: list[int], done: Callable[[int], object]) -> Iterator[tuple[int, int, dict[str, np.ndarray]]]:
+        def write(todo: list[int], done: Progress) -> Iterator[ChunkRows]:
             chunks = [mine[number] for number in todo]
             for chunk, rows in force_decode(self.capture, self.corpus, chunks, self.settings.max_tokens, done):
                 yield chunk.number, chunk.first_row, rows
@@ -288,14 +297,10 @@ def build_token_datastore(settings: TokenBuildSettings, processes: Processes) ->
 
     1. Plan: read the corpus, fingerprint everything, see that the output is free, or ours, and that it fits.
     2. Extract: keys, values and provenance, chunk by chunk; the processes share the chunks.
-    3. Index the keys.
-    4. Publish: give the part its final name and write the manifest.
+    3. Index the keys; give the part its final name and write the manifest.
 
     Returns:
-        The token section of the finished datastore, and how many sentences were left out as too long for the model.
-
-    Raises:
-        ConfigurationError, CheckpointError, DatastoreError: one sentence for the user.
+        The token section, and how many sentences were left out as too long for the model.
     """
     extraction = Extraction(settings, processes)
     index = plan_index(
@@ -308,7 +313,7 @@ def build_token_datastore(settings: TokenBuildSettings, processes: Processes) ->
     )
     show = processes.first and not settings.quiet
     part = TokenPart(settings.output, extraction.section(index), extraction.symbols, show)
-    if not part.filled:
+    if part.published is None:  # otherwise only its index may be another
         extraction.fill(part)
     if processes.first:
         part.finish()
@@ -323,15 +328,10 @@ def load_task(
     user_dir: str | None = None,
     task_arguments: Sequence[str] = (),
 ) -> Any:
-    """Set up the task that retrieves for a folder that fairseq-preprocess wrote.
-
-    fairseq infers languages that are not given from the names of the folder's files.
+    """Set up the task that retrieves for a folder that fairseq-preprocess wrote; fairseq infers languages not given.
 
     Args:
         task_arguments: words of a command line, see `task_words`; for a bilingual model none are needed.
-
-    Raises:
-        ConfigurationError: the folder or a dictionary is missing.
     """
     check_data_bin(data_bin, *filter(None, (source_lang, target_lang)))
     named = {"source_lang": source_lang, "target_lang": target_lang, "user_dir": user_dir}
@@ -344,11 +344,7 @@ def load_task(
 
 
 def load_model(path: str, task: Any, device: torch.device, fp16: bool) -> Any:
-    """Load the one model of a checkpoint for inference.
-
-    Raises:
-        CheckpointError: several checkpoints, a missing one, no checkpoint of fairseq, or one that would run code.
-    """
+    """Load the one model of a checkpoint for inference."""
     if len(paths := split_paths(path)) > 1:
         raise CheckpointError(
             f"--path names an ensemble of {len(paths)} checkpoints, and a datastore belongs to one model: build it with "
@@ -361,42 +357,34 @@ def load_model(path: str, task: Any, device: torch.device, fp16: bool) -> Any:
 
 
 def force_decode(
-    capture: KeyCapture, corpus: Corpus, chunks: list[Chunk], max_tokens: int, done: Callable[[int], object]
+    capture: KeyCapture, corpus: Corpus, chunks: list[Chunk], max_tokens: int, done: Progress
 ) -> Iterator[tuple[Chunk, dict[str, np.ndarray]]]:
-    """Keys, values and provenance of each chunk, rows in the order of the corpus.
+    """Compute keys, values and provenance of each chunk, rows in the order of the corpus.
 
     Equation 3 of the CLKNN paper: for each sentence pair (x, y) and position t the key h_t = f(x, y_<t) and the value
     y_t. The end of the sentence is a value like any other; padding never is.
 
-    Args:
-        capture: of a fairseq model in evaluation mode.
-        done: called after each batch with the number of new rows.
-
     Yields:
         The chunk, and its arrays: keys fp16 [n, d], values int32 [n], provenance int32 [n, 2] (sentence, position).
-
-    Raises:
-        DatastoreError: the model computes NaN, or a number that fp16 cannot hold.
     """
     for subset in corpus.subsets:
         work = [(chunk, corpus.batches(chunk, max_tokens)) for chunk in chunks if chunk.subset == subset]
-        stream = _load(corpus.task.dataset(subset), [batch for _, batches in work for batch in batches])
+        dataset, all_batches = corpus.task.dataset(subset), [batch for _, batches in work for batch in batches]
+        # fairseq's own loader over ready batches, one worker thread ahead
+        loader = EpochBatchIterator(dataset, dataset.collater, all_batches, buffer_size=8)
+        stream = iter(loader.next_epoch_itr(shuffle=False))
         for chunk, batches in work:
             yield chunk, _decode_chunk(capture, corpus, chunk, itertools.islice(stream, len(batches)), done)
 
 
-def _load(dataset: Any, batches: list[Any]) -> Iterator[dict[str, Any]]:
-    """fairseq's own loader over ready batches, one worker thread ahead."""
-    return iter(EpochBatchIterator(dataset, dataset.collater, batches, buffer_size=8).next_epoch_itr(shuffle=False))
-
-
 @torch.inference_mode()
 def _decode_chunk(
-    capture: KeyCapture, corpus: Corpus, chunk: Chunk, samples: Iterable[dict[str, Any]], done: Callable[[int], object]
+    capture: KeyCapture, corpus: Corpus, chunk: Chunk, samples: Iterable[dict[str, Any]], done: Progress
 ) -> dict[str, np.ndarray]:
     dataset = corpus.task.dataset(chunk.subset)
     pad = corpus.task.target_dictionary.pad()
-    offset = corpus.sentence_offset(chunk.subset)
+    names = list(corpus.subsets)  # through which sentences are counted
+    offset = sum(corpus.subsets[name] for name in names[: names.index(chunk.subset)])
     forced = corpus.task.tags.forced
     lengths = entries_of(dataset, corpus.task.tags)[chunk.sentences]
     first_row = dict(zip(chunk.sentences.tolist(), (np.cumsum(lengths) - lengths).tolist()))
@@ -426,3 +414,51 @@ def _decode_chunk(
             f"{provenance[row, 0]} of the corpus: check the model; without --fp16 it may do better"
         )
     return {KEYS: keys, VALUES: values, PROVENANCE: provenance}
+
+
+# While little is learned, most neighbours are far even if the nearest is not: it alone decides, and only if it is near.
+EMPTY_SETTINGS = {
+    "k": 1,
+    "lambda_": 1.0,
+    "temperature": 0.05,
+    "confidence": True,
+    "lambda_max": 0.95,
+    "min_similarity": 0.8,
+}
+
+
+def write_empty_store(
+    models: list[Any], symbols: list[str], key_layer: str, languages: str | None, output: Path
+) -> TokenSection:
+    """Write an empty datastore, under its final name only when it is complete, or add tokens to a phrase-only one."""
+    if len(models) > 1:
+        raise ConfigurationError(
+            f"--path names an ensemble of {len(models)} models, and a datastore belongs to one model"
+        )
+    dimension = KeyCapture(models[0], key_layer).dimension
+    section = TokenSection(
+        size=0,
+        dimension=dimension,
+        key_layer=key_layer,
+        subsets={},
+        fingerprints={
+            "model": fingerprint.of_parameters(models[0].named_parameters()),
+            "target_dictionary": fingerprint.of_strings(symbols),
+            "corpus": fingerprint.of_strings([]),
+            **({LANGUAGE_PAIR: languages} if languages else {}),
+        },
+        index=IndexDescription("exact", "ip"),
+        projection=ProjectionDescription(dimension, 0, pca=False, normalize_before_pca=False),
+    )
+    beside_phrases = (output / MANIFEST).exists() and Manifest.read(output).token is None
+    with nullcontext(output) if beside_phrases else atomic_directory(output) as folder:
+        part = Part(folder, TOKENS, show=False)
+        rmtree(part.partial, ignore_errors=True)  # left by a run that was killed
+        part.partial.mkdir()
+        for name, (shape, dtype) in array_shapes(0, dimension).items():
+            save_array(part.partial / f"{name}.npy", np.empty(shape, dtype))
+        write_text(part.partial / SYMBOLS, "".join(f"{symbol}\n" for symbol in symbols))
+        KeyProjection.scaling(dimension).save(part.partial / PROJECTION)
+        part.publish(section)
+        write_tuned({"token": TokenDatastore(folder)}, {"knn": EMPTY_SETTINGS}, "the settings of an empty datastore")
+    return section

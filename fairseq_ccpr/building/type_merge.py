@@ -24,14 +24,6 @@ def merge_types(folder: Path, sentences: int, encoder: XprEncoder) -> int:
     1. Number the strings, told by their hashes, in the order in which they first come.
     2. Add up the vectors of all places of each string, on disk.
     3. Project their means.
-
-    Args:
-        folder: keys, spans, sentences and their offsets, as `phrase/` has them.
-        sentences: S.
-        encoder: whose head projects.
-
-    Returns:
-        N.
     """
     write_string_hashes(folder, sentences)
     spans, hashes, means = (
@@ -54,15 +46,7 @@ def merge_types(folder: Path, sentences: int, encoder: XprEncoder) -> int:
 
 
 def number_types(firsts: np.ndarray, path: Path) -> tuple[np.ndarray, int]:
-    """Number different strings in the order in which they first come.
-
-    Args:
-        firsts: int64 [P], of each place the first place of an equal string.
-        path: of the result.
-
-    Returns:
-        int64 [P], the number of each place's string, memory-mapped, and how many there are.
-    """
+    """Number strings, int64 [P], in `path`, in the order in which they first come, by the first place of an equal one."""
     types = open_memmap(path, "w+", np.int64, (len(firsts),))
     count = 0
     for start in range(0, len(firsts), BLOCK):
@@ -75,13 +59,7 @@ def number_types(firsts: np.ndarray, path: Path) -> tuple[np.ndarray, int]:
 
 
 def mean_of_types(means: np.ndarray, types: np.ndarray, count: int, scratch: Path) -> Iterator[np.ndarray]:
-    """Average the vectors of all places of each string, fp32 [n, H] at a time, in the order of their numbers.
-
-    Args:
-        means: fp16 [P, H], may be memory-mapped.
-        types: int64 [P], below `count`.
-        scratch: for their sums.
-    """
+    """Average the fp16 vectors [P, H] of all places of each string by `types`, int64 [P]: fp32 [n, H] at a time, in order."""
     sums = open_memmap(scratch / "sums.npy", "w+", np.float32, (count, means.shape[1]))
     places = open_memmap(scratch / "places.npy", "w+", np.int64, (count,))
     for start in range(0, len(means), BLOCK):
@@ -107,7 +85,6 @@ def _projection(encoder: XprEncoder) -> Callable[[np.ndarray], np.ndarray]:
 
 
 def _keep_firsts(rows: np.ndarray, firsts: np.ndarray, path: Path) -> None:
-    """Write those rows of a mapped array, [P, ...], that are the first of their string, in its own place."""
     with atomic_file(path) as partial:
         array = GrowingArray(partial, rows.shape[1:], rows.dtype.str)
         for start in range(0, len(rows), BLOCK):

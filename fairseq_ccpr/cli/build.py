@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Optional
 
 from fairseq_ccpr.building.adapter_build import build_projected_datastore
-from fairseq_ccpr.building.empty_store import EmptyStore, one_model
 from fairseq_ccpr.building.part import launched
 from fairseq_ccpr.building.phrase_build import PhraseBuildSettings, build_phrase_datastore
-from fairseq_ccpr.building.token_build import NO_ADAPTER, TokenBuildSettings, build_token_datastore
+from fairseq_ccpr.building.token_build import NO_ADAPTER, TokenBuildSettings, build_token_datastore, write_empty_store
 from fairseq_ccpr.cli.command import command
 from fairseq_ccpr.datastore.preprocessing import remember
 from fairseq_ccpr.datastore.token import UNKNOWN, TokenDatastore
@@ -138,7 +137,7 @@ def build_memory(
 ) -> int:
     system = System.of(rest, data)
     symbols, languages = system.task.target_dictionary.symbols, system.task.tags.languages
-    section = EmptyStore(one_model(system.models), symbols, key_layer, languages).write(output)
+    section = write_empty_store(system.models, symbols, key_layer, languages, output)
     remember(system.preprocessing, output)
     print(f"{output}: nothing yet, for entries of width {section.dimension}; fairseq-ccpr learn adds to it")
     return 0

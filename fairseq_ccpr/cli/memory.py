@@ -196,10 +196,10 @@ first, or compact by themselves, as serve does. The datastore is replaced at one
 interrupted. Tuned settings and trust stay valid.
 """)
 def compact(settings: CompactSettings) -> int:
-    done = compact_datastore(settings)
+    section, moved, removed = compact_datastore(settings)
     print(
-        f"{settings.datastore}: {done.section.size:,} entries, index {done.section.index}; "
-        f"{counted(done.moved, 'pair')} moved into it, {done.removed:,} that were forgotten left it"
+        f"{settings.datastore}: {section.size:,} entries, index {section.index}; "
+        f"{counted(moved, 'pair')} moved into it, {removed:,} that were forgotten left it"
     )
     return 0
 

@@ -25,25 +25,17 @@ SHRINKAGE = 1e-2  # of the mean variance, added to each: few states span few dim
 
 @dataclass(frozen=True)
 class Domain:
-    """Statistics of a datastore's states, before any projection.
+    """Statistics of a datastore's states, before any projection."""
 
-    Attributes:
-        mean: fp32 [d].
-        whitening: fp32 [d, d]; |(h - mean) whitening|^2 / d is the squared Mahalanobis distance per dimension.
-        near, far: fp32 scalars; the running mean of the log distance is below them at 90% and 99% of the positions of the
-            datastore's own sentences, held out.
-        states: fp16 [M, d], of a sample of whole sentences, from which all else is computed.
-        lengths: int64, tokens of these sentences.
-        numbers: int64, of these sentences in the datastore, as provenance counts them.
-    """
-
-    mean: Tensor
-    whitening: Tensor
+    mean: Tensor  # fp32 [d]
+    whitening: Tensor  # fp32 [d, d]; |(h - mean) whitening|^2 / d is the squared Mahalanobis distance per dimension
+    # fp32 scalars: the running mean of the log distance is below them at 90% and 99% of the positions of the datastore's
+    # own sentences, held out.
     near: Tensor
     far: Tensor
-    states: Tensor
-    lengths: Tensor
-    numbers: Tensor
+    states: Tensor  # fp16 [M, d], of a sample of whole sentences, from which all else is computed
+    lengths: Tensor  # int64, tokens of these sentences
+    numbers: Tensor  # int64, of these sentences in the datastore, as provenance counts them
 
     @classmethod
     def of(cls, states: Tensor, lengths: Tensor, numbers: Tensor) -> Domain:
@@ -88,11 +80,7 @@ class Domain:
         return torch.nn.functional.normalize(self.mean, dim=0)
 
     def familiarity(self, running_distance: Tensor) -> Tensor:
-        """Measure how similar hypotheses are to the datastore's own text, fp32 [N]: 1 up to `near`, down to 0 from `far` on.
-
-        Args:
-            running_distance: fp32 [N], the mean of `distance` over the tokens so far.
-        """
+        """How similar hypotheses are to the datastore's own text, by the mean of `distance` so far, [N]: 1 near to 0 far."""
         return ((self.far - running_distance) / self._span).clamp(0, 1)
 
     @cached_property
@@ -111,39 +99,23 @@ class Domain:
 
     @classmethod
     def load(cls, path: Path) -> Domain:
-        """Read what `save` wrote.
-
-        Raises:
-            DatastoreError: the file is damaged, or its tensors do not go together.
-        """
+        """Read what `save` wrote; damage is a DatastoreError."""
         try:
             domain = cls(**load_file(path))
-            _check_shapes(domain)
+            d, m, sentences = len(domain.mean), int(domain.lengths.sum()), (len(domain.lengths),)
+            shapes = {"mean": (d,), "whitening": (d, d), "near": (), "far": (), "states": (m, d)}
+            dtypes = {"states": torch.float16, "lengths": torch.int64, "numbers": torch.int64}
+            for name, shape in (shapes | {"lengths": sentences, "numbers": sentences}).items():
+                found, dtype = getattr(domain, name), dtypes.get(name, torch.float32)
+                if (found.dtype, tuple(found.shape)) != (dtype, shape):
+                    raise ValueError(f"its {name} is {found.dtype} {tuple(found.shape)}, not {dtype} {shape}")
             return domain
         except (SafetensorError, OSError, TypeError, ValueError) as error:
             raise DatastoreError(f"{path} is damaged ({error}): build the datastore again") from None
 
 
-def _check_shapes(domain: Domain) -> None:
-    """Check that all tensors are of one width and of one sample; ValueError, or TypeError for a scalar, if they are not."""
-    d, m, sentences = len(domain.mean), int(domain.lengths.sum()), len(domain.lengths)
-    wanted: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {
-        "mean": (torch.float32, (d,)),
-        "whitening": (torch.float32, (d, d)),
-        "near": (torch.float32, ()),
-        "far": (torch.float32, ()),
-        "states": (torch.float16, (m, d)),
-        "lengths": (torch.int64, (sentences,)),
-        "numbers": (torch.int64, (sentences,)),
-    }
-    for name, (dtype, shape) in wanted.items():
-        found = getattr(domain, name)
-        if (found.dtype, tuple(found.shape)) != (dtype, shape):
-            raise ValueError(f"its {name} is {found.dtype} {tuple(found.shape)}, not {dtype} {shape}")
-
-
 def _moments(states: Tensor) -> tuple[Tensor, Tensor]:
-    """Return mean [d] and whitening [d, d] of states [M, d], fp64: the inverse Cholesky factor of the shrunk covariance."""
+    """Mean [d] and whitening [d, d] of states [M, d], fp64: the inverse Cholesky factor of the shrunk covariance."""
     exact = states.double()
     mean = exact.mean(dim=0)
     centred = exact - mean
@@ -154,7 +126,7 @@ def _moments(states: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _log_distance(states: Tensor, shift: Tensor, whitening: Tensor) -> Tensor:
-    """Compute log |h W - shift|^2 / d, `shift` being the whitened mean; a step of beam search counts each operation."""
+    """log |h W - shift|^2 / d, `shift` being the whitened mean; a step of beam search counts each operation."""
     whitened = torch.addmm(shift, states, whitening, beta=-1)
     return whitened.square_().mean(dim=1).clamp_min_(1e-12).log_()
 

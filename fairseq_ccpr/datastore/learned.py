@@ -27,13 +27,12 @@ import numpy as np
 from fairseq_ccpr.datastore.manifest import Manifest, PhraseSection, TokenSection
 from fairseq_ccpr.datastore.token import KEYS, PROJECTION, TokenDatastore
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError, NotWritableError
-from fairseq_ccpr.storage.fingerprint import short
+from fairseq_ccpr.storage.fingerprint import brief
 from fairseq_ccpr.storage.journal import Journal, WriterLock, begins_as_journal, create_journal
 
 LEARNED, LOCK = "learnt", "lock"  # the names on disk are older than the word
 FORMAT_VERSION = 3  # 2 brought phrases; 3 records that are found and checked one by one
 OWN_SENTENCE = -1  # in place of the number of a sentence that the datastore was built with
-NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 # Numbers are little-endian, texts UTF-8, arrays NumPy's bytes.
 HEADER, PAIR, AGAIN, FORGOTTEN, MOVED, PAIR_WITH_PHRASES, PHRASES, PHRASE_IDENTITY, MOVED_WITH_PHRASES = range(9)
@@ -68,24 +67,16 @@ class NewPair:
 
 @dataclass(frozen=True)
 class LearnedPair:
-    """A sentence pair that was learned.
+    """A sentence pair that was learned, as it was given."""
 
-    Attributes:
-        id: by which it can be forgotten; never reused.
-        source, target: as they were given.
-        count: how often it was learned.
-        tokens: of the target, the end of the sentence included.
-        first_entry: of its tokens in the datastore itself, where it has moved there; None: they are in the journal.
-        sentence: of its target in the datastore's phrase part, where its phrases have moved there; `OWN_SENTENCE` where that
-            sentence is there without it, too; None: its phrases are in the journal, or it has none.
-    """
-
-    id: int
+    id: int  # by which it can be forgotten; never reused
     source: str
     target: str
-    count: int
-    tokens: int
-    first_entry: int | None = None
+    count: int  # how often it was learned
+    tokens: int  # of the target, the end of the sentence included
+    first_entry: int | None = None  # in the datastore itself, where its tokens have moved there; None: in the journal
+    # Of its target in the datastore's phrase part, where its phrases have moved there; `OWN_SENTENCE` where that sentence
+    # is there without it, too; None: its phrases are in the journal, or it has none.
     sentence: int | None = None
 
 
@@ -93,23 +84,6 @@ class LearnedStore:
     """The pairs learned alongside a datastore and not forgotten, in the order in which they were learned.
 
     Any number may read; the first to learn or forget holds the right to write until it is closed. Threads may share it.
-
-    Args:
-        datastore: an opened token datastore.
-
-    Attributes:
-        pairs: by id.
-        entries: values int32 [n] and keys fp16 [n, d] of those pairs that have not moved into the datastore.
-        phrases: of those pairs whose phrases have not moved into the datastore.
-        phrase_section: the manifest's, of the phrase part in the same folder; None: there is none.
-        forgotten: how many pairs were forgotten so far.
-        gone: entries of the datastore itself that were forgotten: the first of each pair, and how many.
-        gone_sentences: sentences that the phrase part has because they were learned, and that were forgotten.
-        next_id: of the next pair.
-        damage: what is wrong with the journal, a sentence; empty where nothing is.
-
-    Raises:
-        DatastoreError: the journal belongs to something else, or cannot be read at all.
     """
 
     def __init__(self, datastore: TokenDatastore) -> None:
@@ -132,20 +106,13 @@ class LearnedStore:
         return journal_path(self.datastore.directory, self.datastore.section.generation)
 
     def learn(self, pairs: Sequence[NewPair]) -> list[int]:
-        """Learn pairs, all or none; they are on disk when this returns.
-
-        Returns:
-            Their ids. A pair that is there already keeps its id, and is counted; it has phrases from then on.
-
-        Raises:
-            DatastoreError: another process writes, or the journal cannot be written.
-        """
+        """Learn pairs, all or none; they are on disk when this returns. One that is there is counted, and keeps its id."""
         with self._lock:
             self.lock()
             ids, records = [], []
             known, new_id = dict(self._ids), self.next_id
             if not self._has_phrases and any(pair.phrases is not None for pair in pairs):
-                records += [_phrase_identity(self.phrase_section)] * 2
+                records += [_json_record(PHRASE_IDENTITY, identity_of_phrases(self.phrase_section))] * 2
             for pair in pairs:
                 if (number := known.get((pair.source, pair.target))) is None:
                     number = known[pair.source, pair.target] = new_id
@@ -165,12 +132,7 @@ class LearnedStore:
             return ids
 
     def forget(self, ids: Iterable[int]) -> None:
-        """Forget pairs, all or none; none of them is found any more when this returns.
-
-        Raises:
-            ConfigurationError: there is no such pair.
-            DatastoreError: another process writes, or the journal cannot be written.
-        """
+        """Forget pairs, all or none; none of them is found any more when this returns."""
         with self._lock:
             self.lock()
             ids = list(dict.fromkeys(ids))
@@ -191,12 +153,7 @@ class LearnedStore:
         return [pair for pair, text in texts if all(word in text for word in words)]
 
     def lock(self) -> None:
-        """Take the right to write, read what others wrote before, and put aside what is damaged.
-
-        Raises:
-            DatastoreError: another one has it.
-            NotWritableError: the folder cannot be written.
-        """
+        """Take the right to write, read what others wrote before, and put aside what is damaged."""
         with self._lock:
             if self._right is not None:
                 return
@@ -210,22 +167,17 @@ class LearnedStore:
                     raise
                 self._right = right
             except OSError as error:
-                if error.errno not in NOT_WRITABLE:
-                    raise DatastoreError(
-                        f"{self.folder} cannot be written ({error.strerror}): nothing was changed; free some space, or check "
-                        "the disk"
-                    ) from None
+                fault = f"{self.folder} cannot be written ({error.strerror})"
+                if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+                    advice = "nothing was changed; free some space, or check the disk"
+                    raise DatastoreError(f"{fault}: {advice}") from None
                 raise NotWritableError(
-                    f"{self.folder} cannot be written ({error.strerror}), as learning requires: nothing was changed; check "
-                    "its permissions, or learn into a copy of the datastore"
+                    f"{fault}, as learning requires: nothing was changed; check its permissions, or learn into a copy of the "
+                    "datastore"
                 ) from None
 
     def handed_on(self, datastore: TokenDatastore) -> LearnedStore:
-        """Open the pairs of the datastore's next generation, and hand over this one's right to write to them.
-
-        Raises:
-            DatastoreError: see the class.
-        """
+        """Open the pairs of the datastore's next generation, and hand over this one's right to write to them."""
         other = LearnedStore(datastore)
         with self._lock:
             other._right, self._right = self._right, None
@@ -260,13 +212,15 @@ class LearnedStore:
             self._apply(record)
 
     def _load(self) -> None:
-        """Read the journal from its beginning: another process may have written to it, or in place of it."""
+        """Another process may have written to the journal, or in place of it: it is read from its beginning."""
         self.pairs: dict[int, LearnedPair] = {}
+        # Values int32 [n] and keys fp16 [n, d], and phrases, of those pairs whose have not moved into the datastore.
         self.entries: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self.phrases: dict[int, PairPhrases] = {}
-        self.gone: list[tuple[int, int]] = []
-        self.gone_sentences: list[int] = []
-        self.forgotten, self.next_id, self.damage = 0, 1, ""
+        self.gone: list[tuple[int, int]] = []  # entries of the datastore that were forgotten: the first, and how many
+        self.gone_sentences: list[int] = []  # that the phrase part has only because they were learned, and forgotten
+        self.forgotten, self.next_id = 0, 1  # how many pairs were forgotten so far
+        self.damage = ""  # what is wrong with the journal, a sentence
         self._ids: dict[tuple[str, str], int] = {}
         self._pairs_of: Counter[int] = Counter()  # by sentence of the phrase part
         self._begun = self._has_phrases = False  # whether the journal says what it, and its phrases belong to
@@ -287,7 +241,6 @@ class LearnedStore:
             self.next_id += lost  # theirs may have been given
 
     def _apply(self, record: bytes) -> None:
-        """Do what a record says, unless the one it refers to is missing."""
         try:
             kind = record[0]
             if kind == HEADER:
@@ -365,7 +318,6 @@ class LearnedStore:
                 self.gone_sentences.append(pair.sentence)
 
     def _check(self, header: dict[str, Any]) -> None:
-        """Refuse a journal of another format, or one that belongs to something else."""
         if header["version"] > FORMAT_VERSION:
             raise DatastoreError(
                 f"{self.path} has format version {header['version']}, and this fairseq-ccpr reads up to {FORMAT_VERSION}: "
@@ -375,43 +327,34 @@ class LearnedStore:
         self.next_id, self._begun = max(self.next_id, header["first_id"]), True
 
     def _refuse_others(self, found: dict[str, Any], expected: dict[str, Any]) -> None:
-        """Refuse what belongs to something else."""
         for name in expected | found:
-            before, here = found.get(name), expected.get(name)
-            if before != here:
+            if (before := found.get(name)) != (current := expected.get(name)):
                 raise DatastoreError(
-                    f"{self.path} was learned with another {name} than {self.datastore.directory} has ({_brief(before)}, "
-                    f"here {_brief(here)}): move it away, or restore the datastore it belongs to"
+                    f"{self.path} was learned with another {name} than {self.datastore.directory} has ({brief(before)}, "
+                    f"here {brief(current)}): move it away, or restore the datastore it belongs to"
                 )
 
     def _refuse_changed(self) -> None:
-        """Refuse to write if the datastore is no longer the one that was opened."""
-        section, opened = Manifest.read(self.datastore.directory).token, self.datastore
-        as_before = section is not None and section.generation == opened.section.generation
-        if section is None or not as_before or section.digest(f"{KEYS}.npy") != opened.keys_fingerprint:
+        opened, section = self.datastore, Manifest.read(self.datastore.directory).token
+        before = opened.section.generation, opened.keys_fingerprint
+        if section is None or (section.generation, section.digest(f"{KEYS}.npy")) != before:
             raise DatastoreError(
                 f"{self.datastore.directory} was compacted or built again since it was opened: open it again"
             )
 
 
 def first_records(section: TokenSection, first_id: int, phrases: PhraseSection | None = None) -> list[bytes]:
-    """Make the records that a journal begins with.
-
-    Args:
-        section: of the datastore.
-        first_id: below which ids were given before.
-        phrases: the phrase part that the pairs of the journal have phrases of; None: they have none.
-    """
+    """Make the records that a journal begins with, where ids below the first were given before."""
     header = {"version": FORMAT_VERSION, "identity": identity(section), "first_id": first_id}
-    return [_json_record(HEADER, header)] * 2 + [_phrase_identity(phrases)] * (2 if phrases is not None else 0)
+    records = [_json_record(HEADER, header)] * 2
+    return records + [_json_record(PHRASE_IDENTITY, identity_of_phrases(phrases))] * (2 if phrases is not None else 0)
 
 
 def moved_record(pair: LearnedPair) -> bytes:
     """Make the record of a pair whose entries are the datastore's own."""
     places = [place for place in (pair.first_entry, pair.sentence) if place is not None]
-    return _texts(MOVED if pair.sentence is None else MOVED_WITH_PHRASES, pair) + struct.pack(
-        f"<{len(places)}q", *places
-    )
+    kind = MOVED if pair.sentence is None else MOVED_WITH_PHRASES
+    return _texts(kind, pair) + struct.pack(f"<{len(places)}q", *places)
 
 
 def journal_path(directory: Path, generation: int) -> Path:
@@ -452,16 +395,8 @@ def identity_of_phrases(section: PhraseSection | None) -> dict[str, Any]:
     }
 
 
-def _brief(value: Any) -> str:
-    return short(value) if isinstance(value, str) and len(value) == 64 else str(value)
-
-
 def _json_record(kind: int, content: dict[str, Any]) -> bytes:
     return bytes([kind]) + json.dumps(content).encode()
-
-
-def _phrase_identity(section: PhraseSection | None) -> bytes:
-    return _json_record(PHRASE_IDENTITY, identity_of_phrases(section))
 
 
 def _new_record(number: int, pair: NewPair) -> bytes:
@@ -481,7 +416,6 @@ def _phrase_bytes(phrases: PairPhrases) -> bytes:
 
 
 def _read_phrases(record: bytes, start: int) -> PairPhrases:
-    """Read the phrases from `start` up to the end of a record, whose memory they share."""
     size, width = _PHRASES.unpack_from(record, start)
     start += _PHRASES.size
     if len(record) != start + size * (2 * _INTEGER.itemsize + width * _KEY.itemsize):

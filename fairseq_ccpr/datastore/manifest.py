@@ -4,14 +4,22 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from omegaconf import DictConfig, OmegaConf
 
 from fairseq_ccpr.errors import DatastoreError
 from fairseq_ccpr.search import TIMEOUT, IndexDescription, RemoteKeys, StoreAddress
 from fairseq_ccpr.storage import fingerprint
-from fairseq_ccpr.storage.files import MANIFEST, PARTIAL, PLAN, drop_checksum, read_checked_json, write_checked_json
+from fairseq_ccpr.storage.files import (
+    MANIFEST,
+    PARTIAL,
+    PLAN,
+    check_sizes,
+    drop_checksum,
+    read_checked_json,
+    write_checked_json,
+)
 from fairseq_ccpr.version import __version__
 
 
@@ -32,13 +40,7 @@ class ProjectionDescription:
 
 
 def digest_options(options: Any) -> str | None:
-    """Digest the options of a tokenizer or of a subword model; files count by their bytes, wherever they lie.
-
-    Args:
-        options: what fairseq builds it from, such as `cfg.bpe`; None where there is none.
-
-    Returns:
-        None where the options are of a kind that says too little.
+    """Digest the options of a tokenizer or BPE; files count by their bytes. None where they say too little.
 
     >>> one, two = (OmegaConf.create({"_name": "moses", "source_lang": lang}) for lang in ("de", "en"))
     >>> digest_options(one) == digest_options(one.copy()) != digest_options(two)
@@ -50,13 +52,11 @@ def digest_options(options: Any) -> str | None:
         return None
     values = OmegaConf.to_container(options)
     assert isinstance(values, dict)
-    named = sorted((str(name), _digest(value)) for name, value in values.items())
-    return fingerprint.of_strings(part for pair in named for part in pair)
-
-
-def _digest(value: object) -> str:
-    path = Path(value) if isinstance(value, str) and value else None
-    return fingerprint.of_file(path) if path is not None and path.is_file() else repr(value)
+    named = {}
+    for name, value in values.items():
+        is_file = isinstance(value, str) and value and Path(value).is_file()
+        named[str(name)] = fingerprint.of_file(Path(value)) if is_file else repr(value)
+    return fingerprint.of_strings(part for pair in sorted(named.items()) for part in pair)
 
 
 # 2 brought projections, 3 phrases, 4 keys in Milvus, 5 the checksum of the manifest, 6 what tokens know of their own text,
@@ -85,12 +85,23 @@ class Source:
     reverse_model: str = ""  # fingerprint of the model whose back-translations its sources are; empty: they are none
 
 
-class _Section:
+@dataclass(kw_only=True)
+class Section:
     """What the parts of a manifest have in common."""
 
     PART: ClassVar[str]
-    files: dict[str, dict[str, Any]]
-    ancestors: list[str]
+    ORDER: ClassVar[str]  # of the entries in the file
+
+    size: int
+    dimension: int
+    fingerprints: dict[str, str]  # of what it was built from
+    index: IndexDescription
+    share: float = 1.0  # fraction of the sentences that was drawn at random
+    files: dict[str, dict[str, Any]] = field(default_factory=dict)  # path -> bytes, sha256
+    index_recall: float | None = None  # of `search.recall.recall_of_sample`; None: exact, or unknown
+    shard: list[int] | None = None  # its number, of how many, and tokens or sentences of a chunk
+    sources: list[Source] = field(default_factory=list)  # of several corpora that were merged
+    ancestors: list[str] = field(default_factory=list)  # digests of its keys before what was learned moved into it
 
     @property
     def generation(self) -> int:
@@ -100,85 +111,68 @@ class _Section:
     @property
     def folder(self) -> str:
         """The name of its folder: that of each generation is another, so that the manifest decides which one counts."""
-        return folder_of(self.PART, self.generation)
+        return f"{self.PART}-{self.generation}" if self.generation else self.PART
 
     def digest(self, name: str) -> str | None:
         """Return the SHA-256 of one of its files, None where it has none of that name."""
         file = self.files.get(f"{self.folder}/{name}")
         return file["sha256"] if file is not None else None
 
+    def as_json(self) -> dict[str, Any]:
+        """Return its entries, in the order of the file."""
+        values = asdict(self)
+        return {name: values[name] for name in self.ORDER.split()}
+
     @classmethod
-    def _values(cls, data: dict[str, Any]) -> dict[str, Any]:
-        """Parse what all sections have; ValueError, KeyError or TypeError if it is none."""
+    def from_json(cls, data: dict[str, Any]) -> Self:
+        """Make a section of parsed JSON; ValueError, KeyError or TypeError if it is none."""
         values = _known(cls, data)
         values["sources"] = [Source(**source) for source in values.get("sources", [])]
         values["index"] = IndexDescription(**values["index"])
-        return values
-
-
-@dataclass
-class TokenSection(_Section):
-    """The token part of a manifest: keys fp16 [N, d], values int32 [N], provenance int32 [N, 2]."""
-
-    PART = TOKEN
-
-    size: int
-    dimension: int
-    key_layer: str
-    subsets: dict[str, int]  # name -> sentences; provenance counts sentences through them in this order
-    fingerprints: dict[str, str]  # model, target_dictionary, corpus; adapter, language_pair, reverse_model
-    index: IndexDescription
-    projection: ProjectionDescription | None = None  # from the decoder's states to the keys; None: they are the keys
-    share: float = 1.0  # fraction of the sentences that was drawn at random
-    files: dict[str, dict[str, Any]] = field(default_factory=dict)  # path -> bytes, sha256
-    index_recall: float | None = None  # of `search.recall.recall_of_sample`; None: exact, or unknown
-    shard: list[int] | None = None  # its number, of how many, and tokens of a chunk
-    sources: list[Source] = field(default_factory=list)  # of several corpora that were merged
-    domain: bool = False  # whether it knows its own text, as datastores built before did not
-    ancestors: list[str] = field(default_factory=list)  # digests of its keys before what was learned moved into it
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> TokenSection:
-        """Make a section of parsed JSON; ValueError, KeyError or TypeError if it is none."""
-        values = cls._values(data)
-        if values.get("projection") is not None:
-            values["projection"] = ProjectionDescription(**values["projection"])
+        for name, kind in (("projection", ProjectionDescription), ("store", StoreAddress)):
+            if values.get(name) is not None:
+                values[name] = kind(**values[name])
         return cls(**values)
 
 
-@dataclass
-class PhraseSection(_Section):
+@dataclass(kw_only=True)
+class TokenSection(Section):
+    """The token part of a manifest: keys fp16 [N, d], values int32 [N], provenance int32 [N, 2].
+
+    Its fingerprints: model, target_dictionary, corpus; adapter, language_pair, reverse_model.
+    """
+
+    PART = TOKEN
+    ORDER = (
+        "size dimension key_layer subsets fingerprints index projection share files index_recall shard sources domain "
+        "ancestors"
+    )
+
+    key_layer: str
+    subsets: dict[str, int]  # name -> sentences; provenance counts sentences through them in this order
+    projection: ProjectionDescription | None = None  # from the decoder's states to the keys; None: they are the keys
+    domain: bool = False  # whether it knows its own text, as datastores built before did not
+
+
+@dataclass(kw_only=True)
+class PhraseSection(Section):
     """The phrase part of a manifest: keys fp16 [N, o], spans int32 [N, 3], sentences as text.
 
-    Keys in a database have no file; their fingerprint is then among `fingerprints`.
+    Its fingerprints: encoder, corpus; lexicon; keys, where a database has them, and no file does.
     """
 
     PART = PHRASE
+    ORDER = (
+        "size dimension sentences segmentation encoder fingerprints index files share index_recall pooled shard sources "
+        "store hashes ancestors"
+    )
 
-    size: int
-    dimension: int
     sentences: int
     segmentation: dict[str, Any]
     encoder: str  # where its checkpoint was
-    fingerprints: dict[str, str]  # encoder, corpus
-    index: IndexDescription
-    files: dict[str, dict[str, Any]] = field(default_factory=dict)  # path -> bytes, sha256
-    share: float = 1.0  # fraction of the text's sentences that was drawn at random
-    index_recall: float | None = None  # of `search.recall.recall_of_sample`; None: exact, or unknown
     pooled: bool = False  # one entry a string, the mean over all its places
-    shard: list[int] | None = None  # its number, of how many, and sentences of a chunk
-    sources: list[Source] = field(default_factory=list)  # of several texts that were merged
     store: StoreAddress | None = None  # where the keys are, if in a database
     hashes: bool = False  # whether the strings' hashes are in a file, as in datastores built before they were not
-    ancestors: list[str] = field(default_factory=list)  # digests of its keys before what was learned moved into it
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> PhraseSection:
-        """Make a section of parsed JSON; ValueError, KeyError or TypeError if it is none."""
-        values = cls._values(data)
-        if values.get("store") is not None:
-            values["store"] = StoreAddress(**values["store"])
-        return cls(**values)
 
     def remote_keys(self, timeout: float = TIMEOUT, token: str = "") -> RemoteKeys:
         """Describe the keys in a database."""
@@ -192,6 +186,36 @@ class PhraseSection(_Section):
         return {name: entries[name] for name in names} | {"index": self.index.factory}
 
 
+S = TypeVar("S", bound=Section)
+
+
+class OpenedPart(Generic[S]):
+    """A part of a datastore opened for reading, checked for size."""
+
+    def __init__(self, directory: Path | str, kind: type[S]) -> None:
+        self.directory = Path(directory)
+        section = getattr(Manifest.read(self.directory), kind.PART)
+        if section is None:
+            raise DatastoreError(
+                f"the datastore {self.directory} has no {kind.PART} part: build one with `fairseq-ccpr build {kind.PART}s`"
+            )
+        self.section: S = section
+        check_sizes(self.directory, section.files)
+        self.folder = self.directory / section.folder
+
+    @property
+    def keys_fingerprint(self) -> str:
+        """Digest of the keys' file, or of what it would be where a database has them."""
+        digest = self.section.digest("keys.npy") or self.section.fingerprints.get("keys")
+        assert digest is not None
+        return digest
+
+    @property
+    def keys_fingerprints(self) -> list[str]:
+        """The same, and those of its keys before what was learned moved into them."""
+        return [self.keys_fingerprint, *self.section.ancestors]
+
+
 @dataclass
 class Manifest:
     """All of `manifest.json`."""
@@ -202,16 +226,13 @@ class Manifest:
 
     def write(self, directory: Path) -> None:
         """Write atomically: readers see the old manifest or the new one."""
-        parts = {name: part for name, part in asdict(self).items() if part is not None}
-        write_checked_json(directory / MANIFEST, {"format_version": FORMAT_VERSION, **parts})
+        parts = {part.PART: part.as_json() for part in (self.token, self.phrase) if part is not None}
+        data = {"format_version": FORMAT_VERSION, **parts, "created_with": self.created_with}
+        write_checked_json(directory / MANIFEST, data)
 
     @classmethod
     def read(cls, directory: Path) -> Manifest:
-        """Read and check a datastore's manifest.
-
-        Raises:
-            DatastoreError: no such directory, no datastore, an unfinished one, a newer format, or a damaged manifest.
-        """
+        """Read and check a datastore's manifest; a DatastoreError says why there is none."""
         path = directory / MANIFEST
         if not directory.is_dir():
             raise DatastoreError(
@@ -224,14 +245,9 @@ class Manifest:
                     f"the datastore {directory} is unfinished: run the command that was building it again, and it resumes"
                 )
             near = [*sorted(directory.glob(f"*/{MANIFEST}")), *directory.absolute().parent.glob(MANIFEST)]
-            raise DatastoreError(
-                f"{directory} is not a datastore: it has no {MANIFEST}; "
-                + (
-                    f"did you mean {near[0].parent}?"
-                    if near
-                    else "build one with fairseq-ccpr build tokens or build phrases"
-                )
-            )
+            build = "build one with fairseq-ccpr build tokens or build phrases"
+            advice = f"did you mean {near[0].parent}?" if near else build
+            raise DatastoreError(f"{directory} is not a datastore: it has no {MANIFEST}; {advice}")
         try:
             data = read_checked_json(path)
             version = data["format_version"]
@@ -245,19 +261,13 @@ class Manifest:
             drop_checksum(data, CHECKSUM_SINCE)
             del data["format_version"]
             values = _known(cls, data)
-            for name, section in (("token", TokenSection), ("phrase", PhraseSection)):
-                if name in values:
-                    values[name] = section.from_json(values[name])
+            for section in (TokenSection, PhraseSection):
+                if section.PART in values:
+                    values[section.PART] = section.from_json(values[section.PART])
             return cls(**values)
-        except (KeyError, TypeError, AttributeError) as error:
-            raise _damaged(path, repr(error)) from None
-        except ValueError as error:
-            raise _damaged(path, error) from None
-
-
-def folder_of(part: str, generation: int) -> str:
-    """Name the folder of a generation of a part."""
-    return f"{part}-{generation}" if generation else part
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            fault = error if isinstance(error, ValueError) else repr(error)
+            raise DatastoreError(f"{path} is damaged ({fault}): copy it again, or build the datastore again") from None
 
 
 def _known(cls: type[Any], data: dict[str, Any]) -> dict[str, Any]:
@@ -265,7 +275,3 @@ def _known(cls: type[Any], data: dict[str, Any]) -> dict[str, Any]:
     if unknown := sorted(data.keys() - {field.name for field in fields(cls)}):
         raise ValueError(f"it has an unknown entry '{unknown[0]}'")
     return dict(data)
-
-
-def _damaged(path: Path, fault: object) -> DatastoreError:
-    return DatastoreError(f"{path} is damaged ({fault}): copy it again, or build the datastore again")

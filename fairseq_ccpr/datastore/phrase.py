@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-import io
-from collections.abc import Iterable
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.lib import format as npy
 
-from fairseq_ccpr.datastore.manifest import Manifest, PhraseSection
+from fairseq_ccpr.datastore.manifest import OpenedPart, PhraseSection
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
 from fairseq_ccpr.search import TIMEOUT, Index, IndexDescription
 from fairseq_ccpr.search.index_plan import CPU, open_for_device
-from fairseq_ccpr.storage.arrays import GrowingArray, Shapes, open_array
+from fairseq_ccpr.storage.arrays import GrowingArray, Shapes, npy_header, open_array
 from fairseq_ccpr.storage.equal_strings import HASHED, hash_strings
-from fairseq_ccpr.storage.files import atomic_file, check_checksums, check_sizes
+from fairseq_ccpr.storage.files import atomic_file, check_checksums
 from fairseq_ccpr.storage.fingerprint import short
 from fairseq_ccpr.storage.text_lines import TextLines
 
@@ -27,7 +24,6 @@ KEYS, SPANS, OFFSETS, HASHES = "keys", "spans", "sentence-offsets", "string-hash
 SENTENCES = "sentences.txt"  # UTF-8, one per line
 TOTALS = "totals.json"  # what was counted when it was built
 SOURCES = "sources"  # where several texts were merged
-SAMPLE_SEED = 1
 
 
 def array_shapes(size: int, dimension: int) -> Shapes:
@@ -43,46 +39,21 @@ def part_files(section: PhraseSection) -> list[str]:
     return [*keys, f"{SPANS}.npy", f"{OFFSETS}.npy", SENTENCES, TOTALS, *hashes, *sources, *section.index.files]
 
 
-class PhraseDatastore:
-    """A phrase datastore opened for reading: memory-mapped, checked for size and shape.
-
-    Attributes:
-        keys: fp16 [N, o]; None where a database has them.
-        spans: int32 [N, 3]: sentence, start, end in characters.
-        hashes: uint64 [N], of the strings; None in datastores that have none yet.
-        sentences: lines of the text, S of them.
-
-    Raises:
-        DatastoreError: missing, unfinished, damaged, or without a phrase part.
-    """
+class PhraseDatastore(OpenedPart[PhraseSection]):
+    """A phrase datastore opened for reading: memory-mapped, checked for size and shape."""
 
     def __init__(self, directory: Path | str) -> None:
-        self.directory = Path(directory)
-        section = Manifest.read(self.directory).phrase
-        if section is None:
-            raise DatastoreError(
-                f"the datastore {self.directory} has no phrase part: build one with `fairseq-ccpr build phrases`"
-            )
-        self.section: PhraseSection = section
-        check_sizes(self.directory, section.files)
-        self.folder = folder = self.directory / section.folder
+        super().__init__(directory, PhraseSection)
+        section, folder = self.section, self.folder
         shape = (section.size, section.dimension)
+        # None where a database has them.
         self.keys = open_array(folder / f"{KEYS}.npy", shape, "float16") if section.store is None else None
-        self.spans = open_array(folder / f"{SPANS}.npy", (section.size, 3), "int32")
+        self.spans = open_array(
+            folder / f"{SPANS}.npy", (section.size, 3), "int32"
+        )  # sentence, start, end in characters
+        # Of the strings; None in datastores that have none yet.
         self.hashes = open_array(folder / f"{HASHES}.npy", (section.size,), "uint64") if section.hashes else None
         self.sentences = open_sentences(folder, section.sentences)
-
-    @property
-    def keys_fingerprint(self) -> str:
-        """Digest of the keys' file, or of what it would be where a database has them."""
-        digest = self.section.fingerprints[KEYS] if self.keys is None else self.section.digest(f"{KEYS}.npy")
-        assert digest is not None
-        return digest
-
-    @property
-    def keys_fingerprints(self) -> list[str]:
-        """The same, and those of its keys before what was learned moved into them."""
-        return [self.keys_fingerprint, *self.section.ancestors]
 
     def sentence(self, number: int) -> str:
         """Return a sentence as it stood in the text."""
@@ -101,11 +72,7 @@ class PhraseDatastore:
         return sentence[start:end], sentence, start, end
 
     def open_index(self, timeout: float = TIMEOUT, device: torch.device = CPU) -> Index:
-        """Open the index over the keys, see `open_for_device`; that of a database is checked when it is first searched.
-
-        Args:
-            timeout: seconds that a database may take to answer.
-        """
+        """Open the index over the keys, see `open_for_device`; that of a database is checked when it is first searched."""
         keys = self.keys if self.keys is not None else self.section.remote_keys(timeout)
         rebuild = f"`fairseq-ccpr build phrases TEXT --encoder ENCODER --output {self.directory} --index auto --cpu`"
         return open_for_device(self.section.index, keys, self.folder, device, rebuild)
@@ -121,9 +88,6 @@ class PhraseDatastore:
         """Return this datastore reduced to `size` entries, always the same ones, searched exactly.
 
         Sentences are drawn at random, with all entries of each; of the last sentence they may be the first ones only.
-
-        Raises:
-            ConfigurationError: there are fewer entries, or a database has their keys.
         """
         if self.keys is None:
             raise ConfigurationError(
@@ -134,7 +98,7 @@ class PhraseDatastore:
                 f"--entries is {size:,}, but the datastore {self.directory} has {self.section.size:,}: give a number from "
                 "1 to that"
             )
-        places = np.random.default_rng(SAMPLE_SEED).permutation(self.section.sentences)  # [S], of each sentence
+        places = np.random.default_rng(1).permutation(self.section.sentences)  # [S], of each sentence
         entries = np.sort(places[self.spans[:, 0]].argsort(kind="stable")[:size])
         smaller = copy(self)
         smaller.section = replace(self.section, size=size, index=IndexDescription("exact", "ip"))
@@ -143,11 +107,7 @@ class PhraseDatastore:
         return smaller
 
     def check_encoder(self, fingerprint: str) -> None:
-        """Refuse to work with a phrase encoder other than the one the datastore was built with.
-
-        Raises:
-            DatastoreError: names both sides.
-        """
+        """Refuse to work with a phrase encoder other than the one the datastore was built with."""
         expected = self.section.fingerprints["encoder"]
         if fingerprint != expected:
             raise DatastoreError(
@@ -156,18 +116,16 @@ class PhraseDatastore:
             )
 
     def find_damage(self, block_rows: int = 1 << 16) -> list[str]:
-        """Read every byte; returns a sentence for each fault, none if the part is healthy.
-
-        Raises:
-            DatastoreError: the index cannot be opened.
-        """
+        """Read every byte; returns a sentence for each fault, none if the part is healthy."""
         if faults := check_checksums(self.directory, self.section.files):
             return faults  # what is damaged cannot be trusted to be read
         index = self.open_index()
         index.check()
         if self.keys is None:
-            found = of_keys(self.section.size, self.section.dimension, index.read())
-            if found != self.section.fingerprints[KEYS]:
+            digest = hashlib.sha256(npy_header((self.section.size, self.section.dimension), "<f2"))
+            for block in index.read():
+                digest.update(np.ascontiguousarray(block, np.float16).data)
+            if digest.hexdigest() != self.section.fingerprints[KEYS]:  # of the file that they would be in
                 faults.append(f"phrase keys: those in {self.section.store} have changed since they were written")
         lengths = np.diff(self.sentences.offsets)  # bytes of each sentence, and so no fewer than its characters
         for start in range(0, self.section.size, block_rows):
@@ -180,8 +138,8 @@ class PhraseDatastore:
             elif (first < 0).any() or (first >= end).any() or (end >= lengths[sentence]).any():
                 faults.append(f"phrase spans: places outside their sentences in {rows}")
             elif self.hashes is not None:
-                spans = self.spans[start : start + block_rows]
-                if not np.array_equal(hash_strings(spans, self.sentences), self.hashes[start : start + block_rows]):
+                rehashed = hash_strings(self.spans[start : start + block_rows], self.sentences)
+                if not np.array_equal(rehashed, self.hashes[start : start + block_rows]):
                     faults.append(f"phrase hashes: other than those of the strings in {rows}")
         return faults
 
@@ -192,12 +150,7 @@ def open_sentences(folder: Path, count: int) -> TextLines:
 
 
 def write_string_hashes(folder: Path, sentences: int) -> None:
-    """Write the hash of each phrase's string, uint64 [N], alongside spans and sentences, so that no search has to.
-
-    Args:
-        folder: of the phrase part.
-        sentences: S.
-    """
+    """Write the hash of each phrase's string, uint64 [N], alongside spans and sentences, so that no search has to."""
     spans = np.load(folder / f"{SPANS}.npy", mmap_mode="r", allow_pickle=False)
     lines = open_sentences(folder, sentences)
     with atomic_file(folder / f"{HASHES}.npy") as path:
@@ -207,28 +160,8 @@ def write_string_hashes(folder: Path, sentences: int) -> None:
         array.close()
 
 
-def of_keys(size: int, dimension: int, blocks: Iterable[np.ndarray]) -> str:
-    """Digest the file that keys fp16 [N, o], which come block by block, have in a folder.
-
-    >>> keys = np.zeros((2, 3), np.float16)
-    >>> np.save(file := io.BytesIO(), keys)
-    >>> of_keys(2, 3, [keys[:1], keys[1:]]) == hashlib.sha256(file.getvalue()).hexdigest()
-    True
-    """
-    header = io.BytesIO()
-    npy.write_array_header_1_0(header, {"descr": "<f2", "fortran_order": False, "shape": (size, dimension)})
-    digest = hashlib.sha256(header.getvalue())
-    for block in blocks:
-        digest.update(np.ascontiguousarray(block, np.float16).data)
-    return digest.hexdigest()
-
-
 def bytes_per_entry(section: PhraseSection) -> dict[str, float]:
-    """Compute the bytes that an entry takes on disk, on average: of keys, spans, sentences and index.
-
-    Args:
-        section: of the manifest.
-    """
+    """Compute the bytes that an entry takes on disk, on average: of keys, spans, sentences and index."""
     parts = {f"{section.folder}/{KEYS}.npy": KEYS, f"{section.folder}/{SPANS}.npy": SPANS}
     parts |= {f"{section.folder}/{name}": "index" for name in section.index.files}
     totals: dict[str, float] = {}

@@ -38,19 +38,13 @@ FILE_OPTIONS = (
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """Languages, dictionaries and subwords of a translation model.
+    """Languages, dictionaries and subwords of a translation model."""
 
-    Attributes:
-        folder: has dict.LANGUAGE.txt of both languages.
-        options: fairseq's of tokenizer and BPE by name, such as bpe and sentencepiece_model; empty where they are not known.
-        model: the checkpoint, where it is known.
-    """
-
-    folder: Path
+    folder: Path  # has dict.LANGUAGE.txt of both languages
     source_lang: str
     target_lang: str
-    options: Mapping[str, Any]
-    model: str = ""
+    options: Mapping[str, Any]  # fairseq's of tokenizer and BPE by name, such as bpe; empty where they are not known
+    model: str = ""  # the checkpoint, where it is known
 
     @property
     def words(self) -> list[str]:
@@ -70,11 +64,7 @@ class Preprocessing:
         return frozenset(map(of_file, self._files()))
 
     def save(self, folder: Path) -> None:
-        """Write the description to a folder, with copies of the files that are not in it.
-
-        Raises:
-            DatastoreError: two of the files have one name.
-        """
+        """Write the description to a folder, with copies of the files that are not in it."""
         dictionaries = [self.folder / f"dict.{language}.txt" for language in (self.source_lang, self.target_lang)]
         files = list(dict.fromkeys([*dictionaries, *self._files()]))
         for path in files:
@@ -99,18 +89,12 @@ class Preprocessing:
 
 
 def read_preprocessing(folder: Path) -> Preprocessing | None:
-    """Read what `save` wrote to a folder; None where there is nothing.
-
-    Raises:
-        DatastoreError: the description or a file of it is damaged.
-    """
+    """Read what `save` wrote to a folder; None where there is nothing."""
     path = folder / FILE
     if not path.is_file():
         return None
     try:
-        data = read_checked_json(path)
-        if data["format_version"] != FORMAT_VERSION:
-            raise ValueError(f"it has format version {data['format_version']}, and this reads {FORMAT_VERSION}")
+        data = read_checked_json(path, FORMAT_VERSION)
         files, options = data["files"], data["options"]
         found = Preprocessing(folder, data["source_lang"], data["target_lang"], options, data["model"])
     except (ValueError, KeyError) as error:
@@ -134,9 +118,5 @@ def remember(preprocessing: Preprocessing, datastore: Path) -> None:
 
 
 def remembered(datastore: Path) -> Preprocessing | None:
-    """Return the preprocessing that a datastore keeps, None where there is none.
-
-    Raises:
-        DatastoreError: it is damaged.
-    """
+    """Return the preprocessing that a datastore keeps, None where there is none."""
     return read_preprocessing(datastore / PREPROCESSING)

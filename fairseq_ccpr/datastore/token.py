@@ -13,15 +13,13 @@ from torch import Tensor, nn
 
 from fairseq_ccpr import timing
 from fairseq_ccpr.datastore.domain import Domain
-from fairseq_ccpr.datastore.manifest import Manifest, TokenSection
+from fairseq_ccpr.datastore.manifest import OpenedPart, TokenSection
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
 from fairseq_ccpr.search import Index
 from fairseq_ccpr.search.index_plan import CPU, open_for_device
 from fairseq_ccpr.storage.arrays import Shapes, open_array
-from fairseq_ccpr.storage.files import check_checksums, check_sizes
+from fairseq_ccpr.storage.files import check_checksums
 from fairseq_ccpr.storage.fingerprint import short
-
-PCA_ROWS = 1 << 18  # a random sample of so many rows fits a PCA of a few hundred dimensions
 
 
 class KeyProjection(nn.Module):
@@ -73,11 +71,7 @@ class KeyProjection(nn.Module):
 
     @classmethod
     def load(cls, path: Path) -> KeyProjection:
-        """Read what `save` wrote.
-
-        Raises:
-            DatastoreError: the file is damaged.
-        """
+        """Read what `save` wrote; damage is a DatastoreError."""
         try:
             tensors = load_file(path)
             layers = [
@@ -99,11 +93,7 @@ class Pca:
 
 
 def fit_pca(rows: Tensor, dimension: int) -> Pca:
-    """Compute principal components of `rows` [n, d], in fp64.
-
-    Raises:
-        ConfigurationError: `dimension` is above d.
-    """
+    """Compute principal components of `rows` [n, d], in fp64."""
     if not 1 <= dimension <= rows.size(1):
         raise ConfigurationError(
             f"--pca-dim is {dimension}, but the adapter's vectors are {rows.size(1)} wide: give 1 to {rows.size(1)}"
@@ -117,13 +107,12 @@ def fit_pca(rows: Tensor, dimension: int) -> Pca:
     return Pca(mean, vectors.T.flip(0)[:dimension].contiguous())
 
 
-def sample_rows(count: int, seed: int = 1, most: int = PCA_ROWS) -> np.ndarray:
-    """Draw which of `count` rows to fit a PCA on, in order."""
+def sample_rows(count: int, seed: int = 1, most: int = 1 << 18) -> np.ndarray:
+    """Draw which of `count` rows to fit a PCA on, in order; a few hundred dimensions need no more."""
     return np.sort(np.random.default_rng(seed).choice(count, min(most, count), replace=False))
 
 
 def _linear(weight: Tensor, bias: Tensor) -> nn.Linear:
-    """Make a layer of given weights, in fp32, that is not trained."""
     layer = nn.Linear(weight.size(1), weight.size(0), device=weight.device)
     layer.weight.data.copy_(weight)
     layer.bias.data.copy_(bias)
@@ -149,40 +138,16 @@ def part_files(section: TokenSection) -> list[str]:
     return [*(f"{name}.npy" for name in array_shapes(0, 0)), SYMBOLS, *others, *section.index.files]
 
 
-class TokenDatastore:
-    """A token datastore opened for reading: memory-mapped, checked for size and shape.
-
-    Raises:
-        DatastoreError: missing, unfinished, damaged, or without a token part.
-    """
+class TokenDatastore(OpenedPart[TokenSection]):
+    """A token datastore opened for reading: memory-mapped, checked for size and shape."""
 
     def __init__(self, directory: Path | str) -> None:
-        self.directory = Path(directory)
-        section = Manifest.read(self.directory).token
-        if section is None:
-            raise DatastoreError(
-                f"the datastore {self.directory} has no token part: build one with `fairseq-ccpr build tokens`"
-            )
-        self.section: TokenSection = section
-        check_sizes(self.directory, section.files)
-        self.folder = self.directory / section.folder
+        super().__init__(directory, TokenSection)
         arrays = {
             name: open_array(self.folder / f"{name}.npy", shape, dtype)
-            for name, (shape, dtype) in array_shapes(section.size, section.dimension).items()
+            for name, (shape, dtype) in array_shapes(self.section.size, self.section.dimension).items()
         }
         self.keys, self.values, self.provenance = arrays[KEYS], arrays[VALUES], arrays[PROVENANCE]
-
-    @property
-    def keys_fingerprint(self) -> str:
-        """Digest of the keys' file."""
-        digest = self.section.digest(f"{KEYS}.npy")
-        assert digest is not None
-        return digest
-
-    @property
-    def keys_fingerprints(self) -> list[str]:
-        """Digests of the keys' file, now and before what was learned moved into it."""
-        return [self.keys_fingerprint, *self.section.ancestors]
 
     def open_index(self, device: torch.device = CPU) -> Index:
         """Open the index over the keys; see `open_for_device`."""
@@ -190,11 +155,7 @@ class TokenDatastore:
         return open_for_device(self.section.index, self.keys, self.folder, device, rebuild)
 
     def open_projection(self) -> KeyProjection | None:
-        """Load the projection from the decoder's states to keys, on the CPU; None where the states are the keys.
-
-        Raises:
-            DatastoreError: the file is damaged, or has other widths than the manifest says.
-        """
+        """Load the projection from the decoder's states to keys, on the CPU; None where the states are the keys."""
         described = self.section.projection
         if described is None:
             return None
@@ -208,11 +169,7 @@ class TokenDatastore:
         return projection
 
     def open_domain(self) -> Domain | None:
-        """Load the statistics of the datastore's own text, on the CPU; None if an earlier version built it.
-
-        Raises:
-            DatastoreError: the file is damaged, or of another width than the decoder's states.
-        """
+        """Load the statistics of the datastore's own text, on the CPU; None if an earlier version built it."""
         if not self.section.domain:
             return None
         path = self.folder / DOMAIN
@@ -226,11 +183,7 @@ class TokenDatastore:
         return domain
 
     def check_fingerprint(self, kind: str, found: str, option: str) -> None:
-        """Refuse to work with a model or dictionary other than the one the datastore was built with.
-
-        Raises:
-            DatastoreError: names both sides.
-        """
+        """Refuse to work with a model or dictionary other than the one the datastore was built with."""
         expected = self.section.fingerprints[kind]
         if found != expected:
             raise DatastoreError(
@@ -239,20 +192,17 @@ class TokenDatastore:
             )
 
     def find_damage(self, block_rows: int = 1 << 16) -> list[str]:
-        """Read every byte; returns a sentence for each fault, none if the part is healthy.
-
-        Raises:
-            DatastoreError: the index, the projection or the knowledge of its own text cannot be opened.
-        """
+        """Read every byte; returns a sentence for each fault, none if the part is healthy."""
         if faults := check_checksums(self.directory, self.section.files):
             return faults  # what is damaged cannot be trusted to be read
         vocabulary = len(self.read_symbols())
         for start in range(0, self.section.size, block_rows):
             rows = slice(start, start + block_rows)
+            named = f"rows {start:,} to {start + block_rows:,}"
             if not np.isfinite(self.keys[rows]).all():
-                faults.append(f"keys: NaN or infinite numbers in rows {start:,} to {start + block_rows:,}")
+                faults.append(f"keys: NaN or infinite numbers in {named}")
             if self.values[rows].min() < 0 or self.values[rows].max() >= vocabulary:
-                faults.append(f"values: tokens outside the dictionary in rows {start:,} to {start + block_rows:,}")
+                faults.append(f"values: tokens outside the dictionary in {named}")
         self.open_index()
         self.open_projection()
         self.open_domain()

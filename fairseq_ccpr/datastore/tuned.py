@@ -26,21 +26,16 @@ Parts = Mapping[str, "TokenDatastore | PhraseDatastore"]  # "token", "phrase", o
 
 
 def trust_path(parts: Parts) -> Path:
-    """Return where trust in these parts is kept with them: `trust-token.safetensors` in the same folder, for example."""
+    """Locate trust in these parts: `trust-token.safetensors` in their folder, for example."""
     return _file_of(parts).with_name(f"trust-{_name_of(parts)}.safetensors")
 
 
 def write_tuned(parts: Parts, settings: Mapping[str, Mapping[str, Any]], signature: str, trust: bool = False) -> Path:
-    """Leave settings with the parts that they were tuned for, in place of earlier ones.
+    """Leave settings with the parts that they were tuned for, in place of earlier ones; returns the file.
 
     Args:
-        parts: what was decoded with.
         settings: values of the fields of `decoding.options`, by the prefix of their options.
-        signature: of retrieval with these settings.
         trust: whether trust, already stored at `trust_path`, goes with them.
-
-    Returns:
-        The file.
     """
     path = _file_of(parts)
     written = _read(path)
@@ -53,29 +48,17 @@ def write_tuned(parts: Parts, settings: Mapping[str, Mapping[str, Any]], signatu
 
 
 def read_tuned(parts: Parts) -> dict[str, dict[str, Any]]:
-    """Return what was tuned for these parts together, or else for each alone; nothing where nothing was.
-
-    Returns:
-        Values of fields by the prefix of their options, as `write_tuned` took them.
-
-    Raises:
-        DatastoreError: a file is damaged.
-    """
+    """Return what was tuned for these parts together, or else for each alone, as `write_tuned` took it."""
     if not parts:
         return {}
-    together = _settings_of(parts)
-    if together or len(parts) == 1:
-        return together
-    alone = (_settings_of({name: part}) for name, part in parts.items())
-    return {prefix: values for settings in alone for prefix, values in settings.items()}
+    if (together := _tuned_of(parts)) or len(parts) == 1:
+        return together["settings"] if together else {}
+    alone = (_tuned_of({name: part}) or {"settings": {}} for name, part in parts.items())
+    return {prefix: values for tuned in alone for prefix, values in tuned["settings"].items()}
 
 
 def tuned_trust(parts: Parts) -> Path | None:
-    """Return the trust file that tuning stored with exactly these parts, if any.
-
-    Raises:
-        DatastoreError: the file is missing, or another than tuning left.
-    """
+    """Return the trust file that tuning stored with exactly these parts, if any; it must be what tuning left."""
     tuned = _tuned_of(parts)
     if tuned is None or "trust" not in tuned:
         return None
@@ -88,12 +71,6 @@ def tuned_trust(parts: Parts) -> Path | None:
 def tuned_signatures(directory: Path) -> dict[str, str]:
     """Return the signatures of all that was tuned for a datastore, by its parts."""
     return {name: tuned["signature"] for name, tuned in _read(directory / TUNED).items()}
-
-
-def _settings_of(parts: Parts) -> dict[str, dict[str, Any]]:
-    tuned = _tuned_of(parts)
-    settings: dict[str, dict[str, Any]] = tuned["settings"] if tuned is not None else {}
-    return settings
 
 
 def _tuned_of(parts: Parts) -> dict[str, Any] | None:
@@ -109,13 +86,9 @@ def _read(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        data = read_checked_json(path)
-        if data["format_version"] != FORMAT_VERSION:
-            raise ValueError(f"it has format version {data['format_version']}, and this reads {FORMAT_VERSION}")
-        tuned: dict[str, Any] = data["tuned"]
+        return dict(read_checked_json(path, FORMAT_VERSION)["tuned"])
     except (ValueError, KeyError) as error:
         raise DatastoreError(f"{path} is damaged ({error}): delete it, and tune again") from None
-    return tuned
 
 
 def _file_of(parts: Parts) -> Path:

@@ -16,7 +16,6 @@ import contextlib
 import fcntl
 import logging
 import shutil
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,7 +42,6 @@ TOKENS, FIRST, COUNTS = "tokens", "first", "counts"
 DESCRIPTION = "subwords.json"
 LOCK = "subwords.lock"  # held by who is making them
 BLOCK = 1 << 12  # sentences, or phrases of about as many, at a time
-SPANS_FILE = f"{SPANS}.npy"
 MOST = 255  # most subwords that are counted; decoders do not follow longer phrases
 
 logger = logging.getLogger(__name__)
@@ -58,28 +56,19 @@ class WrittenSubwords:
     counts: np.ndarray  # uint8 [N, 2]
 
     def cuts(self, entries: np.ndarray) -> Cuts:
-        """Tell where the phrases of entries, int64 [R], are among `tokens`."""
+        """Locate the phrases of entries, int64 [R], among `tokens`."""
         return Cuts(self.first[entries], *self.counts[entries].T.astype(np.int64))
 
 
 def open_or_write(datastore: PhraseDatastore, subwords: DecoderSubwords, model: str) -> WrittenSubwords | None:
-    """Map the phrases of a datastore as subwords, making them first if necessary.
-
-    Args:
-        subwords: of the translation model.
-        model: digest of its subword model and tokenizer.
-
-    Returns:
-        None where they are not there and cannot be written, after a line in the log.
-
-    Raises:
-        ConfigurationError: more than `MAX_UNKNOWN` of the subwords are unknown.
-    """
+    """Map the phrases of a datastore in the subwords of a model, of this digest, making them first; None if impossible."""
     made_from = of_strings([of_store(datastore), model, of_strings(subwords.dictionary.symbols)])
     folder = datastore.directory / f"subwords-{made_from[:8]}"
     try:
         if (written := _open(folder, made_from, datastore, subwords)) is None:
-            with _only_one(datastore.directory / LOCK):
+            with (datastore.directory / LOCK).open("wb") as lock:
+                with contextlib.suppress(OSError):  # a file system without locks: the last to finish wins
+                    fcntl.flock(lock, fcntl.LOCK_EX)
                 written = _open(folder, made_from, datastore, subwords)  # another process may have made it
                 if written is None:
                     _write(folder, made_from, datastore, subwords)
@@ -93,14 +82,14 @@ def open_or_write(datastore: PhraseDatastore, subwords: DecoderSubwords, model: 
 def of_store(datastore: PhraseDatastore) -> str:
     """Digest what the phrases of a datastore are, and how they are cut."""
     section = datastore.section
-    digests = [section.files[path]["sha256"] for path in sorted(section.files) if Path(path).name in (SPANS_FILE, TEXT)]
+    names = (f"{SPANS}.npy", TEXT)
+    digests = [section.files[path]["sha256"] for path in sorted(section.files) if Path(path).name in names]
     return of_strings([str(FORMAT_VERSION), str(section.size), *digests])
 
 
 def _open(
     folder: Path, made_from: str, datastore: PhraseDatastore, subwords: DecoderSubwords
 ) -> WrittenSubwords | None:
-    """Map what is in a folder; None where nothing is, or something else, or what is damaged."""
     if not (folder / DESCRIPTION).exists():
         return None
     try:
@@ -120,7 +109,6 @@ def _open(
 
 
 def _write(folder: Path, made_from: str, datastore: PhraseDatastore, subwords: DecoderSubwords) -> None:
-    """Make the folder, and remove those made from phrases that the datastore had before."""
     section, store = datastore.section, of_store(datastore)
     logger.info("writing the phrases of %s in the subwords of the model, once: %s", datastore.directory, folder)
     with scratch_directory(folder) as partial:
@@ -148,7 +136,6 @@ def remove_stale(datastore: PhraseDatastore) -> None:
 
 
 def _store_of(folder: Path) -> object:
-    """Return what the phrases in a folder were made from; None where it is not complete."""
     try:
         return read_checked_json(folder / DESCRIPTION).get("store")
     except (OSError, ValueError):
@@ -156,7 +143,6 @@ def _store_of(folder: Path) -> object:
 
 
 def _split_sentences(partial: Path, datastore: PhraseDatastore, subwords: DecoderSubwords) -> tuple[int, int]:
-    """Write the subwords of all sentences; returns how many there are, and how many are unknown."""
     count = datastore.section.sentences
     arrays = {name: GrowingArray(partial / f"{name}.npy", (), "int32") for name in ("starts", "ends")}
     arrays["ids"] = GrowingArray(partial / f"{TOKENS}.npy", (), _dtype(subwords))
@@ -179,7 +165,6 @@ def _split_sentences(partial: Path, datastore: PhraseDatastore, subwords: Decode
 
 
 def _cut_entries(partial: Path, datastore: PhraseDatastore, subwords: DecoderSubwords) -> None:
-    """Write where each phrase is among the subwords of its sentence."""
     bounds, *parts = (
         np.load(partial / f"{name}.npy", mmap_mode="r", allow_pickle=False)
         for name in ("bounds", TOKENS, "starts", "ends")
@@ -190,10 +175,10 @@ def _cut_entries(partial: Path, datastore: PhraseDatastore, subwords: DecoderSub
         spans = datastore.spans[start : start + BLOCK].astype(np.int64)
         numbers, spans[:, 0] = np.unique(spans[:, 0], return_inverse=True)
         extents = bounds[numbers + 1] - bounds[numbers]
-        own = np.concatenate([[0], np.cumsum(extents)])
-        rows = np.repeat(bounds[numbers] - own[:-1], extents) + np.arange(own[-1])
+        local = np.concatenate([[0], np.cumsum(extents)])  # bounds among the rows of this block
+        rows = np.repeat(bounds[numbers] - local[:-1], extents) + np.arange(local[-1])
         ids, starts, ends = (part[rows] for part in parts)
-        cuts = cut_phrases(spans, SplitSentences(ids, starts, ends, own), subwords.dictionary.unk())
+        cuts = cut_phrases(spans, SplitSentences(ids, starts, ends, local), subwords.dictionary.unk())
         kept = np.where(cuts.lengths <= MOST, cuts.lengths, 0)
         first.append(np.where(kept > 0, rows[np.minimum(cuts.first, len(rows) - 1)], 0) if len(rows) else kept)
         counts.append(np.stack([kept, np.minimum(cuts.following, MOST)], axis=1))
@@ -203,12 +188,3 @@ def _cut_entries(partial: Path, datastore: PhraseDatastore, subwords: DecoderSub
 
 def _dtype(subwords: DecoderSubwords) -> str:
     return "uint16" if len(subwords.dictionary) <= 1 << 16 else "int32"
-
-
-@contextlib.contextmanager
-def _only_one(path: Path) -> Iterator[None]:
-    """Wait until no other process or thread holds a lock."""
-    with path.open("wb") as stream:
-        with contextlib.suppress(OSError):  # a file system without locks: the last to finish wins
-            fcntl.flock(stream, fcntl.LOCK_EX)
-        yield

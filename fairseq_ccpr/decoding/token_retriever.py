@@ -107,7 +107,7 @@ class TokenRetriever:
             scores = torch.cat([scores, more], dim=1)
             ids = torch.cat([ids, torch.where(rows >= 0, rows + self.index.size, rows)], dim=1)
         # Places stand for ids, which may be missing: of equal scores the datastore's own come first.
-        best, places = largest(scores, torch.arange(ids.size(1), device=ids.device), k)
+        best, places = largest(scores, k)
         return Neighbours(ids.gather(1, places), best, values.gather(1, places).long())
 
     def with_learned(self, entries: LearnedEntries) -> TokenRetriever:

@@ -22,9 +22,16 @@ from fairseq_ccpr.datastore.manifest import PhraseSection, TokenSection
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.search import DISK
 from fairseq_ccpr.search.exact import KEPT_NORMS
-from fairseq_ccpr.search.faiss_index import automatic_factory, import_faiss, inverted_lists, list_count, make_index
+from fairseq_ccpr.search.faiss_index import (
+    RESCORED,
+    SUFFIX,
+    automatic_factory,
+    import_faiss,
+    inverted_lists,
+    list_count,
+    make_index,
+)
 from fairseq_ccpr.search.index_plan import PHRASE_EFFORT, TOKEN_EFFORT, plan_index
-from fairseq_ccpr.search.rescored_index import RESCORED, SUFFIX
 from fairseq_ccpr.version import __version__
 
 PACKAGES = ("torch", "fairseq", "faiss", "numpy", "sacrebleu")

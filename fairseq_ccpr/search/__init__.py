@@ -14,9 +14,8 @@ import numpy as np
 from fairseq_ccpr.errors import DatastoreError
 from fairseq_ccpr.search.base import DISK, METRICS, MILVUS, Index, IndexDescription, RemoteKeys, StoreAddress
 from fairseq_ccpr.search.exact import EXACT, ExactIndex
-from fairseq_ccpr.search.faiss_index import DiskIndex, FaissIndex
+from fairseq_ccpr.search.faiss_index import RESCORED, DiskIndex, FaissIndex, RescoredIndex
 from fairseq_ccpr.search.milvus import SLOW, TIMEOUT, MilvusIndex, read_address
-from fairseq_ccpr.search.rescored_index import RESCORED, RescoredIndex
 
 __all__ = [
     "BACKENDS", "DISK", "EXACT", "METRICS", "SLOW", "TIMEOUT", "DiskIndex", "ExactIndex", "FaissIndex", "Index",
@@ -34,34 +33,14 @@ BACKENDS: dict[str, type[Index]] = {
 
 
 def build_index(
-    keys: np.ndarray,
-    description: IndexDescription,
-    path: Path,
-    progress: Callable[[int], object],
-    remote: RemoteKeys | None = None,
+    keys: np.ndarray, description: IndexDescription, target: Path | RemoteKeys, progress: Callable[[int], object]
 ) -> None:
-    """Build an index and write its file, or bring the keys to their database and wait until they can be searched.
-
-    Args:
-        keys: [N, d], may be memory-mapped; read in blocks.
-        description: see `plan_index`.
-        path: where the file goes.
-        progress: told how many keys were added.
-        remote: where the keys go, if to a database.
-
-    Raises:
-        ConfigurationError: a datastore too small to train such an index.
-        DatastoreError: the file cannot be written, or the database does not take the keys.
-    """
-    BACKENDS[description.backend].build(keys, description, path, progress, remote)
+    """Build an index over keys [N, d] and write its file, or bring them to their database until they can be searched."""
+    BACKENDS[description.backend].build(keys, description, target, progress)
 
 
 def open_index(description: IndexDescription, keys: np.ndarray | RemoteKeys, folder: Path) -> Index:
-    """Open the index that a manifest describes, over `keys` [N, d], with its files in `folder`.
-
-    Raises:
-        DatastoreError: an index of a kind that is not known, or one of other keys.
-    """
+    """Open the index that a manifest describes, over `keys` [N, d], with its files in `folder`."""
     if description.backend not in BACKENDS:
         raise DatastoreError(
             f"{folder} needs the index backend '{description.backend}', unknown here: build another with --index auto, or "

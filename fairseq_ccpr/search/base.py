@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -13,8 +11,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-
-from fairseq_ccpr.errors import ConfigurationError
 
 METRICS = ("l2", "ip")
 DISK = "disk"  # FAISS with inverted lists that stay on disk
@@ -48,14 +44,8 @@ class IndexDescription:
 
 
 def lists_file(file: str) -> str:
-    """Return the name of the file of inverted lists that stay on disk, next to that of the index."""
+    """Name the file of inverted lists that stay on disk, next to that of the index."""
     return file.removesuffix(".faiss") + ".lists"
-
-
-def file_stem(factory: str, metric: str, backend: str) -> str:
-    """Return a file name, without its ending, that no other index over the same keys has."""
-    kind = f"{factory} {metric}" + (f" {DISK}" if backend == DISK else "")
-    return f"index-{hashlib.sha256(kind.encode()).hexdigest()[:8]}"
 
 
 @dataclass(frozen=True)
@@ -82,9 +72,7 @@ class RemoteKeys:
     address: StoreAddress
     size: int
     dimension: int
-    identity: Mapping[
-        str, Any
-    ]  # `dimension`, `size`, `fingerprints` and whatever else must be the same, as JSON has it
+    identity: Mapping[str, Any]  # as JSON has it: `dimension`, `size`, `fingerprints` and what else must be the same
     timeout: float  # seconds that an answer may take, all attempts together
     token: str = ""  # credentials; if empty, those of the environment
 
@@ -92,6 +80,10 @@ class RemoteKeys:
     def shape(self) -> tuple[int, int]:
         """N and d."""
         return self.size, self.dimension
+
+
+Target = Path | RemoteKeys  # an index's file, or the database that takes the keys
+Progress = Callable[[int], object]  # is told how many more keys were added
 
 
 class Effort(NamedTuple):
@@ -114,13 +106,6 @@ class IndexRequest:
     effort: Effort  # where `parameters` do not say
     store: StoreAddress | None = None  # where the keys are to be, if in a database
 
-    def too_many_lists(self, factory: str, lists: int) -> ConfigurationError:
-        """Make the error for an index of more lists than keys."""
-        return ConfigurationError(
-            f"--index {factory} has {lists:,} lists, but the datastore will have {self.size:,} keys: use fewer lists or "
-            "exact"
-        )
-
 
 class Index(ABC):
     """Finds the nearest of N keys of width d. A backend is a subclass, listed in `fairseq_ccpr.search.BACKENDS`.
@@ -128,42 +113,23 @@ class Index(ABC):
     `plan`, `open` and `search` are all that a backend must have, `build` and `bytes_needed` too if it has a file; `to` where
     it works on a GPU; the rest for databases. Scores are always "higher is nearer": the inner product for `ip`, minus the
     *squared* distance for `l2`.
-
-    Attributes:
-        metric: `l2` or `ip`.
-        size: N.
-        dimension: d.
-        remote: whether a search is mostly waiting for another process.
-        on_host: whether the CPU searches, also for queries of a GPU.
-        stands_in: whether it is exact search in place of the index that the manifest describes.
     """
 
-    metric: str
-    size: int
-    dimension: int
-    remote = False
-    on_host = False
-    stands_in = False
+    metric: str  # `l2` or `ip`
+    size: int  # N
+    dimension: int  # d
+    remote = False  # whether a search is mostly waiting for another process
+    on_host = False  # whether the CPU searches, also for queries of a GPU
+    stands_in = False  # whether it is exact search in place of the index that the manifest describes
 
     @classmethod
     @abstractmethod
     def plan(cls, request: IndexRequest) -> IndexDescription:
-        """Decide everything that is stored about an index, before any work is done.
-
-        Raises:
-            ConfigurationError: a factory or parameters that do not exist, or an index too large for the keys.
-        """
+        """Decide everything that is stored about an index, before any work is done."""
 
     @classmethod
-    def build(
-        cls,
-        keys: np.ndarray,
-        description: IndexDescription,
-        path: Path,
-        progress: Callable[[int], object],
-        remote: RemoteKeys | None = None,
-    ) -> None:
-        """Build the index over `keys` [N, d] and write its file, or bring the keys to their database."""
+    def build(cls, keys: np.ndarray, description: IndexDescription, target: Target, progress: Progress) -> None:
+        """Build the index over `keys` [N, d] and write its file, or bring the keys to their database, as `target` says."""
 
     @classmethod
     def bytes_needed(cls, description: IndexDescription, size: int, dimension: int) -> int:
@@ -177,11 +143,7 @@ class Index(ABC):
 
     @abstractmethod
     def search(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """Find the k nearest keys of each query.
-
-        Args:
-            queries: [H, d], any float dtype, on the index's device.
-            k: at least 1; may exceed N.
+        """Find the k nearest keys of queries [H, d], which are on the index's device; k may exceed N.
 
         Returns:
             scores fp32 [H, k], nearest first, and ids int64 [H, k], on the device of the queries. Where fewer
@@ -198,20 +160,10 @@ class Index(ABC):
         return self
 
     def check(self) -> None:
-        """Check that a database has all of the keys, and can search them.
-
-        Raises:
-            UnreachableError: it does not answer.
-            DatastoreError: says what was found and what was expected.
-        """
+        """Check that a database has all of the keys, and can search them."""
 
     def refuse_foreign(self) -> None:
-        """Refuse to write keys where a database has others under the same name.
-
-        Raises:
-            UnreachableError: it does not answer.
-            DatastoreError: names both sides.
-        """
+        """Refuse to write keys where a database has others under the same name."""
 
     def read(self) -> Iterator[np.ndarray]:
         """Read the keys that a database has, fp16 [n, d], block by block, in their order; missing ones are left out."""
@@ -219,6 +171,3 @@ class Index(ABC):
 
     def drop(self) -> None:
         """Remove the keys from a database."""
-
-
-logger = logging.getLogger(__name__)

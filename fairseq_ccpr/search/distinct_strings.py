@@ -3,33 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
 
 import numpy as np
 from torch import Tensor
 
 from fairseq_ccpr.device import to_host
+from fairseq_ccpr.search.base import Index
 from fairseq_ccpr.search.index_plan import PHRASE_DEPTH
+from fairseq_ccpr.search.live import JoinedIndex
 
 DEEPEST = 1024  # most neighbours requested for a phrase: more of them are nearly always the same few strings
 NONE_GONE = np.empty(0, np.int64)
 
 
-class Searched(Protocol):
-    """An object that can be searched ever deeper: an `Index`, or several as one."""
-
-    @property
-    def deepest(self) -> int:
-        """The k beyond which a search returns no more."""
-        ...
-
-    def search(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """Find the k nearest keys of each query; see `Index.search`."""
-        ...
-
-
 def nearest_distinct(
-    index: Searched,
+    index: Index | JoinedIndex,
     strings: Callable[[np.ndarray], np.ndarray],
     vectors: Tensor,
     k: int,
@@ -46,8 +34,6 @@ def nearest_distinct(
 
     Args:
         strings: a number for the string of each of n entries, int64 [n] -> uint64 [n].
-        vectors: fp32 [Q, o], on the index's device.
-        k: strings wanted; fewer are found if no more score `min_similarity`, or none are left.
         gone: int64 [m], entries to treat as if they did not exist.
 
     Returns:
@@ -94,12 +80,12 @@ def unique_mask(numbers: np.ndarray, valid: np.ndarray) -> np.ndarray:
 
 
 def _by_score(scores: Tensor, ids: Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """Sort what a search found, [Q, k] each: the best first, of equal scores the lowest id; on the CPU."""
+    """The best first, of equal scores the lowest id: [Q, k] each, on the CPU."""
     scores, ids = to_host([scores, ids])
-    of_scores, of_ids = scores.double().numpy(), ids.numpy()
-    falling = (of_scores[:, 1:] < of_scores[:, :-1]) | (of_ids[:, 1:] < 0)
+    best, entries = scores.double().numpy(), ids.numpy()
+    falling = (best[:, 1:] < best[:, :-1]) | (entries[:, 1:] < 0)
     if len(rows := np.flatnonzero(~falling.all(axis=1))):  # an index gives the best first, but equal ones in any order
-        order = np.lexsort((of_ids[rows], -of_scores[rows]), axis=1)
-        for part in (of_scores, of_ids):
+        order = np.lexsort((entries[rows], -best[rows]), axis=1)
+        for part in (best, entries):
             part[rows] = np.take_along_axis(part[rows], order, 1)
-    return of_scores, of_ids
+    return best, entries

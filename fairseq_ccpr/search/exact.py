@@ -24,7 +24,7 @@ GPU_NUMBERS = 1 << 28  # the same on a GPU, where a tile is a dozen kernels what
 RUN = 64  # scores of a GPU, of which the largest stands for all
 LARGEST_HALF = 65504.0
 KEPT_NORMS = 1 << 27  # keys, up to which a CPU keeps their norms: 512 MB
-_LAST_ID = 2**32 - 1
+_LAST_PLACE = 2**32 - 1
 _MAGNITUDE = 0x7FFFFFFF  # all bits of a float but its sign
 
 
@@ -35,10 +35,6 @@ class ExactIndex(Index):
        once, in order.
     2. The k + `SPARE` nearest by product are scored again in fp32, distances by differences, which products cancel.
     3. Of these the k nearest are kept, of equal ones the lower id first.
-
-    Args:
-        keys: [N, d], any float dtype; may be memory-mapped.
-        metric: `l2` or `ip`.
     """
 
     def __init__(self, keys: np.ndarray | Tensor, metric: str) -> None:
@@ -71,7 +67,6 @@ class ExactIndex(Index):
 
     @cached_property
     def _single(self) -> Tensor:
-        """The keys in fp32 where a CPU has few of them, else as they are."""
         return self.keys.float() if self.on_host and self.keys.numel() <= TILE_NUMBERS else self.keys
 
     @torch.no_grad()
@@ -88,7 +83,6 @@ class ExactIndex(Index):
         return pad(scores, missing, value=float("-inf")), pad(ids, missing, value=-1)
 
     def _nearest(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """Find the k nearest keys of a block of queries in fp32, k being N at most."""
         products = queries.new_empty(len(queries), 0)
         ids = products.long()
         halves = self.keys.is_cuda and self.keys.dtype in (torch.float16, torch.bfloat16)
@@ -115,7 +109,7 @@ class ExactIndex(Index):
                 products, places = _best(products, k + SPARE)
                 ids = ids.gather(1, places)
         scores = scores_of(self.keys, queries, ids, self.metric)
-        scores, places = largest(scores, torch.arange(ids.size(1), device=ids.device), k)
+        scores, places = largest(scores, k)
         return scores, ids.gather(1, places)
 
     def to(self, device: torch.device) -> ExactIndex:
@@ -124,7 +118,7 @@ class ExactIndex(Index):
 
 
 def _best(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Select the largest scores of each row, of equal ones the first: fp32 and int64 [H, count], in the order of columns."""
+    """The largest scores of each row, of equal ones the first: fp32 and int64 [H, count], in the order of columns."""
     size = scores.size(1)
     best, columns = scores.topk(min(count + 1, size), dim=1)
     last = best[:, count - 1 : count]
@@ -138,7 +132,7 @@ def _best(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def _best_by_runs(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Select as `_best` does, in one pass over the scores: the best are in the runs whose largest score is among the best."""
+    """The same in one pass over the scores: the best are in the runs whose largest score is among the best."""
     size = scores.size(1)
     if size <= RUN * count:
         return _best(scores, count)
@@ -158,14 +152,7 @@ def half_norms(keys: Tensor) -> Tensor:
 
 
 def scores_of(keys: Tensor, queries: Tensor, ids: Tensor, metric: str) -> Tensor:
-    """Score given keys in fp32, [H, n]: inner products, or minus the squared distance, by differences.
-
-    Args:
-        keys: [N, d], any float dtype.
-        queries: [H, d], any float dtype.
-        ids: int64 [H, n].
-        metric: `l2` or `ip`.
-    """
+    """Score given keys [N, d] for queries [H, d], fp32 [H, n]: inner products, or minus squared distances, by differences."""
     scores = torch.empty(ids.shape, device=keys.device)
     rows = max(1, (TILE_NUMBERS if keys.is_cuda else CACHE_NUMBERS) // max(1, ids.size(1) * keys.size(1)))
     for start in range(0, len(queries), rows):
@@ -179,23 +166,19 @@ def scores_of(keys: Tensor, queries: Tensor, ids: Tensor, metric: str) -> Tensor
     return scores
 
 
-def largest(scores: Tensor, ids: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Select the k largest scores of each row, and their ids, without asking a GPU for a number.
-
-    Args:
-        scores: fp32 [H, n]; what is not a number counts as -inf.
-        ids: int64 [H, n], or what broadcasts to it, from 0 to 2^32 - 1 and no two of a row alike.
-        k: up to n.
+def largest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Select the k largest scores of each row, [H, n], and their places, without asking a GPU for a number.
 
     Returns:
-        fp32 and int64 [H, k], largest first, of equal scores the lower id first.
+        fp32 and int64 [H, k], largest first, of equal scores the first; what is not a number counts as -inf.
 
-    >>> largest(torch.tensor([[0.5, 2.0, 2.0, -1.0]]), torch.tensor([7, 9, 8, 1]), 3)
-    (tensor([[2.0000, 2.0000, 0.5000]]), tensor([[8, 9, 7]]))
+    >>> largest(torch.tensor([[0.5, 2.0, 2.0, -1.0]]), 3)
+    (tensor([[2.0000, 2.0000, 0.5000]]), tensor([[1, 2, 0]]))
     """
-    # One number carries both: the score in its upper half, in an order that integers keep, and the id below.
+    # One number carries both: the score in its upper half, in an order that integers keep, and its place below.
     bits = (scores.nan_to_num(float("-inf"), float("inf"), float("-inf")) + 0.0).view(torch.int32)  # + 0.0: -0 is 0
-    both = ((bits ^ ((bits >> 31) & _MAGNITUDE)).long() << 32) | (_LAST_ID - ids)
+    places = torch.arange(scores.size(1), device=scores.device)
+    both = ((bits ^ ((bits >> 31) & _MAGNITUDE)).long() << 32) | (_LAST_PLACE - places)
     best = both.topk(k, dim=1).values
     high = (best >> 32).int()
-    return (high ^ ((high >> 31) & _MAGNITUDE)).view(torch.float32), _LAST_ID - (best & _LAST_ID)
+    return (high ^ ((high >> 31) & _MAGNITUDE)).view(torch.float32), _LAST_PLACE - (best & _LAST_PLACE)

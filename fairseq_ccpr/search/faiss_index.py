@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import math
 import os
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +25,9 @@ from fairseq_ccpr.search.base import (
     Index,
     IndexDescription,
     IndexRequest,
+    Progress,
     RemoteKeys,
-    file_stem,
+    Target,
     lists_file,
 )
 from fairseq_ccpr.storage.files import atomic_file, move_into_place, scratch_directory
@@ -35,11 +38,7 @@ FACTOR, CANDIDATES = "k_factor_rf", "candidates"  # a search parameter of FAISS,
 
 
 def import_faiss() -> Any:
-    """Import FAISS.
-
-    Raises:
-        ConfigurationError: says how to install it.
-    """
+    """Import FAISS, or say how to install it."""
     logging.getLogger("faiss").setLevel(logging.WARNING)  # it reports which instruction sets it tried
     try:
         import faiss
@@ -55,13 +54,7 @@ def set_parameters(index: Any, parameters: str) -> int:
     """Apply search-time parameters in FAISS's own notation; an empty string changes nothing.
 
     One parameter is not FAISS's. Where candidates are scored again, `candidates=64` sets their minimum per query: few
-    neighbours need more candidates each than many do.
-
-    Returns:
-        The minimum number of candidates; 0 if it is not given.
-
-    Raises:
-        ConfigurationError: parameters that the index does not have.
+    neighbours need more candidates each than many do. It is returned, 0 if it is not given.
     """
     faiss, named = import_faiss(), named_parameters(parameters)
     candidates = named.pop(CANDIDATES, "0") if isinstance(index, faiss.IndexRefine) else "0"
@@ -71,7 +64,7 @@ def set_parameters(index: Any, parameters: str) -> int:
             f"such as {CANDIDATES}=64"
         )
     try:
-        faiss.ParameterSpace().set_index_parameters(index, format_parameters(named))
+        faiss.ParameterSpace().set_index_parameters(index, _format(named))
     except RuntimeError:
         raise ConfigurationError(
             f"FAISS does not know the index parameters '{parameters}' for a {type(index).__name__}: "
@@ -82,9 +75,6 @@ def set_parameters(index: Any, parameters: str) -> int:
 
 def named_parameters(parameters: str) -> dict[str, str]:
     """Return the values of search parameters by their names.
-
-    Raises:
-        ConfigurationError: a part of them is not NAME=VALUE.
 
     >>> named_parameters("nprobe=16, k_factor_rf = 4")
     {'nprobe': '16', 'k_factor_rf': '4'}
@@ -101,8 +91,7 @@ def named_parameters(parameters: str) -> dict[str, str]:
     return named
 
 
-def format_parameters(parameters: dict[str, str]) -> str:
-    """Write search parameters in FAISS's notation."""
+def _format(parameters: dict[str, str]) -> str:
     return ",".join(f"{name}={value}" for name, value in parameters.items())
 
 
@@ -120,7 +109,7 @@ def complete_parameters(index: Any, given: str, effort: Effort) -> str:
             parameters[CANDIDATES] = f"{effort.min_candidates}"
     if isinstance(index, faiss.IndexHNSW):
         parameters["efSearch"] = "64"
-    return format_parameters(parameters | named)
+    return _format(parameters | named)
 
 
 def inverted_lists(index: Any) -> Any | None:
@@ -128,31 +117,8 @@ def inverted_lists(index: Any) -> Any | None:
     return import_faiss().try_extract_index_ivf(index)
 
 
-def skip_polysemous(index: Any, parameters: str) -> None:
-    """Train plain product quantisers without ordering their codes for polysemous search, unless the parameters use it.
-
-    FAISS's factory orders them by simulated annealing, which takes many times as long as all other training.
-    """
-    faiss = import_faiss()
-    while isinstance(index, faiss.IndexPreTransform | faiss.IndexRefine):
-        index = faiss.downcast_index(index.index if isinstance(index, faiss.IndexPreTransform) else index.base_index)
-    if isinstance(index, faiss.IndexPQ) and "ht=" not in parameters:
-        index.do_polysemous_training = False
-
-
-def can_stay_on_disk(index: Any) -> bool:
-    """Return whether all that grows with the entries of an empty index is in inverted lists of plain codes."""
-    faiss = import_faiss()
-    ivf = None if isinstance(index, faiss.IndexRefine) else inverted_lists(index)
-    return ivf is not None and isinstance(faiss.downcast_InvertedLists(ivf.invlists), faiss.ArrayInvertedLists)
-
-
 def make_index(dimension: int, factory: str, metric: str) -> Any:
-    """Create an empty index.
-
-    Raises:
-        ConfigurationError: FAISS cannot make sense of `factory` at this width.
-    """
+    """Create an empty index."""
     faiss = import_faiss()
     kind = faiss.METRIC_INNER_PRODUCT if metric == "ip" else faiss.METRIC_L2
     try:
@@ -184,11 +150,7 @@ def automatic_factory(size: int, dimension: int, metric: str) -> str:
 
 
 def disk_factory(size: int) -> str:
-    """Choose inverted lists of a byte for a dimension: nearly exact, with nothing to score again, which would be in memory.
-
-    >>> disk_factory(1_000_000)
-    'IVF1024,SQ8'
-    """
+    """Choose inverted lists of a byte for a dimension: nearly exact, with nothing in memory to score again."""
     return f"IVF{list_count(size)},SQ8"
 
 
@@ -198,11 +160,8 @@ def list_count(size: int) -> int:
 
 
 @contextmanager
-def silence(silent: bool = True) -> Iterator[None]:
+def silence() -> Iterator[None]:
     """Silence what FAISS writes about lists on disk to stdout, which is for results."""
-    if not silent:
-        yield
-        return
     stdout = os.dup(1)
     with Path(os.devnull).open("wb") as nowhere:
         os.dup2(nowhere.fileno(), 1)
@@ -218,38 +177,19 @@ TRAIN_ROWS_PER_CENTROID = 64
 TRAIN_ROWS = 1 << 16  # at least, where the datastore has as many: product quantisers want 2^8 centroids trained well
 
 
-def build_faiss(
-    keys: np.ndarray, description: IndexDescription, path: Path, progress: Callable[[int], object], seed: int = 1
-) -> None:
-    """Train an index on a random sample of `keys`, add all of them, and write it to `path` when it is complete.
-
-    Args:
-        keys: [N, d], may be memory-mapped; read in blocks.
-        description: of an index in memory, or of one on disk, whose lists go next to it; see `build_on_disk`.
-        path: its file, with the name that the description has.
-        progress: told how many keys were added.
-
-    Raises:
-        ConfigurationError: a datastore too small to train such an index.
-        DatastoreError: the file cannot be written.
-    """
-    index, rows = trained_index(keys, description, seed)
-    if description.backend == DISK:
-        build_on_disk(keys, index, rows, path, progress)
-        return
-    _add(index, keys, progress)
-    with atomic_file(path) as partial:
-        _write(index, partial)
-
-
-def trained_index(keys: np.ndarray, description: IndexDescription, seed: int) -> tuple[Any, int]:
-    """Return an index that is ready to take keys, and how many keys at most it is trained on."""
-    index = make_index(keys.shape[1], description.factory, description.metric)
-    skip_polysemous(index, description.parameters)
+def trained_index(keys: np.ndarray, description: IndexDescription, seed: int = 1) -> tuple[Any, int]:
+    """Train an index on a random sample of `keys` [N, d]; returns it and how many keys at most that takes."""
+    faiss = import_faiss()
+    index = inner = make_index(keys.shape[1], description.factory, description.metric)
+    while isinstance(inner, faiss.IndexPreTransform | faiss.IndexRefine):
+        inner = faiss.downcast_index(inner.index if isinstance(inner, faiss.IndexPreTransform) else inner.base_index)
+    if isinstance(inner, faiss.IndexPQ) and "ht=" not in description.parameters:
+        # The factory orders codes for polysemous search by annealing, many times as long as all other training.
+        inner.do_polysemous_training = False
     ivf = inverted_lists(index)
-    wanted = max(TRAIN_ROWS, TRAIN_ROWS_PER_CENTROID * (ivf.nlist if ivf is not None else 0))
+    most = max(TRAIN_ROWS, TRAIN_ROWS_PER_CENTROID * (ivf.nlist if ivf is not None else 0))
     if not index.is_trained:
-        rows = np.random.default_rng(seed).choice(len(keys), min(wanted, len(keys)), replace=False)
+        rows = np.random.default_rng(seed).choice(len(keys), min(most, len(keys)), replace=False)
         rows.sort()
         try:
             index.train(torch.from_numpy(keys[rows].astype(np.float32)))
@@ -258,20 +198,14 @@ def trained_index(keys: np.ndarray, description: IndexDescription, seed: int) ->
                 f"the datastore has {len(keys):,} keys, too few to train the index '{description.factory}' on: "
                 "use a smaller index or --index exact"
             ) from None
-    return index, wanted
+    return index, most
 
 
-def build_on_disk(keys: np.ndarray, index: Any, rows: int, path: Path, progress: Callable[[int], object]) -> None:
-    """Fill an index whose inverted lists are never entirely in memory, and write it to `path`, with its lists next to it.
+def build_on_disk(keys: np.ndarray, index: Any, rows: int, path: Path, progress: Progress) -> None:
+    """Fill a trained index whose inverted lists are never entirely in memory; they get a file next to its `path`.
 
-    1. Blocks of keys become an index each, in a folder of their own.
+    1. Blocks of `rows` keys become an index each, in a folder of their own.
     2. FAISS merges the inverted lists of all blocks into one file, list by list.
-
-    Args:
-        keys: [N, d], may be memory-mapped.
-        index: trained and empty; its inverted lists are replaced.
-        rows: of keys in a block.
-        path: of the index; its folder may be renamed later, but not the files.
     """
     faiss = import_faiss()
     from faiss.contrib.ondisk import merge_ondisk
@@ -292,8 +226,7 @@ def build_on_disk(keys: np.ndarray, index: Any, rows: int, path: Path, progress:
             move_into_place(folder / name, path.with_name(name))
 
 
-def _add(index: Any, keys: np.ndarray, progress: Callable[[int], object], first_id: int | None = None) -> None:
-    """Add keys [N, d] in blocks, numbered from `first_id` if given."""
+def _add(index: Any, keys: np.ndarray, progress: Progress, first_id: int | None = None) -> None:
     for start in range(0, len(keys), ADD_ROWS):
         block = torch.from_numpy(keys[start : start + ADD_ROWS].astype(np.float32))
         if first_id is None:
@@ -310,7 +243,6 @@ def _write(index: Any, path: Path) -> None:
 
 @contextmanager
 def _explain_failure(path: Path) -> Iterator[None]:
-    """Raise a DatastoreError of one sentence where FAISS cannot write a file."""
     try:
         yield
     except RuntimeError as error:
@@ -319,29 +251,16 @@ def _explain_failure(path: Path) -> Iterator[None]:
         ) from None
 
 
-GPU_NEIGHBOURS = 2048  # a search on the GPU refuses to return more
-
-
 class FaissIndex(Index):
-    """A FAISS index; its factory string decides which keys it finds and how exact its scores are.
-
-    Args:
-        index: of FAISS.
-        metric: `l2` or `ip`.
-        file_bytes: of the file it was read from.
-        on_disk: whether its inverted lists stay there, mapped into memory.
-        min_candidates: keys that are scored again, at least; see `set_parameters`.
-    """
+    """A FAISS index; its factory string decides which keys it finds and how exact its scores are."""
 
     def __init__(
         self, index: Any, metric: str, file_bytes: int, on_disk: bool = False, min_candidates: int = 0
     ) -> None:
-        self.index = index
-        self.metric = metric
-        self.file_bytes, self.on_disk, self.min_candidates = file_bytes, on_disk, min_candidates
-        self.on_host = True
-        self.size = int(index.ntotal)
-        self.dimension = int(index.d)
+        self.index, self.metric, self.on_host = index, metric, True
+        self.file_bytes, self.on_disk = file_bytes, on_disk  # its inverted lists stay in a file, mapped into memory
+        self.min_candidates = min_candidates  # that are scored again, at least; see `set_parameters`
+        self.size, self.dimension = int(index.ntotal), int(index.d)
 
     @classmethod
     def plan(cls, request: IndexRequest) -> IndexDescription:
@@ -349,16 +268,16 @@ class FaissIndex(Index):
         return _plan("faiss", request.choice, request)
 
     @classmethod
-    def build(
-        cls,
-        keys: np.ndarray,
-        description: IndexDescription,
-        path: Path,
-        progress: Callable[[int], object],
-        remote: RemoteKeys | None = None,
-    ) -> None:
-        """Train an index on a sample of `keys`, and add all of them."""
-        build_faiss(keys, description, path, progress)
+    def build(cls, keys: np.ndarray, description: IndexDescription, target: Target, progress: Progress) -> None:
+        """Train an index on a random sample of `keys`, add all of them, and write its file when it is complete."""
+        assert isinstance(target, Path)
+        index, rows = trained_index(keys, description)
+        if description.backend == DISK:
+            build_on_disk(keys, index, rows, target, progress)
+            return
+        _add(index, keys, progress)
+        with atomic_file(target) as partial:
+            _write(index, partial)
 
     @classmethod
     def bytes_needed(cls, description: IndexDescription, size: int, dimension: int) -> int:
@@ -371,27 +290,20 @@ class FaissIndex(Index):
 
     @classmethod
     def open(cls, description: IndexDescription, keys: np.ndarray | RemoteKeys, folder: Path) -> FaissIndex:
-        """Map the index from its file into memory."""
-        return cls.read_file(folder / description.file, description.metric, description.parameters)
+        """Map the index from its file into memory, and its lists if they stay on disk."""
+        path, on_disk = folder / description.file, description.backend == DISK
+        return cls.read_file(path, description.metric, description.parameters, on_disk)
 
     @classmethod
     def read_file(cls, path: Path, metric: str, parameters: str, on_disk: bool = False) -> FaissIndex:
-        """Map an index from its file into memory and set its search parameters, such as `nprobe=32`.
-
-        Args:
-            on_disk: whether its inverted lists are in a file next to it, which is mapped into memory and not read.
-
-        Raises:
-            ConfigurationError: FAISS is missing or knows no such parameter.
-            DatastoreError: FAISS cannot read the file.
-        """
+        """Map an index into memory, perhaps with the inverted lists in the file next to it, and set its search parameters."""
         faiss = import_faiss()
         try:
             if on_disk:  # FAISS maps such lists into memory; they are next to the index, wherever both were made
                 flags = faiss.IO_FLAG_ONDISK_SAME_DIR | faiss.IO_FLAG_READ_ONLY
             else:  # processes share what they map; FAISS before 1.11 copies the file
                 flags = getattr(faiss, "IO_FLAG_MMAP_IFC", 0)
-            with silence(on_disk):
+            with silence() if on_disk else nullcontext():
                 index = faiss.read_index(str(path), flags)
             if on_disk:
                 # FAISS would start up to 32 threads a search to read ahead. They cost more than a cached list does,
@@ -414,7 +326,7 @@ class FaissIndex(Index):
         return scores, ids
 
     def _ask(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """Search in FAISS; where k is so small that candidates would be too few, with a greater factor."""
+        """Where k is so small that candidates would be too few, the factor is greater."""
         candidates = min(self.min_candidates, self.size)
         if not candidates or candidates <= k * self.index.k_factor:
             distances, ids = self.index.search(queries, k)
@@ -427,7 +339,7 @@ class FaissIndex(Index):
     @property
     def deepest(self) -> int:
         """The k beyond which a search returns no more: N, or FAISS's own limit on a GPU."""
-        return self.size if self.on_host else min(self.size, GPU_NEIGHBOURS)
+        return self.size if self.on_host else min(self.size, 2048)
 
     def to(self, device: torch.device) -> FaissIndex:
         """Copy to a GPU if FAISS was built for one, or share among all of them if it is too large for that one.
@@ -471,22 +383,85 @@ class DiskIndex(FaissIndex):
         """Count the codes of all keys twice: in a block, and merged."""
         return 2 * super().bytes_needed(description, size, dimension)
 
-    @classmethod
-    def open(cls, description: IndexDescription, keys: np.ndarray | RemoteKeys, folder: Path) -> FaissIndex:
-        """Read the index from its file, and map its lists."""
-        return cls.read_file(folder / description.file, description.metric, description.parameters, on_disk=True)
-
 
 def _plan(backend: str, factory: str, request: IndexRequest) -> IndexDescription:
-    index = make_index(request.dimension, factory, request.metric)
-    if backend == DISK and not can_stay_on_disk(index):
+    faiss, index = import_faiss(), make_index(request.dimension, factory, request.metric)
+    ivf = inverted_lists(index)
+    # All that grows with the entries must be in inverted lists of plain codes.
+    plain = ivf is not None and isinstance(faiss.downcast_InvertedLists(ivf.invlists), faiss.ArrayInvertedLists)
+    if backend == DISK and (isinstance(index, faiss.IndexRefine) or not plain):
         raise ConfigurationError(
             f"--index {DISK}:{factory} is not plain inverted lists, the only index that FAISS keeps on disk: give "
             f"one such as {DISK}:{disk_factory(request.size)}"
         )
-    if (ivf := inverted_lists(index)) is not None and ivf.nlist > request.size:
-        raise request.too_many_lists(factory, ivf.nlist)
+    if ivf is not None and ivf.nlist > request.size:
+        raise ConfigurationError(
+            f"--index {factory} has {ivf.nlist:,} lists, but the datastore will have {request.size:,} keys: use fewer "
+            "lists or exact"
+        )
     set_parameters(index, request.parameters)
     parameters = complete_parameters(index, request.parameters, request.effort)
-    name = f"{file_stem(factory, request.metric, backend)}.faiss"
-    return IndexDescription(backend, request.metric, factory, parameters, name)
+    return IndexDescription(backend, request.metric, factory, parameters, _file(factory, request.metric, backend))
+
+
+def _file(factory: str, metric: str, backend: str) -> str:
+    """A name that no other index over the same keys has."""
+    kind = f"{factory} {metric}" + (f" {DISK}" if backend == DISK else "")
+    return f"index-{hashlib.sha256(kind.encode()).hexdigest()[:8]}.faiss"
+
+
+RESCORED = "faiss-keys"
+SUFFIX = ",Refine(keys)"  # of a factory string, like that of FAISS for a copy of the keys
+COPY = ",Refine(SQfp16)"
+
+
+class RescoredIndex(FaissIndex):
+    """FAISS's own `Refine(SQfp16)`, but its fp16 keys are those of the datastore, mapped from their file."""
+
+    parts: tuple[object, ...] = ()
+
+    @classmethod
+    def plan(cls, request: IndexRequest) -> IndexDescription:
+        """Take a factory string that ends in `SUFFIX`, and parameters; those not given have defaults."""
+        alike = FaissIndex.plan(replace(request, choice=request.choice.removesuffix(SUFFIX) + COPY))
+        file = _file(request.choice, request.metric, RESCORED)
+        return replace(alike, backend=RESCORED, factory=request.choice, file=file)
+
+    @classmethod
+    def build(cls, keys: np.ndarray, description: IndexDescription, target: Target, progress: Progress) -> None:
+        """Train the codes on a sample of `keys`, and add all of them."""
+        super().build(keys, _codes(description), target, progress)
+
+    @classmethod
+    def bytes_needed(cls, description: IndexDescription, size: int, dimension: int) -> int:
+        """Count the codes of all keys."""
+        return super().bytes_needed(_codes(description), size, dimension)
+
+    @classmethod
+    def open(cls, description: IndexDescription, keys: np.ndarray | RemoteKeys, folder: Path) -> FaissIndex:
+        """Map the codes from their file into memory, and let FAISS find the keys where they are mapped."""
+        assert isinstance(keys, np.ndarray)  # they are in a folder
+        faiss, path = import_faiss(), folder / description.file
+        codes = FaissIndex.read_file(path, description.metric, "").index
+        if keys.shape != (codes.ntotal, codes.d):
+            return cls(codes, description.metric, path.stat().st_size)  # which `open_index` refuses
+        mapped = faiss.IndexScalarQuantizer(codes.d, faiss.ScalarQuantizer.QT_fp16, codes.metric_type)
+        if hasattr(faiss, "MaybeOwnedVectorUInt8"):
+            array = np.ascontiguousarray(keys, np.float16)  # the same memory
+            codes_of_keys = faiss.swig_ptr(array.reshape(-1).view(np.uint8))
+            nobody = mapped.codes.owner  # whom the view would keep alive: Python does
+            mapped.codes = faiss.MaybeOwnedVectorUInt8.create_view(codes_of_keys, array.nbytes, nobody)
+            mapped.ntotal = len(array)
+        else:  # FAISS before 1.11 has no keys but its own
+            array = np.asarray(keys, np.float32)
+            mapped.add(array)
+        index = faiss.IndexRefine(codes, mapped)
+        min_candidates = set_parameters(index, description.parameters)
+        opened = cls(index, description.metric, path.stat().st_size, min_candidates=min_candidates)
+        opened.parts = (codes, mapped, array)  # which FAISS does not keep alive
+        return opened
+
+
+def _codes(description: IndexDescription) -> IndexDescription:
+    """Describe the part that is in FAISS's file."""
+    return replace(description, backend="faiss", factory=description.factory.removesuffix(SUFFIX))

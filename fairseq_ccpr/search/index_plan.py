@@ -22,15 +22,10 @@ from fairseq_ccpr.search.base import (
     StoreAddress,
 )
 from fairseq_ccpr.search.exact import EXACT, ExactIndex
-from fairseq_ccpr.search.faiss_index import automatic_factory
-from fairseq_ccpr.search.rescored_index import RESCORED, SUFFIX
+from fairseq_ccpr.search.faiss_index import RESCORED, SUFFIX, automatic_factory
 
 CPU = torch.device("cpu")
-
-
 MANY = 1_000_000  # keys; to compare with as many takes a CPU ten steps of a small decoder
-
-
 SHARE = 0.8  # of a GPU's free memory that keys may take; decoding wants the rest
 
 
@@ -41,19 +36,10 @@ def open_for_device(
     device: torch.device = CPU,
     rebuild: str = "",
 ) -> Index:
-    """Open the index that a manifest describes, where it will be searched.
+    """Open the index that a manifest describes, where it will be searched; `rebuild` is what makes another, for a warning.
 
     On a GPU, exact search over the keys stands in for an index that FAISS has for the CPU only, and for FAISS where it is
     not installed, unless the keys are too large for the GPU, or in a database.
-
-    Args:
-        keys: [N, d].
-        folder: with the index's files.
-        rebuild: the command that makes another index, for a warning.
-
-    Raises:
-        ConfigurationError: FAISS is missing, and nothing can stand in.
-        DatastoreError: see `open_index`.
     """
     if device.type == "cpu":
         index = open_index(description, keys, folder)
@@ -121,33 +107,16 @@ def plan_index(
         choice: `exact`; a FAISS factory string; `disk:` and one whose inverted lists stay on disk, `disk` alone for
             `disk_factory`; another backend's name; or `auto`: exact on a GPU, for small datastores, and without FAISS, else
             `automatic_factory`. For a store, see its backend's `plan`.
-        parameters: of the search, in the backend's notation; empty for those that suit the index.
-        gpu: whether the search will run on a GPU.
-        effort: of a search, where `parameters` do not say.
-        store: where the keys are to be, if in a database.
-
-    Raises:
-        ConfigurationError: a metric, factory or parameters that do not exist, or an index too large for the store.
     """
     if metric not in METRICS:
         raise ConfigurationError(f"--metric is '{metric}': choose one of {', '.join(METRICS)}")
     if choice == "auto" and store is None:
         exact = gpu or size <= EXACT_UP_TO or importlib.util.find_spec("faiss") is None
         choice = "exact" if exact else automatic_factory(size, dimension, metric)
-    request = IndexRequest(choice, metric, parameters, size, dimension, effort, store)
-    return _backend_of(request).plan(request)
-
-
-def _backend_of(request: IndexRequest) -> type[Index]:
-    """Return the database's backend, or the one whose name `--index` begins with; FAISS takes all else as a factory.
-
-    A factory string that ends in `SUFFIX` is of `RescoredIndex`.
-    """
-    if request.store is not None:
-        return BACKENDS[request.store.backend]
-    if request.choice.endswith(SUFFIX):
-        return BACKENDS[RESCORED]
-    return next((BACKENDS[name] for name in BACKENDS if request.choice.startswith(name)), BACKENDS["faiss"])
+    # FAISS takes as a factory what begins with no backend's name.
+    named = RESCORED if choice.endswith(SUFFIX) else next(filter(choice.startswith, BACKENDS), "faiss")
+    backend = BACKENDS[named if store is None else store.backend]
+    return backend.plan(IndexRequest(choice, metric, parameters, size, dimension, effort, store))
 
 
 def index_bytes(description: IndexDescription, size: int, dimension: int) -> int:

@@ -20,11 +20,7 @@ from fairseq_ccpr.timing import SEARCH, phase
 
 @dataclass(frozen=True)
 class JoinedIndex:
-    """Finds the nearest of the keys of two indexes; those of the second are numbered after those of the first.
-
-    Args:
-        first, second: of the same metric and width, neither without keys.
-    """
+    """Finds the nearest of the keys of two indexes, neither empty; those of the second are numbered after the first's."""
 
     first: Index
     second: Index
@@ -40,8 +36,7 @@ class JoinedIndex:
         more, others = self.second.search(queries, min(k, self.second.deepest))
         scores = torch.cat([scores, more], dim=1)
         ids = torch.cat([ids, torch.where(others >= 0, others + self.first.size, others)], dim=1)
-        # Places stand for ids, which may be missing.
-        best, places = largest(scores, torch.arange(ids.size(1), device=ids.device), k)
+        best, places = largest(scores, k)
         return best, ids.gather(1, places)
 
 
@@ -50,15 +45,10 @@ DEEPER = 4  # times as many the next time, where more than the spare were gone
 
 
 def search_without(index: Index, gone: Tensor, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Find the k nearest entries of each query that are not gone.
+    """Find the k nearest entries of queries [H, d] that are not `gone`, int64 [m], ascending, on the same device.
 
     Nothing asks the device for a number while no more than `FIRST_SPARE` entries are gone. Where more are, queries that
     find too few are searched for once more, and deeper.
-
-    Args:
-        index: over all entries.
-        gone: int64 [m], ascending, on the device of the queries.
-        queries: [H, d].
 
     Returns:
         scores fp32 [H, k], nearest first, and ids int64 [H, k]; -inf and -1 where there are not as many.
@@ -77,14 +67,13 @@ def search_without(index: Index, gone: Tensor, queries: Tensor, k: int) -> tuple
 
 
 def _left(index: Index, gone: Tensor, queries: Tensor, depth: int, k: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Find what is left of the nearest `depth`: scores and ids [H, k], and bool [H], whether there may be more behind."""
+    """What is left of the nearest `depth`: scores and ids [H, k], and bool [H], whether there may be more behind."""
     scores, ids = index.search(queries, depth)
     more = ids[:, -1] >= 0
     place = torch.searchsorted(gone, ids).clamp_max(len(gone) - 1)
     forgotten = gone[place] == ids
     scores, ids = scores.masked_fill(forgotten, float("-inf")), ids.masked_fill(forgotten, -1)
-    # Places stand for ids, which may be missing.
-    best, places = largest(scores, torch.arange(depth, device=ids.device), k)
+    best, places = largest(scores, k)
     return best, ids.gather(1, places), more
 
 
@@ -101,27 +90,17 @@ def can_grow() -> bool:
 
 
 class GrowingLists:
-    """Inverted lists over some rows of an array of keys. They do not change: adding and removing return others.
-
-    Args:
-        index: of FAISS, over rows by their numbers.
-        trained: entries that there were when the centroids were learned.
-    """
+    """Inverted lists over some rows of an array of keys. They do not change: adding and removing return others."""
 
     def __init__(self, index: Any, trained: int) -> None:
-        self.index, self.trained = index, trained
+        self.index, self.trained = index, trained  # entries that there were when the centroids were learned
         self.size = int(index.ntotal)
         self._metric = "ip" if index.metric_type == import_faiss().METRIC_INNER_PRODUCT else "l2"
         self._centroids = torch.as_tensor(index.quantizer.reconstruct_n(0, index.nlist))
 
     @classmethod
     def of(cls, keys: Tensor, rows: np.ndarray, metric: str) -> GrowingLists:
-        """Learn centroids and codes from keys, and put them into lists.
-
-        Args:
-            keys: fp16 [n, d].
-            rows: int64 [n], by which they are found.
-        """
+        """Learn centroids and codes from keys, fp16 [n, d], and put them into lists by their rows, int64 [n]."""
         size, dimension = keys.shape
         codes = dimension if dimension <= NARROW or dimension % 2 else dimension // 2
         count = list_count(size)
@@ -163,7 +142,6 @@ class GrowingLists:
 
 
 def _add(index: Any, keys: Tensor, rows: np.ndarray) -> None:
-    """Add keys block by block."""
     for start in range(0, len(keys), BLOCK_ROWS):
         block = slice(start, start + BLOCK_ROWS)
         index.add_with_ids(keys[block].float().numpy(), rows[block])
@@ -176,23 +154,14 @@ FEW = 1024  # rows that a CPU compares with all at once, where there are no list
 
 @dataclass(frozen=True)
 class Segment:
-    """Entries up to a moment, which do not change any more.
+    """Entries up to a moment, which do not change any more."""
 
-    Args:
-        keys: fp16 [n, d].
-        half_norms: |x|^2 / 2 of each, fp32 [n].
-        metric: `l2` or `ip`.
-        lists: over the rows before `listed`; None: there are none.
-        listed: rows from here on are compared with one by one.
-        gone: int64 [m], ascending, of those rows the ones that are gone, counted from `listed`.
-    """
-
-    keys: Tensor
-    half_norms: Tensor
+    keys: Tensor  # fp16 [n, d]
+    half_norms: Tensor  # |x|^2 / 2 of each, fp32 [n]
     metric: str
-    lists: GrowingLists | None = None
-    listed: int = 0
-    gone: Tensor | None = None
+    lists: GrowingLists | None = None  # over the rows before `listed`; None: there are none
+    listed: int = 0  # rows from here on are compared with one by one
+    gone: Tensor | None = None  # int64 [m], ascending, of those rows the ones that are gone, counted from `listed`
 
     @property
     def size(self) -> int:
@@ -219,19 +188,11 @@ class Segment:
         return self.size - self.listed
 
     def search(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """Find the k nearest entries.
-
-        Args:
-            queries: [H, d], any float dtype.
-
-        Returns:
-            scores fp32 [H, k], nearest first, and rows int64 [H, k]; -inf and -1 where there are not as many.
-        """
+        """Find the k nearest entries of queries [H, d]: scores fp32 [H, k], nearest first, and rows int64 [H, k]."""
         scores, rows = self.candidates(queries, k)
-        missing = 0, max(0, k - rows.size(1))
-        scores = torch.nn.functional.pad(scores, missing, value=float("-inf"))
-        best, places = largest(scores, torch.arange(scores.size(1), device=rows.device), k)
-        return best, torch.nn.functional.pad(rows, missing, value=-1).gather(1, places)
+        pad, missing = torch.nn.functional.pad, (0, max(0, k - rows.size(1)))
+        best, places = largest(pad(scores, missing, value=float("-inf")), k)
+        return best, pad(rows, missing, value=-1).gather(1, places)
 
     def candidates(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """Find entries that the k nearest are among, in no order: fp32 and int64 [H, c], -inf and -1 where one is missing."""
@@ -246,13 +207,11 @@ class Segment:
 
     @phase(SEARCH)
     def _compared(self, queries: Tensor, depth: int) -> tuple[Tensor, Tensor]:
-        """Compare with all of the last rows, and score the nearest again as the exact index does."""
         keys, less = self._last
-        near, rows = largest(queries @ keys.T - less, torch.arange(self._few), depth)
+        near, rows = largest(queries @ keys.T - less, depth)
         return self._scored(queries, torch.where(near > float("-inf"), rows + self.listed, -1))
 
     @phase(SEARCH)
     def _scored(self, queries: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Score rows, int64 [H, c], -1 where there is none, by their keys."""
         scores = scores_of(self.keys, queries, rows.clamp_min(0), self.metric) if rows.size(1) else rows.float()
         return scores.masked_fill(rows < 0, float("-inf")), rows

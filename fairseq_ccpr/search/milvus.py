@@ -8,10 +8,10 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import SplitResult, unquote, urlsplit
+from urllib.parse import unquote, urlsplit
 
 import numpy as np
 import torch
@@ -24,9 +24,11 @@ from fairseq_ccpr.search.base import (
     Index,
     IndexDescription,
     IndexRequest,
+    Progress,
     RemoteKeys,
     StoreAddress,
-)  # fmt: skip
+    Target,
+)
 
 TOKEN = "MILVUS_TOKEN"  # of the environment: user:password, or an API key
 TIMEOUT = 30.0  # seconds
@@ -48,15 +50,20 @@ def read_address(store: str, collection: str) -> tuple[StoreAddress, str]:
 
     >>> read_address("https://me:a%2Fb@host:19530/db", "mine")
     (StoreAddress(uri='https://host:19530/db', collection='mine'), 'me:a/b')
-
-    Raises:
-        ConfigurationError: neither a URI nor a file, or a collection Milvus could not have; credentials are not in it.
     """
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,254}", collection):
         raise ConfigurationError(
             f"--collection is '{collection}': Milvus takes letters, digits and _, and no digit in front"
         )
-    parts = _split(store)
+    try:
+        parts = urlsplit(store)
+        if "@" not in parts.path:
+            _ = parts.port  # raises where it is none
+    except ValueError:  # its message may have the password in it
+        raise ConfigurationError(
+            "--store is no URI such as http://localhost:19530: its host or port cannot be read; user:password can also be "
+            f"in the environment variable {TOKEN}"
+        ) from None
     credentials, _, host = parts.netloc.rpartition("@")
     if "@" in f"{parts.path}{parts.query}{parts.fragment}":
         raise ConfigurationError(
@@ -77,51 +84,18 @@ def read_address(store: str, collection: str) -> tuple[StoreAddress, str]:
     return StoreAddress(str(path.resolve()), collection), ""
 
 
-def _split(store: str) -> SplitResult:
-    try:
-        parts = urlsplit(store)
-        if "@" not in parts.path:
-            _ = parts.port  # raises where it is none
-    except ValueError:  # its message may have the password in it
-        raise ConfigurationError(
-            "--store is no URI such as http://localhost:19530: its host or port cannot be read; user:password can also be "
-            f"in the environment variable {TOKEN}"
-        ) from None
-    return parts
-
-
 class MilvusServer:
-    """A server, or an embedded one in this process, whose calls are retried for a while when it does not answer.
-
-    Args:
-        address: of one of its collections.
-        token: credentials; if there are none, those of the environment.
-        timeout: seconds that a question may take, all attempts together.
-
-    Attributes:
-        loaded: whether the collection can be searched, and must be so again after a break.
-
-    Raises:
-        ConfigurationError: pymilvus is not installed, or the embedded Milvus is not.
-    """
+    """A server, or an embedded one in this process, whose calls are retried for a while when it does not answer."""
 
     def __init__(self, address: StoreAddress, token: str, timeout: float) -> None:
         self.pymilvus = import_pymilvus(address.embedded)
-        self.address, self.timeout = address, timeout
+        self.address, self.timeout = address, timeout  # seconds of a question, all attempts together
         self._token = token or os.environ.get(TOKEN, "")
         self._client: Any = None
-        self.loaded = False
+        self.loaded = False  # whether the collection can be searched, and must be so again after a break
 
     def ask(self, method: str, *args: Any, slow: bool = False, **kwargs: Any) -> Any:
-        """Call a method of pymilvus's client, again and again until it answers or time is up.
-
-        Args:
-            slow: whether it may take `SLOW` times as long.
-
-        Raises:
-            UnreachableError: no answer in time.
-            DatastoreError: the server refuses.
-        """
+        """Call a method of pymilvus's client, again and again until it answers or time is up, later for `slow` ones."""
         seconds = self.timeout * (SLOW if slow else 1)
         give_up, pause, attempts = time.monotonic() + seconds, FIRST_PAUSE, 0
         while True:
@@ -129,7 +103,11 @@ class MilvusServer:
             try:
                 left = max(give_up - time.monotonic(), FIRST_PAUSE)
                 if self._client is None:
-                    self._connect(left)
+                    self._client = self.pymilvus.MilvusClient(
+                        self.address.uri, token=self._token, timeout=left, dedicated=True, grpc_options=CHANNEL
+                    )
+                    if self.loaded:  # a server that comes back may have forgotten
+                        self._client.load_collection(self.address.collection, timeout=left)
                 return getattr(self._client, method)(*args, timeout=left, **kwargs)
             except (self.pymilvus.MilvusException, self.pymilvus.grpc.RpcError) as error:
                 if time.monotonic() < give_up:  # afterwards it may say no more than that it took too long
@@ -139,22 +117,11 @@ class MilvusServer:
                     f"Milvus at {self.address.uri} does not answer: asked {attempts} times in {seconds:g} s; see that it "
                     "runs and can be reached from here, or give --store-timeout more seconds"
                 )
-            self._disconnect()
-            time.sleep(pause)
-            pause = min(2 * pause, LONGEST_PAUSE)
-
-    def _connect(self, timeout: float) -> None:
-        self._client = self.pymilvus.MilvusClient(
-            self.address.uri, token=self._token, timeout=timeout, dedicated=True, grpc_options=CHANNEL
-        )
-        if self.loaded:  # a server that comes back may have forgotten
-            self._client.load_collection(self.address.collection, timeout=timeout)
-
-    def _disconnect(self) -> None:
-        if self._client is not None:
             with contextlib.suppress(Exception):  # it is broken, and may not even close
                 self._client.close()
-        self._client = None
+            self._client = None
+            time.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE)
 
     def _refuse(self, error: Exception) -> None:
         """Raise an error that a retry would not cure."""
@@ -179,14 +146,7 @@ class MilvusServer:
 
 
 def import_pymilvus(embedded: bool) -> Any:
-    """Import pymilvus.
-
-    Args:
-        embedded: whether Milvus itself is needed here as well.
-
-    Raises:
-        ConfigurationError: says how to install it.
-    """
+    """Import pymilvus, and check for Milvus itself where it is `embedded`."""
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")  # fairseq forks to load data: those do not ask
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     for name in ("pymilvus", "milvus_lite", "grpc"):
@@ -219,7 +179,7 @@ def _rpc_status(error: BaseException | None, kind: type[BaseException]) -> Any:
 
 ID, KEY = "entry", "key"
 PROPERTY = "fairseq_ccpr"  # of a collection: JSON, what its keys are
-METRICS = {"ip": "IP"}
+METRIC = "IP"
 DEEPEST = 16384  # Milvus's own limit, of neighbours and of rows read
 QUERIES, RESULTS = 512, 1 << 19  # in one request, at most
 BLOCK_ROWS = 4096  # written or read at a time
@@ -227,70 +187,52 @@ WIDENED = ("ef", "search_list")  # search parameters that may not be less than t
 
 
 class MilvusIndex(Index):
-    """A collection: an int64 id and a vector in fp32 for each key, of metric `ip`.
-
-    Args:
-        address: where it is.
-        description: of the index.
-        size, dimension: N and d.
-        identity: what the keys are, as JSON has it: `dimension`, `size`, `fingerprints` and whatever else must be the same.
-        timeout: seconds, see `MilvusServer`.
-        token: credentials, where the environment has none.
-    """
+    """A collection: an int64 id and a vector in fp32 for each key, of metric `ip`."""
 
     remote = True
 
-    def __init__(
-        self,
-        address: StoreAddress,
-        description: IndexDescription,
-        size: int,
-        dimension: int,
-        identity: Mapping[str, Any],
-        timeout: float = TIMEOUT,
-        token: str = "",
-    ) -> None:
-        self.address, self.description, self.metric = address, description, description.metric
-        self.size, self.dimension = size, dimension
-        self.identity = json.loads(json.dumps(identity))
-        self.server = MilvusServer(address, token, timeout)
+    def __init__(self, keys: RemoteKeys, description: IndexDescription) -> None:
+        self.address, self.description, self.metric = keys.address, description, description.metric
+        self.size, self.dimension = keys.shape
+        self.identity = json.loads(json.dumps(keys.identity))
+        self.server = MilvusServer(keys.address, keys.token, keys.timeout)
         self.checked = False
 
     @classmethod
     def plan(cls, request: IndexRequest) -> IndexDescription:
-        """Take a type of index that Milvus has, with its parameters."""
+        """Take `exact`, a type of Milvus's with its parameters, such as HNSW,M=32, or `auto`."""
         if request.store is None:
             raise ConfigurationError(
                 f"--index is '{request.choice}', but these keys stay in a folder: give --store, or another index"
             )
-        return plan_milvus_index(request.choice, request.parameters, request.size, request.store.embedded)
+        choice, parameters = request.choice, request.parameters
+        if choice in ("auto", "exact"):  # where Milvus is embedded, nothing else is faster
+            exact = choice == "exact" or request.store.embedded or request.size <= EXACT_UP_TO
+            choice = "FLAT" if exact else "AUTOINDEX"
+        number = r"\w+=[0-9]*\.?[0-9]+"
+        if not re.fullmatch(rf"[A-Z][A-Z0-9_]*(,{number})*", choice):
+            raise ConfigurationError(
+                f"--index is '{choice}', which is not one of Milvus: give exact, or a type and its numbers, such as "
+                "HNSW,M=16,efConstruction=200"
+            )
+        if not re.fullmatch(rf"({number}(,{number})*)?", parameters):
+            raise ConfigurationError(f"--index-parameters are '{parameters}': give numbers by name, such as ef=128")
+        return IndexDescription(MILVUS, "ip", choice, parameters)
 
     @classmethod
-    def build(
-        cls,
-        keys: np.ndarray,
-        description: IndexDescription,
-        path: Path,
-        progress: Callable[[int], object],
-        remote: RemoteKeys | None = None,
-    ) -> None:
+    def build(cls, keys: np.ndarray, description: IndexDescription, target: Target, progress: Progress) -> None:
         """Write the keys that the collection lacks, and wait until they can be searched."""
-        assert remote is not None  # Milvus has no file
-        cls.open(description, remote, path).fill(keys, progress)
+        assert isinstance(target, RemoteKeys)  # Milvus has no file
+        cls(target, description).fill(keys, progress)
 
     @classmethod
     def open(cls, description: IndexDescription, keys: np.ndarray | RemoteKeys, folder: Path) -> MilvusIndex:
         """Connect to Milvus on first use; the first search checks the collection."""
         assert isinstance(keys, RemoteKeys)
-        return cls(keys.address, description, keys.size, keys.dimension, keys.identity, keys.timeout, keys.token)
+        return cls(keys, description)
 
     def search(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """Find the k nearest keys of each query, after a check of the collection the first time.
-
-        Raises:
-            UnreachableError: Milvus does not answer.
-            DatastoreError: the collection is not the one that was built; see `check`.
-        """
+        """Find the k nearest keys of each query, after a check of the collection the first time."""
         if not self.checked:
             self.check()
         scores = np.full((len(queries), k), -np.inf, np.float32)
@@ -298,7 +240,9 @@ class MilvusIndex(Index):
         depth = min(k, self.deepest)
         rows = min(QUERIES, max(1, RESULTS // max(depth, 1)))
         vectors = queries.float().cpu().numpy()
-        parameters = {"metric_type": METRICS[self.metric], "params": self._search_parameters(depth)}
+        numbers = _parameters(self.description.parameters)
+        numbers |= {name: max(numbers[name], depth) for name in WIDENED if name in numbers}
+        parameters = {"metric_type": METRIC, "params": numbers}
         for start in range(0, len(vectors) if depth else 0, rows):
             found = self.server.ask(
                 "search", self.address.collection, data=list(vectors[start : start + rows]), anns_field=KEY, limit=depth,
@@ -307,10 +251,6 @@ class MilvusIndex(Index):
             for row, hits in enumerate(found, start):
                 scores[row, : len(hits)], ids[row, : len(hits)] = hits.distances, hits.ids
         return torch.from_numpy(scores).to(queries.device), torch.from_numpy(ids).to(queries.device)
-
-    def _search_parameters(self, depth: int) -> dict[str, float]:
-        parameters = _parameters(self.description.parameters)
-        return parameters | {name: max(parameters[name], depth) for name in WIDENED if name in parameters}
 
     @property
     def deepest(self) -> int:
@@ -324,12 +264,9 @@ class MilvusIndex(Index):
         self._refuse_foreign()
         self._load()
         if (found := self.count()) != self.size:
-            fault = (
-                "is unfinished: run the command that was building it again; it"
-                if found < self.size
-                else "is damaged: it"
-            )
-            raise DatastoreError(f"{self.address} {fault} has {found:,} keys, and should have {self.size:,}")
+            unfinished = "unfinished: run the command that was building it again; it"
+            fault = unfinished if found < self.size else "damaged: it"
+            raise DatastoreError(f"{self.address} is {fault} has {found:,} keys, and should have {self.size:,}")
         self.checked = True
 
     def exists(self) -> bool:
@@ -345,34 +282,33 @@ class MilvusIndex(Index):
 
     def _refuse_foreign(self) -> None:
         described = self._ask("describe_collection")
-        widths = [field["params"].get("dim") for field in described["fields"] if field["name"] == KEY] or [None]
+        width = next((field["params"].get("dim") for field in described["fields"] if field["name"] == KEY), None)
         advice = "give another --collection, or drop that one"
-        if widths[0] != self.dimension:
-            was = f"has keys of width {widths[0]}" if widths[0] else f"has no keys called '{KEY}'"
+        if width != self.dimension:
+            was = f"has keys of width {width}" if width else f"has no keys called '{KEY}'"
             raise DatastoreError(f"{self.address} {was}, and {self.dimension} is the width of these: {advice}")
-        if (metric := self._index_type().get("metric_type", METRICS[self.metric])) != METRICS[self.metric]:
+        if (metric := self._index_type().get("metric_type", METRIC)) != METRIC:
             raise DatastoreError(
-                f"{self.address} has an index of metric {metric}, and {METRICS[self.metric]} is that of these keys: {advice}"
+                f"{self.address} has an index of metric {metric}, and {METRIC} is that of these keys: {advice}"
             )
         try:
             found = json.loads(described["properties"][PROPERTY])
         except (KeyError, ValueError):
             raise DatastoreError(f"{self.address} was not made by fairseq-ccpr: {advice}") from None
-        for name, value in _flat(self.identity).items():
-            if (other := _flat(found).get(name)) != value:
+        # The fingerprints, which are shortened, and everything else.
+        before, expected = (
+            {name: value[:12] for name, value in identity.get("fingerprints", {}).items()}
+            | {name: value for name, value in identity.items() if name != "fingerprints"}
+            for identity in (found, self.identity)
+        )
+        for name, value in expected.items():
+            if (other := before.get(name)) != value:
                 raise DatastoreError(
                     f"{self.address} was built with another {name}: {other} there, {value} now; {advice}"
                 )
 
-    def create(self) -> int:
-        """Create the collection and its index, unless they exist.
-
-        Returns:
-            The keys that need not be written again: the first ones.
-
-        Raises:
-            UnreachableError, DatastoreError: see `refuse_foreign`.
-        """
+    def fill(self, keys: np.ndarray, progress: Progress) -> None:
+        """Write the keys [N, d] that the collection lacks, and wait until they can be searched."""
         pymilvus, name = self.server.pymilvus, self.address.collection
         if self.exists():
             self._refuse_foreign()
@@ -384,21 +320,11 @@ class MilvusIndex(Index):
         if not self._index_type():  # new, or killed in between
             kind, _, build = self.description.factory.partition(",")
             parameters = pymilvus.MilvusClient.prepare_index_params()
-            parameters.add_index(
-                KEY, index_type=kind, metric_type=METRICS[self.metric], index_name=KEY, params=_parameters(build)
-            )
+            parameters.add_index(KEY, index_type=kind, metric_type=METRIC, index_name=KEY, params=_parameters(build))
             self.server.ask("create_index", name, parameters, slow=True)
         self._load()
         # Blocks are written one after another: all but the last one that came are whole.
-        return self.count() // BLOCK_ROWS * BLOCK_ROWS
-
-    def fill(self, keys: np.ndarray, progress: Callable[[int], object]) -> None:
-        """Write the keys [N, d] that the collection lacks, and wait until they can be searched.
-
-        Args:
-            progress: told how many keys are there now.
-        """
-        done = self.create()
+        done = self.count() // BLOCK_ROWS * BLOCK_ROWS
         progress(done)
         for start in range(done, len(keys), BLOCK_ROWS):
             block = keys[start : start + BLOCK_ROWS]
@@ -416,11 +342,7 @@ class MilvusIndex(Index):
         self._ask("upsert", rows, slow=True)
 
     def finish(self) -> None:
-        """Wait until the index covers all that was written, then check.
-
-        Raises:
-            DatastoreError: Milvus fails to build its index, or makes no progress.
-        """
+        """Wait until the index covers all that was written, then check."""
         self._ask("flush", slow=True)
         fewest, patience = float("inf"), SLOW * self.server.timeout
         give_up = time.monotonic() + patience
@@ -449,7 +371,7 @@ class MilvusIndex(Index):
         return int(counted[0]["count(*)"])
 
     def _index_type(self) -> dict[str, Any]:
-        """Return Milvus's description of the index over the keys; empty if there is none."""
+        """Milvus's description of the index over the keys; empty if there is none."""
         names = self._ask("list_indexes", field_name=KEY)
         return self._ask("describe_index", index_name=names[0]) if names else {}
 
@@ -461,45 +383,6 @@ class MilvusIndex(Index):
         return self.server.ask(method, self.address.collection, *args, **kwargs)
 
 
-def plan_milvus_index(choice: str, parameters: str, size: int, embedded: bool) -> IndexDescription:
-    """Decide what `--index` and `--index-parameters` mean for `size` keys in Milvus, compared by inner product.
-
-    Args:
-        choice: `exact`, a type of Milvus's with its parameters, or `auto`: exact for small stores and the embedded Milvus,
-            where nothing else is faster; else what the server takes itself.
-        parameters: of the search.
-
-    >>> plan_milvus_index("HNSW,M=32", "ef=200", 10**6, False).factory
-    'HNSW,M=32'
-
-    Raises:
-        ConfigurationError: neither of these.
-    """
-    if choice in ("auto", "exact"):
-        exact = choice == "exact" or embedded or size <= EXACT_UP_TO
-        choice = "FLAT" if exact else "AUTOINDEX"
-    number = r"\w+=[0-9]*\.?[0-9]+"
-    if not re.fullmatch(rf"[A-Z][A-Z0-9_]*(,{number})*", choice):
-        raise ConfigurationError(
-            f"--index is '{choice}', which is not one of Milvus: give exact, or a type and its numbers, such as "
-            "HNSW,M=16,efConstruction=200"
-        )
-    if not re.fullmatch(rf"({number}(,{number})*)?", parameters):
-        raise ConfigurationError(f"--index-parameters are '{parameters}': give numbers by name, such as ef=128")
-    return IndexDescription(MILVUS, "ip", choice, parameters)
-
-
 def _parameters(text: str) -> dict[str, float]:
-    """Parse numbers by name.
-
-    >>> _parameters("M=16,drop=.5")
-    {'M': 16, 'drop': 0.5}
-    """
     pairs = (pair.split("=") for pair in text.split(",") if pair)
     return {name: int(value) if value.isdigit() else float(value) for name, value in pairs}
-
-
-def _flat(identity: Mapping[str, Any]) -> dict[str, Any]:
-    """Shorten the fingerprints, and keep everything else."""
-    rest = {name: value for name, value in identity.items() if name != "fingerprints"}
-    return {name: value[:12] for name, value in identity.get("fingerprints", {}).items()} | rest

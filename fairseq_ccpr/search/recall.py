@@ -23,9 +23,7 @@ def matching_neighbours(
     """Mark which of the k nearest neighbours have the query's token, those of its own sentence left out.
 
     Args:
-        values: [N], the token of each key.
-        queries: [Q, d].
-        targets: [Q], the token each query stands for.
+        values: [N], the token of each key; `targets` [Q], that of each query.
         sentences: [N], the sentence of each key; with `own` [Q], that of each query, and `longest`, the most keys that
             one of those has. Without them none is left out.
 
@@ -59,28 +57,18 @@ SAMPLE, DEPTH, SEED = 256, 8, 1
 
 
 def recall(index: Index, exact: ExactIndex, queries: Tensor, k: int) -> float:
-    """Measure what fraction of the k nearest keys `index` finds, on average over the queries.
+    """Measure what fraction of the k nearest keys `index` finds, on average over the queries [H, d].
 
     A key as near as the last of the k counts: which of several equal ones is found makes no difference.
-
-    Args:
-        index, exact: of the same keys.
-        queries: [H, d], any float dtype, on the device of `exact`.
-        k: at most N.
     """
     return float(_hits(index, exact, queries, k, k).float().mean())
 
 
 def recall_of_sample(index: Index, keys: np.ndarray, depth: int = 0) -> float | None:
-    """Measure what fraction of the `DEPTH` nearest keys an index finds for random ones of its own keys, which do not count.
+    """Measure what fraction of the `DEPTH` neighbours of random keys a search finds; None where keys are few.
 
     Args:
-        index: of `keys`, on the CPU.
-        keys: [N, d]; may be memory-mapped.
-        depth: neighbours that a search asks for; at least the key itself and `DEPTH`.
-
-    Returns:
-        None where there are too few keys.
+        depth: neighbours that it asks for; at least the key itself, which does not count, and `DEPTH`.
     """
     if len(keys) <= DEPTH:
         return None
@@ -92,8 +80,8 @@ def recall_of_sample(index: Index, keys: np.ndarray, depth: int = 0) -> float | 
 
 
 def _hits(index: Index, exact: ExactIndex, queries: Tensor, k: int, depth: int) -> Tensor:
-    """Mark which of the `depth` keys that `index` finds are as near as the k nearest, bool [H, depth]."""
-    wanted, found = exact.search(queries, k)[1], index.search(queries, depth)[1]
-    least = scores_of(exact.keys, queries, wanted, exact.metric)[:, -1:]
+    """Which of the `depth` keys that `index` finds are as near as the k nearest, bool [H, depth]."""
+    nearest, found = exact.search(queries, k)[1], index.search(queries, depth)[1]
+    least = scores_of(exact.keys, queries, nearest, exact.metric)[:, -1:]
     scores = scores_of(exact.keys, queries, found.clamp_min(0), exact.metric)
     return (scores >= least) & (found >= 0)

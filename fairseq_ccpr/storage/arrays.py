@@ -47,28 +47,30 @@ Shapes = dict[str, tuple[tuple[int, ...], str]]  # of arrays by name, rows first
 DONE = "done"  # folder of empty files, one for each finished chunk
 
 
+def npy_header(shape: tuple[int, ...], dtype: str) -> bytes:
+    """Return the header of a `.npy` file, whose length does not depend on the number of rows."""
+    buffer = BytesIO()
+    header = {"descr": npy.dtype_to_descr(np.dtype(dtype)), "fortran_order": False, "shape": shape}
+    npy.write_array_header_1_0(buffer, header)
+    return buffer.getvalue()
+
+
 class ArrayWriter:
     """Fills `.npy` files of known shape in any order of row ranges.
 
     The files are true `.npy` from the start and their space is taken at once, so a disk that is too small says so
     before any work is done. A chunk is done when its rows are on disk: a mark in the folder `done` says so.
     Several processes may write different chunks of the same files.
-
-    Args:
-        directory: the folder of the files.
-        shapes: for each array its shape and dtype, rows first.
     """
 
     def __init__(self, directory: Path, shapes: Shapes) -> None:
-        self.directory = directory
-        self.shapes = shapes
+        self.directory, self.shapes = directory, shapes
 
     def create(self) -> None:
         """Create the files, full of zeros; overwrite anything left by a run that was killed before its plan was written."""
         for name, (shape, dtype) in self.shapes.items():
             with naming(self._path(name)), self._path(name).open("wb") as stream:
-                header = {"descr": npy.dtype_to_descr(np.dtype(dtype)), "fortran_order": False, "shape": shape}
-                npy.write_array_header_1_0(stream, header)
+                stream.write(npy_header(shape, dtype))
                 stream.flush()
                 if total := math.prod(shape) * np.dtype(dtype).itemsize:
                     os.posix_fallocate(stream.fileno(), stream.tell(), total)
@@ -101,9 +103,9 @@ class GrowingArray:
     """A `.npy` file to which rows are appended; its header is completed when it is closed."""
 
     def __init__(self, path: Path, row_shape: tuple[int, ...], dtype: str) -> None:
-        self.row_shape, self.dtype, self.rows = row_shape, np.dtype(dtype), 0
+        self.row_shape, self.dtype, self.rows = row_shape, dtype, 0
         self.stream: IO[bytes] = path.open("wb")
-        self.stream.write(self._header())
+        self.stream.write(npy_header((0, *row_shape), dtype))
 
     def append(self, rows: np.ndarray) -> None:
         """Append rows [n, ...]."""
@@ -114,17 +116,10 @@ class GrowingArray:
     def close(self) -> None:
         """Write the final header, which has room for any number of rows, bring the file to disk, and close it."""
         self.stream.seek(0)
-        self.stream.write(self._header())
+        self.stream.write(npy_header((self.rows, *self.row_shape), self.dtype))
         with naming(self.stream.name):
             bring_to_disk(self.stream)
         self.stream.close()
-
-    def _header(self) -> bytes:
-        buffer = BytesIO()
-        shape = (self.rows, *self.row_shape)
-        header = {"descr": npy.dtype_to_descr(self.dtype), "fortran_order": False, "shape": shape}
-        npy.write_array_header_1_0(buffer, header)
-        return buffer.getvalue()
 
 
 def save_array(path: Path, array: np.ndarray) -> None:
@@ -140,23 +135,22 @@ def bring_to_disk(stream: IO[Any]) -> None:
     os.fsync(stream.fileno())
 
 
-def open_array(path: Path, shape: tuple[int, ...], dtype: str) -> np.ndarray:
-    """Memory-map a `.npy` file that must have this shape and dtype; nothing is unpickled.
+PARSING = (
+    ValueError,
+    EOFError,
+    SyntaxError,
+    TypeError,
+    OverflowError,
+    TokenError,
+)  # NumPy's errors on a damaged header
 
-    Raises:
-        DatastoreError: the header is damaged, or has another shape or dtype.
-    """
+
+def open_array(path: Path, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    """Memory-map a `.npy` file that must have this shape and dtype; nothing is unpickled."""
     try:
         # An empty file cannot be mapped.
         array = np.load(path, mmap_mode="r" if math.prod(shape) else None, allow_pickle=False)
-    except (
-        ValueError,
-        EOFError,
-        SyntaxError,
-        TypeError,
-        OverflowError,
-        TokenError,
-    ) as error:  # NumPy parses the header
+    except PARSING as error:
         raise DatastoreError(f"{path} is damaged ({error}): build the datastore again") from None
     if array.shape != shape or array.dtype != np.dtype(dtype):
         raise DatastoreError(
@@ -173,11 +167,7 @@ def as_tensor(array: np.ndarray) -> Tensor:
 
 
 def check_space(directory: Path, needed: int) -> None:
-    """Refuse to start work whose result the disk cannot hold.
-
-    Raises:
-        DatastoreError: less than `needed` bytes are free where `directory` is, or will be.
-    """
+    """Refuse to start work if fewer than `needed` bytes are free where `directory` is, or will be."""
     existing = next(p for p in (directory, *directory.absolute().parents) if p.exists())
     if (free := shutil.disk_usage(existing).free) < needed:
         raise DatastoreError(

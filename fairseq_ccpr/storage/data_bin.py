@@ -19,11 +19,7 @@ TRAIN = "train"  # the subset that models are trained on, and datastores built f
 
 
 def check_data_bin(data_bin: Path, *languages: str) -> None:
-    """Check that a folder exists and has the dictionaries of these languages.
-
-    Raises:
-        ConfigurationError: the folder or a dictionary is missing.
-    """
+    """Check that a folder exists and has the dictionaries of these languages."""
     if not data_bin.is_dir():
         if len(split_paths(str(data_bin))) > 1:
             raise ConfigurationError(
@@ -61,11 +57,7 @@ def parts_of(task: Any, subset: str) -> list[str]:
 
 
 def check_whole(task: Any, subset: str) -> None:
-    """Check the sizes of a subset's files, before fairseq maps them into memory.
-
-    Raises:
-        ValueError: names one that is too short.
-    """
+    """Check the sizes of a subset's files, before fairseq maps them into memory; ValueError names one that is too short."""
     for path in _folder(task).glob(f"{glob.escape(subset)}.*-*.idx"):
         with path.open("rb") as stream:
             head = stream.read(HEADER.size)
@@ -95,7 +87,7 @@ def corpus_fingerprint(task: Any, subsets: Iterable[str]) -> str:
 
 
 def _prefix(task: Any, subset: str) -> str | None:
-    """Return the language pair in the names of a subset's files, which serve both directions."""
+    """The language pair in the names of a subset's files, which serve both directions."""
     source, target = task.cfg.source_lang, task.cfg.target_lang
     for prefix in (f"{source}-{target}", f"{target}-{source}"):
         names = (f"{subset}.{prefix}.{side}.{end}" for side in (source, target) for end in ("bin", "idx"))
@@ -105,7 +97,6 @@ def _prefix(task: Any, subset: str) -> str | None:
 
 
 def _found(task: Any) -> set[str]:
-    """Return the subsets of which any file is there."""
     one, other = re.escape(task.cfg.source_lang), re.escape(task.cfg.target_lang)
     pattern = re.compile(rf"(.+)\.({one}-{other}|{other}-{one})\.({one}|{other})\.(bin|idx)")
     return {found[1] for path in _folder(task).glob("*-*") if (found := pattern.fullmatch(path.name))}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import cache
 from itertools import islice
 from pathlib import Path
@@ -36,13 +36,9 @@ def first_of_equals(strings: Iterable[str], folder: Path) -> np.ndarray:
 
     Strings of the same digest count as equal: of 100 million different ones, two are taken for one with a chance of .0003.
     """
-    return first_of_equal_numbers(_digested(strings), folder)
-
-
-def _digested(strings: Iterable[str]) -> Iterator[np.ndarray]:
-    remaining = iter(strings)
-    while block := list(islice(remaining, BLOCK)):
-        yield np.frombuffer(b"".join(digest(string) for string in block), np.uint64)
+    digests = map(digest, strings)
+    blocks = iter(lambda: b"".join(islice(digests, BLOCK)), b"")
+    return first_of_equal_numbers((np.frombuffer(block, np.uint64) for block in blocks), folder)
 
 
 def first_of_equal_numbers(blocks: Iterable[np.ndarray], folder: Path) -> np.ndarray:
@@ -50,10 +46,9 @@ def first_of_equal_numbers(blocks: Iterable[np.ndarray], folder: Path) -> np.nda
 
     Args:
         blocks: N numbers, uint64 [n] each, as good as random in their lowest bits; read once.
-        folder: for the result, `first.npy`, and temporary files.
 
     Returns:
-        int64 [N], where that one is, memory-mapped; may be written to.
+        int64 [N], where that one is, memory-mapped in `folder`; may be written to.
     """
     spilled, first = folder / "buckets", folder / "first.npy"
     shutil.rmtree(spilled, ignore_errors=True)  # left by a run that was killed
@@ -71,9 +66,9 @@ def first_of_equal_numbers(blocks: Iterable[np.ndarray], folder: Path) -> np.nda
     numbers.close()
     firsts = np.load(first, mmap_mode="r+" if count else None, allow_pickle=False)
     for path in spilled.iterdir():
-        digests, rows_of = np.fromfile(path, np.uint64).reshape(-1, 2).T
+        digests, rows = np.fromfile(path, np.uint64).reshape(-1, 2).T
         _, first_rows, groups = np.unique(digests, return_index=True, return_inverse=True)
-        firsts[rows_of.astype(np.int64)] = rows_of[first_rows][groups]
+        firsts[rows.astype(np.int64)] = rows[first_rows][groups]
     shutil.rmtree(spilled)
     return firsts
 
@@ -85,10 +80,7 @@ def hash_strings(spans: np.ndarray, lines: TextLines | LinesInMemory) -> np.ndar
     of their lines. That two different phrases of a text have the same hash is as good as impossible.
 
     Args:
-        spans: int32 [n, 3], line, start and end in characters.
-
-    Returns:
-        uint64 [n].
+        spans: int32 [n, 3], line, start and end in characters; the hashes are uint64 [n].
     """
     blocks = [_hash_block(spans[start : start + HASHED], lines) for start in range(0, len(spans), HASHED)]
     return np.concatenate([np.empty(0, np.uint64), *blocks])
@@ -106,7 +98,7 @@ def _hash_block(spans: np.ndarray, lines: TextLines | LinesInMemory) -> np.ndarr
 
 @cache
 def _powers(base: int, bits: int) -> np.ndarray:
-    """Return 1, b, b^2, ... modulo 2^64, uint64 [2^bits]."""
+    """1, b, b^2, ... modulo 2^64, uint64 [2^bits]."""
     powers = np.full(1 << bits, base, np.uint64)
     powers[0] = 1
     return np.cumprod(powers, out=powers)

@@ -29,9 +29,6 @@ def atomic_file(path: Path) -> Iterator[Path]:
     """Yield the path to write a file to, which then replaces `path`: readers see the old file or the whole new one.
 
     Nothing stays of a file whose writing fails. Its permissions are those of any new file, which safetensors does not give.
-
-    Raises:
-        OSError: the file cannot be written.
     """
     if path.exists() and not path.is_file():  # a device or a pipe, which must not be replaced by a file
         with naming(path):
@@ -42,19 +39,15 @@ def atomic_file(path: Path) -> Iterator[Path]:
     try:
         with naming(path):
             yield partial
-        partial.chmod(_permissions_of_new(partial.with_name(f"{partial.name}.new")))
+        new = partial.with_name(f"{partial.name}.new")
+        new.touch()  # to learn what permissions any new file gets
+        permissions = S_IMODE(new.stat().st_mode)
+        new.unlink()
+        partial.chmod(permissions)
         move_into_place(partial, path)
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
-
-
-def _permissions_of_new(path: Path) -> int:
-    """Learn what permissions a new file gets, from one that is removed again."""
-    path.touch()
-    permissions = S_IMODE(path.stat().st_mode)
-    path.unlink()
-    return permissions
 
 
 def move_into_place(written: Path, path: Path) -> None:
@@ -75,11 +68,7 @@ def sync_directory(folder: Path) -> None:
 
 @contextmanager
 def atomic_directory(output: Path) -> Iterator[Path]:
-    """Yield an empty folder to write to, which then becomes `output`; nothing stays of it if anything fails.
-
-    Raises:
-        ConfigurationError: `output` exists.
-    """
+    """Yield an empty folder to write to, which then becomes `output`, a new one; nothing stays of it if anything fails."""
     if output.exists():
         raise ConfigurationError(f"--output {output} exists: give a new folder, or delete it")
     with scratch_directory(output) as partial:
@@ -111,11 +100,7 @@ def write_json(path: Path, data: dict[str, Any]) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file of UTF-8 atomically.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
+    """Write a file of UTF-8 atomically."""
     with atomic_file(path) as partial, partial.open("w", encoding="utf-8", newline="\n") as stream:
         stream.write(text)
 
@@ -125,11 +110,11 @@ def write_checked_json(path: Path, data: dict[str, Any]) -> None:
     write_text(path, _with_checksum(data))
 
 
-def read_checked_json(path: Path) -> dict[str, Any]:
-    """Read what `write_checked_json` wrote, checksum included, or an older file, which has none.
+def read_checked_json(path: Path, version: int | None = None) -> dict[str, Any]:
+    """Read what `write_checked_json` wrote, checksum included, or an older file, which has none; ValueError if damaged.
 
-    Raises:
-        ValueError: says in what way the file is damaged.
+    Args:
+        version: the only `format_version` that is read.
     """
     text = path.read_bytes().decode("utf-8")
     data = json.loads(text)
@@ -137,19 +122,13 @@ def read_checked_json(path: Path) -> dict[str, Any]:
         raise ValueError("it is no JSON object")
     if CHECKSUM in data and text != _with_checksum({name: data[name] for name in data if name != CHECKSUM}):
         raise ValueError(f"its {CHECKSUM} is not that of its bytes, which have changed since it was written")
+    if version is not None and data["format_version"] != version:
+        raise ValueError(f"it has format version {data['format_version']}, and this reads {version}")
     return data
 
 
 def drop_checksum(data: dict[str, Any], since: int) -> None:
-    """Remove the checksum from JSON that was read, and check that it has one if its format has.
-
-    Args:
-        data: as `read_checked_json` returns it.
-        since: the first `format_version` that has a checksum.
-
-    Raises:
-        ValueError: the checksum is missing, or has no place there.
-    """
+    """Remove the checksum of JSON that was read; ValueError unless formats have one just from `since` on."""
     if (CHECKSUM in data) != (data["format_version"] >= since):
         fault = "has" if CHECKSUM in data else "lacks"
         raise ValueError(f"it {fault} a {CHECKSUM}, unlike any of format version {data['format_version']}")
@@ -157,9 +136,8 @@ def drop_checksum(data: dict[str, Any], since: int) -> None:
 
 
 def _with_checksum(data: dict[str, Any]) -> str:
-    """Return the only text that stands for these data."""
-    digest = hashlib.sha256(_as_text(data).encode()).hexdigest()
-    return _as_text({**data, CHECKSUM: digest})
+    """The only text that stands for these data."""
+    return _as_text({**data, CHECKSUM: hashlib.sha256(_as_text(data).encode()).hexdigest()})
 
 
 def _as_text(data: dict[str, Any]) -> str:
@@ -173,11 +151,7 @@ def describe_files(directory: Path, names: list[str]) -> dict[str, dict[str, Any
 
 
 def check_sizes(directory: Path, files: dict[str, dict[str, Any]]) -> None:
-    """Check that each file exists and is as long as it was; quick enough for whenever a datastore is opened.
-
-    Raises:
-        DatastoreError: names the file, the bytes found and the bytes expected.
-    """
+    """Check that each file exists and is as long as it was; quick enough for whenever a datastore is opened."""
     for name, expected in files.items():
         path = directory / name
         if not path.is_file():

@@ -9,14 +9,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-CHUNK_BYTES = 1 << 22
-
 
 def of_file(path: Path, done: Callable[[int], object] = lambda count: None) -> str:
     """Digest a file's bytes, read in pieces, calling `done` with the length of each."""
     digest = hashlib.sha256()
     with path.open("rb") as stream:
-        while chunk := stream.read(CHUNK_BYTES):
+        while chunk := stream.read(1 << 22):
             digest.update(chunk)
             done(len(chunk))
     return digest.hexdigest()
@@ -61,3 +59,8 @@ def of_parameters(named: Iterable[tuple[str, Tensor]]) -> str:
 def short(fingerprint: str) -> str:
     """Return the first 12 digits, enough to tell fingerprints apart in messages."""
     return fingerprint[:12]
+
+
+def brief(value: object) -> str:
+    """Shorten a fingerprint, and leave anything else as it is."""
+    return short(value) if isinstance(value, str) and len(value) == 64 else str(value)

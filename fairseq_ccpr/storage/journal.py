@@ -13,6 +13,7 @@ from itertools import count
 from pathlib import Path
 
 from fairseq_ccpr.errors import DatastoreError
+from fairseq_ccpr.storage.arrays import bring_to_disk
 from fairseq_ccpr.storage.files import atomic_file, sync_directory
 
 MARK = b"\xffCCPRJ3\n"  # each record begins with it; its first byte is in no text
@@ -29,30 +30,17 @@ class Journal:
     The digest is BLAKE2b of number, length and record: so a record can neither be changed nor moved unnoticed. After one that
     was, reading goes on at the next mark with a right digest; numbers tell how many are missing. Versions 1 and 2 have no
     marks, and one digest chained to the next: there, what a changed length hits is lost together with all that comes after.
-
-    Args:
-        path: of the file.
-
-    Attributes:
-        end: bytes up to the end of the last record that was read.
-        count: records up to there.
-        damage: where bytes that are no records begin and end.
-        lost: how many records are missing, as far as can be told.
-        old: whether the file has to be written again before more is appended to it.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.end = self.count = self.lost = 0
-        self.damage: list[tuple[int, int]] = []
-        self.old = False
+        self.end = self.count = 0  # bytes, and records, up to the end of the last record that was read
+        self.lost = 0  # records that are missing, as far as can be told
+        self.damage: list[tuple[int, int]] = []  # where bytes that are no records begin and end
+        self.old = False  # whether the file has to be written again before more is appended to it
 
     def read(self) -> Iterator[bytes]:
-        """Yield the records after those that were read before.
-
-        Raises:
-            OSError: the file cannot be read.
-        """
+        """Yield the records after those that were read before."""
         with self.path.open("rb") as stream:
             first = stream.seek(self.end)
             data = stream.read()
@@ -70,11 +58,7 @@ class Journal:
             self.lost += max(1, data.count(MARK, self.end - first))
 
     def append(self, records: Sequence[bytes]) -> None:
-        """Append records, all or none, to a journal that was read to its end; return once they are on disk.
-
-        Raises:
-            DatastoreError: they were not written, as where the disk is full; the journal is as it was before.
-        """
+        """Append records, all or none, to a journal that was read to its end; return once they are on disk."""
         frames, written = _frames(records, self.count), 0
         try:
             with self.path.open("r+b", buffering=0) as stream:
@@ -109,8 +93,7 @@ class Journal:
             try:
                 with stream:
                     stream.write(content)
-                    stream.flush()
-                    os.fsync(stream)
+                    bring_to_disk(stream)
             except OSError:
                 path.unlink()
                 raise
@@ -120,21 +103,12 @@ class Journal:
 
 
 class WriterLock:
-    """The right to write to a folder, which one process, and in it one object, has at a time. A kill gives it back.
-
-    Args:
-        path: of a file that names who has it.
-
-    Raises:
-        DatastoreError: another one has it; names it.
-        OSError: the file cannot be written.
-    """
+    """The right to write to a folder, which one process, and in it one object, has at a time. A kill gives it back."""
 
     def __init__(self, path: Path) -> None:
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW  # what a link leads to is not overwritten
-        self._stream = os.fdopen(
-            os.open(path, flags, 0o666), "r+b", buffering=0
-        )  # closed with this object, if not before
+        # Closed with this object, if not before.
+        self._stream = os.fdopen(os.open(path, flags, 0o666), "r+b", buffering=0)
         file = self._stream.fileno()
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -153,22 +127,14 @@ class WriterLock:
 
 
 def create_journal(path: Path, records: Sequence[bytes]) -> None:
-    """Write a journal with its first records, under its final name only when it is complete and on disk.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
+    """Write a journal with its first records, under its final name only when it is complete and on disk."""
     with atomic_file(path) as partial:
         partial.write_bytes(_frames(records, 0))
     sync_directory(path.parent)
 
 
 def begins_as_journal(path: Path) -> bool:
-    """Tell a journal of any version by the bytes that it begins with.
-
-    Raises:
-        OSError: the file cannot be read.
-    """
+    """Tell a journal of any version by the bytes that it begins with."""
     with path.open("rb") as stream:
         return stream.read(len(MARK)) in (MARK, _OLD_MARK)
 
@@ -178,7 +144,6 @@ def _digest(number: int, record: bytes) -> bytes:
 
 
 def _frames(records: Sequence[bytes], first: int) -> bytes:
-    """Make the bytes of records that are numbered from one on."""
     frames = []
     for number, record in enumerate(records, first):
         if len(record) >= 2**32:

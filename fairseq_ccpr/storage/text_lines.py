@@ -23,15 +23,10 @@ from fairseq_ccpr.version import __version__
 
 
 class TextLines:
-    """S lines, memory-mapped.
+    """`count` lines, memory-mapped, each ending with a line feed.
 
     Args:
-        text: the file, which ends each line with a line feed.
-        offsets: `.npy`, int64 [S + 1], the byte at which each line begins; the last is the file's size.
-        count: S.
-
-    Raises:
-        DatastoreError: the offsets are damaged, or belong to another number of lines.
+        offsets: `.npy`, int64 [count + 1], the byte at which each line begins; the last is the file's size.
     """
 
     def __init__(self, text: Path, offsets: Path, count: int) -> None:
@@ -114,16 +109,7 @@ class TextFormat:
 
 
 def read_text_manifest(directory: Path, make: type[M], of: TextFormat) -> M:
-    """Read and check the manifest of a folder.
-
-    Args:
-        directory: the folder.
-        make: the manifest's dataclass, which has `files`.
-        of: the kind of folder expected.
-
-    Raises:
-        DatastoreError: no such directory, not of this kind, unfinished, a newer format, or a damaged manifest.
-    """
+    """Read and check the manifest of a folder, which `make` is the dataclass of."""
     path = directory / MANIFEST
     if not path.is_file():
         if partial_path(directory).exists() or directory.suffix == PARTIAL:
@@ -143,17 +129,12 @@ def read_text_manifest(directory: Path, make: type[M], of: TextFormat) -> M:
         if set(data["files"]) != set(of.files):
             raise ValueError(f"it names other files than {', '.join(of.files)}")
         return make(**data)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise DatastoreError(f"{path} is damaged ({error!r}): {of.again}") from None
-    except ValueError as error:
-        raise DatastoreError(f"{path} is damaged ({error}): {of.again}") from None
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        fault = error if isinstance(error, ValueError) else repr(error)
+        raise DatastoreError(f"{path} is damaged ({fault}): {of.again}") from None
 
 
 def check_every_byte(directory: Path, files: dict[str, dict[str, Any]], of: TextFormat) -> None:
-    """Read every byte of the files that a manifest names, and compare their checksums.
-
-    Raises:
-        DatastoreError: a file has changed.
-    """
+    """Read every byte of the files that a manifest names, and compare their checksums."""
     if faults := check_checksums(directory, files):
         raise DatastoreError(f"{directory} is damaged ({faults[0]}): {of.again}")

@@ -23,9 +23,8 @@ from torch import Tensor
 from fairseq_ccpr import TokenDatastore, TokenRetriever, Translator
 from fairseq_ccpr.cli.command import markdown_table
 from fairseq_ccpr.search import ExactIndex, Index, build_index, open_index
-from fairseq_ccpr.search.faiss_index import import_faiss
+from fairseq_ccpr.search.faiss_index import RESCORED, import_faiss
 from fairseq_ccpr.search.index_plan import plan_index
-from fairseq_ccpr.search.rescored_index import RESCORED
 from fairseq_ccpr.text.pairs import read_lines
 
 QUERIES, BATCHES, REPEATS = 1280, (160, 5), 3

@@ -31,7 +31,7 @@ from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.grids import score_grid
 from fairseq_ccpr.evaluation.test_set import batches, load
 from fairseq_ccpr.inference.resources import parse_generation
-from fairseq_ccpr.models.token_adapter import TokenAdapter
+from fairseq_ccpr.models.token_adapter import TokenAdapter, default_output
 from fairseq_ccpr.settings import as_options
 from fairseq_ccpr.text.pairs import read_pairs
 from tests.helpers import USER_DIR, begin, call, equal, held_out_text, refused, run_two_processes, vote
@@ -111,7 +111,7 @@ def test_killed_training_resumes(world: World, tmp_path: Path) -> None:
 
 def test_training_options_are_read_as_fairseq_reads_them() -> None:
     plain, other = AdapterTraining.parse(""), AdapterTraining.parse("--adapter-output-dim 7 --max-update 12")
-    assert (plain.width(40), plain.width(4000), other.width(40)) == (40, 512, 7)
+    assert (plain.output_dim, default_output(40), default_output(4000), other.output_dim) == (None, 40, 512, 7)
     assert other.words[:2] == ["--total-num-update", "12"]
     assert plain.fingerprint(["keys"]) not in (other.fingerprint(["keys"]), plain.fingerprint(["other keys"]))
     for wrong in ("--lr nothing", "--arch nothing", "an 'open quote"):

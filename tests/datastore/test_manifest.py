@@ -60,12 +60,14 @@ def datastore(tmp_path_factory: pytest.TempPathFactory) -> Path:
     fingerprints = {"model": "0" * 64, "corpus": "1" * 64}
     manifest = Manifest(
         TokenSection(
-            ENTRIES, WIDTH, "decoder_output", {"train": 3}, fingerprints, in_memory, index_recall=0.1 + 0.2, domain=True
+            size=ENTRIES, dimension=WIDTH, key_layer="decoder_output", subsets={"train": 3}, index=in_memory,
+            fingerprints=fingerprints, index_recall=0.1 + 0.2, domain=True,
         ),
         PhraseSection(
-            ENTRIES, WIDTH, len(SENTENCES), {"kind": "ngram:2"}, "Wörter/encoder.pt", {"encoder": "2" * 64}, on_disk
+            size=ENTRIES, dimension=WIDTH, sentences=len(SENTENCES), segmentation={"kind": "ngram:2"}, index=on_disk,
+            encoder="Wörter/encoder.pt", fingerprints={"encoder": "2" * 64},
         ),
-    )
+    )  # fmt: skip
     assert manifest.token is not None and manifest.phrase is not None
     manifest.token.files = describe_files(folder, [f"token/{name}" for name in token.part_files(manifest.token)])
     manifest.phrase.files = describe_files(folder, [f"phrase/{name}" for name in phrase.part_files(manifest.phrase)])

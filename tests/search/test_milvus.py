@@ -26,7 +26,7 @@ from fairseq_ccpr.errors import DatastoreError, UnreachableError
 from fairseq_ccpr.models.phrase_encoder import load_phrase_encoder
 from fairseq_ccpr.models.phrase_finder import Segmentation
 from fairseq_ccpr.search import ExactIndex, distinct_strings, milvus
-from fairseq_ccpr.search.base import IndexDescription, StoreAddress
+from fairseq_ccpr.search.base import IndexDescription, RemoteKeys, StoreAddress
 from fairseq_ccpr.search.milvus import MilvusIndex
 from fairseq_ccpr.search.recall import recall
 from fairseq_ccpr.storage.files import MANIFEST
@@ -124,9 +124,8 @@ def assert_same(one: list[list[QueryPhrase]], two: list[list[QueryPhrase]]) -> N
 def test_search_equals_exact_search(tmp_path: Path, size: int, k: int, depth: int, rng: np.random.Generator) -> None:
     keys = rng.standard_normal((size, 12)).astype(np.float16)
     with patch.multiple(milvus, BLOCK_ROWS=256, QUERIES=7, DEEPEST=depth):
-        index = MilvusIndex(
-            StoreAddress(str(tmp_path / "p.db"), "c"), IndexDescription("milvus", "ip", "FLAT"), size, 12, {"a": 1}
-        )
+        remote = RemoteKeys(StoreAddress(str(tmp_path / "p.db"), "c"), size, 12, {"a": 1}, 30)
+        index = MilvusIndex(remote, IndexDescription("milvus", "ip", "FLAT"))
         index.fill(keys, lambda rows: None)
         index.write(0, keys[: min(size, 100)])  # again
         index.finish()
@@ -427,4 +426,4 @@ def test_bad_options_are_refused_before_any_work(ccpr: Ccpr, text: Path, local: 
     refused(call("retrieve", *words, check=False), "--store-timeout is 0")
     gone = StoreAddress(str(tmp_path / "gone.db"), "c")
     with pytest.raises(DatastoreError, match=r"gone\.db is missing"):
-        MilvusIndex(gone, IndexDescription("milvus", "ip", "FLAT"), 1, 2, {}).check()
+        MilvusIndex(RemoteKeys(gone, 1, 2, {}, 30), IndexDescription("milvus", "ip", "FLAT")).check()

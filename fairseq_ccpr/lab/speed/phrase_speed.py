@@ -115,7 +115,7 @@ def _make_index(keys: np.ndarray, choice: str, folder: Path, device: torch.devic
     remote = None
     if address is not None:
         remote = RemoteKeys(address, len(keys), keys.shape[1], {"benchmark": str(description)}, TIMEOUT, token)
-    build_index(keys, description, folder / description.file, lambda rows: None, remote)
+    build_index(keys, description, remote or folder / description.file, lambda rows: None)
     return open_index(description, remote or keys, folder).to(device)
 
 
