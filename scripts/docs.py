@@ -17,7 +17,6 @@ FILES = ("*.md", "*.png", "CITATION.cff", "docs/site.css", "docs/results/data/*.
 
 
 def gather() -> None:
-    """Copy all pages, pictures and figures that git knows, or would add."""
     shutil.rmtree(PAGES, ignore_errors=True)
     listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", *FILES]
     for name in filter(None, subprocess.check_output(listed, cwd=ROOT, text=True).split("\0")):

@@ -44,7 +44,6 @@ LENGTH = 25  # of what a random model writes, in tokens
 
 
 def make_random(folder: Path, vocabulary_size: int) -> None:
-    """Write a model of random weights with the demo's SentencePiece model on both sides."""
     processor = SentencePieceProcessor(model_file=str(DEMO / "spm.model"))
     pieces = [processor.id_to_piece(number) for number in range(3, len(processor))]
     fillers = [f"<unused{number}>" for number in range(vocabulary_size - len(pieces) - 3)]
@@ -65,7 +64,6 @@ def make_random(folder: Path, vocabulary_size: int) -> None:
 
 @torch.no_grad()
 def vary(model: Any) -> None:
-    """Let what a model of random weights writes depend on the text, and let one in LENGTH of its tokens be </s>."""
     torch.manual_seed(1)
     for name, parameter in model.named_parameters():
         if parameter.dim() > 1 and "positions" not in name:

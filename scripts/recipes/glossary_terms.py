@@ -80,7 +80,6 @@ def main() -> None:
 
 
 def drawn(rows: Rows, training: Path) -> Rows:
-    """Return the terms of the pairs by their word alignments."""
     most = ExtractionSettings.max_words
     known = list(usable_pairs(TextPairs(pairs=training), word_spans, most, Counter()))
     own = [SentencePair(source, target, word_spans(source), word_spans(target)) for source, target in rows]
@@ -101,7 +100,6 @@ def drawn(rows: Rows, training: Path) -> Rows:
 
 
 def in_text(variants: list[str], text: str) -> list[str]:
-    """Return the variants that a text has."""
     words = f" {' '.join(text[start:end] for start, end in word_spans(text))} "
     return [one for one in variants if f" {one} " in words]
 
@@ -143,7 +141,6 @@ def constrained(system: Translator, rows: Rows, wanted: Wanted) -> list[str]:
 
 
 def row(name: str, texts: list[str], rows: Rows, wanted: Wanted, seconds: float) -> list[str]:
-    """Make a row of the table."""
     there = [bool(in_text(variants, text)) for text, of in zip(texts, wanted) for variants in of]
     bleu = score(texts, [reference for _, reference in rows]).bleu
     return [name, f"{100 * sum(there) / len(there):.1f}%", f"{bleu:.2f}", f"{len(rows) / seconds:.1f}"]

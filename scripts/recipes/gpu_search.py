@@ -26,6 +26,7 @@ if "fairseq_ccpr" not in sys.modules:  # as a package without its own module, wh
     package.__path__ = [str(ROOT / "fairseq_ccpr")]
     sys.modules["fairseq_ccpr"] = package
 
+from fairseq_ccpr.cli.command import markdown_table
 from fairseq_ccpr.evaluation.planning import describe_run, measure_limits
 from fairseq_ccpr.lab.speed.search_speed import SearchCost, Sweep, make_index, measure_searches
 from fairseq_ccpr.search import ExactIndex, Index
@@ -65,12 +66,11 @@ def main() -> None:
 
 
 def faults(device: torch.device, size: int) -> Iterator[str]:
-    """Search in every way that decoding does, and say what brute force finds otherwise."""
     for width, metric in product(WIDTHS, METRICS):
         keys = unit_keys(size, width, device)
         indexes: dict[str, Index] = {"exact": ExactIndex(keys, metric)}
         if ON_GPU:
-            indexes[LISTS] = make_index(keys, LISTS, metric, "nprobe=64").index
+            indexes[LISTS] = make_index(keys, LISTS, metric, "nprobe=64")[0]
         for (name, index), count, dtype in product(indexes.items(), HYPOTHESES, (torch.float32, torch.float16)):
             queries = unit_keys(count, width, device, seed=2).to(dtype)
             if trouble := difference(index, keys, queries, metric):
@@ -78,15 +78,14 @@ def faults(device: torch.device, size: int) -> Iterator[str]:
 
 
 def difference(index: Index, keys: Tensor, queries: Tensor, metric: str) -> str:
-    """Compare a search with brute force in double precision: what is wrong, or nothing."""
     scores, ids = index.search(queries, NEIGHBOURS)
-    wanted = queries.double() @ keys.double().T
+    every = queries.double() @ keys.double().T
     if metric == "l2":
-        wanted = 2 * wanted - keys.double().square().sum(1) - queries.double().square().sum(1, keepdim=True)
-    best = wanted.topk(NEIGHBOURS, dim=1).values
+        every = 2 * every - keys.double().square().sum(1) - queries.double().square().sum(1, keepdim=True)
+    best = every.topk(NEIGHBOURS, dim=1).values
     if not torch.allclose(scores.double(), best, rtol=1e-4, atol=1e-4):
         return f"scores differ by {float((scores - best).abs().max()):.2g}"
-    if not torch.allclose(scores.double(), wanted.gather(1, ids), rtol=1e-4, atol=1e-4):
+    if not torch.allclose(scores.double(), every.gather(1, ids), rtol=1e-4, atol=1e-4):
         return "ids are of other keys than scores"
     return ""
 
@@ -101,7 +100,6 @@ def unit_keys(size: int, width: int, device: torch.device, seed: int = 1) -> Ten
 
 
 def measure(width: int, metric: str, sweep: Sweep, device: torch.device) -> Iterator[SearchCost]:
-    """Time searches in stores of any size, made around random keys."""
     keys = unit_keys(REAL, width, device).cpu().numpy()
     section = SimpleNamespace(projection="unit length", index=SimpleNamespace(metric=metric))
     store: Any = SimpleNamespace(keys=keys, values=torch.zeros(REAL).int().numpy(), section=section)
@@ -110,19 +108,16 @@ def measure(width: int, metric: str, sweep: Sweep, device: torch.device) -> Iter
 
 
 def table(rows: list[SearchCost]) -> str:
-    """Tabulate as docs/benchmarks.md does."""
-    lines = [
-        "| width | keys | index | H | k | ms | fastest–slowest | floor, ms | ÷ floor | recall |",
-        "|---" * 10 + "|",
+    lines: list[list[Any]] = [
+        ["width", "keys", "index", "H", "k", "ms", "fastest–slowest", "floor, ms", "÷ floor", "recall"]
     ]
     for row in rows:
-        cells = (
+        lines.append([
             row.dimension, f"{row.keys:,}", row.index, row.queries, row.k, f"{row.milliseconds:.2f}",
             f"{row.fastest:.2f}–{row.slowest:.2f}", f"{row.floor:.3f}", f"{row.milliseconds / row.floor:.1f}",
             f"{row.recall:.1%}",
-        )  # fmt: skip
-        lines.append("| " + " | ".join(map(str, cells)) + " |")
-    return "\n".join(lines) + "\n"
+        ])  # fmt: skip
+    return markdown_table(lines) + "\n"
 
 
 if __name__ == "__main__":

@@ -51,7 +51,6 @@ def main() -> None:
 
 
 def draw(points: dict[str, tuple[float, float]], home: str, abroad: str, output: Path) -> None:
-    """Draw a labelled point for each system."""
     figure = Figure(figsize=(7.5, 5), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
@@ -71,7 +70,6 @@ def draw(points: dict[str, tuple[float, float]], home: str, abroad: str, output:
 
 
 def write_label(axes: Axes, name: str, point: tuple[float, float], taken: list[Bbox]) -> Bbox:
-    """Write a label next to its point, where it covers the least of what is there, and return its place."""
     texts = [
         axes.annotate(name, point, (x, y), textcoords="offset points", ha=side, va="center", fontsize=7)
         for x, y, side in PLACES
@@ -91,12 +89,10 @@ def area(box: Bbox | None) -> float:
 
 
 def outside(axes: Axes, box: Bbox) -> float:
-    """Return the area of a box that is outside of the axes."""
     return area(box) - area(Bbox.intersection(box, axes.get_window_extent()))
 
 
 def gains(domain: dict[str, Any]) -> dict[str, float]:
-    """Return the BLEU of each system over the base model."""
     systems = domain["systems"]
     base = systems[domain["base"]]["scores"]["BLEU"]
     return {name: system["scores"]["BLEU"] - base for name, system in systems.items()}

@@ -97,7 +97,6 @@ def translate(
 
 
 def tenths(texts: dict[str, list[str]], references: list[str]) -> list[list[object]]:
-    """Score each tenth, and all."""
     ends = [len(references) * tenth // 10 for tenth in range(11)]
     parts: list[slice[Any, Any, Any]] = [slice(a, b) for a, b in pairwise(ends) if b > a] + [slice(None)]
     rows: list[list[object]] = []
@@ -109,7 +108,6 @@ def tenths(texts: dict[str, list[str]], references: list[str]) -> list[list[obje
 
 
 def recall(alone: list[str], written: list[str], references: list[str]) -> dict[str, tuple[int, int]]:
-    """Count words of references that `alone` does not write, and how many were written, by how often they were seen."""
     seen: Counter[str] = Counter()
     counts: dict[str, tuple[int, int]] = defaultdict(lambda: (0, 0))
     for plain, text, reference in zip(alone, written, references):
@@ -123,7 +121,6 @@ def recall(alone: list[str], written: list[str], references: list[str]) -> dict[
 
 
 def draw(texts: dict[str, list[str]], references: list[str], path: Path, title: str) -> None:
-    """Draw BLEU of all sentences up to each of some points."""
     from fairseq_ccpr.evaluation.page import COLOURS, lines
 
     points = sorted({max(1, len(references) * point // POINTS) for point in range(1, POINTS + 1)})

@@ -90,7 +90,6 @@ def time_learning(translator: Translator, rows: list[tuple[str, str]]) -> tuple[
 
 
 def speed(translator: Translator, sentences: list[str]) -> float:
-    """Translate, and return sentences per second."""
     start = time.perf_counter()
     list(translator.translate(sentences))
     return len(sentences) / (time.perf_counter() - start)

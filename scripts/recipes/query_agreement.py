@@ -46,7 +46,6 @@ def main() -> None:
 
 
 def found(retriever: PhraseRetriever, texts: list[str]) -> dict[Span, tuple]:
-    """Return, of each phrase, its vector and the strings retrieved for it, the best first."""
     phrases = retriever.finder.find(texts)
     queries = [one for sentence in retriever.retrieve(texts) for one in sentence]
     return {

@@ -67,7 +67,6 @@ class RecordingRetriever(TokenRetriever):
         self.queries: list[Tensor] = []
 
     def project(self, states: Tensor) -> Tensor:
-        """Project the decoder's states, and keep the result."""
         keys = super().project(states)
         self.queries.append(keys.float())
         return keys

@@ -57,12 +57,10 @@ class Load:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def next_pair(self) -> tuple[str, str]:
-        """Return a pair that is not learned yet."""
         with self.lock:
             return next(self.pairs)
 
     def row(self, clients: int, seconds: float, process: int, before: float) -> list[Any]:
-        """Return what is known as a row of the table, and forget the times."""
         others = self.faults.count("other")
         count = len(self.translated) + len(self.learned)
         row = [clients, f"{count:,}", f"{count / seconds:.1f}", *quantiles(self.translated), f"{len(self.learned):,}",
@@ -103,7 +101,6 @@ def main() -> None:
 
 
 def taken(words: list[str], name: str, default: str) -> str:
-    """Take an option and its value out of the words of the command."""
     if name not in words:
         return default
     at = words.index(name)
@@ -119,7 +116,6 @@ def quantiles(seconds: list[float]) -> list[str]:
 
 @contextmanager
 def started(options: list[str]) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Start a server, and end it as a service manager would."""
     command = [sys.executable, "-m", "fairseq_ccpr", "serve", "--port", "0", *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -134,7 +130,6 @@ def started(options: list[str]) -> Iterator[tuple[subprocess.Popen[str], str]]:
 
 
 def load(address: str, run: Load, clients: int, seconds: float) -> None:
-    """Send requests from so many clients."""
     numbers, end = count(), time.monotonic() + seconds
 
     def client(first: int) -> None:
@@ -159,7 +154,6 @@ def load(address: str, run: Load, clients: int, seconds: float) -> None:
 
 
 def translate(connection: HTTPConnection, run: Load, sentence: str) -> None:
-    """Have a sentence translated."""
     start = time.perf_counter()
     text = json.loads(asked(connection, "POST", "/translate", q=sentence))["translatedText"]
     run.translated.append(time.perf_counter() - start)
@@ -168,7 +162,6 @@ def translate(connection: HTTPConnection, run: Load, sentence: str) -> None:
 
 
 def learn(connection: HTTPConnection, run: Load) -> None:
-    """Have a pair learned."""
     source, target = run.next_pair()
     start = time.perf_counter()
     number = json.loads(asked(connection, "POST", "/learn", q=source, s=target))["id"]
@@ -177,7 +170,6 @@ def learn(connection: HTTPConnection, run: Load) -> None:
 
 
 def asked(connection: HTTPConnection, method: str, path: str, **sent: str) -> bytes:
-    """Return the body of an answer."""
     connection.request(method, path, json.dumps(sent) if sent else None, {"Content-Type": "application/json"})
     return connection.getresponse().read()
 

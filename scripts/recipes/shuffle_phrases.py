@@ -21,7 +21,6 @@ from fairseq_ccpr.storage.files import atomic_directory
 
 
 def shuffle_phrases(source: Path, output: Path) -> int:
-    """Write a copy of a phrase datastore in which the spans have changed places."""
     store = PhraseDatastore(source)
     if store.keys is None:
         raise ConfigurationError(

@@ -48,7 +48,6 @@ class Tuning:
 
     @torch.no_grad()
     def reset(self) -> None:
-        """Make all weights what they were when this object was made."""
         for now, was in zip(self.model.parameters(), self._were):
             now.copy_(was)
 
@@ -73,7 +72,6 @@ class Tuning:
         return data and data.collater([data[number] for number in range(len(coded))])
 
     def cost(self, batch: dict[str, Any]) -> torch.Tensor:
-        """Return -log p of the targets."""
         with torch.autocast("cpu", torch.bfloat16):  # as the fine-tuning that it is compared with
             logits, targets = self.model(**batch["net_input"])[0].float(), batch["target"]
         return torch.nn.functional.cross_entropy(
@@ -82,7 +80,6 @@ class Tuning:
 
 
 def nearest(sentences: list[str], pairs: Pairs, count: int) -> list[Pairs]:
-    """Return for each sentence the pairs whose sources share most words with it, the most similar first."""
     found: list[Pairs] = [[] for _ in sentences]
     for first, block in resemblances(sentences, [source for source, _ in pairs]):
         for row, similar in enumerate(block.tocsr(), first):
@@ -92,7 +89,6 @@ def nearest(sentences: list[str], pairs: Pairs, count: int) -> list[Pairs]:
 
 
 def choose(tuning: Tuning, valid: Pairs, train: Pairs) -> tuple[int, float, int]:
-    """Return the number of pairs, the learning rate and the number of updates that make the references likeliest."""
     costs, alone, tokens = defaultdict[tuple[int, float, int], float](float), 0.0, 0
     for row, like in zip(valid, nearest([source for source, _ in valid], train, max(PAIRS))):
         tuning.reset()

@@ -16,7 +16,7 @@ from fairseq_ccpr.datastore.manifest import FORMAT_VERSION, PHRASE, TOKEN, Manif
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.errors import DatastoreError
-from fairseq_ccpr.lab.xpr.lexicon_store import Lexicon, LexiconManifest, write_lexicon
+from fairseq_ccpr.lab.xpr.lexicon import Lexicon, LexiconManifest, write_lexicon
 from fairseq_ccpr.phrases.pair_store import PairWriter, PhraseManifest, PhrasePairs
 from fairseq_ccpr.search import build_index
 from fairseq_ccpr.search.index_plan import plan_index

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from fairseq_ccpr.lab.xpr.lexicon_store import Lexicon
+from fairseq_ccpr.lab.xpr.lexicon import Lexicon
 from fairseq_ccpr.lab.xpr.training import LexiconDataset
 from fairseq_ccpr.models.pretrained.context_encoder import ContextEncoder
 from fairseq_ccpr.models.xpr_encoder import XprEncoder

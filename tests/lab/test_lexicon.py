@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairseq_ccpr.errors import DatastoreError
-from fairseq_ccpr.lab.xpr.lexicon_build import LexiconCounts, draw, is_near_copy, split_pairs
-from fairseq_ccpr.lab.xpr.lexicon_store import Lexicon
+from fairseq_ccpr.lab.xpr.lexicon import Lexicon, LexiconCounts, draw, is_near_copy, split_pairs
 from fairseq_ccpr.storage.equal_strings import digest
 from fairseq_ccpr.text.pairs import read_lines, read_pairs
 from fairseq_ccpr.text.words import word_spans

@@ -15,9 +15,9 @@ from torch import nn
 
 from fairseq_ccpr.lab.accuracy import type_accuracy
 from fairseq_ccpr.lab.accuracy.phrase_systems import SentenceSystem
-from fairseq_ccpr.lab.accuracy.plots import draw_types
 from fairseq_ccpr.lab.accuracy.type_accuracy import OrthogonalTypes, TransformerTypes, TypeResult, load_type_system
-from fairseq_ccpr.lab.xpr.lexicon_store import Lexicon
+from fairseq_ccpr.lab.plots import draw_types
+from fairseq_ccpr.lab.xpr.lexicon import Lexicon
 from fairseq_ccpr.models.xpr_encoder import XprEncoder
 from fairseq_ccpr.text.subwords import subword_bounds
 from tests.helpers import call, refused

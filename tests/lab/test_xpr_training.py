@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from fairseq_ccpr.errors import CheckpointError
 from fairseq_ccpr.lab.xpr import type_vectors
-from fairseq_ccpr.lab.xpr.lexicon_store import Lexicon
+from fairseq_ccpr.lab.xpr.lexicon import Lexicon
 from fairseq_ccpr.lab.xpr.type_vectors import find_translations, type_means
 from fairseq_ccpr.models.phrase_encoder import PhraseEncoder, load_phrase_encoder
 from fairseq_ccpr.models.xpr_encoder import XprEncoder, span_means

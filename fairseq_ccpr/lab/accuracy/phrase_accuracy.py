@@ -1,13 +1,13 @@
 """acc@1 of phrase retrieval: how often the nearest entry of an index is the gold translation, and its report.
 
-The index is never in memory. Three scores decide a query: that of its gold entry, and the best of the other entries with
-the same string and with other strings. They are updated as entries stream by.
+The index is never in memory: as entries stream by, three scores of each query are kept, that of its gold entry, and the best
+of other entries with the same string and with other strings.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -48,10 +48,7 @@ class QueryScores:
         return self._above(self.gold, best - 2 * self.tie) & ~self.by_entry()
 
     def among_same_strings(self, count: int) -> np.ndarray:
-        """Tell whether the right entry is first when exactly `count` others, or as many as there are, have its string.
-
-        Those are its `same_strings`; of the index only entries with other strings count.
-        """
+        """Tell whether the right entry is first among entries with other strings and at most `count` `same_strings`."""
         padded = torch.column_stack([self.other, self.same_strings[:, :count]])
         return self._above(self.gold, padded.amax(dim=1))
 
@@ -63,19 +60,7 @@ class QueryScores:
 def score_system(
     system: PhraseSystem, benchmark: PhraseBenchmark, name: str, quiet: bool, block: int = BLOCK_TEXTS
 ) -> QueryScores:
-    """Score a system on the benchmark.
-
-    1. Encode queries and gold targets, which are entries too.
-    2. Encode the distractors block by block, and keep the best scores.
-    3. Score the other occurrences of each answer's string.
-
-    Args:
-        system: gives phrases their vectors.
-        benchmark: queries and index.
-        name: of the system, for the progress bar.
-        quiet: no progress bar.
-        block: texts encoded at a time; only memory depends on it.
-    """
+    """Score a system on the benchmark, whose entries are encoded `block` texts at a time; only memory depends on it."""
     gold = benchmark.gold
     sizes = [len(part.texts) for part in (gold.queries, gold.targets, benchmark.distractors, benchmark.same_strings)]
     with progress_bar(name, "text", total=sum(sizes), quiet=quiet) as bar:
@@ -96,11 +81,11 @@ def score_system(
         strings = benchmark.distractors.strings()
         for rows, vectors in encode(benchmark.distractors):
             best.add(vectors, strings[rows])
-        wanted = torch.from_numpy(benchmark.same_string_rows)
-        same_strings = torch.full(wanted.shape, NONE)
+        other_rows = torch.from_numpy(benchmark.same_string_rows)
+        same_strings = torch.full(other_rows.shape, NONE)
         for rows, vectors in encode(benchmark.same_strings):
-            query, place = ((wanted >= rows.start) & (wanted < rows.stop)).nonzero(as_tuple=True)
-            products = queries[query] * vectors[wanted[query, place] - rows.start]
+            query, place = ((other_rows >= rows.start) & (other_rows < rows.stop)).nonzero(as_tuple=True)
+            products = queries[query] * vectors[other_rows[query, place] - rows.start]
             same_strings[query, place] = products.sum(dim=1).cpu()
     return QueryScores(best.gold.cpu(), best.same.cpu(), best.other.cpu(), same_strings, best.tie.cpu())
 
@@ -120,13 +105,7 @@ class _Best:
         self.strings = torch.tensor(codes, device=self.device)
 
     def add(self, vectors: Tensor, strings: Sequence[str], first_target: int | None = None) -> None:
-        """Update the scores with further entries.
-
-        Args:
-            vectors: [K, d].
-            strings: of the entries.
-            first_target: the row of the first, where they are targets: an answer does not compete with itself.
-        """
+        """Update the scores with entries [K, d]; targets from `first_target` on do not rival themselves."""
         codes = torch.tensor([self.codes.get(string, -1) for string in strings], device=self.device)
         size = max(1, TILE_NUMBERS // len(self.queries))
         for start in range(0, len(vectors), size):
@@ -143,29 +122,12 @@ class _Best:
 LONG = 4  # words of a phrase; longer ones are counted with it
 
 
-@dataclass
-class PhraseReport:
-    """Results of an evaluation; all in per cent but p."""
-
-    queries: dict[str, int]  # by set
-    entries: int  # of the index: gold targets and distractors
-    gold_targets: int
-    left_out: int  # gold pairs with a phrase that one of the systems cannot encode
-    systems: list[dict[str, Any]] = field(default_factory=list)
-    lengths: list[dict[str, Any]] = field(default_factory=list)  # words of the longer side, queries, acc@1 by system
-    same_string: list[dict[str, Any]] = field(default_factory=list)  # count, mean found, acc@1 by system
-
-
 def report(
     benchmark: PhraseBenchmark, scores: dict[str, QueryScores], same_string: list[int], samples: int
-) -> PhraseReport:
-    """Summarise the scores of systems; the average gives each set the same weight.
+) -> dict[str, Any]:
+    """Summarise the scores of systems, the first being the baseline; the average gives each set the same weight.
 
-    Args:
-        benchmark: queries and index.
-        scores: by system, the first being the baseline.
-        same_string: numbers of other occurrences of the answer's string.
-        samples: of the bootstrap.
+    All is in per cent but p. `same_string` are numbers of other occurrences of the answer's string.
     """
     sets = np.array(benchmark.gold.sets)
     rows = {name: np.flatnonzero(sets == name) for name in dict.fromkeys(benchmark.gold.sets)}
@@ -174,39 +136,40 @@ def report(
     )
     resampled = resample(entry, np.ones(entry.shape, int), list(rows.values()), samples)
     low, high = np.percentile(resampled, INTERVAL, axis=0)
-    done = PhraseReport(
-        {name: len(columns) for name, columns in rows.items()},
-        benchmark.entries,
-        len(benchmark.gold.targets.spans),
-        benchmark.left_out,
-    )
+    done: dict[str, Any] = {
+        "queries": {name: len(columns) for name, columns in rows.items()},
+        "entries": benchmark.entries,  # gold targets and distractors
+        "gold_targets": len(benchmark.gold.targets.spans),
+        "left_out": benchmark.left_out,  # gold pairs with a phrase that one of the systems cannot encode
+        "systems": [],
+        "lengths": [],  # words of the longer side, queries, acc@1 by system
+        "same_string": [],
+    }
+
+    def both(number: int, columns: np.ndarray) -> dict[str, float]:
+        return {"entry": _percent(entry[number, columns]), "string": _percent(string[number, columns])}
+
     for number, name in enumerate(scores):
-        by_set = {
-            label: {"entry": _percent(entry[number, columns]), "string": _percent(string[number, columns])}
-            for label, columns in rows.items()
-        }
+        by_set = {label: both(number, columns) for label, columns in rows.items()}
         average = {
             kind: round(_mean(accuracy[kind] for accuracy in by_set.values()), 2) for kind in ("entry", "string")
         }
         tied_average = round(_mean(_percent(tied[number, columns]) for columns in rows.values()), 2)
         interval = [round(100 * float(limit[number]), 2) for limit in (low, high)]
         p = round(p_value(resampled, number), 4) if number else None
-        done.systems.append(
+        done["systems"].append(
             {"system": name, "sets": by_set, "average": average, "interval": interval, "p": p, "tied": tied_average}
         )
     for label, columns in _by_length(np.array(benchmark.gold.words)).items():
-        accuracy = {
-            name: {"entry": _percent(entry[number, columns]), "string": _percent(string[number, columns])}
-            for number, name in enumerate(scores)
-        }
-        done.lengths.append({"words": label, "queries": len(columns), "accuracy": accuracy})
+        accuracy = {name: both(number, columns) for number, name in enumerate(scores)}
+        done["lengths"].append({"words": label, "queries": len(columns), "accuracy": accuracy})
     for count in same_string:
         found = (benchmark.same_string_rows[:, :count] >= 0).sum(axis=1)
         percent = {
             name: round(_mean(_percent(system.among_same_strings(count)[columns]) for columns in rows.values()), 2)
             for name, system in scores.items()
         }
-        done.same_string.append({"count": count, "mean found": round(float(found.mean()), 2), "entry": percent})
+        done["same_string"].append({"count": count, "mean found": round(float(found.mean()), 2), "entry": percent})
     return done
 
 
@@ -217,33 +180,29 @@ def _by_length(words: np.ndarray) -> dict[str, np.ndarray]:
     return {label: np.flatnonzero(group) for label, group in groups.items() if group.any()}
 
 
-def length_table(done: PhraseReport) -> list[list[Any]]:
-    """Tabulate acc@1 by entry / by string by the words of the phrase, over the queries of all sets."""
-    table: list[list[Any]] = [["words", "queries", *(system["system"] for system in done.systems)]]
-    for row in done.lengths:
-        table.append([row["words"], row["queries"], *map(_both, row["accuracy"].values())])
-    return table
-
-
-def accuracy_table(done: PhraseReport) -> list[list[Any]]:
-    """Tabulate for each set, and on average, the number of queries and each system's acc@1 by entry / by string."""
-    systems = done.systems
-    table: list[list[Any]] = [["set", "queries", *(system["system"] for system in systems)]]
-    for name, count in done.queries.items():
-        table.append([name, count, *(_both(system["sets"][name]) for system in systems)])
-    table.append(["average", sum(done.queries.values()), *(_both(system["average"]) for system in systems)])
-    table.append(["95% interval", "", *("{:.1f} to {:.1f}".format(*system["interval"]) for system in systems)])
-    table.append(["p", "", *("" if system["p"] is None else f"{system['p']:.3f}" for system in systems)])
-    table.append(["tied", "", *(f"{system['tied']:.1f}" for system in systems)])
-    return table
-
-
-def same_string_table(done: PhraseReport) -> list[list[Any]]:
-    """Tabulate acc@1 by entry by the number of other occurrences: wanted, and found on average."""
-    table: list[list[Any]] = [["same string", "found", *(system["system"] for system in done.systems)]]
-    for row in done.same_string:
-        table.append([row["count"], f"{row['mean found']:.1f}", *(f"{value:.1f}" for value in row["entry"].values())])
-    return table
+def tables(done: dict[str, Any]) -> dict[str, list[list[Any]]]:
+    """Tabulate acc@1 by entry / by string for each set, by the words of the phrase, and among the same strings."""
+    systems, names = done["systems"], [system["system"] for system in done["systems"]]
+    by_set = [["set", "queries", *names]]
+    by_set += [[name, count, *(_both(one["sets"][name]) for one in systems)] for name, count in done["queries"].items()]
+    by_set += [
+        ["average", sum(done["queries"].values()), *(_both(system["average"]) for system in systems)],
+        ["95% interval", "", *("{:.1f} to {:.1f}".format(*system["interval"]) for system in systems)],
+        ["p", "", *("" if system["p"] is None else f"{system['p']:.3f}" for system in systems)],
+        ["tied", "", *(f"{system['tied']:.1f}" for system in systems)],
+    ]
+    by_length = [["words", "queries", *names]]
+    by_length += [[row["words"], row["queries"], *map(_both, row["accuracy"].values())] for row in done["lengths"]]
+    made = {
+        "acc@1 by entry / by string, per cent": by_set,
+        "the same by the words of the phrase or its translation, whichever has more, all sets together": by_length,
+    }
+    if done["same_string"]:
+        found = [["same string", "found", *names]]
+        for row in done["same_string"]:
+            found.append([row["count"], f"{row['mean found']:.1f}", *(f"{one:.1f}" for one in row["entry"].values())])
+        made["acc@1 by entry, average of the sets, with other occurrences of the same string in the index"] = found
+    return made
 
 
 def _both(accuracy: dict[str, float]) -> str:

@@ -1,8 +1,4 @@
-"""The benchmark of phrase retrieval: gold phrases in their sentences among distractors, the same for every system.
-
-A line of gold phrases has seven columns with tabs between them: set, source sentence, target sentence, span of the
-source phrase (a-b, in characters, end exclusive), span of the target phrase, source phrase, target phrase.
-"""
+"""The benchmark of phrase retrieval: gold phrases in their sentences among distractors, the same for every system."""
 
 from __future__ import annotations
 
@@ -40,11 +36,6 @@ class GoldPhrasePair:
         """Words of the longer side."""
         return max(len(word_spans(text[start:end])) for text, start, end in (self.source, self.target))
 
-    @property
-    def multi_word(self) -> bool:
-        """Whether one side has several words."""
-        return self.words > 1
-
 
 @dataclass
 class GoldPhrases:
@@ -61,18 +52,18 @@ class GoldPhrases:
     def choose(cls, pairs: list[GoldPhrasePair], per_set: int) -> GoldPhrases:
         """Choose at most `per_set` queries of each set, among the targets of all sets: one pair of each target sentence.
 
-        A sentence encoder gives all phrases of a sentence one vector, so it could never tell one gold target of a
-        sentence from another. Which pairs are taken does not depend on the order they are in.
+        A sentence encoder gives all phrases of a sentence one vector, and could not tell its gold targets apart. Which pairs
+        are taken does not depend on the order they are in.
         """
         by_sentence: dict[str, GoldPhrasePair] = {}
         for pair in sorted(pairs, key=lambda pair: digest(repr(pair))):
             by_sentence.setdefault(pair.target[0], pair)
         kept = list(by_sentence.values())
-        targets, target_rows = as_phrases(pair.target for pair in kept)
+        targets, target_rows = _as_phrases(pair.target for pair in kept)
         chosen: list[int] = []
         for name in dict.fromkeys(pair.set for pair in pairs):
             chosen += [number for number, pair in enumerate(kept) if pair.set == name][:per_set]
-        queries, query_rows = as_phrases(kept[number].source for number in chosen)
+        queries, query_rows = _as_phrases(kept[number].source for number in chosen)
         sets, words = zip(*((kept[number].set, kept[number].words) for number in chosen))
         return cls(list(sets), list(words), queries, query_rows, targets, target_rows[chosen])
 
@@ -82,43 +73,27 @@ class GoldPhrases:
         return [strings[row] for row in self.answers]
 
 
-def as_phrases(places: Iterable[tuple[str, int, int]]) -> tuple[Phrases, np.ndarray]:
-    """Collect phrases out of sentences with spans, each once.
-
-    Returns:
-        The phrases; int64, the row of each place.
-    """
+def _as_phrases(places: Iterable[tuple[str, int, int]]) -> tuple[Phrases, np.ndarray]:
     numbers: dict[str, int] = {}
-    wanted = [(numbers.setdefault(text, len(numbers)), start, end) for text, start, end in places]
-    spans, rows = np.unique(np.array(wanted, np.int32).reshape(-1, 3), axis=0, return_inverse=True)
+    placed = [(numbers.setdefault(text, len(numbers)), start, end) for text, start, end in places]
+    spans, rows = np.unique(np.array(placed, np.int32).reshape(-1, 3), axis=0, return_inverse=True)
     return Phrases(list(numbers), spans), rows.reshape(-1)
 
 
 def read_gold(path: Path, sets: list[str] | None, multi_word: bool) -> list[GoldPhrasePair]:
-    """Read gold pairs, each once, in the order of the file.
-
-    Args:
-        path: plain, .gz or .xz.
-        sets: those wanted; all where None.
-        multi_word: only pairs of which one side has several words.
-
-    Raises:
-        ConfigurationError: no such file, a line that is no gold pair, a set that it does not have, nothing left.
-    """
+    """Read gold pairs, each once, in the order of the file."""
     if not path.is_file():
         raise ConfigurationError(f"there is no gold {path}: give a file of phrase pairs in their sentences")
-    pairs = list(
-        dict.fromkeys(_parse(line, f"{path}, line {number}") for number, line in enumerate(read_lines(path), 1))
-    )
+    lines = enumerate(read_lines(path), 1)
+    pairs = list(dict.fromkeys(_parse(line, f"{path}, line {number}") for number, line in lines))
     names = dict.fromkeys(pair.set for pair in pairs)
     for name in sets or []:
         if name not in names:
             raise ConfigurationError(f"{path} has no set '{name}': give any of {', '.join(names)}")
-    pairs = [pair for pair in pairs if (not sets or pair.set in sets) and (not multi_word or pair.multi_word)]
+    pairs = [pair for pair in pairs if (not sets or pair.set in sets) and (not multi_word or pair.words > 1)]
     if not pairs:
-        raise ConfigurationError(
-            f"{path} has no phrase pair" + " of several words" * multi_word + ": give another gold file"
-        )
+        several = " of several words" * multi_word
+        raise ConfigurationError(f"{path} has no phrase pair{several}: give another gold file")
     return pairs
 
 
@@ -177,11 +152,7 @@ class PhraseBenchmarkSettings:
     )
 
     def check(self) -> Segmentation:
-        """Check the settings, and make the segmentation.
-
-        Raises:
-            ConfigurationError: an option is out of its range, or a file is missing.
-        """
+        """Check the settings, and make the segmentation."""
         check(self)
         for path in self.distractors:
             if not path.is_file():
@@ -208,42 +179,31 @@ class PhraseBenchmark:
 def make_benchmark(
     settings: PhraseBenchmarkSettings, systems: Sequence[PhraseSystem], segmenter: PhraseEncoder | None, quiet: bool
 ) -> PhraseBenchmark:
-    """Read gold pairs and text, and find the phrases.
-
-    Args:
-        settings: what to measure.
-        systems: those that are to be compared.
-        segmenter: finds the phrases where segmentation is learned.
-        quiet: no progress bar.
-
-    Raises:
-        ConfigurationError: options, gold or text that cannot work.
-    """
+    """Read gold pairs and text, and find the phrases."""
     segmentation = settings.check()
     pairs = read_gold(settings.gold, settings.sets, settings.multi_word)
-    usable = _usable_pairs(pairs, systems)
+    mask = np.ones(len(pairs), bool)
+    for phrases, rows in (_as_phrases(pair.source for pair in pairs), _as_phrases(pair.target for pair in pairs)):
+        mask &= _usable_mask(phrases, systems)[rows]
+    usable = [pair for pair, works in zip(pairs, mask) if works]
     if not usable:
         raise ConfigurationError(
             f"{settings.gold}: in none of the {len(pairs):,} pairs can all systems encode both phrases"
         )
     gold = GoldPhrases.choose(usable, settings.per_set)
+    find = _phrase_finder(segmentation, segmenter)
     excluded = set(gold.targets.texts)
-    find = phrase_finder(segmentation, segmenter)
-    found = find_distractors(settings.distractors, settings.distractor_phrases, excluded, find, systems, quiet)
+    found = _find_distractors(settings.distractors, settings.distractor_phrases, excluded, find, systems, quiet)
     if settings.whole_sentences:
-        found = _join(find_sentence_phrases(gold, find, systems), found)
+        others = _find_sentence_phrases(gold, find, systems)
+        shifted = found.spans + np.array([len(others.texts), 0, 0], np.int32)
+        found = Phrases([*others.texts, *found.texts], np.concatenate([others.spans, shifted]))
     most = max(settings.same_string, default=0)
-    same_strings, rows = find_same_strings(settings.distractors, gold, most, systems)
+    same_strings, rows = _find_same_strings(settings.distractors, gold, most, systems)
     return PhraseBenchmark(gold, found, same_strings, rows, len(pairs) - len(usable))
 
 
-def phrase_finder(segmentation: Segmentation, segmenter: PhraseEncoder | None) -> Finder:
-    """Choose how phrases are found in text: by the segmenter's head, or as all spans of some number of words.
-
-    Args:
-        segmentation: which spans are phrases.
-        segmenter: a phrase encoder, where segmentation is learned.
-    """
+def _phrase_finder(segmentation: Segmentation, segmenter: PhraseEncoder | None) -> Finder:
     if segmentation.kind == LEARNED:
         assert segmenter is not None, "the command asks for one"
         finder = PhraseFinder(segmenter, segmentation)
@@ -260,24 +220,13 @@ def _word_phrases(texts: list[str], fewest: int, most: int) -> np.ndarray:
     return np.array(found, np.int32).reshape(-1, 3)
 
 
-def find_distractors(
+def _find_distractors(
     paths: list[Path], count: int, excluded: set[str], find: Finder, systems: Sequence[PhraseSystem], quiet: bool
 ) -> Phrases:
     """Collect phrases of random sentences, until there are `count`, or no more sentences.
 
     All phrases of a sentence are taken, as in a datastore, the same string once, but none that one of the systems
     cannot encode. The choice of sentences does not depend on their order; a larger count continues a smaller one.
-
-    Args:
-        paths: texts, a sentence per line.
-        count: phrases wanted.
-        excluded: sentences that are no distractors.
-        find: finds the phrases of texts.
-        systems: those that are to be compared.
-        quiet: no progress bar.
-
-    Raises:
-        ConfigurationError: there is no phrase.
     """
     sentences = sample_sentences(paths, count, excluded)
     spans = np.empty((0, 3), np.int32)
@@ -285,10 +234,10 @@ def find_distractors(
         for start in range(0, len(sentences), BLOCK_TEXTS):
             texts = sentences[start : start + BLOCK_TEXTS]
             phrases = _deduplicate(Phrases(texts, find(texts)))
-            phrases = phrases.keep(usable_mask(phrases, systems))
-            wanted = phrases.spans[: count - len(spans)] + np.array([start, 0, 0], np.int32)
-            spans = np.concatenate([spans, wanted])
-            bar.update(len(wanted))
+            phrases = phrases.keep(_usable_mask(phrases, systems))
+            taken = phrases.spans[: count - len(spans)] + np.array([start, 0, 0], np.int32)
+            spans = np.concatenate([spans, taken])
+            bar.update(len(taken))
             if len(spans) == count:
                 break
     if not len(spans):
@@ -299,14 +248,7 @@ def find_distractors(
     return Phrases(sentences[: spans[-1, 0] + 1], spans)
 
 
-def find_sentence_phrases(gold: GoldPhrases, find: Finder, systems: Sequence[PhraseSystem]) -> Phrases:
-    """Find the other phrases of the sentences that the answers are in.
-
-    Args:
-        gold: those that are among its targets are left out.
-        find: finds the phrases of texts.
-        systems: a phrase that one of them cannot encode is left out.
-    """
+def _find_sentence_phrases(gold: GoldPhrases, find: Finder, systems: Sequence[PhraseSystem]) -> Phrases:
     texts = gold.targets.texts
     numbers = np.unique(gold.targets.spans[gold.answers, 0])
     spans = find([texts[number] for number in numbers])
@@ -314,25 +256,13 @@ def find_sentence_phrases(gold: GoldPhrases, find: Finder, systems: Sequence[Phr
     targets = set(map(tuple, gold.targets.spans.tolist()))
     others = np.array([tuple(span) not in targets for span in spans.tolist()], bool)
     found = _deduplicate(Phrases(texts, spans[others]))
-    return found.keep(usable_mask(found, systems))
+    return found.keep(_usable_mask(found, systems))
 
 
-def _join(one: Phrases, two: Phrases) -> Phrases:
-    return Phrases(
-        [*one.texts, *two.texts], np.concatenate([one.spans, two.spans + np.array([len(one.texts), 0, 0], np.int32)])
-    )
-
-
-def find_same_strings(
+def _find_same_strings(
     paths: list[Path], gold: GoldPhrases, size: int, systems: Sequence[PhraseSystem]
 ) -> tuple[Phrases, np.ndarray]:
     """Find for each query at most `size` phrases with the string of its answer, each in another sentence.
-
-    Args:
-        paths: texts, a sentence per line.
-        gold: the sentences of its targets are left out.
-        size: phrases wanted for each.
-        systems: a phrase that one of them cannot encode is left out.
 
     Returns:
         The phrases; for each query their rows, int64 [Q, size], -1 where there are fewer.
@@ -342,8 +272,8 @@ def find_same_strings(
     if not size:
         return Phrases([], np.empty((0, 3), np.int32)), rows_of
     occurrences = sample_occurrences(paths, dict.fromkeys(strings), size, set(gold.targets.texts))
-    phrases, rows = as_phrases(place for places in occurrences.values() for place in places)
-    usable = usable_mask(phrases, systems)
+    phrases, rows = _as_phrases(place for places in occurrences.values() for place in places)
+    usable = _usable_mask(phrases, systems)
     new_rows = np.where(usable, usable.cumsum() - 1, -1)[rows]
     ends = np.cumsum([len(places) for places in occurrences.values()])
     by_string = dict(zip(occurrences, np.split(new_rows, ends[:-1])))
@@ -353,22 +283,12 @@ def find_same_strings(
     return phrases.keep(usable), rows_of
 
 
-def usable_mask(phrases: Phrases, systems: Sequence[PhraseSystem]) -> np.ndarray:
+def _usable_mask(phrases: Phrases, systems: Sequence[PhraseSystem]) -> np.ndarray:
     """Mark the phrases that every system can encode, bool [K]."""
     return np.logical_and.reduce([np.ones(len(phrases.spans), bool), *(system.usable(phrases) for system in systems)])
 
 
-def _usable_pairs(pairs: list[GoldPhrasePair], systems: Sequence[PhraseSystem]) -> list[GoldPhrasePair]:
-    """Keep the pairs of which every system can encode both phrases."""
-    usable = np.ones(len(pairs), bool)
-    for places in ((pair.source for pair in pairs), (pair.target for pair in pairs)):
-        phrases, rows = as_phrases(places)
-        usable &= usable_mask(phrases, systems)[rows]
-    return [pairs[number] for number in usable.nonzero()[0]]
-
-
 def _deduplicate(phrases: Phrases) -> Phrases:
-    """Keep the first of equal strings in a sentence."""
     places: dict[tuple[int, str], int] = {}
     for row, (text, string) in enumerate(zip(phrases.spans[:, 0].tolist(), phrases.strings())):
         places.setdefault((text, string), row)

@@ -59,10 +59,8 @@ class SubwordSystem:
     """A Transformer whose states at the subwords of a phrase make its vector.
 
     Args:
-        context: the Transformer, on the device that is to work.
         to_states: tokens int64 [S, L] -> its states [S, L, H].
         to_vectors: states [S, L, H] and spans int64 [K, 3] (sentence, first and last subword) -> fp32 [K, d].
-        digest: of all that decides the vectors.
     """
 
     def __init__(
@@ -75,21 +73,17 @@ class SubwordSystem:
         """Mark the phrases whose borders no subword crosses, in texts that are not too long."""
         subwords = self._split(phrases)
         limit = self.context.max_positions + 2
-        return np.array(
-            [
-                len(subwords[text].ids) <= limit and subword_bounds(subwords[text], start, end) is not None
-                for text, start, end in phrases.spans.tolist()
-            ],
-            bool,
+        fits = (
+            len(subwords[text].ids) <= limit and subword_bounds(subwords[text], start, end) is not None
+            for text, start, end in phrases.spans.tolist()
         )
+        return np.array([*fits], bool)
 
     @torch.inference_mode()
     def encode(self, phrases: Phrases) -> Tensor:
         """Encode in batches of like length, each text once."""
         subwords = self._split(phrases)
-        bounds = torch.tensor(
-            [subword_bounds(subwords[text], start, end) for text, start, end in phrases.spans.tolist()]
-        )
+        bounds = torch.tensor([subword_bounds(subwords[text], a, b) for text, a, b in phrases.spans.tolist()])
         numbers = torch.from_numpy(phrases.spans[:, 0].astype(np.int64))
         device = next(self.context.parameters()).device
         vectors: Tensor | None = None
@@ -110,13 +104,7 @@ class SubwordSystem:
 
 
 class SentenceSystem:
-    """A sentence encoder: every phrase of a sentence has the sentence's vector.
-
-    Args:
-        encode_sentences: texts -> [S, d].
-        digest: names the encoder.
-        device: where the vectors go.
-    """
+    """A sentence encoder, S texts -> [S, d]: every phrase of a sentence has the sentence's vector."""
 
     def __init__(self, encode_sentences: Callable[[list[str]], Any], digest: str, device: torch.device) -> None:
         self.encode_sentences, self.fingerprint, self.device = encode_sentences, digest, device
@@ -132,37 +120,19 @@ class SentenceSystem:
         return torch.from_numpy(vectors)[torch.from_numpy(rows)].to(self.device)
 
 
-def raw_vectors(states: Tensor, spans: Tensor) -> Tensor:
-    """Concatenate the encoder's states [H_s ; H_e], normalised: the input of CCPR's alignment head.
-
-    Args:
-        states: [S, L, H].
-        spans: int64 [K, 3], sentence, first and last subword.
-
-    Returns:
-        fp32 [K, 2H].
-    """
+def _raw_vectors(states: Tensor, spans: Tensor) -> Tensor:
+    """Concatenate states [S, L, H] to [H_s ; H_e], fp32 [K, 2H] of length 1: the input of CCPR's alignment head."""
     sentence, first, last = spans.unbind(dim=1)
     ends = torch.cat([states[sentence, first], states[sentence, last]], dim=1)
     return torch.nn.functional.normalize(ends.float(), dim=1)
 
 
 def load_system(word: str, device: torch.device, bf16: bool = False) -> PhraseSystem:
-    """Load a system by its word on the command line.
-
-    Args:
-        word: `muse`, the directory of a context encoder, or the checkpoint of a phrase encoder.
-        device: where it is to work.
-        bf16: whether a context encoder computes in bfloat16.
-
-    Raises:
-        ConfigurationError: nothing has that name, or its package is not installed.
-        CheckpointError: the path does not hold an encoder.
-    """
+    """Load a system by its word on the command line."""
     path = Path(word)
     if path.is_dir():
         context = ContextEncoder.load(path, bf16=bf16).to(device)
-        return SubwordSystem(context, context, raw_vectors, context.fingerprint())
+        return SubwordSystem(context, context, _raw_vectors, context.fingerprint())
     if path.is_file():
         encoder = load_phrase_encoder(path, bf16=bf16).to(device)
         return SubwordSystem(encoder.context, encoder.states, encoder.vectors, encoder.fingerprint())

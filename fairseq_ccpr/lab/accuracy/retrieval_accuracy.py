@@ -44,13 +44,8 @@ class Accuracy:
     queries: dict[str, int] = field(default_factory=dict)  # by band
 
 
-def token_bands(values: np.ndarray, symbols: list[str]) -> dict[str, np.ndarray]:
-    """Sort tokens into bands of frequency, and one of all but punctuation.
-
-    Args:
-        values: int [N], the tokens of a datastore.
-        symbols: by token id.
-    """
+def _token_bands(values: np.ndarray, symbols: list[str]) -> dict[str, np.ndarray]:
+    """Sort tokens, int [N] of a datastore, into bands of frequency, and one of all but punctuation."""
     counts = np.bincount(values, minlength=len(symbols))
     ranked = np.argsort(-counts, kind="stable")
     ranked = ranked[counts[ranked] >= SEEN_OFTEN_ENOUGH]
@@ -64,11 +59,7 @@ def token_bands(values: np.ndarray, symbols: list[str]) -> dict[str, np.ndarray]
 
 
 def key_sets(raw: TokenDatastore, projected: dict[str, TokenDatastore]) -> dict[str, Keys]:
-    """Collect raw keys, raw keys after PCA to the width of each projected kind, and those kinds.
-
-    Raises:
-        DatastoreError: datastores that do not belong together.
-    """
+    """Collect raw keys, raw keys after PCA to the width of each projected kind, and those kinds."""
     if raw.section.projection is not None:
         raise DatastoreError(
             f"{raw.directory} went through an adapter: the first datastore must be one of --adapter none"
@@ -113,13 +104,7 @@ def evaluate_retrieval(
 ) -> Accuracy:
     """Measure precision@1..k and any-hit@1..k of each kind of key, for up to `count` random queries in each band.
 
-    Args:
-        sets: of `key_sets`.
-        raw: the datastore that is searched. A band that has no query is left out.
-        queries: raw keys of held-out text; without it, the queries are entries of `raw`, their own sentences left out.
-
-    Raises:
-        ConfigurationError: the queries are those of another model or layer, or none has a token of any band.
+    Without `queries`, raw keys of held-out text, these are entries of `raw`, their own sentences left out.
     """
     source = queries or raw
     source_layer, raw_layer = (
@@ -134,22 +119,22 @@ def evaluate_retrieval(
     accuracy = Accuracy()
     values, sentences = torch.from_numpy(raw.values[:]), torch.from_numpy(raw.provenance[:, 0].copy())
     lengths = torch.bincount(sentences.long())
-    for band, tokens in token_bands(raw.values, raw.read_symbols()).items():
+    for band, tokens in _token_bands(raw.values, raw.read_symbols()).items():
         eligible = np.flatnonzero(np.isin(source.values, tokens))
         rows = np.sort(rng.permutation(eligible)[:count])
         if not len(rows):
             continue
         accuracy.queries[band] = len(rows)
         targets = torch.from_numpy(source.values[rows])
-        own = torch.from_numpy(source.provenance[rows, 0]) if queries is None else None
-        longest = int(lengths[own.long()].max()) if own is not None else 0
+        origins = torch.from_numpy(source.provenance[rows, 0]) if queries is None else None
+        longest = int(lengths[origins.long()].max()) if origins is not None else 0
         accuracy.precision[band], accuracy.any_hit[band] = {}, {}
         for name, keys in progress_bar(band, "system", sets.items(), quiet=quiet):
             vectors = keys.to_query(torch.from_numpy(source.keys[rows].astype(np.float32)))
             parts = [
                 matching_neighbours(
                     keys.index, values, vectors[block], targets[block], k,
-                    *((sentences, own[block], longest) if own is not None else ()),
+                    *((sentences, origins[block], longest) if origins is not None else ()),
                 )
                 for block in torch.arange(len(rows)).split(QUERY_BLOCK)
             ]  # fmt: skip
@@ -162,15 +147,11 @@ def evaluate_retrieval(
 
 
 def cluster_points(sets: dict[str, Keys], raw: TokenDatastore, seed: int) -> list[tuple[str, np.ndarray, list[str]]]:
-    """Project random entries of random tokens of each band into the plane by t-SNE, for each kind of key.
-
-    Returns:
-        For `draw_clusters`: title, coordinates [n, 2], and the token of each point.
-    """
+    """Project random entries of each band by t-SNE, for each kind of key: title, [n, 2], and the token of each point."""
     rng = np.random.default_rng(seed)
     symbols = raw.read_symbols()
     chosen: dict[str, tuple[np.ndarray, list[str]]] = {}
-    for band, tokens in token_bands(raw.values, symbols).items():
+    for band, tokens in _token_bands(raw.values, symbols).items():
         if band != OVERALL and len(tokens):
             some = rng.permutation(tokens)[:CLUSTERS]
             rows = [rng.permutation(np.flatnonzero(raw.values == token))[:MEMBERS] for token in some]

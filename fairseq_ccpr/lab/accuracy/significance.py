@@ -22,11 +22,7 @@ BLOCK = 256  # sentences compared at once; each block needs memory for its overl
 
 
 def highest_resemblance(sentences: Sequence[str], text: Sequence[str]) -> np.ndarray:
-    """Compute the highest Jaccard similarity of each sentence to a line of a text, fp64 [len(sentences)].
-
-    >>> highest_resemblance(["Open the file.", "Close it!"], ["open the files", "open the file", ""]).tolist()
-    [1.0, 0.0]
-    """
+    """Compute the highest Jaccard similarity of each sentence to a line of a text, fp64 [len(sentences)]."""
     highest = np.zeros(len(sentences))
     for first, similarities in resemblances(sentences, text):
         np.maximum.at(highest, first + similarities.row, similarities.data)
@@ -34,14 +30,9 @@ def highest_resemblance(sentences: Sequence[str], text: Sequence[str]) -> np.nda
 
 
 def resemblances(sentences: Sequence[str], text: Sequence[str]) -> Iterator[tuple[int, coo_matrix]]:
-    """Compute the Jaccard similarities of sentences to the lines of a text, block by block.
+    """Compute the Jaccard similarities of sentences to the lines of a text, each block with the number of its first sentence.
 
-    The similarity of two sentences is |A & B| / |A | B|, with A and B their sets of words, without case and punctuation. A
-    sentence without words resembles nothing.
-
-    Yields:
-        The number of the first sentence of a block, and the similarities of the block to all lines that share a word with one
-        of its sentences.
+    That is |A & B| / |A | B| of the sets of words, without case and punctuation. What has no words resembles nothing.
     """
     if not sentences or not text:
         return
@@ -73,22 +64,9 @@ class SystemsComparison:
 
 
 def compare_systems(systems: dict[str, list[str]], references: list[list[str]], samples: int) -> SystemsComparison:
-    """Score systems, and test each against the first by paired bootstrap resampling (Koehn, 2004) as sacrebleu does.
-
-    Args:
-        systems: translations by name, line by line.
-        references: one list of lines for each reference translation.
-        samples: of the bootstrap.
-
-    Returns:
-        Rows whose `interval` holds 95% of the differences that the samples have, and whose p is the chance of a difference
-        as large as this between equal systems.
-    """
-    metrics: dict[str, Metric] = {
-        "BLEU": BLEU(references=references),
-        "chrF": CHRF(references=references),
-        "TER": TER(references=references),
-    }
+    """Score systems, and test each against the first by paired bootstrap resampling (Koehn, 2004) as sacrebleu does."""
+    kinds: dict[str, Any] = {"BLEU": BLEU, "chrF": CHRF, "TER": TER}
+    metrics: dict[str, Metric] = {name: kind(references=references) for name, kind in kinds.items()}
     lines = len(references[0])
     drawn = np.random.default_rng(SEED).choice(lines, size=(samples, lines), replace=True)
     rows: list[dict[str, Any]] = [{"system": name} for name in systems]
@@ -115,7 +93,6 @@ def _score(metric: Metric, hypotheses: list[str], drawn: np.ndarray) -> tuple[fl
 
 
 def _against(baseline: tuple[float, np.ndarray], system: tuple[float, np.ndarray]) -> dict[str, Any]:
-    """Return the difference to the baseline, the interval with 95% of the resampled ones, and p."""
     difference, differences = system[0] - baseline[0], system[1] - baseline[1]
     beside = np.abs(differences) - np.abs(differences).mean()
     # For translations that are all the same, sacrebleu's count finds none, and a p of nearly 0.
@@ -131,14 +108,8 @@ def _against(baseline: tuple[float, np.ndarray], system: tuple[float, np.ndarray
 def resample(hits: np.ndarray, totals: np.ndarray, sets: list[np.ndarray], samples: int) -> np.ndarray:
     """Resample each system's accuracy, macro-averaged over sets; systems share the resampled items.
 
-    Args:
-        hits: [N, Q], what counts for each system and item.
-        totals: integers [N, Q], out of how many; where all of a resample are 0, its accuracy is 0.
-        sets: the items of each.
-        samples: how many resamples.
-
-    Returns:
-        fp64 [samples, N].
+    Hits out of totals are [N, Q], of each system and item; where all totals of a resample are 0, its accuracy is 0.
+    The result is fp64 [samples, N].
     """
     rng = np.random.default_rng(ACCURACY_SEED)
     accuracies = np.zeros((samples, len(hits)))
@@ -150,15 +121,7 @@ def resample(hits: np.ndarray, totals: np.ndarray, sets: list[np.ndarray], sampl
 
 
 def p_value(resampled: np.ndarray, number: int) -> float:
-    """Return how likely equal systems are to differ by as much as this one and the first, two-sided.
-
-    Args:
-        resampled: fp64 [samples, N], see `resample`.
-        number: of the system.
-
-    >>> p_value(np.array([[0.0, 1.0], [0.25, 1.0], [0.0, 0.75]]), 1)
-    0.25
-    """
+    """Return how likely equal systems are to differ by as much as this one and the first, two-sided."""
     differences = resampled[:, number] - resampled[:, 0]
     mean = differences.mean()
     beyond = (np.abs(differences - mean) >= abs(mean)).sum()

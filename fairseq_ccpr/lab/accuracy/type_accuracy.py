@@ -14,7 +14,7 @@ from torch.nn.functional import normalize
 
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.lab.accuracy.phrase_systems import BLOCK_TEXTS, MUSE, load_muse
-from fairseq_ccpr.lab.xpr.lexicon_store import Lexicon, PhraseTypes
+from fairseq_ccpr.lab.xpr.lexicon import Lexicon, PhraseTypes
 from fairseq_ccpr.lab.xpr.type_vectors import Encode, find_translations, type_means
 from fairseq_ccpr.models.phrase_encoder import SpanEncoder, load_phrase_encoder
 from fairseq_ccpr.models.pretrained.context_encoder import ContextEncoder
@@ -47,14 +47,7 @@ class TypeResult:
 def evaluate_types(
     systems: Mapping[str, TypeSystem], data: Mapping[str, Lexicon], counts: Sequence[int], show: bool
 ) -> list[TypeResult]:
-    """Measure each system on each lexicon.
-
-    Args:
-        systems: by name.
-        data: lexicons by name.
-        counts: numbers of example sentences; 0 is the phrase alone.
-        show: whether to draw progress bars.
-    """
+    """Measure each system on each lexicon."""
     results = []
     for data_name, lexicon in data.items():
         for name, system in systems.items():
@@ -97,15 +90,10 @@ Both = tuple[Tensor, Tensor]  # of source and target phrases, fp32 [n, d], of le
 
 
 class TypeSystem(Protocol):
-    """An encoder of phrase types.
+    """An encoder of phrase types."""
 
-    Attributes:
-        fingerprint: of all that decides the vectors.
-        trained_on: language pairs whose phrase pairs it was trained on; None if it was trained on something else.
-    """
-
-    fingerprint: str
-    trained_on: Sequence[str] | None
+    fingerprint: str  # of all that decides the vectors
+    trained_on: Sequence[str] | None  # language pairs of its phrase pairs; None if it was trained on something else
 
     def encode(self, lexicon: Lexicon, counts: Sequence[int], show: bool) -> dict[Setting, Both]:
         """Encode all phrases, for each layer and number of sentences; 0 is the phrase alone."""
@@ -115,12 +103,8 @@ class TransformerTypes:
     """A Transformer whose vectors of spans are averaged over sentences.
 
     Args:
-        context: the Transformer, on the device that is to work.
-        layers: J numbers.
         encode: tokens and spans -> a vector of each span for each layer, fp32 [J, S, d].
         finish: layer and means [n, d] -> vectors of length 1.
-        digest: of all that decides the vectors.
-        trained_on: see `TypeSystem`.
     """
 
     def __init__(
@@ -174,12 +158,7 @@ class MuseTypes:
 
 
 class OrthogonalTypes:
-    """Another system, its source vectors rotated towards the targets of training pairs: W = U V^T of X^T Y = U S V^T.
-
-    Args:
-        system: the other one.
-        train: lexicons of the training pairs.
-    """
+    """Another system, its source vectors rotated towards the targets of training pairs: W = U V^T of X^T Y = U S V^T."""
 
     def __init__(self, system: TransformerTypes, train: Sequence[Lexicon]) -> None:
         self.system, self.train = system, train
@@ -195,11 +174,8 @@ class OrthogonalTypes:
         for setting, (source, target) in found.items():
             covariance = source.new_zeros(source.size(1), source.size(1))
             for pair_lexicon, vectors in zip(self.train, parts):
-                one, two = (
-                    side[rows]
-                    for side, rows in zip(vectors[setting], torch.from_numpy(pair_lexicon.pairs.T.astype(np.int64)))
-                )
-                covariance += one.T @ two
+                rows = torch.from_numpy(pair_lexicon.pairs.T.astype(np.int64))
+                covariance += vectors[setting][0][rows[0]].T @ vectors[setting][1][rows[1]]
             left, _, right = torch.linalg.svd(covariance)
             found[setting] = source @ left @ right, target
         return found
@@ -208,30 +184,19 @@ class OrthogonalTypes:
 def load_type_system(
     word: str, layers: Sequence[int] | None, train: Sequence[Lexicon], device: torch.device, bf16: bool
 ) -> TypeSystem:
-    """Load a system by its word on the command line.
-
-    Args:
-        word: `muse`, the directory of a context encoder, the same after `orthogonal:`, or the checkpoint of a phrase encoder.
-        layers: those wanted; the last, or that of the checkpoint, where None.
-        train: what `orthogonal:` learns from.
-        device: where it is to work.
-        bf16: whether a Transformer computes in bfloat16.
-
-    Raises:
-        ConfigurationError: nothing has that name, there are no training pairs, or its package is not installed.
-        CheckpointError: the path does not hold an encoder.
-    """
+    """Load a system by its word on the command line."""
     if word.startswith(ORTHOGONAL):
         if not train:
             raise ConfigurationError(f"--encoder {word} learns from phrase pairs: give --train FOLDER")
-        raw = load_type_system(word.removeprefix(ORTHOGONAL), layers, train, device, bf16)
-        if not isinstance(raw, TransformerTypes):
+        plain = load_type_system(word.removeprefix(ORTHOGONAL), layers, train, device, bf16)
+        if not isinstance(plain, TransformerTypes):
             raise ConfigurationError(f"--encoder {word}: give the folder of a pretrained encoder after {ORTHOGONAL}")
-        return OrthogonalTypes(raw, train)
+        return OrthogonalTypes(plain, train)
     path = Path(word)
     if path.is_dir():
         context = ContextEncoder.load(path, bf16=bf16).to(device)
-        return _raw_types(context, layers or [context.layers])
+        layers = layers or [context.layers]
+        return TransformerTypes(context, layers, _means_of_layers(context, layers), _unit, context.fingerprint(), [])
     if path.is_file():
         encoder = load_phrase_encoder(path, bf16=bf16).to(device)
         return _xpr_types(encoder, layers) if isinstance(encoder, XprEncoder) else _context_types(encoder)
@@ -250,33 +215,24 @@ def _means_of_layers(context: ContextEncoder, layers: Sequence[int]) -> Encode:
     return encode
 
 
-def _raw_types(context: ContextEncoder, layers: Sequence[int]) -> TransformerTypes:
-    """Average the states of a pretrained encoder: XPR before any training."""
-    encode = _means_of_layers(context, layers)
-    return TransformerTypes(
-        context, layers, encode, lambda _, means: normalize(means, dim=1), context.fingerprint(), []
-    )
+def _unit(_: int, means: Tensor) -> Tensor:
+    return normalize(means, dim=1)
 
 
 def _xpr_types(encoder: XprEncoder, layers: Sequence[int] | None) -> TransformerTypes:
-    """Encode by XPR; its head belongs to the layer it was trained on, and other layers are averaged without one."""
-    layers = layers or [encoder.layer]
+    layers = layers or [encoder.layer]  # its head belongs to that; other layers are averaged without one
 
     def finish(layer: int, means: Tensor) -> Tensor:
-        return encoder.project(means) if layer == encoder.layer else normalize(means, dim=1)
+        return encoder.project(means) if layer == encoder.layer else _unit(layer, means)
 
     encode = _means_of_layers(encoder.context, layers)
     return TransformerTypes(encoder.context, layers, encode, finish, encoder.fingerprint(), encoder.trained_on)
 
 
 def _context_types(encoder: SpanEncoder) -> TransformerTypes:
-    """Average CCPR's vectors of the phrase in each sentence."""
-
     def encode(tokens: Tensor, spans: Tensor) -> Tensor:
         return encoder.vectors(encoder.states(tokens), spans).unsqueeze(0)
 
     context = encoder.context
     assert isinstance(context, ContextEncoder)  # as of every phrase encoder with a checkpoint of its own
-    return TransformerTypes(
-        context, [context.layers], encode, lambda _, means: normalize(means, dim=1), encoder.fingerprint(), None
-    )
+    return TransformerTypes(context, [context.layers], encode, _unit, encoder.fingerprint(), None)

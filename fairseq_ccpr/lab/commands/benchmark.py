@@ -14,9 +14,9 @@ from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.planning import describe_run, gigabytes, measure_limits
 from fairseq_ccpr.evaluation.test_set import load
 from fairseq_ccpr.inference.resources import configure
+from fairseq_ccpr.lab.plots import draw_costs, draw_speed
 from fairseq_ccpr.lab.speed.decoding_speed import ALONE, REST, DecodingSpeed, SpeedTest
 from fairseq_ccpr.lab.speed.phrase_speed import BuildingSpeed, SearchSettings, measure_building, measure_search
-from fairseq_ccpr.lab.speed.plots import draw_costs, draw_speed
 from fairseq_ccpr.lab.speed.search_speed import SearchCost, Sweep, measure_searches
 from fairseq_ccpr.phrases.pair_store import sample_sentences
 from fairseq_ccpr.search.index_plan import plan_index
@@ -125,7 +125,6 @@ def benchmark_decoding(
 
 
 def _decoding_table(rows: list[DecodingSpeed]) -> list[list[Any]]:
-    """Tabulate speed, and where the time of a step goes, a row per system and load."""
     head = ["keys", "batch", "hypotheses", "system", "tokens/s", "slowest–fastest", "speed"]
     head += [f"{phase}, ms per step" for phase in PHASES]
     table: list[list[Any]] = [[*head, "search ÷ floor", "peak memory"]]
@@ -140,7 +139,6 @@ def _decoding_table(rows: list[DecodingSpeed]) -> list[list[Any]]:
 
 
 def _cost_table(rows: list[SearchCost]) -> list[list[Any]]:
-    """Tabulate the cost of a search, a row for each combination."""
     head = ["keys of", "width", "keys", "index", "H", "k", "ms", "fastest–slowest", "floor, ms", "÷ floor", "recall"]
     table: list[list[Any]] = [[*head, "bytes per key", "built in, s", "peak memory"]]
     for row in rows:
@@ -220,7 +218,6 @@ def benchmark_phrases(
 
 
 def _building_table(building: list[BuildingSpeed]) -> list[list[Any]]:
-    """Tabulate builds, a row per datastore."""
     parts = list(building[0].bytes_per_phrase)
     head = ["sentences", "phrases", "sentences/s", "phrases/s", "seconds", "bytes per phrase", *parts, "peak memory"]
     table: list[list[Any]] = [head]

@@ -1,11 +1,11 @@
-"""What evaluates: `fairseq-ccpr evaluate systems`, `keys`, `phrases`, `types`, `retrieved` and `alignment`."""
+"""What evaluates: `fairseq-ccpr evaluate systems`, `keys`, `phrases`, `types`, `retrieved` and `alignment`; reports."""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -26,7 +26,6 @@ from fairseq_ccpr.lab.accuracy.alignment_error import measure, read_gold
 from fairseq_ccpr.lab.accuracy.phrase_accuracy import score_system
 from fairseq_ccpr.lab.accuracy.phrase_benchmark import PhraseBenchmarkSettings, make_benchmark
 from fairseq_ccpr.lab.accuracy.phrase_systems import load_system
-from fairseq_ccpr.lab.accuracy.plots import draw_clusters, draw_precision, draw_types
 from fairseq_ccpr.lab.accuracy.retrieval_accuracy import (
     BANDS,
     OVERALL,
@@ -38,8 +37,9 @@ from fairseq_ccpr.lab.accuracy.retrieval_accuracy import (
 )
 from fairseq_ccpr.lab.accuracy.significance import NEAR, SystemsComparison, compare_systems, highest_resemblance
 from fairseq_ccpr.lab.accuracy.type_accuracy import ORTHOGONAL, load_type_system
+from fairseq_ccpr.lab.plots import draw_clusters, draw_precision, draw_types
 from fairseq_ccpr.lab.sentence_encoders import MUSE
-from fairseq_ccpr.lab.xpr.lexicon_store import Lexicon
+from fairseq_ccpr.lab.xpr.lexicon import Lexicon
 from fairseq_ccpr.models.phrase_encoder import PhraseEncoder, load_phrase_encoder
 from fairseq_ccpr.models.phrase_finder import LEARNED, PhraseFinder, Segmentation, choose_segmentation
 from fairseq_ccpr.phrases.alignment import ALIGNERS, ENCODER, SYMMETRIZATIONS, AlignerOptions, SentencePair
@@ -59,6 +59,39 @@ from fairseq_ccpr.text.pairs import TextPairs, read_lines, tell_skipped
 from fairseq_ccpr.text.words import word_spans
 
 samples_option = partial(count_option, 1000, "bootstrap samples")
+
+
+@dataclass
+class EncoderOptions:
+    """Options of all commands that compare encoders."""
+
+    bf16: bool = bf16_option()
+    json: Optional[Path] = json_option()
+    cpu: bool = cpu_option()
+    quiet: bool = quiet_option()
+
+
+def report(
+    tables: Mapping[str, list[list[Any]]], notes: Iterable[str], json: Path | None, results: dict[str, Any]
+) -> int:
+    """Print tables by their titles, and lines below them, and write the results."""
+    for title, rows in tables.items():
+        print_table(title, rows)
+    for note in notes:
+        print(note)
+    write_results(json, results)
+    return 0
+
+
+def _by_name(words: list[str], what: str, names: tuple[str, ...] = ()) -> dict[str, Path]:
+    paths: dict[str, Path] = {}
+    for word in words:
+        name, _, path = word.rpartition("=")
+        name = name or (Path(path).stem if what == "systems" else Path(path).name)
+        if name in (*paths, *names):
+            raise ConfigurationError(f"two {what} are called '{name}': name them, as in NAME={path}")
+        paths[name] = Path(path)
+    return paths
 
 
 @command("""\
@@ -87,43 +120,35 @@ def evaluate_systems(
     samples: int = samples_option(),
     json: Optional[Path] = json_option(),
 ) -> int:
-    references = [_lines_of(path) for path in [reference, *more_references]]
-    lines_of: dict[str, list[str]] = {}
-    for word in systems:
-        name, _, file = word.rpartition("=")
-        name = name or Path(file).stem
-        if name in lines_of:
-            raise ConfigurationError(f"two systems are called '{name}': name them, as in NAME={file}")
-        lines_of[name] = _lines_of(Path(file))
-    for name, lines in [*lines_of.items(), *zip(map(str, more_references), references[1:])]:
+    references = [_read(path) for path in [reference, *more_references]]
+    texts = {name: _read(path) for name, path in _by_name(systems, "systems").items()}
+    for name, lines in [*texts.items(), *zip(map(str, more_references), references[1:])]:
         if len(lines) != len(references[0]):
             raise ConfigurationError(
                 f"'{name}' has {len(lines):,} lines, but {reference} has {len(references[0]):,}: "
                 "give translations of the same sentences"
             )
-    comparison = compare_systems(lines_of, references, samples)
+    comparison = compare_systems(texts, references, samples)
     print(_compared(comparison))
-    print(f"\n{len(references[0]):,} sentences; p against {next(iter(lines_of))}, {samples:,} bootstrap samples")
+    print(f"\n{len(references[0]):,} sentences; p against {next(iter(texts))}, {samples:,} bootstrap samples")
     results = asdict(comparison)
     if unlike is not None:
-        targets = [line.split("\t")[1] if "\t" in line else line for line in _lines_of(unlike)]
+        targets = [line.split("\t")[1] if "\t" in line else line for line in _read(unlike)]
         rest = np.flatnonzero(highest_resemblance(references[0], targets) < NEAR).tolist()
         if not rest:
             raise ConfigurationError(
                 f"--unlike {unlike}: every reference has a near-duplicate there, so there is nothing to score; is it the "
                 "test set?"
             )
-        chosen = {name: [lines[i] for i in rest] for name, lines in lines_of.items()}
+        chosen = {name: [lines[i] for i in rest] for name, lines in texts.items()}
         apart = compare_systems(chosen, [[lines[i] for i in rest] for lines in references], samples)
         print(f"\n{_compared(apart)}\n\n{len(rest):,} sentences without a near-duplicate in {unlike}")
         results["unlike"] = {"text": unlike.name, "below": NEAR, "sentences": len(rest), "rows": apart.rows}
-    for metric, described in comparison.signatures.items():
-        print(f"{metric} {described}")
-    write_results(json, results)
-    return 0
+    notes = (f"{metric} {described}" for metric, described in comparison.signatures.items())
+    return report({}, notes, json, results)
 
 
-def _lines_of(path: Path) -> list[str]:
+def _read(path: Path) -> list[str]:
     try:
         return list(read_lines(path))
     except OSError as error:
@@ -131,7 +156,6 @@ def _lines_of(path: Path) -> list[str]:
 
 
 def _compared(comparison: SystemsComparison) -> str:
-    """Write the table: columns of score, difference and p for each metric."""
     metrics = list(comparison.signatures)
     table: list[list[str]] = [["system", *(f"{m}{what}" for m in metrics for what in ("", " difference", " p"))]]
     for row in comparison.rows:
@@ -175,21 +199,16 @@ def evaluate_keys(
     quiet: bool = quiet_option(),
 ) -> int:
     check_folders(json=json)
-    stores = {RAW: TokenDatastore(raw)}
-    for word in projected:
-        name, _, folder = word.rpartition("=")
-        name = name or Path(folder).name
-        if name in stores:
-            raise ConfigurationError(f"two kinds of keys are called '{name}': name them, as in NAME={folder}")
-        stores[name] = TokenDatastore(folder)
-    sets = key_sets(stores[RAW], {name: store for name, store in stores.items() if name != RAW})
+    folders = _by_name(projected, "kinds of keys", (RAW,))
+    stores = {RAW: TokenDatastore(raw)} | {name: TokenDatastore(folder) for name, folder in folders.items()}
+    sets = key_sets(stores[RAW], {name: stores[name] for name in folders})
     queries = TokenDatastore(held_out) if held_out else None
     accuracy = evaluate_retrieval(sets, stores[RAW], queries, count, k, seed, quiet)
-    print_table("precision@k / any-hit@k, per cent", as_table(accuracy))
-    for name, store in {**stores, **({"queries": queries} if queries else {})}.items():
-        keys = short(store.keys_fingerprint)
-        print(f"{name} {store.directory} store:{keys}|entries:{store.section.size}|seed:{seed}")
-    write_results(json, asdict(accuracy))
+    signatures = (
+        f"{name} {store.directory} store:{short(store.keys_fingerprint)}|entries:{store.section.size}|seed:{seed}"
+        for name, store in {**stores, **({"queries": queries} if queries else {})}.items()
+    )
+    report({"precision@k / any-hit@k, per cent": as_table(accuracy)}, signatures, json, asdict(accuracy))
     if plots:
         plots.mkdir(parents=True, exist_ok=True)
         for band, stem in zip((OVERALL, *BANDS), ("overall", "high", "middle", "low")):
@@ -237,14 +256,12 @@ def evaluate_phrases(
     ),
     segmenter: Optional[Path] = option(None, "phrase encoder for learned (the first of --encoder)", metavar="CKPT"),
     samples: int = samples_option(),
-    bf16: bool = bf16_option(),
-    json: Optional[Path] = json_option(),
-    cpu: bool = cpu_option(),
-    quiet: bool = quiet_option(),
+    *,
+    common: EncoderOptions,
 ) -> int:
     settings.check()
-    check_folders(json=json)
-    words, device, finder = named(encoder, "systems"), choose_device(cpu), None
+    check_folders(json=common.json)
+    words, device, finder = named(encoder, "systems"), choose_device(common.cpu), None
     kind = settings.segmentation
     if kind == LEARNED:
         path = segmenter or next((Path(system) for system in words.values() if Path(system).is_file()), None)
@@ -254,36 +271,27 @@ def evaluate_phrases(
         kind += f":{short(finder.fingerprint())}>{settings.threshold}"
     elif segmenter:
         raise ConfigurationError(f"--segmenter is not used with --segmentation {kind}: give learned")
-    systems = {name: load_system(word, device, bf16) for name, word in words.items()}
-    benchmark = make_benchmark(settings, list(systems.values()), finder, quiet)
-    scores = {name: score_system(system, benchmark, name, quiet) for name, system in systems.items()}
+    systems = {name: load_system(word, device, common.bf16) for name, word in words.items()}
+    benchmark = make_benchmark(settings, list(systems.values()), finder, common.quiet)
+    scores = {name: score_system(system, benchmark, name, common.quiet) for name, system in systems.items()}
     done = phrase_accuracy.report(benchmark, scores, settings.same_string, samples)
     line = signature({
-        "gold": short(of_files([settings.gold])), "sets": ",".join(done.queries),
-        "multi-word": "yes" if settings.multi_word else "no", "queries": sum(done.queries.values()),
+        "gold": short(of_files([settings.gold])), "sets": ",".join(done["queries"]),
+        "multi-word": "yes" if settings.multi_word else "no", "queries": sum(done["queries"].values()),
         "text": short(of_files(settings.distractors)), "segmentation": kind, "max-words": settings.max_words,
-        "whole-sentences": "yes" if settings.whole_sentences else "no", "entries": done.entries,
-        "bf16": "yes" if bf16 else "no", **{f"encoder {name}": short(one.fingerprint) for name, one in systems.items()},
+        "whole-sentences": "yes" if settings.whole_sentences else "no", "entries": done["entries"],
+        "bf16": "yes" if common.bf16 else "no",
+        **{f"encoder {name}": short(one.fingerprint) for name, one in systems.items()},
     })  # fmt: skip
-    print_table("acc@1 by entry / by string, per cent", phrase_accuracy.accuracy_table(done))
-    print_table(
-        "the same by the words of the phrase or its translation, whichever has more, all sets together",
-        phrase_accuracy.length_table(done),
-    )
-    if done.same_string:
-        print_table(
-            "acc@1 by entry, average of the sets, with other occurrences of the same string in the index",
-            phrase_accuracy.same_string_table(done),
+    distractors = done["entries"] - done["gold_targets"]
+    notes = [
+        f"{done['entries']:,} index entries: {done['gold_targets']:,} gold targets, {distractors:,} phrases of other text"
+    ]
+    if done["left_out"]:
+        notes.append(
+            f"{done['left_out']:,} gold pairs were left out: a system's subwords, or its longest text, do not allow them"
         )
-    distractors = done.entries - done.gold_targets
-    print(f"{done.entries:,} index entries: {done.gold_targets:,} gold targets, {distractors:,} phrases of other text")
-    if done.left_out:
-        print(
-            f"{done.left_out:,} gold pairs were left out: a system's subwords, or its longest text, do not allow them"
-        )
-    print(line)
-    write_results(json, asdict(done) | {"signature": line})
-    return 0
+    return report(phrase_accuracy.tables(done), [*notes, line], common.json, done | {"signature": line})
 
 
 @command(f"""\
@@ -316,30 +324,30 @@ def evaluate_types(
         None, "layers of Transformers (the last, or that of the checkpoint)", nargs="+", metavar="L"
     ),
     plot: Optional[Path] = plot_option("where a picture goes, as PNG: acc@1 by sentences and by layers"),
-    bf16: bool = bf16_option(),
-    json: Optional[Path] = json_option(),
-    cpu: bool = cpu_option(),
-    quiet: bool = quiet_option(),
+    *,
+    common: EncoderOptions,
 ) -> int:  # fmt: skip
-    check_folders(json=json, plot=plot)
+    check_folders(json=common.json, plot=plot)
     lexicons = {name: Lexicon(word) for name, word in named(data, "lexicons").items()}
-    pairs, chosen, device = [Lexicon(word) for word in train], sorted(set(layers or ())) or None, choose_device(cpu)
+    pairs, chosen = [Lexicon(word) for word in train], sorted(set(layers or ())) or None
+    device = choose_device(common.cpu)
     systems = {
-        name: load_type_system(word, chosen, pairs, device, bf16) for name, word in named(encoder, "systems").items()
+        name: load_type_system(word, chosen, pairs, device, common.bf16)
+        for name, word in named(encoder, "systems").items()
     }
-    results = type_accuracy.evaluate_types(systems, lexicons, sorted(set(sentences)), not quiet)
+    results = type_accuracy.evaluate_types(systems, lexicons, sorted(set(sentences)), not common.quiet)
     line = signature({
         **{f"data {name}": short(of_strings(file["sha256"] for _, file in sorted(lexicon.manifest.files.items())))
            for name, lexicon in lexicons.items()},
-        "bf16": "yes" if bf16 else "no",
+        "bf16": "yes" if common.bf16 else "no",
         **{f"encoder {name}": short(system.fingerprint) for name, system in systems.items()},
     })  # fmt: skip
-    print_table("acc@1, per cent", type_accuracy.accuracy_rows(results))
+    notes = []
     for name, lexicon in lexicons.items():
         phrases = " and ".join(f"{count:,}" for count in lexicon.manifest.phrases)
-        print(f"{name}: {lexicon.manifest.pairs:,} pairs of {phrases} phrases")
-    print(line)
-    write_results(json, {"results": [one.as_json() for one in results], "signature": line})
+        notes.append(f"{name}: {lexicon.manifest.pairs:,} pairs of {phrases} phrases")
+    tables = {"acc@1, per cent": type_accuracy.accuracy_rows(results)}
+    report(tables, [*notes, line], common.json, {"results": [one.as_json() for one in results], "signature": line})
     if plot:
         draw_types(results, plot)
     return 0
@@ -407,9 +415,8 @@ def evaluate_retrieved(
     encoder = load_phrase_encoder(find_encoder(first, settings.encoder), bf16=settings.bf16)
     for store in stores.values():
         store.check_encoder(encoder.fingerprint())  # before any work is done
-    pairs, skipped = retrieved.read_text(source, target)
     written = {name: Path(word) for name, word in named(hypotheses, "translations").items()}
-    outputs = retrieved.read_outputs(list(written.values()), source, target)
+    pairs, outputs, skipped = retrieved.read_text(source, target, list(written.values()))
     device = choose_device(cpu)
     segmentation = Segmentation(choose_segmentation(None, encoder), reference_threshold)
     finder = PhraseFinder(encoder.to(device), segmentation)
@@ -431,18 +438,15 @@ def evaluate_retrieved(
     rule = f"{segmentation.kind}>{segmentation.threshold}<={segmentation.max_words}words"
     line = f"text:{short(of_files([source, target]))}|references:{rule}|samples:{samples}"
     line += f"|hypotheses:{short(of_files(list(written.values())))}" if written else ""
-    print_table("per cent, but for the first rows and strings per sentence", retrieved.retrieved_table(done))
-    print(f"{done.sentences:,} sentences; {done.reference_phrases:.1f} phrases a reference")
-    if done.skipped:
-        print(f"{done.skipped:,} lines with an empty side were left out")
-    for count, what in ((done.too_long, "sentences"), (done.references_too_long, "references")):
+    notes = [f"{done['sentences']:,} sentences; {done['reference_phrases']:.1f} phrases a reference"]
+    if skipped:
+        notes.append(f"{skipped:,} lines with an empty side were left out")
+    for count, what in ((done["too_long"], "sentences"), (too_long, "references")):
         if count:
-            print(f"{count:,} {what} longer than the encoder reads were read in windows")
-    print(line)
-    for row in done.stores:
-        print(f"{row['store']} {row['signature']}")
-    write_results(json, asdict(done) | {"signature": line})
-    return 0
+            notes.append(f"{count:,} {what} longer than the encoder reads were read in windows")
+    notes += [line, *(f"{row['store']} {row['signature']}" for row in done["stores"])]
+    tables = {"per cent, but for the first rows and strings per sentence": retrieved.retrieved_table(done["stores"])}
+    return report(tables, notes, json, done | {"signature": line})
 
 
 @command("""\

@@ -13,10 +13,10 @@ from fairseq_ccpr.cli.command import command, markdown_table
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.lab.experiments.config import read_config
 from fairseq_ccpr.lab.experiments.pipeline import Plan
-from fairseq_ccpr.lab.experiments.report_page import as_page
 from fairseq_ccpr.lab.experiments.results import (
     HEAD,
     RESULTS,
+    as_page,
     check_of_base,
     choose,
     circumstances,
@@ -24,7 +24,7 @@ from fairseq_ccpr.lab.experiments.results import (
     rows_against_others,
     rows_of,
     write_results,
-)
+)  # fmt: skip
 from fairseq_ccpr.lab.experiments.stages import Runner, with_needs
 from fairseq_ccpr.settings import option
 from fairseq_ccpr.storage.files import write_text
@@ -124,7 +124,6 @@ def _read_results(folder: Path) -> dict[str, Any]:
 
 
 def _as_markdown(results: dict[str, Any]) -> str:
-    """Write all tables of an experiment, with what they were made with."""
     lines = [f"# {results['title']}", ""]
     lines += [results["description"].strip(), ""] if results["description"] else []
     for name, domain in results["domains"].items():

@@ -11,28 +11,33 @@ from typing import Optional
 
 import torch
 
-from fairseq_ccpr.cli.command import check_folders, command, markdown_table, named, print_table, write_results
+from fairseq_ccpr.cli.command import check_folders, command, markdown_table, named
 from fairseq_ccpr.device import choose_device
 from fairseq_ccpr.errors import ConfigurationError, installing
 from fairseq_ccpr.evaluation.planning import peak_bytes
-from fairseq_ccpr.lab.accuracy.plots import draw_f1
-from fairseq_ccpr.lab.mining import report
-from fairseq_ccpr.lab.mining.benchmark import QUESTIONS, MiningResult, evaluate_pairs, evaluate_questions
-from fairseq_ccpr.lab.mining.benchmark_settings import AT_ONE, BASELINE, METHODS, MiningBenchmarkSettings, TunedSettings
-from fairseq_ccpr.lab.mining.encoded_text import WINDOW, fragments
+from fairseq_ccpr.lab.commands.evaluate import EncoderOptions, report
+from fairseq_ccpr.lab.mining.benchmark import (
+    QUESTIONS,
+    MiningResult,
+    comparisons,
+    curves,
+    evaluate_pairs,
+    evaluate_questions,
+    main_table,
+    tables,
+)  # fmt: skip
+from fairseq_ccpr.lab.mining.encoded_text import WINDOW, RememberedVectors, fragments
 from fairseq_ccpr.lab.mining.labelled import LabelledText, read_labelled, read_questions
-from fairseq_ccpr.lab.mining.method import Grid
+from fairseq_ccpr.lab.mining.methods import LOGISTIC, METHODS, RFR, TWO_WAY, Method, TunedSettings
 from fairseq_ccpr.lab.mining.miner import Miner, read_sentences
-from fairseq_ccpr.lab.mining.pair_methods import LogisticMethod, TwoWayMethod
-from fairseq_ccpr.lab.mining.pknn import ENTROPIES, OVER_SENTENCES
-from fairseq_ccpr.lab.mining.rfr import RememberedVectors, RfrMethod
-from fairseq_ccpr.lab.mining.trial import draw_samples
+from fairseq_ccpr.lab.mining.rfr import ENTROPIES, OVER_SENTENCES, Grid
+from fairseq_ccpr.lab.mining.trial import AT_ONE, BASELINE, MiningBenchmarkSettings, draw_samples
+from fairseq_ccpr.lab.plots import draw_f1
 from fairseq_ccpr.lab.sentence_encoders import E5, MUSE, TEXTS, VECTORS, load_sentence_encoder
-from fairseq_ccpr.lab.xpr.lexicon_build import LexiconSettings, build_lexicon
+from fairseq_ccpr.lab.xpr.lexicon import LexiconSettings, build_lexicon
 from fairseq_ccpr.settings import (
     bf16_option,
     cpu_option,
-    json_option,
     option,
     plot_option,
     quiet_option,
@@ -64,13 +69,12 @@ class Options:
     tune: Optional[Path] = option(None, "labelled pairs to choose the settings by", metavar="TSV")
     method: Optional[str] = option(
         None,
-        f"how pairs are found ({LogisticMethod.name} with --tune, or {TwoWayMethod.name}), see above; with --settings alone "
-        "these say",
+        f"how pairs are found ({LOGISTIC} with --tune, or {TWO_WAY}), see above; with --settings alone these say",
         choices=tuple(METHODS),
     )
     entropy_over: Optional[str] = option(
         None,
-        f"for --method {RfrMethod.name}: the distribution whose entropy decides which fragments count, of sentences or of "
+        f"for --method {RFR}: the distribution whose entropy decides which fragments count, of sentences or of "
         f"neighbours ({OVER_SENTENCES})",
         choices=tuple(ENTROPIES),
     )
@@ -83,7 +87,7 @@ class Options:
     @property
     def method_name(self) -> str:
         """The method, or that which finds most: with labels, and without."""
-        return self.method or (LogisticMethod.name if self.tune else TwoWayMethod.name)
+        return self.method or (LOGISTIC if self.tune else TWO_WAY)
 
 
 @command(f"""\
@@ -95,8 +99,8 @@ For each sentence of one text, find its translation in another, or none. --metho
   margin    margin ratio; each source takes its best target, even if others take it as well
   rfr       RFR: votes of fragments, from source to target; slowest, and finds least
 
-The first three accept the highest scores first, and each sentence in one pair. The default is {LogisticMethod.name} with
---tune, and {TwoWayMethod.name} without.
+The first three accept the highest scores first, and each sentence in one pair. The default is {LOGISTIC} with
+--tune, and {TWO_WAY} without.
 
   fairseq-ccpr mine --source web.de --target web.en --encoder {MUSE} --output pairs.tsv
   fairseq-ccpr mine --source web.de --target web.en --encoder {MUSE} --tune some.tsv --settings mine.json --output pairs.tsv
@@ -140,7 +144,7 @@ def mine(options: Options) -> int:
             )
     else:
         given = {"entropy_over": options.entropy_over} if options.entropy_over else {}
-        tuned = TunedSettings(METHODS[options.method_name](**given), encoder.fingerprint)
+        tuned = TunedSettings(Method.named(options.method_name, **given), encoder.fingerprint)
     start = time.monotonic()
     work = options.output.with_name(options.output.name + ".partial")
     shutil.rmtree(work, ignore_errors=True)  # of a run that was killed
@@ -170,7 +174,6 @@ def mine(options: Options) -> int:
 
 
 def _choose(options: Options, miner: Miner, labelled: LabelledText | None, given: TunedSettings) -> TunedSettings:
-    """Choose the settings by labels, which writes them; or the threshold without any; or leave those that were read."""
     if labelled and options.tune and options.settings:
         tuning = miner.tune(labelled, Grid())
         if tuning.negatives < FEW_NEGATIVES:
@@ -209,7 +212,6 @@ def _choose(options: Options, miner: Miner, labelled: LabelledText | None, given
 
 
 def _check(options: Options) -> None:
-    """Refuse options that do not go together, before any work."""
     check_folders(output=options.output, settings=options.settings, list_texts=options.list_texts)
     if options.output and (options.output.is_dir() or options.output.suffix in (".gz", ".xz")):
         raise ConfigurationError(f"--output {options.output}: give a file for plain text, such as mined.tsv")
@@ -220,14 +222,14 @@ def _check(options: Options) -> None:
             )
     if options.tune and not options.settings and not options.list_texts:
         raise ConfigurationError("--tune chooses settings: give --settings, the file that they go to")
-    if options.method == LogisticMethod.name and not options.tune:
+    if options.method == LOGISTIC and not options.tune:
         raise ConfigurationError(
             f"--method {options.method} learns from labelled pairs: give --tune, or another method"
         )
-    if options.entropy_over and options.method != RfrMethod.name:
+    if options.entropy_over and options.method != RFR:
         raise ConfigurationError(
-            f"--entropy-over {options.entropy_over} is of {RfrMethod.name}, and --method is {options.method_name}: give "
-            f"--method {RfrMethod.name}, or leave it out"
+            f"--entropy-over {options.entropy_over} is of {RFR}, and --method is {options.method_name}: give "
+            f"--method {RFR}, or leave it out"
         )
 
 
@@ -258,12 +260,10 @@ def evaluate_mining(
     questions: Optional[Path] = option(None, "questions, for --paragraphs", metavar="TSV"),
     paragraphs: Optional[Path] = option(None, "paragraphs that answer --questions", metavar="TSV"),
     plot: Optional[Path] = plot_option("where the plot of --curve goes, as PNG"),
-    bf16: bool = bf16_option(),
-    json: Optional[Path] = json_option(),
-    cpu: bool = cpu_option(),
-    quiet: bool = quiet_option(),
+    *,
+    common: EncoderOptions,
 ) -> int:  # fmt: skip
-    check_folders(json=json, plot=plot)
+    check_folders(json=common.json, plot=plot)
     if plot and not settings.curve:
         raise ConfigurationError("--plot draws the fractions of --curve: give some, such as 0 0.25 0.5 0.75 0.9")
     if (questions is None) != (paragraphs is None):
@@ -274,21 +274,23 @@ def evaluate_mining(
         asked = read_questions(questions, paragraphs)
         inputs |= {"questions": questions, "paragraphs": paragraphs}
     samples = {name: draw_samples(path, settings) for name, path in files.items()}
-    device = choose_device(cpu)
-    encoders = {name: load_sentence_encoder(word, device, bf16) for name, word in named(encoder, "encoders").items()}
+    device = choose_device(common.cpu)
+    encoders = {
+        name: load_sentence_encoder(word, device, common.bf16) for name, word in named(encoder, "encoders").items()
+    }
     results: list[MiningResult] = []
     for encoder_name, one in encoders.items():
         for name, draws in samples.items():
             remembered = RememberedVectors(one)  # sentences common to several draws are encoded once
             for draw, sample in enumerate(draws):
-                results += evaluate_pairs(name, sample, draw, encoder_name, remembered, quiet)
+                results += evaluate_pairs(name, sample, draw, encoder_name, remembered, common.quiet)
         if asked is not None:
-            results += evaluate_questions(asked, next(iter(samples.values()))[0], encoder_name, one, quiet)
+            results += evaluate_questions(asked, next(iter(samples.values()))[0], encoder_name, one, common.quiet)
     line = signature({
         **{name: short(of_file(path)) for name, path in inputs.items()},
         "size": settings.size,
         "non-pairing": ",".join(f"{fraction:g}" for fraction in (settings.non_pairing, *settings.curve)),
-        "bf16": "yes" if bf16 else "no",
+        "bf16": "yes" if common.bf16 else "no",
         "tuning": f"{settings.tuning_sets}x{settings.tuning_size}",
         "draws": settings.draws,
         **({"pool": settings.pool} if settings.pool else {}),
@@ -296,44 +298,20 @@ def evaluate_mining(
         "seed": settings.seed,
         **{f"encoder {name}": short(one.fingerprint) for name, one in encoders.items()},
     })  # fmt: skip
-    of_pairs = [result for result in results if result.set != QUESTIONS]
-    compared: list[report.Comparison] = []
-    if settings.draws * settings.tuning_sets > 1:
-        compared = [
-            one for labels in (True, False) for one in report.comparisons(of_pairs, settings.non_pairing, labels)
-        ]
-    _print(of_pairs, compared, settings)
+    paired = [result for result in results if result.set != QUESTIONS]
+    compared = [
+        one
+        for labels in ((True, False) if settings.draws * settings.tuning_sets > 1 else ())
+        for one in comparisons(paired, settings.non_pairing, labels)
+    ]
+    shown = tables(paired, compared, settings)
     if asked is not None:
-        print_table(
-            "paragraphs that answer questions",
-            report.main_table([result for result in results if result.set == QUESTIONS], 0.0),
-        )
-    print(line)
+        answered = [result for result in results if result.set == QUESTIONS]
+        shown["paragraphs that answer questions"] = main_table(answered, 0.0)
     if plot:
-        draw_f1(report.curves(results), plot, f"{settings.size:,} sentences on either side")
+        draw_f1(curves(results), plot, f"{settings.size:,} sentences on either side")
     done = {"signature": line, "results": [result.record() for result in results]}
-    write_results(json, done | {"comparisons": [asdict(one) for one in compared]})
-    return 0
-
-
-def _print(results: list[MiningResult], compared: list[report.Comparison], settings: MiningBenchmarkSettings) -> None:
-    fraction = settings.non_pairing
-    print_table(
-        f"{settings.size:,} sentences on either side, {fraction:.0%} of them non-pairing; per cent",
-        report.main_table(results, fraction),
-    )
-    if settings.ablations:
-        print_table("F1 of what RFR is made of", report.ablation_table(results, fraction))
-    if compared:
-        times = f"{settings.draws} tests and {settings.tuning_sets} tuning sets of each, mean and standard deviation"
-        for labels, word in ((True, "F1"), (False, "F1 without labels")):
-            print_table(f"{word} over {times}", report.spread_table(results, fraction, labels))
-            print_table(
-                f"{word} against {BASELINE}, all tests together, with 95% intervals; p by paired bootstrap over sources",
-                report.comparison_table([one for one in compared if one.labels == labels]),
-            )
-    if settings.curve:
-        print_table("F1 by the fraction of non-pairing sentences", report.curve_table(results))
+    return report(shown, [line], common.json, done | {"comparisons": [asdict(one) for one in compared]})
 
 
 @command("""\

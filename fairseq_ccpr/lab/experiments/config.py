@@ -7,7 +7,7 @@ Paths are relative to the file, and commands run in its folder, so that paths in
 
 import re
 import shlex
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Optional
@@ -168,11 +168,7 @@ class ExperimentConfig:
 
 
 def read_config(path: Path) -> ExperimentConfig:
-    """Read a file, and check that its names fit together; files that it names are checked when they are needed.
-
-    Raises:
-        ConfigurationError: it cannot be read, or a setting is unknown, missing, of another kind, or names what is not there.
-    """
+    """Read a file, and check that its names fit together; files that it names are checked when they are needed."""
     try:
         given = OmegaConf.load(path)
         if not isinstance(given, DictConfig):
@@ -187,15 +183,12 @@ def read_config(path: Path) -> ExperimentConfig:
     except UnicodeDecodeError:
         raise ConfigurationError(f"{path} is not UTF-8 text") from None
     assert isinstance(config, ExperimentConfig)
-    try:
-        _check(config)
-    except ConfigurationError as error:
-        raise ConfigurationError(f"{path}: {error}") from None
+    for fault in _faults(config):
+        raise ConfigurationError(f"{path}: {fault}")
     return config
 
 
 def _explain(error: OmegaConfBaseException) -> str:
-    """Explain in one sentence what OmegaConf says in several lines, with the known keys."""
     reason = str(error.msg).splitlines()[0]
     key, kind = error.full_key, error.object_type
     if type(error).__name__ == "ConfigKeyError" and is_dataclass(kind):
@@ -205,104 +198,90 @@ def _explain(error: OmegaConfBaseException) -> str:
     return f"{key}: {reason}" if key else reason
 
 
-def _check(config: ExperimentConfig) -> None:
+def _faults(config: ExperimentConfig) -> Iterator[str]:
     for kind, names in (("domains", config.domains), ("systems", config.systems)):
         if not names:
-            raise ConfigurationError(f"there are no {kind}: name at least one")
+            yield f"there are no {kind}: name at least one"
         for name in names:
             if not NAME.fullmatch(str(name)):
-                raise ConfigurationError(f"{kind}.{name}: give a name of letters, digits and .+-_")
+                yield f"{kind}.{name}: give a name of letters, digits and .+-_"
     if config.encoder is not None and config.train_encoder is not None:
-        raise ConfigurationError("encoder and train_encoder exclude each other: give one of them")
+        yield "encoder and train_encoder exclude each other: give one of them"
     if len(config.model.dictionary) > 2:
-        raise ConfigurationError("model.dictionary names more than two files: give a joint one, or source and target")
+        yield "model.dictionary names more than two files: give a joint one, or source and target"
     for name, domain in config.domains.items():
         if (domain.data_bin is None) == (domain.text is None):
-            raise ConfigurationError(f"domains.{name} needs data_bin or text, and not both")
+            yield f"domains.{name} needs data_bin or text, and not both"
         if domain.text is not None and (domain.text.train is None) == (domain.text.mine is None):
-            raise ConfigurationError(f"domains.{name}.text needs train or mine, and not both")
+            yield f"domains.{name}.text needs train or mine, and not both"
         if domain.text is not None and not (config.model.subwords and config.model.dictionary):
-            raise ConfigurationError(f"domains.{name}.text needs model.subwords and model.dictionary")
+            yield f"domains.{name}.text needs model.subwords and model.dictionary"
         if not any(config.is_base(system) for system in config.systems_of(name)):
-            raise ConfigurationError(
-                f"domains.{name} has no base model: name a system without tokens, phrases and fine_tune for it"
-            )
+            yield f"domains.{name} has no base model: name a system without tokens, phrases and fine_tune for it"
     for name in config.systems:
-        _check_system(config, name, config.system(name))
-    for key, words in options_of(config):
-        for word in words:
-            if (option := word.split("=")[0]) in RESERVED:
-                raise ConfigurationError(f"{key} has {option}, which the experiment sets itself: leave it out")
+        yield from _system_faults(config, name, config.system(name))
+    for key, text in _options(config):
+        try:
+            words = shlex.split(text)
+        except ValueError as error:
+            yield f"{key} cannot be split into words: {error}"
+            return
+        for option in (word.split("=")[0] for word in words):
+            if option in RESERVED:
+                yield f"{key} has {option}, which the experiment sets itself: leave it out"
 
 
-def _check_system(config: ExperimentConfig, name: str, system: SystemConfig) -> None:
-    given = system.tune_on if isinstance(system.tune_on, dict) else {None: system.tune_on}
-    for key, values in (("stores_from", [system.stores_from]), ("tune_on", [*given, *given.values()])):
-        for value in values:
-            _check_name(f"systems.{name}.{key}", value, config.domains, "domain")
-    for domain in system.domains or []:
-        _check_name(f"systems.{name}.domains", domain, config.domains, "domain")
-    for other in system.also:
-        _check_name(f"systems.{name}.also", other, config.domains, "domain")
+def _system_faults(config: ExperimentConfig, name: str, system: SystemConfig) -> Iterator[str]:
+    key = f"systems.{name}"
+    chosen = system.tune_on if isinstance(system.tune_on, dict) else {None: system.tune_on}
     others = [other for other in config.systems if other != name]
-    _check_name(f"systems.{name}.against", system.against, others, "other system")
-    if system.tune_on is not None and not system.tune:
-        raise ConfigurationError(f"systems.{name} has tune_on, but tune is false: leave one of them out")
-    if system.also and not system.tune:
-        raise ConfigurationError(f"systems.{name} has also, but tune is false: leave one of them out")
-    if system.tokens is not None:
-        with_tokens = [other for other in others if config.system(other).tokens is not None]
-        _check_name(f"systems.{name}.tokens.raw", system.tokens.raw, with_tokens, "other system with tokens")
-        if system.tokens.raw is not None and config.system(system.tokens.raw).fine_tune != system.fine_tune:
-            raise ConfigurationError(
-                f"systems.{name}.tokens.raw is '{system.tokens.raw}', which is of another model: give both the same fine_tune"
-            )
+    with_tokens = [other for other in others if config.system(other).tokens is not None]
+    raw = system.tokens.raw if system.tokens is not None else None
+    named: list[tuple[str, Iterable[Any], Collection[str], str]] = [
+        ("stores_from", [system.stores_from], config.domains, "domain"),
+        ("tune_on", [*chosen, *chosen.values()], config.domains, "domain"),
+        ("domains", system.domains or [], config.domains, "domain"),
+        ("also", system.also, config.domains, "domain"),
+        ("against", [system.against], others, "other system"),
+        ("tokens.raw", [raw], with_tokens, "other system with tokens"),
+    ]
+    for setting, values, known, what in named:
+        for value in values:
+            if value is not None and value not in known:
+                yield f"{key}.{setting} is '{value}', and there is no such {what}; known are {', '.join(known)}"
+    for setting, given in (("tune_on", system.tune_on is not None), ("also", system.also)):
+        if given and not system.tune:
+            yield f"{key} has {setting}, but tune is false: leave one of them out"
+    if raw is not None and config.system(raw).fine_tune != system.fine_tune:
+        yield f"{key}.tokens.raw is '{raw}', which is of another model: give both the same fine_tune"
     if system.fine_tune is not None and "--arch" not in config.model.training_options:
-        raise ConfigurationError(
-            f"systems.{name}.fine_tune needs model.training_options, with --arch and the model's sizes"
-        )
+        yield f"{key}.fine_tune needs model.training_options, with --arch and the model's sizes"
     if system.fine_tune is not None and not system.fine_tune.minutes > 0:
-        raise ConfigurationError(f"systems.{name}.fine_tune.minutes is {system.fine_tune.minutes:g}: give more than 0")
+        yield f"{key}.fine_tune.minutes is {system.fine_tune.minutes:g}: give more than 0"
     for part in (system.tokens, system.phrases):
         if part is not None and not 0 < part.share <= 1:
-            raise ConfigurationError(f"systems.{name}: a share is {part.share:g}; give more than 0, and at most 1")
+            yield f"{key}: a share is {part.share:g}; give more than 0, and at most 1"
     if system.phrases is None:
         return
     if not (system.phrases.encoder or config.encoder or config.train_encoder):
-        raise ConfigurationError(f"systems.{name}.phrases needs an encoder: give encoder or train_encoder")
+        yield f"{key}.phrases needs an encoder: give encoder or train_encoder"
     domains = system.domains or list(config.domains)
     for domain in [*domains, *map(system.tuned_on, domains)]:
         home = system.stores_from or domain
         if not (system.phrases.texts or config.domains[home].monolingual):
-            raise ConfigurationError(f"systems.{name}.phrases needs text: give domains.{home}.monolingual")
+            yield f"{key}.phrases needs text: give domains.{home}.monolingual"
 
 
-def _check_name(key: str, value: Any, known: Collection[str], what: str) -> None:
-    if value is not None and value not in known:
-        raise ConfigurationError(f"{key} is '{value}', and there is no such {what}; known are {', '.join(known)}")
-
-
-def options_of(config: ExperimentConfig) -> Iterator[tuple[str, list[str]]]:
-    """Iterate over the settings that hold options of a command: their keys, and the options as words.
-
-    Raises:
-        ConfigurationError: a quotation in one of them does not end.
-    """
+def _options(config: ExperimentConfig) -> Iterator[tuple[str, str]]:
+    """Iterate over the settings that hold options of a command, by their keys."""
     holders: dict[str, Any] = {"": config, "model.": config.model, "train_encoder.": config.train_encoder}
     for name, domain in config.domains.items():
         holders[f"domains.{name}.text.mine."] = domain.text.mine if domain.text is not None else None
     for name in config.systems:
         system = config.system(name)
-        holders |= {
-            f"systems.{name}.": system,
-            f"systems.{name}.fine_tune.": system.fine_tune,
-            f"systems.{name}.tokens.": system.tokens,
-            f"systems.{name}.phrases.": system.phrases,
-        }
+        parts = {"": system, "fine_tune.": system.fine_tune, "tokens.": system.tokens, "phrases.": system.phrases}
+        holders |= {f"systems.{name}.{part}": holder for part, holder in parts.items()}
     for prefix, holder in holders.items():
         for f in fields(holder) if holder is not None else []:
             if f.name == "subwords" or f.name.endswith("options"):
-                try:
-                    yield prefix + f.name, shlex.split(getattr(holder, f.name))
-                except ValueError as error:
-                    raise ConfigurationError(f"{prefix}{f.name} cannot be split into words: {error}") from None
+                yield prefix + f.name, getattr(holder, f.name)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fairseq_ccpr.lab.experiments.config import ExperimentConfig, FineTuneConfig, MineConfig, TokensConfig
+from fairseq_ccpr.lab.experiments.config import ExperimentConfig, MineConfig, TokensConfig
 from fairseq_ccpr.lab.experiments.stages import PACKAGE, FileArguments, Stage, Word
 from fairseq_ccpr.lab.sentence_encoders import E5, MUSE
 
@@ -26,60 +26,46 @@ class Dependency:
     needs: tuple[Stage, ...] = ()  # the stages that make it
     inputs: tuple[tuple[str, str], ...] = ()  # or the settings that name it, and the paths they name
 
+    @classmethod
+    def given(cls, setting: str, path: str) -> Dependency:
+        """Depend on what a setting names."""
+        return cls(path, inputs=((setting, path),))
+
 
 class Plan:
-    """The stages of an experiment. Commands that are the same are one stage, named for the first system that has it.
-
-    Args:
-        config: the experiment.
-        folder: where its commands run, and its paths begin.
-        output: what is made goes below it.
-    """
+    """The stages of an experiment. Commands that are the same are one stage, named for the first system that has it."""
 
     def __init__(self, config: ExperimentConfig, folder: Path, output: Path) -> None:
         self.config, self.folder, self.output = config, folder, output.resolve()
         self._stages: dict[tuple[str, ...], Stage] = {}
-        self._model = Dependency(config.model.path, inputs=(("model.path", config.model.path),))
+        self._model = Dependency.given("model.path", config.model.path)
         self._languages = ["-s", config.model.source_lang, "-t", config.model.target_lang]
         for domain in config.domains:  # all of them, so that names do not depend on which are asked for
             for system in config.systems_of(domain):
                 self.decode(system, domain)
 
     def _add(
-        self,
-        name: str,
-        command: str,
-        words: Sequence[Word],
-        to: Sequence[Word],
-        outputs: list[Path],
-        *reads: Dependency,
-        optional: Sequence[Path] = (),
-    ) -> Stage:
-        """Return the stage of a command: a new one, unless another has the same words.
-
-        Args:
-            words: the command line, without `to`.
-            to: the words that say where the outputs go.
-            outputs: what it writes.
-            reads: what the command depends on.
-            optional: files that it may write besides.
-        """
+        self, name: str, command: str, words: Sequence[Word], to: Sequence[Word], outputs: list[Path],
+        *reads: Dependency, optional: Sequence[Path] = (),
+    ) -> Stage:  # fmt: skip
+        """Return the stage of a command: a new one, unless another has the same words; `to` says where outputs go."""
         key = (command, *map(str, words))
         if key not in self._stages:
             needs = list({need.name: need for one in reads for need in one.needs}.values())
             inputs = [given for one in reads for given in one.inputs]
-            of_fairseq = command == TRAINING
-            module, of_command = (command, []) if of_fairseq else (COMMANDS, command.split())
-            resumes = of_fairseq or command.startswith("build")
-            line = [*of_command, *words, *to]
-            self._stages[key] = Stage(name, module, line, outputs, needs, inputs, resumes, list(optional))
+            training = command == TRAINING
+            line = [*(() if training else command.split()), *words, *to]
+            self._stages[key] = Stage(
+                name, TRAINING if training else COMMANDS, line, outputs, needs, inputs,
+                resumes=training or command.startswith("build"), optional=list(optional),
+            )  # fmt: skip
         return self._stages[key]
 
     def data(self, domain: str) -> Dependency:
         """Return the DATA_BIN of a domain, given or prepared."""
         given, model = self.config.domains[domain], self.config.model
         if given.data_bin is not None:
-            return Dependency(given.data_bin, inputs=((f"domains.{domain}.data_bin", given.data_bin),))
+            return Dependency.given(f"domains.{domain}.data_bin", given.data_bin)
         assert given.text is not None
         inputs = [("model.dictionary", path) for path in model.dictionary]
         words: list[Word] = [*self._languages, *shlex.split(model.subwords), "--dict", *model.dictionary]
@@ -97,18 +83,11 @@ class Plan:
             inputs += [(f"domains.{domain}.text.{subset}", file) for file in files]
             words += [f"--{subset}", path]
         output = self.output / "data" / domain
-        stage = self._add(
-            f"prepare/{domain}",
-            "prepare",
-            words,
-            ["--output", str(output)],
-            [output],
-            Dependency(needs=needs, inputs=tuple(inputs)),
-        )
+        reads = Dependency(needs=needs, inputs=tuple(inputs))
+        stage = self._add(f"prepare/{domain}", "prepare", words, ["--output", str(output)], [output], reads)
         return Dependency(str(output), needs=(stage,))
 
     def _mined(self, domain: str, settings: MineConfig) -> Stage:
-        """Return the stage that mines a domain's training pairs."""
         key, output = f"domains.{domain}.text.mine", self.output / "mined" / f"{domain}.tsv"
         given = {name: getattr(settings, name) for name in ("source", "target", "tune")}
         paths = {name: path for name, path in given.items() if path is not None}
@@ -126,24 +105,21 @@ class Plan:
     def encoder(self, given: str | None) -> Dependency:
         """Return the phrase encoder: the one that is given, or else the experiment's."""
         path = given or self.config.encoder
-        return Dependency(path, inputs=(("encoder", path),)) if path else self._trained_encoder()
+        return Dependency.given("encoder", path) if path else self._trained_encoder()
 
     def _trained_encoder(self) -> Dependency:
-        """Return a phrase encoder that is trained by the steps of scripts/recipes/train_ccpr.sh."""
         settings = self.config.train_encoder
         assert settings is not None
         home, updates = self.output / "encoder", settings.updates
-        texts = [
-            Dependency(path, inputs=((f"train_encoder.texts.{name}", path),)) for name, path in settings.texts.items()
-        ]
         if settings.start_from is not None:
-            start = Dependency(settings.start_from, inputs=(("train_encoder.start_from", settings.start_from),))
+            start = Dependency.given("train_encoder.start_from", settings.start_from)
         else:
             words, to = shlex.split(settings.convert_options), home / "start"
             stage = self._add("encoder/start", "convert", words, ["--output", str(to), "--quiet"], [to])
             start = Dependency(str(to), needs=(stage,))
         pairs = []
-        for name, text in zip(settings.texts, texts):
+        for name, path in settings.texts.items():
+            text = Dependency.given(f"train_encoder.texts.{name}", path)
             words, to = ["--pairs", text.path, *self._languages, *shlex.split(settings.extract_options)], home / name
             stage = self._add(f"encoder/pairs-{name}", "extract", words, ["--output", str(to), "--quiet"], [to], text)
             pairs.append(Dependency(str(to), needs=(stage,)))
@@ -157,9 +133,8 @@ class Plan:
     def model(self, name: str, home: str) -> Dependency:
         """Return the translation model of a system: the experiment's, or that one trained on the pairs of a domain."""
         settings = self.config.system(name).fine_tune
-        return self._model if settings is None else self._fine_tuned(name, home, settings)
-
-    def _fine_tuned(self, name: str, home: str, settings: FineTuneConfig) -> Dependency:
+        if settings is None:
+            return self._model
         data, to = self.data(home), self.output / "models" / home / name
         words = [data.path, *self._languages, "--user-dir", str(PACKAGE), "--finetune-from-model", self._model.path]
         words += shlex.split(FINE_TUNING.read_text(encoding="utf-8"))
@@ -179,7 +154,7 @@ class Plan:
             encoder = self.encoder(system.phrases.encoder)
             given = system.phrases.texts or self.config.domains[home].monolingual
             key = f"systems.{name}.phrases.texts" if system.phrases.texts else f"domains.{home}.monolingual"
-            texts = [Dependency(path, inputs=((key, path),)) for path in given]
+            texts = [Dependency.given(key, path) for path in given]
             words = [*given, "--encoder", encoder.path]
             words += [*_share(system.phrases.share), *shlex.split(system.phrases.options)]
             parts.append(("phrases", self._store("phrases", name, home, words, encoder, *texts)))
@@ -203,7 +178,6 @@ class Plan:
         return self._add(f"{part}/{home}/{name}", f"build {part}", words, to, [output], *reads)
 
     def _decoding(self, name: str, domain: str) -> tuple[list[Word], list[Dependency]]:
-        """Return the words that all decoding of a domain by a system has, and its dependencies."""
         system, settings, data = self.config.system(name), self.config.model, self.data(domain)
         model = self.model(name, system.stores_from or domain)
         words: list[Word] = [data.path, "--path", model.path, *self._languages]
@@ -271,11 +245,11 @@ class Plan:
         words += ["--samples", str(self.config.bootstrap_samples), *(["--more-references", *more] if more else [])]
         output = self.output / "scores" / (f"{domain}.against.{against}.json" if against else f"{domain}.json")
         inputs = tuple((f"domains.{domain}.references", path) for path in given)
-        needs = Dependency(
-            "", needs=tuple(self.decode(name, domain) for name in dict.fromkeys([base, *names])), inputs=inputs
-        )
+        decoded = tuple(self.decode(name, domain) for name in dict.fromkeys([base, *names]))
         name = f"score/{domain}/{against}" if against else f"score/{domain}"
-        return self._add(name, "evaluate systems", words, ["--json", str(output)], [output], needs)
+        return self._add(
+            name, "evaluate systems", words, ["--json", str(output)], [output], Dependency(needs=decoded, inputs=inputs)
+        )
 
 
 def _share(share: float) -> list[str]:

@@ -1,15 +1,23 @@
-"""Results of an experiment: every number with all that it depends on, as JSON and as rows of tables."""
+"""Results of an experiment, every number with all that it depends on: JSON, rows of tables, and one HTML page.
+
+The page is for any browser, and needs no script, no network and no other file.
+"""
 
 from __future__ import annotations
 
+import html
 import json
 import shlex
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
+from xml.etree.ElementTree import Element, SubElement
 
 from fairseq_ccpr.device import choose_device
 from fairseq_ccpr.errors import ConfigurationError
+from fairseq_ccpr.evaluation.page import STYLE, fill
 from fairseq_ccpr.evaluation.planning import machine_name, versions
 from fairseq_ccpr.evaluation.test_set import BASE, RETRIEVAL
 from fairseq_ccpr.lab.experiments.config import ExperimentConfig
@@ -31,7 +39,7 @@ def rows_of(domain: dict[str, Any]) -> list[list[str]]:
             row.append(f"{system['scores'][metric]:.2f}")
             row += [] if metric != "BLEU" else [difference(against[metric]) if against else ""]
             row.append(f"{against[metric]['p']:.3f}" if against else "")
-        rows.append([*row, f"{system['speed']:.0%}", "; ".join(stores_of(system))])
+        rows.append([*row, f"{system['speed']:.0%}", "; ".join(_stores_of(system))])
     return rows
 
 
@@ -47,17 +55,12 @@ def rows_against_others(domain: dict[str, Any]) -> list[list[str]]:
 
 
 def difference(compared: dict[str, Any]) -> str:
-    """Write a difference and the interval that holds 95% of its resamples.
-
-    >>> difference({"difference": 1.5, "interval": [0.25, 2.5]})
-    '+1.50 [+0.25, +2.50]'
-    """
+    """Write a difference and the interval that holds 95% of its resamples."""
     low, high = compared["interval"]
     return f"{compared['difference']:+.2f} [{low:+.2f}, {high:+.2f}]"
 
 
-def stores_of(system: dict[str, Any]) -> list[str]:
-    """Describe the datastores of a system, in brief."""
+def _stores_of(system: dict[str, Any]) -> list[str]:
     return [
         f"{part} {store['entries']:,} ({store['bytes'] / 1e6:,.1f} MB)" if store else f"{part} (deleted)"
         for part, store in system["stores"].items()
@@ -106,23 +109,17 @@ RESULTS = "results.json"
 
 
 def choose(config: ExperimentConfig, plan: Plan, runner: Runner, only: list[str]) -> dict[str, list[str]]:
-    """Choose the systems whose results are wanted, by domain.
-
-    They are those named in `only`, or all; those they are compared with; and those that an earlier run has decoded.
-
-    Raises:
-        ConfigurationError: there is no such system.
-    """
+    """Choose systems by domain: `only` those, or all; those they are compared with; those that an earlier run decoded."""
     for name in only:
         if name not in config.systems:
             raise ConfigurationError(
                 f"--only names '{name}', and there is no such system; known are {', '.join(config.systems)}"
             )
-    wanted = {*(only or config.systems), *(config.system(name).against for name in only)}
+    asked = {*(only or config.systems), *(config.system(name).against for name in only)}
     chosen = {}
     for domain in config.domains:
         known = config.systems_of(domain)
-        names = [name for name in known if name in wanted or runner.done(plan.decode(name, domain))]
+        names = [name for name in known if name in asked or runner.done(plan.decode(name, domain))]
         if names:
             chosen[domain] = list(dict.fromkeys([known[0], *names]))
     return chosen
@@ -136,11 +133,7 @@ def goals(plan: Plan, chosen: dict[str, list[str]]) -> list[Stage]:
 def write_results(
     config: ExperimentConfig, plan: Plan, runner: Runner, chosen: dict[str, list[str]], command: list[str]
 ) -> dict[str, Any]:
-    """Gather the results of the domains that are done, and write them to the output.
-
-    Args:
-        command: the words that started the experiment.
-    """
+    """Gather the results of the domains that are done, and write them to the output."""
     domains = {}
     for domain, names in chosen.items():
         comparisons = plan.comparisons(domain, names)
@@ -149,16 +142,11 @@ def write_results(
     stages = {stage.name: runner.stamp(stage) for stage in with_needs(goals(plan, chosen))}
     known = {name: stamp for name, stamp in stages.items() if stamp is not None}
     results = {
-        "title": config.title or runner.output.name,
-        "description": config.description,
-        "command": command,
-        "date": max((stamp["finished"] for stamp in known.values()), default=None),
-        "versions": versions(),
-        "machine": machine_name(choose_device(cpu=False)),
-        "domains": domains,
-        "stages": known,
+        "title": config.title or runner.output.name, "description": config.description, "command": command,
+        "date": max((stamp["finished"] for stamp in known.values()), default=None), "versions": versions(),
+        "machine": machine_name(choose_device(cpu=False)), "domains": domains, "stages": known,
         "config": asdict(config),
-    }
+    }  # fmt: skip
     write_json(runner.output / RESULTS, results)
     return results
 
@@ -166,7 +154,6 @@ def write_results(
 def _domain(
     config: ExperimentConfig, plan: Plan, runner: Runner, domain: str, names: list[str], comparisons: dict[str, Stage]
 ) -> dict[str, Any]:
-    """Gather the results of one domain."""
     about, base = config.domains[domain], names[0]
     tables = {other: _read(stage.outputs[0]) for other, stage in comparisons.items()}
     rows = {row["system"]: row for row in tables[base]["rows"]}
@@ -175,7 +162,7 @@ def _domain(
         systems[name] = {
             "scores": {metric: rows[name][metric] for metric in METRICS},
             "against": {
-                other: {metric: _difference(row, metric) for metric in METRICS}
+                other: {m: {what: row[f"{m} {what}"] for what in ("difference", "interval", "p")} for m in METRICS}
                 for other, table in tables.items()
                 for row in table["rows"]
                 if row["system"] == name != other
@@ -185,39 +172,135 @@ def _domain(
     sentences = plan.translation(base, domain).read_bytes().count(b"\n")
     published = {"bleu": about.published_bleu, "in": about.published_in, "tolerance": about.tolerance}
     return {
-        "base": base,
-        "sentences": sentences,
-        "published": published if about.published_bleu is not None else None,
-        "signatures": tables[base]["signatures"],
-        "systems": systems,
-    }
-
-
-def _difference(row: dict[str, Any], metric: str) -> dict[str, Any]:
-    return {what: row[f"{metric} {what}"] for what in ("difference", "interval", "p")}
+        "base": base, "sentences": sentences, "published": published if about.published_bleu is not None else None,
+        "signatures": tables[base]["signatures"], "systems": systems,
+    }  # fmt: skip
 
 
 def _decoding(config: ExperimentConfig, plan: Plan, runner: Runner, domain: str, name: str) -> dict[str, Any]:
-    """Describe how a system translated a domain: speed, signature, datastores, settings, stages."""
     stage, tuned = plan.decode(name, domain), plan.tune(name, domain)
     comparison = _read(stage.outputs[0] / "comparison.json")
     kind = RETRIEVAL if config.has_store(name) else BASE
     row = next(row for row in comparison["rows"] if row["system"] == kind)
     stores = {part: (runner.stamp(store) or {}).get("datastore") for part, store in plan.datastores(name, domain)}
+    settings = None
+    if tuned is not None:
+        options = tuned.outputs[0].read_text(encoding="utf-8").strip()
+        settings = {"on": config.system(name).tuned_on(domain), "options": options}
     return {
-        "speed": row["speed"],
-        "tokens_per_second": row["tokens_per_second"],
-        "retrieval_signature": comparison["retrieval_signature"],
-        "stores": stores,
-        "tuned": _tuned(config, domain, name, tuned) if tuned is not None else None,
+        "speed": row["speed"], "tokens_per_second": row["tokens_per_second"],
+        "retrieval_signature": comparison["retrieval_signature"], "stores": stores, "tuned": settings,
         "stages": [needed.name for needed in with_needs([stage])],
-    }
-
-
-def _tuned(config: ExperimentConfig, domain: str, name: str, stage: Stage) -> dict[str, Any]:
-    options = stage.outputs[0].read_text(encoding="utf-8").strip()
-    return {"on": config.system(name).tuned_on(domain), "options": options}
+    }  # fmt: skip
 
 
 def _read(path: Path) -> dict[str, Any]:
     return json.loads(path.read_text(encoding="utf-8"))
+
+
+HERE = Path(__file__).parent
+
+
+def as_page(experiments: list[dict[str, Any]]) -> str:
+    """Make the page out of elements, so that text stays text whatever is in it."""
+    titles = [results["title"] for results in experiments]
+    body = Element("main")
+    if len(experiments) > 1:
+        _add(body, "h1", "Results")
+    for results in experiments:
+        _add_experiment(body, results, "h1" if len(experiments) == 1 else "h2")
+    parts = {
+        "/* title */": html.escape(" · ".join(titles)),
+        "/* style */": STYLE.read_text(encoding="utf-8") + (HERE / "report.css").read_text(encoding="utf-8"),
+        "/* content */": ElementTree.tostring(body, encoding="unicode", method="html"),
+    }
+    return fill(HERE / "report.html", parts)
+
+
+def _add(parent: Element, tag: str, text: str = "", kind: str = "") -> Element:
+    element = SubElement(parent, tag, {"class": kind} if kind else {})
+    element.text = text
+    return element
+
+
+def _add_experiment(parent: Element, results: dict[str, Any], heading: str) -> None:
+    section = _add(parent, "section", kind="experiment")
+    _add(section, heading, results["title"])
+    if results["description"]:
+        _add(section, "p", results["description"].strip())
+    _add(section, "p", circumstances(results), "muted small")
+    if not results["domains"]:
+        _add(section, "p", "No domain of this experiment is done yet.", "note")
+        return
+    _add_bars(section, results["domains"])
+    for name, domain in results["domains"].items():
+        _add_domain(section, name, domain, results)
+    details = _details(section, "All settings")
+    _add(details, "p", f"Started as {shlex.join(results['command'])}", "small")
+    _add(details, "pre", json.dumps(results["config"], indent=1, ensure_ascii=False), "wide small")
+
+
+def _add_bars(parent: Element, domains: dict[str, Any]) -> None:
+    most = max(system["scores"]["BLEU"] for domain in domains.values() for system in domain["systems"].values())
+    bars = _add(parent, "div", kind="bars")
+    for name, domain in domains.items():
+        group = _add(bars, "section")
+        _add(group, "h3", f"{name}, BLEU")
+        rows = _add(group, "ul")
+        for system, about in domain["systems"].items():
+            row = _add(rows, "li", kind="base" if system == domain["base"] else "")
+            _add(row, "span", system)
+            bleu = about["scores"]["BLEU"]
+            SubElement(_add(row, "span", kind="track"), "i", {"style": f"--share: {bleu / max(most, 1e-9):.1%}"})
+            _add(row, "b", f"{bleu:.2f}")
+
+
+def _add_domain(parent: Element, name: str, domain: dict[str, Any], results: dict[str, Any]) -> None:
+    section = _add(parent, "section", kind="domain")
+    _add(section, "h3", f"{name}, {domain['sentences']:,} sentences")
+    check = check_of_base(domain)
+    if check is not None:
+        _add(section, "p", check[0], "good" if check[1] else "note")
+    _add_table(section, [HEAD, *rows_of(domain)])
+    _add(section, "p", "Differences in BLEU with their 95% intervals, and p, by paired bootstrap against "
+         f"{domain['base']}; speed in the same run.", "muted small")  # fmt: skip
+    others = rows_against_others(domain)
+    if len(others) > 1:
+        _add_table(section, others, "comparisons")
+    details = _details(section, "Exact options and signatures")
+    _add_settings(details, [(metric, signature) for metric, signature in domain["signatures"].items()])
+    for system, about in domain["systems"].items():
+        _add(details, "h4", system)
+        _add_settings(details, settings_of(about, results["stages"]))
+    tuned = {system: about["tuned"] for system, about in domain["systems"].items() if about["tuned"]}
+    if tuned:
+        rows = [(f"{system}, tuned on {about['on']}", about["options"]) for system, about in tuned.items()]
+        _add_settings(_details(section, "Tuning"), rows)
+
+
+def _add_table(parent: Element, rows: list[list[str]], kind: str = "") -> None:
+    frame = _add(parent, "div", kind="wide")
+    frame.set("tabindex", "0")
+    table = _add(frame, "table", kind=kind)
+    head = _add(_add(table, "thead"), "tr")
+    for cell in rows[0]:
+        _add(head, "th", cell).set("scope", "col")
+    body = _add(table, "tbody")
+    for first, *rest in rows[1:]:
+        row = _add(body, "tr")
+        _add(row, "th", first).set("scope", "row")
+        for cell in rest:
+            _add(row, "td", cell)
+
+
+def _details(parent: Element, summary: str) -> Element:
+    details = _add(parent, "details")
+    _add(details, "summary", summary)
+    return details
+
+
+def _add_settings(parent: Element, settings: Iterable[tuple[str, str]]) -> None:
+    pairs = _add(parent, "dl")
+    for name, value in settings:
+        _add(pairs, "dt", name)
+        _add(_add(pairs, "dd"), "code", value)

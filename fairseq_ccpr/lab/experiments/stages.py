@@ -33,14 +33,6 @@ def execute(words: list[str], folder: Path, log: IO[str], lock: IO[str]) -> int:
     return run_child([sys.executable, *words], lock, log, environment, folder, own_group=True)
 
 
-def last_line(log: Path) -> str:
-    """Read the last line of a log."""
-    with log.open("rb") as stream:
-        stream.seek(max(0, log.stat().st_size - TAIL_BYTES))
-        lines = stream.read().decode("utf-8", errors="replace").replace("\r", "\n").split("\n")
-    return next(line.strip() for line in reversed(lines) if line.strip())  # the first is the command
-
-
 FEW = 8  # files that are missing are named
 
 
@@ -104,10 +96,6 @@ class Runner:
 
     A stage is done when its outputs exist, its optional files are those that it wrote, and its stamp has the digest of its
     command, of the files it reads, by size and time, and of the stages it needs. Otherwise it runs again.
-
-    Args:
-        folder: where commands run.
-        output: all outputs are below it.
     """
 
     def __init__(self, folder: Path, output: Path) -> None:
@@ -127,11 +115,9 @@ class Runner:
         return self._digests[stage.name]
 
     def _portable(self, word: str) -> str:
-        """Replace the paths of this machine that are not settings of the experiment."""
         return word.replace(str(self.output), "OUTPUT").replace(str(PACKAGE), PACKAGE.name)
 
     def _is_file(self, word: str) -> bool:
-        """Tell whether a word of a command line is the path of a file."""
         try:
             return (self.folder / word).is_file()
         except OSError:  # too long for a name
@@ -152,22 +138,14 @@ class Runner:
         return found == stamp.get("optional_files", found)  # stamps of before do not say
 
     def _optional_files(self, stage: Stage) -> dict[str, str]:
-        """Digest the optional files that there are."""
         return {self._portable(str(path)): fingerprint.of_file(path) for path in stage.optional if path.is_file()}
 
     def to_do(self, goals: Iterable[Stage]) -> list[Stage]:
-        """Sort the goals that are not done, each after the stages it needs that are not done either.
-
-        Once a stage is done, its needs are not looked at: datastores may be deleted after decoding.
-        """
+        """Sort the goals that are not done, each after what it needs; what only a stage that is done needs may be deleted."""
         return with_needs(goals, self.done)
 
     def check_inputs(self, stages: Iterable[Stage]) -> None:
-        """Check that the files that these stages read exist.
-
-        Raises:
-            ConfigurationError: names those that are missing.
-        """
+        """Check that the files that these stages read exist."""
         named = {path: key for stage in stages for key, path in stage.inputs}
         missing = [f"{path} ({key})" for path, key in named.items() if not (self.folder / path).exists()]
         if missing:
@@ -185,17 +163,7 @@ class Runner:
         return words
 
     def run(self, stage: Stage, lock: IO[str]) -> float:
-        """Run a stage, after removing what an earlier run of another command wrote.
-
-        Args:
-            lock: of the output, see `locked`.
-
-        Returns:
-            Seconds.
-
-        Raises:
-            StageError: the command fails.
-        """
+        """Run a stage, after removing what an earlier run of another command wrote."""
         digest, begun = self.digest(stage), self.stamps / f"{stage.file_name}.begun"
         stamp, log = begun.with_suffix(".json"), self.logs / f"{stage.file_name}.log"
         resumed = stage.resumes and begun.is_file() and begun.read_text(encoding="utf-8") == digest
@@ -212,26 +180,27 @@ class Runner:
             code = execute(command, self.folder, stream, lock)
         seconds = time.monotonic() - start
         if code or not all(path.exists() for path in stage.outputs):
-            raise StageError(f"stage {stage.name} failed with exit code {code} ({last_line(log)}); its log is {log}")
+            raise StageError(f"stage {stage.name} failed with exit code {code} ({_last_line(log)}); its log is {log}")
         about = {
-            "stage": stage.name,
-            "digest": digest,
-            "command": ["python", *map(self._portable, command)],
-            "log": str(log.relative_to(self.output)),
-            "seconds": round(seconds, 1),
-            "resumed": resumed,
+            "stage": stage.name, "digest": digest, "command": ["python", *map(self._portable, command)],
+            "log": str(log.relative_to(self.output)), "seconds": round(seconds, 1), "resumed": resumed,
             "finished": datetime.now(UTC).isoformat(timespec="seconds"),
-            "created_with": f"fairseq-ccpr {__version__}",
-            "optional_files": self._optional_files(stage),
+            "created_with": f"fairseq-ccpr {__version__}", "optional_files": self._optional_files(stage),
             "datastore": _describe_datastore(stage.outputs[0]),
-        }
+        }  # fmt: skip
         write_json(stamp, about)
         begun.unlink()
         return seconds
 
 
+def _last_line(log: Path) -> str:
+    with log.open("rb") as stream:
+        stream.seek(max(0, log.stat().st_size - TAIL_BYTES))
+        lines = stream.read().decode("utf-8", errors="replace").replace("\r", "\n").split("\n")
+    return next(line.strip() for line in reversed(lines) if line.strip())  # the first is the command
+
+
 def _describe(path: Path) -> Iterator[tuple[str, int, int]]:
-    """List names, sizes and times of a file, or of all files below a folder; nothing if it is missing."""
     for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
         if file.is_file():
             about = file.stat()
@@ -239,17 +208,12 @@ def _describe(path: Path) -> Iterator[tuple[str, int, int]]:
 
 
 def _describe_datastore(output: Path) -> dict[str, Any] | None:
-    """Describe a datastore, for results that may outlive it."""
     if not (output / MANIFEST).is_file():
         return None
     manifest = Manifest.read(output)
     section = manifest.token or manifest.phrase
     assert section is not None
     return {
-        "entries": section.size,
-        "dimension": section.dimension,
-        "index": str(section.index),
-        "share": section.share,
-        "bytes": sum(file["bytes"] for file in section.files.values()),
-        "fingerprints": section.fingerprints,
-    }
+        "entries": section.size, "dimension": section.dimension, "index": str(section.index), "share": section.share,
+        "bytes": sum(file["bytes"] for file in section.files.values()), "fingerprints": section.fingerprints,
+    }  # fmt: skip

@@ -8,8 +8,8 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
-from fairseq_ccpr.lab.mining.neighbours import SearchableKeys, SearchableText
-from fairseq_ccpr.lab.mining.pknn import Answers
+from fairseq_ccpr.lab.mining.f1 import Answers
+from fairseq_ccpr.lab.mining.neighbours import SearchableKeys, SearchableText, runs
 from fairseq_ccpr.timing import VOTING, phase
 
 BLOCK_SENTENCES = 4096  # that are searched for at a time
@@ -17,19 +17,12 @@ BLOCK_SENTENCES = 4096  # that are searched for at a time
 
 @dataclass
 class Candidates:
-    """C pairs of n rows, which are sentences, with columns, which are sentences of the other side.
+    """C pairs of n rows, which are sentences, with columns, which are sentences of the other side."""
 
-    Attributes:
-        rows: int64 [C], ascending.
-        columns: int64 [C], ascending in each row.
-        cosines: float64 [C].
-        sentences: int64 [n], the sentence of each row.
-    """
-
-    rows: np.ndarray
-    columns: np.ndarray
-    cosines: np.ndarray
-    sentences: np.ndarray
+    rows: np.ndarray  # int64 [C], ascending
+    columns: np.ndarray  # int64 [C], ascending in each row
+    cosines: np.ndarray  # float64 [C]
+    sentences: np.ndarray  # int64 [n], the sentence of each row
 
     @classmethod
     def find(cls, sources: SearchableText, targets: SearchableText, k: int) -> Candidates:
@@ -47,27 +40,19 @@ class Candidates:
         turned = Candidates(self.columns[order], self.rows[order], self.cosines[order], np.arange(columns))
         return turned, order
 
-    def of(self, sources: np.ndarray, hidden: np.ndarray) -> tuple[Candidates, np.ndarray]:
-        """Select the pairs of n sources, except those with the targets hidden from them.
+    def select(self, sources: np.ndarray, hidden: np.ndarray) -> tuple[Candidates, np.ndarray]:
+        """Select the pairs of n sources, int64 [n], except those with the targets hidden from them, int64 [n], -1 for none.
 
-        Args:
-            sources: int64 [n], rows of these.
-            hidden: int64 [n], a column or -1.
-
-        Returns:
-            Pairs whose rows are numbers of `sources`, and where each stands here, int64 [C'].
+        In the result rows are numbers of `sources`; also where each pair stands here, int64 [C'].
         """
-        bounds = np.searchsorted(self.rows, np.stack([sources, sources + 1]))
-        counts = bounds[1] - bounds[0]
-        rows = np.repeat(np.arange(len(sources)), counts)
-        places = np.arange(len(rows)) + np.repeat(bounds[0] - (np.cumsum(counts) - counts), counts)
+        starts, ends = np.searchsorted(self.rows, np.stack([sources, sources + 1]))
+        rows, places = np.repeat(np.arange(len(sources)), ends - starts), runs(starts, ends - starts)
         seen = self.columns[places] != hidden[rows]
         rows, places = rows[seen], places[seen]
         return Candidates(rows, self.columns[places], self.cosines[places], self.sentences[sources]), places
 
 
 def _nearest(one: SearchableText, other: SearchableText, k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Find the k nearest of each sentence: its number, theirs, and cosines."""
     rows, columns, cosines = [np.empty(0, np.int64)], [np.empty(0, np.int64)], [np.empty(0)]
     for start in range(0, len(one.keys), BLOCK_SENTENCES):
         block = np.arange(start, min(start + BLOCK_SENTENCES, len(one.keys)))
@@ -77,27 +62,6 @@ def _nearest(one: SearchableText, other: SearchableText, k: int) -> tuple[np.nda
         columns.append(other.owners[ids[found]])
         cosines.append(scores[found])
     return np.concatenate(rows), np.concatenate(columns), np.concatenate(cosines)
-
-
-def mean_of_highest(values: np.ndarray, owners: np.ndarray, k: int, count: int) -> np.ndarray:
-    """Average the k highest values of each owner, or all where it has fewer; 0 where it has none.
-
-    Args:
-        values: [C].
-        owners: int64 [C], ascending.
-        k: at least 1.
-        count: of owners.
-
-    Returns:
-        float64 [count].
-
-    >>> mean_of_highest(np.array([0.5, 0.25, 0.75, 1.0]), np.array([0, 0, 0, 2]), 2, 3)
-    array([0.625, 0.   , 1.   ])
-    """
-    order = np.lexsort((-values, owners))
-    high = order[np.arange(len(owners)) - np.searchsorted(owners, owners) < k]
-    kept = np.bincount(owners[high], minlength=count)
-    return np.bincount(owners[high], values[high], minlength=count) / np.maximum(kept, 1)
 
 
 def best_of_rows(pairs: Candidates, scores: np.ndarray) -> Answers:
@@ -112,11 +76,6 @@ def best_first(pairs: Candidates, scores: np.ndarray, columns: int) -> Answers:
     """Answer rows pair by pair, the highest score first, each row and each column once.
 
     Of equal scores the pair of the lower row comes first, then that of the lower column. A score of -inf is none.
-
-    Args:
-        pairs: C of them.
-        scores: [C].
-        columns: how many there are.
     """
     partners = np.full(len(pairs.sentences), -1)
     found = np.zeros(len(partners))
@@ -137,7 +96,7 @@ BLOCK_ROWS, BLOCK_NUMBERS = 64, 1 << 20  # of sources that vote at a time, and o
 
 @phase(VOTING)
 def fragment_votes(
-    pairs: Candidates, of: SearchableText, among: SearchableText, spread: float
+    pairs: Candidates, text: SearchableText, other_text: SearchableText, spread: float
 ) -> tuple[np.ndarray, np.ndarray]:
     """Let the fragments of each row vote for the row's columns, and see how near the nearest are.
 
@@ -145,38 +104,24 @@ def fragment_votes(
     of x vote, and those equal to the last of them, by softmax of 100 * exp(-d^2 / 2) / sqrt(2 pi), as in RFR, where d is
     (1 - c) / (1.5 spread): encoders to which all texts are alike are then like others.
 
-    Args:
-        pairs: C of them.
-        of: the sentences of the rows.
-        among: those of the columns.
-        spread: the mean of 1 - cos(x, y) over all candidates.
-
-    Returns:
-        P(y | x), the mean over the fragments of x, and the mean over these of the highest cos(f, g) in y; float64 [C].
+    The result is P(y | x), the mean over the fragments of x, and the mean of the highest cos(f, g) in y; float64 [C].
     """
     votes, nearest = np.empty(len(pairs.rows)), np.empty(len(pairs.rows))
     bounds = np.searchsorted(pairs.rows, np.arange(len(pairs.sentences) + 1))
-    starts, counts = _ranges(of, pairs.sentences)
-    others = _ranges(among, pairs.columns)
+    starts, counts = _ranges(text, pairs.sentences)
+    others = _ranges(other_text, pairs.columns)
     widths = np.diff(np.concatenate([[0], np.cumsum(others[1])])[bounds])
     for rows in _blocks(np.flatnonzero(np.diff(bounds)), counts, widths):
         here = slice(bounds[rows[0]], bounds[rows[-1] + 1])
-        own = _vectors(of.fragments, starts[rows], counts[rows])
-        other = _vectors(among.fragments, others[0][here], others[1][here])
-        cosines = _cosines(own, other, counts[rows], widths[rows])
+        fragments = _vectors(text.fragments, starts[rows], counts[rows])
+        other = _vectors(other_text.fragments, others[0][here], others[1][here])
+        cosines = _cosines(fragments, other, counts[rows], widths[rows])
         per_row = np.diff(bounds)[rows]
         votes[here], nearest[here] = _vote(cosines, pairs.cosines[here], others[1][here], per_row, counts[rows], spread)
     return votes, nearest
 
 
 def _blocks(rows: np.ndarray, counts: np.ndarray, widths: np.ndarray) -> Iterator[np.ndarray]:
-    """Split rows so that each block is a matrix of at most BLOCK_NUMBERS, or one row.
-
-    Args:
-        rows: int64, those that have pairs.
-        counts: of all rows, how many lines each has.
-        widths: and how many columns it needs.
-    """
     first, lines, width = 0, 0, 0
     for place, row in enumerate(rows.tolist()):
         lines, width = lines + int(counts[row]), max(width, int(widths[row]))
@@ -187,22 +132,20 @@ def _blocks(rows: np.ndarray, counts: np.ndarray, widths: np.ndarray) -> Iterato
         yield rows[first:]
 
 
-def _cosines(own: np.ndarray, other: np.ndarray, counts: np.ndarray, widths: np.ndarray) -> np.ndarray:
-    """Multiply the fragments of each row with those of its columns.
+def _cosines(fragments: np.ndarray, other: np.ndarray, counts: np.ndarray, widths: np.ndarray) -> np.ndarray:
+    """Multiply the fragments of each of r rows with those of its columns.
 
     Args:
-        own: fp32 [l, d], those of the rows, one row after the other.
-        other: fp32 [sum of widths, d], those of their columns.
-        counts: int64 [r], how many of `own` each row has.
-        widths: int64 [r], how many of `other`.
+        fragments: fp32 [l, d], `counts` int64 [r] of each row, one row after the other.
+        other: fp32 [sum of widths, d], `widths` int64 [r] of the columns of each row.
 
     Returns:
         float64 [l, the largest width], -inf beyond the width of a row.
     """
-    cosines = np.full((len(own), int(widths.max())), -np.inf)
+    cosines = np.full((len(fragments), int(widths.max())), -np.inf)
     line = column = 0
     for count, width in zip(counts.tolist(), widths.tolist()):
-        cosines[line : line + count, :width] = own[line : line + count] @ other[column : column + width].T
+        cosines[line : line + count, :width] = fragments[line : line + count] @ other[column : column + width].T
         line, column = line + count, column + width
     return cosines
 
@@ -210,33 +153,26 @@ def _cosines(own: np.ndarray, other: np.ndarray, counts: np.ndarray, widths: np.
 def _vote(
     cosines: np.ndarray, whole: np.ndarray, sizes: np.ndarray, per_row: np.ndarray, counts: np.ndarray, spread: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Sum the votes of l fragments of r rows for c pairs.
+    """Sum the votes of l fragments of r rows for c pairs: votes and nearest as of `fragment_votes`, float64 [c].
 
     Args:
-        cosines: see `_cosines`.
         whole: [c], cos(x, y) of each pair.
         sizes: int64 [c], how many fragments its column has.
-        per_row: int64 [r], how many pairs each row has.
-        counts: int64 [r], how many fragments.
-        spread: see `fragment_votes`.
-
-    Returns:
-        Votes and nearest as of `fragment_votes`, float64 [c].
+        per_row: int64 [r], how many pairs each row has; `counts`, how many fragments.
     """
     present = np.isfinite(cosines)
     flat = cosines[present]  # line by line, in each pair by pair
     first_pairs = np.repeat(np.cumsum(per_row) - per_row, counts)
-    judged = _runs(first_pairs, np.repeat(per_row, counts))  # the pair of each run of `flat`
-    runs = np.cumsum(sizes[judged]) - sizes[judged]
+    judged = runs(first_pairs, np.repeat(per_row, counts))  # the pair of each run of `flat`
+    starts = np.cumsum(sizes[judged]) - sizes[judged]
     lines = np.repeat(counts, per_row)  # of each pair
-    nearest = np.bincount(judged, np.maximum.reduceat(flat, runs)) / lines
+    nearest = np.bincount(judged, np.maximum.reduceat(flat, starts)) / lines
     cosines[present] = (flat + np.repeat(whole[judged], sizes[judged])) / 2
     weights = _weights(cosines, spread)[present]
-    return np.bincount(judged, np.add.reduceat(weights, runs)) / lines, nearest
+    return np.bincount(judged, np.add.reduceat(weights, starts)) / lines, nearest
 
 
 def _weights(cosines: np.ndarray, spread: float) -> np.ndarray:
-    """Weigh the nearest of each row, [f, g] -> [f, g]; the others weigh nothing."""
     if cosines.shape[1] > VOTERS:
         last = np.partition(cosines, -VOTERS, axis=1)[:, [-VOTERS]]
         cosines = np.where(cosines >= last - TIED, cosines, -np.inf)
@@ -246,23 +182,13 @@ def _weights(cosines: np.ndarray, spread: float) -> np.ndarray:
 
 
 def _ranges(text: SearchableText, sentences: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Look up where the fragments of each sentence begin, and how many there are."""
     bounds = text.fragment_bounds
     return bounds[sentences], bounds[sentences + 1] - bounds[sentences]
 
 
 def _vectors(fragments: SearchableKeys, starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """Read the fragments of some sentences, fp32 [g, d]."""
-    return fragments.keys_of(_runs(starts, counts)).astype(np.float32)
-
-
-def _runs(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Count on from each start: int64 [sum of counts].
-
-    >>> _runs(np.array([5, 0]), np.array([2, 3]))
-    array([5, 6, 0, 1, 2])
-    """
-    return np.arange(counts.sum()) + np.repeat(starts - (np.cumsum(counts) - counts), counts)
+    return fragments.keys_of(runs(starts, counts)).astype(np.float32)
 
 
 NEAREST = 4  # that a neighbourhood is made of
@@ -270,45 +196,27 @@ NEAREST = 4  # that a neighbourhood is made of
 
 @dataclass
 class Evidence:
-    """Evidence on C candidate pairs (x, y); arrays are float64 [C].
+    """Evidence on C candidate pairs (x, y); arrays are float64 [C]."""
 
-    Attributes:
-        spread: the mean of 1 - cos(x, y) over all candidates, at least 1e-3; None where fragments do not vote.
-        cosines: cos(x, y).
-        around: m_x, the mean cosine of x and its nearest.
-        back_around: m_y, likewise.
-        votes: P(y | x), see `fragment_votes`; 0 where fragments do not vote.
-        back_votes: P(x | y).
-        alike: the mean of cos(x, y) and of MaxSim, the cosine of a fragment's nearest, over those of x and over those of y.
-        alike_around: its mean over x and the most alike.
-        back_alike_around: likewise for y.
-        lengths: log of the ratio of lengths, less what it is for all sentences.
-    """
-
-    spread: float | None
-    cosines: np.ndarray
-    around: np.ndarray
-    back_around: np.ndarray
-    votes: np.ndarray
-    back_votes: np.ndarray
-    alike: np.ndarray
-    alike_around: np.ndarray
-    back_alike_around: np.ndarray
-    lengths: np.ndarray
+    spread: float | None  # mean of 1 - cos(x, y) over all candidates, at least 1e-3; None where fragments do not vote
+    cosines: np.ndarray  # cos(x, y)
+    around: np.ndarray  # m_x, the mean cosine of x and its nearest
+    back_around: np.ndarray  # m_y, likewise
+    votes: np.ndarray  # P(y | x), see `fragment_votes`; 0 where fragments do not vote
+    back_votes: np.ndarray  # P(x | y)
+    alike: np.ndarray  # mean of cos(x, y) and of MaxSim, a fragment's nearest cosine, over those of x and of y
+    alike_around: np.ndarray  # its mean over x and the most alike
+    back_alike_around: np.ndarray  # likewise for y
+    lengths: np.ndarray  # log of the ratio of lengths, less what it is for all sentences
 
     @classmethod
     def gather(cls, pairs: Candidates, sources: SearchableText, targets: SearchableText, voting: bool) -> Evidence:
-        """Look at all pairs, from both sides.
-
-        Args:
-            pairs: the candidates.
-            sources: their rows.
-            targets: their columns.
-            voting: whether their fragments vote.
-        """
+        """Look at all pairs, from both sides."""
         turned, order = pairs.by_column(targets.sentences)
         back = order.argsort()
         nothing = np.zeros(len(pairs.rows))
+        log_lengths = [np.log(np.maximum(side.lengths, 1)) for side in (sources, targets)]
+        usual = log_lengths[0].mean() - log_lengths[1].mean()
         votes = back_votes = alike = nothing
         spread = None
         if voting:
@@ -321,20 +229,13 @@ class Evidence:
             _around(pairs, pairs.cosines), _around(turned, turned.cosines)[back],
             votes, back_votes,
             alike, _around(pairs, alike), _around(turned, alike[order])[back],
-            _log_ratios(pairs, sources.lengths, targets.lengths),
+            log_lengths[0][pairs.sentences[pairs.rows]] - log_lengths[1][pairs.columns] - usual,
         )  # fmt: skip
 
     def hiding(
         self, pairs: Candidates, places: np.ndarray, sources: SearchableText, targets: SearchableText
     ) -> Evidence:
-        """Recompute the source's side after some pairs were removed; the target's side is unchanged.
-
-        Args:
-            pairs: what is left, C'.
-            places: int64 [C'], where each stands here.
-            sources: as for `gather`.
-            targets: as for `gather`.
-        """
+        """Recompute the source's side after pairs were removed; `places`, int64 [C'], tells where those left stand here."""
         values = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "spread"}
         left = Evidence(self.spread, **{name: value[places] for name, value in values.items()})
         votes = left.votes if self.spread is None else fragment_votes(pairs, sources, targets, self.spread)[0]
@@ -355,16 +256,13 @@ class Evidence:
 
 
 def _around(pairs: Candidates, values: np.ndarray) -> np.ndarray:
-    return mean_of_highest(values, pairs.rows, NEAREST, len(pairs.sentences))[pairs.rows]
+    """Average the highest values of each row, as many as a neighbourhood has or there are: float64 [C]."""
+    order = np.lexsort((-values, pairs.rows))
+    high = order[np.arange(len(order)) - np.searchsorted(pairs.rows, pairs.rows) < NEAREST]
+    sums, counts = np.bincount(pairs.rows[high], values[high]), np.bincount(pairs.rows[high])
+    return (sums / np.maximum(counts, 1))[pairs.rows]
 
 
 def _ratios(values: np.ndarray, around: np.ndarray, back_around: np.ndarray) -> np.ndarray:
-    """Divide by the mean of both; -inf where a neighbourhood is as near as its opposite, and there is no ratio."""
     both = (around + back_around) / 2
     return np.where(both > 0, values / np.where(both > 0, both, 1), -np.inf)
-
-
-def _log_ratios(pairs: Candidates, source_lengths: np.ndarray, target_lengths: np.ndarray) -> np.ndarray:
-    """Compute log(length of x / length of y), less the ratio of the mean lengths."""
-    sources, targets = (np.log(np.maximum(lengths, 1)) for lengths in (source_lengths, target_lengths))
-    return sources[pairs.sentences[pairs.rows]] - targets[pairs.columns] - (sources.mean() - targets.mean())

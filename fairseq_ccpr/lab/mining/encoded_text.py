@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fairseq_ccpr.lab.mining.neighbours import SentenceKeys
+from fairseq_ccpr.lab.mining.neighbours import SentenceKeys, runs
 from fairseq_ccpr.lab.sentence_encoders import SentenceEncoder
 from fairseq_ccpr.text.words import CHARACTER, has_letters, kinds_of, word_spans
 from fairseq_ccpr.timing import ENCODING, phase, progress_bar
@@ -44,7 +44,6 @@ def fragments(text: str, window: int = WINDOW, stride: int = 1) -> list[str]:
 
 
 def _join_characters(text: str, spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Join neighbouring characters of scripts without spaces to spans as long as words."""
     joined: list[tuple[int, int]] = []
     room = 0  # characters that the last span may still take in
     for start, end in spans:
@@ -123,15 +122,13 @@ class EncodedText:
 
     def select(self, rows: np.ndarray) -> EncodedText:
         """Take the sentences of some rows, int64 [n], in that order."""
-        bounds = np.searchsorted(self.text.owners, np.stack([rows, rows + 1]))
-        fragment_rows = np.concatenate([np.arange(first, end) for first, end in bounds.T] or [np.empty(0, np.int64)])
-        owners = np.repeat(np.arange(len(rows)), bounds[1] - bounds[0])
-        chosen = FragmentedText(
+        starts, ends = np.searchsorted(self.text.owners, np.stack([rows, rows + 1]))
+        fragment_rows, owners = runs(starts, ends - starts), np.repeat(np.arange(len(rows)), ends - starts)
+        sentences, parts = (
             [self.text.sentences[row] for row in rows],
             [self.text.fragments[row] for row in fragment_rows],
-            owners,
-            self.text.stride,
         )
+        chosen = FragmentedText(sentences, parts, owners, self.text.stride)
         return EncodedText(chosen, self.sentences[rows], self.fragments[fragment_rows])
 
     def join(self, other: EncodedText) -> EncodedText:
@@ -156,11 +153,7 @@ def encode(text: FragmentedText, encoder: SentenceEncoder, label: str, quiet: bo
 def encode_distinct(
     texts: Sequence[str], encoder: SentenceEncoder, done: Callable[[int], object] = lambda count: None
 ) -> np.ndarray:
-    """Encode texts, each distinct one once: fp16 [n, d], zeros for an empty one.
-
-    Args:
-        done: called with the number of newly encoded texts.
-    """
+    """Encode texts, each distinct one once: fp16 [n, d], zeros for an empty one."""
     numbers: dict[str, int] = {}
     rows = np.array([numbers.setdefault(text, len(numbers)) for text in texts], np.int64)
     # By length, since some encoders pad a block to its longest text.
@@ -172,3 +165,19 @@ def encode_distinct(
         done(len(block))
     done(len(texts) - len(distinct))
     return vectors[rows]
+
+
+class RememberedVectors:
+    """Encodes each text once, and keeps its vector in memory as fp16."""
+
+    def __init__(self, encoder: SentenceEncoder) -> None:
+        self._encoder, self._known = encoder, dict[str, np.ndarray]()
+        self.fingerprint, self.dimension = encoder.fingerprint, encoder.dimension
+
+    def encode(self, texts: list[str]) -> np.ndarray:
+        """Encode n texts as vectors fp32 [n, d]."""
+        new = list(dict.fromkeys(text for text in texts if text not in self._known))
+        if new:
+            self._known.update(zip(new, self._encoder.encode(new).astype(np.float16)))
+        rows = [self._known[text] for text in texts]
+        return np.array(rows, np.float32).reshape(len(texts), self.dimension)

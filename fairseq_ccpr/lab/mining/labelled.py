@@ -43,10 +43,6 @@ def with_negatives(rows: np.ndarray, gold: np.ndarray) -> Labels:
     Pairs alone do not teach what to reject, and a few sentences without a partner teach hardly anything. A source with
     several partners is not used again, since the others would be right.
 
-    Args:
-        rows: int64 [L], numbers of sources.
-        gold: int64 [L], the partner of each or -1.
-
     >>> with_negatives(np.array([3, 5]), np.array([7, -1]))
     Labels(rows=array([3, 5, 3]), hidden=array([-1, -1,  7]), gold=array([ 7, -1, -1]))
     """
@@ -57,14 +53,15 @@ def with_negatives(rows: np.ndarray, gold: np.ndarray) -> Labels:
     return Labels(np.append(rows, rows[again]), np.append(nothing, gold[again]), np.append(gold, nothing[again]))
 
 
-def read_labelled(path: Path) -> LabelledText:
-    """Read a TSV: source, tab, target; one of the two is empty where a sentence has no partner.
-
-    Raises:
-        ConfigurationError: the file is missing or no such TSV, or has no pair.
-    """
+def check_file(path: Path) -> None:
+    """Refuse a file that is missing."""
     if not path.is_file():
         raise ConfigurationError(f"there is no file {path}")
+
+
+def read_labelled(path: Path) -> LabelledText:
+    """Read a TSV: source, tab, target; one of the two is empty where a sentence has no partner."""
+    check_file(path)
     skipped = Counter[str]()
     rows = [(source.strip(), target.strip()) for source, target in read_pairs(path, True, skipped)]
     tell_skipped(path, skipped)
@@ -76,15 +73,7 @@ def read_labelled(path: Path) -> LabelledText:
 
 
 def read_questions(questions: Path, paragraphs: Path) -> LabelledText:
-    """Read questions as sources and paragraphs as targets, out of two TSVs.
-
-    Args:
-        questions: id of the paragraph that has the answer, tab, question.
-        paragraphs: id, tab, paragraph or whole document.
-
-    Raises:
-        ConfigurationError: a file is missing or no such TSV, an id is repeated or unknown, or a text has no word.
-    """
+    """Read questions as sources and paragraphs as targets, out of two TSVs."""
     texts: dict[str, str] = {}
     for name, text in _read_texts(paragraphs):
         if name in texts:
@@ -109,7 +98,7 @@ def label(sources: Sequence[str], targets: Sequence[str], partners: Sequence[str
 def remove_partners(size: int, fraction: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Choose sides of pairs for `size` sources and as many targets, a fraction of which have no partner.
 
-    The first sources keep their partner. The others lose it to the targets of further pairs.
+    The first sources keep their partner; the others lose it to the targets of further pairs.
 
     Returns:
         Rows of the sources, rows of the targets, and for each source the index of its target or -1; int64 [size] each.
@@ -124,13 +113,8 @@ def remove_partners(size: int, fraction: float) -> tuple[np.ndarray, np.ndarray,
 
 
 def distinct_pairs(path: Path) -> list[tuple[str, str]]:
-    """Read the pairs of a TSV, without those of which one side has the words of an earlier pair, or none.
-
-    Raises:
-        ConfigurationError: the file is missing or no such TSV.
-    """
-    if not path.is_file():
-        raise ConfigurationError(f"there is no file {path}")
+    """Read the pairs of a TSV, without those of which one side has the words of an earlier pair, or none."""
+    check_file(path)
     seen: tuple[set[str], set[str]] = (set(), set())
     kept = []
     skipped = Counter[str]()
@@ -145,8 +129,7 @@ def distinct_pairs(path: Path) -> list[tuple[str, str]]:
 
 
 def _read_texts(path: Path) -> list[tuple[str, str]]:
-    if not path.is_file():
-        raise ConfigurationError(f"there is no file {path}")
+    check_file(path)
     rows = list(read_pairs(path))
     if not rows:
         raise ConfigurationError(f"{path} is empty: give lines of id, tab, text")

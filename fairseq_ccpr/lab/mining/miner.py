@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.lab.mining.centring import Centre
 from fairseq_ccpr.lab.mining.encoded_text import (
     DTYPE,
     EncodedText,
@@ -19,10 +17,11 @@ from fairseq_ccpr.lab.mining.encoded_text import (
     fragment_text,
     fragments,
 )
-from fairseq_ccpr.lab.mining.f1 import decide
-from fairseq_ccpr.lab.mining.labelled import LabelledText, with_negatives
-from fairseq_ccpr.lab.mining.method import BLOCK_SOURCES, Estimate, Grid, Matcher, MiningMethod, estimate
-from fairseq_ccpr.lab.mining.neighbours import IndexedKeys, SearchableText, SentenceKeys, index_keys
+from fairseq_ccpr.lab.mining.f1 import BLOCK_SOURCES, Estimate, Matcher, decide, estimate
+from fairseq_ccpr.lab.mining.labelled import LabelledText, check_file, with_negatives
+from fairseq_ccpr.lab.mining.methods import Method, prepare, tune
+from fairseq_ccpr.lab.mining.neighbours import Centre, IndexedKeys, SearchableText, index_keys
+from fairseq_ccpr.lab.mining.rfr import Grid
 from fairseq_ccpr.lab.sentence_encoders import SentenceEncoder
 from fairseq_ccpr.search import IndexDescription
 from fairseq_ccpr.search.base import Effort
@@ -44,13 +43,8 @@ class MinedPair(NamedTuple):
 
 
 def read_sentences(path: Path) -> list[str]:
-    """Read the lines of a text, stripped, tabs as spaces, so that they fit into a TSV.
-
-    Raises:
-        ConfigurationError: there is no such file, it is not UTF-8, or no line has a word.
-    """
-    if not path.is_file():
-        raise ConfigurationError(f"there is no file {path}")
+    """Read the lines of a text, stripped, tabs as spaces, so that they fit into a TSV."""
+    check_file(path)
     lines = [line.replace("\t", " ").strip() for line in read_lines(path)]
     if not any(fragments(line, 1) for line in lines):
         raise ConfigurationError(f"{path} has no sentence with a word in it: give text, a sentence per line")
@@ -67,26 +61,13 @@ class Tuning(NamedTuple):
 class Miner:
     """Finds for source sentences their translations among target sentences.
 
-    Args:
-        sources: their sentences.
-        targets: T sentences; equal ones count as one, the first.
-        encoder: of sentences and fragments.
-        method: how pairs are found; `tune` and `estimate` change its settings.
-        work: a folder for keys and indexes, which may be deleted in the end.
-        index: `auto`, `exact`, or a FAISS factory string; see `plan_index`.
-        quiet: no progress bars.
-
     Attributes:
         keys: how many the targets have.
         description: of their index.
-
-    Raises:
-        ConfigurationError: no such index.
-        DatastoreError: the disk is too full.
     """
 
     def __init__(
-        self, sources: list[str], targets: Iterable[str], encoder: SentenceEncoder, method: MiningMethod, work: Path,
+        self, sources: list[str], targets: Iterable[str], encoder: SentenceEncoder, method: Method, work: Path,
         index: str = "auto", quiet: bool = False,
     ) -> None:  # fmt: skip
         self.encoder, self.method, self.work, self.choice, self.quiet = encoder, method, work, index, quiet
@@ -104,20 +85,20 @@ class Miner:
         sources, rows = self._among(labelled.sources, self._numbers, self._source_side, SOURCE)
         targets, columns = self._among(labelled.targets, target_numbers, self._target_side, TARGET)
         labels = with_negatives(rows, np.append(columns, -1)[labelled.gold])
-        self.method, f1 = self.method.tune(sources, targets, labels, grid)
+        self.method, f1 = tune(self.method, sources, targets, labels, grid)
         others = len(np.unique(targets.owners)) > 1
         return Tuning(f1, int((labels.gold < 0).sum()) if others else 0)
 
     def estimate(self) -> Estimate:
         """Take the threshold that the scores suggest, without any label."""
-        self._matched = self._matcher()
+        self._matched = prepare(self.method, self._source_side, self._target_side)
         estimated = estimate(self._matched, len(self._numbers))
-        self.method = replace(self.method, threshold=estimated.threshold)
+        self.method = self.method.having(threshold=estimated.threshold)
         return estimated
 
     def mine(self) -> Iterator[MinedPair]:
         """Yield the pairs, in the order of the sources; a source without a likely partner has none."""
-        match = self._matched or self._matcher()
+        match = self._matched or prepare(self.method, self._source_side, self._target_side)
         with progress_bar("mining", "sentence", total=len(self.sources), quiet=self.quiet) as bar:
             for start in range(0, len(self.sources), BLOCK_SOURCES):
                 block = self.sources[start : start + BLOCK_SOURCES]
@@ -129,23 +110,16 @@ class Miner:
                         yield MinedPair(source, self.targets[partner], score)
                 bar.update(len(block))
 
-    def _matcher(self) -> Matcher:
-        return self.method.matcher(self._source_side, self._target_side)
-
     def _among(
         self, labelled: list[str], numbers: dict[str, int], side: SearchableText, name: str
     ) -> tuple[SearchableText, np.ndarray]:
-        """Append the labelled sentences that a side does not have: all, and the number of each labelled one."""
         new = dict.fromkeys(sentence for sentence in labelled if sentence not in numbers)
         numbers = numbers | {sentence: len(numbers) + at for at, sentence in enumerate(new)}
         rows = np.array([numbers[sentence] for sentence in labelled], np.int64)
         return side.join(self._searchable(list(new), name)[0]) if new else side, rows
 
     def _searchable(self, sentences: list[str], side: str) -> tuple[SearchableText, IndexDescription]:
-        """Encode sentences to disk, where they are indexed when they are first searched.
-
-        Those that come later to a side are centred by what was there at first.
-        """
+        # Those that come later to a side are centred by what was there at first.
         later = side in self._centres
         name = f"labelled {side}" if later else side
         folder = self.work / name
@@ -156,7 +130,9 @@ class Miner:
         owners, lengths, fragment_owners, done = [], [], [], 0
         with progress_bar(f"encoding {name}", "sentence", total=len(sentences), quiet=self.quiet) as bar:
             for block in self._blocks(sentences):
-                made = self._keys(block)
+                whole = encode_distinct(block.sentences, self.encoder)
+                parts = encode_distinct(block.fragments, self.encoder) if self.method.window else whole[:0]
+                made = self.method.keys(EncodedText(block, whole, parts))
                 values = made.keys, made.fragments
                 if not arrays:
                     arrays = [
@@ -188,21 +164,11 @@ class Miner:
         )
         return text, description
 
-    def _keys(self, block: FragmentedText) -> SentenceKeys:
-        sentences = encode_distinct(block.sentences, self.encoder)
-        fragments = encode_distinct(block.fragments, self.encoder) if self.method.window else sentences[:0]
-        return self.method.keys(EncodedText(block, sentences, fragments))
-
     def _blocks(self, sentences: list[str]) -> Iterator[FragmentedText]:
-        """Split sentences into blocks of about BLOCK_CHARACTERS, with their fragments."""
         window = self.method.window or 1  # which sentences have a word is to be known in any case
-        block: list[str] = []
-        size = 0
-        for sentence in sentences:
-            block.append(sentence)
+        first = size = 0
+        for number, sentence in enumerate(sentences, 1):
             size += len(sentence)
-            if size >= BLOCK_CHARACTERS:
-                yield fragment_text(block, window, self.method.stride)
-                block, size = [], 0
-        if block:
-            yield fragment_text(block, window, self.method.stride)
+            if size >= BLOCK_CHARACTERS or number == len(sentences):
+                yield fragment_text(sentences[first:number], window, self.method.stride)
+                first, size = number, 0

@@ -1,4 +1,4 @@
-"""Nearest keys in a reproducible order: it does not depend on blocks of queries or on threads."""
+"""Centred keys, and the nearest of them in a reproducible order, whatever the blocks of queries and threads."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Union
 
 import numpy as np
 import torch
@@ -20,52 +20,23 @@ DECIMALS = 9
 BLOCK_NUMBERS = 1 << 24  # numbers of the keys that are rescored at a time: 128 MB in float64
 
 
-class SearchableKeys(Protocol):
-    """Keys that are searched by inner product."""
-
-    def __len__(self) -> int:
-        """Count the keys: N."""
-
-    def keys_of(self, ids: np.ndarray) -> np.ndarray:
-        """Read some of the keys, [n, d]."""
-
-    def search(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """Find the k nearest keys.
-
-        Args:
-            queries: [Q, d] of length about 1.
-            k: at least 1; may exceed N.
-
-        Returns:
-            Scores float64 [Q, k], highest first, and ids int64 [Q, k]; -inf and -1 where there are fewer.
-        """
-
-
 class IndexedKeys:
-    """Keys with an index, whose results are rescored.
+    """Keys [N, d] of length about 1, which may be memory-mapped, with an index, whose results are rescored.
 
-    1. The index finds some more neighbours than are wanted.
-    2. They are rescored in float64; equal scores come in the order of the keys.
-    3. Where the last found is as near as the last wanted, there may be further ties, and the search is widened.
-
-    So neither blocks of queries nor threads change the result of an exact index.
-
-    Args:
-        keys: [N, d] of length about 1, any float dtype; may be memory-mapped.
-        index: opens one over them, by inner product; exact search by default.
+    More neighbours than needed are found, and rescored in float64; equal scores come in the order of the keys. Where the last
+    found is as near as the last needed, there may be further ties, and the search is widened. So neither blocks of queries
+    nor threads change the result of an exact index.
     """
 
     def __init__(self, keys: np.ndarray, index: Callable[[], Index] | None = None) -> None:
-        self.keys = keys
-        self._open = index or (lambda: ExactIndex(keys, "ip"))
+        self.keys, self._open = keys, index
 
     @cached_property
     def index(self) -> Index:
         """Open the index when it is first searched: keys that are only read need none."""
-        return self._open()
+        return self._open() if self._open else ExactIndex(self.keys, "ip")
 
     def __len__(self) -> int:
-        """Count the keys."""
         return len(self.keys)
 
     def keys_of(self, ids: np.ndarray) -> np.ndarray:
@@ -74,7 +45,10 @@ class IndexedKeys:
 
     @phase(SEARCH)
     def search(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """Search the index, deeper where scores are tied, and score again."""
+        """Find the k nearest keys of queries [Q, d] of length about 1; k may exceed N.
+
+        Scores are float64 [Q, k], highest first, and ids int64 [Q, k]; -inf and -1 where there are fewer.
+        """
         scores, ids = np.full((len(queries), k), -np.inf), np.full((len(queries), k), -1)
         pending, wide = np.arange(len(queries)), k + SPARE
         # Where very many are tied, their order is not worth the memory.
@@ -92,38 +66,26 @@ class IndexedKeys:
         return scores, ids
 
     def _find(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """Find the k nearest keys of each query, scored in float64, in order."""
-        found = self.index.search(torch.from_numpy(np.ascontiguousarray(queries, np.float32)), k)[1]
-        return _in_order(queries, self.keys, found.numpy())
-
-
-def _in_order(queries: np.ndarray, keys: np.ndarray, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Rescore and sort found ids [Q, k]: scores and ids, highest first, of equal ones the lower id."""
-    chosen = keys[np.maximum(ids, 0)].astype(np.float64)  # [Q, k, d]
-    scores = np.einsum("qkd,qd->qk", chosen, queries.astype(np.float64)).round(DECIMALS)
-    scores[ids < 0] = -np.inf
-    return _sorted(scores, ids)
+        ids = self.index.search(torch.from_numpy(np.ascontiguousarray(queries, np.float32)), k)[1].numpy()
+        chosen = self.keys[np.maximum(ids, 0)].astype(np.float64)  # [Q, k, d]
+        scores = np.einsum("qkd,qd->qk", chosen, queries.astype(np.float64)).round(DECIMALS)
+        scores[ids < 0] = -np.inf
+        return _sorted(scores, ids)
 
 
 def _sorted(scores: np.ndarray, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Sort each row by falling score, equal ones by rising id."""
     order = np.lexsort((ids, -scores), axis=1)
     return np.take_along_axis(scores, order, 1), np.take_along_axis(ids, order, 1)
 
 
 class JoinedKeys:
-    """Several sets of keys that are searched as one; ids of each set follow those of the set before.
-
-    Args:
-        parts: of equal width.
-    """
+    """Several sets of keys that are searched as one; ids of each set follow those of the set before."""
 
     def __init__(self, parts: Sequence[SearchableKeys]) -> None:
         self.parts = parts
         self.starts = np.cumsum([0, *(len(part) for part in parts)])
 
     def __len__(self) -> int:
-        """Count the keys of all parts."""
         return int(self.starts[-1])
 
     def keys_of(self, ids: np.ndarray) -> np.ndarray:
@@ -140,6 +102,9 @@ class JoinedKeys:
         return best[:, :k], best_ids[:, :k]
 
 
+SearchableKeys = Union[IndexedKeys, JoinedKeys]
+
+
 class SentenceKeys(NamedTuple):
     """The keys that a method compares S sentences by."""
 
@@ -152,25 +117,17 @@ class SentenceKeys(NamedTuple):
 
 @dataclass
 class SearchableText:
-    """S sentences that are searched by their keys.
-
-    Attributes:
-        keys: N of them.
-        owners: int64 [N], the sentence of each; ascending.
-        lengths: int64 [S], characters of each sentence.
-        fragments: F, which are only read; 0 where the keys say all.
-        fragment_owners: int64 [F], ascending.
-    """
+    """S sentences that are searched by their N keys."""
 
     keys: SearchableKeys
-    owners: np.ndarray
-    lengths: np.ndarray
-    fragments: SearchableKeys
-    fragment_owners: np.ndarray
+    owners: np.ndarray  # int64 [N], the sentence of each; ascending
+    lengths: np.ndarray  # int64 [S], characters of each sentence
+    fragments: SearchableKeys  # F, which are only read; 0 where the keys say all
+    fragment_owners: np.ndarray  # int64 [F], ascending
 
     @classmethod
-    def of(cls, keys: SentenceKeys) -> SearchableText:
-        """Search exactly, in memory."""
+    def in_memory(cls, keys: SentenceKeys) -> SearchableText:
+        """Search exactly."""
         return cls(IndexedKeys(keys.keys), keys.owners, keys.lengths, IndexedKeys(keys.fragments), keys.fragment_owners)
 
     @property
@@ -199,12 +156,7 @@ class SearchableText:
 
 
 def index_keys(keys: np.ndarray, description: IndexDescription, folder: Path, quiet: bool) -> IndexedKeys:
-    """Prepare to search some keys; the first search builds the index, whose file, if it needs one, goes into the folder.
-
-    That search raises:
-        ConfigurationError: there are too few keys for such an index.
-        DatastoreError: its file cannot be written.
-    """
+    """Prepare to search some keys; the first search builds the index, whose file, if it needs one, goes into the folder."""
 
     @phase(INDEXING, whole=True)
     def build() -> Index:
@@ -214,3 +166,45 @@ def index_keys(keys: np.ndarray, description: IndexDescription, folder: Path, qu
         return open_index(description, keys, folder)
 
     return IndexedKeys(keys, build)
+
+
+def runs(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Count on from each start: int64 [sum of counts].
+
+    >>> runs(np.array([5, 0]), np.array([2, 3]))
+    array([5, 6, 0, 1, 2])
+    """
+    return np.arange(counts.sum()) + np.repeat(starts - (np.cumsum(counts) - counts), counts)
+
+
+FEWEST = 300  # vectors that a mean is made of: of fewer it would be that of the subject, or of one sentence
+BLOCK = 4096  # vectors at a time
+
+
+class Centre:
+    """The mean of vectors that come in blocks: what all texts of a language have in common says nothing about a pair."""
+
+    def __init__(self) -> None:
+        self._sum, self._count = np.zeros(1), 0
+
+    def add(self, vectors: np.ndarray) -> Centre:
+        """Add up some vectors, [n, d]."""
+        self._sum = self._sum + vectors.sum(axis=0, dtype=np.float64)
+        self._count += len(vectors)
+        return self
+
+    def subtract_(self, vectors: np.ndarray) -> np.ndarray:
+        """Take the mean away from vectors [n, d], in place, and bring them to length 1; leave them if there were few."""
+        if self._count >= FEWEST:
+            mean = (self._sum / self._count).round(DECIMALS).astype(np.float32)
+            for start in range(0, len(vectors), BLOCK):
+                block = vectors[start : start + BLOCK].astype(np.float32) - mean
+                lengths = np.linalg.norm(block, axis=1, keepdims=True)
+                vectors[start : start + BLOCK] = block / np.maximum(lengths, np.finfo(np.float32).tiny)
+        return vectors
+
+
+def centred(keys: SentenceKeys) -> SentenceKeys:
+    """Centre the keys of a text, and its fragments, each by a mean of their own."""
+    values, fragments = (Centre().add(rows).subtract_(rows.copy()) for rows in (keys.keys, keys.fragments))
+    return keys._replace(keys=values, fragments=fragments)

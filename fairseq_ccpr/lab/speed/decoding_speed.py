@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from itertools import cycle
@@ -47,13 +46,7 @@ class DecodingSpeed:
 
 
 class SpeedTest:
-    """Models and systems, loaded once.
-
-    Args:
-        cfg: of a fairseq-generate.
-        task, models: as `evaluation.decoding.load` gives them.
-        datastores: by name of the system, what fairseq would be told as `--datastore`; each with a token part.
-    """
+    """Models and systems, loaded once."""
 
     def __init__(self, cfg: Any, task: Any, models: list[Any], datastores: dict[str, str]) -> None:
         self.cfg, self.task, self.models = cfg, task, models
@@ -77,11 +70,7 @@ class SpeedTest:
         return task.build_generator(self.models, self.cfg.generation)
 
     def resize(self, entries: int, choice: str) -> None:
-        """Give every system a token datastore of so many entries, made from its own; systems that share one still do.
-
-        Args:
-            choice: see `plan_index`.
-        """
+        """Give every system a token datastore of so many entries, made from its own; systems that share one still do."""
         made: dict[Path, tuple[Index, Tensor, str]] = {}
         for name, generator in self.generators.items():
             if name in ALONE:
@@ -97,8 +86,8 @@ class SpeedTest:
             if store.directory not in made:
                 unit = store.section.projection is not None
                 keys, values = grow(store.keys, store.values, entries, unit, self.device)
-                searched = make_index(keys, choice, store.section.index.metric)
-                made[store.directory] = searched.index, values, str(searched.description)
+                index, description, _ = make_index(keys, choice, store.section.index.metric)
+                made[store.directory] = index, values, str(description)
             tokens = replace(tokens, retriever=retriever.with_entries(*made[store.directory]), learned=None)
             generator.model = ensemble.replacing(tokens, trust=ensemble.trust)
             self.signatures[f"{name}, {entries:,} keys"] = generator.model.signature()
@@ -112,23 +101,18 @@ class SpeedTest:
         lengths = np.asarray(dataset.tgt_sizes)
         order = np.abs(lengths - np.median(lengths)).argsort(kind="stable")
         batches: list[dict[str, Any]] = []
-        sentences = 0
-        for rows in _fill(cycle(order.tolist()), lengths, tokens):
+        sentences, endless = 0, cycle(order.tolist())
+        while sentences < SENTENCES:
+            rows: list[int] = []
+            while lengths[rows].sum() < tokens:
+                rows.append(next(endless))
             sample = dataset.collater([dataset[row] for row in rows])
             batches.append(utils.move_to_cuda(sample) if self.device.type == "cuda" else sample)
             sentences += len(rows)
-            if sentences >= SENTENCES:
-                break
         return batches
 
     def measure(self, batch: int, entries: int, repeats: int, limits: Limits) -> list[DecodingSpeed]:
-        """Time every system on the same batches: once to warm up, then `repeats` times in turns.
-
-        Args:
-            batch: target tokens, see `batches`.
-            entries: what `resize` was told.
-            limits: of the device.
-        """
+        """Time every system on the same batches: once to warm up, then `repeats` times in turns."""
         samples = self.batches(batch)
         for name in self.generators:
             self._decode(name, samples)
@@ -153,7 +137,6 @@ class SpeedTest:
         return rows
 
     def _decode(self, name: str, samples: list[dict[str, Any]]) -> float:
-        """Decode, and return the best hypotheses' tokens per second."""
         synchronise(self.device)
         start, tokens = time.perf_counter(), 0
         for sample in samples:
@@ -165,7 +148,6 @@ class SpeedTest:
     def _time_phases(
         self, name: str, samples: list[dict[str, Any]], hypotheses: int, limits: Limits
     ) -> tuple[dict[str, float], float]:
-        """Return the milliseconds per step of each phase, and of exact search at least."""
         with PhaseTimer(self.device) as timer:
             start = time.perf_counter()
             self._decode(name, samples)
@@ -176,15 +158,3 @@ class SpeedTest:
             index = self.generators[name].model.memory(TokenMemory.name).retriever.index
             floor = limits.floor(index.size, index.dimension, hypotheses)
         return {name: 1000 * seconds / timer.calls[DECODER] for name, seconds in phases.items()}, 1000 * floor
-
-
-def _fill(rows: Iterable[int], lengths: np.ndarray, tokens: int) -> Iterator[list[int]]:
-    """Group rows until their lengths sum to `tokens` at least."""
-    group: list[int] = []
-    filled = 0
-    for row in rows:
-        group.append(row)
-        filled += int(lengths[row])
-        if filled >= tokens:
-            yield group
-            group, filled = [], 0

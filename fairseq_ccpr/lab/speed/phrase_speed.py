@@ -13,7 +13,8 @@ import torch
 from fairseq_ccpr.building.part import Processes
 from fairseq_ccpr.building.phrase_build import PhraseBuildSettings, build_phrase_datastore
 from fairseq_ccpr.datastore.phrase import bytes_per_entry
-from fairseq_ccpr.evaluation.planning import peak_bytes, start_peak, synchronise
+from fairseq_ccpr.evaluation.planning import peak_bytes, start_peak
+from fairseq_ccpr.lab.speed.search_speed import time_search
 from fairseq_ccpr.search import TIMEOUT, Index, RemoteKeys, build_index, open_index, read_address
 from fairseq_ccpr.search.index_plan import PHRASE_DEPTH, PHRASE_EFFORT, plan_index
 from fairseq_ccpr.settings import count_option
@@ -58,14 +59,7 @@ class SearchSettings:
 
 
 def measure_building(sentences: list[str], encoder: Path, device: torch.device, quiet: bool) -> BuildingSpeed:
-    """Build a phrase datastore in a temporary folder.
-
-    Args:
-        sentences: its text.
-        encoder: checkpoint of a phrase encoder.
-        device: a GPU, or the CPU even where there is one.
-        quiet: no progress bar.
-    """
+    """Build a phrase datastore in a temporary folder."""
     start_peak(device)
     with TemporaryDirectory() as folder:
         text = Path(folder) / "text.txt"
@@ -86,21 +80,13 @@ def measure_building(sentences: list[str], encoder: Path, device: torch.device, 
 def measure_search(
     choice: str, size: int, settings: SearchSettings, device: torch.device, store: str | None = None
 ) -> SearchSpeed:
-    """Time searches of random keys: once to warm up, then `repeats` times.
-
-    Args:
-        choice: `exact` or a FAISS factory string; with a store, or a type of Milvus's.
-        size: number of keys.
-        settings: what is searched for.
-        device: where the search is to work, where the index can.
-        store: Milvus, which is to have the keys; they go when all is done.
-    """
+    """Time searches of random keys: once to warm up, then `repeats` times."""
     start_peak(device)
-    keys = random_directions(size, settings.dimension, KEY_SEED)
-    queries = torch.from_numpy(random_directions(settings.queries, settings.dimension, QUERY_SEED)).float().to(device)
+    keys = _random_directions(size, settings.dimension, KEY_SEED)
+    queries = torch.from_numpy(_random_directions(settings.queries, settings.dimension, QUERY_SEED)).float().to(device)
     with TemporaryDirectory() as folder:
         index = _make_index(keys, choice, Path(folder), device, store)
-        seconds = [_time_search(index, queries, settings.k) for _ in range(1 + settings.repeats)][1:]
+        seconds = [time_search(index, queries, settings.k) for _ in range(1 + settings.repeats)][1:]
     index.drop()
     speeds = [settings.queries / once for once in seconds]
     name = choice if store is None else f"milvus:{choice}"
@@ -108,7 +94,6 @@ def measure_search(
 
 
 def _make_index(keys: np.ndarray, choice: str, folder: Path, device: torch.device, store: str | None) -> Index:
-    """Build the index in a folder, or in a database."""
     address, token = read_address(store, f"benchmark_{len(keys)}") if store is not None else (None, "")
     gpu = device.type == "cuda"
     description = plan_index(choice, "ip", "", len(keys), keys.shape[1], gpu, PHRASE_EFFORT, address)
@@ -119,20 +104,8 @@ def _make_index(keys: np.ndarray, choice: str, folder: Path, device: torch.devic
     return open_index(description, remote or keys, folder).to(device)
 
 
-def _time_search(index: Index, queries: torch.Tensor, k: int) -> float:
-    """Time one search, in seconds."""
-    start = time.perf_counter()
-    index.search(queries, k)
-    synchronise(queries.device)
-    return time.perf_counter() - start
-
-
-def random_directions(size: int, dimension: int, seed: int) -> np.ndarray:
-    """Draw vectors of length 1, fp16 [size, dimension], block by block; fewer are the first of more.
-
-    >>> bool((random_directions(2, 4, 1) == random_directions(3, 4, 1)[:2]).all())
-    True
-    """
+def _random_directions(size: int, dimension: int, seed: int) -> np.ndarray:
+    """Draw vectors of length 1, fp16 [size, dimension], block by block; fewer are the first of more."""
     rng = np.random.default_rng(seed)
     vectors = np.empty((size, dimension), np.float16)
     for start in range(0, size, BLOCK_ROWS):

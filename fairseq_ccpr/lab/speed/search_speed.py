@@ -30,12 +30,7 @@ def grow(
     Up to the real size it is a random part of the real one. Beyond, each entry of the real one is taken as often as any
     other, give or take one, and all but the first copy are moved by random noise.
 
-    Args:
-        keys: fp16 [N, d]; may be memory-mapped.
-        values: int [N].
-        size: at least 1.
-        unit: whether keys have length 1, which the new ones then have as well.
-        device: where the new datastore is made.
+    Keys are fp16 [N, d] and may be memory-mapped; `unit` tells whether they have length 1, which the new ones then have too.
 
     Returns:
         keys fp16 [size, d], values int32 [size].
@@ -91,37 +86,18 @@ class SearchCost:
     peak_bytes: int  # see `peak_bytes`
 
 
-@dataclass
-class MadeIndex:
-    """An index, and what it took."""
-
-    index: Index
-    description: IndexDescription
-    bytes_per_key: float
-    seconds: float
-
-
-def make_index(keys: Tensor, choice: str, metric: str, parameters: str = "") -> MadeIndex:
-    """Build an index of keys [N, d], on their device where it can be.
-
-    Args:
-        choice, parameters: see `plan_index`.
-    """
+def make_index(keys: Tensor, choice: str, metric: str, parameters: str = "") -> tuple[Index, IndexDescription, float]:
+    """Build an index of keys [N, d], on their device where it can be; the last result is its bytes per key."""
     size, dimension = keys.shape
     description = plan_index(choice, metric, parameters, size, dimension, keys.is_cuda)
-    start = time.perf_counter()
     if description.backend == "exact":
-        size_of_key = keys.element_size() * dimension + 4 * (metric == "l2")
-        return MadeIndex(ExactIndex(keys, metric), description, size_of_key, 0.0)
-    with TemporaryDirectory() as folder:
-        index, length = _make_file(keys.cpu().numpy(), description, Path(folder))
-    index = index.to(keys.device)
-    return MadeIndex(index, description, length / size, time.perf_counter() - start)
-
-
-def _make_file(keys: np.ndarray, description: IndexDescription, folder: Path) -> tuple[Index, int]:
-    build_index(keys, description, folder / description.file, lambda rows: None)
-    return open_index(description, keys, folder), sum((folder / name).stat().st_size for name in description.files)
+        return ExactIndex(keys, metric), description, keys.element_size() * dimension + 4 * (metric == "l2")
+    with TemporaryDirectory() as name:
+        folder, rows = Path(name), keys.cpu().numpy()
+        build_index(rows, description, folder / description.file, lambda count: None)
+        index = open_index(description, rows, folder)
+        length = sum((folder / file).stat().st_size for file in description.files)
+    return index.to(keys.device), description, length / size
 
 
 @dataclass
@@ -141,39 +117,33 @@ class Sweep:
 def measure_searches(
     name: str, store: TokenDatastore, sweep: Sweep, device: torch.device, limits: Limits
 ) -> Iterator[SearchCost]:
-    """Time every combination of the sweep: each search once to warm up, then `repeats` times.
-
-    Args:
-        name: what the datastore is called.
-        store: a datastore around whose keys those that are searched lie.
-        device: where they are searched, where an index can be.
-        limits: of the device.
-    """
+    """Time every combination of the sweep: each search once to warm up, then `repeats` times."""
     unit, metric = store.section.projection is not None, store.section.index.metric
     for size in sorted(sweep.sizes):  # the most that a process held only grows: the small ones first
         keys, _ = grow(store.keys, store.values, size, unit, device)
         exact = ExactIndex(keys, metric)
         for choice in sweep.index:
             start_peak(device)
-            made = make_index(keys, choice, metric)
-            recalls = {
-                k: recall(made.index, exact, queries_near(keys, RECALL_QUERIES, unit), min(k, size)) for k in sweep.k
-            }
+            start = time.perf_counter()
+            index, description, bytes_per_key = make_index(keys, choice, metric)
+            built = 0.0 if description.backend == "exact" else time.perf_counter() - start
+            known = queries_near(keys, RECALL_QUERIES, unit)
+            recalls = {k: recall(index, exact, known, min(k, size)) for k in sweep.k}
             for count in sweep.queries:
                 queries = queries_near(keys, count, unit)
                 for k in sweep.k:
-                    times = [_time_search(made.index, queries, k) for _ in range(1 + sweep.repeats)][1:]
+                    times = [1000 * time_search(index, queries, k) for _ in range(1 + sweep.repeats)][1:]
                     yield SearchCost(
                         name, choice, size, keys.size(1), count, k, float(np.median(times)), min(times), max(times),
-                        1000 * limits.floor(size, keys.size(1), count), recalls[k], made.bytes_per_key, made.seconds,
+                        1000 * limits.floor(size, keys.size(1), count), recalls[k], bytes_per_key, built,
                         peak_bytes(device),
                     )  # fmt: skip
 
 
-def _time_search(index: Index, queries: Tensor, k: int) -> float:
-    """Time one search, in milliseconds."""
+def time_search(index: Index, queries: Tensor, k: int) -> float:
+    """Time one search, in seconds."""
     synchronise(queries.device)
     start = time.perf_counter()
     index.search(queries, k)
     synchronise(queries.device)
-    return 1000 * (time.perf_counter() - start)
+    return time.perf_counter() - start

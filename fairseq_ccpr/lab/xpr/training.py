@@ -15,8 +15,7 @@ from omegaconf import II, MISSING
 from torch import Tensor
 
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.lab.xpr.lexicon_build import TypeExample, as_tables, usable_examples
-from fairseq_ccpr.lab.xpr.lexicon_store import Lexicon, PhraseTypes
+from fairseq_ccpr.lab.xpr.lexicon import Lexicon, PhraseTypes, TypeExample, as_tables, usable_examples
 from fairseq_ccpr.lab.xpr.type_vectors import find_translations, type_means
 from fairseq_ccpr.models.xpr_encoder import XprEncoder, span_means
 from fairseq_ccpr.storage.equal_strings import digest_number
@@ -30,15 +29,7 @@ Row = tuple[tuple[str, str], list[list[TypeExample]], int]  # both phrases, thei
 
 
 class LexiconDataset(SizedDataset):
-    """The phrase pairs of one or several lexicons.
-
-    Args:
-        lexicons: of any language pairs.
-        tokenizer: the encoder's.
-        sentences: example sentences of a phrase in a batch, at most; 0: the phrase alone.
-        max_subwords: sentences are cut to this.
-        seed: of order and examples.
-    """
+    """The phrase pairs of one or several lexicons."""
 
     def __init__(
         self, lexicons: list[Lexicon], tokenizer: SubwordTokenizer, sentences: int, max_subwords: int, seed: int
@@ -52,7 +43,6 @@ class LexiconDataset(SizedDataset):
         return int(self.starts[-1])
 
     def __getitem__(self, index: int) -> Row:
-        """Return a phrase pair with its examples of this epoch."""
         rng = np.random.default_rng([self.seed, self.epoch, index])
         number = int(np.searchsorted(self.starts, index, side="right")) - 1
         lexicon = self.lexicons[number]
@@ -82,12 +72,11 @@ class LexiconDataset(SizedDataset):
             for one in examples_of_sides[side]
         ]
         return {
-            "nsentences": len(samples),
-            "ntokens": sum(len(example.subwords.ids) for example in examples),
+            "nsentences": len(samples), "ntokens": sum(len(example.subwords.ids) for example in examples),
             "tables": as_tables(examples, self.tokenizer.pad),
             "strings": torch.tensor([[digest_number(strings[side]) for strings, _, _ in samples] for side in (0, 1)]),
             "pairs": torch.tensor([number for _, _, number in samples]),
-        }
+        }  # fmt: skip
 
     def set_epoch(self, epoch: int) -> None:
         """Store the epoch, which determines order and examples."""
@@ -212,10 +201,8 @@ class XpcoCriterion(FairseqCriterion):
         """Compute the loss summed over pairs, their number, and the values to log."""
         count = sample["nsentences"]
         vectors, candidates = model(sample["tables"], 2 * count)
-        sides = [all_gather_rows(side_vectors) for side_vectors in vectors.chunk(2)]
-        others = (
-            sides if candidates is vectors else [all_gather_rows(side_vectors) for side_vectors in candidates.chunk(2)]
-        )
+        sides = [all_gather_rows(part) for part in vectors.chunk(2)]
+        others = sides if candidates is vectors else [all_gather_rows(part) for part in candidates.chunk(2)]
         strings = all_gather_rows(sample["strings"].T.contiguous())
         momentum = model.momentum
         loss = vectors.new_zeros(())
@@ -224,10 +211,8 @@ class XpcoCriterion(FairseqCriterion):
             if momentum is not None:
                 queued, queued_strings = momentum.queued(other)
                 targets, candidate_strings = torch.cat([targets, queued]), torch.cat([strings, queued_strings])
-            loss = (
-                loss
-                + alignment_losses(sides[one], targets, self.scale, false_negatives(strings, candidate_strings)).sum()
-            )
+            same = false_negatives(strings, candidate_strings)
+            loss = loss + alignment_losses(sides[one], targets, self.scale, same).sum()
         if momentum is not None and model.training:
             momentum.enqueue((others[0].detach(), others[1].detach()), strings)
         logged = {
@@ -254,14 +239,10 @@ class XpcoCriterion(FairseqCriterion):
         return True
 
 
-def false_negatives(own: Tensor, candidates: Tensor) -> Tensor:
+def false_negatives(pairs: Tensor, candidates: Tensor) -> Tensor:
     """Mark the candidates that are not negatives of a pair, since they share a string with it, bool [K, C].
 
     An equal string on the candidates' side is the right answer itself, one on the other side another translation. If
-    language pairs are mixed, a source in one may be a target in another.
-
-    Args:
-        own: int64 [K, 2], numbers of source and target string.
-        candidates: int64 [C, 2].
+    language pairs are mixed, a source in one may be a target in another. Both are numbers of strings, int64 [n, 2].
     """
-    return (own[:, None, :, None] == candidates[None, :, None, :]).flatten(2).any(dim=2)
+    return (pairs[:, None, :, None] == candidates[None, :, None, :]).flatten(2).any(dim=2)

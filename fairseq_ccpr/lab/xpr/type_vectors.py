@@ -8,8 +8,7 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-from fairseq_ccpr.lab.xpr.lexicon_build import as_tables, stored_examples
-from fairseq_ccpr.lab.xpr.lexicon_store import PhraseTypes
+from fairseq_ccpr.lab.xpr.lexicon import PhraseTypes, as_tables, stored_examples
 from fairseq_ccpr.text.subwords import SubwordTokenizer
 from fairseq_ccpr.timing import progress_bar
 
@@ -23,16 +22,10 @@ def type_means(
     encode: Encode, tokenizer: SubwordTokenizer, types: PhraseTypes, counts: Sequence[int], max_subwords: int,
     device: torch.device, show: bool = False,
 ) -> Tensor:  # fmt: skip
-    """Average the vectors of the first m example sentences of each phrase, for several m.
+    """Average the vectors of the first m example sentences of each phrase, for C numbers m; 0 is the phrase alone.
 
     Args:
         encode: tokens int64 [S, L] and spans int64 [S, 3] -> a vector of each span, of several kinds, fp32 [J, S, d].
-        tokenizer: the encoder's.
-        types: n phrases; one with fewer than m usable examples gets the mean of those, or is encoded alone.
-        counts: C numbers m; 0 is the phrase alone.
-        max_subwords: of a sentence.
-        device: where the encoder is.
-        show: whether to draw a progress bar.
 
     Returns:
         fp32 [C, J, n, d], on the device.
@@ -63,16 +56,8 @@ def find_translations(queries: Tensor, candidates: Tensor, pairs: Tensor) -> Ten
     """Check whether the nearest candidate of each query is one of its translations; a tie counts against it.
 
     Args:
-        queries: [n, o], of length 1.
-        candidates: [c, o], of length 1.
+        queries, candidates: [n, o] and [c, o], of length 1.
         pairs: int64 [P, 2], (query, candidate) that translate each other; each query is in at least one.
-
-    Returns:
-        bool [n].
-
-    >>> eye = torch.eye(3)
-    >>> find_translations(eye, eye[[1, 0, 2]], torch.tensor([[0, 1], [1, 0], [2, 0]]))
-    tensor([ True,  True, False])
     """
     right = []
     for start in range(0, len(queries), BLOCK):

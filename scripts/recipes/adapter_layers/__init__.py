@@ -43,7 +43,6 @@ class Adapter(nn.Module):
 
 
 def _adapt(layer: nn.Module, _: Any, output: Any) -> Any:
-    """Apply a layer's adapter to its states: all that an encoder's layer returns, the first that a decoder's does."""
     adapter = cast("Adapter", layer.adapter)
     if isinstance(output, Tensor):
         return adapter(output)
@@ -57,7 +56,6 @@ class AdapterTransformer(TransformerModel):
 
     @staticmethod
     def add_args(parser: ArgumentParser) -> None:
-        """Add the options of the Transformer and `--adapter-width`."""
         TransformerModel.add_args(parser)
         parser.add_argument(
             "--adapter-width", type=int, default=64, metavar="N", help="bottleneck of each adapter (64)"
@@ -65,7 +63,6 @@ class AdapterTransformer(TransformerModel):
 
     @classmethod
     def build_model(cls, args: Namespace, task: Any) -> AdapterTransformer:
-        """Build the Transformer, freeze it, and add the adapters."""
         model: AdapterTransformer = super().build_model(args, task)
         model.requires_grad_(False)
         for layers, width in (
@@ -78,7 +75,6 @@ class AdapterTransformer(TransformerModel):
         return model
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
-        """Accept a checkpoint without adapters: they are then as they begin."""
         super().upgrade_state_dict_named(state_dict, name)
         for key, value in self.state_dict().items():
             if ".adapter." in key:
@@ -87,5 +83,4 @@ class AdapterTransformer(TransformerModel):
 
 @register_model_architecture("transformer_adapters", "transformer_adapters")
 def transformer_adapters(args: Namespace) -> None:
-    """Give the sizes of --arch transformer."""
     base_architecture(args)

@@ -23,7 +23,7 @@ from tests.lab.experiments.small_experiments import (
     settings_of,
     to_do,
     write_config,
-)
+)  # fmt: skip
 from tests.small_models import TINY, Ccpr, World
 
 SHIPPED = sorted((ROOT / "scripts" / "experiments").glob("*.yaml"))
@@ -39,9 +39,8 @@ def test_only_some_systems(world: World, tmp_path: Path) -> None:
     assert not (config.parent / "out").exists()
     experiment(config, "--only", "base")
     assert list(results_of(config)["domains"]["verses"]["systems"]) == ["base"]
-    refused(
-        experiment(config, "--only", "knn", check=False), "--only names 'knn', .*known are base, knn-mt, tenth, fixed"
-    )
+    done = experiment(config, "--only", "knn", check=False)
+    refused(done, "--only names 'knn', .*known are base, knn-mt, tenth, fixed")
 
 
 def test_phrases_of_an_encoder_that_is_trained_beside_tokens(
@@ -101,19 +100,13 @@ def test_models_that_are_fine_tuned_with_and_without_a_datastore(world: World, t
     assert before.keys() == after.keys() and any(not torch.equal(before[name], after[name]) for name in before)
     for domain, name in (("few", "tuned"), ("verses", "few-tuned")):
         assert model in " ".join(results["stages"][f"decode/{domain}/{name}"]["command"])
-    assert (
-        few["both"]["stores"]["tokens"]["fingerprints"]["model"]
-        != TokenDatastore(world.datastore).section.fingerprints["model"]
-    )
+    of_model = few["both"]["stores"]["tokens"]["fingerprints"]["model"]
+    assert of_model != TokenDatastore(world.datastore).section.fingerprints["model"]
     seeded = {**trained["fine_tune"], "options": f"{trained['fine_tune']['options']} --seed 2"}
     settings["systems"]["tuned"] = {"fine_tune": seeded, "domains": ["few"]}
     write_config(config, settings)
-    assert to_do(config, "--only", "tuned") == {
-        "fine-tune/few/tuned",
-        "decode/few/tuned",
-        "score/few",
-        "score/few/tuned",
-    }
+    again = {"fine-tune/few/tuned", "decode/few/tuned", "score/few", "score/few/tuned"}
+    assert to_do(config, "--only", "tuned") == again
 
 
 def test_failed_stage_is_named_with_its_log(world: World, tmp_path: Path) -> None:

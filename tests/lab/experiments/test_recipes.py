@@ -86,10 +86,8 @@ def test_shuffled_phrases_are_the_same_phrases_with_other_keys(ccpr: Ccpr, mono:
     assert control.find_damage() == [] and control.section.index == store.section.index
     assert control.section.index_recall == store.section.index_recall is not None
     changed = {name for name, file in control.section.files.items() if file != store.section.files[name]}
-    assert control.section.files.keys() == store.section.files.keys() and changed == {
-        "phrase/spans.npy",
-        "phrase/string-hashes.npy",
-    }
+    assert control.section.files.keys() == store.section.files.keys()
+    assert changed == {"phrase/spans.npy", "phrase/string-hashes.npy"}
     assert {"phrase/totals.json", "phrase/sources.npy"} < control.section.files.keys()
     assert sorted(control.spans.tolist()) == store.spans.tolist() != control.spans.tolist()
     call("merge", output, "--remove", "two", "--output", tmp_path / "less", "--quiet")
@@ -100,9 +98,8 @@ def test_keys_in_milvus_are_not_shuffled(ccpr: Ccpr, mono: Path, tmp_path: Path)
     pytest.importorskip("milvus_lite", reason="needs the extra [milvus]")
     words = ["--encoder", ccpr.checkpoint, "--segmentation", "ngram:1", "--fraction", 0.1, "--cpu", "--quiet"]
     call("build phrases", mono, "--output", tmp_path / "s", "--store", tmp_path / "p.db", *words)
-    refused(
-        shuffle(tmp_path / "s", tmp_path / "out", check=False), "the keys of .* are in the collection 's' of Milvus"
-    )
+    done = shuffle(tmp_path / "s", tmp_path / "out", check=False)
+    refused(done, "the keys of .* are in the collection 's' of Milvus")
     assert not list(tmp_path.glob("out*"))
 
 
@@ -130,11 +127,8 @@ def test_adapter_layers_alone_are_trained(world: World, tmp_path: Path) -> None:
     before, after = (torch.load(path)["model"] for path in (world.model, tmp_path / "checkpoint_best.pt"))
     assert all(torch.equal(value.float(), after[name].float()) for name, value in before.items())
     added = {name for name in after if name not in before}
-    assert {name.split(".adapter.")[0] for name in added} == {
-        "encoder.layers.0",
-        "decoder.layers.0",
-        "decoder.layers.1",
-    }
+    layers = {"encoder.layers.0", "decoder.layers.0", "decoder.layers.1"}
+    assert {name.split(".adapter.")[0] for name in added} == layers
     assert all(after[name].any() for name in added if name.endswith("up.weight"))
     of_model = ["--path", tmp_path / "checkpoint_best.pt", "--user-dir", plug_in, "--data", world.data_bin, "--cpu"]
     (tmp_path / "in.txt").write_text("Und Gott sprach: Es werde Licht.\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Mining pairs: in blocks and threads, through an index, of text of any kind; the encoders of its sentences."""
+"""Mining pairs: in blocks and threads, through an index, of text of any kind; encoders of sentences; centred vectors."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 import torch
 
-from fairseq_ccpr.lab.mining import candidates, centring, encoded_text, miner, neighbours
+from fairseq_ccpr.lab.mining import candidates, encoded_text, miner, neighbours
 from fairseq_ccpr.lab.mining.encoded_text import encode, fragment_text
 from fairseq_ccpr.lab.mining.f1 import decide
 from fairseq_ccpr.lab.mining.labelled import LabelledText
-from fairseq_ccpr.lab.mining.method import MiningMethod
+from fairseq_ccpr.lab.mining.methods import Method
 from fairseq_ccpr.lab.mining.miner import MinedPair, Miner
-from fairseq_ccpr.lab.mining.pair_methods import LogisticMethod, MarginMethod, MaxMethod, TwoWayMethod
-from fairseq_ccpr.lab.mining.rfr import RfrMethod
+from fairseq_ccpr.lab.mining.neighbours import Centre, SentenceKeys, centred
+from fairseq_ccpr.lab.mining.rfr import Grid
 from fairseq_ccpr.lab.mining.trial import Trial
 from fairseq_ccpr.lab.sentence_encoders import MeanPooledEncoder, load_sentence_encoder
 from tests.helpers import with_threads
@@ -27,7 +27,7 @@ from tests.small_models import random_weights, sentencepiece_tokenizer
 
 
 def mined(
-    folder: Path, sources: list[str], targets: list[str], settings: MiningMethod, index: str = "auto"
+    folder: Path, sources: list[str], targets: list[str], settings: Method, index: str = "auto"
 ) -> list[MinedPair]:
     return list(Miner(sources, targets, ToyEncoder(), settings, folder, index, quiet=True).mine())
 
@@ -35,18 +35,18 @@ def mined(
 @pytest.mark.parametrize(
     "settings",
     [
-        RfrMethod(k=6, beta=1000, threshold=0.7),
-        MarginMethod(1.02),
-        MaxMethod(1.02),
-        TwoWayMethod(0.5),
-        LogisticMethod(margin=8, votes=2, alike=8, length=-1, bias=-19),
+        Method.named("rfr", k=6, beta=1000, threshold=0.7),
+        Method.named("margin", threshold=1.02),
+        Method.named("max", threshold=1.02),
+        Method.named("two-way", threshold=0.5),
+        Method.named("logistic", margin=8, votes=2, alike=8, length=-1, bias=-19),
     ],
     ids=lambda method: method.name,
 )
 def test_mining_does_not_depend_on_blocks_or_threads(
-    settings: MiningMethod, tmp_path: Path, monkeypatch: Any, rng: np.random.Generator
+    settings: Method, tmp_path: Path, monkeypatch: Any, rng: np.random.Generator
 ) -> None:
-    monkeypatch.setattr(centring, "LEAST", 30)
+    monkeypatch.setattr(neighbours, "FEWEST", 30)
     pairs = random_pairs(rng, 60)
     sources = [source for source, _ in pairs[:45]] + ["", "...", pairs[0][0]]
     targets = [target for _, target in pairs[20:]] + [pairs[30][1], "!", pairs[30][1]]
@@ -55,7 +55,7 @@ def test_mining_does_not_depend_on_blocks_or_threads(
     assert 15 < sum(known[pair.source] == pair.target for pair in whole) <= len(whole) <= 46
     distinct = list(dict.fromkeys(sources))
     labelled = LabelledText(distinct, list(dict.fromkeys(targets)), np.full(len(distinct), -1))
-    trial = Trial.encode(labelled, ToyEncoder(), "", True).answers(settings)
+    trial = Trial.encode(labelled, ToyEncoder(), "", True).matcher(settings)(np.arange(len(distinct)), labelled.gold)
     decided = dict(zip(distinct, decide(trial, settings.threshold).tolist()))
     expected = [(source, labelled.targets[decided[source]]) for source in sources if decided[source] >= 0]
     assert [pair[:2] for pair in whole] == expected  # as one test of all
@@ -65,7 +65,7 @@ def test_mining_does_not_depend_on_blocks_or_threads(
     monkeypatch.setattr(encoded_text, "BLOCK_TEXTS", 3)
     monkeypatch.setattr(neighbours, "BLOCK_NUMBERS", 1000)
     monkeypatch.setattr(candidates, "BLOCK_ROWS", 4)
-    monkeypatch.setattr(centring, "BLOCK", 9)
+    monkeypatch.setattr(neighbours, "BLOCK", 9)
     with_threads(2, lambda: check_same(mined(tmp_path / "parts", sources, targets, settings), whole))
 
 
@@ -80,15 +80,17 @@ class WideEncoder(ToyEncoder):
         return wide / self.times**0.5
 
 
-@pytest.mark.parametrize("settings", [TwoWayMethod(0.5), LogisticMethod()], ids=lambda method: method.name)
+@pytest.mark.parametrize(
+    "settings", [Method.named("two-way", threshold=0.5), Method.named("logistic")], ids=lambda method: method.name
+)
 def test_memory_does_not_hold_the_vectors(
-    settings: MiningMethod, tmp_path: Path, monkeypatch: Any, rng: np.random.Generator
+    settings: Method, tmp_path: Path, monkeypatch: Any, rng: np.random.Generator
 ) -> None:
     monkeypatch.setattr(miner, "BLOCK_CHARACTERS", 1000)
     monkeypatch.setattr(candidates, "BLOCK_SENTENCES", 64)
     monkeypatch.setattr(neighbours, "BLOCK_NUMBERS", 1 << 17)
     monkeypatch.setattr(candidates, "BLOCK_ROWS", 4)
-    monkeypatch.setattr(centring, "BLOCK", 64)
+    monkeypatch.setattr(neighbours, "BLOCK", 64)
     pairs = random_pairs(rng, 700, 60)
     tracemalloc.start()
     try:
@@ -110,7 +112,7 @@ def test_mining_through_faiss(tmp_path: Path, rng: np.random.Generator) -> None:
     pytest.importorskip("faiss")
     pairs = random_pairs(rng, 50)
     sides = [source for source, _ in pairs], [target for _, target in pairs]
-    settings = RfrMethod(k=6, beta=1000, threshold=0.3)
+    settings = Method.named("rfr", k=6, beta=1000, threshold=0.3)
     check_same(mined(tmp_path / "a", *sides, settings, "Flat"), mined(tmp_path / "b", *sides, settings, "exact"))
 
 
@@ -169,7 +171,7 @@ def test_equal_texts_are_encoded_once() -> None:
 
 
 def test_text_of_any_kind_can_be_mined(tmp_path: Path, rng: np.random.Generator) -> None:
-    settings = RfrMethod(k=50, beta=500, keep=0.5, threshold=0.0)
+    settings = Method.named("rfr", k=50, beta=500, keep=0.5, threshold=0.0)
     one = random_pairs(rng, 1)
     assert [pair[:2] for pair in mined(tmp_path / "one", [one[0][0]], [one[0][1]], settings)] == one  # k above F
     twin = "bao beo bio"
@@ -181,3 +183,63 @@ def test_text_of_any_kind_can_be_mined(tmp_path: Path, rng: np.random.Generator)
     wrong = mined(tmp_path / "wrong", [one[0][0]], ["это совсем другой язык", "и здесь тоже"], settings)
     assert len(wrong) == 1 and wrong[0].score <= 0.75
     assert mined(tmp_path / "none", ["...", ""], [twin], settings) == []
+
+
+@pytest.fixture
+def few(monkeypatch: Any) -> None:
+    monkeypatch.setattr(neighbours, "FEWEST", 100)  # vectors make a mean
+
+
+def plain(vectors: np.ndarray, mean: np.ndarray) -> np.ndarray:
+    return np.array([(row - mean) / np.linalg.norm(row - mean) for row in vectors.astype(np.float64)])
+
+
+@pytest.mark.usefixtures("few")
+def test_centring_equals_a_plain_reference(monkeypatch: Any, rng: np.random.Generator) -> None:
+    monkeypatch.setattr(neighbours, "BLOCK", 7)
+    vectors, others = ((rng.normal(size=(rows, 8)) + 2).astype(np.float16) for rows in (130, 110))
+    nothing = np.zeros(0, np.int64)
+    found = centred(SentenceKeys(vectors, nothing, nothing, others, nothing))
+    assert np.allclose(found.keys, plain(vectors, vectors.astype(np.float64).mean(0)), atol=2e-3)
+    assert np.allclose(found.fragments, plain(others, others.astype(np.float64).mean(0)), atol=2e-3)
+    parts = Centre().add(vectors[:50]).add(vectors[50:]).subtract_(vectors.copy())
+    assert (parts == found.keys).all() and parts.dtype == np.float16
+    assert (centred(SentenceKeys(vectors[:99], nothing, nothing, others[:0], nothing)).keys == vectors[:99]).all()
+    same = np.ones((200, 4), np.float16)
+    assert (Centre().add(same).subtract_(same) == 0).all()
+
+
+@pytest.mark.usefixtures("few")
+def test_what_comes_later_is_centred_by_what_was_there(
+    tmp_path: Path, monkeypatch: Any, rng: np.random.Generator
+) -> None:
+    pairs = random_pairs(rng, 160)
+    sources, targets = ([pair[side] for pair in pairs[:130]] for side in (0, 1))
+    later = LabelledText([pairs[150][0]], [pairs[150][1]], np.zeros(1, np.int64))
+    vectors = ToyEncoder().encode([*sources, pairs[150][0]]).astype(np.float16)
+    seen: list[np.ndarray] = []
+
+    def spy(method: Any, sources: Any, targets: Any, labels: Any, grid: Any) -> Any:
+        seen.append(sources.keys.keys_of(np.arange(len(sources.keys))))
+        return method, 0.0
+
+    monkeypatch.setattr(miner, "tune", spy)
+    Miner(sources, targets, ToyEncoder(), Method.named("max"), tmp_path / "work", quiet=True).tune(later, Grid())
+    assert np.allclose(seen[0], plain(vectors, vectors[:130].astype(np.float64).mean(0)), atol=4e-3)
+
+
+@pytest.mark.usefixtures("few")
+def test_a_common_direction_says_nothing(rng: np.random.Generator) -> None:
+    class Alike(ToyEncoder):
+        """An encoder to which all texts of a language are alike."""
+
+        def encode(self, texts: list[str]) -> np.ndarray:
+            common = np.where([text.startswith("X") for text in texts], 5.0, -5.0)[:, None]
+            vectors = np.column_stack([super().encode(texts)[:, 1:], common])
+            return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
+
+    pairs = random_pairs(rng, 150)
+    labelled = LabelledText([source for source, _ in pairs], [target for _, target in pairs], np.arange(150))
+    trial = Trial.encode(labelled, Alike(), "", True)
+    answers = trial.matcher(Method.named("max"))(np.arange(150), np.full(150, -1))
+    assert np.mean(answers.partners == np.arange(150)) > 0.9

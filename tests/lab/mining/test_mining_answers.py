@@ -11,10 +11,9 @@ from scipy.stats import binomtest
 
 from fairseq_ccpr.lab.mining import neighbours
 from fairseq_ccpr.lab.mining.encoded_text import fragment_text, fragments
-from fairseq_ccpr.lab.mining.f1 import decide, f1_by_threshold, mcnemar, score
+from fairseq_ccpr.lab.mining.f1 import Answers, Outcome, compare, decide, f1_by_threshold, holm, mcnemar, score
 from fairseq_ccpr.lab.mining.neighbours import IndexedKeys
-from fairseq_ccpr.lab.mining.pknn import Answers, answer, distributions, entropy_ranks
-from fairseq_ccpr.lab.mining.rfr import RfrMethod
+from fairseq_ccpr.lab.mining.rfr import answer, distributions, entropy_ranks
 from tests.helpers import with_threads
 
 
@@ -38,26 +37,32 @@ def test_fragments_of_several_scripts() -> None:
 
 
 def plain_answers(
-    cosines: np.ndarray, classes: np.ndarray, owners: np.ndarray, sentences: int, settings: RfrMethod
+    cosines: np.ndarray,
+    classes: np.ndarray,
+    owners: np.ndarray,
+    sentences: int,
+    beta: float,
+    keep: float,
+    entropy_over: str,
 ) -> tuple[list[int], list[float], list[float]]:
     """RFR by the book, one number at a time: partners, scores, entropies."""
     of_fragment: list[dict[int, float]] = []
     entropies = []
     for row, ids in zip(cosines.tolist(), classes.tolist()):
         kernels = [math.exp(-((1 - c) ** 2) / 2) / math.sqrt(2 * math.pi) for c in row if c != -math.inf]
-        powers = [math.exp(settings.beta * (kernel - max(kernels))) for kernel in kernels]
+        powers = [math.exp(beta * (kernel - max(kernels))) for kernel in kernels]
         weights = [power / sum(powers) for power in powers]
         sums: dict[int, float] = {}
         for weight, sentence in zip(weights, ids):
             sums[sentence] = sums.get(sentence, 0.0) + weight
         of_fragment.append(sums)
-        terms = weights if settings.entropy_over == "neighbours" else list(sums.values())
+        terms = weights if entropy_over == "neighbours" else list(sums.values())
         entropies.append(-sum(p * math.log(p) for p in terms if p > 0))
     partners, scores = [], []
     for sentence in range(sentences):
         own = [f for f in range(len(owners)) if owners[f] == sentence]
         own.sort(key=lambda f: (round(entropies[f], 9), f))
-        kept = own[: math.ceil(round(settings.keep * len(own), 9))]
+        kept = own[: math.ceil(round(keep * len(own), 9))]
         total: dict[int, float] = {}
         for fragment in kept:
             for other, p in of_fragment[fragment].items():
@@ -83,8 +88,7 @@ def random_neighbours(
 def test_answers_equal_a_plain_reference(entropy_over: str, rng: np.random.Generator) -> None:
     for beta, keep in ((50, 0.1), (75, 0.7), (2000, 1.0), (100, 0.5)):
         cosines, classes, owners = random_neighbours(rng, 60, 7, 12)
-        settings = RfrMethod(beta=beta, keep=keep, entropy_over=entropy_over)
-        partners, scores, entropies = plain_answers(cosines, classes, owners, 12, settings)
+        partners, scores, entropies = plain_answers(cosines, classes, owners, 12, beta, keep, entropy_over)
         found = distributions(cosines, classes, beta, entropy_over)
         assert np.allclose(found.entropies, entropies, atol=1e-8)
         assert np.allclose(np.bincount(found.fragments, found.probabilities), 1)
@@ -133,3 +137,58 @@ def test_scores(rng: np.random.Generator) -> None:
     one, two = rng.random(80) < 0.7, rng.random(80) < 0.5
     only = int((one & ~two).sum()), int((two & ~one).sum())
     assert np.isclose(mcnemar(one, two), binomtest(only[0], sum(only)).pvalue)
+
+
+def random_tests(rng: np.random.Generator, right: float, tests: int = 3) -> list[Outcome]:
+    """Tests that share sources; a system is right where a source has a partner, or has none, with a probability."""
+    found = []
+    for _ in range(tests):
+        sources = rng.permutation(150)[:100]
+        gold = np.where(np.arange(100) < 60, np.arange(100), -1)
+        wrong = np.where(rng.random(100) < 0.5, -1, 500)
+        found.append(Outcome(sources, np.where(rng.random(100) < right, gold, wrong), gold))
+    return found
+
+
+def of_other(tests: list[Outcome], rng: np.random.Generator, right: float) -> list[Outcome]:
+    wrong = [np.where(rng.random(100) < right, test.gold, -1) for test in tests]
+    return [Outcome(test.sources, decided, test.gold) for test, decided in zip(tests, wrong)]
+
+
+def plain_f1(tests: list[Outcome], drawn: np.ndarray) -> float:
+    """F1 of all cases of the drawn sources, each as often as it was drawn."""
+    times = np.bincount(drawn, minlength=150)
+    decided, gold = (
+        np.concatenate([np.repeat(getattr(test, name), times[test.sources]) for test in tests])
+        for name in ("decided", "gold")
+    )
+    return score(decided, gold).f1
+
+
+@pytest.mark.parametrize(("one", "two"), [(0.7, 0.9), (0.8, 0.82)])
+def test_differences_equal_a_plain_bootstrap(one: float, two: float, rng: np.random.Generator) -> None:
+    baseline = random_tests(rng, one)
+    system = of_other(baseline, rng, two)
+    found = compare(baseline, system)
+    everything = np.unique(np.concatenate([test.sources for test in baseline]))
+    assert np.isclose(found.f1, plain_f1(system, everything) - plain_f1(baseline, everything))
+    plain = []
+    for _ in range(1500):
+        drawn = rng.choice(everything, len(everything))
+        plain.append(plain_f1(system, drawn) - plain_f1(baseline, drawn))
+    assert np.allclose([found.low, found.high], np.percentile(plain, [2.5, 97.5]), atol=0.01)
+    assert abs(found.p - 2 * min(np.mean(np.array(plain) <= 0), np.mean(np.array(plain) >= 0))) < 0.06
+    back = compare(system, baseline)
+    assert np.isclose(back.f1, -found.f1) and np.isclose(back.low, -found.high) and np.isclose(back.p, found.p)
+
+
+def test_equal_systems_do_not_differ(rng: np.random.Generator) -> None:
+    baseline = random_tests(rng, 0.8)
+    assert compare(baseline, baseline) == (0, 0, 0, 1)
+    one = [Outcome(np.array([7]), np.array([3]), np.array([3]))]
+    assert compare(one, one) == (0, 0, 0, 1)
+
+
+def test_holm() -> None:
+    assert np.allclose(holm([0.01, 0.04, 0.03, 0.005]), [0.03, 0.06, 0.06, 0.02])
+    assert holm([0.9, 0.8]) == [1, 1] and holm([]) == []

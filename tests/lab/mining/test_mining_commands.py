@@ -15,9 +15,9 @@ from fairseq_ccpr.errors import ConfigurationError, DatastoreError
 from fairseq_ccpr.lab.experiments.config import read_config
 from fairseq_ccpr.lab.experiments.pipeline import Plan
 from fairseq_ccpr.lab.mining.benchmark import evaluate_pairs
-from fairseq_ccpr.lab.mining.benchmark_settings import MiningBenchmarkSettings, TunedSettings
-from fairseq_ccpr.lab.mining.rfr import RememberedVectors, RfrMethod
-from fairseq_ccpr.lab.mining.trial import draw_samples
+from fairseq_ccpr.lab.mining.encoded_text import RememberedVectors
+from fairseq_ccpr.lab.mining.methods import Method, TunedSettings
+from fairseq_ccpr.lab.mining.trial import MiningBenchmarkSettings, draw_samples
 from fairseq_ccpr.lab.sentence_encoders import StoredVectors
 from fairseq_ccpr.text.pairs import read_pairs
 from tests.helpers import ROOT, call, refused, write_lines
@@ -56,6 +56,10 @@ def command(made: Path, tmp_path: Path, *more: object) -> list[object]:
     return [*words, "--quiet", *more]
 
 
+def fails(message: str, *words: object) -> None:
+    refused(call(*words, check=False), message)
+
+
 @pytest.mark.parametrize("method", ["rfr", "margin", "logistic"])
 def test_the_command_tunes_and_mines_again_from_the_file(made: Path, tmp_path: Path, method: str) -> None:
     words = command(made, tmp_path)
@@ -78,7 +82,7 @@ def test_the_command_tunes_and_mines_again_from_the_file(made: Path, tmp_path: P
     tuned = TunedSettings.read(tmp_path / "s.json")
     assert tuned.method.name == method and tuned.tuned["paired"] == tuned.tuned["negatives"] == 90
     other = tmp_path / "other.json"
-    TunedSettings(type(tuned.method)(threshold=9.0 if method == "margin" else 0.999), tuned.encoder).write(other)
+    TunedSettings(tuned.method.having(threshold=9.0 if method == "margin" else 0.999), tuned.encoder).write(other)
     call(*words, "--settings", other)
     assert len((tmp_path / "mined.tsv").read_bytes()) < len(first)
 
@@ -94,11 +98,9 @@ def test_without_labels(made: Path, tmp_path: Path) -> None:
         found = list(read_pairs(tmp_path / "mined.tsv"))
         assert len(found) > 25 and len(known & set(found)) > 0.6 * len(found)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mined.tsv"]
-    refused(
-        call(*words, "--method", "logistic", check=False), "--method logistic learns from labelled pairs: give --tune"
-    )
-    refused(call(*words, "--tune", made / "gold.tsv", check=False), "--tune chooses settings: give --settings")
-    refused(call(*words, "--settings", tmp_path / "no.json", check=False), "there are no settings at .*no.json")
+    fails("--method logistic learns from labelled pairs: give --tune", *words, "--method", "logistic")
+    fails("--tune chooses settings: give --settings", *words, "--tune", made / "gold.tsv")
+    fails("there are no settings at .*no.json", *words, "--settings", tmp_path / "no.json")
 
 
 def test_a_warning_where_hardly_anything_pairs(made: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -135,8 +137,8 @@ def test_mined_pairs_become_a_data_bin(made: Path, tmp_path: Path, world: World)
     call("prepare", *words, "--dict", world.data_bin / "dict.en.txt", "--output", tmp_path / "bin")
     assert (tmp_path / "bin" / "train.de-en.en.bin").stat().st_size > 0
     write_lines(tmp_path / "three.tsv", "a\tb\tc")
-    refused(call("prepare", *words[2:], "--train", tmp_path / "three.tsv", "--dict", world.data_bin / "dict.en.txt",
-                 "--output", tmp_path / "no", check=False), "has no pair .1: a line has 3 columns")  # fmt: skip
+    words = ["--train", tmp_path / "three.tsv", *words[2:], "--dict", world.data_bin / "dict.en.txt"]
+    fails("has no pair .1: a line has 3 columns", "prepare", *words, "--output", tmp_path / "no")
 
 
 def test_an_experiment_mines(tmp_path: Path) -> None:
@@ -154,21 +156,13 @@ def test_an_experiment_mines(tmp_path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     both = tmp_path / "both.yaml"
     both.write_text(text.replace("      mine: {", "      train: a.tsv\n      mine: {"), encoding="utf-8")
-    refused(
-        call("experiment run", both, "--dry-run", check=False), "domains.two-way.text needs train or mine, and not both"
-    )
+    fails("domains.two-way.text needs train or mine, and not both", "experiment run", both, "--dry-run")
     both.write_text(text.replace("--method max", "--settings a.json"), encoding="utf-8")
-    refused(call("experiment run", both, "--dry-run", check=False), "mine.options has --settings")
+    fails("mine.options has --settings", "experiment run", both, "--dry-run")
 
 
 def evaluation(made: Path, *more: object) -> list[object]:
-    words: list[object] = [
-        "evaluate mining",
-        "--pairs",
-        f"toy={made / 'pairs.tsv'}",
-        "--encoder",
-        f"mine={made / 'all'}",
-    ]
+    words = ["evaluate mining", "--pairs", f"toy={made / 'pairs.tsv'}", "--encoder", f"mine={made / 'all'}"]
     return [*words, "--size", 60, "--tuning-size", 30, "--quiet", *more]
 
 
@@ -249,58 +243,49 @@ def test_questions_and_paragraphs(made: Path, all_vectors: Path, tmp_path: Path)
     ):  # fmt: skip
         before = (tmp_path / path).read_text(encoding="utf-8")
         (tmp_path / path).write_text(before + line + "\n", encoding="utf-8")
-        refused(call(*words, check=False), message)
+        fails(message, *words)
         (tmp_path / path).write_text(before, encoding="utf-8")
-    refused(call(*words[:-2], check=False), "--questions and --paragraphs belong together")
+    fails("--questions and --paragraphs belong together", *words[:-2])
 
 
 def test_bad_input(made: Path, tmp_path: Path) -> None:
     words = command(made, tmp_path)
-    refused(call(*words, check=False), "no settings at .*s.json: make them with --tune")
+    fails("no settings at .*s.json: make them with --tune", *words)
     (tmp_path / "s.json").write_text('{"method": "rfr", "keep": 2}')
-    refused(
-        call(*words, check=False), "s.json holds no settings of fairseq-ccpr mine .KeyError: 'encoder'.: make new ones"
-    )
-    TunedSettings(RfrMethod(keep=2.0), "x").write(tmp_path / "s.json")
-    refused(call(*words, check=False), "keep is 2.0, and must be above 0 and at most 1")
+    fails("s.json holds no settings of fairseq-ccpr mine .KeyError: 'encoder'.: make new ones", *words)
+    TunedSettings(Method.named("rfr", keep=2.0), "x").write(tmp_path / "s.json")
+    fails("keep is 2.0, and must be above 0 and at most 1", *words)
     for beta in ("75", math.nan):
-        TunedSettings(RfrMethod(beta=beta), "x").write(tmp_path / "s.json")  # type: ignore[arg-type]
-        refused(call(*words, check=False), "beta is ('75'|nan), and must be a float")
-    refused(call(*words, "--method", "margin", check=False), "--method margin is for --tune")
-    refused(call(*words, "--output", tmp_path, check=False), "--output .* is a folder: give a file")
-    refused(call(*words, "--output", tmp_path / "m.tsv.gz", check=False), "m.tsv.gz: give a file for plain text")
-    TunedSettings(RfrMethod(), "elsewhere").write(tmp_path / "s.json")
-    refused(call(*words, check=False), "was tuned with the encoder elsewhere, and --encoder .*vectors is")
+        TunedSettings(Method.named("rfr", beta=beta), "x").write(tmp_path / "s.json")
+        fails("beta is ('75'|nan), and must be a float", *words)
+    fails("--method margin is for --tune", *words, "--method", "margin")
+    fails("--output .* is a folder: give a file", *words, "--output", tmp_path)
+    fails("m.tsv.gz: give a file for plain text", *words, "--output", tmp_path / "m.tsv.gz")
+    TunedSettings(Method.named("rfr"), "elsewhere").write(tmp_path / "s.json")
+    fails("was tuned with the encoder elsewhere, and --encoder .*vectors is", *words)
     (tmp_path / "s.json").unlink()
     words += ["--tune", made / "gold.tsv"]
     empty = write_lines(tmp_path / "empty.txt")
-    refused(call(*words, "--source", empty, check=False), "empty.txt has no sentence with a word in it")
-    refused(
-        call(*words, "--target", write_lines(tmp_path / "signs.txt", "...", ""), check=False),
-        "signs.txt has no sentence",
-    )
-    refused(call(*words, "--source", tmp_path / "no.txt", check=False), "there is no file .*no.txt")
+    fails("empty.txt has no sentence with a word in it", *words, "--source", empty)
+    fails("signs.txt has no sentence", *words, "--target", write_lines(tmp_path / "signs.txt", "...", ""))
+    fails("there is no file .*no.txt", *words, "--source", tmp_path / "no.txt")
     (tmp_path / "bytes.txt").write_bytes(b"good\n\xff\xfe\n")
-    refused(call(*words, "--source", tmp_path / "bytes.txt", check=False), "bytes.txt, line 2: the bytes are not UTF-8")
-    refused(call(*words, "--tune", empty, check=False), "empty.txt has no pair")
+    fails("bytes.txt, line 2: the bytes are not UTF-8", *words, "--source", tmp_path / "bytes.txt")
+    fails("empty.txt has no pair", *words, "--tune", empty)
     both = "--method", "margin", "--entropy-over", "neighbours"
     for given in (both, both[2:]):
-        refused(
-            call(*words, *given, check=False), "--entropy-over neighbours is of rfr, and --method is (margin|logistic)"
-        )
-    refused(call(*words, "--encoder", "none", check=False), "no encoder 'none': give muse, e5, the folder")
-    refused(call(*words, "--index", "Hexagon", check=False), "FAISS cannot make an index 'Hexagon'")
-    refused(call(*words, "--output", tmp_path / "no" / "x.tsv", check=False), "--output .*x.tsv: there is no folder")
+        fails("--entropy-over neighbours is of rfr, and --method is (margin|logistic)", *words, *given)
+    fails("no encoder 'none': give muse, e5, the folder", *words, "--encoder", "none")
+    fails("FAISS cannot make an index 'Hexagon'", *words, "--index", "Hexagon")
+    fails("--output .*x.tsv: there is no folder", *words, "--output", tmp_path / "no" / "x.tsv")
     other = write_lines(tmp_path / "other.txt", "a text without a vector")
-    refused(call(*words, "--source", other, check=False), "has no vector for 'a text without a vector': .*--list-texts")
+    fails("has no vector for 'a text without a vector': .*--list-texts", *words, "--source", other)
     assert not list(tmp_path.glob("mined*"))
-    refused(call("mine", *words[1:5], check=False), "give --encoder and --output, or --list-texts")
+    fails("give --encoder and --output, or --list-texts", "mine", *words[1:5])
     many = evaluation(made, "--size", 900)
-    refused(
-        call(*many, check=False), r"pairs.tsv has \d+ pairs of different words, and the test needs 1,395: give more"
-    )
-    refused(call(*evaluation(made, "--curve", 1), check=False), "--curve has 1.0: a fraction of sentences")
-    refused(call(*evaluation(made, "--plot", tmp_path / "x.png"), check=False), "--plot draws the fractions of --curve")
+    fails(r"pairs.tsv has \d+ pairs of different words, and the test needs 1,395: give more", *many)
+    fails("--curve has 1.0: a fraction of sentences", *evaluation(made, "--curve", 1))
+    fails("--plot draws the fractions of --curve", *evaluation(made, "--plot", tmp_path / "x.png"))
 
 
 def test_vectors_that_do_not_fit(made: Path, tmp_path: Path) -> None:
@@ -308,11 +293,9 @@ def test_vectors_that_do_not_fit(made: Path, tmp_path: Path) -> None:
     assert StoredVectors(folder).encode(["b", "a"]).shape == (2, 24)
     for wrong in (np.zeros((3, 4)), np.zeros(2), np.zeros((2, 4), np.int64)):
         np.save(folder / "vectors.npy", wrong)
-        refused(
-            call(*command(made, tmp_path, "--encoder", folder), check=False), "texts.txt has 2 lines: give a row of"
-        )
+        fails("texts.txt has 2 lines: give a row of", *command(made, tmp_path, "--encoder", folder))
     (folder / "vectors.npy").write_bytes(b"no array")
-    refused(call(*command(made, tmp_path, "--encoder", folder), check=False), "vectors.npy is no .npy file of numbers")
+    fails("vectors.npy is no .npy file of numbers", *command(made, tmp_path, "--encoder", folder))
     vectors = np.ones((2, 4), np.float32)
     vectors[1, 2] = np.nan
     np.save(folder / "vectors.npy", vectors)

@@ -2,42 +2,41 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
 
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.lab.mining.benchmark_settings import METHODS, TunedSettings
-from fairseq_ccpr.lab.mining.encoded_text import EncodedText
-from fairseq_ccpr.lab.mining.f1 import decide, f1_by_threshold, score
+from fairseq_ccpr.lab.mining.f1 import decide, score
 from fairseq_ccpr.lab.mining.labelled import (
     LabelledText,
-    Labels,
     distinct_pairs,
     read_labelled,
     remove_partners,
     with_negatives,
 )
-from fairseq_ccpr.lab.mining.method import Grid, Matcher, MiningMethod
+from fairseq_ccpr.lab.mining.methods import METHODS, Kind, Method, TunedSettings
 from fairseq_ccpr.lab.mining.miner import Miner
-from fairseq_ccpr.lab.mining.neighbours import SearchableText, SentenceKeys
-from fairseq_ccpr.lab.mining.pair_methods import LogisticMethod, MarginMethod, MaxMethod, TwoWayMethod
-from fairseq_ccpr.lab.mining.pknn import Answers
-from fairseq_ccpr.lab.mining.rfr import RfrMethod
+from fairseq_ccpr.lab.mining.rfr import Grid
 from fairseq_ccpr.lab.mining.trial import Trial
-from fairseq_ccpr.settings import option
 from tests.helpers import write_lines
 from tests.lab.mining.toy_text import ToyEncoder, random_pairs
 
 GRID = Grid(k=(1, 3, 12), beta=(50, 1000), keep=(0.3, 1.0), threshold=(0.0, 0.2, 0.5, 0.9))
-ALL = [RfrMethod(), RfrMethod(sentence_half=False), MarginMethod(), MaxMethod(), TwoWayMethod(), LogisticMethod()]
+ALL = [
+    Method.named("rfr"),
+    Method.named("rfr", sentence_half=False),
+    Method.named("margin"),
+    Method.named("max"),
+    Method.named("two-way"),
+    Method.named("logistic"),
+]
 
 
 @pytest.mark.parametrize("base", ALL, ids=lambda method: method.name)
-def test_tuned_settings_have_the_f1_they_were_chosen_for(base: MiningMethod, rng: np.random.Generator) -> None:
+def test_tuned_settings_have_the_f1_they_were_chosen_for(base: Method, rng: np.random.Generator) -> None:
     pairs = random_pairs(rng, 36)
     taken, offered, gold = remove_partners(24, 0.5)
     labelled = LabelledText([pairs[i][0] for i in taken], [pairs[i][1] for i in offered], gold)
@@ -45,27 +44,29 @@ def test_tuned_settings_have_the_f1_they_were_chosen_for(base: MiningMethod, rng
     settings, f1 = trial.tune(base, GRID)
     labels = trial.labels()
 
-    def f1_of(settings: MiningMethod) -> float:
+    def f1_of(settings: Method) -> float:
         answers = trial.matcher(settings)(labels.rows, labels.hidden)
         return score(decide(answers, settings.threshold), labels.gold).f1
 
     assert f1 == f1_of(settings) > 0.5
-    tried = [replace(settings, threshold=threshold) for threshold in np.linspace(0, 2, 300)]
-    if isinstance(base, RfrMethod):
+    tried = [settings.having(threshold=threshold) for threshold in np.linspace(0, 2, 300)]
+    if base.name == "rfr":
         tried = [
-            RfrMethod(k, beta, keep, threshold, sentence_half=base.sentence_half)
+            base.having(k=k, beta=beta, keep=keep, threshold=threshold)
             for k in GRID.k for beta in GRID.beta for keep in GRID.keep for threshold in GRID.threshold
         ]  # fmt: skip
-    if not isinstance(base, LogisticMethod):  # which does not tune its threshold
+    if base.name != "logistic":  # which does not tune its threshold
         assert f1 >= max(map(f1_of, tried))
 
 
 @pytest.mark.parametrize(
-    "base", [RfrMethod(), MarginMethod(), MaxMethod(), TwoWayMethod()], ids=lambda method: method.name
+    "base",
+    [Method.named("rfr"), Method.named("margin"), Method.named("max"), Method.named("two-way")],
+    ids=lambda method: method.name,
 )
 @pytest.mark.parametrize("apart", [True, False])
 def test_settings_are_tuned_among_all_that_is_mined(
-    base: MiningMethod, apart: bool, tmp_path: Path, rng: np.random.Generator
+    base: Method, apart: bool, tmp_path: Path, rng: np.random.Generator
 ) -> None:
     pairs = random_pairs(rng, 70)
     labelled = read_labelled(write_lines(tmp_path / "gold.tsv", *map("\t".join, pairs[:24])))
@@ -80,19 +81,24 @@ def test_settings_are_tuned_among_all_that_is_mined(
     rows = np.array([everything.index(source) for source in labelled.sources])
     labels = with_negatives(rows, np.array([offered.index(known[source]) for source in labelled.sources]))
 
-    def f1_of(settings: MiningMethod) -> float:
+    def f1_of(settings: Method) -> float:
         answers = trial.matcher(settings)(labels.rows, labels.hidden)
         return score(decide(answers, settings.threshold), labels.gold).f1
 
     assert tuning.f1 == f1_of(mining.method) > 0.5
-    others = [replace(mining.method, threshold=threshold) for threshold in np.linspace(0, 2, 200)]
-    if isinstance(base, RfrMethod):
-        others = [RfrMethod(k, beta, 1.0, p) for k in GRID.k for beta in GRID.beta for p in GRID.threshold]
+    others = [mining.method.having(threshold=threshold) for threshold in np.linspace(0, 2, 200)]
+    if base.name == "rfr":
+        others = [
+            base.having(k=k, beta=beta, keep=1.0, threshold=p)
+            for k in GRID.k
+            for beta in GRID.beta
+            for p in GRID.threshold
+        ]
     assert tuning.f1 >= max(map(f1_of, others))
 
 
-@pytest.mark.parametrize("method", [*ALL, RfrMethod(k=50)], ids=lambda method: method.name)
-def test_a_hidden_partner_is_a_partner_that_is_not_there(method: MiningMethod, rng: np.random.Generator) -> None:
+@pytest.mark.parametrize("method", [*ALL, Method.named("rfr", k=50)], ids=lambda method: method.name)
+def test_a_hidden_partner_is_a_partner_that_is_not_there(method: Method, rng: np.random.Generator) -> None:
     pairs = random_pairs(rng, 15)
     labelled = LabelledText([source for source, _ in pairs], [target for _, target in pairs], np.arange(15))
     whole = Trial.encode(labelled, ToyEncoder(), "", True)
@@ -103,7 +109,7 @@ def test_a_hidden_partner_is_a_partner_that_is_not_there(method: MiningMethod, r
         left = np.delete(np.arange(15), row)
         without = Trial(whole.sources, whole.targets.select(left), labelled.gold).matcher(method)
         truly = without(np.array([row]), np.array([-1]))
-        if getattr(method, "one_to_one", False) and truly.partners[0] < 0:
+        if method.name != "rfr" and method.kind.one_to_one and truly.partners[0] < 0:
             assert both.partners[place] < 0
             continue
         assert left[truly.partners[0]] == both.partners[place]
@@ -119,18 +125,20 @@ def test_labels_that_say_little(tmp_path: Path, rng: np.random.Generator) -> Non
         ([*pairs[:9], (pairs[9][0], "")], 10),
     )):  # fmt: skip
         labelled = read_labelled(write_lines(tmp_path / "gold.tsv", *map("\t".join, rows)))
-        for method in (RfrMethod(), MaxMethod(), LogisticMethod()):
+        for method in (Method.named("rfr"), Method.named("max"), Method.named("logistic")):
             work = tmp_path / f"{number}{method.name}"
             mining = Miner(sources, targets, ToyEncoder(), method, work, quiet=True)
             assert mining.tune(labelled, GRID).negatives == negatives
             assert np.isfinite(mining.method.threshold) and all(pair.target in targets for pair in mining.mine())
-    one = Miner(sources, targets[:1], ToyEncoder(), MaxMethod(), tmp_path / "one", quiet=True)
+    one = Miner(sources, targets[:1], ToyEncoder(), Method.named("max"), tmp_path / "one", quiet=True)
     assert one.tune(read_labelled(write_lines(tmp_path / "gold.tsv", "\t".join(pairs[0]))), GRID).negatives == 0
 
 
-@pytest.mark.parametrize("base", [MarginMethod(), MaxMethod(), TwoWayMethod()], ids=lambda method: method.name)
+@pytest.mark.parametrize(
+    "base", [Method.named("margin"), Method.named("max"), Method.named("two-way")], ids=lambda method: method.name
+)
 def test_one_line_without_a_partner_leaves_the_threshold_as_it_was(
-    base: MiningMethod, tmp_path: Path, rng: np.random.Generator
+    base: Method, tmp_path: Path, rng: np.random.Generator
 ) -> None:
     pairs = random_pairs(rng, 100)
     sources, targets = ([pair[side] for pair in pairs[:60]] for side in (0, 1))
@@ -173,50 +181,17 @@ def test_settings_of_the_paper_are_in_the_grid() -> None:
     assert len(grid.keep) == 10 and len(grid.threshold) == 11 and grid.keep[0] == 0.1 and grid.threshold[-1] == 1
 
 
-@dataclass(frozen=True)
-class NearestMethod:
-    """A third method: the nearest sentence, whatever its neighbourhood."""
-
-    name: ClassVar[str] = "nearest"
-    centred: ClassVar[bool] = False
-    window: ClassVar[None] = None
-
-    threshold: float = option(0.5, "the cosine below which there is no pair", within="[0, 1]", needs="from 0 to 1")
-
-    stride: ClassVar[int] = 1
-
-    def keys(self, text: EncodedText) -> SentenceKeys:
-        return text.sentence_keys()
-
-    def matcher(self, sources: SearchableText, targets: SearchableText) -> Matcher:
-        def match(rows: np.ndarray, hidden: np.ndarray) -> Answers:
-            queries = sources.keys.keys_of(np.searchsorted(sources.owners, rows))
-            scores, ids = targets.keys.search(queries, 2)
-            classes = targets.owners_of(ids)
-            place = (classes[:, :1] == hidden[:, None]).astype(int)
-            return Answers(*(np.take_along_axis(values, place, 1)[:, 0] for values in (classes, scores)))
-
-        return match
-
-    def tune(
-        self, sources: SearchableText, targets: SearchableText, labels: Labels, grid: Grid
-    ) -> tuple[NearestMethod, float]:
-        thresholds = np.array(grid.threshold)
-        f1 = f1_by_threshold(self.matcher(sources, targets)(labels.rows, labels.hidden), labels.gold, thresholds)
-        return NearestMethod(float(thresholds[f1.argmax()])), float(f1.max())
-
-
-def test_a_third_method_is_a_class_and_a_line(tmp_path: Path, monkeypatch: Any, rng: np.random.Generator) -> None:
-    monkeypatch.setitem(METHODS, NearestMethod.name, NearestMethod)
+def test_a_third_method_is_a_score_and_a_line(tmp_path: Path, monkeypatch: Any, rng: np.random.Generator) -> None:
+    monkeypatch.setitem(METHODS, "nearest", Kind({"threshold": 0.5}, lambda evidence, _: evidence.cosines))
     pairs = random_pairs(rng, 60)
     labelled = read_labelled(write_lines(tmp_path / "gold.tsv", *map("\t".join, pairs[:24])))
     sources, targets = ([pair[side] for pair in pairs[30:]] for side in (0, 1))
-    mining = Miner(sources, targets, ToyEncoder(), NearestMethod(), tmp_path / "work", quiet=True)
+    mining = Miner(sources, targets, ToyEncoder(), Method.named("nearest"), tmp_path / "work", quiet=True)
     assert mining.tune(labelled, GRID).f1 > 0.5
     found = list(mining.mine())
     assert sum(pair[:2] in pairs for pair in found) > 0.7 * len(found) > 14
     TunedSettings(mining.method, "toy").write(tmp_path / "s.json")
     assert TunedSettings.read(tmp_path / "s.json").method == mining.method
-    TunedSettings(NearestMethod(2.0), "toy").write(tmp_path / "s.json")
-    with pytest.raises(ConfigurationError, match=r"threshold is 2.0, and must be from 0 to 1"):
+    TunedSettings(mining.method.having(threshold="high"), "toy").write(tmp_path / "s.json")
+    with pytest.raises(ConfigurationError, match=r"threshold is 'high', and must be a float"):
         TunedSettings.read(tmp_path / "s.json")

@@ -9,19 +9,9 @@ import pytest
 
 from fairseq_ccpr.lab.mining.candidates import Candidates, best_first
 from fairseq_ccpr.lab.mining.encoded_text import EncodedText, FragmentedText
-from fairseq_ccpr.lab.mining.method import estimated_threshold
+from fairseq_ccpr.lab.mining.f1 import estimated_threshold
+from fairseq_ccpr.lab.mining.methods import RIDGE, Method, PairMatcher, features, fit, logistic
 from fairseq_ccpr.lab.mining.neighbours import SearchableText
-from fairseq_ccpr.lab.mining.pair_methods import (
-    RIDGE,
-    LogisticMethod,
-    MarginMethod,
-    MaxMethod,
-    PairMatcher,
-    PairMethod,
-    TwoWayMethod,
-    features,
-    fit,
-)
 
 
 def random_text(rng: np.random.Generator, count: int) -> EncodedText:
@@ -39,8 +29,8 @@ def sides(rng: np.random.Generator) -> tuple[EncodedText, EncodedText]:
     return random_text(rng, 14), random_text(rng, 11)
 
 
-def matcher(method: PairMethod, sides: tuple[EncodedText, EncodedText]) -> PairMatcher:
-    return method.matcher(*(SearchableText.of(method.keys(side)) for side in sides))
+def matcher(method: Method, sides: tuple[EncodedText, EncodedText]) -> PairMatcher:
+    return PairMatcher(method, *(SearchableText.in_memory(method.keys(side)) for side in sides))
 
 
 def cosines_of(one: np.ndarray, two: np.ndarray) -> np.ndarray:
@@ -113,23 +103,25 @@ def plain_features(sides: tuple[EncodedText, EncodedText], k: int) -> dict[tuple
 
 
 def test_features_equal_a_plain_reference(sides: tuple[EncodedText, EncodedText]) -> None:
-    for method, width in ((LogisticMethod(), 4), (MaxMethod(), 1)):
+    for method, width in ((Method.named("logistic"), 4), (Method.named("max"), 1)):
         found = matcher(method, sides)
-        expected = plain_features(sides, method.candidates)
+        expected = plain_features(sides, method.kind.candidates)
         assert [*zip(found.pairs.rows.tolist(), found.pairs.columns.tolist())] == list(expected)
         plain = np.array(list(expected.values()))
         assert np.allclose(features(found.evidence)[:, :width], plain[:, :width], atol=2e-5)
-    weights = LogisticMethod(margin=2.0, votes=-1.0, alike=0.5, length=0.25, bias=-1.0)
-    sums = plain_features(sides, weights.candidates)
-    scores = weights.score(matcher(weights, sides).evidence)
+    weights = Method.named("logistic", margin=2.0, votes=-1.0, alike=0.5, length=0.25, bias=-1.0)
+    sums = plain_features(sides, weights.kind.candidates)
+    scores = logistic(matcher(weights, sides).evidence, weights.settings)
     assert np.allclose(
         scores, [1 / (1 + math.exp(-(np.dot(f, [2, -1, 0.5, 0.25]) - 1))) for f in sums.values()], atol=2e-5
     )
 
 
 def test_answers_of_pairs(sides: tuple[EncodedText, EncodedText]) -> None:
-    margins = {pair: values[0] for pair, values in plain_features(sides, MarginMethod.candidates).items()}
-    forward = matcher(MarginMethod(), sides).answers
+    margins = {
+        pair: values[0] for pair, values in plain_features(sides, Method.named("margin").kind.candidates).items()
+    }
+    forward = matcher(Method.named("margin"), sides).answers
     for x in range(14):
         own = {y: value for (row, y), value in margins.items() if row == x}
         assert forward.partners[x] == max(own, key=lambda y: own[y], default=-1)
@@ -138,17 +130,17 @@ def test_answers_of_pairs(sides: tuple[EncodedText, EncodedText]) -> None:
         x, y = max(left, key=lambda pair: left[pair])
         partners[x] = y
         left = {pair: value for pair, value in left.items() if pair[0] != x and pair[1] != y}
-    assert matcher(MaxMethod(), sides).answers.partners.tolist() == partners.tolist()
+    assert matcher(Method.named("max"), sides).answers.partners.tolist() == partners.tolist()
     pairs = Candidates(np.array([0, 0, 1, 1, 2]), np.array([0, 1, 0, 1, 0]), np.zeros(5), np.arange(4))
     tied = best_first(pairs, np.array([0.5, 0.5, 0.5, -np.inf, 0.7]), 2)
     assert tied.partners.tolist() == [1, -1, 0, -1] and tied.scores.tolist() == [0.5, 0, 0.7, 0]
 
 
 def test_what_is_hidden_leaves_the_other_side_as_it_was(sides: tuple[EncodedText, EncodedText]) -> None:
-    found = matcher(TwoWayMethod(), sides)
+    found = matcher(Method.named("two-way"), sides)
     rows = np.array([3, 3, 5])
     pairs, evidence = found.hiding(rows, np.array([-1, 2, 4]))
-    all_pairs = plain_pairs(sides, TwoWayMethod.candidates)
+    all_pairs = plain_pairs(sides, Method.named("two-way").kind.candidates)
     cosines = cosines_of(sides[0].sentences, sides[1].sentences)
     spread = 1 - sum(float(cosines[pair]) for pair in all_pairs) / len(all_pairs)
     back = plain_votes([(y, x) for x, y in all_pairs], (sides[1], sides[0]), spread)

@@ -1,4 +1,16 @@
-"""Builds a lexicon from phrase pairs and monolingual text: filters, finds example sentences, splits, writes."""
+"""Lexicons: phrase pairs of a dictionary with example sentences of either side, built, on disk, and as batches.
+
+manifest.json                       its contents, its inputs and settings, size and checksum of each file
+pairs.npy                           int32 [P, 2], (source phrase, target phrase), in ascending order
+SIDE/phrases.txt                    UTF-8, each phrase once, one per line
+SIDE/phrase-offsets.npy             int64 [n + 1], the byte at which each line of phrases.txt begins; the last is its size
+SIDE/sentences.txt                  UTF-8, each sentence once, one per line
+SIDE/sentence-offsets.npy           int64 [S + 1]
+SIDE/examples.npy                   int32 [E, 3], (sentence, start, end), in characters, by phrase, in their drawn order
+SIDE/example-offsets.npy            int64 [n + 1], the first example of each phrase; the last is E
+
+SIDE is `source` and `target`. The first m examples of a phrase are the sample of m.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +18,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Optional
+from typing import Any, Optional
 
 import numpy as np
 import torch
@@ -14,15 +26,127 @@ from scipy.cluster.hierarchy import DisjointSet
 from torch import Tensor
 
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.lab.xpr.lexicon_store import LexiconManifest, PhraseTypes, Place, write_lexicon
 from fairseq_ccpr.phrases.pair_store import sample_occurrences
 from fairseq_ccpr.settings import check, count_option, option
 from fairseq_ccpr.storage import fingerprint
+from fairseq_ccpr.storage.arrays import open_array, save_array
 from fairseq_ccpr.storage.equal_strings import digest
-from fairseq_ccpr.storage.files import atomic_directory
+from fairseq_ccpr.storage.files import MANIFEST, atomic_directory, check_sizes, describe_files, write_checked_json
+from fairseq_ccpr.storage.text_lines import TextFormat, TextLines, check_every_byte, read_text_manifest, write_lines
 from fairseq_ccpr.text.pairs import read_pairs, reasons, tell_skipped
 from fairseq_ccpr.text.subwords import Subwords, SubwordTokenizer, batches_of_like_length, collate, subword_bounds
 from fairseq_ccpr.text.words import has_letters, word_spans
+from fairseq_ccpr.version import __version__
+
+KIND = "phrase-lexicon"
+FORMAT_VERSION = 2  # introduced the checksum of the manifest
+SIDES = "source", "target"
+PAIRS, PHRASES, SENTENCES, EXAMPLES = "pairs", "phrase", "sentence", "example"
+FILES = [
+    f"{PAIRS}.npy",
+    *(
+        f"{side}/{name}"
+        for side in SIDES
+        for name in (
+            f"{PHRASES}s.txt", f"{PHRASES}-offsets.npy", f"{SENTENCES}s.txt", f"{SENTENCES}-offsets.npy",
+            f"{EXAMPLES}s.npy", f"{EXAMPLES}-offsets.npy",
+        )
+    ),
+]  # fmt: skip
+FORMAT = TextFormat(KIND, FORMAT_VERSION, "lexicon phrases", tuple(FILES), "build the lexicon again")
+Place = tuple[str, int, int]  # sentence, start and end in characters
+
+
+@dataclass
+class LexiconManifest:
+    """All of `manifest.json`."""
+
+    source_lang: str
+    target_lang: str
+    settings: dict[str, Any]  # of the build
+    fingerprints: dict[str, str]  # pairs, source_text, target_text: SHA-256 of the input files
+    pairs: int = 0
+    phrases: list[int] = field(default_factory=list)  # of source and target
+    sentences: list[int] = field(default_factory=list)
+    examples: list[int] = field(default_factory=list)
+    files: dict[str, dict[str, Any]] = field(default_factory=dict)  # path -> bytes, sha256
+    kind: str = KIND
+    format_version: int = FORMAT_VERSION
+    created_with: str = f"fairseq-ccpr {__version__}"
+
+    @property
+    def language_pair(self) -> str:
+        """Such as de-en."""
+        return f"{self.source_lang}-{self.target_lang}"
+
+
+class PhraseTypes:
+    """The n phrases of one side, each with its example sentences, of which there are `counts`, int64 [n]."""
+
+    def __init__(self, folder: Path, phrases: int, sentences: int, examples: int) -> None:
+        self.phrases = TextLines(folder / f"{PHRASES}s.txt", folder / f"{PHRASES}-offsets.npy", phrases)
+        self._sentences = TextLines(folder / f"{SENTENCES}s.txt", folder / f"{SENTENCES}-offsets.npy", sentences)
+        self._examples = open_array(folder / f"{EXAMPLES}s.npy", (examples, 3), "int32")
+        self._offsets = open_array(folder / f"{EXAMPLES}-offsets.npy", (phrases + 1,), "int64")
+        self.counts = np.diff(self._offsets)
+
+    def __len__(self) -> int:
+        return len(self.phrases)
+
+    def example(self, phrase: int, number: int) -> Place:
+        """Read an example of a phrase, `number` counted from 0."""
+        sentence, start, end = self._examples[self._offsets[phrase] + number].tolist()
+        return self._sentences[sentence], start, end
+
+
+class Lexicon:
+    """Phrase pairs, int32 [P, 2], and their examples on the sides, source and target; memory-mapped."""
+
+    def __init__(self, directory: Path | str) -> None:
+        self.directory = Path(directory)
+        self.manifest = read_text_manifest(self.directory, LexiconManifest, FORMAT)
+        check_sizes(self.directory, self.manifest.files)
+        self.pairs = open_array(self.directory / f"{PAIRS}.npy", (self.manifest.pairs, 2), "int32")
+        counts = zip(SIDES, self.manifest.phrases, self.manifest.sentences, self.manifest.examples)
+        self.sides = [PhraseTypes(self.directory / side, *sizes) for side, *sizes in counts]
+
+    def check(self) -> None:
+        """Check every byte against the manifest."""
+        check_every_byte(self.directory, self.manifest.files, FORMAT)
+
+
+def write_lexicon(
+    directory: Path,
+    manifest: LexiconManifest,
+    pairs: Sequence[tuple[str, str]],
+    examples: tuple[Mapping[str, list[Place]], Mapping[str, list[Place]]],
+) -> None:
+    """Write a lexicon; the manifest, written last, makes it complete."""
+    numbers = []
+    for side, name in enumerate(SIDES):
+        strings = sorted({pair[side] for pair in pairs})
+        places = [examples[side][string] for string in strings]
+        _write_side(directory / name, strings, places, manifest)
+        numbers.append({string: number for number, string in enumerate(strings)})
+    rows = sorted((numbers[0][source], numbers[1][target]) for source, target in pairs)
+    save_array(directory / f"{PAIRS}.npy", np.array(rows, np.int32).reshape(-1, 2))
+    manifest.pairs = len(rows)
+    manifest.files = describe_files(directory, FILES)
+    write_checked_json(directory / MANIFEST, asdict(manifest))
+
+
+def _write_side(folder: Path, strings: list[str], places: list[list[Place]], manifest: LexiconManifest) -> None:
+    folder.mkdir(parents=True)
+    texts = sorted({text for examples in places for text, _, _ in examples})
+    numbers = {text: number for number, text in enumerate(texts)}
+    rows = [(numbers[text], start, end) for examples in places for text, start, end in examples]
+    write_lines(folder / f"{PHRASES}s.txt", folder / f"{PHRASES}-offsets.npy", strings)
+    write_lines(folder / f"{SENTENCES}s.txt", folder / f"{SENTENCES}-offsets.npy", texts)
+    save_array(folder / f"{EXAMPLES}s.npy", np.array(rows, np.int32).reshape(-1, 3))
+    save_array(folder / f"{EXAMPLES}-offsets.npy", np.cumsum([0, *map(len, places)]).astype(np.int64))
+    manifest.phrases.append(len(strings))
+    manifest.sentences.append(len(texts))
+    manifest.examples.append(len(rows))
 
 
 @dataclass(frozen=True)
@@ -43,14 +167,6 @@ def usable_examples(
 
     Sentences are cut to `max_subwords` around the phrase; one whose phrase is longer than that, or does not consist of whole
     subwords, is skipped. If no sentence is left, the phrase itself serves as one.
-
-    Args:
-        tokenizer: the encoder's.
-        phrase: the number that the examples get.
-        string: the phrase.
-        places: its examples, in order of preference.
-        most: how many; 0: the phrase itself.
-        max_subwords: without the markers.
     """
     found: list[TypeExample] = []
     for text, start, end in places:
@@ -81,9 +197,7 @@ def stored_examples(
 def as_tables(examples: list[TypeExample], pad: int) -> list[dict[str, Tensor]]:
     """Batch sentences of similar length, each with one phrase.
 
-    Returns:
-        Tables of tokens int64 [S, L], spans int64 [S, 3] (sentence, first and last subword), phrases int64 [S] and places
-        int64 [S].
+    Tables have tokens int64 [S, L], spans int64 [S, 3] (sentence, first and last subword), phrases and places int64 [S].
     """
     tables = []
     for batch in batches_of_like_length(list(range(len(examples))), [example.subwords for example in examples]):
@@ -116,12 +230,11 @@ def is_near_copy(source: str, target: str, most: float = 0.5) -> bool:
 
 
 def _common_subsequence(one: list[str], two: list[str]) -> int:
-    """Return the length of the longest common subsequence; too simple to need rapidfuzz."""
-    lengths = [0] * (len(two) + 1)
+    lengths = [0] * (len(two) + 1)  # too simple to need rapidfuzz
     for word in one:
         before = 0
-        for at, other in enumerate(two, 1):
-            before, lengths[at] = lengths[at], before + 1 if word == other else max(lengths[at], lengths[at - 1])
+        for i, other in enumerate(two, 1):
+            before, lengths[i] = lengths[i], before + 1 if word == other else max(lengths[i], lengths[i - 1])
     return lengths[-1]
 
 
@@ -130,9 +243,6 @@ def split_pairs(pairs: Sequence[Pair]) -> dict[str, list[Pair]]:
 
     Pairs that share a string, directly or through other pairs, stay together. Groups are assigned from the largest down,
     equal ones in pseudo-random order, each to the split that lacks most. The result does not depend on the order of pairs.
-
-    >>> {name: len(part) for name, part in split_pairs([(f"a{i}", f"b{i}") for i in range(10)]).items()}
-    {'train': 6, 'valid': 2, 'test': 2}
     """
     groups: defaultdict[str, list[Pair]] = defaultdict(list)
     connected = DisjointSet(string.casefold() for pair in pairs for string in pair)
@@ -195,35 +305,18 @@ def build_lexicon(
     languages: tuple[str, str],
     settings: LexiconSettings,
 ) -> tuple[LexiconCounts, dict[str, SplitCoverage]]:
-    """Build OUTPUT/train, OUTPUT/valid and OUTPUT/test.
-
-    1. Read the pairs, leaving out repeats, near-copies and those without letters.
-    2. Find example sentences of each phrase: one pass over the text of either side.
-    3. Leave out pairs with a phrase that has none, or keep them, to be encoded alone.
-    4. Split 3 : 1 : 1 with no string in two splits; write.
-
-    Args:
-        pairs: TSV of source and target phrase.
-        texts: unlabelled text of source and target, a sentence per line.
-        output: a folder that does not exist.
-        languages: of source and target.
-        settings: how to build it.
-
-    Raises:
-        ConfigurationError: bad files, or nothing left.
-    """
+    """Build OUTPUT/train, OUTPUT/valid and OUTPUT/test, out of a TSV of phrase pairs and text of either side."""
     check(settings)
     for path in (pairs, *texts[0], *texts[1]):
         if not path.is_file():
             raise ConfigurationError(f"there is no file {path}")
     with atomic_directory(output) as partial:
         counts = LexiconCounts()
-        kept = read_lexicon_pairs(pairs, counts)
-        examples = tuple(
+        kept = _read_lexicon_pairs(pairs, counts)
+        source_examples, target_examples = examples = tuple(
             sample_occurrences(text, {pair[side] for pair in kept}, settings.examples, (), LONGER_BY)
             for side, text in enumerate(texts)
         )
-        source_examples, target_examples = examples
         with_examples = [(p, q) for p, q in kept if source_examples[p] and target_examples[q]]
         counts.without_examples = len(kept) - len(with_examples)
         chosen = draw(kept if settings.keep_phrases_alone else with_examples, settings.limit, counts)
@@ -241,8 +334,7 @@ def build_lexicon(
     return counts, {name: _coverage(part, examples, settings.examples) for name, part in splits.items()}
 
 
-def read_lexicon_pairs(path: Path, counts: LexiconCounts) -> list[Pair]:
-    """Read the usable pairs, each once, in the order of the file, and count the others in `counts`."""
+def _read_lexicon_pairs(path: Path, counts: LexiconCounts) -> list[Pair]:
     kept: dict[Pair, None] = {}
     for source, target in read_pairs(path, True, counts.skipped):
         pair = source.strip(), target.strip()
