@@ -31,7 +31,7 @@ from sentencepiece import SentencePieceProcessor
 
 from fairseq_ccpr import Translator
 from fairseq_ccpr.cli.command import markdown_table
-from fairseq_ccpr.conversion import CHECKPOINT, Direction, convert_marian
+from fairseq_ccpr.conversion import CHECKPOINT, convert_marian
 from fairseq_ccpr.text.pairs import read_lines, read_pairs
 
 DEMO = ROOT / "datastores" / "demo"
@@ -77,7 +77,7 @@ def vary(model: Any) -> None:
 
 def with_fairseq(folder: Path, beam: int, tokens: int, batch: int) -> Callable[[list[str]], int]:
     with tempfile.TemporaryDirectory() as made:
-        convert_marian(folder, Path(made) / "model", Direction(None, None, None))
+        convert_marian(folder, Path(made) / "model", None, None, None)
         lengths: dict[str, Any] = {"min_len": tokens, "max_len_b": tokens} if tokens else {"max_len_b": 200}
         translator = Translator(Path(made) / "model" / CHECKPOINT, beam=beam, device="cpu", batch_size=batch, **lengths)
     return lambda texts: sum(len(one.tokens) for one in translator.translate(texts))

@@ -56,7 +56,7 @@ COMPLETION = "completion"  # prints a script for the shell
 MODULES = {  # of commands by their first word, and of those that have another
     "build": "cli.build", "convert": "cli.text", "prepare": "cli.text", "extract": "cli.text", "retrieve": "cli.retrieve",
     "tune": "cli.decode", "translate": "cli.decode", "serve": "cli.decode", "explain": "cli.decode",
-    "compare": "cli.decode", COMPLETION: "cli.completion", "evaluate": "lab.commands.evaluate",
+    "compare": "cli.decode", COMPLETION: "cli.command", "evaluate": "lab.commands.evaluate",
     "benchmark": "lab.commands.benchmark", "experiment": "lab.commands.experiment", "mine": "lab.commands.mining",
     "lexicon": "lab.commands.mining", "evaluate mining": "lab.commands.mining",
 }  # fmt: skip

@@ -67,8 +67,8 @@ def build_tokens(settings: TokenBuildSettings) -> int:
             )
             if len(section.subsets) > 1:
                 print(f"subsets: {', '.join(f'{name} {count:,} sentences' for name, count in section.subsets.items())}")
-            if settings.pseudo_pairs and (told := tell_left_out(settings.pseudo_pairs.left_out)):
-                print(told)
+            if settings.pseudo_pairs and (report := tell_left_out(settings.pseudo_pairs.left_out)):
+                print(report)
             if left_out:
                 print(f"{left_out:,} sentences longer than the model takes were left out")
             if unknown := TokenDatastore(settings.output).count_unknown():

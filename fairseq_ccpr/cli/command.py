@@ -24,6 +24,7 @@ from fairseq_ccpr.errors import PROGRAM, ConfigurationError, describe, did_you_m
 from fairseq_ccpr.settings import add_options, check, option, read_options
 
 CLOSED_PIPE, INTERRUPTED = 141, 130  # exit codes, as of a shell
+SHELLS = ("bash", "zsh", "fish")
 
 
 class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
@@ -132,7 +133,12 @@ class Command:
 
     def __call__(self) -> None:
         """Parse, check, work, exit."""
-        words = own_arguments()
+        # fairseq looks for --user-dir in sys.argv for itself, and refuses to import a package twice.
+        for at, (word, value) in enumerate(zip(sys.argv, sys.argv[1:], strict=False)):
+            if word == "--user-dir" and Path(value).name == "fairseq_ccpr":
+                del sys.argv[at : at + 2]
+                break
+        words = sys.argv[1:]
         if {"-h", "--help"} & set(words):
             self.parser().print_help()
             sys.exit(0)
@@ -158,36 +164,12 @@ def command(text: str, retrieval: bool = True) -> Callable[[Callable[..., int]],
 
 
 def counted(number: int, noun: str) -> str:
-    """Write a number of things.
-
-    >>> counted(1, "pair"), counted(1200, "pair")
-    ('1 pair', '1,200 pairs')
-    """
+    """Write a number of things: `1 pair`, `1,200 pairs`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-def own_arguments() -> list[str]:
-    """Return the words of the command line, without `--user-dir fairseq_ccpr`, which is not needed here.
-
-    They are taken out of `sys.argv`, since fairseq looks there for itself, and refuses to import a package twice.
-    """
-    for at, (word, value) in enumerate(zip(sys.argv, sys.argv[1:], strict=False)):
-        if word == "--user-dir" and Path(value).name == "fairseq_ccpr":
-            del sys.argv[at : at + 2]
-            break
-    return sys.argv[1:]
-
-
 def named(words: list[str], what: str) -> dict[str, str]:
-    """Name the paths of words such as [NAME=]PATH: as given, or as the folder is called.
-
-    Args:
-        words: of the command line.
-        what: they are called together.
-
-    Raises:
-        ConfigurationError: two have the same name.
-    """
+    """Name the paths of words such as [NAME=]PATH, together called `what`: as given, or as the folder is called."""
     by_name: dict[str, str] = {}
     for word in words:
         name, equals, path = word.partition("=")
@@ -201,11 +183,7 @@ def named(words: list[str], what: str) -> dict[str, str]:
 
 
 def check_folders(**options: Path | None) -> None:
-    """Check that the files of options, where they were given, can be written.
-
-    Raises:
-        ConfigurationError: a folder is missing, or the file is one.
-    """
+    """Check that the files of options, where they were given, can be written."""
     for name, path in options.items():
         if path is not None and path.is_dir():
             raise ConfigurationError(f"--{name.replace('_', '-')} {path} is a folder: give a file")
@@ -221,13 +199,7 @@ def write_results(path: Path | None, results: dict[str, Any]) -> None:
 
 
 def markdown_table(rows: list[list[Any]]) -> str:
-    """Write a Markdown table, the first row being its head.
-
-    >>> print(markdown_table([["a", "b"], [1, 2.5]]))
-    | a | b |
-    |---|---|
-    | 1 | 2.5 |
-    """
+    """Write a Markdown table, the first row being its head."""
     lines = ["| " + " | ".join(map(str, row)) + " |" for row in rows]
     return "\n".join([lines[0], "|---" * len(rows[0]) + "|", *lines[1:]])
 
@@ -264,9 +236,6 @@ def run(name: str, command: Callable[[], int]) -> None:
     except OSError:  # which Python would tell again at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(code)
-
-
-SHELLS = ("bash", "zsh", "fish")
 
 
 @command("""\

@@ -72,12 +72,7 @@ def learn(
     if not files and source is None:
         raise ConfigurationError("there is nothing to learn: give files, or --source and --target")
     system = System.of(rest, data)
-    learner, ids, again, skipped = (
-        Learner(system),
-        list[int](),
-        0,
-        Counter[str](),
-    )  # new ones, others, left out by reason
+    learner, ids, again, skipped = Learner(system), list[int](), 0, Counter[str]()  # new, others, left out by reason
 
     def learn_pairs(pairs: Iterable[Pair]) -> None:
         nonlocal again
@@ -229,8 +224,10 @@ def merge(
     manifest = merge_datastores(replace(settings, datastores=folders))
     for what, section in (("tokens", manifest.token), ("phrases", manifest.phrase)):
         if section is not None:
-            of = f" of {', '.join(f'{s.name} ({s.size:,})' for s in section.sources)}" if section.sources else ""
-            print(f"{settings.output}: {section.size:,} {what}{of}, width {section.dimension}, index {section.index}")
+            texts = f" of {', '.join(f'{s.name} ({s.size:,})' for s in section.sources)}" if section.sources else ""
+            print(
+                f"{settings.output}: {section.size:,} {what}{texts}, width {section.dimension}, index {section.index}"
+            )
     return 0
 
 
@@ -261,10 +258,9 @@ def inspect(
     manifest = Manifest.read(datastore)
     print(f"datastore      {datastore}")
     known = remembered(datastore)
-    if known is not None:  # decoding need not be told
-        print(
-            f"translates     {known.source_lang} to {known.target_lang}, by {known.model or 'a model that is not known'}"
-        )
+    if known is not None:  # what decoding need not be given
+        model = known.model or "a model that is not known"
+        print(f"translates     {known.source_lang} to {known.target_lang}, by {model}")
         print(f"subwords       {known.options.get('bpe', 'not known: give --bpe')}")
     for parts, signature in tuned_signatures(datastore).items():
         print(f"{f'tuned, {parts}':14} {signature}")
@@ -282,28 +278,22 @@ def _plan(directory: Path, size: int | None, queries: int, speeds: list[str], in
         if section is None:
             continue
         known = measure_speeds(directory / section.folder / f"{KEYS}.npy", given)
-        entries = size or section.size
+        entries, width = size or section.size, section.dimension
         rates = ", ".join(f"{place} {limits.bytes_per_second / 1e9:,.3g} GB/s" for place, limits in known.items())
-        print(
-            f"{part} entries: {entries:,} of width {section.dimension}; {queries:,} queries per step; speeds: {rates}"
-        )
-        rows: list[list[Any]] = [
-            ["index", "searched", "on disk", "in memory", "on GPUs", "read per step", "per step, at least"]
-        ]
+        print(f"{part} entries: {entries:,} of width {width}; {queries:,} queries per step; speeds: {rates}")
+        head = ["index", "searched", "on disk", "in memory", "on GPUs", "read per step", "per step, at least"]
+        rows: list[list[Any]] = [head]
         for need in needs(section, entries, queries, known, tuple(index)):
             counts = [f"{count / 1e9:,.4g} GB" for count in (need.disk, need.host, need.device, need.read)]
-            rows.append([need.index, SEARCHED[need.place], *counts, _seconds(need.seconds)])
+            took = need.seconds
+            time = "speed not known" if took is None else f"{took:,.3g} s" if took >= 1 else f"{took * 1e3:,.3g} ms"
+            rows.append([need.index, SEARCHED[need.place], *counts, time])
         print(markdown_table(rows))
     print(f"this machine: {describe_room(directory)}")
     return 0
 
 
-def _seconds(seconds: float | None) -> str:
-    return "speed not known" if seconds is None else f"{seconds:,.3g} s" if seconds >= 1 else f"{seconds * 1e3:,.3g} ms"
-
-
 def _inspect_tokens(datastore: TokenDatastore, top: int) -> bool:
-    """Print the token part; return whether it is undamaged."""
     section = datastore.section
     print(f"entries        {section.size:,} (keys fp16, {section.dimension} wide, {section.key_layer})")
     if section.projection is not None:
@@ -326,7 +316,7 @@ def _inspect_tokens(datastore: TokenDatastore, top: int) -> bool:
         phrases = ""
         if learned.phrase_section is not None:
             with_phrases = sum(pair.sentence is not None for pair in learned.pairs.values()) + len(learned.phrases)
-            count = sum(len(of_pair.spans) for of_pair in learned.phrases.values())
+            count = sum(len(found.spans) for found in learned.phrases.values())
             phrases = f", {with_phrases:,} of them with phrases ({count:,} not yet the phrase part's own)"
         print(f"learned         {counted(len(learned.pairs), 'pair')}, in addition to them{phrases}")
     if _print_damage([learned.damage] if learned.damage else []):
@@ -339,7 +329,6 @@ def _inspect_tokens(datastore: TokenDatastore, top: int) -> bool:
 
 
 def _inspect_phrases(datastore: PhraseDatastore, top: int) -> bool:
-    """Print the phrase part; return whether it is undamaged."""
     section = datastore.section
     print(f"phrases        {section.size:,} (keys fp16, {section.dimension} wide) of {section.sentences:,} sentences")
     print(f"segmentation   {', '.join(f'{name} {value}' for name, value in section.segmentation.items())}")
@@ -353,7 +342,6 @@ def _inspect_phrases(datastore: PhraseDatastore, top: int) -> bool:
 
 
 def _print_origin(section: TokenSection | PhraseSection) -> None:
-    """Print fraction, index, fingerprints and files of a part."""
     if section.share < 1:
         print(f"fraction       {section.share:g} of them, drawn at random")
     if section.shard is not None:

@@ -94,11 +94,7 @@ def retrieve(
 
 
 def open_phrases(datastore: Path) -> tuple[PhraseDatastore, dict[str, Any]]:
-    """Open the phrase part of a datastore, and read which settings of phrases tuning left for the whole of it.
-
-    Raises:
-        DatastoreError: it has no phrase part, or is none.
-    """
+    """Open the phrase part of a datastore, and read which settings of phrases tuning left for the whole of it."""
     phrases = PhraseDatastore(datastore)
     parts: Parts = {"phrase": phrases}
     if Manifest.read(datastore).token is not None:

@@ -7,7 +7,7 @@ from typing import Any, Optional
 
 from fairseq_ccpr.building.preparation import binarise, pair_files, train_sentencepiece, write_dictionary
 from fairseq_ccpr.cli.command import command, markdown_table
-from fairseq_ccpr.conversion import CHECKPOINT, Direction, convert_marian, is_marian, refuse_native
+from fairseq_ccpr.conversion import CHECKPOINT, convert_marian, is_marian, refuse_native
 from fairseq_ccpr.datastore.preprocessing import Preprocessing
 from fairseq_ccpr.errors import ConfigurationError, installing
 from fairseq_ccpr.inference.resources import find_beside
@@ -71,14 +71,14 @@ def convert(
     folder = Path(source)
     refuse_native(folder)
     marian = is_marian(folder)
-    of_encoders = {"keep-pieces-of": keep_pieces_of, "layers": layers}
-    of_translation = {"source-lang": source_lang, "target-lang": target_lang, "source-tag": source_tag}
-    for name, value in (of_encoders if marian else of_translation).items():
+    encoders = {"keep-pieces-of": keep_pieces_of, "layers": layers}
+    translation = {"source-lang": source_lang, "target-lang": target_lang, "source-tag": source_tag}
+    for name, value in (encoders if marian else translation).items():
         if value not in (None, []):
             wrong, right = ("a translation model", "encoders") if marian else ("an encoder", "translation models")
             raise ConfigurationError(f"--{name} is for {right}, and {source} is {wrong}: leave it out")
     if marian:
-        model = convert_marian(folder, output, Direction(source_lang, target_lang, source_tag))
+        model = convert_marian(folder, output, source_lang, target_lang, source_tag)
         settings, tag = model.arguments, f"|tag:{model.tag}" if model.tag else ""
         print(
             f"{output / CHECKPOINT} {model.source}-{model.target}{tag}|layers:{settings.encoder_layers}+"
@@ -178,7 +178,6 @@ def prepare(
 
 
 def _beside_model(path: Path, languages: tuple[str, str], subwords: list[str]) -> tuple[list[str], list[Path]]:
-    """Return the options of subwords and the dictionaries next to the model."""
     if not path.is_file():
         raise ConfigurationError(f"--path: there is no checkpoint {path}")
     task = read_task(path)
@@ -199,11 +198,6 @@ def _beside_model(path: Path, languages: tuple[str, str], subwords: list[str]) -
 
 
 def _named_options(words: list[str]) -> dict[str, Any]:
-    """Read options by name; one without a value is True.
-
-    >>> _named_options(["--bpe", "fastbpe", "--moses-no-escape"])
-    {'bpe': 'fastbpe', 'moses_no_escape': True}
-    """
     named: dict[str, Any] = {}
     for word in words:
         if word.startswith("--"):
@@ -256,9 +250,8 @@ def extract(
         TextPairs(pairs=valid_pairs) if valid_pairs else None, [TextPairs(pairs=path) for path in align_with], not quiet,
     )  # fmt: skip
     made = extraction.run(output, output.name, (source_lang, target_lang))
-    rows: list[list[object]] = [
-        ["set", "sentence pairs", "skipped", "phrase pairs", "a sentence", "dropped: edges", "dropped: no letter"]
-    ]
+    head = ["set", "sentence pairs", "skipped", "phrase pairs", "a sentence", "dropped: edges", "dropped: no letter"]
+    rows: list[list[object]] = [[*head]]
     for name, (split, counts) in made.items():
         skipped = ", ".join(f"{count:,} {reason}" for reason, count in split.skipped.items()) or 0
         numbers = f"{counts.kept:,}", f"{counts.kept / split.count:.1f}", f"{counts.edges:,}", f"{counts.wordless:,}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import zipfile
+from argparse import Namespace
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -13,21 +14,19 @@ from typing import Any, NamedTuple
 
 import torch
 from fairseq import checkpoint_utils
+from torch import Tensor
 
 from fairseq_ccpr.errors import CheckpointError, describe
 from fairseq_ccpr.text.subwords import Subwords
 from fairseq_ccpr.text.words import word_spans
 
 ENCODER_TASKS = ("phrase_contrast", "phrase_lexicon", "phrase_queries", "token_contrast")
+FAULTS = (KeyError, TypeError, ValueError, AttributeError, EOFError, RuntimeError)  # of what is no such checkpoint
+ENCODED_ELSEWHERE = 2  # extra subwords that a text may have where it does not begin with its first word
 
 
 def load_models(paths: list[str], task: Any, overrides: Mapping[str, Any] | None = None) -> list[Any]:
-    """Load the models of an ensemble on the CPU, as they were saved.
-
-    Args:
-        paths: of their checkpoints.
-        task: with the dictionaries they were trained for.
-        overrides: settings of the models to replace, as in `--model-overrides`.
+    """Load the models of an ensemble on the CPU, as they were saved, but for settings replaced by `overrides`.
 
     Raises:
         CheckpointError: a missing checkpoint, one that is not fairseq's, is for other dictionaries, or would run code.
@@ -39,41 +38,28 @@ def load_models(paths: list[str], task: Any, overrides: Mapping[str, Any] | None
             raise CheckpointError(
                 f"{path} was trained with --task {task_name}: it is not a translation model; give the model's checkpoint"
             )
-    with _faults_told(", ".join(paths), "no fairseq model for these dictionaries"):
+    with _reporting(", ".join(paths), "no fairseq model for these dictionaries"):
         models, _ = checkpoint_utils.load_model_ensemble(paths, arg_overrides=dict(overrides or {}), task=task)
     return list(models)
 
 
 def read_task(path: Path) -> Mapping[str, Any]:
-    """Read the options of the task that a checkpoint was trained with; its weights are not read.
-
-    Raises:
-        CheckpointError: it is not a fairseq checkpoint, or would run code.
-    """
-    with _faults_told(str(path), "no checkpoint of fairseq"):
+    """Read the options of the task that a checkpoint was trained with; its weights are not read."""
+    with _reporting(str(path), "no checkpoint of fairseq"):
         state = _read_state(path)
         options = (state.get("cfg") or {}).get("task") or state.get("args") or {}
     return options if isinstance(options, Mapping) else vars(options)
 
 
 def embedded_symbols(path: Path) -> tuple[int, ...]:
-    """Read how many symbols the source and the target embeddings of a translation model have; nothing where it has none.
-
-    Raises:
-        CheckpointError: it is not a checkpoint of fairseq, or would run code.
-    """
+    """Read how many symbols the source and the target embeddings of a translation model have; () where it has none."""
     names = [f"{side}.embed_tokens.weight" for side in ("encoder", "decoder")]
-    with _faults_told(str(path), "no checkpoint of fairseq"):
+    with _reporting(str(path), "no checkpoint of fairseq"):
         weights = _read_state(path)["model"]
         return tuple(len(weights[name]) for name in names) if set(names) <= weights.keys() else ()
 
 
 def _read_state(path: Path) -> Mapping[str, Any]:
-    """Map a checkpoint into memory, which older ones do not allow.
-
-    Raises:
-        CheckpointError: it is seen to be no checkpoint, or not all of one.
-    """
     with path.open("rb") as stream:
         head = stream.read(100)
     if not head or (head.startswith(b"PK") and not zipfile.is_zipfile(path)):
@@ -93,22 +79,26 @@ def _read_state(path: Path) -> Mapping[str, Any]:
     return state
 
 
+def as_checkpoint(arguments: Namespace, weights: dict[str, Tensor], criterion: str) -> dict[str, Any]:
+    """Make a checkpoint in the format of fairseq's trainer, without the parts that only training needs."""
+    history = {"criterion_name": criterion, "optimizer_name": "FairseqAdam", "num_updates": 0, "lr_scheduler_state": {}}
+    extra = {"train_iterator": {"epoch": 1}}
+    return {"args": arguments, "model": weights, "optimizer_history": [history], "extra_state": extra}
+
+
 @contextmanager
-def _faults_told(name: str, what: str) -> Iterator[None]:
+def _reporting(name: str, what: str) -> Iterator[None]:
     try:
         yield
     except pickle.UnpicklingError as error:
         if "truncated" in str(error):
             raise CheckpointError(f"{name} is truncated: copy or download the checkpoint again") from None
         raise CheckpointError(f"{name}: {describe(error)}") from None
-    except (KeyError, TypeError, ValueError, AttributeError, EOFError, RuntimeError, AssertionError) as error:
+    except (*FAULTS, AssertionError) as error:
         message = str(error).strip().splitlines() or [type(error).__name__]
         raise CheckpointError(
             f"{name} is {what} ({message[0]}): give the DATA_BIN it was trained for, or another checkpoint"
         ) from None
-
-
-ENCODED_ELSEWHERE = 2  # extra subwords that a text may have where it does not begin with its first word
 
 
 class Window(NamedTuple):
@@ -120,46 +110,29 @@ class Window(NamedTuple):
     end: int  # up to, but not, here are found in this window, which has most of their context
 
 
-def whole(subwords: Subwords) -> Window:
-    """Return the only window of a text that is short enough."""
-    return Window(subwords, 0, 0, len(subwords.text) + 1)
-
-
 def windows(subwords: Subwords, encode: Callable[[str], Subwords], limit: int) -> list[Window]:
     """Cut a text at its words into windows of at most `limit` subwords, each beginning in the middle of the one before.
 
     A phrase is found in one window: where two contain it, in the one with more of its sentence around it. A word with more
     subwords than `limit` is in none.
-
-    Args:
-        subwords: of the whole text.
-        encode: makes such subwords.
-        limit: subwords that the encoder reads, markers aside.
     """
     text, words = subwords.text, word_spans(subwords.text)
     inside = len(subwords.ids) - 1
     first = [bisect_right(subwords.ends, start, 1, inside) for start, _ in words]
     stop = [bisect_left(subwords.starts, end, 1, inside) for _, end in words]
     cut: list[tuple[int, int, Subwords]] = []  # first and last word, and what they are cut into
-    at = 0
-    while at < len(words):
-        last = bisect_right(stop, first[at] + limit - ENCODED_ELSEWHERE, at) - 1
-        while last >= at:
-            part = encode(text[words[at][0] : words[last][1]])
-            if part.count <= limit:
-                break
+    begin = 0
+    while begin < len(words):
+        last = bisect_right(stop, first[begin] + limit - ENCODED_ELSEWHERE, begin) - 1
+        while last >= begin and (part := encode(text[words[begin][0] : words[last][1]])).count > limit:
             last -= 1
-        if last < at:  # a word of too many subwords
-            at += 1
+        if last < begin:  # a word of too many subwords
+            begin += 1
             continue
-        cut.append((at, last, part))
+        cut.append((begin, last, part))
         if last + 1 == len(words):
             break
-        middle = bisect_left(first, (first[at] + stop[last]) // 2, at + 1)
-        at = min(middle, last + 1)
-    borders = [
-        0,
-        *(words[max((last + at + 1) // 2, at)][0] for (_, last, _), (at, _, _) in pairwise(cut)),
-        len(text) + 1,
-    ]
-    return [Window(part, words[one][0], begin, end) for (one, _, part), begin, end in zip(cut, borders, borders[1:])]
+        begin = min(bisect_left(first, (first[begin] + stop[last]) // 2, begin + 1), last + 1)
+    middles = [words[max((last + word + 1) // 2, word)][0] for (_, last, _), (word, _, _) in pairwise(cut)]
+    borders = [0, *middles, len(text) + 1]
+    return [Window(part, words[word][0], *ends) for (word, _, part), ends in zip(cut, pairwise(borders))]

@@ -20,6 +20,7 @@ from fairseq_ccpr.storage.fingerprint import of_parameters, of_strings
 from fairseq_ccpr.text.subwords import SubwordTokenizer
 
 KEY_LAYERS = ("decoder_output", "last_ffn_input")
+LAYERS = 3  # whose states are read: the embeddings, the middle layer, the last
 
 
 class KeyCapture:
@@ -27,13 +28,6 @@ class KeyCapture:
 
     `decoder_output`: the input of the vocabulary projection, h_t = f(x, y_<t) of equation 1 of the CLKNN paper.
     `last_ffn_input`: the input of the last layer's feed-forward block, as in kNN-MT (Khandelwal and others, 2021).
-
-    Args:
-        model: a fairseq encoder-decoder model.
-        layer: one of `KEY_LAYERS`.
-
-    Raises:
-        ConfigurationError: unknown layer, or a model that has no such layer.
     """
 
     def __init__(self, model: Any, layer: str) -> None:
@@ -99,9 +93,6 @@ def key_module(model: Any, layer: str) -> Any:
     return module
 
 
-LAYERS = 3  # whose states are read: the embeddings, the middle layer, the last
-
-
 @dataclass(frozen=True)
 class EncodedSources:
     """Sentences that the translation model has already encoded."""
@@ -111,23 +102,18 @@ class EncodedSources:
     pad: int
 
     def states_of(self, tokens: Tensor, rows: Sequence[int]) -> Tensor | None:
-        """Look up the states of sentences, which have both markers and padding on the right.
+        """Look up the states [n, L, hidden] of the sentences `rows`, 0 at the start markers; None if subwords differ.
 
-        Args:
-            tokens: int64 [n, L], on the CPU.
-            rows: which of the B sentences each is.
-
-        Returns:
-            [n, L, hidden], 0 at the start markers; None where the model has other subwords.
+        `tokens` is int64 [n, L] on the CPU, with both markers and padding on the right.
         """
-        own, chosen = tokens[:, 1:], torch.tensor(rows)
-        there = self.tokens[chosen]
-        real = own.ne(self.pad)
-        if not torch.equal(real.sum(dim=1), there.ne(self.pad).sum(dim=1)):
+        tokens, chosen = tokens[:, 1:], torch.tensor(rows)
+        known = self.tokens[chosen]
+        real = tokens.ne(self.pad)
+        if not torch.equal(real.sum(dim=1), known.ne(self.pad).sum(dim=1)):
             return None
-        first = there.ne(self.pad).int().argmax(dim=1, keepdim=True)
-        places = (first + torch.arange(own.size(1))).clamp(max=there.size(1) - 1)
-        if not torch.equal(there.gather(1, places)[real], own[real]):
+        first = known.ne(self.pad).int().argmax(dim=1, keepdim=True)
+        places = (first + torch.arange(tokens.size(1))).clamp(max=known.size(1) - 1)
+        if not torch.equal(known.gather(1, places)[real], tokens[real]):
             return None
         chosen, places = to_device([chosen, places], self.states.device)
         return nn.functional.pad(self.states[chosen[:, None], places], (0, 0, 1, 0))
@@ -139,10 +125,6 @@ class TranslationStates(nn.Module):
     Args:
         encoder: a Transformer encoder of fairseq, in evaluation mode; its weights are no parameters of this module.
         tokenizer: of the model's source language, with the ids of its dictionary.
-        bf16: whether to compute in bfloat16.
-
-    Raises:
-        ConfigurationError: another kind of encoder.
     """
 
     def __init__(self, encoder: Any, tokenizer: SubwordTokenizer, bf16: bool = False) -> None:
@@ -168,11 +150,11 @@ class TranslationStates(nn.Module):
         Translation models have no start marker: its state is 0.
         """
         encoder = self._encoder[0].to(tokens.device)
-        own = tokens[:, 1:]
+        tokens = tokens[:, 1:]
         # Autocast refuses to join tensors of fp16, as fairseq's attention does with its biases.
         half = next(encoder.parameters()).dtype != torch.float32
         with torch.autocast(tokens.device.type, enabled=False) if half else nullcontext():
-            found = encoder(own, own.ne(self.tokenizer.pad).sum(dim=1), return_all_hiddens=True)
+            found = encoder(tokens, tokens.ne(self.tokenizer.pad).sum(dim=1), return_all_hiddens=True)
         return nn.functional.pad(self.join(found), (0, 0, 1, 0))
 
     def is_of(self, model: Any) -> bool:

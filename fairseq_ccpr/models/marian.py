@@ -32,9 +32,8 @@ class MarianDecoder(TransformerDecoderBase):
     def extract_features_scriptable(self, prev_output_tokens: Tensor, *args: Any, **named: Any) -> Any:
         """Compute the states [B, T, d] after prefixes that begin with </s>, as fairseq writes it, which becomes <s>."""
         start = prev_output_tokens == self.dictionary.eos()
-        return super().extract_features_scriptable(
-            prev_output_tokens.masked_fill(start, self.dictionary.bos()), *args, **named
-        )
+        tokens = prev_output_tokens.masked_fill(start, self.dictionary.bos())
+        return super().extract_features_scriptable(tokens, *args, **named)
 
     def build_output_projection(self, cfg: Any, dictionary: Any, embed_tokens: nn.Embedding) -> None:
         """Make the projection to the vocabulary, tied to the embeddings where these are."""

@@ -4,7 +4,6 @@
 
 import copy
 import math
-import pickle
 from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from fairseq.models import BaseFairseqModel, register_model
 from torch import Tensor, nn
 
 from fairseq_ccpr.errors import CheckpointError, ConfigurationError
+from fairseq_ccpr.models.checkpoint import FAULTS
 from fairseq_ccpr.models.key_layer import TranslationStates
 from fairseq_ccpr.models.pretrained.context_encoder import TRANSFORMER, ContextEncoder
 from fairseq_ccpr.storage.fingerprint import of_parameters, of_strings
@@ -26,25 +26,21 @@ from fairseq_ccpr.text.tokenizers import TOKENIZERS, load_tokenizer
 E = TypeVar("E", bound="SpanEncoder")
 CONTEXT = "context.transformer."  # prefix of a phrase encoder's Transformer
 MOMENTUM = "momentum."  # and of the weights that only its training needs
-UNTOLD_EDGES = "own"  # the edge rule of checkpoints that do not record one; see `pair_filters.edge_rule`
+UNRECORDED_EDGES = "own"  # the edge rule of checkpoints that do not record one; see `pair_build.edge_rule`
+DEFAULT_ARCHITECTURE = "phrase_encoder"
+SIMILARITIES = "cosine", "dot"
+MOST_SCALE = 100.0  # maximum of the learned 1 / temperature: beyond it only the nearest candidate counts
+SCALE_SPEED = 20.0  # learning rates for a pretrained Transformer would hardly move the logarithm of the temperature
 
 
 class SpanEncoder(BaseFairseqModel):
-    """A context encoder, and the layers that compute vectors of spans in its sentences.
+    """A context encoder, and the layers that compute vectors of spans in its sentences."""
 
-    Attributes:
-        context: the Transformer; of a query head, that of the translation model.
-        segments: whether it can tell which spans are phrases.
-        dimension: o, width of a phrase vector.
-        trained_on: language pairs whose lexicons it was trained on; of a loaded XPR encoder.
-        edges: the rule that barred words from the edges of the phrases it was trained on; of a loaded CCPR encoder.
-    """
-
-    context: ContextEncoder | TranslationStates
-    segments: bool
-    dimension: int
-    trained_on: list[str]
-    edges: str = UNTOLD_EDGES
+    context: ContextEncoder | TranslationStates  # the latter in a query head
+    segments: bool  # whether it can tell which spans are phrases
+    dimension: int  # o, width of a phrase vector
+    trained_on: list[str]  # language pairs of the lexicons; of a loaded XPR encoder
+    edges: str = UNRECORDED_EDGES  # the rule that barred words from the edges of phrases; of a loaded CCPR encoder
 
     @property
     def name(self) -> str:
@@ -56,14 +52,11 @@ class SpanEncoder(BaseFairseqModel):
         raise NotImplementedError
 
     def vectors(self, states: Tensor, spans: Tensor) -> Tensor:
-        """Compute vectors of phrases, each in one sentence.
+        """Compute vectors of spans, fp32 [K, o].
 
         Args:
             states: [S, L, H].
             spans: int64 [K, 3], sentence, first and last subword.
-
-        Returns:
-            fp32 [K, o].
         """
         raise NotImplementedError
 
@@ -82,32 +75,20 @@ class SpanEncoder(BaseFairseqModel):
 
     @classmethod
     def load(cls: type[E], path: Path) -> E:
-        """Load the encoder of a checkpoint that fairseq-train wrote, on the CPU in fp32, in evaluation mode.
-
-        Its tokenizer is the one that training left next to the checkpoint. Weights that only training needs are not loaded.
-
-        Raises:
-            CheckpointError: a missing file, another kind of checkpoint, or no tokenizer next to it.
-        """
+        """Load the encoder of a checkpoint that fairseq-train wrote, on the CPU in fp32, in evaluation mode."""
         encoder = load_phrase_encoder(path, cls)
         assert isinstance(encoder, cls)
         return encoder
 
 
 ENCODER_CLASSES: dict[str, type[SpanEncoder]] = {}  # by the name of their architecture, filled by their modules
-DEFAULT_ARCHITECTURE = "phrase_encoder"
 
 
 def load_phrase_encoder(path: Path, wanted: type[SpanEncoder] = SpanEncoder, bf16: bool = False) -> SpanEncoder:
-    """Load the phrase encoder of a checkpoint, whichever kind it is.
-
-    Args:
-        path: the checkpoint, in its folder.
-        wanted: the required kind.
-        bf16: whether its context encoder computes in bfloat16.
+    """Load the phrase encoder of a checkpoint, without the weights that only training needs.
 
     Raises:
-        CheckpointError: see `SpanEncoder.load`.
+        CheckpointError: a missing file, another kind of checkpoint, or no tokenizer next to it.
     """
     if not path.is_file():
         found = f"{path} is a folder" if path.is_dir() else f"there is no phrase encoder {path}"
@@ -130,16 +111,12 @@ def load_phrase_encoder(path: Path, wanted: type[SpanEncoder] = SpanEncoder, bf1
         kind = ENCODER_CLASSES[settings.get("_name") or DEFAULT_ARCHITECTURE]
         if not issubclass(kind, wanted):
             raise KeyError(f"a {kind.__name__} rather than a {wanted.__name__}")
-        context_weights = {
-            TRANSFORMER + n.removeprefix(CONTEXT): w for n, w in weights.items() if n.startswith(CONTEXT)
-        }
-        context = ContextEncoder(Namespace(**state["task_state"]["context"]), tokenizer, context_weights, bf16)
+        inner = {TRANSFORMER + n.removeprefix(CONTEXT): w for n, w in weights.items() if n.startswith(CONTEXT)}
+        context = ContextEncoder(Namespace(**state["task_state"]["context"]), tokenizer, inner, bf16)
         model = kind.restore(context, weights, settings)
         model.trained_on = list(state["task_state"].get("trained_on", []))
-        model.edges = str(state["task_state"].get("edges", UNTOLD_EDGES))
-    except pickle.UnpicklingError:
-        raise
-    except (KeyError, TypeError, ValueError, AttributeError, EOFError, RuntimeError) as error:
+        model.edges = str(state["task_state"].get("edges", UNRECORDED_EDGES))
+    except FAULTS as error:
         message = " ".join(str(error).split())[:200] or type(error).__name__
         raise CheckpointError(
             f"{path} is no phrase encoder for the tokenizer next to it ({message}): give a checkpoint of "
@@ -149,15 +126,9 @@ def load_phrase_encoder(path: Path, wanted: type[SpanEncoder] = SpanEncoder, bf1
 
 
 class MomentumEncoder(nn.Module):
-    """theta_m <- mu theta_m + (1 - mu) theta.
+    """theta_m <- mu theta_m + (1 - mu) theta, with `queue` vectors of earlier batches for each side.
 
     It has no gradients and no dropout, and stays in fp32 when the model trains in fp16, where steps of 1 - mu would be lost.
-
-    Args:
-        encoder: the encoder to follow; the copy starts equal to it.
-        momentum: mu, in [0, 1).
-        queue: vectors of earlier batches that are kept for each side.
-        dimension: o, their width.
     """
 
     vectors: Tensor  # of the queue, [2, size, o]
@@ -200,24 +171,14 @@ class MomentumEncoder(nn.Module):
 
     @torch.no_grad()
     def enqueue(self, vectors: tuple[Tensor, Tensor], strings: Tensor) -> None:
-        """Replace the oldest pairs in the queue with new ones.
-
-        Args:
-            vectors: [K, o] of either side.
-            strings: int64 [K, 2].
-        """
+        """Replace the oldest pairs in the queue with new ones: vectors [K, o] of either side, strings int64 [K, 2]."""
         size = self.vectors.size(1)
         first = max(0, len(strings) - size)  # earlier pairs would be overwritten at once
         rows = (int(self.enqueued) + torch.arange(first, len(strings), device=strings.device)) % max(size, 1)
-        for own, new in zip(self.vectors, vectors):
-            own[rows] = new[first:].to(own.dtype)
+        for queue, new in zip(self.vectors, vectors):
+            queue[rows] = new[first:].to(queue.dtype)
         self.strings[rows] = strings[first:]
         self.enqueued += len(strings)
-
-
-SIMILARITIES = "cosine", "dot"
-MOST_SCALE = 100.0  # maximum of the learned 1 / temperature: beyond it only the nearest candidate counts
-SCALE_SPEED = 20.0  # learning rates for a pretrained Transformer would hardly move the logarithm of the temperature
 
 
 @dataclass
@@ -238,14 +199,7 @@ class PhraseEncoderConfig(FairseqDataclass):
 
 @register_model(DEFAULT_ARCHITECTURE, dataclass=PhraseEncoderConfig)
 class PhraseEncoder(SpanEncoder):
-    """h = MLP_align([H_s ; H_e]) and P(phrase) = sigmoid(MLP_seg([H_i ; H_j])): equations 1 and 5 of the CCPR paper.
-
-    Args:
-        context: the Transformer, of width H.
-        dimension: o.
-        similarity: one of SIMILARITIES.
-        temperature: at the start.
-    """
+    """h = MLP_align([H_s ; H_e]) and P(phrase) = sigmoid(MLP_seg([H_i ; H_j])): equations 1 and 5 of the CCPR paper."""
 
     context: ContextEncoder
     segments = True
@@ -321,16 +275,7 @@ ENCODER_CLASSES[DEFAULT_ARCHITECTURE] = PhraseEncoder
 
 
 def project_ends(linear: nn.Linear, states: Tensor, spans: Tensor) -> Tensor:
-    """Compute linear([H_s ; H_e]) with one product per subword: there are many more spans than subwords.
-
-    Args:
-        linear: from 2H to m.
-        states: [S, L, H].
-        spans: int64 [K, 3].
-
-    Returns:
-        fp32 [K, m].
-    """
+    """Compute linear([H_s ; H_e]), fp32 [K, m], with one product per subword: there are many more spans than subwords."""
     sentence, first, last = spans.unbind(dim=1)
     starts, lasts = (states @ half.T for half in linear.weight.chunk(2, dim=1))  # [S, L, m] each
     return starts[sentence, first].float() + lasts[sentence, last].float() + linear.bias

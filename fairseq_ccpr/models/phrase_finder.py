@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fairseq_ccpr.device import to_device, to_host
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.models.checkpoint import Window, whole, windows
+from fairseq_ccpr.models.checkpoint import Window, windows
 from fairseq_ccpr.models.key_layer import EncodedSources, TranslationStates
 from fairseq_ccpr.models.phrase_encoder import SpanEncoder
 from fairseq_ccpr.models.query_head import QueryHead
@@ -28,11 +28,7 @@ SEGMENTATIONS = "learned|all|ngram:N|lexicon:FILE"
 
 @dataclass(frozen=True)
 class Segmentation:
-    """Which spans of words are phrases.
-
-    Raises:
-        ConfigurationError: a kind that does not exist, or a number out of its range.
-    """
+    """Which spans of words are phrases."""
 
     # `learned`, by the segmentation head; `all` spans; `ngram:N`, those of N words; or `lexicon:FILE`, those a file lists.
     kind: str = LEARNED
@@ -63,11 +59,7 @@ class Segmentation:
         return Path(path) if path and path != self.kind else None
 
     def explain_nothing(self) -> str:
-        """Complete a message about text without a phrase: the settings, and what to do.
-
-        >>> Segmentation("ngram:5").explain_nothing()
-        'with the segmentation ngram:5: ask for fewer words, or give more text'
-        """
+        """Complete a message about text without a phrase: the settings, and what to do."""
         if self.kind == LEARNED:
             return f"with the segmentation {LEARNED} and the threshold {self.threshold}: lower that, or give more text"
         if self.lexicon:
@@ -86,15 +78,9 @@ class FoundPhrases:
 
 
 class PhraseFinder:
-    """Segments and encodes text.
+    """Segments and encodes text on the encoder's device.
 
-    Args:
-        encoder: a trained one, on the device that is to work.
-        segmentation: what counts as a phrase.
-        pooled: return means of subwords before XPR's head, fp32 [P, H], instead of vectors.
-
-    Raises:
-        ConfigurationError: the encoder cannot tell phrases but is required to, or a lexicon has none.
+    With `pooled`, vectors are means of subwords before XPR's head, fp32 [P, H].
     """
 
     def __init__(self, encoder: SpanEncoder, segmentation: Segmentation, pooled: bool = False) -> None:
@@ -116,12 +102,12 @@ class PhraseFinder:
     @property
     def description(self) -> str:
         """Everything besides the encoder that decides which spans are phrases and what their vectors are."""
-        of = self.segmentation
-        kind = LEXICON + short(of_file(of.lexicon)) if of.lexicon else of.kind
-        learned = f",edges:{self.encoder.edges}" if of.kind == LEARNED else ""
+        rule = self.segmentation
+        kind = LEXICON + short(of_file(rule.lexicon)) if rule.lexicon else rule.kind
+        learned = f",edges:{self.encoder.edges}" if rule.kind == LEARNED else ""
         bf16 = ",bf16" if self.encoder.context.bf16 else ""
         name = f",{self.encoder.name}" if self.encoder.name else ""
-        return f"{kind}>{of.threshold}<={of.max_words}words{learned}{bf16}{name}"
+        return f"{kind}>{rule.threshold}<={rule.max_words}words{learned}{bf16}{name}"
 
     @property
     def reads(self) -> TranslationStates | None:
@@ -131,23 +117,22 @@ class PhraseFinder:
 
     @torch.inference_mode()
     def find(
-        self,
-        texts: list[str],
-        encoded: EncodedSources | None = None,
+        self, texts: list[str], encoded: EncodedSources | None = None,
         done: Callable[[int], object] = lambda count: None,
-    ) -> FoundPhrases:
-        """Find the phrases of texts.
+    ) -> FoundPhrases:  # fmt: skip
+        """Find the phrases of texts, which a query head need not encode again where the translation model has.
 
-        Args:
-            done: called after each batch with the number of texts read; a long one counts with its first window.
-            encoded: the texts as already encoded by the translation model, so that a query head need not encode them again.
+        `done` is called after each batch with the number of texts read; a long one counts with its first window.
         """
         limit, encode = self.encoder.context.max_positions, self.tokenizer.encode
         wholes = [encode(text) for text in texts]
-        of_texts = [windows(one, encode, limit) if one.count > limit else [whole(one)] for one in wholes]
-        parts = [part for of_text in of_texts for part in of_text]
+        cut = [
+            windows(one, encode, limit) if one.count > limit else [Window(one, 0, 0, len(one.text) + 1)]
+            for one in wholes
+        ]
+        parts = [part for some in cut for part in some]
         subwords = [part.subwords for part in parts]
-        text_of = np.repeat(np.arange(len(texts)), list(map(len, of_texts)))
+        text_of = np.repeat(np.arange(len(texts)), list(map(len, cut)))
         first = np.diff(text_of, prepend=-1) > 0
         spans = [np.empty((0, 3), np.int32)]
         probabilities, vectors = [torch.empty(0)], [torch.empty(0, self._width, device=self._device)]
@@ -163,30 +148,35 @@ class PhraseFinder:
         found = np.concatenate(spans)
         order = found[:, 0].argsort(kind="stable")
         too_long = sum(one.count > limit for one in wholes)
-        if too_long:
-            order = order[self._placed(found, parts)[order]]
+        if too_long:  # spans of windows move to their places in the text; those of other windows are left out
+            offsets, begins, ends = np.array([(part.offset, part.begin, part.end) for part in parts])[found[:, 0]].T
+            found[:, 1:] += offsets[:, None].astype(found.dtype)
+            order = order[((begins <= found[:, 1]) & (found[:, 1] < ends))[order]]
         found[:, 0] = text_of[found[:, 0]]
-        [there] = to_device([torch.from_numpy(order)], self._device)
-        return FoundPhrases(found[order], torch.cat(probabilities)[order], torch.cat(vectors)[there], too_long)
-
-    def _placed(self, found: np.ndarray, parts: list[Window]) -> np.ndarray:
-        """Move spans of windows, int32 [P, 3], to their places in the text; mark those of the window itself, bool [P]."""
-        offsets, begins, ends = np.array([(part.offset, part.begin, part.end) for part in parts])[found[:, 0]].T
-        found[:, 1:] += offsets[:, None].astype(found.dtype)
-        return (begins <= found[:, 1]) & (found[:, 1] < ends)
+        [rows] = to_device([torch.from_numpy(order)], self._device)
+        return FoundPhrases(found[order], torch.cat(probabilities)[order], torch.cat(vectors)[rows], too_long)
 
     def _find_in_batch(
         self, batch: list[Subwords], encoded: EncodedSources | None, rows: list[int]
     ) -> tuple[np.ndarray, Tensor, Tensor]:
-        """Return spans with the text's place in the batch, probabilities, and vectors, which stay on the encoder's device.
-
-        This waits for a GPU once: for the probabilities, from which the host decides which spans are phrases.
-        """
-        each = [self._candidates(subwords) for subwords in batch]
+        """Wait for a GPU once: for the probabilities, from which the host decides which spans are phrases."""
+        each = [candidate_spans(subwords, *self.segmentation.words) for subwords in batch]
+        if (lexicon := self.lexicon) is not None:
+            each = [
+                spans[[subwords.text[start:end] in lexicon for start, end in spans[:, :2].tolist()]]
+                for subwords, spans in zip(batch, each)
+            ]
         numbers = np.repeat(np.arange(len(batch)), [len(c) for c in each])
         candidates = np.concatenate(each)  # [C, 4]
+        tokens = collate(batch, self.tokenizer.pad)
         inside = torch.from_numpy(np.column_stack([numbers, candidates[:, 2:]]))
-        states, spans = self._states(collate(batch, self.tokenizer.pad), inside, encoded, rows)
+        known = encoded.states_of(tokens, rows) if encoded is not None else None
+        tokens, spans = to_device([tokens, inside], self._device)
+        if known is None:
+            states = self.encoder.states(tokens)
+        else:
+            assert isinstance(self.encoder, QueryHead)
+            states = self.encoder.states(tokens, known)
         probabilities = torch.ones(len(spans))
         if self.encoder.segments:
             [probabilities] = to_host([self.encoder.phrase_logits(states, spans).sigmoid()])
@@ -198,32 +188,9 @@ class PhraseFinder:
         found = np.column_stack([numbers, candidates[:, :2]]).astype(np.int32)
         return found, probabilities, self._vectors(states, spans)
 
-    def _states(
-        self, tokens: Tensor, spans: Tensor, encoded: EncodedSources | None, rows: list[int]
-    ) -> tuple[Tensor, Tensor]:
-        """Compute the states of sentences, int64 [S, L]; returns them, and the spans, on the device."""
-        known = encoded.states_of(tokens, rows) if encoded is not None else None
-        tokens, spans = to_device([tokens, spans], self._device)
-        if known is None:
-            return self.encoder.states(tokens), spans
-        assert isinstance(self.encoder, QueryHead)
-        return self.encoder.states(tokens, known), spans
-
-    def _candidates(self, subwords: Subwords) -> np.ndarray:
-        """Return the candidate spans; with a lexicon, only those that it lists."""
-        spans = candidate_spans(subwords, *self.segmentation.words)
-        if self.lexicon is None:
-            return spans
-        text, lexicon = subwords.text, self.lexicon
-        return spans[[text[start:end] in lexicon for start, end in spans[:, :2].tolist()]]
-
 
 def read_phrases(path: Path) -> frozenset[str]:
-    """Read the phrases of a lexicon: one per line, or several separated by tabs, such as translations.
-
-    Raises:
-        ConfigurationError: there is no such file, or nothing in it.
-    """
+    """Read the phrases of a lexicon: one per line, or several separated by tabs, such as translations."""
     if not path.is_file():
         raise ConfigurationError(
             f"there is no lexicon {path}: give a file of one phrase per line, or of phrases with tabs between them"
@@ -235,13 +202,7 @@ def read_phrases(path: Path) -> frozenset[str]:
 
 
 def choose_segmentation(kind: str | None, encoder: SpanEncoder, default: str = ALL) -> str:
-    """Return the kind of segmentation given, or else the one that the encoder has learned.
-
-    Args:
-        kind: as given; a lexicon's path becomes absolute, since it is stored with the datastore.
-        encoder: finds the phrases.
-        default: for an encoder that has not learned what phrases are.
-    """
+    """Return the kind of segmentation given, a lexicon's path made absolute, or else what the encoder has learned."""
     if kind is None:
         return LEARNED if encoder.segments else default
     path = kind.removeprefix(LEXICON)
@@ -249,14 +210,12 @@ def choose_segmentation(kind: str | None, encoder: SpanEncoder, default: str = A
 
 
 def candidate_spans(subwords: Subwords, fewest: int, most: int) -> np.ndarray:
-    """List the spans of `fewest` to `most` whole words whose borders no subword crosses.
+    """List the spans of `fewest` to `most` whole words whose borders no subword crosses, by start, then by end.
 
     Returns:
-        int64 [C, 4]: start and end in characters, first and last subword; by start, then by end.
+        int64 [C, 4]: start and end in characters, first and last subword.
     """
     words = word_spans(subwords.text)
-    if not words:
-        return np.empty((0, 4), np.int64)
     most = min(most, len(words))
     if most < fewest:
         return np.empty((0, 4), np.int64)

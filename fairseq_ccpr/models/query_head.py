@@ -4,6 +4,7 @@
 
 import pickle
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from fairseq.models import register_model
 from torch import Tensor, nn
 
 from fairseq_ccpr.errors import CheckpointError, ConfigurationError, describe
+from fairseq_ccpr.models.checkpoint import FAULTS
 from fairseq_ccpr.models.key_layer import TranslationStates
 from fairseq_ccpr.models.phrase_encoder import SpanEncoder, project_ends
 from fairseq_ccpr.storage.fingerprint import of_parameters, of_strings, short
@@ -37,15 +39,8 @@ class QueryHead(SpanEncoder):
     """Vectors and segmentation of a phrase encoder, predicted from the translation model's states.
 
     One Transformer layer over three layers of the model's encoder; then, as in equations 1 and 5 of the CCPR paper,
-    h = MLP([H_s ; H_e]) and P(phrase) = sigmoid(MLP([H_i ; H_j])), here with a hidden layer.
-
-    Args:
-        context: the translation model's encoder.
-        width: H.
-        heads: attention heads.
-        dropout: in the layer.
-        dimension: o, of the phrase encoder.
-        teacher: fingerprint of the phrase encoder whose keys are queried.
+    h = MLP([H_s ; H_e]) and P(phrase) = sigmoid(MLP([H_i ; H_j])), here with a hidden layer. `teacher` is the fingerprint of
+    the phrase encoder whose keys are queried.
     """
 
     context: TranslationStates
@@ -73,9 +68,8 @@ class QueryHead(SpanEncoder):
                 f"--head-dim is {cfg.head_dim}, and --head-attention-heads {cfg.head_attention_heads}: give a width that is "
                 "a multiple of the heads"
             )
-        head = cls(
-            task.context, cfg.head_dim, cfg.head_attention_heads, cfg.dropout, teacher.dimension, teacher.fingerprint()
-        )
+        sizes = cfg.head_dim, cfg.head_attention_heads, cfg.dropout, teacher.dimension
+        head = cls(task.context, *sizes, teacher.fingerprint())
         head.edges = teacher.edges
         return head
 
@@ -87,18 +81,14 @@ class QueryHead(SpanEncoder):
     def states(self, tokens: Tensor, known: Tensor | None = None) -> Tensor:
         """Compute the states of the head's own layer, int64 [S, L] -> [S, L, H].
 
-        Args:
-            known: the translation model's states, where it has already encoded the sentences, fp32 [S, L, hidden].
+        `known` are the translation model's states, where it has already encoded the sentences, fp32 [S, L, hidden].
         """
-        if not self.context.bf16:
-            return self._states(tokens, known)
-        with torch.autocast(tokens.device.type, torch.bfloat16):
-            return self._states(tokens, known).float()
-
-    def _states(self, tokens: Tensor, known: Tensor | None) -> Tensor:
-        own = self.context(tokens) if known is None else known
-        mixed = self.mix(own.to(self.mix.weight.dtype))
-        return self.norm(self.layer(mixed, src_key_padding_mask=tokens.eq(self.context.tokenizer.pad)))
+        bf16 = self.context.bf16
+        with torch.autocast(tokens.device.type, torch.bfloat16) if bf16 else nullcontext():
+            known = self.context(tokens) if known is None else known
+            mixed = self.mix(known.to(self.mix.weight.dtype))
+            states = self.norm(self.layer(mixed, src_key_padding_mask=tokens.eq(self.context.tokenizer.pad)))
+        return states.float() if bf16 else states
 
     def vectors(self, states: Tensor, spans: Tensor) -> Tensor:
         """Compute vectors of phrases, of length 1."""
@@ -119,7 +109,6 @@ class QueryHead(SpanEncoder):
 
 
 def _two_layers(first: nn.Linear, second: nn.Linear, states: Tensor, spans: Tensor) -> Tensor:
-    """Compute second(gelu(first([H_s ; H_e]))), fp32 [K, m]; arguments as in `project_ends`."""
     hidden = nn.functional.gelu(project_ends(first, states, spans))
     return second(hidden.to(second.weight.dtype)).float()
 
@@ -127,14 +116,10 @@ def _two_layers(first: nn.Linear, second: nn.Linear, states: Tensor, spans: Tens
 def load_query_head(path: Path, encoders: Sequence[Any], bf16: bool = False) -> QueryHead:
     """Load a head that fairseq-train wrote, on the CPU in fp32, in evaluation mode.
 
-    Args:
-        path: the checkpoint, with the tokenizer that training left next to it.
-        encoders: the encoders of an ensemble's translation models, one of which the head was trained for.
-        bf16: whether to compute in bfloat16.
+    `encoders` are those of an ensemble's translation models, for one of which it was trained.
 
     Raises:
         CheckpointError: a missing file, another kind of checkpoint, or a head for another translation model.
-        ConfigurationError: the model has no Transformer encoder.
     """
     if not path.is_file():
         raise CheckpointError(
@@ -142,9 +127,9 @@ def load_query_head(path: Path, encoders: Sequence[Any], bf16: bool = False) -> 
             "none to find phrases with the phrase encoder"
         )
     state = _read(path)
-    told, tokenizer = state["task_state"], load_tokenizer(path.parent)
+    trained, tokenizer = state["task_state"], load_tokenizer(path.parent)
     contexts = (TranslationStates(encoder, tokenizer, bf16) for encoder in encoders)
-    context = next((one for one in contexts if one.fingerprint() == told["translation"]), None)
+    context = next((one for one in contexts if one.fingerprint() == trained["translation"]), None)
     if context is None:
         raise CheckpointError(
             f"the query head {path} was trained for another translation model, or other subwords: train one for this model, "
@@ -152,26 +137,25 @@ def load_query_head(path: Path, encoders: Sequence[Any], bf16: bool = False) -> 
         )
     settings = state["cfg"]["model"]
     sizes = settings["head_dim"], settings["head_attention_heads"], settings["dropout"]
-    head = QueryHead(context, *sizes, told["dimension"], told["teacher"])
+    head = QueryHead(context, *sizes, trained["dimension"], trained["teacher"])
     try:
         head.load_state_dict(state["model"])
     except RuntimeError as error:
         raise _no_head(path, error) from None
-    head.edges = told["edges"]
+    head.edges = trained["edges"]
     return head.eval()
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Read the checkpoint of a head, and check that it has everything `load_query_head` needs."""
     try:
         state: dict[str, Any] = checkpoint_utils.load_checkpoint_to_cpu(str(path))
         kind = state["cfg"]["model"]["_name"]
-        told = {"translation", "teacher", "dimension", "edges"} <= state["task_state"].keys()
+        complete = {"translation", "teacher", "dimension", "edges"} <= state["task_state"].keys()
     except pickle.UnpicklingError as error:
         raise CheckpointError(f"{path}: {describe(error)}") from None
-    except (KeyError, TypeError, ValueError, AttributeError, EOFError, RuntimeError) as error:
+    except FAULTS as error:
         raise _no_head(path, error) from None
-    if kind != ARCHITECTURE or not told:
+    if kind != ARCHITECTURE or not complete:
         raise _no_head(path, kind)
     return state
 

@@ -14,6 +14,10 @@ from fairseq.models import BaseFairseqModel, register_model
 from torch import Tensor, nn
 
 from fairseq_ccpr.errors import CheckpointError, ConfigurationError
+from fairseq_ccpr.models.checkpoint import FAULTS
+
+HIDDEN_TIMES = 4  # the paper's 4096 for a decoder of 1024
+WIDEST_OUTPUT = 512  # the paper's, for that decoder
 
 
 def can_be_linear(hidden: nn.Linear, output: nn.Linear) -> bool:
@@ -26,12 +30,6 @@ def init_as_linear(hidden: nn.Linear, output: nn.Linear, weight: Tensor, bias: T
     """Make output(ReLU(hidden(x))) equal to weight x + bias, since x = ReLU(x) - ReLU(-x).
 
     Further hidden units are unchanged, and do not contribute yet.
-
-    Args:
-        hidden: [d] -> [d_f]; `can_be_linear` is true of it and `output`.
-        output: [d_f] -> [d_o].
-        weight: [d_o, d].
-        bias: [d_o].
     """
     d = hidden.in_features
     hidden.weight[: 2 * d] = torch.cat([torch.eye(d), -torch.eye(d)])
@@ -48,10 +46,6 @@ def init_as_identity(hidden: nn.Linear, output: nn.Linear) -> None:
         init_as_linear(hidden, output, rotation, torch.zeros(output.out_features))
 
 
-HIDDEN_TIMES = 4  # the paper's 4096 for a decoder of 1024
-WIDEST_OUTPUT = 512  # the paper's, for that decoder
-
-
 @dataclass
 class TokenAdapterConfig(FairseqDataclass):
     """Options of `--arch token_adapter`."""
@@ -66,13 +60,7 @@ class TokenAdapterConfig(FairseqDataclass):
 
 @register_model("token_adapter", dataclass=TokenAdapterConfig)
 class TokenAdapter(BaseFairseqModel):
-    """z = ReLU(h W1 + b1) W2 + b2: equation 5 of the CLKNN paper.
-
-    Args:
-        dimension: d, width of the keys h.
-        hidden: d_f.
-        output: d_o, width of z.
-    """
+    """z = ReLU(h W1 + b1) W2 + b2: equation 5 of the CLKNN paper; widths d of h, d_f inside, d_o of z."""
 
     def __init__(self, dimension: int, hidden: int, output: int) -> None:
         super().__init__()
@@ -96,12 +84,7 @@ class TokenAdapter(BaseFairseqModel):
         return can_be_linear(self.hidden, self.output)
 
     def start_as_pca(self, mean: Tensor, components: Tensor) -> None:
-        """Make z = components (h - mean), the starting point of training.
-
-        Args:
-            mean: fp64 [d], of the keys.
-            components: fp64 [d_o, d], rows of length 1.
-        """
+        """Make z = components (h - mean), the starting point of training; fp64 [d_o, d] and [d]."""
         init_as_linear(self.hidden, self.output, components.float(), -(components @ mean).float())
 
     def forward(self, keys: Tensor) -> Tensor:
@@ -113,9 +96,6 @@ class TokenAdapter(BaseFairseqModel):
         """Load the adapter of a checkpoint that fairseq-train wrote, on the CPU in fp32; its sizes are those of the weights.
 
         Its `trained_on` says which model's states it was trained on, and of which layer, where the checkpoint does.
-
-        Raises:
-            CheckpointError: a missing file, or another kind of checkpoint.
         """
         if not path.is_file():
             raise CheckpointError(f"there is no adapter {path}: give clknn, none, or the checkpoint of a trained one")
@@ -126,15 +106,7 @@ class TokenAdapter(BaseFairseqModel):
             adapter = cls(width, hidden, weights["output.weight"].shape[0])
             adapter.load_state_dict(weights)
             adapter.trained_on = dict(state.get("task_state") or {})
-        except (
-            KeyError,
-            TypeError,
-            ValueError,
-            AttributeError,
-            EOFError,
-            RuntimeError,
-            pickle.UnpicklingError,
-        ) as error:
+        except (*FAULTS, pickle.UnpicklingError) as error:
             message = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise CheckpointError(
                 f"{path} is no adapter ({message}): give a checkpoint of fairseq-train --task token_contrast"

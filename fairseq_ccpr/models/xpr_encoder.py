@@ -48,14 +48,8 @@ class XprEncoderConfig(FairseqDataclass):
 class XprEncoder(SpanEncoder):
     """f(p, X) = Norm(W2 ReLU(W1 x + b1) + b2), x the mean over sentences of the mean over the phrase's subwords.
 
-    Equations 1 and 2 of the XPR paper, pooled before the head.
-
-    Args:
-        context: the Transformer, of width H.
-        layer: whose states are pooled.
-        dimension: o, or 0 for no head, which leaves H.
-        momentum: mu, or 0 for no momentum encoder.
-        queue: pairs that the momentum encoder keeps.
+    Equations 1 and 2 of the XPR paper, pooled before the head. Without a `dimension` there is no head, without a `momentum`
+    no momentum encoder.
     """
 
     context: ContextEncoder
@@ -106,15 +100,7 @@ class XprEncoder(SpanEncoder):
         return model
 
     def forward(self, tables: Sequence[dict[str, Tensor]], phrases: int) -> tuple[Tensor, Tensor]:
-        """Compute vectors of phrases by the encoder and, without gradients, by the momentum encoder, where there is one.
-
-        Args:
-            tables: example sentences, as `as_tables` makes them.
-            phrases: K, of both sides together.
-
-        Returns:
-            fp32 [K, o] twice.
-        """
+        """Compute vectors of phrases, fp32 [K, o], by the encoder and, without gradients, by the momentum encoder."""
         vectors = self.project(pool(tables, phrases, self.states))
         if self.momentum is None:
             return vectors, vectors
@@ -161,15 +147,7 @@ def project(head: nn.Module, pooled: Tensor) -> Tensor:
 
 
 def span_means(states: Tensor, spans: Tensor) -> Tensor:
-    """Average the states of the subwords of each span: equation 2 of the XPR paper.
-
-    Args:
-        states: [S, L, H].
-        spans: int64 [K, 3], sentence, first and last subword.
-
-    Returns:
-        fp32 [K, H], or fp64 where the states are.
-    """
+    """Average the states [S, L, H] of the subwords of each span, fp32 (or fp64) [K, H]: equation 2 of the XPR paper."""
     sentence, first, last = spans.unbind(dim=1)
     dtype = torch.promote_types(states.dtype, torch.float32)
     sums = nn.functional.pad(states.to(dtype).cumsum(dim=1), (0, 0, 1, 0))  # [S, L + 1, H], of all before
@@ -177,16 +155,7 @@ def span_means(states: Tensor, spans: Tensor) -> Tensor:
 
 
 def pool(tables: Sequence[dict[str, Tensor]], phrases: int, encode: Any) -> Tensor:
-    """Average `span_means` over the example sentences of each phrase.
-
-    Args:
-        tables: as `as_tables` makes them.
-        phrases: K; each has an example.
-        encode: tokens int64 [S, L] -> states [S, L, H].
-
-    Returns:
-        fp32 [K, H].
-    """
+    """Average `span_means` over the example sentences of each phrase, fp32 [K, H]; `as_tables` makes the tables."""
     means = torch.cat([span_means(encode(table["tokens"]), table["spans"]) for table in tables])
     owners = torch.cat([table["phrases"] for table in tables])
     sums = means.new_zeros(phrases, means.size(1)).index_add(0, owners, means)

@@ -6,7 +6,7 @@ Links are int32 [A, 2], (source word, target word), counted from 0.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,10 +19,25 @@ from torch import Tensor
 from fairseq_ccpr.device import choose_device
 from fairseq_ccpr.errors import ConfigurationError, installing
 from fairseq_ccpr.models.pretrained.context_encoder import ContextEncoder
-from fairseq_ccpr.text.subwords import Subwords, collate
+from fairseq_ccpr.text.subwords import Subwords, batches_of_like_length, collate
 from fairseq_ccpr.timing import progress_bar
 
 Spans = list[tuple[int, int]]
+SYMMETRIZATIONS = (
+    "grow-diag-final-and", "grow-diag-final", "grow-diag", "grow", "och", "intersection", "union",
+)  # fmt: skip
+MAX_WORDS = 200  # of a sentence; sil-thot skips longer ones
+_FREE_ITERATIONS = 0  # the model chooses the number itself, from the size of the text
+# Each model starts from the previous one; these numbers of EM iterations are customary (GIZA++, fast_align).
+_STAGES: dict[str, tuple[tuple[str, int], ...]] = {
+    "ibm4": (
+        ("Ibm1AlignmentModel", 5), ("HmmAlignmentModel", 5), ("Ibm3AlignmentModel", 3), ("Ibm4AlignmentModel", 3),
+    ),
+    "hmm": (("Ibm1AlignmentModel", 5), ("HmmAlignmentModel", 5)),
+    "fast-align": (("FastAlignModel", 5),),
+    "eflomal": (("EflomalAlignmentModel", _FREE_ITERATIONS),),
+}  # fmt: skip
+ENCODER = "encoder"
 
 
 @dataclass(frozen=True)
@@ -37,10 +52,8 @@ class SentencePair:
 
     def words(self) -> tuple[list[str], list[str]]:
         """Return the words of both sides in lower case, as statistical aligners and frequencies count them."""
-        return (
-            [self.source[a:b].lower() for a, b in self.source_words],
-            [self.target[a:b].lower() for a, b in self.target_words],
-        )
+        source = [self.source[start:end].lower() for start, end in self.source_words]
+        return source, [self.target[start:end].lower() for start, end in self.target_words]
 
 
 @dataclass(frozen=True)
@@ -53,11 +66,7 @@ class AlignerOptions:
 
 
 class Aligner(ABC):
-    """Finds the links between the words of sentence pairs.
-
-    Args:
-        symmetrization: how two directions become one alignment; if `directed`, it may be changed at any time.
-    """
+    """Finds the links between the words of sentence pairs; `symmetrization` makes two directions one alignment."""
 
     directed = True  # whether it aligns in both directions and makes one of them
 
@@ -82,13 +91,10 @@ class Aligner(ABC):
 
 
 def parse_links(text: str, source_size: int, target_size: int, where: str) -> np.ndarray:
-    """Parse the links of one line in Pharaoh format, which counts words from 0.
+    """Parse the links of one line in Pharaoh format, which counts words from 0; `where` names it.
 
     >>> parse_links("0-1 1-0", 2, 2, "").tolist()
     [[0, 1], [1, 0]]
-
-    Raises:
-        ConfigurationError: an invalid link, or one that points beyond a sentence; `where` names the line.
     """
     links = np.empty((len(words := text.split()), 2), np.int32)
     for row, word in enumerate(words):
@@ -106,53 +112,19 @@ def parse_links(text: str, source_size: int, target_size: int, where: str) -> np
     return links
 
 
-SYMMETRIZATIONS = (
-    "grow-diag-final-and", "grow-diag-final", "grow-diag", "grow", "och", "intersection", "union",
-)  # fmt: skip
-MAX_WORDS = 200  # of a sentence; sil-thot skips longer ones
-_FREE_ITERATIONS = 0  # the model chooses the number itself, from the size of the text
-
-# Each model starts from the previous one; these numbers of EM iterations are customary (GIZA++, fast_align).
-_STAGES: dict[str, tuple[tuple[str, int], ...]] = {
-    "ibm4": (
-        ("Ibm1AlignmentModel", 5), ("HmmAlignmentModel", 5), ("Ibm3AlignmentModel", 3), ("Ibm4AlignmentModel", 3),
-    ),
-    "hmm": (("Ibm1AlignmentModel", 5), ("HmmAlignmentModel", 5)),
-    "fast-align": (("FastAlignModel", 5),),
-    "eflomal": (("EflomalAlignmentModel", _FREE_ITERATIONS),),
-}  # fmt: skip
-
-
-def import_thot() -> Any:
-    """Import the module `thot.alignment`.
-
-    Raises:
-        ConfigurationError: it is not installed.
-    """
-    try:
-        import thot.alignment
-    except ImportError:
-        raise ConfigurationError(
-            f"word alignment needs sil-thot, which is not installed: {installing('align')}, or give ready alignments with "
-            "--alignments"
-        ) from None
-    return thot.alignment
-
-
 class StatisticalAligner(Aligner):
-    """One model in each direction.
-
-    Args:
-        name: `ibm4`, `hmm`, `fast-align` or `eflomal`.
-        options: only `symmetrization` is used, one of SYMMETRIZATIONS.
-
-    Raises:
-        ConfigurationError: sil-thot is not installed.
-    """
+    """One model in each direction: `ibm4`, `hmm`, `fast-align` or `eflomal`, of sil-thot."""
 
     def __init__(self, name: str, options: AlignerOptions) -> None:
         super().__init__(options.symmetrization)
-        self.thot = import_thot()
+        try:
+            import thot.alignment
+        except ImportError:
+            raise ConfigurationError(
+                f"word alignment needs sil-thot, which is not installed: {installing('align')}, or give ready alignments "
+                "with --alignments"
+            ) from None
+        self.thot = thot.alignment
         self.name = name
         self._aligner: Any = None
 
@@ -160,20 +132,17 @@ class StatisticalAligner(Aligner):
         """Learn from the pairs, keeping all their words in memory; the same pairs give the same model."""
         (first, _), *_ = _STAGES[self.name]
         direct, inverse = (getattr(self.thot, first)() for _ in range(2))
-        for model in (direct, inverse):
-            if self.name == "eflomal":
-                model.seed, model.deterministic = 1, True
+        for model in (direct, inverse) if self.name == "eflomal" else ():
+            model.seed, model.deterministic = 1, True
         for pair in pairs:
             source, target = pair.words()
             direct.add_sentence_pair(source, target)
             inverse.add_sentence_pair(target, source)
-        self._aligner = self.thot.SymmetrizedAlignmentModel(
-            self._train_direction(direct, "source to target", show),
-            self._train_direction(inverse, "target to source", show),
-        )
+        there = self._train_direction(direct, "source to target", show)
+        back = self._train_direction(inverse, "target to source", show)
+        self._aligner = self.thot.SymmetrizedAlignmentModel(there, back)
 
     def _train_direction(self, model: Any, direction: str, show: bool) -> Any:
-        """Train all stages, each from the one before, and return the last model."""
         for number, (kind, iterations) in enumerate(_STAGES[self.name]):
             if number:
                 model = getattr(self.thot, kind)(model)
@@ -195,34 +164,23 @@ class StatisticalAligner(Aligner):
         return [np.argwhere(matrix.to_numpy()).astype(np.int32) for _, matrix in found]
 
 
-MUTUAL = "mutual-nearest"  # in place of a symmetrisation
-BATCH_TOKENS = 4000  # of either side, padding included
-
-
 class EncoderAligner(Aligner):
     """Links words that have subwords whose states, less the mean of their sentence, are nearest to each other by cosine.
 
     There is no training, so one sentence pair is aligned as well as a million; words beyond the encoder's maximum length
     have no links.
-
-    Args:
-        options: only `encoder` and `encoder_layer` are used.
-
-    Raises:
-        ConfigurationError: no encoder was given, or it has no such layer.
-        CheckpointError: the encoder cannot be loaded.
     """
 
     directed = False
 
     def __init__(self, options: AlignerOptions) -> None:
-        super().__init__(MUTUAL)
+        super().__init__("mutual-nearest")
         if options.encoder is None:
             raise ConfigurationError("--aligner encoder needs --encoder DIR: make one with fairseq-ccpr convert")
         device = choose_device(cpu=False)
         self.encoder = ContextEncoder.load(options.encoder).to(device)
-        layers = self.encoder.layers
-        self.layer = default_layer(layers) if options.encoder_layer is None else options.encoder_layer
+        layers = self.encoder.layers  # of which the middle one aligns best as far as measured
+        self.layer = layers // 2 if options.encoder_layer is None else options.encoder_layer
         if not 0 <= self.layer <= layers:
             raise ConfigurationError(
                 f"--encoder-layer is {self.layer}, but {options.encoder} has {layers} layers: give 0 to {layers}"
@@ -247,7 +205,8 @@ class EncoderAligner(Aligner):
         tokenizer, limit = self.encoder.tokenizer, self.encoder.max_positions
         encoded = [[tokenizer.encode(text).cut(limit) for text in (pair.source, pair.target)] for pair in pairs]
         links: list[np.ndarray] = [np.empty((0, 2), np.int32)] * len(pairs)
-        for batch in _batches(encoded):
+        longer = [max(sides, key=lambda side: side.count) for sides in encoded]
+        for batch in batches_of_like_length(list(range(len(pairs))), longer):
             sides = zip(*(encoded[number] for number in batch))
             states = [self._states(list(side)) for side in sides]
             for number, source, target in zip(batch, *states):
@@ -258,18 +217,8 @@ class EncoderAligner(Aligner):
         return links
 
     def _states(self, batch: list[Subwords]) -> Tensor:
-        """Compute the states of subwords, fp32 [S, L, H]."""
         tokens = collate(batch, self.encoder.tokenizer.pad).to(next(self.encoder.parameters()).device)
         return self.encoder.states(tokens, self.layer).float()
-
-
-def default_layer(layers: int) -> int:
-    """Return the layer whose states align best as far as measured: the middle one.
-
-    >>> default_layer(12)
-    6
-    """
-    return layers // 2
 
 
 def words_of_subwords(subwords: Subwords, words: Spans) -> np.ndarray:
@@ -283,20 +232,16 @@ def words_of_subwords(subwords: Subwords, words: Spans) -> np.ndarray:
 
 
 def linked_words(source: Tensor, target: Tensor, source_words: np.ndarray, target_words: np.ndarray) -> np.ndarray:
-    """Link words that have mutually nearest subwords.
+    """Link words that have mutually nearest subwords: int32 [A, 2], in ascending order.
 
     Args:
         source: states of subwords [at least n, H].
         target: [at least m, H].
         source_words: words of the n source subwords, bool [n, W].
         target_words: of the m target subwords, bool [m, V].
-
-    Returns:
-        Links int32 [A, 2], in ascending order.
     """
-    i, j = (
-        torch.from_numpy(np.flatnonzero(side.any(axis=1))).to(source.device) for side in (source_words, target_words)
-    )
+    sides = source_words, target_words
+    i, j = (torch.from_numpy(np.flatnonzero(side.any(axis=1))).to(source.device) for side in sides)
     if not len(i) or not len(j):
         return np.empty((0, 2), np.int32)
     similarity = _directions(source[i]) @ _directions(target[j]).T  # [n', m']
@@ -312,26 +257,8 @@ def _directions(states: Tensor) -> Tensor:
     return torch.nn.functional.normalize(states - states.mean(dim=0) if len(states) > 1 else states, dim=1)
 
 
-def _batches(encoded: list[list[Subwords]]) -> Iterator[list[int]]:
-    """Batch pairs of similar length, about BATCH_TOKENS subwords per side."""
-    lengths = [max(len(subwords.ids) for subwords in sides) for sides in encoded]
-    batch: list[int] = []
-    for number in sorted(range(len(encoded)), key=lengths.__getitem__):
-        if batch and (len(batch) + 1) * lengths[number] > BATCH_TOKENS:
-            yield batch
-            batch = []
-        batch.append(number)
-    if batch:
-        yield batch
-
-
-ENCODER = "encoder"
-
 # A new aligner is one file and one line here.
 ALIGNERS: dict[str, Callable[[AlignerOptions], Aligner]] = {
-    "ibm4": partial(StatisticalAligner, "ibm4"),
-    "hmm": partial(StatisticalAligner, "hmm"),
-    "fast-align": partial(StatisticalAligner, "fast-align"),
-    "eflomal": partial(StatisticalAligner, "eflomal"),
+    **{name: partial(StatisticalAligner, name) for name in _STAGES},
     ENCODER: EncoderAligner,
 }

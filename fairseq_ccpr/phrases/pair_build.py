@@ -31,12 +31,14 @@ from fairseq_ccpr.text.pairs import TextPairs, tell_skipped
 from fairseq_ccpr.text.words import space_spans, word_spans
 from fairseq_ccpr.timing import progress_bar
 
+_NONE = np.iinfo(np.int32).max  # the first link of a run of words without any
+TRAIN, VALID = "train", "valid"
+READY = "ready"  # in place of an aligner's name, where alignments are given
+BATCH = 1000  # sentence pairs
+
 
 def edge_rule(settings: Mapping[str, Any]) -> str:
-    """Name the rule by which words were barred from the edges of phrases.
-
-    Args:
-        settings: of an extraction, as its manifest has them; earlier versions had two more rules.
+    """Name the rule by which an extraction barred words from the edges of phrases; earlier versions had two more.
 
     >>> edge_rule({"max_edge_share": 0.003})
     'own>0.003'
@@ -60,10 +62,7 @@ class FilterCounts:
 class WordFilter:
     """Judges the words of one language, each kind once.
 
-    Args:
-        frequencies: how often each word, in lower case, occurs in the text.
-        max_share: a word that makes up a larger fraction of all words of the text is too frequent for an edge.
-        punctuation_edges: whether punctuation may stand at an edge.
+    A word, in lower case, that makes up more than `max_share` of all words of the text is too frequent for an edge.
     """
 
     def __init__(self, frequencies: Counter[str], max_share: float, punctuation_edges: bool) -> None:
@@ -111,9 +110,6 @@ class PairFilter:
         return kept
 
 
-_NONE = np.iinfo(np.int32).max  # the first link of a run of words without any
-
-
 def consistent_pairs(
     source_sizes: np.ndarray, target_sizes: np.ndarray, links: np.ndarray, max_words: int
 ) -> np.ndarray:
@@ -125,8 +121,7 @@ def consistent_pairs(
     [[0, 0, 1, 0, 1], [0, 0, 1, 0, 2], [0, 1, 2, 1, 3], [0, 1, 2, 2, 3]]
 
     Args:
-        source_sizes: int [S], source words of each sentence pair.
-        target_sizes: int [S], target words.
+        source_sizes, target_sizes: int [S], words of each sentence.
         links: int [A, 3], (sentence, source word, target word).
         max_words: the most words a phrase may have on either side.
 
@@ -157,9 +152,9 @@ def consistent_pairs(
 
 
 def _tight_boxes(length: int, source: _Ranges, target: _Ranges, sentence: np.ndarray) -> np.ndarray:
-    """List the pairs of spans of `length` source words whose target words begin and end with a link; int [4, n].
+    """List the pairs of spans of `length` source words whose target words begin and end with a link.
 
-    Rows are source start, source end, target start, target end, in words numbered through all sentences.
+    Rows of int [4, n] are source start, source end, target start, target end, in words numbered through all sentences.
     """
     start = np.arange(len(sentence) - length + 1)
     start = start[sentence[start] == sentence[start + length - 1]]
@@ -183,18 +178,10 @@ def _extend(boxes: np.ndarray, free_before: np.ndarray, free_after: np.ndarray, 
 
 
 def character_spans(words: list[list[tuple[int, int]]], sentence: np.ndarray, spans: np.ndarray) -> np.ndarray:
-    """Convert spans in words to spans in characters.
+    """Convert spans [P, 2] in words of their `sentence` [P] to spans in characters, ends exclusive.
 
     >>> character_spans([[(0, 3), (4, 9)]], np.array([0]), np.array([[0, 2]])).tolist()
     [[0, 9]]
-
-    Args:
-        words: character spans of the words of each sentence.
-        sentence: int [P], the sentence of each span.
-        spans: int [P, 2], (first word, end), ends exclusive.
-
-    Returns:
-        int [P, 2], (first character, end).
     """
     first = _starts(np.array([len(spans_of_words) for spans_of_words in words]))[sentence]
     characters = np.array([span for spans_of_words in words for span in spans_of_words])  # [W, 2]
@@ -202,7 +189,6 @@ def character_spans(words: list[list[tuple[int, int]]], sentence: np.ndarray, sp
 
 
 def _starts(sizes: np.ndarray) -> np.ndarray:
-    """Return where each sentence begins if words are numbered through all sentences, [S]."""
     return np.concatenate([[0], np.cumsum(sizes)[:-1]])
 
 
@@ -242,11 +228,6 @@ def _free_neighbours(linked: np.ndarray, sentence: np.ndarray) -> tuple[np.ndarr
     return before, after
 
 
-TRAIN, VALID = "train", "valid"
-READY = "ready"  # in place of an aligner's name, where alignments are given
-BATCH = 1000  # sentence pairs
-
-
 @dataclass(frozen=True)
 class ExtractionSettings:
     """Settings that decide which phrase pairs are extracted from a text; options of `fairseq-ccpr extract`."""
@@ -273,11 +254,7 @@ class ExtractionSettings:
     punctuation_edges: bool = option(False, "phrases may begin and end with punctuation")
 
     def check(self) -> None:
-        """Check that all values are in range and compatible.
-
-        Raises:
-            ConfigurationError: names the option.
-        """
+        """Check that all values are in range and compatible."""
         check(self)
         for name in ("encoder", "encoder_layer"):
             if self.aligner != ENCODER and getattr(self, name) is not None:
@@ -299,17 +276,7 @@ class Split:
 def usable_pairs(
     text: TextPairs, find_words: Callable[[str], Spans], max_words: int, skipped: Counter[str]
 ) -> Iterator[SentencePair]:
-    """Yield the sentence pairs of a text that have words on both sides, but not too many.
-
-    Args:
-        text: where they are.
-        find_words: from a sentence to the character spans of its words.
-        max_words: the most words a sentence may have.
-        skipped: counts the others by reason.
-
-    Raises:
-        ConfigurationError: bad text, or an alignment that does not match it.
-    """
+    """Yield the sentence pairs of a text that have words on both sides, but not too many; `skipped` counts the others."""
     for number, (source, target, alignment) in enumerate(text.read(skipped), 1):
         source_words, target_words = find_words(source), find_words(target)
         links = None
@@ -329,14 +296,9 @@ class PairExtraction:
 
     Args:
         text: the sentence pairs.
-        settings: how.
         valid: how many sentence pairs to hold out: the last of `text`, or the first of `valid_text`; None: all of that.
         valid_text: held-out sentence pairs.
         more_text: further sentence pairs for the aligner to learn from.
-        show: whether to draw progress bars.
-
-    Raises:
-        ConfigurationError: settings that cannot work, or an aligner that is not installed.
     """
 
     def __init__(
@@ -361,14 +323,7 @@ class PairExtraction:
         self.frequencies: tuple[Counter[str], Counter[str]] = Counter(), Counter()  # of either side
 
     def run(self, output: Path, name: str, languages: tuple[str, str]) -> dict[str, tuple[Split, FilterCounts]]:
-        """Extract all and write OUTPUT/train and, if pairs are held out, OUTPUT/valid.
-
-        Returns:
-            For each set, what was read and what was filtered.
-
-        Raises:
-            ConfigurationError: bad text, nothing usable in it, or filters that keep nothing.
-        """
+        """Extract all and write OUTPUT/train and, if pairs are held out, OUTPUT/valid; return the counts of each."""
         counts = {}
         with atomic_directory(output) as partial:
             splits = self.learn()
@@ -378,8 +333,14 @@ class PairExtraction:
                 skipped = dict(split.skipped)
                 manifest = PhraseManifest(name, *languages, self._described(), fingerprints, skipped)
                 with PairWriter(partial / split_name, manifest) as writer:
-                    counts[split_name] = self._write(split, writer, split_name)
-                    refuse_nothing(split_name, counts[split_name], self.settings)
+                    counts[split_name] = found = self._write(split, writer, split_name)
+                if not found.kept:
+                    raise ConfigurationError(
+                        f"no phrase pair is left in '{split_name}': {found.consistent:,} agree with the alignment, "
+                        f"{found.edges:,} were dropped for a frequent word or punctuation at an edge (--max-edge-share "
+                        f"{self.settings.max_edge_share}), {found.wordless:,} for having no letter; give a larger "
+                        "--max-edge-share or more text"
+                    )
         return {split_name: (split, counts[split_name]) for split_name, split in splits.items()}
 
     def learn(self) -> dict[str, Split]:
@@ -412,11 +373,10 @@ class PairExtraction:
             train.count -= self.valid
         for split_name, split in splits.items():
             if split.count < 1:
-                reasons = (
-                    ", ".join(f"{count:,} {reason}" for reason, count in split.skipped.items()) or "the file is empty"
-                )
+                skipped = ", ".join(f"{count:,} {reason}" for reason, count in split.skipped.items())
                 raise ConfigurationError(
-                    f"{split.text.paths[0]} leaves no sentence pair for '{split_name}' (skipped: {reasons}; held out: "
+                    f"{split.text.paths[0]} leaves no sentence pair for '{split_name}' (skipped: "
+                    f"{skipped or 'the file is empty'}; held out: "
                     f"{self.valid or 0:,}): give more text, a larger --max-words or a smaller --valid"
                 )
         return splits
@@ -425,11 +385,8 @@ class PairExtraction:
         return usable_pairs(text, self.find_words, self.settings.max_words, skipped)
 
     def _write(self, split: Split, writer: PairWriter, name: str) -> FilterCounts:
-        """Read one set for the second time and write its phrase pairs."""
-        settings = self.settings
-        pair_filter = PairFilter(
-            *(WordFilter(words, settings.max_edge_share, settings.punctuation_edges) for words in self.frequencies)
-        )
+        how = self.settings.max_edge_share, self.settings.punctuation_edges
+        pair_filter = PairFilter(*(WordFilter(words, *how) for words in self.frequencies))
         pairs = islice(self._usable(split.text, Counter()), split.first, split.first + split.count)
         with progress_bar(name, "pair", total=split.count, quiet=not self.show) as bar:
             while batch := list(islice(pairs, BATCH)):
@@ -439,7 +396,6 @@ class PairExtraction:
         return pair_filter.counts
 
     def _extract(self, batch: list[SentencePair], pair_filter: PairFilter) -> list[np.ndarray]:
-        """Return character spans [p, 4] of the phrase pairs of each sentence pair."""
         if self.aligner is not None:
             links = self.aligner.align(batch)
         else:
@@ -456,24 +412,7 @@ class PairExtraction:
         return np.split(np.column_stack([source, target]), first)
 
     def _described(self) -> dict[str, object]:
-        """Return the settings in the form that a manifest stores."""
-        settings = {
-            name: value for name, value in asdict(self.settings).items() if name not in ("encoder", "encoder_layer")
-        }
-        if self.aligner is None:
-            return settings | {"aligner": READY, "symmetrization": READY}
-        return settings | self.aligner.describe()
-
-
-def refuse_nothing(name: str, counts: FilterCounts, settings: ExtractionSettings) -> None:
-    """Refuse filters that leave a set empty.
-
-    Raises:
-        ConfigurationError: says how many pairs there were and which filter dropped them.
-    """
-    if not counts.kept:
-        raise ConfigurationError(
-            f"no phrase pair is left in '{name}': {counts.consistent:,} agree with the alignment, {counts.edges:,} were "
-            f"dropped for a frequent word or punctuation at an edge (--max-edge-share {settings.max_edge_share}), "
-            f"{counts.wordless:,} for having no letter; give a larger --max-edge-share or more text"
-        )
+        settings = asdict(self.settings)
+        del settings["encoder"], settings["encoder_layer"]
+        ready = {"aligner": READY, "symmetrization": READY}
+        return settings | (ready if self.aligner is None else self.aligner.describe())

@@ -59,15 +59,7 @@ class PhraseManifest:
 
 
 class PhrasePairs:
-    """Phrase pairs opened for reading, memory-mapped.
-
-    Attributes:
-        pairs: int32 [P, 5], (sentence, source start, source end, target start, target end), in characters.
-        manifest: their other properties.
-
-    Raises:
-        DatastoreError: missing, unfinished, damaged, or of another kind.
-    """
+    """Phrase pairs opened for reading, memory-mapped: `pairs`, int32 [P, 5], as above."""
 
     def __init__(self, directory: Path | str) -> None:
         self.directory = Path(directory)
@@ -95,12 +87,11 @@ class PhrasePairs:
 
     def pairs_of(self, number: int) -> np.ndarray:
         """Return the pairs of one sentence, int32 [p, 5]."""
-        rows = self.rows_of(number)
-        return self.pairs[rows.start : rows.stop]
+        return self.pairs[self.rows_of(number)]
 
-    def rows_of(self, number: int) -> range:
+    def rows_of(self, number: int) -> slice:
         """Return the rows in `pairs` of one sentence's pairs."""
-        return range(int(self._pair_offsets[number]), int(self._pair_offsets[number + 1]))
+        return slice(int(self._pair_offsets[number]), int(self._pair_offsets[number + 1]))
 
     def check(self) -> None:
         """Check every byte against the manifest."""
@@ -111,7 +102,6 @@ class PhrasePairs:
 
 
 def _text_files(directory: Path, side: str) -> tuple[Path, Path]:
-    """Return the text of a side, and where its lines begin."""
     return directory / f"{side}.txt", directory / f"{side}-offsets.npy"
 
 
@@ -121,12 +111,7 @@ def read_manifest(directory: Path) -> PhraseManifest:
 
 
 class PairWriter:
-    """Writes phrase pairs one sentence at a time, which is all memory holds. The manifest, written last, makes them complete.
-
-    Args:
-        directory: a folder that does not exist.
-        manifest: everything known beforehand.
-    """
+    """Writes phrase pairs one sentence at a time, which is all memory holds; the manifest, written last, completes them."""
 
     def __init__(self, directory: Path, manifest: PhraseManifest) -> None:
         self.directory, self.manifest = directory, manifest
@@ -141,7 +126,6 @@ class PairWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close the files, and finish if nothing went wrong."""
         self._pair_offsets.append(np.array([self.manifest.size]))  # where the next sentence would begin
         for text in self._texts:
             text.close()
@@ -204,15 +188,8 @@ def sample_occurrences(
 ) -> dict[str, list[tuple[str, int, int]]]:
     """Sample for each string at most `size` sentences that contain it as whole words, with its first place there.
 
-    Args:
-        paths: texts, a sentence per line; read once, whatever their size.
-        strings: the strings to look for.
-        size: sentences of each, at most.
-        excluded: sentences that do not count.
-        longer_by: the least number of characters by which a sentence must be longer than the string.
-
-    Returns:
-        By string: sentence, start and end in characters; none where a string does not occur.
+    The texts, a sentence per line, are read once. A sentence that is `excluded`, or not `longer_by` as many characters than
+    the string, does not count.
     """
     first_words = by_first_word(strings)
     samples: defaultdict[str, Sample] = defaultdict(lambda: Sample(size))

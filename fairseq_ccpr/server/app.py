@@ -34,28 +34,16 @@ PAGE_POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
+logger = logging.getLogger(__name__)
+Handler = Callable[[Parameters], Awaitable[Any]]
+SECONDS_TO_FINISH = 60  # that answers may take once the server is told to stop
 
 
 def page(settings: dict[str, Any]) -> str:
-    """Return the page; its script makes elements of data, and text of text.
-
-    Args:
-        settings: see `Service.of_page`.
-    """
-    parts = {
-        "/* style */": STYLES + _read("page.css"),
-        "/* script */": TOKENS + _read("page.js"),
-        "/* data */": as_json(settings),
-    }
-    return fill(Path(__file__).with_name("page.html"), parts)
-
-
-def _read(name: str) -> str:
-    return Path(__file__).with_name(name).read_text(encoding="utf-8")
-
-
-logger = logging.getLogger(__name__)
-Handler = Callable[[Parameters], Awaitable[Any]]
+    """Return the page for the settings of `Service.of_page`; its script makes elements of data, and text of text."""
+    html, style, script = (Path(__file__).with_name(f"page.{kind}") for kind in ("html", "css", "js"))
+    parts = {"/* style */": STYLES + style.read_text("utf-8"), "/* script */": TOKENS + script.read_text("utf-8")}
+    return fill(html, parts | {"/* data */": as_json(settings)})
 
 
 def endpoint(
@@ -69,30 +57,20 @@ def endpoint(
             if reason := foreign(request.headers, limits.host):
                 raise bad(reason, 403)
             asked = await given.read_parameters(request, limits.most_characters) | request.path_params
-            if not open_to_all:
-                _check_key(request, asked, limits.key)
+            kind, _, bearer = request.headers.get("authorization", "").partition(" ")
+            key = asked.get("api_key", bearer if kind.lower() == "bearer" else None)
+            if limits.key is not None and not open_to_all and not fits(limits.key, key):
+                raise bad("the API key is missing or wrong: send it as api_key, or as Authorization: Bearer", 403)
             response = _respond(await handler(asked), request)
         except Exception as error:
             response = _refuse(error)
-        _log(limits.log, request, asked, response.status_code, time.perf_counter() - start)
+        if limits.log != NOTHING:
+            text = f" {asked.get('q', '')!r} {asked.get('s', '')!r}" if limits.log == TEXTS else ""
+            took = 1000 * (time.perf_counter() - start)
+            logger.info("%s %s %d %.0f ms%s", request.method, request.url.path, response.status_code, took, text)
         return response
 
     return answer
-
-
-def _check_key(request: Request, asked: Parameters, key: str | None) -> None:
-    if key is None:
-        return
-    kind, _, bearer = request.headers.get("authorization", "").partition(" ")
-    if not fits(key, asked.get("api_key", bearer if kind.lower() == "bearer" else None)):
-        raise bad("the API key is missing or wrong: send it as api_key, or as Authorization: Bearer", 403)
-
-
-def _log(log: str, request: Request, asked: Parameters, status: int, seconds: float) -> None:
-    if log == NOTHING:
-        return
-    text = f" {asked.get('q', '')!r} {asked.get('s', '')!r}" if log == TEXTS else ""
-    logger.info("%s %s %d %.0f ms%s", request.method, request.url.path, status, 1000 * seconds, text)
 
 
 def _respond(answer: Any, request: Request) -> Response:
@@ -104,13 +82,10 @@ def _respond(answer: Any, request: Request) -> Response:
 
 
 def _refuse(error: Exception) -> Response:
-    """Make an error what LibreTranslate's clients read."""
     if isinstance(error, HTTPException):
         status, sentence = error.status_code, error.detail
-    elif isinstance(error, CcprError):
+    elif isinstance(error, CcprError | BusyError):
         status, sentence = (400 if isinstance(error, ConfigurationError) else 503), str(error)
-    elif isinstance(error, BusyError):
-        status, sentence = 503, str(error)
     else:
         logger.error("a request failed", exc_info=error)
         status, sentence = 500, "the server has a fault, which its log tells"
@@ -118,7 +93,6 @@ def _refuse(error: Exception) -> Response:
 
 
 async def _refused(request: Request, error: Exception) -> Response:
-    """Answer where there is no such path or method."""
     path = request.url.path
     if isinstance(error, HTTPException) and error.status_code == 405:
         allowed = sorted({*(error.headers or {}).get("Allow", "").split(", ")} - {"HEAD"})
@@ -165,11 +139,9 @@ class _Headers:
     """Adds to every answer what keeps browsers from guessing, framing, telling and keeping it."""
 
     FIELDS = (
-        (b"x-content-type-options", b"nosniff"),
-        (b"x-frame-options", b"DENY"),
-        (b"referrer-policy", b"no-referrer"),
+        (b"x-content-type-options", b"nosniff"), (b"x-frame-options", b"DENY"), (b"referrer-policy", b"no-referrer"),
         (b"cache-control", b"no-store"),
-    )
+    )  # fmt: skip
 
     def __init__(self, app: Any) -> None:
         self.app = app
@@ -183,15 +155,8 @@ class _Headers:
         await self.app(scope, receive, with_fields)
 
 
-SECONDS_TO_FINISH = 60  # that answers may take once the server is told to stop
-
-
 def listen(host: str, port: int) -> socket.socket:
-    """Bind the address, before anything is loaded; port 0 is any that is free.
-
-    Raises:
-        ConfigurationError: it is taken, or no address of this machine.
-    """
+    """Bind the address, before anything is loaded; port 0 is any that is free."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family)

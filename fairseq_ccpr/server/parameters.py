@@ -25,18 +25,17 @@ KEY_VARIABLE = "FAIRSEQ_CCPR_API_KEY"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 MIN_KEY = 8  # characters
 NOTHING, REQUESTS, TEXTS = LOGS = "nothing", "requests", "texts"
+FORM, JSON, PARTS = "application/x-www-form-urlencoded", "application/json", "multipart/form-data"
+MAY_BE_EMPTY = ("q", "s")  # texts; any other parameter that is empty is left out
+BYTES_OF_CHARACTER = 12  # at most: `\ud83d\ude00` in JSON, %F0%9F%98%80 in a form
+BYTES_BESIDE = 1 << 16  # of all parameters that are no text
+MAX_SECONDS = 30  # that a body may take to arrive
+Parameters = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Who may ask for how much, and what is written down of it.
-
-    Attributes:
-        host: the address that the server is bound to.
-        key: that requests must have; None: none.
-        most_characters: of the texts of one request.
-        log: of `LOGS`, to the standard error.
-    """
+    """Who may ask for how much, and what is written down of it."""
 
     host: str = "127.0.0.1"
     key: str | None = None
@@ -45,11 +44,7 @@ class Limits:
 
 
 def read_key(path: Path | None) -> str | None:
-    """Read the API key from a file, or else the environment; None where there is none.
-
-    Raises:
-        ConfigurationError: the file has none, or the key is too short to keep anyone out.
-    """
+    """Read the API key from a file, or else the environment; None where there is none."""
     if path is None:
         key, where = os.environ.get(KEY_VARIABLE), KEY_VARIABLE
         if key is None:
@@ -96,15 +91,6 @@ def foreign(headers: Mapping[str, str], host: str) -> str:
     return ""
 
 
-FORM, JSON, PARTS = "application/x-www-form-urlencoded", "application/json", "multipart/form-data"
-MAY_BE_EMPTY = ("q", "s")  # texts; any other parameter that is empty is left out
-BYTES_OF_CHARACTER = 12  # at most: `\ud83d\ude00` in JSON, %F0%9F%98%80 in a form
-BYTES_BESIDE = 1 << 16  # of all parameters that are no text
-MAX_SECONDS = 30  # that a body may take to arrive
-
-Parameters = dict[str, Any]
-
-
 def bad(sentence: str, status: int = 400) -> HTTPException:
     """Make the error that refuses a request."""
     return HTTPException(status, sentence)
@@ -114,9 +100,6 @@ async def read_parameters(request: Request, most_characters: int) -> Parameters:
     """Read the parameters of a request: those of its address, of a form, or of a JSON object; several `q` are a list.
 
     What is null, or empty and no text, is left out, as clients send it for what they do not ask for.
-
-    Raises:
-        HTTPException: the body is too long, too slow, or neither form nor JSON object.
     """
     given = await _read(request, most_characters)
     return {name: value for name, value in given.items() if value is not None and (value != "" or name in MAY_BE_EMPTY)}
@@ -185,11 +168,7 @@ def _by_name(pairs: list[tuple[str, str]]) -> Parameters:
 
 
 def text(parameters: Parameters, name: str, most_characters: int, default: str | None = None) -> str:
-    """Return a parameter that is one text.
-
-    Raises:
-        HTTPException: it is missing, no text, no Unicode, or too long.
-    """
+    """Return a parameter that is one text, and not too long."""
     value = parameters.get(name, default)
     if value is None:
         raise bad(f"the parameter {name} is missing")
@@ -200,11 +179,7 @@ def text(parameters: Parameters, name: str, most_characters: int, default: str |
 
 
 def texts(parameters: Parameters, name: str, most_characters: int) -> list[str]:
-    """Return a parameter that is a text or a list of them, as a list.
-
-    Raises:
-        HTTPException: as `text`; the limit is for all together, an empty one counting as a character.
-    """
+    """Return a parameter that is a text or a list of them, as a list; an empty one counts as a character."""
     value = parameters.get(name)
     if not isinstance(value, list):
         return [text(parameters, name, most_characters)]
@@ -215,11 +190,7 @@ def texts(parameters: Parameters, name: str, most_characters: int) -> list[str]:
 
 
 def number(parameters: Parameters, name: str, default: int) -> int:
-    """Return a parameter that is a whole number; below 0 it is 0.
-
-    Raises:
-        HTTPException: it is none.
-    """
+    """Return a parameter that is a whole number; below 0 it is 0."""
     value = parameters.get(name, default)
     digits = str(value)
     if isinstance(value, bool) or not re.fullmatch("-?[0-9]{1,9}", digits):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import Future
 from functools import partial
 from typing import Any, TypeVar
 
@@ -26,12 +25,7 @@ T = TypeVar("T")
 
 
 class Service:
-    """Answers the requests.
-
-    Args:
-        translator: which only the work of this service may use from now on.
-        limits: who may ask for how much.
-    """
+    """Answers the requests; only this may use the translator from now on."""
 
     def __init__(self, translator: Translator, limits: Limits) -> None:
         self.work, self.limits = Work(translator), limits
@@ -45,16 +39,11 @@ class Service:
     def of_page(self) -> dict[str, Any]:
         """Return what the page wants to know of this server."""
         return {
-            "source_language": language_code(self.source),
-            "target_language": language_code(self.target),
+            "source_language": language_code(self.source), "target_language": language_code(self.target),
             "names": {"source": name_of(self.source), "target": name_of(self.target)},
-            "memories": self.memories,
-            "explains": self.explains,
-            "learns": self.learns,
-            "key": self.limits.key is not None,
-            "score_name": "",
-            "texts": [],
-        }
+            "memories": self.memories, "explains": self.explains, "learns": self.learns,
+            "key": self.limits.key is not None, "score_name": "", "texts": [],
+        }  # fmt: skip
 
     # ---- LibreTranslate's
 
@@ -96,17 +85,12 @@ class Service:
 
     async def settings(self, asked: Parameters) -> dict[str, Any]:
         """Say what clients can ask for."""
+        pair = {"source": self.source, "target": self.target}
         return {
-            "apiKeys": self.limits.key is not None,
-            "charLimit": self.limits.most_characters,
-            "keyRequired": self.limits.key is not None,
-            "suggestions": self.learns,
-            "supportedFilesFormat": [],
-            "language": {
-                "source": {"code": language_code(self.source), "name": name_of(self.source)},
-                "target": {"code": language_code(self.target), "name": name_of(self.target)},
-            },
-        }
+            "apiKeys": self.limits.key is not None, "charLimit": self.limits.most_characters,
+            "keyRequired": self.limits.key is not None, "suggestions": self.learns, "supportedFilesFormat": [],
+            "language": {side: {"code": language_code(one), "name": name_of(one)} for side, one in pair.items()},
+        }  # fmt: skip
 
     # ---- what is learned
 
@@ -150,12 +134,11 @@ class Service:
             signature = await self._call(lambda translator: translator.signature)
             return unexplained(found, (language_code(self.source), language_code(self.target)), signature or "")
         tokens = await self._call(lambda translator: encode_sentences(translator, sentences))
-        return await self._done(self.work.explain(sentences, tokens))
+        return await asyncio.wrap_future(self.work.explain(sentences, tokens))
 
     # ---- how
 
     def _check_languages(self, asked: Parameters) -> None:
-        """Refuse another pair; what is left out is the model's."""
         for name, own in (("source", self.source), ("target", self.target)):
             code = given.text(asked, name, 100, own)
             if not same_language(code, own) and (name, code) != ("source", AUTO):
@@ -166,18 +149,14 @@ class Service:
         return {"confidence": round(confidence, 1), "language": language_code(self.source)}
 
     async def _translated(self, sentences: list[str]) -> list[Translation]:
-        """Translate sentences, each of which must have a translation."""
-        found = await self._done(self.work.translate(sentences))
+        found = await asyncio.wrap_future(self.work.translate(sentences))
         for number, one in enumerate(found, 1):
             if one.fault:
                 raise bad(f"sentence {number} has no translation: {one.fault}")
         return found
 
     async def _call(self, function: Callable[[Translator], T]) -> T:
-        return await self._done(self.work.call(function))
-
-    async def _done(self, future: Future[T]) -> T:
-        return await asyncio.wrap_future(future)
+        return await asyncio.wrap_future(self.work.call(function))
 
 
 def joined(text: Segments, translations: list[Translation], alternatives: int) -> list[str]:
@@ -190,6 +169,5 @@ def joined(text: Segments, translations: list[Translation], alternatives: int) -
 
 
 def _known(translator: Translator, text: str) -> float:
-    """Return how many in 100 of the subwords of a text the source dictionary has."""
     ids = encode(text, translator.task)[:-1]
     return 100 * float((ids != translator.task.source_dictionary.unk()).float().mean()) if len(ids) else 0.0

@@ -12,9 +12,7 @@ TEXT, HTML = "text", "html"
 # Where a sentence may end: marks, what closes with them, and space, which Chinese and Japanese do without.
 _END = re.compile(r"[.!?…]+[\"'”“’‘»«)\]]*\s+|[。！？]+[」』”]*\s*")
 _OPENING = "\"'“„«‘‚([¿¡-–— "
-_ABBREVIATIONS = """
-abs bd bzw ca cf dr etc evtl fig ggf hl jr mr mrs ms nr prof sog sr st str tel usw vgl vol vs
-"""
+_ABBREVIATIONS = "abs bd bzw ca cf dr etc evtl fig ggf hl jr mr mrs ms nr prof sog sr st str tel usw vgl vol vs"
 _NO_END = frozenset(_ABBREVIATIONS.split())
 _SCRIPTS = ("script", "style")
 # Elements that are kept unless they say translate="yes": what computers read or write.
@@ -79,8 +77,6 @@ class Segments:
 
 
 class _Reader(HTMLParser):
-    """Keeps tags, comments and what is not to be translated as parts of their own."""
-
     def __init__(self) -> None:
         super().__init__(convert_charrefs=True)
         self.segments = Segments(escape=lambda text: html.escape(text, quote=False))
@@ -91,7 +87,6 @@ class _Reader(HTMLParser):
 
     @property
     def kept(self) -> bool:
-        """Whether text is kept that comes now."""
         return bool(self.open) and self.open[-1][1]
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -139,7 +134,6 @@ class _Reader(HTMLParser):
 
 
 def _sentences(text: str) -> Iterator[tuple[int, int]]:
-    """Find where sentences begin and end; a line ends one, too."""
     for line in re.finditer(r"[^\n\r]+", text):
         start, last = line.span()
         for mark in _END.finditer(text, start, last):
@@ -164,7 +158,6 @@ def _ends(text: str, start: int, mark: re.Match[str]) -> bool:
 
 
 def _trimmed(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
-    """Leave out the space around a sentence, and the sentence where it is nothing else."""
     sentence = text[start:end]
     start, end = end - len(sentence.lstrip()), start + len(sentence.rstrip())
     if start < end:

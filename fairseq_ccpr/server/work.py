@@ -26,50 +26,10 @@ COMPACTED_AT = 20_000  # learned entries
 SHARE = 8  # or one learned entry per this many of the datastore's own, if that is more: its index is rebuilt
 
 logger = logging.getLogger(__name__)
-
-
-class Upkeep:
-    """Compacts the datastore of a translator in a thread, when much was learned alongside it.
-
-    Args:
-        translator: whose memory it looks at.
-    """
-
-    def __init__(self, translator: Translator) -> None:
-        self.translator = translator
-        self._thread: Thread | None = None
-        self._failed = False
-
-    def look(self) -> None:
-        """Begin, where it is time to."""
-        if self._failed or (self._thread is not None and self._thread.is_alive()):
-            return
-        if self.translator.find_memory(TokenMemory.name) is None:
-            return
-        memory = learned_memory(self.translator)
-        if memory.entries.index.size >= max(COMPACTED_AT, memory.store.datastore.section.size // SHARE):
-            self._thread = Thread(target=self._compact, name="upkeep")
-            self._thread.start()
-
-    def close(self) -> None:
-        """End what was begun."""
-        self.translator.close()
-        if self._thread is not None:
-            self._thread.join()
-
-    def _compact(self) -> None:
-        try:
-            self.translator.compact()
-        except CcprError as error:
-            self._failed = True  # it would fail again with the next pair
-            logger.warning("%s", error)
-
-
 BATCH = 32  # sentences translated together, at most: pairs to be learned wait that long
 EXPLAINED = 4  # sentences that are explained in a round, at most: each takes several times as long
 NEIGHBOURS = 16  # that are kept of each token
 MAX_WAITING = 1000  # requests
-
 T = TypeVar("T")
 
 
@@ -96,14 +56,11 @@ class Asked:
 
 
 class Work:
-    """Translate for several clients with one translator, in a thread of its own.
+    """Translate for several clients with one translator, in a thread of its own, which alone may use it.
 
     Each round takes the same number of sentences from every request that waits, so that a long text keeps nobody waiting,
     whether it is translated or explained. Before a round all calls are made that wait, such as `Translator.learn`: what was
-    learned counts from that round on.
-
-    Args:
-        translator: which nothing else may use from now on.
+    learned counts from that round on. All raise `BusyError` where too much waits.
     """
 
     def __init__(self, translator: Translator) -> None:
@@ -112,7 +69,8 @@ class Work:
         self._calls: deque[tuple[Callable[[Translator], Any], Future[Any]]] = deque()
         self._changed = Condition()
         self._closing = False
-        self._upkeep = Upkeep(translator)
+        self._compaction: Thread | None = None
+        self._compaction_failed = False
         self._thread = Thread(target=self._run, name="translator")
         self._thread.start()
 
@@ -122,27 +80,15 @@ class Work:
         return self._thread.is_alive()
 
     def translate(self, sentences: list[str]) -> Future[list[Translation]]:
-        """Translate sentences, which may share batches with those of others.
-
-        Raises:
-            BusyError: too much waits.
-        """
+        """Translate sentences, which may share batches with those of others."""
         return self._ask(Asked(sentences))
 
     def explain(self, sentences: list[str], tokens: dict[int, Tensor]) -> Future[Explanation]:
-        """Explain those of some sentences whose tokens are given, by their numbers.
-
-        Raises:
-            BusyError: too much waits.
-        """
+        """Explain those of some sentences whose tokens are given, by their numbers."""
         return self._ask(Asked(sentences, tokens))
 
     def call(self, function: Callable[[Translator], T]) -> Future[T]:
-        """Call a function with the translator.
-
-        Raises:
-            BusyError: too much waits.
-        """
+        """Call a function with the translator."""
         done: Future[T] = Future()
         with self._accepting():
             self._calls.append((function, done))
@@ -159,11 +105,12 @@ class Work:
             self._closing = True
             self._changed.notify()
         self._thread.join()
-        self._upkeep.close()
+        self.translator.close()
+        if self._compaction is not None:
+            self._compaction.join()
 
     @contextmanager
     def _accepting(self) -> Iterator[None]:
-        """Hold the lock of what waits while a request is added, and wake the thread then."""
         with self._changed:
             if self._closing or not self.alive:
                 raise BusyError("the server is shutting down")
@@ -182,8 +129,26 @@ class Work:
                 self._calls.clear()
             for call in calls:
                 self._make(*call)
-            self._upkeep.look()
+            self._keep_small()
             self._round()
+
+    def _keep_small(self) -> None:
+        """Compact the datastore in a thread of its own, where much was learned alongside it."""
+        if self._compaction_failed or (self._compaction is not None and self._compaction.is_alive()):
+            return
+        if self.translator.find_memory(TokenMemory.name) is None:
+            return
+        memory = learned_memory(self.translator)
+        if memory.entries.index.size >= max(COMPACTED_AT, memory.store.datastore.section.size // SHARE):
+            self._compaction = Thread(target=self._compact, name="upkeep")
+            self._compaction.start()
+
+    def _compact(self) -> None:
+        try:
+            self.translator.compact()
+        except CcprError as error:
+            self._compaction_failed = True  # it would fail again with the next pair
+            logger.warning("%s", error)
 
     def _make(self, function: Callable[[Translator], T], done: Future[T]) -> None:
         if not done.set_running_or_notify_cancel():
@@ -194,7 +159,6 @@ class Work:
             done.set_exception(error)
 
     def _round(self) -> None:
-        """Translate and explain some sentences of every request that waits; who had a turn waits behind the others."""
         with self._changed:
             waiting = [asked for asked in self._asked if asked.begin()]
         translated = [asked for asked in waiting if asked.tokens is None][:BATCH]

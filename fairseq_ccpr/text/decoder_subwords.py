@@ -26,9 +26,7 @@ from fairseq_ccpr.text.words import LETTER, MARK, SIGNS, SPACE, kinds_of
 
 MAX_UNKNOWN = 0.1  # fraction of unknown pieces above which the subwords are not the model's
 ENOUGH_PIECES = 1000  # before that fraction says anything: one line in another script may have a dozen
-ENOUGH_KNOWN = (
-    0.5  # fraction of a dictionary that its own SentencePiece model has at least; the rest are rare characters
-)
+ENOUGH_KNOWN = 0.5  # fraction of a dictionary that its own SentencePiece model has; the rest are rare characters
 RARE = 0.001  # fraction of a dictionary's symbols below which a mark in them is chance
 SIGN = '"'  # for any that words may stand after
 SEPARATOR = "@@"  # how subword-nmt and fastBPE mark a piece inside a word
@@ -88,21 +86,16 @@ class DecoderSubwords:
         model: digest of all that tokenizer and BPE were made from; None where it is not known.
 
     Attributes:
-        pieces: how many pieces the sentences split so far have.
-        unknown: how many of them the dictionary does not have.
+        pieces, unknown: how many pieces the sentences split so far have, and how many the dictionary does not.
 
     Raises:
         ConfigurationError: `bpe` is of another kind, or not of the kind that made the dictionary's symbols.
     """
 
     def __init__(
-        self,
-        tokenizer: Any,
-        bpe: Any,
-        dictionary: Dictionary,
-        tags: Collection[str] = frozenset(),
+        self, tokenizer: Any, bpe: Any, dictionary: Dictionary, tags: Collection[str] = frozenset(),
         model: str | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.model = model
         self.tokenizer, self.bpe, self.dictionary = _for_target_text(tokenizer), bpe, dictionary
         self.tags = frozenset(tags)
@@ -123,23 +116,16 @@ class DecoderSubwords:
         if not self.mark:
             return WordBorders(*np.zeros((2, len(symbols)), bool))
         in_words = LETTER + MARK
-        open_ended = (
-            symbols if self.mark == BLANK else [s.removesuffix(self.mark) * s.endswith(self.mark) for s in symbols]
-        )
-        ends, begins = (
-            kinds_of("".join(one[at] if one else " " for one in some)) for some, at in ((open_ended, -1), (symbols, 0))
-        )
+        mark = "" if self.mark == BLANK else self.mark  # whose pieces leave open how their words end
+        ends = kinds_of("".join(s.removesuffix(mark)[-1:] * s.endswith(mark) or " " for s in symbols))
+        begins = kinds_of("".join(s[:1] or " " for s in symbols))
         found = WordBorders(*(np.array([kind in in_words for kind in kinds]) for kinds in (ends, begins)))
         for markers in found:
             markers[: self.dictionary.nspecial] = False
         return found
 
     def split(self, text: str) -> Pieces:
-        """Tokenise a sentence of the target language as fairseq does.
-
-        Raises:
-            ConfigurationError: more than `MAX_UNKNOWN` of the pieces so far are unknown.
-        """
+        """Tokenise a sentence as fairseq does; refuse where more than `MAX_UNKNOWN` of the pieces so far are unknown."""
         pieces = self.split_unchecked(text)
         self.pieces += len(pieces.ids)
         self.unknown += pieces.ids.count(self.dictionary.unk())
@@ -157,11 +143,7 @@ class DecoderSubwords:
 
     @staticmethod
     def check_known(pieces: int, unknown: int) -> None:
-        """Refuse subwords of which the dictionary lacks too many.
-
-        Raises:
-            ConfigurationError: says how many, and what to do.
-        """
+        """Refuse subwords of which the dictionary lacks too many."""
         if pieces >= ENOUGH_PIECES and unknown > MAX_UNKNOWN * pieces:
             raise ConfigurationError(
                 f"{unknown / pieces:.0%} of the pieces of retrieved sentences are not in the target dictionary: "
@@ -172,11 +154,8 @@ class DecoderSubwords:
     def slice(self, pieces: Pieces, start: int, end: int) -> list[int] | None:
         """Return the token ids with which the decoder emits text[start:end], whole words, in its sentence.
 
-        A piece that is only the space before a word is written with it.
-
-        Returns:
-            None where a piece at a border holds part of the adjacent text, or a piece is unknown or was not found in
-            the text.
+        A piece that is only the space before a word is written with it. None where a piece at a border holds part of the
+        adjacent text, or a piece is unknown or was not found in the text.
         """
         first, stop = bisect_left(pieces.starts, start), bisect_left(pieces.starts, end)
         if first == stop or not start < pieces.ends[stop - 1] <= end or (first and pieces.ends[first - 1] > start):
@@ -192,11 +171,7 @@ class DecoderSubwords:
         return ids[: ids.index(unknown)] if unknown in ids else ids
 
     def written(self, text: str, start: int, end: int, most: int) -> tuple[list[int], list[int]]:
-        """Return the token ids of text[start:end], whole words, and up to `most` of what follows in its sentence.
-
-        Returns:
-            Two empty lists where the decoder cannot generate it, see `slice`.
-        """
+        """Return the ids of text[start:end], whole words, and up to `most` that follow; empty where `slice` has none."""
         pieces = self.split(text)
         ids = self.slice(pieces, start, end) or []
         return ids, self.following(pieces, end, most) if ids else []
@@ -206,15 +181,10 @@ class DecoderSubwords:
 
         Only SentencePiece leaves open whether a word has ended; in scripts without spaces nothing grows.
         """
-        growing: list[bool] = (self.borders.going_on & self.marks_beginnings).tolist()
-        return growing
+        return list((self.borders.going_on & self.marks_beginnings).tolist())
 
     def recover(self, source_dictionary: Dictionary, ids: Tensor) -> str:
-        """Recover the text of a source sentence from its ids [L]; padding and markers are left out.
-
-        Raises:
-            ConfigurationError: the BPE is not of the kind that made the dictionary's symbols.
-        """
+        """Recover the text of a source sentence from its ids [L]; padding and markers are left out."""
         left_out = {source_dictionary.index(tag) for tag in self.tags if tag in source_dictionary}
         left_out.add(source_dictionary.pad())
         known = [i for i in ids.tolist() if i not in left_out]
@@ -226,7 +196,6 @@ class DecoderSubwords:
         return self.tokenizer.decode(text) if self.tokenizer is not None else text
 
     def _place(self, text: str) -> list[Placed]:
-        """Return the symbols of a text, with the characters each stands for."""
         if self.tokenizer is None:
             return self._place_pieces(text)
         tokenised = self.tokenizer.encode(text)
@@ -235,7 +204,6 @@ class DecoderSubwords:
         return [(symbol, *origins.span(start, end)) for symbol, start, end in self._place_pieces(tokenised)]
 
     def _place_pieces(self, text: str) -> list[Placed]:
-        """Return the symbols of tokenised text; like fairseq, white space of any kind parts them."""
         bpe = for_target(self.bpe)
         if self.mark == BLANK:
             pieces = piece_spans(bpe.sp, text)
@@ -249,7 +217,6 @@ class DecoderSubwords:
         return [(symbol, *origins.span(end - len(s), end)) for symbol, s, end in zip(symbols, surfaces, ends)]
 
     def _check_mark(self, dictionary: Dictionary, trouble: str, example: str) -> None:
-        """Refuse a dictionary whose symbols are not what the BPE makes; words are fine where they need no joining."""
         found = _mark_of_dictionary(dictionary)
         if found != self.mark and (found or self.mark == BLANK):
             raise ConfigurationError(f"{trouble} ({example[:60]}): they are {_KINDS_OF_SYMBOLS[found]}")
@@ -291,7 +258,6 @@ class _Origins:
         return cls([*starts, *[at] * rest, len(text)], [*ends, *[len(text) + 1] * (rest + 1)])
 
     def span(self, start: int, end: int) -> tuple[int, int]:
-        """Return what the characters from `start` to `end` were made from."""
         return self.starts[start], self.ends[end - 1] if end > start else self.starts[start]
 
 
@@ -312,11 +278,7 @@ def loading_subwords(words: list[str]) -> Iterator[None]:
 
 
 def check_subwords(dictionary: Dictionary, bpe: Any, post_process: str | None = None) -> None:
-    """Check that a subword model or `--remove-bpe` can turn a dictionary's symbols into text.
-
-    Raises:
-        ConfigurationError: its symbols are subwords, and nothing joins them, or what is given was not made for them.
-    """
+    """Refuse a subword model or `--remove-bpe` that does not turn a dictionary's symbols into text."""
     found = _mark_of_dictionary(dictionary)
     if bpe is None:
         if found and (post_process is None or (found == BLANK) != (post_process == "sentencepiece")):
@@ -347,18 +309,14 @@ def _for_target_text(tokenizer: Any) -> Any:
     if not isinstance(tokenizer, MosesTokenizer):
         return tokenizer
     given = tokenizer.cfg
-    return type(tokenizer)(
-        MosesTokenizerConfig(
-            source_lang=given.target_lang,
-            target_lang=given.source_lang,
-            moses_no_dash_splits=given.moses_no_dash_splits,
-            moses_no_escape=given.moses_no_escape,
-        )
-    )
+    swapped = MosesTokenizerConfig(
+        source_lang=given.target_lang, target_lang=given.source_lang,
+        moses_no_dash_splits=given.moses_no_dash_splits, moses_no_escape=given.moses_no_escape,
+    )  # fmt: skip
+    return type(tokenizer)(swapped)
 
 
 def _mark_of_bpe(bpe: Any) -> str:
-    """Return the mark by which its pieces tell where words begin or end."""
     if bpe is None:
         return ""
     if isinstance(bpe, SentencepieceBPE):
@@ -372,7 +330,6 @@ def _mark_of_bpe(bpe: Any) -> str:
 
 
 def _mark_of_dictionary(dictionary: Dictionary) -> str:
-    """Return the mark by which its symbols tell where words begin or end; empty if they are words."""
     symbols = dictionary.symbols[dictionary.nspecial :]
     counts = {mark: sum(mark in symbol for symbol in symbols) for mark in (BLANK, SEPARATOR)}
     mark = max(counts, key=counts.__getitem__)

@@ -39,13 +39,7 @@ class Glossary:
     """Terms of a TSV: a source term, and after tabs its translations, variants of which any will do, as on further lines.
 
     A term is found as whole words, in scripts without spaces anywhere, however it is composed, capitalised or hyphenated; of
-    terms that overlap the longest counts, and of these the first.
-
-    Attributes:
-        searched, found: how many sentences terms were looked for in, and how many terms were found.
-
-    Raises:
-        ConfigurationError: a line without a source term or without a translation, or no line at all.
+    terms that overlap the longest counts, and of these the first. `searched` and `found` count sentences and terms.
     """
 
     def __init__(self, path: Path) -> None:
@@ -65,9 +59,7 @@ class Glossary:
         columns = [" ".join(column.split()) for column in line.split("\t")]
         where = f"--glossary: {self.path}, line {number}"
         source, *targets = columns
-        targets = [
-            target for target in targets if _UNSEEN.sub("", target)
-        ]  # spreadsheets end short lines with empty cells
+        targets = [one for one in targets if _UNSEEN.sub("", one)]  # spreadsheets end short lines with empty cells
         term = _read(source)[0]
         if not term or not targets:
             missing = "target" if term else "source"

@@ -44,11 +44,7 @@ def one_line(text: str) -> str:
 
 @contextmanager
 def open_packed(path: Path) -> Iterator[Any]:
-    """Open a file, compressed or not, for reading bytes.
-
-    Raises:
-        ConfigurationError: it is damaged, also where that shows only while it is read.
-    """
+    """Open a file, compressed or not, for reading bytes; damage may show only while it is read."""
     with PACKED.get(path.suffix.lower(), open)(path, "rb") as stream:
         try:
             yield stream
@@ -57,16 +53,11 @@ def open_packed(path: Path) -> Iterator[Any]:
 
 
 def read_lines(path: Path) -> Iterator[str]:
-    """Read the lines of a UTF-8 text without their ends.
-
-    Raises:
-        ConfigurationError: a line that is not UTF-8, by its number.
-    """
+    """Read the lines of a UTF-8 text without their ends."""
     return (line for line in _read(path, None) if line is not None)
 
 
 def _read(path: Path, skipped: Counter[str] | None) -> Iterator[str | None]:
-    """Read lines; where they are counted, one that is not UTF-8 is None."""
     with open_packed(path) as stream:
         yield from _decoded(stream, str(path), skipped)
 
@@ -94,7 +85,6 @@ def _decoded(stream: Iterable[bytes], name: str, skipped: Counter[str] | None = 
 
 
 def _wide_encoding(line: bytes) -> str | None:
-    """Tell by its first line whether a text has two or four bytes for each character, as some programs save it."""
     marks = {codecs.BOM_UTF32_LE: "utf-32", codecs.BOM_UTF32_BE: "utf-32"}
     marks |= {codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
     for mark, encoding in marks.items():
@@ -109,8 +99,7 @@ def read_pairs(path: Path, empty_lines: bool = False, skipped: Counter[str] | No
 
     Args:
         empty_lines: whether an empty line is a pair of empty texts.
-        skipped: counts lines that are no pair, by a few words that say why; they are left out then. Otherwise the first is
-            an error.
+        skipped: counts lines that are no pair, by reason, and leaves them out; without it the first is an error.
     """
     for number, line in enumerate(_read(path, skipped), 1):
         if line is None:
@@ -130,11 +119,7 @@ def read_pairs(path: Path, empty_lines: bool = False, skipped: Counter[str] | No
 
 
 def reasons(skipped: Counter[str]) -> str:
-    """List what was left out, by reason.
-
-    >>> reasons(Counter(["a line is empty"]))
-    '1: a line is empty'
-    """
+    """List what was left out, by reason."""
     return "; ".join(f"{count:,}: {reason}" for reason, count in skipped.most_common())
 
 
@@ -159,13 +144,9 @@ class TextPairs:
         return [path for path in (self.source, self.target, self.pairs, self.alignments) if path is not None]
 
     def read(self, skipped: Counter[str]) -> Iterator[tuple[str, str, str | None]]:
-        """Yield source, target and alignment of each line; the alignment is None where there are none. Lines may be empty.
+        """Yield source, target and alignment, if any, of each line; lines may be empty.
 
-        Args:
-            skipped: counts lines that are no pair; an error where there are alignments, which belong to lines.
-
-        Raises:
-            ConfigurationError: as above.
+        Lines that are no pair are counted in `skipped`; an error where there are alignments, which belong to lines.
         """
         if self.pairs is not None:
             rows: Iterator[tuple[str, ...]] = read_pairs(self.pairs, True, None if self.alignments else skipped)
@@ -187,11 +168,7 @@ class TextPairs:
 
 
 def read_together(one: Path, two: Path, skipped: Counter[str] | None = None) -> Iterator[tuple[str, str]]:
-    """Read the lines of two files side by side, which must be equally many.
-
-    Args:
-        skipped: as of `read_pairs`.
-    """
+    """Read the lines of two files side by side, which must be equally many; `skipped` as of `read_pairs`."""
     counts = [0, 0]
     for left, right in zip_longest(_read(one, skipped), _read(two, skipped), fillvalue="\n"):  # which no line has
         counts[0] += left != "\n"

@@ -42,10 +42,7 @@ def as_rows(pieces: Pieces) -> np.ndarray:
 def cut_phrases(spans: np.ndarray, split: SplitSentences, unknown: int) -> Cuts:
     """Find the subwords of phrases: those of `DecoderSubwords.slice`, and what `following` says of the rest.
 
-    Args:
-        spans: int64 [R, 3], which of the n sentences, start and end in characters.
-        split: the sentences.
-        unknown: the id of unknown subwords.
+    Spans are int64 [R, 3]: which of the n sentences, start and end in characters.
     """
     sentences, start, end = spans.T.astype(np.int64)
     ids, starts, ends, bounds = split

@@ -14,14 +14,12 @@ from sentencepiece import SentencePieceProcessor
 from fairseq_ccpr.errors import ConfigurationError, installing
 
 SPECIALS = ["<unk>", "<s>", "</s>"]  # the first pieces of a model
+PAIR = "sentencepiece_pair"
+_TAG = re.compile(r"\s*(>>[\w-]+<<)\s*")  # what names the target language, in front of a source sentence
 
 
 def read_pieces(model: bytes) -> list[str]:
-    """Return the pieces of a model, by id.
-
-    Raises:
-        RuntimeError: these bytes are no model.
-    """
+    """Return the pieces of a model, by id; RuntimeError where these bytes are none."""
     processor = SentencePieceProcessor()
     processor.LoadFromSerializedProto(model)
     return processor.id_to_piece(list(range(len(processor))))
@@ -38,9 +36,8 @@ def make_model(pieces: Iterable[tuple[str, float]], normalizer_spec: bytes) -> b
     kinds = messages.ModelProto.SentencePiece
     made = [kinds(piece=text, score=0, type=kinds.CONTROL if at else kinds.UNKNOWN) for at, text in enumerate(SPECIALS)]
     made += [kinds(piece=text, score=score) for text, score in pieces]
-    return replace_pieces(
-        messages.ModelProto(normalizer_spec=messages.NormalizerSpec.FromString(normalizer_spec)), made
-    )
+    spec = messages.NormalizerSpec.FromString(normalizer_spec)
+    return replace_pieces(messages.ModelProto(normalizer_spec=spec), made)
 
 
 def replace_pieces(message: Any, pieces: Iterable[Any]) -> bytes:
@@ -63,10 +60,6 @@ def _messages() -> Any:
             f"making a SentencePiece model needs protobuf ({str(error).splitlines()[0]}): {installing('encoder')}"
         ) from None
     return sentencepiece_model_pb2
-
-
-PAIR = "sentencepiece_pair"
-_TAG = re.compile(r"\s*(>>[\w-]+<<)\s*")  # what names the target language, in front of a source sentence
 
 
 @dataclass

@@ -42,42 +42,29 @@ class Subwords:
         """Keep the first `limit` subwords and the markers: for texts longer than `ContextEncoder.max_positions`."""
         if len(self.ids) <= limit + 2:
             return self
-        head = slice(limit + 1)
-        return Subwords(
-            self.text, [*self.ids[head], self.ids[-1]], [*self.starts[head], self.starts[-1]],
-            [*self.ends[head], self.ends[-1]],
-        )  # fmt: skip
+        return Subwords(self.text, *([*every[: limit + 1], every[-1]] for every in (self.ids, self.starts, self.ends)))
 
     def around(self, first: int, last: int, limit: int) -> tuple[Subwords, int]:
-        """Keep `limit` subwords around some of them, as many before as after where there are enough.
-
-        Args:
-            first: the first of these in `ids`, at least 1.
-            last: the last, at most n.
-            limit: at least last + 1 - first.
+        """Keep `limit` subwords around those from `first` to `last` in `ids`, as many before as after if possible.
 
         Returns:
             The subwords with the markers, and how many were taken away before.
         """
         count = len(self.ids) - 2
         before = max(0, min(first - 1 - (limit - (last + 1 - first)) // 2, count - limit))
-        ids, starts, ends = (
-            [all_of[0], *all_of[1:-1][before : before + limit], all_of[-1]]
-            for all_of in (self.ids, self.starts, self.ends)
-        )
-        return Subwords(self.text, ids, starts, ends), before
+        columns, kept = (self.ids, self.starts, self.ends), slice(1 + before, min(1 + before + limit, count + 1))
+        return Subwords(self.text, *([some[0], *some[kept], some[-1]] for some in columns)), before
 
 
 class SubwordTokenizer(ABC):
-    """From text to the ids of an encoder's dictionary: <s> <pad> </s> <unk>, the pieces, <mask>.
-
-    Subclasses split text and know their file; `fairseq_ccpr.text.tokenizers.load_tokenizer` chooses one.
-    """
+    """From text to the ids of an encoder's dictionary: <s> <pad> </s> <unk>, the pieces, <mask>."""
 
     filename: str  # of the file that makes a directory one of this tokenizer
 
     def __init__(self, symbols: Sequence[str]) -> None:
-        self.dictionary = make_dictionary(symbols)
+        self.dictionary = Dictionary()
+        for symbol in (*symbols, MASK):
+            self.dictionary.add_symbol(symbol)
 
     @property
     def symbols(self) -> list[str]:
@@ -127,21 +114,8 @@ class SubwordTokenizer(ABC):
         (directory / self.filename).write_bytes(self.content)
 
 
-def make_dictionary(symbols: Iterable[str]) -> Dictionary:
-    """Make a dictionary of pieces, in order, with fairseq's four specials before and <mask> after them."""
-    dictionary = Dictionary()
-    for symbol in symbols:
-        dictionary.add_symbol(symbol)
-    dictionary.add_symbol(MASK)
-    return dictionary
-
-
 def read_symbols(path: Path) -> list[str]:
-    """Read the pieces of a dict.txt.
-
-    Raises:
-        CheckpointError: it is missing or damaged.
-    """
+    """Read the pieces of a dict.txt."""
     if not path.is_file():
         raise CheckpointError(f"{path.parent} has no {path.name}: an encoder's folder names its subwords there")
     try:
@@ -176,11 +150,8 @@ def subword_bounds(subwords: Subwords, start: int, end: int) -> tuple[int, int] 
     """Find the indices in `subwords.ids` of the first and the last subword of text[start:end], whole words.
 
     A piece that begins with a space belongs to the word after it; one that is space alone, to none. Where one piece holds
-    a word and adjacent punctuation, the word has the piece, and the punctuation alone has none.
-
-    Returns:
-        None where a piece at a border holds letters of a neighbouring word too (two Chinese characters in one piece, of
-        one is meant), or where the text was cut before its end.
+    a word and adjacent punctuation, the word has the piece, and the punctuation alone has none. None where a piece at a
+    border holds letters of a neighbouring word too (two Chinese characters in one piece), or where the text was cut.
     """
     stop = len(subwords.ids) - 1
     first = bisect_right(subwords.ends, start, 1, stop)

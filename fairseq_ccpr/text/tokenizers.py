@@ -16,6 +16,13 @@ from fairseq_ccpr.text.subwords import DICTIONARY, SubwordTokenizer, read_symbol
 from fairseq_ccpr.text.words import SPACE, kinds_of
 
 BLANK = "▁"  # how a piece writes the space before it
+CONTINUED = "##"  # how a piece says that it does not begin a word
+LONGEST_WORD = 100  # characters; what is longer is unknown as a whole, as in BERT
+DROPPED = ("Cc", "Cf", "Co")  # categories of characters that it does not see
+IDEOGRAPHS = [
+    (0x4E00, 0x9FFF), (0x3400, 0x4DBF), (0x20000, 0x2A6DF), (0x2A700, 0x2B73F), (0x2B740, 0x2B81F), (0x2B820, 0x2CEAF),
+    (0xF900, 0xFAFF), (0x2F800, 0x2FA1F),
+]  # fmt: skip
 
 
 class SentencePieceTokenizer(SubwordTokenizer):
@@ -34,10 +41,7 @@ class SentencePieceTokenizer(SubwordTokenizer):
         return piece_spans(self.processor, text)
 
     def restrict(self, kept: Collection[str]) -> SentencePieceTokenizer:
-        """Make a tokenizer of fewer pieces.
-
-        The piece of the lowest score stays, since the cost of an unknown character is set by it.
-        """
+        """Make a tokenizer of fewer pieces, and the one of the lowest score, which sets the cost of what is unknown."""
         message = parse_model(self.model)
         if message.trainer_spec.model_type != message.trainer_spec.UNIGRAM:
             raise ConfigurationError(
@@ -95,15 +99,6 @@ def _byte(processor: sentencepiece.SentencePieceProcessor, piece: str) -> int | 
     return int(piece[1:-1], 16) if processor.is_byte(processor.piece_to_id(piece)) else None
 
 
-CONTINUED = "##"  # how a piece says that it does not begin a word
-LONGEST_WORD = 100  # characters; what is longer is unknown as a whole, as in BERT
-DROPPED = ("Cc", "Cf", "Co")  # categories of characters that it does not see
-IDEOGRAPHS = [
-    (0x4E00, 0x9FFF), (0x3400, 0x4DBF), (0x20000, 0x2A6DF), (0x2A700, 0x2B73F), (0x2B740, 0x2B81F), (0x2B820, 0x2CEAF),
-    (0xF900, 0xFAFF), (0x2F800, 0x2FA1F),
-]  # fmt: skip
-
-
 @dataclass(frozen=True)
 class WordPieceSettings:
     """BERT's preprocessing of text before it splits words; from a `tokenizer_config.json` of Hugging Face."""
@@ -131,7 +126,6 @@ class WordPieceTokenizer(SubwordTokenizer):
                 yield piece, origins[start], origins[end - 1] + 1
 
     def _words(self, text: str) -> Iterator[tuple[str, list[int]]]:
-        """Yield normalised words, and for each of their characters where it comes from."""
         word: list[str] = []
         origins: list[int] = []
         for at, character in enumerate(text):
@@ -193,7 +187,6 @@ class WordPieceTokenizer(SubwordTokenizer):
 
 
 def _kind(character: str) -> str:
-    """Classify a character as BERT does: space, punctuation, ideograph or letter."""
     if character.isspace():
         return "space"
     code, category = ord(character), unicodedata.category(character)
@@ -208,11 +201,7 @@ TOKENIZERS: dict[str, type[SubwordTokenizer]] = {
 
 
 def load_tokenizer(directory: Path) -> SubwordTokenizer:
-    """Load the tokenizer of an encoder directory; it needs no weights, and pickles for worker processes.
-
-    Raises:
-        CheckpointError: no such directory, or one without a tokenizer, or a damaged one.
-    """
+    """Load the tokenizer of an encoder directory; it needs no weights, and pickles for worker processes."""
     if not directory.is_dir():
         raise CheckpointError(f"there is no encoder {directory}: make one with fairseq-ccpr convert")
     for filename, kind in TOKENIZERS.items():

@@ -64,12 +64,8 @@ Pair = tuple[str, str]
 def read_memory(path: Path, source: str, target: str, skipped: Counter[str]) -> Iterator[Pair]:
     """Read the pairs of a TMX, XLIFF or TSV file, plain, `.gz` or `.xz`, told by its name.
 
-    Args:
-        source, target: languages, such as de and en, which de-AT and en_GB are as well; a TSV does not name its own.
-        skipped: counts what is no pair of them, by a few words that say why.
-
-    Raises:
-        ConfigurationError: no such file, another kind, no XML, entities, or an end too early, once all before it is read.
+    Languages are such as de and en, which de-AT and en_GB are as well; a TSV does not name its own. `skipped` counts what is
+    no pair of them, by reason. A file that ends too early is an error once all before it is read.
     """
     if not path.is_file():
         raise ConfigurationError(f"there is no file {path}")
@@ -85,15 +81,7 @@ def read_memory(path: Path, source: str, target: str, skipped: Counter[str]) -> 
 
 
 def tmx_lines(source: str, target: str, pairs: Iterable[tuple[str, str, str]]) -> Iterator[str]:
-    """Write pairs as TMX 1.4, line by line.
-
-    Args:
-        source, target: languages.
-        pairs: of each its id, source and target.
-
-    Raises:
-        ConfigurationError: a text has a character that XML cannot carry.
-    """
+    """Write pairs of id, source and target as TMX 1.4, line by line."""
     yield '<?xml version="1.0" encoding="UTF-8"?>'
     yield '<tmx version="1.4">'
     yield (
@@ -107,10 +95,8 @@ def tmx_lines(source: str, target: str, pairs: Iterable[tuple[str, str, str]]) -
             raise ConfigurationError(
                 f"the pair {number} has the character U+{ord(found[0]):04X}, which XML cannot carry: leave it out"
             )
-        segments = "".join(
-            f"<tuv xml:lang={quoteattr(language)}><seg>{escape(text)}</seg></tuv>"
-            for language, text in zip((source, target), texts)
-        )
+        sides = zip(map(quoteattr, (source, target)), map(escape, texts))
+        segments = "".join(f"<tuv xml:lang={language}><seg>{text}</seg></tuv>" for language, text in sides)
         yield f"<tu tuid={quoteattr(number)}>{segments}</tu>"
     yield "</body>"
     yield "</tmx>"
@@ -156,11 +142,9 @@ class _Reading:
         """See an element around units begin, or end, which has no attributes."""
 
     def unit(self, unit: Element) -> Iterator[Pair]:
-        """Make pairs of a unit, and count what is none."""
         raise NotImplementedError
 
     def pair(self, source: str, target: str) -> Iterator[Pair]:
-        """Make a pair, unless a side of it has no text."""
         texts = [text.replace(SEAM + SEAM, BREAK).replace(SEAM, "") for text in (source, target)]
         source, target = (" ".join(_BEFORE_MARK.sub("", text).replace(BREAK, " ").split()) for text in texts)
         if source and target:
@@ -180,8 +164,8 @@ class _Reading:
 
     def _encoding(self, head: bytes) -> str:
         declared = re.match(rb"\s*<\?xml[^>]*?\sencoding\s*=\s*[\"']([^\"'<>]*)", head)
-        if (told := detect_encoding(head)) != "utf-8" or not declared:  # by its zeros, or a byte order mark
-            return told
+        if (found := detect_encoding(head)) != "utf-8" or not declared:  # by its zeros, or a byte order mark
+            return found
         name = declared[1].decode("latin-1")
         try:
             return name if "<".encode(name) == b"<" else "utf-8"  # not UTF-16, if the declaration is ASCII
@@ -250,7 +234,6 @@ class _Reading:
                 yield name, *cut(at)
 
     def _element(self, part: str, line: int) -> Element | None:
-        """Parse a unit, or the tag of another element; what is damaged is counted, and nothing."""
         builder, parser = TreeBuilder(), expat.ParserCreate("utf-8")
         parser.StartElementHandler = lambda name, attributes: builder.start(name.rpartition(":")[2], attributes)
         parser.EndElementHandler = lambda name: builder.end(name.rpartition(":")[2])
@@ -282,14 +265,10 @@ class _Tmx(_Reading):
     root = "tmx"
 
     def unit(self, unit: Element) -> Iterator[Pair]:
-        sides = [
-            (seg.get(XML_LANG) or tuv.get(XML_LANG) or tuv.get("lang") or "", seg)
-            for tuv in unit.iter("tuv")
-            for seg in tuv.findall("seg")
-        ]
+        segments = [(seg, tuv) for tuv in unit.iter("tuv") for seg in tuv.findall("seg")]
+        sides = [(seg.get(XML_LANG) or tuv.get(XML_LANG) or tuv.get("lang") or "", seg) for seg, tuv in segments]
         source, target = (
-            next((seg for language, seg in sides if same_language(language, wanted)), None)
-            for wanted in (self.source, self.target)
+            next((seg for name, seg in sides if same_language(name, one)), None) for one in (self.source, self.target)
         )
         if source is None or target is None:
             self.skipped[f"not in both {self.source} and {self.target}"] += 1
@@ -337,7 +316,6 @@ class _Xliff(_Reading):
                         yield from self.pair(ours.get(mid, ""), theirs.get(mid, ""))
 
     def _foreign(self, source: Element, target: Element) -> str:
-        """Name the side that is in another language, by its attribute or the file's; empty if neither is."""
         said = [("source", source.get(XML_LANG, "")), ("target", target.get(XML_LANG, ""))]
         for side, language in said + [(LANGUAGES[name], language) for name, language in self.languages.items()]:
             if language and not same_language(language, wanted := self.source if side == "source" else self.target):
@@ -346,18 +324,12 @@ class _Xliff(_Reading):
 
 
 def _text(element: Element, data: dict[str | None, str]) -> str:
-    """Return the text of a sentence, with marks where codes separate, and where segments begin and end.
-
-    Args:
-        data: what codes stand for, by the id that they refer to it by.
-    """
+    """Return the text of a sentence, with marks where codes, whose `data` is by id, separate, and where segments end."""
     texts = [element.text or ""]
     for child in element:
         code = child.tag in CODES
-        said = [
-            *map(child.get, SAYING),
-            *(data.get(child.get(name)) for name in ("dataRef", "dataRefStart", "dataRefEnd")),
-        ]
+        said = [child.get(name) for name in SAYING]
+        said += [data.get(child.get(name)) for name in ("dataRef", "dataRefStart", "dataRefEnd")]
         said += ["".join(child.itertext())] if code else []
         mark = BREAK if any(_BREAKING.fullmatch(one) for one in said if one) else ""
         if child.tag == "mrk" and child.get("mtype") == "seg":

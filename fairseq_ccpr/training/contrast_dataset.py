@@ -17,6 +17,9 @@ from fairseq_ccpr.text.words import word_spans
 from fairseq_ccpr.timing import progress_bar
 from fairseq_ccpr.training.length_batches import LengthBatches
 
+Span = tuple[int, int]  # in characters
+TRIES = 6  # random spans drawn for each one needed, since some are phrases, and some end beyond the sentence
+
 
 @dataclass(frozen=True)
 class ContrastOptions:
@@ -43,13 +46,9 @@ class DrawnPhrases:
 
 
 class PhraseDraw:
-    """Draws phrase pairs; the same seed and epoch give the same ones.
+    """Draws phrase pairs of `sentences`, int64 [n], ascending, each of which has one; `target_lengths` is in subwords.
 
-    Args:
-        pairs: P phrase pairs.
-        sentences: int64 [n], ascending, the sentence pairs to draw from; each has a phrase pair.
-        target_lengths: int64 [sentences of `pairs`], in subwords.
-        options: how.
+    The same seed and epoch give the same phrases.
     """
 
     def __init__(
@@ -63,11 +62,7 @@ class PhraseDraw:
         self.elsewhere = Occurrences(pairs) if options.different_context_fraction > 0 else None
 
     def draw(self, epoch: int) -> DrawnPhrases:
-        """Draw the phrases of an epoch.
-
-        1. Some phrase pairs of each sentence pair.
-        2. For a fraction of them, another occurrence of the target, if there is one in a sentence that is not too long.
-        """
+        """Draw some phrases of each sentence pair, and for a fraction of them another occurrence of the target."""
         rng = np.random.default_rng([self.options.seed, epoch])
         owners = np.repeat(np.arange(len(self.sizes)), self.sizes)  # of all candidates
         starts = self.sizes.cumsum() - self.sizes
@@ -86,21 +81,15 @@ class PhraseDraw:
 
 
 class Occurrences:
-    """Where each phrase pair, as a pair of strings, occurs in other contexts.
-
-    Args:
-        pairs: P phrase pairs with their sentences.
-    """
+    """Where each phrase pair, as a pair of strings, occurs in other contexts."""
 
     def __init__(self, pairs: PhrasePairs) -> None:
         digests = np.empty((2, pairs.size), dtype=np.int64)  # of the pair of strings, of the target sentence
-        numbers = progress_bar(f"occurrences in {pairs.directory}", "sentence", range(pairs.sentences))
-        for number in numbers:
+        for number in progress_bar(f"occurrences in {pairs.directory}", "sentence", range(pairs.sentences)):
             source, target = pairs.sentence(number)
-            rows = slice(pairs.rows_of(number).start, pairs.rows_of(number).stop)
-            digests[0, rows] = [
-                digest_number(f"{source[a:b]}\t{target[c:d]}") for _, a, b, c, d in pairs.pairs[rows].tolist()
-            ]
+            rows = pairs.rows_of(number)
+            spans = pairs.pairs[rows, 1:].tolist()
+            digests[0, rows] = [digest_number(f"{source[a:b]}\t{target[c:d]}") for a, b, c, d in spans]
             digests[1, rows] = digest_number(target)
         # [P], those of the same strings together, and of them those of a sentence
         self.order = np.lexsort(digests[::-1])
@@ -108,11 +97,7 @@ class Occurrences:
         self.same_context = self._runs(digests)
 
     def _runs(self, digests: np.ndarray) -> np.ndarray:
-        """Find where in `order` the phrase pairs that share all digests with each begin and end, int64 [2, P].
-
-        Args:
-            digests: int64 [., P].
-        """
+        """Find where in `order` the phrase pairs that share all digests [., P] with each begin and end, int64 [2, P]."""
         ordered = digests[:, self.order]
         changes = np.flatnonzero((ordered[:, 1:] != ordered[:, :-1]).any(axis=0)) + 1
         borders = np.concatenate([[0], changes, [len(self.order)]])
@@ -128,10 +113,6 @@ class Occurrences:
         places = start + rng.integers(0, others.clip(1))
         places += np.where(places >= own_start, own, 0)  # skip its own sentence
         return np.where(others > 0, self.order[places.clip(max=len(self.order) - 1)], rows)
-
-
-Span = tuple[int, int]  # in characters
-TRIES = 6  # random spans drawn for each one needed, since some are phrases, and some end beyond the sentence
 
 
 @dataclass
@@ -153,17 +134,7 @@ class ContrastExample:
 
 
 class PhraseContrastDataset(LengthBatches):
-    """Sentence pairs with phrase pairs drawn again each epoch.
-
-    Args:
-        pairs: of one language pair.
-        tokenizer: the encoder's.
-        options: how phrases are drawn.
-
-    Attributes:
-        sentences: int64 [n], the sentence pairs that have a phrase pair and are not too long.
-        left_out: those that are.
-    """
+    """Sentence pairs of one language pair, with phrase pairs drawn again each epoch; `left_out` are too long."""
 
     def __init__(self, pairs: PhrasePairs, tokenizer: SubwordTokenizer, options: ContrastOptions) -> None:
         super().__init__()
@@ -175,7 +146,7 @@ class PhraseContrastDataset(LengthBatches):
             self.lengths_of[i] = [len(tokenizer.encode(text).ids) for text in pairs.sentence(i)]
         fits = self.lengths_of[with_phrases].max(axis=1) <= options.max_subwords
         self.left_out = int((~fits).sum())
-        self.sentences = with_phrases[fits]
+        self.sentences = with_phrases[fits]  # int64 [n]
         self.draw = PhraseDraw(pairs, self.sentences, self.lengths_of[:, 1], options)
         self.set_epoch(self.epoch)
 
@@ -195,7 +166,6 @@ class PhraseContrastDataset(LengthBatches):
         return len(self.sentences)
 
     def __getitem__(self, index: int) -> ContrastExample | None:
-        """Return a sentence pair with phrases of this epoch; None if no phrase consists of whole subwords."""
         rng = np.random.default_rng([self.seed, self.epoch, index])
         number = int(self.sentences[index])
         source = self.tokenizer.encode(self.pairs.sentence(number)[0])
@@ -205,7 +175,7 @@ class PhraseContrastDataset(LengthBatches):
         for other, rows in groupby(zip(sources, targets), key=lambda row: row[1][0]):
             target = self.tokenizer.encode(self.pairs.sentence(other)[1])
             spans = [((a, b), (c, d)) for (_, a, b, _, _), (_, _, _, c, d) in rows]
-            whole = [(one, two) for one, two in spans if _is_whole(source, one) and _is_whole(target, two)]
+            whole = [(one, two) for one, two in spans if subword_bounds(source, *one) and subword_bounds(target, *two)]
             if whole:
                 source_spans += [one for one, _ in whole]
                 phrases = [(c, d) for _, _, _, c, d in self.pairs.pairs_of(other).tolist()]
@@ -218,7 +188,6 @@ class PhraseContrastDataset(LengthBatches):
     def _side(
         self, subwords: Subwords, spans: list[Span], phrases: list[Span], rng: np.random.Generator
     ) -> SentenceWithSpans:
-        """A sentence with the phrases drawn from it that are whole subwords, and as many spans that are not its phrases."""
         bounds = [found for span in spans if (found := subword_bounds(subwords, *span)) is not None]
         strings = [subwords.text[start:end] for start, end in spans]
         return SentenceWithSpans(subwords, bounds, strings, self._no_phrases(subwords, phrases, len(spans), rng))
@@ -226,8 +195,7 @@ class PhraseContrastDataset(LengthBatches):
     def _no_phrases(
         self, encoded: Subwords, phrases: list[Span], count: int, rng: np.random.Generator
     ) -> list[tuple[int, int]]:
-        """Draw `count` random spans of words, no longer than phrases, that are not phrases of the sentence, drawn or not;
-        fewer if it has few."""
+        """Draw `count` random spans of words that are not phrases of the sentence, drawn or not; fewer if it has few."""
         words = word_spans(encoded.text)
         first = rng.integers(0, len(words), TRIES * count)
         last = first + rng.integers(0, self.most_words, TRIES * count)
@@ -252,7 +220,7 @@ class PhraseContrastDataset(LengthBatches):
         }
 
     def _collate(self, sides: list[SentenceWithSpans]) -> dict[str, Tensor]:
-        """tokens [S, L], spans and others int64 [K, 3] (sentence, first, last subword), strings and contexts int64 [K]."""
+        """Spans and others are int64 [K, 3] (sentence, first, last subword), strings and contexts int64 [K]."""
         return {
             "tokens": collate([side.subwords for side in sides], self.tokenizer.pad),
             "spans": _numbered([side.spans for side in sides]),
@@ -262,12 +230,6 @@ class PhraseContrastDataset(LengthBatches):
         }
 
 
-def _is_whole(subwords: Subwords, span: Span) -> bool:
-    """Check that no subword crosses the borders of a span."""
-    return subword_bounds(subwords, *span) is not None
-
-
 def _numbered(spans: list[list[tuple[int, int]]]) -> Tensor:
-    """Return the spans of each sentence with the sentence's number, int64 [K, 3]."""
     rows = [(number, *span) for number, sentence_spans in enumerate(spans) for span in sentence_spans]
     return torch.tensor(rows, dtype=torch.int64).reshape(-1, 3)

@@ -16,31 +16,21 @@ from fairseq_ccpr.storage.arrays import as_tensor
 from fairseq_ccpr.training.token_clusters import BLOCK_ROWS, TokenClusters
 
 SOURCE_NUMBERS = 8  # r, that stand for a source
-
-
 # Differences of these numbers, in standard deviations, up to which sources count as the same. Batching and the keys' fp16
 # cause a fiftieth of it if the model computes in fp32, a third if it computes in fp16. Sources that differ in one short word
 # are farther apart; if they are not, it is just as well that neither gives the other negatives.
 SAME_SOURCE = 0.03
-
-
-ORIGIN_ROWS = 1 << 20
-
-
-BLOCK_SENTENCES = 1 << 14
+ORIGIN_ROWS, BLOCK_SENTENCES = 1 << 20, 1 << 14
+HELD_OUT = 0.1  # the largest fraction of the groups of sentences held out for validation
+QUERIES = 1 << 10  # searched for at a time
 
 
 @dataclass(frozen=True)
 class Origins:
-    """Marks that show whether sentences repeat each other, in any shape.
+    """Marks that show whether sentences repeat each other, in any shape."""
 
-    Attributes:
-        groups: int64 [...], the same number where all target tokens are the same; -1: no group of the datastore.
-        sources: fp32 [..., r], equal up to `SAME_SOURCE` where the source is the same.
-    """
-
-    groups: Tensor
-    sources: Tensor
+    groups: Tensor  # int64 [...], the same number where all target tokens are the same; -1: no group of the datastore
+    sources: Tensor  # fp32 [..., r], equal up to `SAME_SOURCE` where the source is the same
 
     def __getitem__(self, index: Tensor) -> Origins:
         return Origins(self.groups[index], self.sources[index])
@@ -61,11 +51,6 @@ class SentenceOrigins:
 
     A datastore does not hold the source. But the decoder's state at the first position depends only on the source, so equal
     sources give equal states; a few random projections of that state represent the source.
-
-    Args:
-        keys: fp16 [N, d], the decoder's own states, whole sentences one after the other; may be memory-mapped.
-        values: int [N].
-        sentences: int [N], the sentence of each.
     """
 
     def __init__(self, keys: np.ndarray, values: np.ndarray, sentences: np.ndarray) -> None:
@@ -79,12 +64,7 @@ class SentenceOrigins:
         self.origins = Origins(torch.from_numpy(groups), self._scale(sources))
 
     def of_rows(self, keys: np.ndarray, values: np.ndarray, sentences: np.ndarray, rows: np.ndarray) -> Origins:
-        """Determine the origins of some rows of another datastore, by the same marks.
-
-        Args:
-            keys, values, sentences: of the other datastore.
-            rows: int64 [Q].
-        """
+        """Determine the origins of rows, int64 [Q], of another datastore, by the same marks."""
         starts = _starts(sentences)
         chosen, sentence_of = np.unique(np.searchsorted(starts, rows, side="right") - 1, return_inverse=True)
         hashes = hash_sentences(values, sentences)[chosen]
@@ -94,7 +74,6 @@ class SentenceOrigins:
         return Origins(torch.from_numpy(groups), sources)[torch.from_numpy(sentence_of)]
 
     def _project(self, keys: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        """Project some states, fp32 [n, r]; memory holds a block of them."""
         blocks = [rows[start : start + BLOCK_SENTENCES] for start in range(0, len(rows), BLOCK_SENTENCES)]
         return np.concatenate([keys[block].astype(np.float32) @ self._random for block in blocks])
 
@@ -130,21 +109,12 @@ def _mix(numbers: np.ndarray) -> np.ndarray:
 
 
 def _starts(sentences: np.ndarray) -> np.ndarray:
-    """Find the first row of each sentence, int64 [S]."""
     return np.flatnonzero(np.diff(sentences, prepend=sentences[0] - 1))
-
-
-HELD_OUT = 0.1  # the largest fraction of the groups of sentences held out for validation
-QUERIES = 1 << 10  # searched for at a time
 
 
 @dataclass(frozen=True)
 class ContrastSettings:
-    """How contrasts are drawn; letters as in the CLKNN paper.
-
-    Raises:
-        ConfigurationError: a number below 1.
-    """
+    """How contrasts are drawn; letters as in the CLKNN paper."""
 
     positives: int  # M
     negatives: int  # N
@@ -163,8 +133,6 @@ class ContrastSettings:
 
 @dataclass(frozen=True)
 class _Anchors:
-    """B anchors: entries of the store, or validation queries."""
-
     keys: Tensor  # fp32 [B, d]
     clusters: Tensor  # int64 [B]
     own: Tensor  # int64 [B], the run of their group in the cluster, or -1
@@ -174,31 +142,21 @@ class _Anchors:
 class ContrastSampler:
     """Draws contrasts from a token datastore, all on the training device.
 
-    Validation queries are tokens of other text or, without it, of sentences held out from training.
-
-    Equal translations form a group: an anchor's positives are from other groups. Its negatives are neither from its own group
-    nor from a sentence with the same source, since a source may have two right translations.
+    Validation queries are tokens of other text or, without it, of sentences held out from training. Equal translations form a
+    group: an anchor's positives are from other groups. Its negatives are neither from its own group nor from a sentence with
+    the same source, since a source may have two right translations.
 
     Args:
-        keys: fp16 [N, d], may be memory-mapped. They move to a GPU if they take at most half of its free memory; otherwise
-            only the rows drawn do.
+        keys: fp16 [N, d]. They move to a GPU if they take at most half of its free memory; otherwise only the rows drawn do.
         values: int32 [N].
         sentences: int [N], the sentence each entry came from.
         other_text: keys, values and sentences of text that is not in the datastore, from which the queries are sampled.
-
-    Raises:
-        DatastoreError: fewer than 2 tokens occur in two different sentences.
     """
 
     def __init__(
-        self,
-        keys: np.ndarray,
-        values: np.ndarray,
-        sentences: np.ndarray,
-        settings: ContrastSettings,
-        device: torch.device,
-        other_text: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None,
-    ) -> None:
+        self, keys: np.ndarray, values: np.ndarray, sentences: np.ndarray, settings: ContrastSettings,
+        device: torch.device, other_text: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None,
+    ) -> None:  # fmt: skip
         self.settings, self.device = settings, device
         known = SentenceOrigins(keys, values, sentences)
         self.values, self.sentence_of = as_tensor(values), known.sentence_of.to(device)
@@ -208,7 +166,9 @@ class ContrastSampler:
             origins = known.origins[known.sentence_of[rows]]
             pool = torch.from_numpy(np.flatnonzero(~held_out))
         else:
-            rows, source = torch.from_numpy(_sample(len(other_text[1]), settings)), other_text[:2]
+            count, rng = len(other_text[1]), np.random.default_rng(settings.seed)
+            chosen = rng.choice(count, min(settings.valid_queries, count), replace=False)
+            rows, source = torch.from_numpy(np.sort(chosen)), other_text[:2]
             origins = known.of_rows(*other_text, rows.numpy())
             pool = torch.arange(len(values))
         self.query_keys, self.query_values = (torch.from_numpy(array[rows.numpy()]).to(device) for array in source)
@@ -238,19 +198,10 @@ class ContrastSampler:
         return self.keys[entries.to(self.keys.device)].to(self.device).float()
 
     def draw(self, adapter: Any, count: int, update: int, part: int) -> Tensor:
-        """Draw random anchors with their positives and negatives.
+        """Draw random anchors with their positives and negatives: keys [count, 1 + M + N, d].
 
         The result depends only on the arguments and, for hard negatives, on the adapter at the time the centres were last
-        computed: in the first draw of each R updates, or after resuming.
-
-        Args:
-            adapter: from h to z, as it is now.
-            count: B.
-            update: number of the update.
-            part: distinguishes the draws for one update, by several processes or one after the other.
-
-        Returns:
-            Keys [B, 1 + M + N, d]: each anchor, its positives, its negatives.
+        computed: in the first draw of each R updates, or after resuming. `part` distinguishes the draws for one update.
         """
         generator = self._generator(update, part)
         slots = torch.randint(self.clusters.anchors, (count,), generator=generator, device=self.device)
@@ -267,13 +218,11 @@ class ContrastSampler:
         own = self.clusters.own_run(cluster, self.query_origins.groups[queries])
         others = self.clusters.runs[cluster] > (own >= 0).long()
         queries = queries[others]
-        anchors = _Anchors(
-            self.query_keys[queries].float(), cluster[others], own[others], self.query_origins[queries]
-        )  # fmt: skip
+        keys = self.query_keys[queries].float()
+        anchors = _Anchors(keys, cluster[others], own[others], self.query_origins[queries])
         return self._contrast(adapter, anchors, 0, self._generator(0, 0))
 
     def _contrast(self, adapter: Any, anchors: _Anchors, update: int, generator: torch.Generator) -> Tensor:
-        """Return anchors with positives and negatives, [B, 1 + M + N, d]."""
         settings, clusters = self.settings, self.clusters
         positives = clusters.draw_positives(anchors.clusters, anchors.own, settings.positives, generator)
 
@@ -292,7 +241,6 @@ class ContrastSampler:
 
     @torch.no_grad()
     def _similarities(self, adapter: Any, anchors: Tensor, update: int) -> Tensor:
-        """Compute similarities of anchors to the centres of clusters, [B, C]."""
         interval = update // self.settings.refresh_interval
         if self._centres is None or interval != self._refreshed:
             generator = self._generator(interval, -1)
@@ -301,7 +249,6 @@ class ContrastSampler:
         return adapter(anchors).float() @ self._centres.T
 
     def _generator(self, *numbers: int) -> torch.Generator:
-        """Seed a generator for a sequence of numbers."""
         seed = self.settings.seed
         for number in numbers:
             seed = (seed * 1_000_003 + number) % (1 << 63)
@@ -315,11 +262,7 @@ class ContrastSampler:
 
     @torch.no_grad()
     def precision(self, adapter: Any, queries: Tensor, k: int) -> Tensor:
-        """Compute the fraction of the k nearest neighbours that have the query's token, fp32 [Q].
-
-        Args:
-            queries: indices into the validation queries.
-        """
+        """Compute the fraction of the k nearest neighbours that have the token of each of Q validation queries, fp32 [Q]."""
         assert self._index is not None, "prepare_validation comes first"
         queries = queries.to(self.device)
         z = torch.nn.functional.normalize(adapter(self.query_keys[queries].float()).float(), dim=1)
@@ -344,10 +287,3 @@ def _hold_out(known: SentenceOrigins, settings: ContrastSettings) -> np.ndarray:
     least = min(1, len(lengths) - 1)  # a single group is needed for training
     chosen[order[: max(least, min(enough, int(HELD_OUT * len(lengths))))]] = True
     return np.repeat(chosen[groups], known.lengths)
-
-
-def _sample(count: int, settings: ContrastSettings) -> np.ndarray:
-    """Sample at most `valid_queries` of `count` rows, in order."""
-    return np.sort(
-        np.random.default_rng(settings.seed).choice(count, min(settings.valid_queries, count), replace=False)
-    )

@@ -25,12 +25,6 @@ def save_start(model: Any, task_state: dict[str, Any], accuracy: float, director
     """Save an untrained model as the best checkpoint so far: later ones replace it if they are no worse.
 
     Several processes may call it; the first of them writes.
-
-    Args:
-        model: as fairseq would save it.
-        task_state: of the task.
-        accuracy: as fairseq would measure it.
-        directory: of fairseq's checkpoints; it exists.
     """
     save_checkpoint.best = accuracy
     logger.info(f"update 0, before training: accuracy {accuracy}")

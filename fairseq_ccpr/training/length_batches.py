@@ -7,16 +7,13 @@ from fairseq.data import ConcatDataset, FairseqDataset
 
 
 class SizedDataset(FairseqDataset):
-    """A data set of n examples of size 1 each, so that a batch is of so many examples; subclasses may have other sizes."""
+    """A data set of n examples of `sizes`, int64 [n]."""
 
-    @property
-    def sizes(self) -> np.ndarray:
-        """Sizes of the examples, int64 [n]."""
-        return np.ones(len(self), dtype=np.int64)
+    sizes: np.ndarray
 
     def size(self, index: int) -> int:
         """Return the size of an example."""
-        return 1
+        return int(self.sizes[index])
 
     def num_tokens(self, index: int) -> int:
         """Return the same count for `--max-tokens` as for the limits on sizes."""
@@ -28,21 +25,15 @@ class SizedDataset(FairseqDataset):
 
 
 class LengthBatches(SizedDataset):
-    """A data set of n examples that fairseq orders and batches again each epoch.
+    """A data set that fairseq orders and batches again each epoch.
 
-    An example has sentences on two sides, and a batch is a padded table of subwords for each side.
-
-    Attributes:
-        counts: int64 [n, 2], sentences of each example on either side, at most.
-        lengths: int64 [n, 2], subwords of the longest of them.
-        seed: of the order.
-        epoch: from 1; `set_epoch` updates everything that depends on it.
+    Each of its n examples has sentences on two sides, and a batch is a padded table of subwords for each side.
     """
 
-    counts: np.ndarray
-    lengths: np.ndarray
-    seed: int
-    epoch = 1
+    counts: np.ndarray  # int64 [n, 2], sentences of each example on either side, at most
+    lengths: np.ndarray  # int64 [n, 2], subwords of the longest of them
+    seed: int  # of the order
+    epoch = 1  # `set_epoch` updates everything that depends on it
 
     def set_epoch(self, epoch: int) -> None:
         """Remember the epoch, which the order depends on."""
@@ -55,13 +46,9 @@ class LengthBatches(SizedDataset):
         return False
 
     @property
-    def sizes(self) -> np.ndarray:
+    def sizes(self) -> np.ndarray:  # type: ignore[override]
         """Subwords of each example on its larger side, with padding, int64 [n]; fairseq leaves out examples with too many."""
         return (self.counts * self.lengths).max(axis=1)
-
-    def size(self, index: int) -> int:
-        """Return the subwords of one example, as in `sizes`."""
-        return int((self.counts[index] * self.lengths[index]).max())
 
     def ordered_indices(self) -> np.ndarray:
         """Order by length, which saves padding; break ties at random, so that batches mix places in the text."""
@@ -69,19 +56,14 @@ class LengthBatches(SizedDataset):
         return order[self.lengths.max(axis=1)[order].argsort(kind="stable")]
 
     def batch_by_size(
-        self,
-        indices: np.ndarray,
-        max_tokens: int | None = None,
-        max_sentences: int | None = None,
+        self, indices: np.ndarray, max_tokens: int | None = None, max_sentences: int | None = None,
         required_batch_size_multiple: int = 1,
-    ) -> list[np.ndarray]:
-        """Cut `indices` into batches, each as large as allowed.
+    ) -> list[np.ndarray]:  # fmt: skip
+        """Cut `indices` into batches as large as allowed.
 
         Args:
-            indices: int64, examples in order.
             max_tokens: subwords on either side, with padding; an example that exceeds this gets a batch of its own.
-            max_sentences: examples.
-            required_batch_size_multiple: the number of examples in a batch is a multiple of this, unless it has fewer.
+            required_batch_size_multiple: of the number of examples in a batch, unless it has fewer.
         """
         most = min(limit for limit in (max_tokens, max_sentences, len(indices)) if limit is not None)
         batches = []
@@ -97,11 +79,7 @@ class LengthBatches(SizedDataset):
 
 
 class Mixture(LengthBatches, ConcatDataset):
-    """Several datasets as one.
-
-    Args:
-        datasets: of the same seed and epoch.
-    """
+    """Several datasets, of the same seed and epoch, as one."""
 
     def __init__(self, datasets: list[LengthBatches]) -> None:
         super().__init__(datasets)

@@ -9,17 +9,17 @@ from typing import Any
 import torch
 from fairseq import utils
 from fairseq.criterions import FairseqCriterion, register_criterion
-from fairseq.data import FairseqDataset
 from fairseq.dataclass import FairseqDataclass
 from fairseq.logging import metrics
 from fairseq.tasks import register_task
 from omegaconf import MISSING
 from torch import Tensor
 from torch import distributed as dist
+from torch.nn import functional
 
 from fairseq_ccpr.device import choose_device
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.models.phrase_encoder import UNTOLD_EDGES
+from fairseq_ccpr.models.phrase_encoder import UNRECORDED_EDGES
 from fairseq_ccpr.phrases.pair_build import edge_rule
 from fairseq_ccpr.phrases.pair_store import PhrasePairs
 from fairseq_ccpr.search import ExactIndex
@@ -27,6 +27,10 @@ from fairseq_ccpr.training.contrast_dataset import ContrastOptions, PhraseContra
 from fairseq_ccpr.training.cpu_autocast import cpu_autocast
 from fairseq_ccpr.training.length_batches import Mixture
 from fairseq_ccpr.training.phrase_task import PhraseTask, PhraseTaskConfig
+
+logger = logging.getLogger(__name__)
+VALID_PHRASES = 8  # per sentence pair, so that encoders trained on more or fewer get the same validation
+SPANS_A_PAIR = 4  # a phrase and another span, on either side
 
 
 def world_size() -> int:
@@ -45,12 +49,9 @@ def divide_gradient(value: Tensor | float) -> Tensor | float:
 
 
 def all_gather_rows(rows: Tensor) -> Tensor:
-    """Gather the rows of all processes, in the order of their ranks; gradients flow into this process's own.
+    """Gather the rows of all processes by rank, [n, ...] with any n; gradients flow into this process's own.
 
     When each process computes the loss of all rows, the gradients they send back sum to the gradient of that loss.
-
-    Args:
-        rows: [n, ...]; n may differ between processes.
     """
     if world_size() == 1:
         return rows
@@ -67,10 +68,10 @@ def all_gather_rows(rows: Tensor) -> Tensor:
 
 
 def alignment_losses(sources: Tensor, targets: Tensor, scale: Tensor | float, excluded: Tensor) -> Tensor:
-    """Compute L_{x->y} of each phrase: equation 2 of the CCPR paper, its pair being the target of the same number.
+    """Compute L_{x->y} of each phrase, equation 2 of the CCPR paper; swapped vectors give L_{y->x}.
 
     Args:
-        sources, targets: vectors, [K, o] and [C, o], C at least K; swapped, they give L_{y->x}.
+        sources, targets: vectors, [K, o] and [C, o], C at least K; pairs have the same number.
         scale: factor for inner products, 1 / temperature.
         excluded: bool [K, C], targets that are not negatives of a source. The diagonal is ignored.
 
@@ -89,13 +90,9 @@ def alignment_losses(sources: Tensor, targets: Tensor, scale: Tensor | float, ex
 
 
 def equal_candidates(strings: Tensor, contexts: Tensor) -> Tensor:
-    """Mark the candidates that are the same phrase as each other, and so are not negatives, bool [K, K].
+    """Mark the candidates with the same string, int64 [K], in the same context, which are no negatives, bool [K, K].
 
     The same string in another context is another phrase: telling the two apart is what CCPR learns.
-
-    Args:
-        strings: int64 [K], equal where the strings are.
-        contexts: int64 [K], equal where the sentences are.
     """
     return (strings.unsqueeze(0) == strings.unsqueeze(1)) & (contexts.unsqueeze(0) == contexts.unsqueeze(1))
 
@@ -103,15 +100,7 @@ def equal_candidates(strings: Tensor, contexts: Tensor) -> Tensor:
 def segmentation_losses(logits: Tensor, are_phrases: Tensor) -> Tensor:
     """Compute the binary cross-entropy of each span, equation 6 of the CCPR paper, fp32 [spans]."""
     with torch.autocast(logits.device.type, enabled=False):
-        return torch.nn.functional.binary_cross_entropy_with_logits(
-            logits.float(), are_phrases.float(), reduction="none"
-        )
-
-
-logger = logging.getLogger(__name__)
-
-VALID_PHRASES = 8  # per sentence pair, so that encoders trained on more or fewer get the same validation
-INDEX_TOKENS = 8000  # in a batch that only encodes
+        return functional.binary_cross_entropy_with_logits(logits.float(), are_phrases.float(), reduction="none")
 
 
 @dataclass
@@ -141,16 +130,13 @@ class PhraseContrastTask(PhraseTask):
 
     def __init__(self, cfg: PhraseContrastConfig) -> None:
         super().__init__(cfg)
-        if not 0 <= cfg.different_context_fraction <= 1:
-            raise ConfigurationError(
-                f"--different-context-fraction is {cfg.different_context_fraction}: give a fraction between 0 and 1"
-            )
+        fraction = cfg.different_context_fraction
+        if not 0 <= fraction <= 1:
+            raise ConfigurationError(f"--different-context-fraction is {fraction}: give a fraction between 0 and 1")
         if cfg.phrases_per_sentence < 1:
             raise ConfigurationError(f"--phrases-per-sentence is {cfg.phrases_per_sentence}: give at least 1")
-        self.edges = UNTOLD_EDGES
-        self.options = ContrastOptions(
-            cfg.phrases_per_sentence, cfg.different_context_fraction, cfg.max_subwords, cfg.seed
-        )
+        self.edges = UNRECORDED_EDGES
+        self.options = ContrastOptions(cfg.phrases_per_sentence, fraction, cfg.max_subwords, cfg.seed)
 
     def load_dataset(self, split: str, **kwargs: Any) -> None:
         """Load a split. Validation does not depend on how phrases are drawn for training."""
@@ -162,9 +148,8 @@ class PhraseContrastTask(PhraseTask):
             self.edges = "+".join(sorted({edge_rule(folder.manifest.settings) for folder in pairs}))
         sets = [PhraseContrastDataset(folder, self.tokenizer, options) for folder in pairs]
         if left_out := sum(one.left_out for one in sets):
-            logger.info(
-                "%s: %d sentence pairs of more than %d subwords left out", split, left_out, self.cfg.max_subwords
-            )
+            most = self.cfg.max_subwords
+            logger.info("%s: %d sentence pairs of more than %d subwords left out", split, left_out, most)
         if not sum(map(len, sets)):
             raise ConfigurationError(f"{self.cfg.data} has no phrase pair in its {split} part to work with")
         self.datasets[split] = sets[0] if len(sets) == 1 else Mixture(sets)
@@ -178,22 +163,17 @@ class PhraseContrastTask(PhraseTask):
         model.eval()
         dataset = self.dataset("valid")
         vectors, strings, contexts = [], [], []
+        on_gpu = choose_device(self.cfg.cpu).type == "cuda"
         with torch.no_grad(), cpu_autocast(model):
-            for sample in self._samples(dataset):
-                target = sample["target"]
+            for batch in dataset.batch_by_size(dataset.ordered_indices(), max_tokens=8000):
+                if not (sample := dataset.collater([dataset[int(i)] for i in batch])):
+                    continue
+                target = utils.move_to_cuda(sample["target"]) if on_gpu else sample["target"]
                 vectors.append(model.vectors(model.context(target["tokens"]), target["spans"]))
                 strings.append(target["strings"])
                 contexts.append(target["contexts"])
         self.index = ExactIndex(torch.cat(vectors), "ip")
         self.indexed = torch.cat(strings), torch.cat(contexts)
-
-    def _samples(self, dataset: FairseqDataset) -> Any:
-        """Yield a whole data set in batches, on the model's device."""
-        on_gpu = choose_device(self.cfg.cpu).type == "cuda"
-        for batch in dataset.batch_by_size(dataset.ordered_indices(), max_tokens=INDEX_TOKENS):
-            sample = dataset.collater([dataset[int(i)] for i in batch])
-            if sample:
-                yield utils.move_to_cuda(sample) if on_gpu else sample
 
     def valid_step(self, sample: dict[str, Any], model: Any, criterion: Any) -> Any:
         """Log acc@1 with the loss: `accuracy` requires the exact entry, `string_accuracy` only its string."""
@@ -206,9 +186,6 @@ class PhraseContrastTask(PhraseTask):
         right = strings == target["strings"]
         exactly = (right & (contexts == target["contexts"])).sum()
         return loss, count, logged | {"accuracy": exactly, "string_accuracy": right.sum(), "queries": len(right)}
-
-
-SPANS_A_PAIR = 4  # a phrase and another span, on either side
 
 
 @dataclass
@@ -249,12 +226,9 @@ class CcprCriterion(FairseqCriterion):
         # The alignment loss covers all processes: each logs its part of it.
         logged = {
             "loss": loss.detach() - alignment.detach() * (1 - count / len(strings[0])),
-            "segmentation": segmentation.detach() / SPANS_A_PAIR,
-            "temperature": count / float(scale),
-            "ntokens": sample["ntokens"],
-            "nsentences": sample["nsentences"],
-            "sample_size": count,
-        }
+            "segmentation": segmentation.detach() / SPANS_A_PAIR, "temperature": count / float(scale),
+            "ntokens": sample["ntokens"], "nsentences": sample["nsentences"], "sample_size": count,
+        }  # fmt: skip
         return loss, count, logged
 
     @classmethod
@@ -264,12 +238,10 @@ class CcprCriterion(FairseqCriterion):
         for name in ("loss", "segmentation", "temperature"):
             total = sum(float(log.get(name, 0)) for log in logging_outputs)
             metrics.log_scalar(name, total / max(count, 1), count, round=3)
-        queries = sum(log.get("queries", 0) for log in logging_outputs)
-        if queries:
+        if queries := sum(log.get("queries", 0) for log in logging_outputs):
             for name in ("accuracy", "string_accuracy"):
-                metrics.log_scalar(
-                    name, 100 * sum(log.get(name, 0) for log in logging_outputs) / queries, queries, round=2
-                )
+                right = sum(log.get(name, 0) for log in logging_outputs)
+                metrics.log_scalar(name, 100 * right / queries, queries, round=2)
 
     @staticmethod
     def logging_outputs_can_be_summed() -> bool:

@@ -48,17 +48,9 @@ class PhraseQueriesConfig(ContrastTaskConfig):
 
 @register_task("phrase_queries", dataclass=PhraseQueriesConfig)
 class PhraseQueriesTask(ContrastTask):
-    """Distillation of a phrase encoder into a `phrase_query_head`.
+    """Distillation of a phrase encoder, the frozen `teacher`, into a `phrase_query_head` of the translation model.
 
     Validation measures for how many held-out phrases the head's vector is nearest, in its batch, to the phrase encoder's.
-
-    Attributes:
-        teacher: the frozen phrase encoder.
-        context: the frozen encoder of the translation model.
-
-    Raises:
-        ConfigurationError: an option is missing, or the translation model has other subwords than SentencePiece's.
-        CheckpointError: a checkpoint is missing, or of another kind.
     """
 
     def __init__(self, cfg: PhraseQueriesConfig) -> None:
@@ -103,13 +95,12 @@ class PhraseQueriesTask(ContrastTask):
     def build_model(self, cfg: Any, from_checkpoint: bool = False) -> Any:
         """Build the head, and save to `--save-dir` the tokenizer that its checkpoints need next to them."""
         last = Path(self.cfg.save_dir) / "checkpoint_last.pt"
-        if last.is_file():
-            told = checkpoint_utils.load_checkpoint_to_cpu(str(last)).get("task_state", {})
-            if told != self._made_for:
-                raise ConfigurationError(
-                    f"--save-dir {self.cfg.save_dir} holds a query head of another translation model or phrase encoder: give "
-                    "these, or another --save-dir"
-                )
+        state = checkpoint_utils.load_checkpoint_to_cpu(str(last)) if last.is_file() else None
+        if state is not None and state.get("task_state", {}) != self._models:
+            raise ConfigurationError(
+                f"--save-dir {self.cfg.save_dir} holds a query head of another translation model or phrase encoder: give "
+                "these, or another --save-dir"
+            )
         model = super().build_model(cfg, from_checkpoint)
         save_tokenizer(self.context.tokenizer, Path(self.cfg.save_dir), self.cfg.translation_model)
         return model
@@ -124,10 +115,10 @@ class PhraseQueriesTask(ContrastTask):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint: the models that the head was trained for."""
-        return self._made_for
+        return self._models
 
     @cached_property
-    def _made_for(self) -> dict[str, Any]:
+    def _models(self) -> dict[str, Any]:
         return {
             "translation": self.context.fingerprint(), "teacher": self.teacher.fingerprint(),
             "dimension": self.teacher.dimension, "edges": self.teacher.edges,
@@ -144,14 +135,9 @@ class PhraseQueriesTask(ContrastTask):
 
 
 def _states(prepared: Preprocessing, path: Path) -> TranslationStates:
-    """Load the encoder of a translation model."""
-    source, target = (
-        Dictionary.load(str(prepared.folder / f"dict.{language}.txt"))
-        for language in (prepared.source_lang, prepared.target_lang)
-    )
-    cfg = TranslationConfig(
-        data=str(prepared.folder), source_lang=prepared.source_lang, target_lang=prepared.target_lang
-    )
+    languages = {"source_lang": prepared.source_lang, "target_lang": prepared.target_lang}
+    source, target = (Dictionary.load(str(prepared.folder / f"dict.{one}.txt")) for one in languages.values())
+    cfg = TranslationConfig(data=str(prepared.folder), **languages)
     [model] = load_models([str(path)], TranslationTask(cfg, source, target))
     model_of_pieces = Path(prepared.options["sentencepiece_model"]).read_bytes()
     tokenizer = SentencePieceTokenizer(source.symbols[source.nspecial :], model_of_pieces)
@@ -166,13 +152,7 @@ class PhraseTaskConfig(ContrastTaskConfig):
 
 
 class PhraseTask(ContrastTask):
-    """A task whose model has a `ContextEncoder` as `context`, and whose data are folders with a train and a valid part.
-
-    Its options are a `PhraseTaskConfig`.
-
-    Raises:
-        ConfigurationError: no encoder is given.
-    """
+    """A task whose model has a `ContextEncoder` as `context`, and whose data are folders with a train and a valid part."""
 
     def __init__(self, cfg: Any) -> None:
         super().__init__(cfg)
@@ -202,12 +182,7 @@ class PhraseTask(ContrastTask):
         return False
 
     def open_folders(self, split: str, kind: Any) -> Iterator[Any]:
-        """Open each folder's part of this name, checked in full, since all of it is about to be read.
-
-        Args:
-            split: the part; for validation, folders without one are skipped.
-            kind: opens one.
-        """
+        """Open and check the part `split` of each folder with `kind`; for validation, folders without one are skipped."""
         folders = [Path(folder) / split for folder in split_paths(self.cfg.data)]
         if split != "train" and any(folder.is_dir() for folder in folders):
             folders = [folder for folder in folders if folder.is_dir()]
@@ -218,19 +193,14 @@ class PhraseTask(ContrastTask):
 
 
 def save_tokenizer(tokenizer: SubwordTokenizer, folder: Path, origin: str) -> None:
-    """Write a tokenizer to the folder of the checkpoints, unless the existing ones already have it.
-
-    Args:
-        tokenizer: the one that their models read with.
-        folder: `--save-dir`.
-        origin: where the tokenizer comes from.
+    """Write a tokenizer, which comes from `origin`, to the folder of the checkpoints, unless they already have it.
 
     Raises:
         ConfigurationError: they have another.
     """
     if any(folder.glob("*.pt")) and any((folder / filename).is_file() for filename in TOKENIZERS):
-        there = load_tokenizer(folder)
-        if (there.filename, there.content, there.symbols) != (tokenizer.filename, tokenizer.content, tokenizer.symbols):
+        saved = load_tokenizer(folder)
+        if (saved.filename, saved.content, saved.symbols) != (tokenizer.filename, tokenizer.content, tokenizer.symbols):
             raise ConfigurationError(
                 f"--save-dir {folder} holds checkpoints with another tokenizer than that of {origin}: "
                 "give the encoder they were trained from, or another --save-dir"

@@ -18,6 +18,9 @@ from fairseq_ccpr.text.subwords import Subwords, SubwordTokenizer, collate
 from fairseq_ccpr.timing import progress_bar
 from fairseq_ccpr.training.length_batches import SizedDataset
 
+LEAST_PROBABILITY = 0.3  # of spans whose vectors are learned: others are hardly ever queried
+MOST_COMPARED = 512  # phrases of a batch whose similarities to one another are learned
+
 
 class Sides(NamedTuple):
     """A sentence in the subwords of teacher and head."""
@@ -31,19 +34,14 @@ class QueryTexts(SizedDataset):
 
     Args:
         texts: the sentences; those without words or with too many subwords are left out.
-        teacher, head: tokenizers.
-        limits: most subwords that each takes.
+        limits: most subwords that teacher and head take.
         most_words: of a span.
     """
 
     def __init__(
-        self,
-        texts: list[str],
-        teacher: SubwordTokenizer,
-        head: SubwordTokenizer,
-        limits: tuple[int, int],
+        self, texts: list[str], teacher: SubwordTokenizer, head: SubwordTokenizer, limits: tuple[int, int],
         most_words: int,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__()
         self.tokenizers, self.most_words = (teacher, head), most_words
         counts = [
@@ -52,23 +50,14 @@ class QueryTexts(SizedDataset):
         ]
         lengths = np.array(counts, dtype=np.int64).reshape(-1, 2)
         kept = np.flatnonzero(((lengths > 0) & (lengths <= np.array(limits))).all(axis=1))
-        self.texts, self._sizes = [texts[number] for number in kept.tolist()], lengths[kept].max(axis=1)
+        self.texts, self.sizes = [texts[number] for number in kept.tolist()], lengths[kept].max(axis=1)
 
     def __len__(self) -> int:
         return len(self.texts)
 
-    @property
-    def sizes(self) -> np.ndarray:
-        """Subwords of each sentence on its longer side, int64 [n]."""
-        return self._sizes
-
-    def size(self, index: int) -> int:
-        """Return the subwords of one sentence on its longer side."""
-        return int(self._sizes[index])
-
     def ordered_indices(self) -> np.ndarray:
         """Order by length, which saves padding."""
-        return self._sizes.argsort(kind="stable")
+        return self.sizes.argsort(kind="stable")
 
     def __getitem__(self, index: int) -> Sides:
         return Sides(*(tokenizer.encode(self.texts[index]) for tokenizer in self.tokenizers))
@@ -97,13 +86,8 @@ def _common_spans(sides: Sides, most_words: int) -> tuple[np.ndarray, np.ndarray
 
 
 def _numbered(each: list[np.ndarray]) -> Tensor:
-    """Return the spans of each sentence with its number in the batch, int64 [C, 3]."""
     numbers = np.repeat(np.arange(len(each)), list(map(len, each)))
     return torch.from_numpy(np.column_stack([numbers, np.concatenate(each)]))
-
-
-LEAST_PROBABILITY = 0.3  # of spans whose vectors are learned: others are hardly ever queried
-MOST_COMPARED = 512  # phrases of a batch whose similarities to one another are learned
 
 
 @dataclass
@@ -141,18 +125,17 @@ class QueryDistillation(FairseqCriterion):
             cosines = (vectors * taught).sum(dim=1)
             order = torch.randperm if model.training else torch.arange  # validation compares the same phrases each time
             some = order(len(taught), device=taught.device)[:MOST_COMPARED]
-            wanted, found = (one[some] @ taught[some].T / self.cfg.query_temperature for one in (taught, vectors))
-            apart = functional.kl_div(
-                found.log_softmax(dim=1), wanted.log_softmax(dim=1), log_target=True, reduction="sum"
-            ) / max(len(some), 1)
+            right, found = (one[some] @ taught[some].T / self.cfg.query_temperature for one in (taught, vectors))
+            divergence = functional.kl_div(found.log_softmax(1), right.log_softmax(1), log_target=True, reduction="sum")
+            apart = divergence / max(len(some), 1)
             segmentation = functional.binary_cross_entropy_with_logits(logits.float(), probabilities)
             cosine = cosines.sum() / max(len(cosines), 1)
             loss = self.cfg.cosine_weight * (1 - cosine) + apart + segmentation
-        right = found.argmax(dim=1).eq(torch.arange(len(some), device=some.device)).sum() if len(some) else 0
+        hits = found.argmax(dim=1).eq(torch.arange(len(some), device=some.device)).sum() if len(some) else 0
         count = sample["nsentences"]
         logged = {
             "loss": loss.detach() * count, "cosine": cosines.detach().sum(), "phrases": len(cosines),
-            "segmentation": segmentation.detach() * count, "right": right, "compared": len(some),
+            "segmentation": segmentation.detach() * count, "right": hits, "compared": len(some),
             "ntokens": sample["ntokens"], "nsentences": count, "sample_size": count,
         }  # fmt: skip
         return loss * count, count, logged
@@ -161,8 +144,8 @@ class QueryDistillation(FairseqCriterion):
     def reduce_metrics(cls, logging_outputs: list[dict[str, Any]]) -> None:
         """Log means; `accuracy` is in per cent."""
         total = {name: sum(float(log.get(name, 0)) for log in logging_outputs) for name in logging_outputs[0]}
-        metrics.log_scalar("loss", total["loss"] / total["sample_size"], total["sample_size"], round=3)
-        metrics.log_scalar("segmentation", total["segmentation"] / total["sample_size"], total["sample_size"], round=3)
+        for name in ("loss", "segmentation"):
+            metrics.log_scalar(name, total[name] / total["sample_size"], total["sample_size"], round=3)
         metrics.log_scalar("cosine", total["cosine"] / max(total["phrases"], 1), total["phrases"], round=3)
         accuracy = 100 * total["right"] / max(total["compared"], 1)
         metrics.log_scalar("accuracy", accuracy, total["compared"], round=2)

@@ -7,12 +7,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-# Members averaged for the centre of a cluster, at most: enough for a mean, and the work does not grow with the store.
-CENTRE_MEMBERS = 64
+CENTRE_MEMBERS = 64  # of a cluster, at most: enough for a mean, and the work does not grow with the store
 BLOCK_ROWS = 1 << 14
-
-# Marks slots, int64 [B, C], that may not serve the B anchors: bool [B, C].
-Barred = Callable[[Tensor], Tensor]
+Barred = Callable[[Tensor], Tensor]  # marks slots, int64 [B, C], that may not serve the B anchors: bool [B, C]
 
 
 class TokenClusters:
@@ -58,27 +55,17 @@ class TokenClusters:
         return torch.searchsorted(self.ends, slots, right=True)
 
     def own_run(self, clusters: Tensor, groups: Tensor) -> Tensor:
-        """Find which run of its cluster a group is, int64 [B], counted from 0; -1 where it has no entry there.
-
-        Args:
-            clusters: int64 [B].
-            groups: int64 [B], any numbers.
-        """
-        wanted = self._cluster_marks[clusters] * self._groups + groups
-        place = torch.searchsorted(self._run_marks, wanted).clamp_max(len(self._run_marks) - 1)
-        found = (self._run_marks[place] == wanted) & (groups >= 0) & (groups < self._groups)
+        """Find which run of its cluster a group, any number, is, int64 [B], from 0; -1 where it has no entry there."""
+        marks = self._cluster_marks[clusters] * self._groups + groups
+        place = torch.searchsorted(self._run_marks, marks).clamp_max(len(self._run_marks) - 1)
+        found = (self._run_marks[place] == marks) & (groups >= 0) & (groups < self._groups)
         return torch.where(found, place - self._last_runs[clusters] + self.runs[clusters], -1)
 
     def draw_positives(self, clusters: Tensor, own: Tensor, count: int, generator: torch.Generator) -> Tensor:
-        """Draw members of clusters from groups other than the anchor's, all different groups where there are as many, else
-        with replacement. Groups are equally likely, as are the members of each.
+        """Draw slots, int64 [B, count], of clusters from groups other than the anchor's run `own` (-1: none).
 
-        Args:
-            clusters: int64 [B], those of the anchors; each has a run besides `own`.
-            own: int64 [B], the run of the anchor's group, or -1.
-
-        Returns:
-            Slots, int64 [B, count].
+        All are of different groups where there are as many, else with replacement. Groups are equally likely, as are the
+        members of each.
         """
         own, runs = own.unsqueeze(1), self.runs[clusters].unsqueeze(1)  # [B, 1]
         others = runs - (own >= 0).long()
@@ -87,33 +74,23 @@ class TokenClusters:
         low, size = parts[:, :-1], parts[:, 1:] - parts[:, :-1]
         enough = others >= count
         shape = (len(clusters), count)
-        drawn = torch.where(
-            enough, low + self._below(size, shape, generator), self._below(others, shape, generator)
-        )  # fmt: skip
+        drawn = torch.where(enough, low + self._below(size, shape, generator), self._below(others, shape, generator))
         drawn = (drawn + self._below(others, (len(clusters), 1), generator)) % others
         run = (self._last_runs[clusters].unsqueeze(1) - runs) + (own + 1 + drawn) % runs
         start = torch.where(run > 0, self._run_ends[run - 1], 0)
         return start + self._below(self._run_ends[run] - start, shape, generator)
 
     def draw_hard_negatives(
-        self,
-        clusters: Tensor,
-        similarities: Tensor,
-        count: int,
-        nearest: int,
-        barred: Barred,
+        self, clusters: Tensor, similarities: Tensor, count: int, nearest: int, barred: Barred,
         generator: torch.Generator,
-    ) -> Tensor:
-        """Draw one random member of each of `count` clusters, drawn from those whose centres are nearest to the anchor.
+    ) -> Tensor:  # fmt: skip
+        """Draw a random member of each of `count` clusters, drawn from those nearest to the anchor; slots [B, count].
 
         Args:
-            clusters: int64 [B], those of the anchors.
+            clusters: int64 [B], those of the anchors, which give no negatives.
             similarities: [B, C], of each anchor to each centre.
             nearest: K; with fewer than `count` other clusters, they are drawn several times.
             barred: slots not to choose, unless no others were drawn.
-
-        Returns:
-            Slots, int64 [B, count], never of the anchor's own cluster.
         """
         near = min(nearest, len(self.tokens) - 1)
         close = similarities.scatter(1, clusters.unsqueeze(1), float("-inf")).topk(near, dim=1).indices  # [B, K]
@@ -137,11 +114,7 @@ class TokenClusters:
         return drawn.gather(1, order.gather(1, torch.arange(count, device=drawn.device) % allowed))
 
     def centres(self, embed: Callable[[Tensor], Tensor], generator: torch.Generator) -> Tensor:
-        """Compute the mean z of up to `CENTRE_MEMBERS` members of each cluster, scaled to length 1, fp32 [C, d_o].
-
-        Args:
-            embed: z of given entries, int64 [n] -> [n, d_o].
-        """
+        """Compute the mean z of up to `CENTRE_MEMBERS` members of each cluster, scaled to length 1, fp32 [C, d_o]."""
         taken = self.counts.clamp_max(CENTRE_MEMBERS)
         cluster = torch.arange(len(taken), device=taken.device).repeat_interleave(taken)
         ends = taken.cumsum(0)
@@ -151,17 +124,14 @@ class TokenClusters:
         size = (turn + 1) * self.counts[cluster] // taken[cluster] - low
         slots = self.starts[cluster] + low + self._below(size, size.shape, generator)
         total: Tensor | None = None
-        for start in range(0, len(slots), BLOCK_ROWS):
-            block = slice(start, start + BLOCK_ROWS)
-            z = embed(self.members[slots[block]]).float()
-            if total is None:
-                total = z.new_zeros(len(taken), z.size(1))
-            total.index_add_(0, cluster[block], z)
+        for some, owners in zip(slots.split(BLOCK_ROWS), cluster.split(BLOCK_ROWS)):
+            z = embed(self.members[some]).float()
+            total = z.new_zeros(len(taken), z.size(1)) if total is None else total
+            total.index_add_(0, owners, z)
         assert total is not None
         return torch.nn.functional.normalize(total, dim=1)
 
     def _below(self, bound: Tensor, shape: torch.Size | tuple[int, ...], generator: torch.Generator) -> Tensor:
-        """Draw random integers from 0 up to and without `bound`, int64; 0 where that is 0."""
         # In fp64: fp32 could not reach every member of a cluster of millions.
         uniform = torch.rand(shape, generator=generator, device=self.counts.device, dtype=torch.float64)
         return torch.minimum((uniform * bound).long(), (bound - 1).clamp_min(0))

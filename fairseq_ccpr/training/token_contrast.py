@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Optional
 
+import numpy as np
 import torch
 from fairseq.criterions import FairseqCriterion, register_criterion
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
@@ -23,10 +24,11 @@ from fairseq_ccpr.training.cpu_autocast import CpuAutocast, cpu_autocast, has_be
 from fairseq_ccpr.training.length_batches import SizedDataset
 
 ACCURACY_DIGITS = 3  # of `accuracy`, in percent
+START_ROWS = 1 << 16  # keys to fit the PCA on that training starts from
 
 
 def supervised_contrastive_loss(anchors: Tensor, positives: Tensor, negatives: Tensor, temperature: float) -> Tensor:
-    """Compute equation 6 of the CLKNN paper for each anchor.
+    """Compute equation 6 of the CLKNN paper for each anchor, [B], in fp32 or better.
 
     -log [ sum_M exp s(z, z+) / (sum_M exp s(z, z+) + sum_N exp s(z, z-)) ], s = cosine / T'.
 
@@ -34,10 +36,7 @@ def supervised_contrastive_loss(anchors: Tensor, positives: Tensor, negatives: T
         anchors: z, [B, d].
         positives: [B, M, d], of the anchor's token.
         negatives: [B, N, d], of other tokens.
-        temperature: T'. At the paper's 0.01 the logits reach 100, so all is computed in fp32 or better.
-
-    Returns:
-        [B], in fp32, or fp64 where that was given.
+        temperature: T'. At the paper's 0.01 the logits reach 100, which low precision cannot hold.
 
     >>> z = torch.eye(2)
     >>> supervised_contrastive_loss(z[:1], z[:1].unsqueeze(0), z[1:].unsqueeze(0), 1.0)
@@ -72,8 +71,7 @@ class SupervisedContrastiveCriterion(FairseqCriterion):
     def forward(self, model: Any, sample: dict[str, Any]) -> tuple[Tensor, int, dict[str, Any]]:
         """Compute the loss summed over the anchors, their number, and the values to log.
 
-        Args:
-            sample: `keys` [B, 1 + M + N, d]: each anchor, its M positives, its N negatives; `positives`: M.
+        Of `keys` [B, 1 + M + N, d], each row is an anchor, its M positives and its N negatives.
         """
         z = model(sample["keys"])
         m = sample["positives"]
@@ -111,11 +109,7 @@ class ContrastTaskConfig(FairseqDataclass):
 
 
 class ContrastTask(CpuAutocast, FairseqTask):
-    """A task that validates by retrieval accuracy, and has no dictionaries.
-
-    Raises:
-        ConfigurationError: fairseq would select the best checkpoint by another measure.
-    """
+    """A task that validates by retrieval accuracy, and has no dictionaries."""
 
     def __init__(self, cfg: Any) -> None:
         super().__init__(cfg)
@@ -139,9 +133,6 @@ class ContrastTask(CpuAutocast, FairseqTask):
     def target_dictionary(self) -> None:
         """None: there is no such dictionary."""
         return None
-
-
-START_ROWS = 1 << 16  # keys to fit the PCA on that training starts from
 
 
 @dataclass
@@ -179,10 +170,10 @@ class NumberedDraws(SizedDataset):
 
     def __init__(self, count: int) -> None:
         super().__init__()
-        self.count = count
+        self.sizes = np.ones(count, dtype=np.int64)  # so that a batch is of so many examples
 
     def __len__(self) -> int:
-        return self.count
+        return len(self.sizes)
 
     def __getitem__(self, index: int) -> int:
         return int(index)
@@ -246,27 +237,16 @@ class TokenContrastTask(ContrastTask):
 
     def load_dataset(self, split: str, **kwargs: Any) -> None:
         """Load a split: `train` is what anchors are drawn from, `valid` the queries."""
-        if split == "train":
-            self.datasets[split] = NumberedDraws(self.cfg.anchors_per_epoch)
-        else:
-            self.datasets[split] = NumberedDraws(len(self.sampler.query_values))
+        is_train = split == "train"
+        self.datasets[split] = NumberedDraws(self.cfg.anchors_per_epoch if is_train else len(self.sampler.query_values))
 
-    def train_step(
-        self,
-        sample: dict[str, Any],
-        model: Any,
-        criterion: Any,
-        optimizer: Any,
-        update_num: int,
-        ignore_grad: bool = False,
-    ) -> Any:
+    def train_step(self, sample: dict[str, Any], model: Any, *args: Any, update_num: int, **others: Any) -> Any:
         """Train on contrasts that are drawn for the batch."""
-        numbers = sample["numbers"]
         adapter = _adapter(model)
         with cpu_autocast(adapter):
-            keys = self.sampler.draw(adapter, len(numbers), update_num, sample["first"])
+            keys = self.sampler.draw(adapter, len(sample["numbers"]), update_num, sample["first"])
         contrasts = {"keys": keys, "positives": self.settings.positives}
-        return super().train_step(contrasts, model, criterion, optimizer, update_num, ignore_grad)
+        return super().train_step(contrasts, model, *args, update_num=update_num, **others)
 
     def begin_epoch(self, epoch: int, model: Any) -> None:
         """Let the untrained adapter compete for the best checkpoint: training then never makes keys worse."""
@@ -292,7 +272,6 @@ class TokenContrastTask(ContrastTask):
 
 
 def _raw(directory: str) -> TokenDatastore:
-    """Open a datastore whose keys are the decoder's own states."""
     datastore = TokenDatastore(directory)
     if datastore.section.projection is not None:
         raise ConfigurationError(
@@ -303,13 +282,11 @@ def _raw(directory: str) -> TokenDatastore:
 
 
 def _states(datastore: TokenDatastore) -> dict[str, str]:
-    """Describe which states its keys are."""
     section = datastore.section
     return {"model": section.fingerprints["model"], "key_layer": section.key_layer}
 
 
 def _adapter(model: Any) -> Any:
-    """Unwrap the adapter from fairseq's wrappers for several processes."""
     while hasattr(model, "module"):
         model = model.module
     return model

@@ -38,6 +38,7 @@ class LexiconDataset(SizedDataset):
         self.lexicons, self.tokenizer, self.sentences = lexicons, tokenizer, sentences
         self.max_subwords, self.seed, self.epoch = max_subwords, seed, 1
         self.starts = np.cumsum([0, *(len(lexicon.pairs) for lexicon in lexicons)])
+        self.sizes = np.ones(len(self), dtype=np.int64)  # so that a batch is of so many pairs
 
     def __len__(self) -> int:
         return int(self.starts[-1])

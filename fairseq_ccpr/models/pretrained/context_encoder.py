@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from argparse import Namespace
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ from fairseq.models.roberta import RobertaModel
 from torch import Tensor, nn
 
 from fairseq_ccpr.errors import CheckpointError, ConfigurationError, describe
+from fairseq_ccpr.models.checkpoint import FAULTS, as_checkpoint
 from fairseq_ccpr.storage import fingerprint
 from fairseq_ccpr.storage.files import scratch_directory
 from fairseq_ccpr.text.pairs import read_lines
@@ -45,9 +47,6 @@ class ContextEncoder(nn.Module):
         tokenizer: its dictionary is that of the embeddings.
         weights: by fairseq's names, those of old checkpoints included, with or without the head.
         bf16: whether to compute the states in bfloat16, whatever the dtype of the weights.
-
-    Raises:
-        RuntimeError: weights of other names or shapes.
     """
 
     def __init__(
@@ -80,23 +79,14 @@ class ContextEncoder(nn.Module):
         return self.arguments.max_positions - MARKERS
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Compute the states of the last layer, int64 [B, L] -> [B, L, H]; those of padding have no meaning.
-
-        In training mode with dropout, so that two calls see two masks.
-        """
+        """Compute the states of the last layer, int64 [B, L] -> [B, L, H]; those of padding have no meaning."""
         return self.states(tokens, self.layers)
 
     def states(self, tokens: Tensor, layer: int) -> Tensor:
         """Compute the states of any layer from 0, the embeddings, to `layers`; those above it cost nothing.
 
-        Args:
-            tokens: int64 [B, L], with both markers; `collate` makes them. L is at most `max_positions` + 2.
-
-        Returns:
-            [B, L, H], in the weights' dtype, or the one autocast chooses; fp32 with `bf16`.
-
-        Raises:
-            ConfigurationError: no such layer, or L is too large.
+        `tokens`, int64 [B, L], have both markers. The states [B, L, H] have the weights' dtype, or the one that autocast
+        chooses; fp32 with `bf16`.
         """
         return self.states_of_layers(tokens, [layer])[0]
 
@@ -112,23 +102,18 @@ class ContextEncoder(nn.Module):
                 f"a text has {tokens.size(1) - MARKERS} subwords, and the encoder takes {self.max_positions}: "
                 "leave it out, or cut it"
             )
-        if not self.bf16:
-            return self._states(tokens, layers)
-        with torch.autocast(tokens.device.type, torch.bfloat16):
-            return [states.float() for states in self._states(tokens, layers)]
-
-    def _states(self, tokens: Tensor, layers: Sequence[int]) -> list[Tensor]:
         padding = tokens.eq(self.tokenizer.pad)
-        states, _ = self.transformer.forward_embedding(tokens)
-        states = states.masked_fill(padding[:, :, None], 0).transpose(0, 1)  # [B, L, H] -> [L, B, H]
-        layer_states = {0: states}
-        for number, block in enumerate(self.transformer.layers[: max(layers)], 1):
-            states = block(states, encoder_padding_mask=padding)
-            if number in layers:
-                layer_states[number] = states
-        if self.transformer.layer_norm is not None and self.layers in layers:
-            layer_states[self.layers] = self.transformer.layer_norm(states)
-        return [layer_states[layer].transpose(0, 1) for layer in layers]
+        with torch.autocast(tokens.device.type, torch.bfloat16) if self.bf16 else nullcontext():
+            states, _ = self.transformer.forward_embedding(tokens)
+            states = states.masked_fill(padding[:, :, None], 0).transpose(0, 1)  # [B, L, H] -> [L, B, H]
+            found = {0: states}
+            for number, block in enumerate(self.transformer.layers[: max(layers)], 1):
+                states = block(states, encoder_padding_mask=padding)
+                if number in layers:
+                    found[number] = states
+            if self.transformer.layer_norm is not None and self.layers in layers:
+                found[self.layers] = self.transformer.layer_norm(states)
+        return [(found[layer].float() if self.bf16 else found[layer]).transpose(0, 1) for layer in layers]
 
     def fingerprint(self) -> str:
         """Digest everything that decides the states of a text: weights rounded to fp16, settings, dictionary, tokenizer."""
@@ -138,12 +123,7 @@ class ContextEncoder(nn.Module):
 
     @classmethod
     def load(cls, directory: Path, dropout: float | None = None, bf16: bool = False) -> ContextEncoder:
-        """Read an encoder directory, on the CPU in fp32, in evaluation mode.
-
-        Args:
-            directory: one that `save` or fairseq-ccpr convert wrote, or fairseq's own `xlmr.*`.
-            dropout: of states and attention, in training mode; as the checkpoint says where None.
-            bf16: whether it computes in bfloat16.
+        """Read an encoder directory, ours or fairseq's own `xlmr.*`, on the CPU in fp32, in evaluation mode.
 
         Raises:
             CheckpointError: no such directory, a missing file, or weights of another kind of model.
@@ -160,7 +140,7 @@ class ContextEncoder(nn.Module):
             return cls(arguments, tokenizer, weights, bf16).eval()
         except pickle.UnpicklingError as error:
             raise CheckpointError(f"{path}: {describe(error)}") from None
-        except (KeyError, TypeError, ValueError, AttributeError, EOFError, RuntimeError) as error:
+        except FAULTS as error:
             message = " ".join(str(error).split())[:200] or type(error).__name__
             raise CheckpointError(
                 f"{path} is no XLM-R-style encoder with the {len(tokenizer.dictionary):,} entries of its dictionary "
@@ -168,11 +148,7 @@ class ContextEncoder(nn.Module):
             ) from None
 
     def save(self, directory: Path, half: bool = True) -> None:
-        """Write an encoder directory that `load` and fairseq's `XLMRModel.from_pretrained` read.
-
-        Args:
-            directory: it appears when it is complete.
-            half: weights in fp16, half the space; `load` converts them to fp32.
+        """Write an encoder directory, in fp16 or fp32, that `load` and fairseq's `XLMRModel.from_pretrained` read.
 
         Raises:
             CheckpointError: `directory` exists and is not empty, or a weight is beyond fp16.
@@ -188,7 +164,10 @@ class ContextEncoder(nn.Module):
         directory = directory.resolve()
         with scratch_directory(directory) as partial:
             self.tokenizer.save(partial)
-            torch.save(_checkpoint(self.arguments, _with_head(weights)), partial / WEIGHTS)
+            most = self.arguments.max_positions
+            task = {"task": "masked_lm", "data": ".", "tokens_per_sample": most, "criterion": "masked_lm"}
+            arguments = Namespace(arch="roberta", **task, **vars(self.arguments))
+            torch.save(as_checkpoint(arguments, _with_head(weights), "MaskedLmLoss"), partial / WEIGHTS)
             partial.replace(directory)
 
 
@@ -207,34 +186,13 @@ def _with_head(weights: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def check_empty(directory: Path) -> None:
-    """Check that an encoder can be written to a directory.
-
-    Raises:
-        CheckpointError: something is there.
-    """
+    """Refuse to write an encoder to a directory that has something in it."""
     if directory.exists() and not (directory.is_dir() and not any(directory.iterdir())):
         raise CheckpointError(f"{directory} exists and is not empty: give a new directory for the encoder")
 
 
-def _checkpoint(arguments: Namespace, weights: dict[str, Tensor]) -> dict[str, Any]:
-    """Make a checkpoint in the format of fairseq's trainer, without the parts that only training needs."""
-    history = {"criterion_name": "MaskedLmLoss", "optimizer_name": "FairseqAdam", "num_updates": 0}
-    history["lr_scheduler_state"] = {}
-    task = {"task": "masked_lm", "data": ".", "tokens_per_sample": arguments.max_positions, "criterion": "masked_lm"}
-    return {
-        "args": Namespace(arch="roberta", **task, **vars(arguments)),
-        "model": weights,
-        "optimizer_history": [history],
-        "extra_state": {"train_iterator": {"epoch": 1}},
-    }
-
-
 def lines_of(paths: Iterable[Path], quiet: bool = False) -> Iterator[str]:
-    """Read the lines of text files, plain, `.gz` or `.xz`.
-
-    Raises:
-        ConfigurationError: bytes that are not UTF-8, by file and line, or a damaged file.
-    """
+    """Read the lines of text files, plain, `.gz` or `.xz`."""
     for path in paths:
         yield from progress_bar(path.name, "line", read_lines(path), quiet=quiet)
 
@@ -243,9 +201,6 @@ def needed_pieces(tokenizer: SubwordTokenizer, texts: Iterable[str]) -> set[str]
     """Collect the pieces that texts split into, and each of their characters (and of ASCII) as a piece of its own.
 
     Thanks to the characters, a word that is not in the texts still splits into known pieces, though not the best ones.
-
-    Raises:
-        ConfigurationError: there is no text.
     """
     needed = {piece for text in texts for piece, _, _ in tokenizer.split(text)}
     if not needed:
@@ -255,14 +210,9 @@ def needed_pieces(tokenizer: SubwordTokenizer, texts: Iterable[str]) -> set[str]
 
 
 def prune(encoder: ContextEncoder, texts: Iterable[str]) -> ContextEncoder:
-    """Prune an encoder to the pieces of these texts; the states of text that splits into these pieces stay the same.
-
-    Raises:
-        ConfigurationError: the texts are empty.
-    """
+    """Prune an encoder to the pieces of these texts; the states of text that splits into these pieces stay the same."""
     old = encoder.tokenizer
-    needed = needed_pieces(old, texts)
-    new = old.restrict(needed)
+    new = old.restrict(needed_pieces(old, texts))
     rows = [old.dictionary.index(symbol) for symbol in new.dictionary.symbols]
     weights = _weights(encoder)
     weights[TRANSFORMER + "embed_tokens.weight"] = encoder.transformer.embed_tokens.weight.detach()[torch.tensor(rows)]
@@ -270,11 +220,7 @@ def prune(encoder: ContextEncoder, texts: Iterable[str]) -> ContextEncoder:
 
 
 def keep_layers(encoder: ContextEncoder, layers: int) -> ContextEncoder:
-    """Remove all layers above the first `layers`, so that the states of that layer become the last.
-
-    Raises:
-        ConfigurationError: it has fewer layers, or none would remain; or it normalises its last states once more.
-    """
+    """Remove all layers above the first `layers`, so that the states of that layer become the last."""
     if not 1 <= layers <= encoder.layers:
         raise ConfigurationError(f"--layers {layers}: the encoder has {encoder.layers}, give 1 to {encoder.layers}")
     if encoder.transformer.layer_norm is not None and layers < encoder.layers:

