@@ -24,7 +24,7 @@ from tqdm import tqdm
 
 # Of a decoding step; the rest is the encoder and beam search. Phrases are found once per sentence, then followed each step.
 DECODER, PROJECTION, SEARCH, MERGE = "decoder", "projection", "search", "merge"
-FINDING, PHRASES = "finding phrases", "phrases"
+FINDING, PHRASES, TEXT = "finding phrases", "phrases", "text"
 # Of mining.
 ENCODING, INDEXING, VOTING = "encoding", "indexing", "voting"
 

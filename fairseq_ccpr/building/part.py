@@ -19,8 +19,8 @@ import torch.distributed as dist
 from tqdm import tqdm
 
 from fairseq_ccpr.building.corpus import sample_domain
-from fairseq_ccpr.datastore import phrase, token
-from fairseq_ccpr.datastore.manifest import PHRASE, TOKEN, Manifest, Section, TokenSection
+from fairseq_ccpr.datastore import phrase, text, token
+from fairseq_ccpr.datastore.manifest import PHRASE, TEXT, TOKEN, Manifest, Section, TokenSection
 from fairseq_ccpr.datastore.phrase import SPANS
 from fairseq_ccpr.datastore.token import DOMAIN, KEYS, PROVENANCE, SYMBOLS, array_shapes
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
@@ -41,7 +41,7 @@ KNOWN_AS = {"share": "fraction", "shard_tokens": "chunk tokens", "shard_sentence
 
 @dataclass(frozen=True)
 class PartKind:
-    """What differs between token and phrase parts, and would be said of a third kind."""
+    """What differs between the kinds of parts."""
 
     name: str  # of the folder, and of the section in the manifest
     shapes: Callable[[int, int], Shapes]  # of the arrays, from the number of rows and the width of keys
@@ -53,6 +53,7 @@ class PartKind:
 
 TOKENS = PartKind(TOKEN, token.array_shapes, PROVENANCE, token.part_files, TOKEN_EFFORT, 0)
 PHRASES = PartKind(PHRASE, phrase.array_shapes, SPANS, phrase.part_files, PHRASE_EFFORT, PHRASE_DEPTH)
+TEXTS = PartKind(TEXT, lambda rows, width: {}, "", text.part_files, TOKEN_EFFORT, 0)  # counted, not searched
 
 
 ChunkRows = tuple[int, int, dict[str, np.ndarray]]  # number of a chunk, its first row, and its arrays
@@ -181,7 +182,7 @@ def refuse_foreign(output: Path) -> None:
     """Refuse an output that exists and is neither empty, nor a datastore, nor the beginning of one."""
     if not output.exists() or (output / MANIFEST).exists():
         return
-    parts = (TOKENS.name, PHRASES.name)
+    parts = (TOKENS.name, PHRASES.name, TEXTS.name)
     ours = {*(f"{part}.partial" for part in (*parts, BACK_TRANSLATIONS)), RAW, VALID, ADAPTER, BACK_TRANSLATIONS}
     ours |= {part for part in parts if (output / part / PLAN).exists()}  # killed while publishing
     if not output.is_dir() or {path.name for path in output.iterdir()} - ours:

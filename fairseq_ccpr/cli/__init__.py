@@ -21,6 +21,7 @@ DAILY = {
     "prepare": "make a DATA_BIN from sentence pairs",
     "build tokens": "build a token datastore from sentence pairs",
     "build phrases": "build a phrase datastore from target-language text alone",
+    "build text": "build a text memory from target-language text alone, by counting",
     "build memory": "make an empty datastore that learns",
     "learn": "learn sentence pairs, which count from the next translation on",
     "forget": "take pairs out of what was learned",

@@ -1,4 +1,4 @@
-"""Building datastores: `fairseq-ccpr build tokens`, `build phrases` and `build memory`."""
+"""Building datastores: `fairseq-ccpr build tokens`, `build phrases`, `build text` and `build memory`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Optional
 from fairseq_ccpr.building.adapter_build import build_projected_datastore
 from fairseq_ccpr.building.part import launched
 from fairseq_ccpr.building.phrase_build import PhraseBuildSettings, build_phrase_datastore
+from fairseq_ccpr.building.text_build import Vocabulary, build_text_part
 from fairseq_ccpr.building.token_build import NO_ADAPTER, TokenBuildSettings, build_token_datastore, write_empty_store
 from fairseq_ccpr.cli.command import command
 from fairseq_ccpr.datastore.preprocessing import remember
@@ -18,7 +19,8 @@ from fairseq_ccpr.inference.back_translation import back_translate, refuse_begun
 from fairseq_ccpr.inference.resources import preprocessing_for_build
 from fairseq_ccpr.inference.system import System
 from fairseq_ccpr.models.key_layer import KEY_LAYERS
-from fairseq_ccpr.settings import option
+from fairseq_ccpr.settings import data_option, option, quiet_option
+from fairseq_ccpr.storage import fingerprint
 from fairseq_ccpr.storage.fingerprint import short
 
 
@@ -114,6 +116,54 @@ def build_phrases(settings: PhraseBuildSettings) -> int:
         print(f"{lines.empty:,} empty lines and {lines.repeated:,} repeated sentences were left out")
     if report.too_long:
         print(f"{report.too_long:,} sentences longer than the encoder reads were read in windows")
+    return 0
+
+
+@command("""\
+Build a text memory from text of the target language alone: count which subwords follow which. Beam search then weighs what
+the text would say next against what is general, before tokens and phrases vote.
+
+  fairseq-ccpr build text mono.en.txt --path model.pt --against general.en.txt --output datastores/mine
+
+It takes seconds, needs no encoder, and works alone or alongside tokens and phrases. --against names general
+text of the target language, such as the model's own training text; without it, what is frequent everywhere is rewarded, too.
+
+The text has a sentence per line, plain, .gz or .xz; the same sentence counts once. Run the same command again to resume an
+interrupted build.
+""")
+def build_text(
+    rest: list[str],
+    text: list[Path] = option(help="files of one sentence per line", positional=True, nargs="+", metavar="TEXT"),
+    output: Path = option(help="the datastore: a new folder, or one to add to", metavar="DIR"),
+    against: list[Path] = option(
+        [],
+        "general text of the target language, whose expectations the text is weighed against",
+        nargs="+",
+        metavar="TEXT",
+    ),
+    data: Optional[Path] = data_option(),
+    quiet: bool = quiet_option(),
+) -> int:
+    start = time.monotonic()
+    system = System.of(rest, data)
+    dictionary, end = system.task.target_dictionary, system.task.tags.end_of(system.task.target_dictionary)
+    digest = fingerprint.of_strings(dictionary.symbols)
+    vocabulary = Vocabulary(system.target_encoder(), len(dictionary), end, dictionary.unk(), digest)
+    section, lines, unknown = build_text_part(text, against, output, vocabulary, quiet)
+    remember(system.preprocessing, output)
+    size = sum(file["bytes"] for file in section.files.values())
+    general = f", against {section.general:,} of general text" if section.general else ""
+    print(
+        f"{output}: {section.sentences:,} sentences of {section.size:,} tokens{general}, "
+        f"{section.tables['grams'][0]:,} n-grams up to {section.order}, {size / section.size:.0f} bytes per token, "
+        f"{time.monotonic() - start:.0f} s"
+    )
+    if lines.empty or lines.repeated:
+        print(f"{lines.empty:,} empty lines and {lines.repeated:,} repeated sentences were left out")
+    if unknown:
+        print(f"{100 * unknown:.1f}% of the subwords are unknown to the model")
+    if not section.general:
+        print("there are no general counts: give --against TEXT for better translations")
     return 0
 
 

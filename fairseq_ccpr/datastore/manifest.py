@@ -61,10 +61,10 @@ def digest_options(options: Any) -> str | None:
 
 # 2 brought projections, 3 phrases, 4 keys in Milvus, 5 the checksum of the manifest, 6 what tokens know of their own text,
 # 7 token parts that what was learned has moved into, 8 phrase parts likewise, and hashes of their strings, 9 texts whose
-# sources are back-translations among those that were merged, 10 a minimum of candidates among the index parameters
-FORMAT_VERSION = 10
+# sources are back-translations among those that were merged, 10 a minimum of candidates among the index parameters, 11 text
+FORMAT_VERSION = 11
 CHECKSUM_SINCE = 5
-TOKEN, PHRASE = "token", "phrase"  # the folders of the parts
+TOKEN, PHRASE, TEXT = "token", "phrase", "text"  # the folders of the parts
 REVERSE_MODEL = "reverse_model"  # fingerprint of the model whose back-translations are the sources of tokens
 
 
@@ -90,6 +90,7 @@ class Section:
     """What the parts of a manifest have in common."""
 
     PART: ClassVar[str]
+    COMMAND: ClassVar[str]  # that builds it
     ORDER: ClassVar[str]  # of the entries in the file
 
     size: int
@@ -142,7 +143,7 @@ class TokenSection(Section):
     Its fingerprints: model, target_dictionary, corpus; adapter, language_pair, reverse_model.
     """
 
-    PART = TOKEN
+    PART, COMMAND = TOKEN, "build tokens"
     ORDER = (
         "size dimension key_layer subsets fingerprints index projection share files index_recall shard sources domain "
         "ancestors"
@@ -161,7 +162,7 @@ class PhraseSection(Section):
     Its fingerprints: encoder, corpus; lexicon; keys, where a database has them, and no file does.
     """
 
-    PART = PHRASE
+    PART, COMMAND = PHRASE, "build phrases"
     ORDER = (
         "size dimension sentences segmentation encoder fingerprints index files share index_recall pooled shard sources "
         "store hashes ancestors"
@@ -186,6 +187,26 @@ class PhraseSection(Section):
         return {name: entries[name] for name in names} | {"index": self.index.factory}
 
 
+@dataclass(kw_only=True)
+class TextSection(Section):
+    """The text part of a manifest: counts of n-grams in text of the target language, of the model's own subwords.
+
+    Its size is in tokens, and the counts are searched by hash, without an index. Its fingerprints: target_dictionary, corpus;
+    general, the text it was counted against.
+    """
+
+    PART, COMMAND = TEXT, "build text"
+    ORDER = "size sentences words order tables general fingerprints index files sources"
+
+    dimension: int = 0
+    index: IndexDescription = field(default_factory=lambda: IndexDescription("exact", "ip"))
+    sentences: int
+    words: int  # of the vocabulary
+    order: int  # n of the longest n-grams
+    tables: dict[str, list[int]]  # contexts and grams: rows, prefixes of their hashes, most hashes with one prefix
+    general: int = 0  # tokens of general text; 0: none was counted
+
+
 S = TypeVar("S", bound=Section)
 
 
@@ -197,7 +218,7 @@ class OpenedPart(Generic[S]):
         section = getattr(Manifest.read(self.directory), kind.PART)
         if section is None:
             raise DatastoreError(
-                f"the datastore {self.directory} has no {kind.PART} part: build one with `fairseq-ccpr build {kind.PART}s`"
+                f"the datastore {self.directory} has no {kind.PART} part: build one with `fairseq-ccpr {kind.COMMAND}`"
             )
         self.section: S = section
         check_sizes(self.directory, section.files)
@@ -222,11 +243,17 @@ class Manifest:
 
     token: TokenSection | None = None
     phrase: PhraseSection | None = None
+    text: TextSection | None = None
     created_with: str = f"fairseq-ccpr {__version__}"
+
+    @property
+    def parts(self) -> list[Section]:
+        """The sections that it has."""
+        return [part for part in (self.token, self.phrase, self.text) if part is not None]
 
     def write(self, directory: Path) -> None:
         """Write atomically: readers see the old manifest or the new one."""
-        parts = {part.PART: part.as_json() for part in (self.token, self.phrase) if part is not None}
+        parts = {part.PART: part.as_json() for part in self.parts}
         data = {"format_version": FORMAT_VERSION, **parts, "created_with": self.created_with}
         write_checked_json(directory / MANIFEST, data)
 
@@ -236,8 +263,8 @@ class Manifest:
         path = directory / MANIFEST
         if not directory.is_dir():
             raise DatastoreError(
-                f"there is no datastore at {directory}: no such directory; build one with fairseq-ccpr build tokens or "
-                "build phrases"
+                f"there is no datastore at {directory}: no such directory; build one with fairseq-ccpr build tokens, build "
+                "phrases or build text"
             )
         if not path.exists():
             if any(directory.glob(f"*{PARTIAL}")) or any(directory.glob(f"*/{PLAN}")):
@@ -245,7 +272,7 @@ class Manifest:
                     f"the datastore {directory} is unfinished: run the command that was building it again, and it resumes"
                 )
             near = [*sorted(directory.glob(f"*/{MANIFEST}")), *directory.absolute().parent.glob(MANIFEST)]
-            build = "build one with fairseq-ccpr build tokens or build phrases"
+            build = "build one with fairseq-ccpr build tokens, build phrases or build text"
             advice = f"did you mean {near[0].parent}?" if near else build
             raise DatastoreError(f"{directory} is not a datastore: it has no {MANIFEST}; {advice}")
         try:
@@ -256,12 +283,12 @@ class Manifest:
                     f"{path} has format version {version}, and this fairseq-ccpr ({__version__}) reads up to "
                     f"{FORMAT_VERSION}: upgrade fairseq-ccpr"
                 )
-            if not {"token", "phrase"} & data.keys():
+            if not {TOKEN, PHRASE, TEXT} & data.keys():
                 raise DatastoreError(f"{directory} is not a datastore: its {MANIFEST} is that of something else")
             drop_checksum(data, CHECKSUM_SINCE)
             del data["format_version"]
             values = _known(cls, data)
-            for section in (TokenSection, PhraseSection):
+            for section in (TokenSection, PhraseSection, TextSection):
                 if section.PART in values:
                     values[section.PART] = section.from_json(values[section.PART])
             return cls(**values)

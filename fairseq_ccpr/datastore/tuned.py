@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
+from fairseq_ccpr.datastore.text import TextDatastore
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.errors import DatastoreError
 from fairseq_ccpr.storage.files import read_checked_json, write_checked_json
@@ -22,7 +23,8 @@ FORMAT_VERSION = 1
 
 logger = logging.getLogger(__name__)
 
-Parts = Mapping[str, "TokenDatastore | PhraseDatastore"]  # "token", "phrase", or both in this order
+Datastore = TokenDatastore | PhraseDatastore | TextDatastore
+Parts = Mapping[str, Datastore]  # "token", "phrase", "text", or several in this order
 
 
 def trust_path(parts: Parts) -> Path:

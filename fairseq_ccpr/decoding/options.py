@@ -147,6 +147,29 @@ class PhraseSettings(PhraseSearchSettings):
 
 
 @dataclass(frozen=True)
+class TextSettings:
+    """The `--text-*` options.
+
+    Raises:
+        ConfigurationError: a value out of its range.
+    """
+
+    PREFIX: ClassVar[str] = "text"
+
+    alpha: float = option(
+        0.3, "weight of the text: the exponent of p_text / p_general^beta; 0: none", within="[0, inf)",
+        needs="a weight of at least 0", automatic=True,
+    )  # fmt: skip
+    beta: float = option(
+        1.0, "exponent of p_general, what general text would say (0 where none was counted with --against)",
+        within="[0, inf)", needs="an exponent of at least 0", automatic=True,
+    )  # fmt: skip
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@dataclass(frozen=True)
 class StoreSettings:
     """The `--store-*` options, for keys that a server holds."""
 
@@ -181,7 +204,7 @@ class MixtureSettings:
         check(self)
 
 
-RETRIEVAL = (TokenRetrievalSettings, PhraseSettings, StoreSettings, MixtureSettings)
+RETRIEVAL = (TokenRetrievalSettings, PhraseSettings, TextSettings, StoreSettings, MixtureSettings)
 
 
 @with_options(*RETRIEVAL)
@@ -189,8 +212,8 @@ class RetrievalConfig(FairseqDataclass):
     """Retrieval options, in addition to those of a fairseq task."""
 
     datastore: Optional[str] = option(
-        None, "the datastore, a folder made by fairseq-ccpr build, with tokens, phrases or both; TOKENS:PHRASES if they are "
-        "in two folders",
+        None, "the datastore, a folder made by fairseq-ccpr build, with tokens, phrases, text or several of them; "
+        "TOKENS:PHRASES if they are in two folders",
     )  # fmt: skip
     untuned: bool = option(False, "use the defaults of retrieval for options not given, instead of the tuned settings")
     trust: Optional[str] = option(

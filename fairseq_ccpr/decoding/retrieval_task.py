@@ -19,12 +19,13 @@ from torch import Tensor
 
 from fairseq_ccpr.datastore.manifest import Manifest, digest_options
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
+from fairseq_ccpr.datastore.text import TextDatastore
 from fairseq_ccpr.datastore.token import TokenDatastore
-from fairseq_ccpr.datastore.tuned import read_tuned, tuned_trust
+from fairseq_ccpr.datastore.tuned import Datastore, read_tuned, tuned_trust
 from fairseq_ccpr.decoding.breakdown import RetrievalLog
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble, RetrievalScorer, RunwiseBeamSearch
 from fairseq_ccpr.decoding.glossary_memory import GlossaryCandidates, GlossaryMemory
-from fairseq_ccpr.decoding.learned_memory import LearnedMemory, why_not_learned
+from fairseq_ccpr.decoding.learned_memory import LearnedEntries, LearnedMemory, why_not_learned
 from fairseq_ccpr.decoding.memory import Memory
 from fairseq_ccpr.decoding.options import (
     NO_TRUST,
@@ -32,6 +33,7 @@ from fairseq_ccpr.decoding.options import (
     PhraseSettings,
     RetrievalConfig,
     StoreSettings,
+    TextSettings,
     TokenRetrievalSettings,
     phrase_settings,
     token_settings,
@@ -40,6 +42,7 @@ from fairseq_ccpr.decoding.phrase_candidates import PhraseCandidates
 from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
 from fairseq_ccpr.decoding.phrase_retriever import PhraseRetriever, load_encoders, query_segmentation
 from fairseq_ccpr.decoding.phrase_votes import PhraseVotes
+from fairseq_ccpr.decoding.text_memory import LearnedTargets, TextMemory, TextWeight
 from fairseq_ccpr.decoding.token_memory import TokenMemory, WeightPolicy, confidence_weight, name_of
 from fairseq_ccpr.decoding.token_retriever import LearningRetriever, Retriever, TokenRetriever
 from fairseq_ccpr.decoding.trust import LearnedTrust, LoadedTrust, Trained, Trust, load_trust
@@ -122,6 +125,7 @@ class RetrievalTask(FairseqTask):
         folders = find_parts(cfg.datastore, self.tags.languages)
         self.token_datastore = TokenDatastore(folders["token"]) if "token" in folders else None
         self.phrase_datastore = PhraseDatastore(folders["phrase"]) if "phrase" in folders else None
+        self.text_datastore = TextDatastore(folders["text"]) if "text" in folders else None
         tuned, self.trust, self.trained = self._read_tuned(cfg)
         self.mixture_settings = read_options(MixtureSettings, cfg, tuned.get(MixtureSettings.PREFIX))
         if self.token_datastore is not None:
@@ -137,6 +141,15 @@ class RetrievalTask(FairseqTask):
                     f"--phrase-lambda is {self.phrase_settings.lambda_:g}, but tuning left phrases out and learned trust in "
                     "the tokens alone: give --trust none, or tune again"
                 )
+        if (text := self.text_datastore) is not None:
+            text.check_vocabulary(fingerprint.of_strings(self.target_dictionary.symbols))
+            suits = {"beta": float(text.section.general > 0), **tuned.get(TextSettings.PREFIX, {})}
+            self.text_settings = read_options(TextSettings, cfg, suits)
+            if self.text_settings.beta and not text.section.general:
+                raise ConfigurationError(
+                    f"--text-beta is {self.text_settings.beta:g}, but {text.directory} was built without general text: leave "
+                    "it out, or build the text again with --against"
+                )
         self.glossary = Glossary(Path(cfg.glossary)) if cfg.glossary else None
         self.log = RetrievalLog(Path(cfg.knn_log), self.target_dictionary) if cfg.knn_log else None
         self.bpe = self.tokenizer = None
@@ -147,7 +160,7 @@ class RetrievalTask(FairseqTask):
             trust, trained, described = self._load_trust(Path(cfg.trust))
             return described.settings, trust, trained
         tuned = {} if cfg.untuned else read_tuned(self.parts)
-        kinds = MixtureSettings, TokenRetrievalSettings, PhraseSettings
+        kinds = MixtureSettings, TokenRetrievalSettings, PhraseSettings, TextSettings
         known = {(kind.PREFIX, one.name) for kind in kinds for one in fields(kind)}
         if unknown := [name for prefix, values in tuned.items() for name in values if (prefix, name) not in known]:
             logger.warning(
@@ -173,10 +186,10 @@ class RetrievalTask(FairseqTask):
         return loaded
 
     @property
-    def parts(self) -> dict[str, TokenDatastore | PhraseDatastore]:
-        """The parts of the datastore that decoding uses, by name: token, phrase, or both."""
-        both = {"token": self.token_datastore, "phrase": self.phrase_datastore}
-        return {name: part for name, part in both.items() if part is not None}
+    def parts(self) -> dict[str, Datastore]:
+        """The parts of the datastore that decoding uses, by name: token, phrase, text."""
+        parts = {"token": self.token_datastore, "phrase": self.phrase_datastore, "text": self.text_datastore}
+        return {name: part for name, part in parts.items() if part is not None}
 
     def with_data(self, data_bin: Path) -> Any:
         """Return the same task over the subsets of another data folder."""
@@ -329,11 +342,26 @@ class RetrievalTask(FairseqTask):
             learned = tokens.learned if self._learning_phrases is not None else None
         if self.phrase_datastore is not None and not self.without_phrases:
             memories.append(replace(self._phrase_memory(models, self.phrase_datastore), learned=learned))
+        if self.text_datastore is not None:
+            both = self.token_datastore is not None
+            memories.append(self._text_memory(models, self.text_datastore, tokens.learned if both else None))
         if self.glossary is not None:
             candidates = GlossaryCandidates(self.glossary, self._decoder_subwords, self.source_dictionary)
             end, device = self.tags.end_of(self.target_dictionary), next(models[0].parameters()).device
             memories.append(GlossaryMemory.build(candidates, end, device))
         return memories
+
+    def _text_memory(
+        self, models: list[Any], datastore: TextDatastore, learned: LearnedMemory | LearnedEntries | None
+    ) -> TextMemory:
+        dictionary, device = self.target_dictionary, next(models[0].parameters()).device
+        special = torch.tensor(sorted({dictionary.pad(), dictionary.bos(), *self.tags.ids(dictionary)}), device=device)
+        counts, weight = datastore.open_counts().to(device), TextWeight()
+        weight.load_state_dict(self.trained.get(TextMemory.name, weight.state_dict()))
+        weight = weight.requires_grad_(False).to(device)
+        end = self.tags.end_of(dictionary)
+        targets = LearnedTargets(learned, counts, end) if isinstance(learned, LearnedMemory) else None
+        return TextMemory(datastore, counts, self.text_settings, weight, special, targets)
 
     def _token_memory(self, models: list[Any], datastore: TokenDatastore) -> TokenMemory:
         prints = [fingerprint.of_parameters(model.named_parameters()) for model in models]
@@ -414,7 +442,7 @@ def forget_beam(model: Any) -> None:
 
 
 def find_parts(datastore: str | None, languages: str | None = None) -> dict[str, str]:
-    """Find the folder of each part, token and phrase, in one datastore or several, separated as in `--path`.
+    """Find the folder of each part (token, phrase, text) in one datastore or several, separated as in `--path`.
 
     Args:
         languages: "de-en", where the model knows several: of token parts of different languages this one's is taken.
@@ -426,8 +454,8 @@ def find_parts(datastore: str | None, languages: str | None = None) -> dict[str,
         fingerprints = manifest.token.fingerprints if manifest.token is not None else {}
         if (pair := fingerprints.get(LANGUAGE_PAIR, languages)) != languages:
             others[folder] = str(pair)
-        for part, section in (("token", manifest.token), ("phrase", manifest.phrase)):
-            if section is None or (part == "token" and folder in others):
+        for part in (section.PART for section in manifest.parts):
+            if part == "token" and folder in others:
                 continue
             if part in found:
                 raise ConfigurationError(

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.datastore.token import PROJECTION, TokenDatastore
+from fairseq_ccpr.datastore.tuned import Parts
 from fairseq_ccpr.decoding.memory import Memory
 from fairseq_ccpr.decoding.mixture import ModelEvidence, Vote
 from fairseq_ccpr.decoding.options import PhraseSettings
@@ -208,7 +209,6 @@ MEMORY = "memory."  # begins the names of what belongs to a memory, before the m
 OLD_VOTES = "votes."  # the same for the phrases, in files of version 0.2
 
 Trained = Mapping[str, Mapping[str, Tensor]]  # by memory
-Parts = Mapping[str, TokenDatastore | PhraseDatastore]  # "token", "phrase", or both in this order
 
 
 @dataclass(frozen=True)
@@ -247,8 +247,10 @@ def needs_of(parts: Parts) -> dict[str, str]:
                 "knowledge of its own text": "yes" if section.domain else "no",
                 "projection": section.digest(PROJECTION) or "none",
             }
-        else:
+        elif isinstance(part, PhraseDatastore):
             needs |= {"phrase encoder": part.section.fingerprints["encoder"]}
+        else:
+            needs |= {"target dictionary": part.section.fingerprints["target_dictionary"]}
     return needs
 
 

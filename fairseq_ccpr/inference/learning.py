@@ -5,7 +5,6 @@ If it has phrases, those of the targets are found in the same way as in its text
 
 from __future__ import annotations
 
-import copy
 import logging
 import unicodedata
 from collections.abc import Sequence
@@ -14,7 +13,6 @@ from functools import cached_property
 
 import torch
 from fairseq import utils
-from fairseq.data import encoders
 from torch import Tensor
 
 from fairseq_ccpr.building.phrase_build import without_repeats
@@ -26,10 +24,9 @@ from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
 from fairseq_ccpr.decoding.token_memory import TokenMemory
 from fairseq_ccpr.decoding.token_retriever import LearningRetriever
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
-from fairseq_ccpr.inference.system import System, batches_of, encode, encode_with
+from fairseq_ccpr.inference.system import System, batches_of, encode
 from fairseq_ccpr.models.phrase_finder import PhraseFinder, Segmentation
 from fairseq_ccpr.storage import fingerprint
-from fairseq_ccpr.text.sentencepiece import for_target
 
 TOO_MANY_UNKNOWN = 0.5  # fraction of a sentence's subwords that are unknown
 
@@ -53,11 +50,7 @@ class Learner:
                 "fairseq_ccpr.LearningRetriever, project and with_learned"
             )
         self.retriever, self.capture = retriever, tokens.capture
-        tokenizer, cfg = system.task.tokenizer, copy.deepcopy(system.cfg.tokenizer)
-        if cfg is not None and hasattr(cfg, "source_lang"):  # fairseq's tokenizer is for the source language
-            cfg.source_lang = system.task.cfg.target_lang
-            tokenizer = encoders.build_tokenizer(cfg)
-        self._target_steps = tokenizer, for_target(system.task.bpe)
+        self._encode_target = system.target_encoder()
 
     def learn(self, pairs: Sequence[tuple[str, str]]) -> list[int | str]:
         """Learn source and target sentences together; those that can be learned count as soon as this returns.
@@ -82,8 +75,7 @@ class Learner:
         system, task = self.system, self.system.task
         faults = [text_fault(*pair) for pair in pairs]
         sources = [encode(source, task) if not fault else None for (source, _), fault in zip(pairs, faults)]
-        steps, dictionary = self._target_steps, task.target_dictionary
-        targets = [encode_with(y, steps, dictionary) if not fault else None for (_, y), fault in zip(pairs, faults)]
+        targets = [self._encode_target(y) if not fault else None for (_, y), fault in zip(pairs, faults)]
         made: list[NewPair | str] = [
             fault or self._token_fault(*both) for fault, *both in zip(faults, sources, targets)
         ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import copy
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -13,6 +14,7 @@ from typing import Any
 
 import torch
 from fairseq import tasks, utils
+from fairseq.data import encoders
 from torch import Tensor
 
 from fairseq_ccpr.datastore.preprocessing import Preprocessing
@@ -25,6 +27,7 @@ from fairseq_ccpr.models.checkpoint import load_models
 from fairseq_ccpr.paths import split_paths
 from fairseq_ccpr.text.decoder_subwords import check_subwords, loading_subwords
 from fairseq_ccpr.text.pairs import one_line
+from fairseq_ccpr.text.sentencepiece import for_target
 
 
 @dataclass(frozen=True)
@@ -209,6 +212,16 @@ class System:
                 translations[place] = Translation.of(sentences[place], found[:nbest], self)
             done(len(places))
         return translations
+
+    def target_encoder(self) -> Callable[[str], Tensor]:
+        """Return a function from a target sentence to its tokens, with its end, int64 [L]."""
+        self.check_encoding()
+        tokenizer, cfg = self.task.tokenizer, copy.deepcopy(self.cfg.tokenizer)
+        if cfg is not None and hasattr(cfg, "source_lang"):  # fairseq's tokenizer is for the source language
+            cfg.source_lang = self.task.cfg.target_lang
+            tokenizer = encoders.build_tokenizer(cfg)
+        steps = tokenizer, for_target(self.task.bpe)
+        return lambda sentence: encode_with(sentence, steps, self.task.target_dictionary)
 
     def check_open(self) -> None:
         """Check that it was not closed."""

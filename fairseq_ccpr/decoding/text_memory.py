@@ -1,0 +1,224 @@
+"""The text memory: what a text of the target language would say after the words so far, against what is general.
+
+    p(v) ~ p_NMT(v | x, y<t) (p_text(v | y<t) / p_general(v | y<t)^beta)^alpha
+
+over the model's likeliest tokens, whose mass stays what p_NMT gives them, before any memory votes. That is a density ratio in
+the place of shallow fusion: frequent words are not rewarded twice, by the model and by the text (Herold et al. 2023 subtract
+the model's own expectation of the language for the same reason). Both distributions are counts, see `datastore.text`. alpha
+is 0 where the text has not even the last subword, and moves token by token where tuning trained it to.
+
+Letters: H hypotheses, N tokens that are changed, F features.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fairseq_ccpr.datastore.text import Counts, TextDatastore
+from fairseq_ccpr.decoding.learned_memory import LearnedEntries, LearnedMemory
+from fairseq_ccpr.decoding.memory import Memory, MemoryBatch, Step
+from fairseq_ccpr.decoding.options import TextSettings
+from fairseq_ccpr.settings import signature
+from fairseq_ccpr.storage.fingerprint import of_parameters, short
+from fairseq_ccpr.timing import TEXT, phase
+
+# More tokens, or rarer ones, move likelihood, since references have them, and no translation.
+TOKENS, RANGE = 32, 6.0  # that are changed, at most, and how many nats below the likeliest
+FEATURES = (
+    "highest p_NMT", "highest p_text", "highest ratio", "text has 2 tokens", "text has 3 tokens", "text has 4 tokens",
+    "log count", "log types", "favourites agree",
+)  # fmt: skip
+MOST, FARTHEST = 4.0, 4.0  # of log alpha's change, and of a feature from its mean, in standard deviations
+
+
+class Observed(NamedTuple):
+    """What the model and both texts say of N tokens after H hypotheses, and what alpha is decided by."""
+
+    rows: Tensor  # int64 [N], the hypothesis of each token
+    tokens: Tensor  # int64 [N]
+    model: Tensor  # fp32 [N], log p_NMT; -inf for tokens that are not changed
+    text: Tensor  # fp32 [N], log p_text
+    general: Tensor  # fp32 [N], log p_general
+    found: Tensor  # bool [H], whether the text has the last subword
+    features: Tensor  # fp32 [H, F]
+
+    def fused(self, alpha: Tensor, beta: float | Tensor) -> Tensor:
+        """Compute log p of the tokens, fp32 [N], with alpha fp32 [H]; it can be differentiated."""
+        scores = self.model + (alpha * self.found)[self.rows] * (self.text - beta * self.general)
+        return scores + (self._mass(self.model) - self._mass(scores))[self.rows]
+
+    def _mass(self, scores: Tensor) -> Tensor:
+        """Sum up probabilities by hypothesis, log fp32 [H]."""
+        if scores.is_cuda:  # as many for each: adding them at random places would round at random
+            return scores.view(len(self.found), -1).logsumexp(1)
+        highest = (
+            scores.detach().new_full((len(self.found),), -1e30).scatter_reduce(0, self.rows, scores.detach(), "amax")
+        )
+        total = torch.zeros_like(highest).index_add(0, self.rows, (scores - highest[self.rows]).exp())
+        return total.clamp_min(1e-30).log() + highest
+
+    @classmethod
+    def joined(cls, parts: list[Observed]) -> Observed:
+        """Join what was observed at several places, numbering the hypotheses on."""
+        begins = torch.tensor([0, *(len(part.found) for part in parts)]).cumsum(0)
+        rows = torch.cat([part.rows + begin for part, begin in zip(parts, begins)])
+        return cls(rows, *(torch.cat(column) for column in list(zip(*parts))[1:]))
+
+
+class TextWeight(nn.Module):
+    """How much alpha changes with its features: a linear function, exp(w z + b) of standardised features z."""
+
+    mean: Tensor
+    scale: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(len(FEATURES)))
+        self.register_buffer("scale", torch.ones(len(FEATURES)))
+        self.output = nn.Linear(len(FEATURES), 1)
+        nn.init.zeros_(self.output.weight)
+        nn.init.zeros_(self.output.bias)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Compute the factor of alpha, fp32 [H]; 1 as it is made."""
+        z = ((features - self.mean) / self.scale).clamp(-FARTHEST, FARTHEST)
+        factor: Tensor = self.output(z).squeeze(1).clamp(-MOST, MOST).exp()
+        return factor
+
+
+class LearnedTargets:
+    """The targets of learned pairs, equal ones once, counted alongside a text."""
+
+    def __init__(self, learned: LearnedMemory, counts: Counts, end: int) -> None:
+        self.learned, self.counts, self.end = learned, counts, end
+        self._last: tuple[LearnedEntries | None, Counts] = (None, counts)
+
+    def counted(self, entries: LearnedEntries) -> Counts:
+        """Return the counts of the text with those of the pairs of a snapshot added."""
+        before, counts = self._last
+        if before is not entries:
+            stored, values = self.learned.store.datastore.values, entries.values.cpu().numpy()
+            targets = [values[row : row + pair.tokens] for pair, row in zip(entries.pairs, entries.rows)]
+            targets += [stored[pair.first_entry :][: pair.tokens] for pair in entries.moved]
+            distinct = {target.tobytes(): np.asarray(target, np.int64) for target in targets}
+            counts = self.counts.plus(list(distinct.values()), self.end)
+            self._last = entries, counts
+        return counts
+
+
+@dataclass(frozen=True)
+class TextMemory(Memory):
+    """A text alongside the decoder.
+
+    Args:
+        datastore: its text part.
+        counts: of it, on the models' device, with those of what was learned.
+        settings: alpha and beta.
+        weight: what tuning trained.
+        special: int64, ids of tokens that are no text: padding, the beginning of a sentence, tags.
+        learned: pairs whose targets count as well.
+    """
+
+    name = "text"
+    acts_on = "model"
+
+    datastore: TextDatastore
+    counts: Counts
+    settings: TextSettings
+    weight: TextWeight
+    special: Tensor
+    learned: LearnedTargets | None = None
+
+    def begin(self, sources: Tensor) -> TextBatch:
+        """Begin a batch: nothing depends on the sources."""
+        return TextBatch(self)
+
+    def now(self, moment: dict[int, Any]) -> TextMemory:
+        """Return a snapshot, unaffected by later learning and forgetting."""
+        if self.learned is None:
+            return self
+        learned = self.learned.learned
+        entries = moment.setdefault(id(learned), learned.entries)
+        return replace(self, counts=self.learned.counted(entries), learned=None)
+
+    def on(self, device: torch.device) -> TextMemory:
+        """Return it on another device."""
+        weight = copy.deepcopy(self.weight).to(device)
+        return replace(self, counts=self.counts.to(device), weight=weight, special=self.special.to(device))
+
+    def observe(self, step: Step) -> Observed:
+        """Look up what the text says of the likeliest tokens."""
+        model, likeliest = step.model.log_probs, step.model.likeliest
+        lowest = (likeliest.best - RANGE).unsqueeze(1)
+        if model.is_cuda:  # as many for each hypothesis, so that nothing need be known of the device
+            log_probs, tokens = model.topk(min(TOKENS, model.size(1)), dim=1)
+            rows = torch.arange(len(model), device=model.device).repeat_interleave(tokens.size(1))
+            log_probs, tokens = log_probs.masked_fill(log_probs < lowest, float("-inf")).flatten(), tokens.flatten()
+        else:
+            rows, tokens, log_probs = _likeliest(model, lowest)
+        log_probs = log_probs.masked_fill((tokens.unsqueeze(1) == self.special).any(1), float("-inf"))
+        found = self.counts.look_up(step.tokens, rows, tokens)
+        text = found.text.masked_fill(log_probs == float("-inf"), float("-inf"))
+        highest = [self._highest(rows, scores, len(model)) for scores in (text, text - found.general)]
+        named = (text == highest[0][rows]) & (tokens == likeliest.favourite[rows])
+        agree = self._highest(rows, named.float(), len(model)).clamp_min(0)
+        lengths = [(found.length >= length).float() for length in (2, 3, 4)]
+        counts = found.seen.clamp_min(1).float().log().unbind(1)
+        features = torch.stack([likeliest.best, *(one.clamp_min(-50) for one in highest), *lengths, *counts, agree], 1)
+        return Observed(rows, tokens, log_probs, found.text, found.general, found.length > 0, features)
+
+    @staticmethod
+    def _highest(rows: Tensor, scores: Tensor, size: int) -> Tensor:
+        return scores.new_full((size,), float("-inf")).scatter_reduce(0, rows, scores, "amax")
+
+    def signature(self) -> str:
+        """Name the counts, alpha, beta and what was trained."""
+        trained = short(of_parameters(self.weight.state_dict().items())) if self.weight.output.weight.any() else ""
+        values = {
+            "text": short(self.datastore.keys_fingerprint),
+            "alpha": self.settings.alpha,
+            "beta": self.settings.beta,
+        }
+        return signature(values | ({"weight": trained} if trained else {}))
+
+    def trained(self) -> dict[str, Tensor]:
+        """Return the weight that tuning trained."""
+        return self.weight.state_dict()
+
+
+def _likeliest(log_probs: Tensor, lowest: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Pick the tokens of each row that are above a bound, at most `TOKENS`: rows, tokens, log p of them, [N] each."""
+    rows, tokens = (log_probs >= lowest).nonzero(as_tuple=True)
+    values = log_probs[rows, tokens]
+    if len(rows) > TOKENS and (counts := torch.bincount(rows, minlength=len(log_probs))).max() > TOKENS:
+        many = counts > TOKENS
+        least = log_probs.new_full((len(log_probs),), float("-inf"))
+        least[many] = log_probs[many].topk(TOKENS, dim=1).values[:, -1]
+        kept = values >= least[rows]
+        rows, tokens, values = rows[kept], tokens[kept], values[kept]
+    return rows, tokens, values
+
+
+@dataclass
+class TextBatch(MemoryBatch):
+    """The text during a batch: hypotheses hold all that it looks at."""
+
+    memory: TextMemory
+
+    @phase(TEXT)
+    def rescore(self, step: Step) -> Tensor:
+        """Fuse log p_NMT of the likeliest tokens with the text, in place."""
+        memory, log_probs = self.memory, step.model.log_probs
+        if not memory.settings.alpha:
+            return log_probs
+        observed = memory.observe(step)
+        fused = observed.fused(memory.settings.alpha * memory.weight(observed.features), memory.settings.beta)
+        unchanged = log_probs[observed.rows, observed.tokens]
+        log_probs[observed.rows, observed.tokens] = torch.where(observed.model > float("-inf"), fused, unchanged)
+        return log_probs
