@@ -320,6 +320,11 @@ def merge_datastores(settings: MergeSettings) -> Manifest:
                 f"{store.directory} has learned pairs ({len(learned.pairs):,}), and only a datastore's own entries are "
                 f"merged: fairseq-ccpr compact {store.directory} makes them its own"
             )
+    if texts := [str(directories[name]) for name, one in manifests.items() if one.text]:
+        logger.warning(
+            "the text of %s is not merged: count all texts together with fairseq-ccpr build text, into %s",
+            " and ".join(texts), settings.output,
+        )  # fmt: skip
     plans: list[tuple[PartKind, Callable[..., Section], list[Input], list[Source]]] = []
     for kind, merge_kind, stores in ((TOKENS, _merge_tokens, tokens), (PHRASES, _merge_phrases, phrases)):
         inputs = _in_order([(store, sources_of(name, store)) for name, store in stores])

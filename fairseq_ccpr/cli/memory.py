@@ -20,6 +20,7 @@ from fairseq_ccpr.datastore.learned import LearnedStore
 from fairseq_ccpr.datastore.manifest import REVERSE_MODEL, Manifest, PhraseSection, TokenSection
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.datastore.preprocessing import remembered
+from fairseq_ccpr.datastore.text import TABLES, TextDatastore
 from fairseq_ccpr.datastore.token import KEYS, UNKNOWN, TokenDatastore
 from fairseq_ccpr.datastore.tuned import tuned_signatures
 from fairseq_ccpr.decoding.phrase_retriever import RetrievedPhrase
@@ -232,8 +233,8 @@ def merge(
 
 
 @command("""\
-Show what a datastore holds and what it was built from, and verify every byte of its tokens and phrases. The exit code is 0
-if it is whole, 1 if it is damaged.
+Show what a datastore holds and what it was built from, and verify every byte of its tokens, phrases and text. The exit
+code is 0 if it is whole, 1 if it is damaged.
 
   fairseq-ccpr inspect datastores/mine
 
@@ -265,10 +266,12 @@ def inspect(
     for parts, signature in tuned_signatures(datastore).items():
         print(f"{f'tuned, {parts}':14} {signature}")
     healthy = True
-    if manifest.phrase is None or manifest.token is not None:
+    if manifest.token is not None:
         healthy = _inspect_tokens(TokenDatastore(datastore), top)
     if manifest.phrase is not None:
         healthy = _inspect_phrases(PhraseDatastore(datastore), top) and healthy
+    if manifest.text is not None:
+        healthy = _inspect_text(TextDatastore(datastore)) and healthy
     return 0 if healthy else 1
 
 
@@ -338,6 +341,17 @@ def _inspect_phrases(datastore: PhraseDatastore, top: int) -> bool:
     for entry in np.linspace(0, section.size, min(top, section.size), endpoint=False, dtype=int).tolist():
         print(f"phrase         {marked(RetrievedPhrase(entry, *datastore.phrase(entry), score=0.0))}")
     print("health         good: checksums, numbers, places and index of the phrases")
+    return True
+
+
+def _inspect_text(datastore: TextDatastore) -> bool:
+    section, (contexts, grams) = datastore.section, (datastore.section.tables[name][0] for name in TABLES)
+    print(f"text           {section.sentences:,} sentences of {section.size:,} tokens")
+    print(f"counts         {grams:,} n-grams up to {section.order}, after {contexts:,} contexts")
+    print(f"general text   {f'{section.general:,} tokens' if section.general else 'none: --text-beta is 0'}")
+    if _print_damage(datastore.find_damage()):
+        return False
+    print("health         good: checksums of the text")
     return True
 
 

@@ -84,10 +84,14 @@ class Table:
         if not len(self.hashes):
             return hashes.new_zeros(len(hashes), self.rows.size(1))
         prefix = (hashes >> (65 - self.prefixes.bit_length())) + self.prefixes // 2
-        places = self.index[prefix].long().unsqueeze(1) + torch.arange(self.bucket, device=hashes.device)
-        places = places.clamp_max_(len(self.hashes) - 1)
-        place = torch.where(self.hashes[places] == hashes.unsqueeze(1), places, -1).amax(1)
-        return self.rows[place.clamp_min(0)].long() * (place >= 0).unsqueeze(1)
+        low, high = (self.index.index_select(0, one).long() for one in (prefix, prefix + 1))
+        last = len(self.hashes) - 1
+        for _ in range(self.bucket.bit_length()):  # a binary search among hashes of one prefix
+            middle = (low + high) >> 1
+            below = self.hashes.index_select(0, middle.clamp_max_(last)) < hashes
+            low, high = torch.where(below, middle + 1, low), torch.where(below, high, middle)
+        low.clamp_max_(last)
+        return self.rows.index_select(0, low).long() * (self.hashes.index_select(0, low) == hashes).unsqueeze(1)
 
     def to(self, device: torch.device) -> Table:
         """Return it on another device."""
@@ -169,18 +173,21 @@ class Counts:
         seen = following.gather(1, length.view(-1, 1, 1).expand(-1, 1, 2)).squeeze(1)
         following = following.double() * known.unsqueeze(2)
         next_token = (tokens + 1) * int(MULTIPLIERS[0])
-        log_probs = tokens.new_full((2, len(tokens)), 1 / self.words, dtype=torch.float64)  # of text and general text
+        grams = contexts[rows] + next_token.unsqueeze(1)  # [N, k]
+        if rows.is_cuda:
+            counts = self._sum("grams", grams.flatten()).unflatten(0, grams.shape)
+        else:  # most contexts are too long to occur, and it costs nothing to know which
+            some = known[rows].nonzero(as_tuple=True)
+            counts = grams.new_zeros(*grams.shape, 2).index_put_(some, self._sum("grams", grams[some]))
+        p = torch.full(
+            (len(tokens), 2), 1 / self.words, dtype=torch.float64, device=tokens.device
+        )  # text, general text
+        after = following.unflatten(2, (2, 2))[rows]  # [N, k, 2 texts, tokens and types]
         for k in range(contexts.size(1)):
-            # How many tokens have so long a context is free to know on a CPU alone.
-            some = torch.arange(len(rows), device=rows.device) if rows.is_cuda else known[rows, k].nonzero().squeeze(1)
-            chosen = rows[some]
-            counts = self._sum("grams", contexts[chosen, k] + next_token[some]).T
-            total, types = following[chosen, k].unflatten(1, (2, 2)).permute(2, 1, 0)
-            shorter = log_probs[:, some]
-            smoothed = (counts + types * shorter) / (total + types).clamp_min(1)
-            log_probs[:, some] = torch.where(total > 0, smoothed, shorter)
-        text, general = log_probs.log().float()
-        return Found(text, general, length, seen)
+            total, types = after[:, k].unbind(2)
+            p = torch.where(total > 0, (counts[:, k] + types * p) / (total + types).clamp_min_(1), p)
+        log_probs = p.log().float().T
+        return Found(log_probs[0], log_probs[1], length, seen)
 
     def _sum(self, table: str, hashes: Tensor) -> Tensor:
         rows: Tensor = getattr(self, table)[hashes]

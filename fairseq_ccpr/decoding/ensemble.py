@@ -209,7 +209,7 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
         batches = [memory.begin(net_input["src_tokens"]) for memory in self._snapshots()]
         for batch in batches:
             batch.encoded([], [])
-        log_probs, attention = self._force_models(sample, temperature)
+        log_probs, attention = self.force_models(sample, temperature)
         real = self.real_tokens(target)
         previous, after = net_input["prev_output_tokens"][:, self.forced :], log_probs[:, self.forced :]
         for batch in self._acting(batches, "model"):
@@ -231,7 +231,7 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
     def _acting(self, batches: Sequence[MemoryBatch], place: str) -> list[MemoryBatch]:
         return [batch for memory, batch in zip(self.memories, batches) if memory.acts_on == place]
 
-    def _force_models(self, sample: dict[str, Any], temperature: float | None) -> tuple[Tensor, Tensor | None]:
+    def force_models(self, sample: dict[str, Any], temperature: float | None = None) -> tuple[Tensor, Tensor | None]:
         """Force-decode without retrieval: log p_NMT fp32 [B, T, V], mean attention [B, T, S]."""
         outputs = [model(**sample["net_input"]) for model in self.models]
         heat = self.temperature if temperature is None else temperature

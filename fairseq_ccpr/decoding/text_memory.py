@@ -29,7 +29,9 @@ from fairseq_ccpr.storage.fingerprint import of_parameters, short
 from fairseq_ccpr.timing import TEXT, phase
 
 # More tokens, or rarer ones, move likelihood, since references have them, and no translation.
-TOKENS, RANGE = 32, 6.0  # that are changed, at most, and how many nats below the likeliest
+TOKENS, RANGE = 32, 6.0  # fewer than that are changed, which are less than so many nats below the likeliest
+STEPS = 4  # of a nat, in which the range is made shorter where there are too many: ranking them takes longer
+LAST = int(RANGE * STEPS)
 FEATURES = (
     "highest p_NMT", "highest p_text", "highest ratio", "text has 2 tokens", "text has 3 tokens", "text has 4 tokens",
     "log count", "log types", "favourites agree",
@@ -155,13 +157,28 @@ class TextMemory(Memory):
     def observe(self, step: Step) -> Observed:
         """Look up what the text says of the likeliest tokens."""
         model, likeliest = step.model.log_probs, step.model.likeliest
-        lowest = (likeliest.best - RANGE).unsqueeze(1)
         if model.is_cuda:  # as many for each hypothesis, so that nothing need be known of the device
             log_probs, tokens = model.topk(min(TOKENS, model.size(1)), dim=1)
             rows = torch.arange(len(model), device=model.device).repeat_interleave(tokens.size(1))
-            log_probs, tokens = log_probs.masked_fill(log_probs < lowest, float("-inf")).flatten(), tokens.flatten()
+            log_probs, tokens = log_probs.flatten(), tokens.flatten()
         else:
-            rows, tokens, log_probs = _likeliest(model, lowest)
+            near = (
+                model > (likeliest.best - RANGE).unsqueeze(1)
+            ).numpy()  # numpy finds them in a fifth of torch's time
+            places = torch.from_numpy(np.flatnonzero(near))
+            rows, tokens, log_probs = (
+                places // model.size(1),
+                places % model.size(1),
+                model.reshape(-1).index_select(0, places),
+            )
+        steps = ((likeliest.best[rows] - log_probs) * STEPS).long().clamp_(0, LAST)
+        within = torch.zeros(len(model) * (LAST + 1), dtype=torch.int64, device=model.device)
+        within = within.index_add_(0, rows * (LAST + 1) + steps, torch.ones_like(rows)).view(len(model), -1).cumsum(1)
+        many = within.view(-1).index_select(0, rows * (LAST + 1) + steps) >= TOKENS
+        log_probs = log_probs.masked_fill(many | (steps == LAST), float("-inf"))
+        if not model.is_cuda:
+            some = log_probs > float("-inf")
+            rows, tokens, log_probs = rows[some], tokens[some], log_probs[some]
         log_probs = log_probs.masked_fill((tokens.unsqueeze(1) == self.special).any(1), float("-inf"))
         found = self.counts.look_up(step.tokens, rows, tokens)
         text = found.text.masked_fill(log_probs == float("-inf"), float("-inf"))
@@ -190,19 +207,6 @@ class TextMemory(Memory):
     def trained(self) -> dict[str, Tensor]:
         """Return the weight that tuning trained."""
         return self.weight.state_dict()
-
-
-def _likeliest(log_probs: Tensor, lowest: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Pick the tokens of each row that are above a bound, at most `TOKENS`: rows, tokens, log p of them, [N] each."""
-    rows, tokens = (log_probs >= lowest).nonzero(as_tuple=True)
-    values = log_probs[rows, tokens]
-    if len(rows) > TOKENS and (counts := torch.bincount(rows, minlength=len(log_probs))).max() > TOKENS:
-        many = counts > TOKENS
-        least = log_probs.new_full((len(log_probs),), float("-inf"))
-        least[many] = log_probs[many].topk(TOKENS, dim=1).values[:, -1]
-        kept = values >= least[rows]
-        rows, tokens, values = rows[kept], tokens[kept], values[kept]
-    return rows, tokens, values
 
 
 @dataclass

@@ -13,6 +13,7 @@ from fairseq_ccpr.datastore.tuned import Parts, read_tuned
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
 from fairseq_ccpr.decoding.options import PhraseSettings, TokenRetrievalSettings, automatic_token_settings
 from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
+from fairseq_ccpr.decoding.text_memory import TextMemory
 from fairseq_ccpr.decoding.token_memory import TokenMemory, name_of
 from fairseq_ccpr.decoding.trust import LearnedTrust, Trust, TrustDescription, needs_of, save_trust
 from fairseq_ccpr.errors import ConfigurationError
@@ -28,6 +29,7 @@ from fairseq_ccpr.evaluation.grids import (
     with_settings,
 )
 from fairseq_ccpr.evaluation.test_set import BASE, TranslationScores, batches, decode
+from fairseq_ccpr.evaluation.text_tuning import scaled_text, with_tuned_text
 from fairseq_ccpr.evaluation.trust_training import OtherText, TrainingText, train_trust, train_votes, worths
 from fairseq_ccpr.inference.system import System
 from fairseq_ccpr.settings import as_options, automatic_values
@@ -55,6 +57,7 @@ BATCHES = 12  # at least, so that those are of all lengths
 TUNED_TOKEN_FIELDS = ("k", "lambda_", "temperature")
 TUNED_PHRASE_FIELDS = ("lambda_",)
 SEED = 1  # of what is trained
+TEXT_FACTORS = 0.5, 0.0  # of alpha, that are tried
 LEAST_TOKENS = 5000  # of the held-out text, for a hidden layer
 
 
@@ -93,7 +96,8 @@ class Tuned:
     def settings(self) -> dict[str, dict[str, Any]]:
         """The best settings, as `datastore.tuned` keeps them."""
         ensemble = self.best.ensemble
-        kept = [memory.settings for memory in ensemble.voting if isinstance(memory, TokenMemory | PhraseMemory)]
+        kinds = TokenMemory | PhraseMemory | TextMemory
+        kept = [memory.settings for memory in ensemble.memories if isinstance(memory, kinds)]
         kept += [self.left_out] if self.left_out is not None else []
         return {one.PREFIX: automatic_values(one) for one in (*kept, ensemble.settings)}
 
@@ -107,8 +111,9 @@ class Tuned:
         """Describe the trust of the best, for the parts of the datastore."""
         trust = self.best.ensemble.trust
         assert trust is not None
-        weighed = {"token": TokenMemory.name, "phrase": PhraseMemory.name}
-        parts = {name: part for name, part in parts.items() if weighed[name] in trust.memories}
+        weighed = {"token": TokenMemory.name, "phrase": PhraseMemory.name, "text": TextMemory.name}
+        known = [*trust.memories, TextMemory.name]
+        parts = {name: part for name, part in parts.items() if weighed[name] in known}
         keys = {name: part.keys_fingerprint for name, part in parts.items()}
         texts = {text: {name: one._asdict() for name, one in each.items()} for text, each in self.best.texts.items()}
         tokens = self.best.ensemble.memory(TokenMemory.name)
@@ -120,13 +125,14 @@ class Tuned:
         """Write the trust of the best, and what was trained of its memories, for the parts of the datastore."""
         ensemble = self.best.ensemble
         assert ensemble.trust is not None  # or there is nothing to write
-        trained = {memory.name: memory.trained() for memory in ensemble.voting}
+        trained = {memory.name: memory.trained() for memory in ensemble.memories}
         save_trust(ensemble.trust, trained, self.description(parts), path)
 
 
 def tune(system: System, also: list[OtherText], trusting: bool, count: int) -> Tuned:
     """Choose by likelihood what to decode with, and by BLEU what of that to keep.
 
+    0. The text memory is tuned alone: it acts on the model before others vote.
     1. A teacher-forced pass over each text keeps what the model and each memory say of each reference token.
     2. The token memory's grid is scored, then the phrase memory's together with the likeliest token settings.
     3. The phrases' votes are trained, and trust, on top of the likeliest settings for few neighbours, and for many; of tokens
@@ -144,17 +150,24 @@ def tune(system: System, also: list[OtherText], trusting: bool, count: int) -> T
     task.load_dataset(cfg.dataset.gen_subset)
     samples = list(batches(cfg, task, system.models, at_least=BATCHES))
     start = time.perf_counter()
+    name, quiet = cfg.dataset.gen_subset, cfg.common.no_progress_bar
+    batched = {name: samples, **{one.name: one.samples(system) for one in also}}
+    ensemble = with_tuned_text(ensemble, batched, trusting, quiet)  # before others vote, so first
     # One search for phrases serves all settings.
     remembering = [memory.remembering() for memory in ensemble.voting if isinstance(memory, PhraseMemory)]
     ensemble = ensemble.replacing(*remembering)
     found = ensemble.memory(TokenMemory.name)
     widest = with_settings(ensemble, replace(found.settings, k=max(NEIGHBOURS)) if found is not None else None)
-    quiet = cfg.common.no_progress_bar
-    texts = [force_decode_text(cfg.dataset.gen_subset, samples, widest, quiet=quiet)]
-    for one in also:  # many cost as much as one
-        texts.append(force_decode_text(one.name, one.samples(system), widest, TOKENS // len(also), quiet))
+    texts = [force_decode_text(name, samples, widest, quiet=quiet)]
+    for other in list(batched)[1:]:  # many cost as much as one
+        texts.append(force_decode_text(other, batched[other], widest, TOKENS // len(also), quiet))
     grids = Grids.score(cfg, ensemble.on(CPU), texts[0])
-    if not trusting:
+    if not ensemble.voting:
+        trust = (
+            LearnedTrust({}, hidden=0).requires_grad_(False) if trusting else None
+        )  # it keeps what was trained of the text
+        tried = [Candidate(ensemble.with_memories(ensemble.memories, trust))]
+    elif not trusting:
         tried = [Candidate(with_settings(ensemble, *chosen)) for chosen in grids.best_settings(count)]
     else:
         choices = grids.settings_for_trust(trusted_neighbours(task.parts))
@@ -169,6 +182,11 @@ def tune(system: System, also: list[OtherText], trusting: bool, count: int) -> T
     sample = samples[::SAMPLED]
     scores, base_seconds = _decode(system, tried, sample)
     winner = max(tried, key=lambda one: scores[one.name].bleu)
+    if ensemble.memory(TextMemory.name) is not None:  # likelihood wants more of the text than translations
+        factors = TEXT_FACTORS if ensemble.voting else TEXT_FACTORS[:-1]
+        scaled = [replace(winner, ensemble=scaled_text(winner.ensemble, factor)) for factor in factors]
+        scores |= _decode(system, scaled, sample, base=False)[0]
+        winner = max([winner, *scaled], key=lambda one: scores[one.name].bleu)
     helps = scores[winner.name].bleu > scores[BASE].bleu
     left_out = None
     if task.phrase_datastore is not None and winner.ensemble.memory(PhraseMemory.name) is None:
@@ -192,18 +210,20 @@ def trusted_neighbours(parts: Parts) -> tuple[int, ...]:
 
     Phrases cost more than neighbours, to learn as well as to decode with, and few neighbours can be worse by far.
     """
-    if len(parts) < 2:
+    if not {"token", "phrase"} <= parts.keys():
         return FEW, MANY
     return (read_tuned({"token": parts["token"]}).get(TokenRetrievalSettings.PREFIX, {}).get("k", MANY),)
 
 
-def _decode(system: System, tried: list[Candidate], samples: list[Any]) -> tuple[dict[str, TranslationScores], float]:
-    generators = {BASE: system.generator(retrieve=False)}
+def _decode(
+    system: System, tried: list[Candidate], samples: list[Any], base: bool = True
+) -> tuple[dict[str, TranslationScores], float]:
+    generators = {BASE: system.generator(retrieve=False)} if base else {}
     for candidate in tried:
         generators[candidate.name] = system.generator(retrieve=False)
         generators[candidate.name].model = candidate.ensemble
     decodings = decode(system.cfg, system.task, system.models, generators, samples)
-    return {name: decodings.scores(name) for name in generators}, decodings.systems[BASE].seconds
+    return {name: decodings.scores(name) for name in generators}, decodings.systems[BASE].seconds if base else 0.0
 
 
 def with_trust(
@@ -260,7 +280,8 @@ def is_small(text: HeldOut) -> bool:
 def silenced(ensemble: RetrievalEnsemble) -> RetrievalEnsemble:
     """Return the ensemble with weights of 0: it translates as the model alone, to the bit."""
     settings = [memory.settings for memory in ensemble.voting if isinstance(memory, TokenMemory | PhraseMemory)]
-    return with_settings(ensemble, *(replace(one, lambda_=0.0) for one in settings))
+    silent = with_settings(ensemble, *(replace(one, lambda_=0.0) for one in settings))
+    return scaled_text(silent, 0.0) if silent.memory(TextMemory.name) is not None else silent
 
 
 def options_of(ensemble: RetrievalEnsemble) -> str:
@@ -273,4 +294,6 @@ def options_of(ensemble: RetrievalEnsemble) -> str:
             options.append(as_options(memory.settings, (*TUNED_TOKEN_FIELDS, *kind), automatic))
         elif isinstance(memory, PhraseMemory):
             options.append(as_options(memory.settings, TUNED_PHRASE_FIELDS))
+    if (text := ensemble.memory(TextMemory.name)) is not None:
+        options.append(as_options(text.settings, ("alpha", "beta")))
     return " ".join([*options, as_options(ensemble.settings)]).strip()

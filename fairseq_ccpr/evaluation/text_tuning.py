@@ -1,0 +1,138 @@
+"""Tuning the text memory: alpha and beta by the likelihood of held-out references, then alpha token by token."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import product
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
+from fairseq_ccpr.decoding.memory import Step
+from fairseq_ccpr.decoding.mixture import Distribution
+from fairseq_ccpr.decoding.options import TextSettings
+from fairseq_ccpr.decoding.text_memory import Observed, TextMemory, TextWeight
+from fairseq_ccpr.device import one_thread
+from fairseq_ccpr.evaluation.grids import TOKENS, spread
+from fairseq_ccpr.evaluation.trust_training import HARM, HELD_OUT
+from fairseq_ccpr.timing import progress_over
+
+ALPHAS, BETAS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.6, 0.8), (0.0, 0.5, 0.75, 1.0)
+UPDATES, EVERY, RATE, DECAY = 200, 20, 0.02, 1e-2
+
+
+class Reference(NamedTuple):
+    """What the model and the text say before N reference tokens of a text."""
+
+    observed: Observed  # H = N
+    targets: Tensor  # int64 [N]
+    model: Tensor  # fp32 [N], log p_NMT of them
+    sentences: Tensor  # int64 [N]
+
+    def log_likelihood(self, alpha: Tensor, beta: float) -> Tensor:
+        """Compute log p of the references, fp32 [N], with alpha fp32 [N]."""
+        rows, fused = self.observed.rows, self.observed.fused(alpha, beta)
+        named = (
+            ((self.observed.tokens == self.targets[rows]) & (self.observed.model > float("-inf"))).nonzero().squeeze(1)
+        )
+        return self.model.index_copy(0, rows[named], fused[named])
+
+
+@torch.no_grad()
+def observe_text(
+    name: str, samples: Sequence[Any], ensemble: RetrievalEnsemble, memory: TextMemory, most: int, quiet: bool
+) -> Reference:
+    """Force-decode references, and look up what the text says before each token."""
+    memory, parts, sentences = memory.now({}), [], 0
+    some = spread(list(samples), sum(int(sample["ntokens"]) for sample in samples), most)
+    for sample in progress_over(some, f"{name}, text", "token", lambda one: int(one["ntokens"]), quiet):
+        previous, target = (
+            sample["net_input"]["prev_output_tokens"][:, ensemble.forced :],
+            sample["target"][:, ensemble.forced :],
+        )
+        log_probs, _ = ensemble.force_models(sample)
+        log_probs = log_probs[:, ensemble.forced :]
+        real = target.ne(ensemble.pad)
+        for place in range(target.size(1)):
+            some_rows = real[:, place].nonzero().squeeze(1)
+            step = Step(previous[some_rows, : place + 1], Distribution(log_probs[some_rows, place]))
+            targets = target[some_rows, place]
+            model = step.model.log_probs.gather(1, targets.unsqueeze(1)).squeeze(1)
+            found = Observed(*(part.cpu() for part in memory.observe(step)))
+            parts.append(Reference(found, targets.cpu(), model.cpu(), some_rows.cpu() + sentences))
+        sentences += len(target)
+    observed, *others = zip(*parts)
+    return Reference(Observed.joined(list(observed)), *(torch.cat(column) for column in others))
+
+
+@one_thread()
+def tune_text(memory: TextMemory, texts: Sequence[Reference], trusting: bool) -> TextMemory:
+    """Choose alpha and beta by the likelihood of the first text, and train what moves alpha on all of them.
+
+    The loss of a text is its mean -log p; of one of another domain also what its tokens lose against the model alone. All
+    texts count alike, and the state that is best on sentences held out is kept.
+
+    Args:
+        texts: the first is of the datastore's own domain.
+        trusting: whether to train; otherwise alpha is the same everywhere.
+    """
+    own, betas = texts[0], BETAS if memory.datastore.section.general else (0.0,)
+    scored = {
+        (alpha, beta): float(own.log_likelihood(torch.full_like(own.model, alpha), beta).mean())
+        for alpha, beta in product(ALPHAS, betas)
+    }
+    alpha, beta = max(scored, key=lambda point: scored[point])
+    memory = replace(memory, settings=TextSettings(alpha, beta), weight=TextWeight().requires_grad_(False))
+    return replace(memory, weight=_trained(memory.settings, texts)) if trusting else memory
+
+
+def _trained(settings: TextSettings, texts: Sequence[Reference]) -> TextWeight:
+    weight, held_out = TextWeight(), [text.sentences % HELD_OUT == 0 for text in texts]
+    features = torch.cat([text.observed.features for text in texts])
+    weight.mean.copy_(features.mean(0))
+    weight.scale.copy_(features.std(0).clamp_min(1e-3))
+    best, least = copy.deepcopy(weight.state_dict()), float("inf")
+    optimizer = torch.optim.AdamW(weight.parameters(), lr=RATE, weight_decay=DECAY)
+    with torch.enable_grad():
+        for update in range(UPDATES + 1):
+            losses = []
+            for place, text in enumerate(texts):
+                likelihood = text.log_likelihood(settings.alpha * weight(text.observed.features), settings.beta)
+                lost = HARM * (text.model - likelihood).clamp_min(0) if place else torch.zeros_like(likelihood)
+                losses.append(lost - likelihood)
+            held = float(torch.stack([loss[rows].mean() for loss, rows in zip(losses, held_out)]).mean())
+            if update % EVERY == 0 and held < least:
+                best, least = copy.deepcopy(weight.state_dict()), held
+            optimizer.zero_grad()
+            torch.stack([loss[~rows].mean() for loss, rows in zip(losses, held_out)]).mean().backward()
+            optimizer.step()
+    weight.load_state_dict(best)
+    return weight.requires_grad_(False)
+
+
+def with_tuned_text(
+    ensemble: RetrievalEnsemble, texts: Mapping[str, Sequence[Any]], trusting: bool, quiet: bool
+) -> RetrievalEnsemble:
+    """Return an ensemble with its text memory tuned, and without trust; the same where it has none.
+
+    Args:
+        texts: batches of held-out sentences by name, the first of the datastore's own domain.
+    """
+    memory = ensemble.memory(TextMemory.name)
+    if memory is None:
+        return ensemble
+    most = [TOKENS, *[TOKENS // (len(texts) - 1)] * (len(texts) - 1)] if len(texts) > 1 else [TOKENS]
+    seen = [observe_text(name, one, ensemble, memory, size, quiet) for (name, one), size in zip(texts.items(), most)]
+    tuned = tune_text(memory, seen, trusting)
+    return ensemble.replacing(replace(tuned, weight=tuned.weight.to(memory.special.device)))
+
+
+def scaled_text(ensemble: RetrievalEnsemble, factor: float) -> RetrievalEnsemble:
+    """Return an ensemble whose text weighs less, and the same trust."""
+    memory = ensemble.memory(TextMemory.name)
+    settings = replace(memory.settings, alpha=factor * memory.settings.alpha)
+    return ensemble.replacing(replace(memory, settings=settings), trust=ensemble.trust)

@@ -1,0 +1,168 @@
+"""The text memory in beam search: what it must leave as it is, what it gains, how it is tuned, learns and is refused."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fairseq_ccpr import Translator
+from fairseq_ccpr.decoding.memory import Step
+from fairseq_ccpr.decoding.mixture import Distribution
+from fairseq_ccpr.decoding.text_memory import LAST, STEPS, TOKENS, TextBatch, TextMemory, TextWeight
+from fairseq_ccpr.text.pairs import read_pairs
+from tests.helpers import call, equal, refused, write_lines
+from tests.small_models import World, subword_options
+
+
+@pytest.fixture(scope="module")
+def references(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The references of the test set, and of the held-out sentences, as a text."""
+    rows = [target for name in ("test", "valid") for _, target in read_pairs(world.folder / f"{name}.tsv")]
+    return write_lines(tmp_path_factory.mktemp("references") / "text", *rows)
+
+
+@pytest.fixture(scope="module")
+def build_text(world: World, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Build a text part; alone, or in a copy of the datastore."""
+
+    def build(text: Path, alone: bool = True, *options: object) -> Path:
+        output = tmp_path_factory.mktemp("text") / "store"
+        if not alone:
+            shutil.copytree(world.datastore, output)
+        where = ["--path", world.model, "--data", world.data_bin, *subword_options(world), "--output", output]
+        call("build text", text, *where, *options)
+        return output
+
+    return build
+
+
+@pytest.fixture(scope="module")
+def general(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    rows = [target for _, target in read_pairs(world.folder / "train.tsv")]
+    return write_lines(tmp_path_factory.mktemp("general") / "text", *rows)
+
+
+def with_text(store: Path, *options: object) -> list[object]:
+    return ["--datastore", store, "--beam", 3, *options]
+
+
+def test_alpha_of_zero_is_as_without_text(decode: Callable, build_text: Callable, references: Path) -> None:
+    store = build_text(references, False)
+    plain = decode("--beam", 3)
+    assert equal(decode(*with_text(store, "--text-alpha", 0)), plain)  # to the bit
+    assert not equal(decode(*with_text(store, "--text-alpha", 0.5)), plain)
+
+
+def test_a_translation_does_not_depend_on_its_batch(
+    decode: Callable, build_text: Callable, references: Path, general: Path, check_rescoring: Callable
+) -> None:
+    store = build_text(references, False, "--against", general)
+    together = decode(*with_text(store, "--text-alpha", 0.4))
+    assert equal(decode(*with_text(store, "--text-alpha", 0.4, "--batch-size", 1)), together, tolerance=3e-3)
+    check_rescoring("--datastore", store, "--text-alpha", 0.4)  # given targets are scored as beam search does
+
+
+def test_references_help_and_their_words_in_another_order_do_not(
+    decode: Callable, build_text: Callable, references: Path, rng: np.random.Generator, tmp_path: Path
+) -> None:
+    lines = references.read_text(encoding="utf-8").splitlines()
+    shuffled = write_lines(tmp_path / "shuffled", *(" ".join(rng.permutation(line.split())) for line in lines))
+
+    def gain(text: Path) -> float:
+        """Mean log p of the references' tokens, beyond that without the text."""
+        store = build_text(text, False)
+        scored = [decode(*with_text(store, "--text-alpha", alpha, "--score-reference")) for alpha in (0.5, 0)]
+        with_it, without = (torch.cat([found[0]["positional_scores"] for found in each.values()]) for each in scored)
+        return float((with_it - without).mean())
+
+    assert gain(references) > 0.3 and gain(shuffled) < gain(references) / 2
+
+
+def test_the_mass_of_what_is_changed_stays(
+    world: World, build_text: Callable, references: Path, general: Path, rng: np.random.Generator
+) -> None:
+    """In float64, token by token, for flat and for steep distributions."""
+    translator = Translator(datastore=build_text(references, True, "--against", general), device="cpu")
+    memory: TextMemory = translator.find_memory("text")
+    words = memory.counts.words
+    tokens = torch.from_numpy(rng.integers(4, words, (12, 4)))
+    tokens[:, 0] = 2
+    tokens[:6, 1:] = torch.from_numpy(memory.datastore.sentence(0)[:3].astype(np.int64))
+    scale = torch.linspace(0.2, 6, 12).unsqueeze(1)
+    log_probs = torch.from_numpy(rng.normal(size=(12, words)).astype(np.float32) * scale.numpy()).log_softmax(1)
+    fused = TextBatch(memory).rescore(Step(tokens, Distribution(log_probs.clone())))
+    torch.testing.assert_close(fused.exp().sum(1), torch.ones(12))
+    everything = memory.counts.look_up(
+        tokens, torch.arange(12).repeat_interleave(words), torch.arange(words).repeat(12)
+    )
+    ratios = (everything.text - memory.settings.beta * everything.general).view(12, words).double()
+    for row in range(12):
+        p = log_probs[row].double()
+        steps = ((log_probs[row].max() - log_probs[row]) * STEPS).long()
+        count = max((last for last in range(LAST) if (steps <= last).sum() < TOKENS), default=-1)
+        some = (steps <= count).nonzero().squeeze(1)
+        some = some[(some != 0) & (some != 1)]  # neither the beginning nor padding
+        expected = p.clone()
+        if everything.length[row] > 0 and len(some):
+            scores = p[some] + memory.settings.alpha * ratios[row, some]
+            expected[some] = scores - scores.logsumexp(0) + p[some].logsumexp(0)
+        torch.testing.assert_close(fused[row].double(), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_tuning_stores_what_decoding_takes(
+    world: World, build_text: Callable, references: Path, general: Path, tmp_path: Path
+) -> None:
+    for alone in (True, False):
+        store = build_text(references, alone, "--against", general)
+        words = [*world.options("--no-progress-bar"), *subword_options(world)]
+        words[words.index(str(world.datastore))] = str(store)
+        del words[words.index("--knn-temperature") : words.index("--knn-temperature") + 2]
+        call("tune", *words)
+        tuned = json.loads((store / "tuned.json").read_text())["tuned"]["text" if alone else "token+text"]
+        assert tuned["settings"]["text"]["alpha"] > 0 and 0 <= tuned["settings"]["text"]["beta"] <= 1
+        translator = Translator(datastore=store, max_len_b=45, device="cpu")
+        memory = translator.find_memory("text")
+        assert memory.settings.alpha == tuned["settings"]["text"]["alpha"]
+        assert not torch.equal(memory.weight.output.weight, TextWeight().output.weight)
+        assert "text:" in str(translator.signature)
+
+
+def test_what_is_learned_counts_and_what_is_forgotten_does_not(
+    world: World, build_text: Callable, references: Path
+) -> None:
+    store, pairs = build_text(references, False), list(read_pairs(world.folder / "test.tsv"))
+    options = {"max_len_b": 45, "device": "cpu", "knn_lambda": 0, "text_alpha": 1.0}  # through the text alone
+    translator = Translator(datastore=store, **options)
+    sources, target = [source for source, _ in pairs[:3]], "The ark of the covenant stood beyond the river of Jordan."
+
+    def outcome() -> list[tuple[str, float]]:
+        return [(one.text, one.score) for one in translator.translate(sources)]
+
+    before = outcome()
+    number = translator.learn("Etwas anderes.", target)
+    batch = translator.find_memory("text").begin(torch.zeros(1, 1))
+    assert batch.memory.counts.more is None  # it is a snapshot that counts
+    assert translator.find_memory("text").now({}).counts.more is not None
+    learned = outcome()
+    translator.forget(number)
+    assert outcome() == before != learned
+
+
+def test_bad_options_are_refused(world: World, build_text: Callable, references: Path) -> None:
+    store = build_text(references)
+    words = [*world.options(), "--text-beta", 0.5]
+    words[words.index(str(world.datastore))] = str(store)
+    refused(call("fairseq-generate", *words, check=False), "--text-beta is 0.5, but .* was built without general text")
+    refused(
+        call("fairseq-generate", *words[:-2], "--text-alpha", -1, check=False),
+        "--text-alpha is -1.0: a weight of at least 0 is needed",
+    )
+    shown = call("inspect", store).stdout
+    assert re.search(r"text +44 sentences", shown), shown
