@@ -212,7 +212,7 @@ class OpenedPart(Generic[S]):
 
     @property
     def keys_fingerprints(self) -> list[str]:
-        """The same, and those of its keys before what was learned moved into them."""
+        """Digests of the keys' file, now and before what was learned moved into it."""
         return [self.keys_fingerprint, *self.section.ancestors]
 
 
