@@ -65,7 +65,7 @@ setup(
         "matplotlib>=3.7",
     ],
     extras_require={
-        **read_constant("extras.py", "EXTRAS"),
+        **read_constant("errors.py", "EXTRAS"),
         # The subwords and tokenizer of models that have no SentencePiece are tested with their own packages.
         "test": [
             "pytest>=8",

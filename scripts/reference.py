@@ -37,7 +37,10 @@ CLASSES = (
     "ModelView",
     "Neighbours",
 )
-INHERITED = {"Translator": ("translate",)}  # what is public of the classes above
+FINGERPRINTS = ("keys_fingerprint", "keys_fingerprints")
+INHERITED = {  # what is public of the classes above
+    "Translator": ("translate",), "TokenDatastore": FINGERPRINTS, "PhraseDatastore": FINGERPRINTS
+}  # fmt: skip
 OWN_OPTIONS = ("datastore", "untuned", "trust", "knn_log")  # of the task itself
 
 

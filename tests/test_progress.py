@@ -79,7 +79,7 @@ def test_files_get_no_bars(world: World, tmp_path: Path) -> None:
 def test_bars_are_made_in_one_place() -> None:
     package = Path(fairseq_ccpr.__file__).parent
     assert [path.name for path in package.rglob("*.py") if re.search(r"\bt(qdm|range)\(", path.read_text())] == [
-        "progress.py"
+        "timing.py"
     ]
 
 

@@ -6,11 +6,8 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
-from omegaconf import DictConfig, OmegaConf
-
 from fairseq_ccpr.errors import DatastoreError
 from fairseq_ccpr.search import TIMEOUT, IndexDescription, RemoteKeys, StoreAddress
-from fairseq_ccpr.storage import fingerprint
 from fairseq_ccpr.storage.files import (
     MANIFEST,
     PARTIAL,
@@ -37,26 +34,6 @@ class ProjectionDescription:
             return "unit"
         before = "norm+" if self.normalize_before_pca else ""
         return f"clknn{self.adapter_dimension}{f'+{before}pca' if self.pca else ''}"
-
-
-def digest_options(options: Any) -> str | None:
-    """Digest the options of a tokenizer or BPE; files count by their bytes. None where they say too little.
-
-    >>> one, two = (OmegaConf.create({"_name": "moses", "source_lang": lang}) for lang in ("de", "en"))
-    >>> digest_options(one) == digest_options(one.copy()) != digest_options(two)
-    True
-    """
-    if options is None:
-        return fingerprint.of_strings(["none"])
-    if not isinstance(options, DictConfig):
-        return None
-    values = OmegaConf.to_container(options)
-    assert isinstance(values, dict)
-    named = {}
-    for name, value in values.items():
-        is_file = isinstance(value, str) and value and Path(value).is_file()
-        named[str(name)] = fingerprint.of_file(Path(value)) if is_file else repr(value)
-    return fingerprint.of_strings(part for pair in sorted(named.items()) for part in pair)
 
 
 # 2 brought projections, 3 phrases, 4 keys in Milvus, 5 the checksum of the manifest, 6 what tokens know of their own text,
@@ -233,7 +210,7 @@ class OpenedPart(Generic[S]):
 
     @property
     def keys_fingerprints(self) -> list[str]:
-        """The same, and those of its keys before what was learned moved into them."""
+        """Digests of the keys' file, now and before what was learned moved into it."""
         return [self.keys_fingerprint, *self.section.ancestors]
 
 

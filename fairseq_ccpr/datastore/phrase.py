@@ -40,18 +40,24 @@ def part_files(section: PhraseSection) -> list[str]:
 
 
 class PhraseDatastore(OpenedPart[PhraseSection]):
-    """A phrase datastore opened for reading: memory-mapped, checked for size and shape."""
+    """A phrase datastore opened for reading: memory-mapped, checked for size and shape.
+
+    Attributes:
+        keys: fp16 [N, o]; None where a database has them.
+        spans: int32 [N, 3]: sentence, start, end in characters.
+        hashes: uint64 [N], of the strings; None in datastores that have none yet.
+        sentences: lines of the text, S of them.
+
+    Raises:
+        DatastoreError: missing, unfinished, damaged, or without a phrase part.
+    """
 
     def __init__(self, directory: Path | str) -> None:
         super().__init__(directory, PhraseSection)
         section, folder = self.section, self.folder
         shape = (section.size, section.dimension)
-        # None where a database has them.
         self.keys = open_array(folder / f"{KEYS}.npy", shape, "float16") if section.store is None else None
-        self.spans = open_array(
-            folder / f"{SPANS}.npy", (section.size, 3), "int32"
-        )  # sentence, start, end in characters
-        # Of the strings; None in datastores that have none yet.
+        self.spans = open_array(folder / f"{SPANS}.npy", (section.size, 3), "int32")
         self.hashes = open_array(folder / f"{HASHES}.npy", (section.size,), "uint64") if section.hashes else None
         self.sentences = open_sentences(folder, section.sentences)
 

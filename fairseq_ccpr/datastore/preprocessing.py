@@ -13,6 +13,8 @@ from filecmp import cmpfiles
 from pathlib import Path
 from typing import Any
 
+from omegaconf import DictConfig, OmegaConf
+
 from fairseq_ccpr.errors import DatastoreError
 from fairseq_ccpr.settings import as_words
 from fairseq_ccpr.storage.files import (
@@ -23,7 +25,7 @@ from fairseq_ccpr.storage.files import (
     scratch_directory,
     write_checked_json,
 )
-from fairseq_ccpr.storage.fingerprint import of_file
+from fairseq_ccpr.storage.fingerprint import of_file, of_strings
 
 PREPROCESSING = "preprocessing"  # folder in a datastore
 FILE = "preprocessing.json"
@@ -120,3 +122,23 @@ def remember(preprocessing: Preprocessing, datastore: Path) -> None:
 def remembered(datastore: Path) -> Preprocessing | None:
     """Return the preprocessing that a datastore keeps, None where there is none."""
     return read_preprocessing(datastore / PREPROCESSING)
+
+
+def digest_options(options: Any) -> str | None:
+    """Digest the options of a tokenizer or BPE; files count by their bytes. None where they say too little.
+
+    >>> one, two = (OmegaConf.create({"_name": "moses", "source_lang": lang}) for lang in ("de", "en"))
+    >>> digest_options(one) == digest_options(one.copy()) != digest_options(two)
+    True
+    """
+    if options is None:
+        return of_strings(["none"])
+    if not isinstance(options, DictConfig):
+        return None
+    values = OmegaConf.to_container(options)
+    assert isinstance(values, dict)
+    named = {}
+    for name, value in values.items():
+        is_file = isinstance(value, str) and value and Path(value).is_file()
+        named[str(name)] = of_file(Path(value)) if is_file else repr(value)
+    return of_strings(part for pair in sorted(named.items()) for part in pair)

@@ -139,7 +139,11 @@ def part_files(section: TokenSection) -> list[str]:
 
 
 class TokenDatastore(OpenedPart[TokenSection]):
-    """A token datastore opened for reading: memory-mapped, checked for size and shape."""
+    """A token datastore opened for reading: memory-mapped, checked for size and shape.
+
+    Raises:
+        DatastoreError: missing, unfinished, damaged, or without a token part.
+    """
 
     def __init__(self, directory: Path | str) -> None:
         super().__init__(directory, TokenSection)

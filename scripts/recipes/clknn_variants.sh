@@ -6,7 +6,7 @@
 #
 # TABLE is one of
 #   contrasts  numbers of positives and negatives, (M, N): table 3 of the CLKNN paper
-#   choices    no PCA
+#   choices    random negatives, vectors scaled to length 1 before PCA too, no PCA
 #   adapters   this domain's adapter against others', which ADAPTERS="name=checkpoint_best.pt ..." gives
 # The options are those of your decoding: --beam, --max-tokens and so on. The first variant of each
 # table is the default, and p-values are against it. QUERIES=DIR, a raw datastore of held-out text, is what precision is
@@ -52,6 +52,8 @@ case $table in
     ;;
   choices)
     variant default --adapter clknn
+    variant random-negatives --adapter clknn --adapter-options "--negative-sampling random"
+    variant norm-pca-norm --adapter "$out/default/adapter/checkpoint_best.pt" --normalize-before-pca
     variant no-pca --adapter "$out/default/adapter/checkpoint_best.pt" --pca-dim 0
     ;;
   adapters)

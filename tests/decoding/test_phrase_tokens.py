@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from fairseq_ccpr.datastore import written_subwords
-from fairseq_ccpr.datastore.manifest import digest_options
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
+from fairseq_ccpr.datastore.preprocessing import digest_options
 from fairseq_ccpr.datastore.written_subwords import DESCRIPTION, LOCK, of_store, open_or_write
 from fairseq_ccpr.decoding.phrase_candidates import CutEntries, hash_tokens, lay_out, split_entries
 from fairseq_ccpr.decoding.phrase_votes import MAX_SUBWORDS, NO_TOKEN
