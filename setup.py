@@ -71,6 +71,8 @@ setup(
             "pytest>=8",
             "pytest-xdist>=3",
             "hypothesis>=6",
+            # Its language models estimate what a text memory does, by another implementation.
+            "nltk>=3.9",
             "ruff>=0.6",
             "mypy>=1.10",
             # The rooms of ARCHITECTURE.md import downwards only.
