@@ -189,6 +189,12 @@ class Counts:
         log_probs = p.log().float().T
         return Found(log_probs[0], log_probs[1], length, seen)
 
+    def counted(self, hypotheses: Tensor, tokens: Tensor) -> list[int]:
+        """Count how often the text has a token after the last 0, 1, ... tokens of a hypothesis, int64 [1, t] and [1]."""
+        grams = context_hashes(hypotheses, self.order)[0] + (tokens + 1) * int(MULTIPLIERS[0])
+        counts: list[int] = self._sum("grams", grams)[:, 0].tolist()
+        return counts
+
     def _sum(self, table: str, hashes: Tensor) -> Tensor:
         rows: Tensor = getattr(self, table)[hashes]
         return rows if self.more is None else rows + getattr(self.more, table)[hashes]

@@ -50,7 +50,7 @@ def break_down(
     decided = ensemble.decided(text, votes)
     mixed = interpolate_references(text.log_probs, [(vote.log_prob(text.targets), vote.weight) for vote in decided])
     made = Breakdown(text, tuple(memory.name for memory in ensemble.voting), decided, mixed, None)
-    if ensemble.trust is not None:
+    if ensemble.trust is not None and votes:
         step = trust_step(text.likeliest, ensemble.limited(votes))
         made.before = step.weights
         if isinstance(ensemble.trust, LearnedTrust):

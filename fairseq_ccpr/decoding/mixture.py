@@ -243,6 +243,8 @@ def interpolate_(log_probs: Tensor, votes: Sequence[Vote]) -> Tensor:
 
 def interpolate_references(log_probs: Tensor, votes: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
     """Mix log p_NMT [N] of one given token a row with log p_r and the weight of each memory: all a tuner needs."""
+    if not votes:
+        return log_probs
     total = reduce(torch.add, (weight for _, weight in votes)).clamp_max(ALMOST_ALL)
     terms = [torch.log1p(-total) + log_probs, *(weight.log() + retrieved for retrieved, weight in votes)]
     return torch.stack(terms).logsumexp(dim=0)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fairseq_ccpr.decoding.breakdown import break_down
 from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
+from fairseq_ccpr.decoding.text_memory import TextMemory
 from fairseq_ccpr.decoding.token_memory import TokenMemory
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.explanation import CorpusText, Explainer, Explanation, SentenceExplanation, Texts
@@ -105,7 +106,9 @@ def _explain(
         datastore = tokens.retriever.datastore
         corpus = CorpusText(datastore, target_text, tokens.learned.entries if tokens.learned is not None else None)
         score_name = SCORE_NAMES[datastore.section.index.metric]
-    explainer = Explainer(task.target_dictionary, target_text, corpus, Texts(), most_neighbours)
+    explainer = Explainer(
+        task.target_dictionary, target_text, corpus, Texts(), most_neighbours, ensemble.memory(TextMemory.name)
+    )
     explained: list[SentenceExplanation] = []
     for sample in samples:
         sample = utils.move_to_cuda(sample, system.device) if system.device.type == "cuda" else sample

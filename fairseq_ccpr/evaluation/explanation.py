@@ -26,6 +26,7 @@ from fairseq_ccpr.decoding.phrase_candidates import SentencePhrases
 from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
 from fairseq_ccpr.decoding.phrase_retriever import RetrievedPhrase
 from fairseq_ccpr.decoding.phrase_votes import WRITTEN
+from fairseq_ccpr.decoding.text_memory import TextMemory
 from fairseq_ccpr.decoding.token_memory import TokenMemory
 from fairseq_ccpr.evaluation.page import STYLE, fill
 from fairseq_ccpr.evaluation.test_set import sentence_chrf
@@ -34,6 +35,7 @@ from fairseq_ccpr.storage.files import write_text
 SENTENCES = 65536  # remembered as text
 LONGEST = 4096  # tokens of a sentence that are shown
 MOST_LIKELY = 5  # likeliest tokens of a memory that are kept
+MOST_PLACES = 4  # of a token in the text
 MOST_VOTES = 16  # phrases that proposed a token, likewise
 MOST_FEATURES = 8  # that trust looked at, likewise
 DIGITS = 6  # significant, of a number that is kept
@@ -131,6 +133,25 @@ class SeenFeature:
 
 
 @dataclass
+class TextPlace:
+    """A place in the text memory where the token follows the same tokens."""
+
+    symbol: str
+    sentence: int
+    start: int
+    end: int  # of the token; `start` where it is the end of the sentence
+
+
+@dataclass
+class TextSupport:
+    """What the text has after the words before the token."""
+
+    context: str  # the last of them, as many as the text has the token after
+    count: int  # how often it follows there
+    places: list[TextPlace]
+
+
+@dataclass
 class TokenExplanation:
     """p = sum of weight times probability; lists are of the model and then of each memory that votes."""
 
@@ -149,6 +170,7 @@ class TokenExplanation:
     votes_found: int = 0
     settings_weights: list[float] = field(default_factory=list)  # of each, before trust; empty without it
     trust_saw: list[SeenFeature] = field(default_factory=list)  # what moved the weights most
+    text: TextSupport | None = None  # of the text memory; None where the text never has the token after the last one
 
 
 @dataclass
@@ -243,6 +265,8 @@ def joined(parts: list[Explanation]) -> Explanation:
                 neighbour.sentence = numbers[neighbour.sentence]
             for phrase in (one for query in sentence.phrases for one in query.retrieved):
                 phrase.sentence = numbers[phrase.sentence]
+            for found in (one for token in sentence.tokens if token.text for one in token.text.places):
+                found.sentence = numbers[found.sentence]
     sentences = [sentence for part in parts for sentence in part.sentences]
     return replace(parts[-1], sentences=sentences, sentences_in_subset=len(sentences), texts=list(texts.numbers))
 
@@ -256,6 +280,7 @@ class Explainer:
     corpus: CorpusText | None
     texts: Texts
     most_neighbours: int
+    text: TextMemory | None = None
 
     def sentence(
         self, breakdown: Breakdown, row: int, number: int, source: str, reference: str | None, plain: str, translation: str
@@ -296,7 +321,22 @@ class Explainer:
         self._add_neighbours(explained, breakdown, row)
         self._add_votes(explained, breakdown, row)
         self._add_trust(explained, breakdown, row)
+        if self.text is not None:
+            explained.text = self._support(self.text, written, position)
         return explained
+
+    def _support(self, memory: TextMemory, written: Tensor, position: int) -> TextSupport | None:
+        counts = memory.counts.counted(written[None, :position], written[position : position + 1])
+        length = max((k for k in range(1, len(counts)) if counts[k]), default=0)
+        if not length:
+            return None
+        gram, places = written[position - length : position + 1].tolist(), []
+        for number, at in memory.datastore.find(gram, MOST_PLACES):
+            tokens = torch.from_numpy(memory.datastore.sentence(number).astype(np.int64))
+            text = self.to_text(tokens)
+            where = place(tokens, at, text, self.to_text)
+            places.append(TextPlace(self.dictionary.symbols[gram[-1]], self.texts.number(text), *where))
+        return TextSupport(self.to_text(written[position - length : position]), counts[length], places)
 
     def _add_trust(self, explained: TokenExplanation, breakdown: Breakdown, row: int) -> None:
         if breakdown.before is None:

@@ -88,8 +88,19 @@ function columns(sentence, token) {
   const phrases = has("phrases") ? votes(sentence, token) : null;
   const others = data.memories.flatMap((name, at) => (name in KNOWN ? [] : [make("section", {}, make("h4", {}, name),
     said(token.says[at], token, "by-other", "Nothing was found."))]));
+  others.push(textSupport(token));
   if (!has("tokens")) return [make("div", {}, sum(token), trust(token), ...others), phrases];
   return [make("div", {}, sum(token), trust(token), phrases, ...others), neighbours(token)];
+}
+
+// Sentences of the text memory in which the same words are before the token.
+function textSupport(token) {
+  if (!token.text) return null;
+  const { context, count, places } = token.text;
+  const times = count === 1 ? "once" : `${count} times`;
+  return make("section", {}, make("h4", {}, "Text"),
+    make("p", { class: "small muted" }, `After ${quoted(context)} the text has this token ${times}:`),
+    make("ul", { class: "found" }, ...places.map((one) => make("li", {}, marked(one, "by-other", 80)))));
 }
 
 // What learned trust made of the weights that the settings give, and which features moved it most.

@@ -166,3 +166,18 @@ def test_bad_options_are_refused(world: World, build_text: Callable, references:
     )
     shown = call("inspect", store).stdout
     assert re.search(r"text +44 sentences", shown), shown
+
+
+def test_an_explanation_shows_what_the_text_has(world: World, build_text: Callable, references: Path) -> None:
+    translator = Translator(datastore=build_text(references), max_len_b=45, device="cpu", text_alpha=1.0)
+    sources = [source for source, _ in list(read_pairs(world.folder / "test.tsv"))[:3]]
+    explanation = translator.explain(sources)
+    supported = [(one, token) for one in explanation.sentences for token in one.tokens if token.text is not None]
+    assert supported
+    for sentence, token in supported:
+        word = sentence.translation[token.start : token.end]
+        assert 0 < len(token.text.places) <= token.text.count and token.text.context
+        for found in token.text.places:
+            assert explanation.texts[found.sentence][found.start : found.end] == word
+            assert found.symbol == token.symbol
+            assert token.text.context.split()[-1] in explanation.texts[found.sentence][: found.start]
