@@ -35,7 +35,7 @@ from fairseq_ccpr.timing import progress_bar
 CHUNK = 1 << 15  # sentences that are encoded and counted together
 BLOCK = 1 << 22  # rows of counts that are merged together
 CHUNKS, GENERAL = "chunks", "general"
-FOREIGN = 0.5  # share of unknown subwords from which on a text is refused
+FOREIGN = 0.2  # share of unknown subwords that is refused: in another script, spaces and signs are known
 
 
 @dataclass(frozen=True)
