@@ -17,7 +17,7 @@ from fairseq_ccpr.decoding.mixture import Distribution
 from fairseq_ccpr.decoding.options import TextSettings
 from fairseq_ccpr.decoding.text_memory import Observed, TextMemory, TextWeight
 from fairseq_ccpr.device import one_thread
-from fairseq_ccpr.evaluation.grids import TOKENS, spread
+from fairseq_ccpr.evaluation.grids import TOKENS, TextWorth, Worth, spread
 from fairseq_ccpr.evaluation.trust_training import HARM, HELD_OUT
 from fairseq_ccpr.timing import progress_over
 
@@ -116,19 +116,24 @@ def _trained(settings: TextSettings, texts: Sequence[Reference]) -> TextWeight:
 
 def with_tuned_text(
     ensemble: RetrievalEnsemble, texts: Mapping[str, Sequence[Any]], trusting: bool, quiet: bool
-) -> RetrievalEnsemble:
-    """Return an ensemble with its text memory tuned, and without trust; the same where it has none.
+) -> tuple[RetrievalEnsemble, dict[str, TextWorth]]:
+    """Tune the text memory of an ensemble, where it has one: the ensemble without trust, and what the text is worth.
 
     Args:
         texts: batches of held-out sentences by name, the first of the datastore's own domain.
     """
     memory = ensemble.memory(TextMemory.name)
     if memory is None:
-        return ensemble
+        return ensemble, {}
     most = [TOKENS, *[TOKENS // (len(texts) - 1)] * (len(texts) - 1)] if len(texts) > 1 else [TOKENS]
     seen = [observe_text(name, one, ensemble, memory, size, quiet) for (name, one), size in zip(texts.items(), most)]
     tuned = tune_text(memory, seen, trusting)
-    return ensemble.replacing(replace(tuned, weight=tuned.weight.to(memory.special.device)))
+    worth = {}
+    for name, text in zip(texts, seen):
+        alpha = tuned.settings.alpha * tuned.weight(text.observed.features) * text.observed.found
+        found = Worth.measure(text.model, text.log_likelihood(alpha, tuned.settings.beta), {memory.name: alpha})
+        worth[name] = TextWorth(float(text.model.mean()), {memory.name: found})
+    return ensemble.replacing(replace(tuned, weight=tuned.weight.to(memory.special.device))), worth
 
 
 def scaled_text(ensemble: RetrievalEnsemble, factor: float) -> RetrievalEnsemble:

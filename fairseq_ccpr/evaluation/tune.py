@@ -152,7 +152,7 @@ def tune(system: System, also: list[OtherText], trusting: bool, count: int) -> T
     start = time.perf_counter()
     name, quiet = cfg.dataset.gen_subset, cfg.common.no_progress_bar
     batched = {name: samples, **{one.name: one.samples(system) for one in also}}
-    ensemble = with_tuned_text(ensemble, batched, trusting, quiet)  # before others vote, so first
+    ensemble, text_worth = with_tuned_text(ensemble, batched, trusting, quiet)  # before others vote, so first
     # One search for phrases serves all settings.
     remembering = [memory.remembering() for memory in ensemble.voting if isinstance(memory, PhraseMemory)]
     ensemble = ensemble.replacing(*remembering)
@@ -197,6 +197,9 @@ def tune(system: System, also: list[OtherText], trusting: bool, count: int) -> T
         systems = grids.worths(text, ensemble.on(CPU)) | winner.texts.get(text.name, {})
         shared = text.having([memory.name for memory in ensemble.voting])
         measured[text.name] = TextWorth(float(shared.log_probs.mean()), systems)
+        if (alone := text_worth.get(text.name)) is not None:  # the others are measured on top of it
+            added = {f"+ {name}": worth for name, worth in systems.items()}
+            measured[text.name] = TextWorth(alone.model, alone.systems | added)
     return Tuned(
         winner if helps else Candidate(silenced(winner.ensemble)), helps, left_out, scores, grids.tokens, grids.phrases,
         time.perf_counter() - start, base_seconds * tokens / sampled, len(scores) * sampled / tokens,

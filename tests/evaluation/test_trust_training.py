@@ -184,7 +184,7 @@ def table(shown: str) -> dict[str, float]:
 def counting_steps() -> Iterator[Counter[str]]:
     """Count what models compute: hypotheses times steps of decoding, and tokens of teacher-forced passes."""
     counted: Counter[str] = Counter()
-    step, force = EnsembleModel.forward_decoder, RetrievalEnsemble._force_models
+    step, force = EnsembleModel.forward_decoder, RetrievalEnsemble.force_models
 
     def stepping(self: Any, tokens: torch.Tensor, *others: Any) -> Any:
         counted["decoded"] += len(tokens)
@@ -196,7 +196,7 @@ def counting_steps() -> Iterator[Counter[str]]:
 
     with (
         patch.object(EnsembleModel, "forward_decoder", stepping),
-        patch.object(RetrievalEnsemble, "_force_models", forcing),
+        patch.object(RetrievalEnsemble, "force_models", forcing),
     ):
         yield counted
 
