@@ -362,7 +362,7 @@ class RetrievalTask(FairseqTask):
         weight = weight.requires_grad_(False).to(device)
         end = self.tags.end_of(dictionary)
         targets = LearnedTargets(learned, counts, end) if isinstance(learned, LearnedMemory) else None
-        return TextMemory(datastore, counts, self.text_settings, weight, special, targets)
+        return TextMemory(datastore, counts, self.text_settings, weight, special, end, targets)
 
     def _token_memory(self, models: list[Any], datastore: TokenDatastore) -> TokenMemory:
         prints = [fingerprint.of_parameters(model.named_parameters()) for model in models]

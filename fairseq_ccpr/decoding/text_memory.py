@@ -124,6 +124,7 @@ class TextMemory(Memory):
         settings: alpha and beta.
         weight: what tuning trained.
         special: int64, ids of tokens that are no text: padding, the beginning of a sentence, tags.
+        end: the token that ends sentences, and stands in front of the first.
         learned: pairs whose targets count as well.
     """
 
@@ -135,6 +136,7 @@ class TextMemory(Memory):
     settings: TextSettings
     weight: TextWeight
     special: Tensor
+    end: int
     learned: LearnedTargets | None = None
 
     def begin(self, sources: Tensor) -> TextBatch:
@@ -180,7 +182,9 @@ class TextMemory(Memory):
             some = log_probs > float("-inf")
             rows, tokens, log_probs = rows[some], tokens[some], log_probs[some]
         log_probs = log_probs.masked_fill((tokens.unsqueeze(1) == self.special).any(1), float("-inf"))
-        found = self.counts.look_up(step.tokens, rows, tokens)
+        # Multilingual models have a language tag where sentences of the text have the end of one before.
+        hypotheses = step.tokens.index_fill(1, step.tokens.new_zeros(1), self.end)
+        found = self.counts.look_up(hypotheses, rows, tokens)
         text = found.text.masked_fill(log_probs == float("-inf"), float("-inf"))
         highest = [self._highest(rows, scores, len(model)) for scores in (text, text - found.general)]
         named = (text == highest[0][rows]) & (tokens == likeliest.favourite[rows])
