@@ -325,6 +325,8 @@ def merge_datastores(settings: MergeSettings) -> Manifest:
             "the text of %s is not merged: count all texts together with fairseq-ccpr build text, into %s",
             " and ".join(texts), settings.output,
         )  # fmt: skip
+    if not tokens and not phrases:
+        raise ConfigurationError("text parts are not merged: fairseq-ccpr build text counts several texts together")
     plans: list[tuple[PartKind, Callable[..., Section], list[Input], list[Source]]] = []
     for kind, merge_kind, stores in ((TOKENS, _merge_tokens, tokens), (PHRASES, _merge_phrases, phrases)):
         inputs = _in_order([(store, sources_of(name, store)) for name, store in stores])

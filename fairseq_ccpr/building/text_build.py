@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -15,6 +16,7 @@ from fairseq_ccpr.building.phrase_build import TextCounts
 from fairseq_ccpr.datastore.manifest import TextSection
 from fairseq_ccpr.datastore.text import (
     INDEX,
+    LANGUAGE,
     OFFSETS,
     ORDER,
     TABLES,
@@ -53,6 +55,7 @@ class Vocabulary:
     end: int
     unknown: int
     digest: str
+    language: str | None = None  # of the text, where the model is multilingual
 
 
 def build_text_part(
@@ -75,6 +78,9 @@ def build_text_part(
             raise ConfigurationError(f"there is no text {path}: give files of one sentence per line")
     digests = {"target_dictionary": vocabulary.digest, "corpus": fingerprint.of_files(texts)}
     digests |= {GENERAL: fingerprint.of_files(against)} if against else {}
+    digests |= {LANGUAGE: vocabulary.language} if vocabulary.language else {}
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each chunk is a few mapped files
     identity = {"words": vocabulary.words, "order": ORDER, "fingerprints": digests}
     part = Part(output, TEXTS, not quiet, identity)
     if isinstance(part.published, TextSection):

@@ -13,7 +13,7 @@ from fairseq_ccpr.building.phrase_build import PhraseBuildSettings, build_phrase
 from fairseq_ccpr.building.text_build import Vocabulary, build_text_part
 from fairseq_ccpr.building.token_build import NO_ADAPTER, TokenBuildSettings, build_token_datastore, write_empty_store
 from fairseq_ccpr.cli.command import command
-from fairseq_ccpr.datastore.preprocessing import remember
+from fairseq_ccpr.datastore.preprocessing import remember, remembered
 from fairseq_ccpr.datastore.token import UNKNOWN, TokenDatastore
 from fairseq_ccpr.inference.back_translation import back_translate, refuse_begun, tell_left_out
 from fairseq_ccpr.inference.resources import preprocessing_for_build
@@ -148,9 +148,13 @@ def build_text(
     system = System.of(rest, data)
     dictionary, end = system.task.target_dictionary, system.task.tags.end_of(system.task.target_dictionary)
     digest = fingerprint.of_strings(dictionary.symbols)
-    vocabulary = Vocabulary(system.target_encoder(), len(dictionary), end, dictionary.unk(), digest)
+    tags, language = system.task.tags, system.preprocessing.target_lang
+    vocabulary = Vocabulary(
+        system.target_encoder(), len(dictionary), end, dictionary.unk(), digest, language if tags.languages else None
+    )
     section, lines, unknown = build_text_part(text, against, output, vocabulary, quiet)
-    remember(system.preprocessing, output)
+    if (known := remembered(output)) is None or not known.options:  # or it has what its tokens need
+        remember(system.preprocessing, output)
     size = sum(file["bytes"] for file in section.files.values())
     general = f", against {section.general:,} of general text" if section.general else ""
     print(
@@ -163,7 +167,7 @@ def build_text(
     if unknown:
         print(f"{100 * unknown:.1f}% of the subwords are unknown to the model")
     if not section.general:
-        print("there are no general counts: give --against TEXT for better translations")
+        print("there are no general counts: built with --against TEXT, translations are better")
     return 0
 
 

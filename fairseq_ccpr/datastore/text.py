@@ -29,7 +29,9 @@ from fairseq_ccpr.storage.files import check_checksums
 from fairseq_ccpr.storage.fingerprint import short
 
 ORDER = 5
+SEARCHED = 1 << 26  # tokens that an explanation looks through
 TOKENS, OFFSETS, INDEX = "tokens", "offsets", "-index"
+LANGUAGE = "target_language"  # among the fingerprints, where the model is multilingual
 TABLES = {"contexts": ("following", 4), "grams": ("counts", 2)}  # the rows of each table, and how wide they are
 # Odd multipliers of the hash: that of the next token, then those of the tokens 1, 2, ... places back.
 MULTIPLIERS = np.random.Generator(np.random.PCG64(44)).integers(2**62, size=17, dtype=np.int64) * 2 + 1
@@ -46,14 +48,16 @@ def token_type(words: int) -> str:
     return "uint16" if words <= 1 << 16 else "int32"
 
 
-def context_hashes(hypotheses: Tensor, order: int) -> Tensor:
+def context_hashes(hypotheses: Tensor, multipliers: Tensor) -> Tensor:
     """Hash the last 0, 1, ... n - 1 tokens of hypotheses, int64 [H, t] -> [H, min(n, t + 1)]: sums of multiplied tokens.
 
     Hypotheses begin with the end of a sentence, and no context is longer than a hypothesis.
+
+    Args:
+        multipliers: int64 [n - 1], on their device.
     """
-    last = hypotheses[:, max(0, hypotheses.size(1) - order + 1) :].flip(1) + 1
-    multipliers = torch.from_numpy(MULTIPLIERS[1 : last.size(1) + 1]).to(last.device)
-    return pad((last * multipliers).cumsum(1), (1, 0))
+    last = hypotheses[:, max(0, hypotheses.size(1) - len(multipliers)) :].flip(1) + 1
+    return pad((last * multipliers[: last.size(1)]).cumsum(1), (1, 0))
 
 
 class Table:
@@ -141,6 +145,7 @@ class Counts:
 
     def __init__(self, contexts: Table, grams: Table, order: int, words: int, more: Counts | None = None) -> None:
         self.contexts, self.grams, self.order, self.words, self.more = contexts, grams, order, words, more
+        self.multipliers = torch.from_numpy(MULTIPLIERS[1:order]).to(contexts.hashes.device)
 
     def to(self, device: torch.device) -> Counts:
         """Return them on another device."""
@@ -166,7 +171,7 @@ class Counts:
             rows: int64 [N], the hypothesis of each token.
             tokens: int64 [N].
         """
-        contexts = context_hashes(hypotheses, self.order)
+        contexts = context_hashes(hypotheses, self.multipliers)
         following = self._sum("contexts", contexts.flatten()).unflatten(0, contexts.shape)  # [H, k, 4]
         known = (following[..., 0] > 0).long().cumprod(1)
         length = (known.sum(1) - 1).clamp_min(0)
@@ -191,7 +196,7 @@ class Counts:
 
     def counted(self, hypotheses: Tensor, tokens: Tensor) -> list[int]:
         """Count how often the text has a token after the last 0, 1, ... tokens of a hypothesis, int64 [1, t] and [1]."""
-        grams = context_hashes(hypotheses, self.order)[0] + (tokens + 1) * int(MULTIPLIERS[0])
+        grams = context_hashes(hypotheses, self.multipliers)[0] + (tokens + 1) * int(MULTIPLIERS[0])
         counts: list[int] = self._sum("grams", grams)[:, 0].tolist()
         return counts
 
@@ -296,9 +301,12 @@ class TextDatastore(OpenedPart[TextSection]):
         return self.tokens[self.offsets[number] : self.offsets[number + 1]]
 
     def find(self, tokens: list[int], most: int, block: int = 1 << 22) -> Iterator[tuple[int, int]]:
-        """Find the first sentences where tokens stand one after another: the number, and the place of the last token."""
+        """Find the first sentences where tokens stand one after another: the number, and the place of the last token.
+
+        Of a text of more than `SEARCHED` tokens, the first ones are searched.
+        """
         before = len(tokens) - 1
-        for start in range(0, len(self.tokens), block):
+        for start in range(0, min(len(self.tokens), SEARCHED), block):
             text = self.tokens[start : start + block + before]
             same = np.ones(max(len(text) - before, 0), bool)
             for place, token in enumerate(tokens):
@@ -311,8 +319,8 @@ class TextDatastore(OpenedPart[TextSection]):
                     if not most:
                         return
 
-    def check_vocabulary(self, fingerprint: str) -> None:
-        """Refuse a model with another vocabulary.
+    def check_vocabulary(self, fingerprint: str, language: str | None = None) -> None:
+        """Refuse a model with another vocabulary, or a multilingual one that translates into another language.
 
         Raises:
             DatastoreError: names both sides.
@@ -321,7 +329,14 @@ class TextDatastore(OpenedPart[TextSection]):
         if fingerprint != expected:
             raise DatastoreError(
                 f"the text of {self.directory} was counted in the subwords of another model: they need the target "
-                f"dictionary {short(expected)}, the one given is {short(fingerprint)}; build the text again with this --path"
+                f"dictionary {short(expected)}, the one given is {short(fingerprint)}; build the text with this --path, into "
+                "another --output"
+            )
+
+        known = self.section.fingerprints.get(LANGUAGE, language)
+        if known != language:
+            raise DatastoreError(
+                f"the text of {self.directory} is {known}, and the model translates into {language}: name another --datastore"
             )
 
     def find_damage(self) -> list[str]:

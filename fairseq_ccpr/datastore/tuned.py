@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fairseq_ccpr.datastore.manifest import TEXT
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.datastore.text import TextDatastore
 from fairseq_ccpr.datastore.token import TokenDatastore
@@ -53,14 +54,17 @@ def read_tuned(parts: Parts) -> dict[str, dict[str, Any]]:
     """Return what was tuned for these parts together, or else for each alone, as `write_tuned` took it."""
     if not parts:
         return {}
-    if (together := _tuned_of(parts)) or len(parts) == 1:
-        return together["settings"] if together else {}
+    known = _tuned_together(parts)
+    if (together := _tuned_of(known)) or len(parts) == 1:
+        added = {} if known is parts else {TEXT: {"alpha": 0.0}}
+        return {**together["settings"], **added} if together else {}
     alone = (_tuned_of({name: part}) or {"settings": {}} for name, part in parts.items())
     return {prefix: values for tuned in alone for prefix, values in tuned["settings"].items()}
 
 
 def tuned_trust(parts: Parts) -> Path | None:
     """Return the trust file that tuning stored with exactly these parts, if any; it must be what tuning left."""
+    parts = _tuned_together(parts)
     tuned = _tuned_of(parts)
     if tuned is None or "trust" not in tuned:
         return None
@@ -73,6 +77,15 @@ def tuned_trust(parts: Parts) -> Path | None:
 def tuned_signatures(directory: Path) -> dict[str, str]:
     """Return the signatures of all that was tuned for a datastore, by its parts."""
     return {name: tuned["signature"] for name, tuned in _read(directory / TUNED).items()}
+
+
+def _tuned_together(parts: Parts) -> Parts:
+    """Return the parts, but for a text that was added to parts that had been tuned."""
+    others = {name: part for name, part in parts.items() if name != TEXT}
+    if len(others) in (0, len(parts)) or _tuned_of(parts) is not None or _tuned_of(others) is None:
+        return parts
+    logger.warning("the text was added after tuning, and is not used: tune again")
+    return others
 
 
 def _tuned_of(parts: Parts) -> dict[str, Any] | None:

@@ -143,13 +143,14 @@ class RetrievalTask(FairseqTask):
                     "the tokens alone: give --trust none, or tune again"
                 )
         if (text := self.text_datastore) is not None:
-            text.check_vocabulary(fingerprint.of_strings(self.target_dictionary.symbols))
+            language = self.tags.languages.rpartition("-")[2] if self.tags.languages else None
+            text.check_vocabulary(fingerprint.of_strings(self.target_dictionary.symbols), language)
             suits = {"beta": float(text.section.general > 0), **tuned.get(TextSettings.PREFIX, {})}
             self.text_settings = read_options(TextSettings, cfg, suits)
             if self.text_settings.beta and not text.section.general:
                 raise ConfigurationError(
                     f"--text-beta is {self.text_settings.beta:g}, but {text.directory} was built without general text: leave "
-                    "it out, or build the text again with --against"
+                    "it out, or build the text with --against into another --output, and name both folders, A:B"
                 )
         self.glossary = Glossary(Path(cfg.glossary)) if cfg.glossary else None
         self.log = RetrievalLog(Path(cfg.knn_log), self.target_dictionary) if cfg.knn_log else None
@@ -159,7 +160,7 @@ class RetrievalTask(FairseqTask):
     def _read_tuned(self, cfg: RetrievalConfig) -> tuple[dict[str, dict[str, Any]], Trust | None, Trained]:
         if cfg.trust is not None and cfg.trust != NO_TRUST:
             trust, trained, described = self._load_trust(Path(cfg.trust))
-            return described.settings, trust, trained
+            return {"text": {"alpha": 0.0}, **described.settings}, trust, trained
         tuned = {} if cfg.untuned else read_tuned(self.parts)
         kinds = MixtureSettings, TokenRetrievalSettings, PhraseSettings, TextSettings
         known = {(kind.PREFIX, one.name) for kind in kinds for one in fields(kind)}
@@ -356,7 +357,8 @@ class RetrievalTask(FairseqTask):
         self, models: list[Any], datastore: TextDatastore, learned: LearnedMemory | LearnedEntries | None
     ) -> TextMemory:
         dictionary, device = self.target_dictionary, next(models[0].parameters()).device
-        special = torch.tensor(sorted({dictionary.pad(), dictionary.bos(), *self.tags.ids(dictionary)}), device=device)
+        ids = {dictionary.pad(), dictionary.bos(), dictionary.unk(), *self.tags.ids(dictionary)}
+        special = torch.tensor(sorted(ids), device=device)
         counts, weight = datastore.open_counts().to(device), TextWeight()
         weight.load_state_dict(self.trained.get(TextMemory.name, weight.state_dict()))
         weight = weight.requires_grad_(False).to(device)

@@ -12,7 +12,6 @@ Letters: H hypotheses, N tokens that are changed, F features.
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -123,7 +122,7 @@ class TextMemory(Memory):
         counts: of it, on the models' device, with those of what was learned.
         settings: alpha and beta.
         weight: what tuning trained.
-        special: int64, ids of tokens that are no text: padding, the beginning of a sentence, tags.
+        special: int64, ids of tokens that are no text: padding, the beginning of a sentence, unknown tokens, tags.
         end: the token that ends sentences, and stands in front of the first.
         learned: pairs whose targets count as well.
     """
@@ -150,11 +149,6 @@ class TextMemory(Memory):
         learned = self.learned.learned
         entries = moment.setdefault(id(learned), learned.entries)
         return replace(self, counts=self.learned.counted(entries), learned=None)
-
-    def on(self, device: torch.device) -> TextMemory:
-        """Return it on another device."""
-        weight = copy.deepcopy(self.weight).to(device)
-        return replace(self, counts=self.counts.to(device), weight=weight, special=self.special.to(device))
 
     def observe(self, step: Step) -> Observed:
         """Look up what the text says of the likeliest tokens."""

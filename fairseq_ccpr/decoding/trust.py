@@ -25,6 +25,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from fairseq_ccpr.datastore.manifest import TEXT
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.datastore.token import PROJECTION, TokenDatastore
 from fairseq_ccpr.datastore.tuned import Parts
@@ -280,6 +281,8 @@ def load_trust(path: Path, parts: Parts, kind: type[Trust] = LearnedTrust) -> Lo
         )
     if "phrase" not in described.keys and described.settings.get(PhraseSettings.PREFIX, {}).get("lambda_") == 0:
         parts = {name: part for name, part in parts.items() if name != "phrase"}  # tuning left them out
+    if TEXT not in described.keys:  # it was added after tuning
+        parts = {name: part for name, part in parts.items() if name != TEXT}
     if list(described.keys) != list(parts):
         raise ConfigurationError(
             f"{path} is trust in {' and '.join(described.keys)} parts, but --datastore has "

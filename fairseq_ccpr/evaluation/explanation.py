@@ -326,15 +326,16 @@ class Explainer:
         return explained
 
     def _support(self, memory: TextMemory, written: Tensor, position: int) -> TextSupport | None:
-        counts = memory.counts.counted(written[None, :position], written[position : position + 1])
+        tokens = written.to(memory.special.device)
+        counts = memory.counts.counted(tokens[None, :position], tokens[position : position + 1])
         length = max((k for k in range(1, len(counts)) if counts[k]), default=0)
         if not length:
             return None
         gram, places = written[position - length : position + 1].tolist(), []
         for number, at in memory.datastore.find(gram, MOST_PLACES):
-            tokens = torch.from_numpy(memory.datastore.sentence(number).astype(np.int64))
-            text = self.to_text(tokens)
-            where = place(tokens, at, text, self.to_text)
+            sentence = torch.from_numpy(memory.datastore.sentence(number).astype(np.int64))
+            text = self.to_text(sentence)
+            where = place(sentence, at, text, self.to_text)
             places.append(TextPlace(self.dictionary.symbols[gram[-1]], self.texts.number(text), *where))
         return TextSupport(self.to_text(written[position - length : position]), counts[length], places)
 

@@ -181,3 +181,22 @@ def test_an_explanation_shows_what_the_text_has(world: World, build_text: Callab
             assert explanation.texts[found.sentence][found.start : found.end] == word
             assert found.symbol == token.symbol
             assert token.text.context.split()[-1] in explanation.texts[found.sentence][: found.start]
+
+
+def test_text_that_was_added_to_a_tuned_datastore_waits_for_tuning(
+    world: World, build_text: Callable, references: Path, tmp_path: Path
+) -> None:
+    store = Path(shutil.copytree(world.datastore, tmp_path / "store"))
+    words = [*world.options("--no-progress-bar"), *subword_options(world)]
+    words[words.index(str(world.datastore))] = str(store)
+    call("tune", *words)
+    before = Translator(datastore=store, max_len_b=45, device="cpu")
+    other = build_text(references, False)
+    for name in ("tuned.json", *(path.name for path in store.glob("trust-*"))):
+        shutil.copy(store / name, other / name)
+    after = Translator(datastore=other, max_len_b=45, device="cpu")
+    assert after.find_memory("text").settings.alpha == 0
+    assert after.find_memory("tokens").settings == before.find_memory("tokens").settings
+    sources = [source for source, _ in list(read_pairs(world.folder / "test.tsv"))[:4]]
+    found = [[(one.text, one.score) for one in each.translate(sources)] for each in (before, after)]
+    assert found[0] == found[1]
