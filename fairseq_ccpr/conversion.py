@@ -361,8 +361,8 @@ def _tag(known: list[str], target: str, given: str | None) -> str:
     if f">>{target}<<" in known:
         return f">>{target}<<"
     raise ConfigurationError(
-        f"the model translates into {len(known)} languages, and none is called {target}: choose one with --source-tag, such "
-        f"as {', '.join(known[:5])}"
+        f"the model translates into {len(known)} languages, but not into {target}: choose one with --source-tag, such as "
+        f"{', '.join(known[:5])}"
     )
 
 

@@ -127,7 +127,7 @@ def install_report() -> bool:
     """Make uncaught `CcprError`s, refused checkpoints and missing files end a fairseq command with one sentence.
 
     fairseq's own entry points know nothing of this package, so the interpreter's last resort is the one place
-    where its errors can be told there without a traceback. Everything else goes to the hook that was installed before.
+    where its errors can be reported without a traceback. Everything else goes to the hook that was installed before.
     Another program has nothing installed: how it ends is its own affair.
 
     Returns:

@@ -44,7 +44,7 @@ def option(
         sign: the name in signatures, if not that of the field.
         unsigned: why no signature has the value; every other value is in one.
         automatic: an option that is left out may have another value than the field's default, such as one that was tuned:
-            `read_options` is told which.
+            `read_options` is given it.
         flags: other names of the option in our own commands, such as -s.
         metavar, nargs: as in argparse.
         positional: an argument without a name.

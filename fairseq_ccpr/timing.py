@@ -35,7 +35,7 @@ class phase(ContextDecorator):
     """Mark a function, or a block, as a phase.
 
     Args:
-        whole: no phase inside this one is told apart from it.
+        whole: phases inside this one count as part of it.
     """
 
     def __init__(self, name: str, whole: bool = False) -> None:

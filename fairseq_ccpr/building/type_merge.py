@@ -21,7 +21,7 @@ BLOCK = 4096  # places, or types, at a time
 def merge_types(folder: Path, sentences: int, encoder: XprEncoder) -> int:
     """Replace P phrase vectors, fp16 [P, H], by N keys of types, fp16 [N, o], and spans by the first of each type.
 
-    1. Number the strings, told by their hashes, in the order in which they first come.
+    1. Number the strings, identified by their hashes, in the order of their first occurrence.
     2. Add up the vectors of all places of each string, on disk.
     3. Project their means.
     """

@@ -9,7 +9,7 @@ from typing import Optional
 
 from fairseq_ccpr.building.adapter_build import build_projected_datastore
 from fairseq_ccpr.building.part import launched
-from fairseq_ccpr.building.phrase_build import PhraseBuildSettings, build_phrase_datastore
+from fairseq_ccpr.building.phrase_build import PhraseBuildSettings, TextCounts, build_phrase_datastore
 from fairseq_ccpr.building.text_build import Vocabulary, build_text_part
 from fairseq_ccpr.building.token_build import NO_ADAPTER, TokenBuildSettings, build_token_datastore, write_empty_store
 from fairseq_ccpr.cli.command import command
@@ -112,11 +112,15 @@ def build_phrases(settings: PhraseBuildSettings) -> int:
         f"({section.size / section.sentences:.1f} per sentence), width {section.dimension}, index {section.index}, "
         f"encoder {short(section.fingerprints['encoder'])}, {time.monotonic() - start:.0f} s{speed}"
     )
-    if lines.empty or lines.repeated:
-        print(f"{lines.empty:,} empty lines and {lines.repeated:,} repeated sentences were left out")
+    _print_left_out(lines)
     if report.too_long:
         print(f"{report.too_long:,} sentences longer than the encoder reads were read in windows")
     return 0
+
+
+def _print_left_out(lines: TextCounts) -> None:
+    if lines.empty or lines.repeated:
+        print(f"{lines.empty:,} empty lines and {lines.repeated:,} repeated sentences were left out")
 
 
 @command("""\
@@ -125,8 +129,8 @@ the text would say next against what is general, before tokens and phrases vote.
 
   fairseq-ccpr build text mono.en.txt --path model.pt --against general.en.txt --output datastores/mine
 
-It takes seconds, needs no encoder, and works alone or alongside tokens and phrases. --against names general
-text of the target language, such as the model's own training text; without it, what is frequent everywhere is rewarded, too.
+It takes seconds, needs no encoder, and works alone or alongside tokens and phrases. --against names general text of the
+target language, such as the model's own training text; without it, what is frequent everywhere is rewarded, too.
 
 The text has a sentence per line, plain, .gz or .xz; the same sentence counts once. Run the same command again to resume an
 interrupted build.
@@ -162,8 +166,7 @@ def build_text(
         f"{section.tables['grams'][0]:,} n-grams up to {section.order}, {size / section.size:.0f} bytes per token, "
         f"{time.monotonic() - start:.0f} s"
     )
-    if lines.empty or lines.repeated:
-        print(f"{lines.empty:,} empty lines and {lines.repeated:,} repeated sentences were left out")
+    _print_left_out(lines)
     if unknown:
         print(f"{100 * unknown:.1f}% of the subwords are unknown to the model")
     if not section.general:

@@ -22,7 +22,7 @@ from fairseq_ccpr.evaluation.test_set import BASE, RETRIEVAL, compare_decoding
 from fairseq_ccpr.evaluation.trust_training import OtherText, other_texts
 from fairseq_ccpr.evaluation.tune import table
 from fairseq_ccpr.inference.system import WINDOW, System
-from fairseq_ccpr.server.parameters import KEY_VARIABLE, LOGS, LOOPBACK, NOTHING, Limits, read_key
+from fairseq_ccpr.server.access import KEY_VARIABLE, LOGS, LOOPBACK, NOTHING, Limits, read_key
 from fairseq_ccpr.settings import count_option, data_bin_option, data_option, option, quiet_option
 from fairseq_ccpr.storage.files import write_json, write_text
 from fairseq_ccpr.text.pairs import read_lines, read_standard_input

@@ -57,6 +57,8 @@ def read_tuned(parts: Parts) -> dict[str, dict[str, Any]]:
     known = _tuned_together(parts)
     if (together := _tuned_of(known)) or len(parts) == 1:
         added = {} if known is parts else {TEXT: {"alpha": 0.0}}
+        if added:
+            logger.warning("the text was added after tuning, and is not used: tune again, or give --text-alpha")
         return {**together["settings"], **added} if together else {}
     alone = (_tuned_of({name: part}) or {"settings": {}} for name, part in parts.items())
     return {prefix: values for tuned in alone for prefix, values in tuned["settings"].items()}
@@ -84,7 +86,6 @@ def _tuned_together(parts: Parts) -> Parts:
     others = {name: part for name, part in parts.items() if name != TEXT}
     if len(others) in (0, len(parts)) or _tuned_of(parts) is not None or _tuned_of(others) is None:
         return parts
-    logger.warning("the text was added after tuning, and is not used: tune again")
     return others
 
 

@@ -79,7 +79,7 @@ def encode(sentence: str, task: Any) -> Tensor:
 
 
 def encode_with(sentence: str, steps: tuple[Any, ...], dictionary: Any) -> Tensor:
-    """Return the tokens of a sentence that fairseq's tokenizer and subwords divide, those that there are."""
+    """Encode a sentence with fairseq's tokenizer and subword model, either of which may be None."""
     sentence = one_line(sentence)
     for step in steps:
         sentence = step.encode(sentence) if step is not None else sentence
@@ -140,7 +140,7 @@ class System:
         if memories := self.task.build_memories(self.models):
             self.ensemble = self.task.join(self.models, memories)
             self.ensemble.temperature = cfg.generation.temperature
-        if precision == BF16:  # now that the models were told by their parameters, which bf16 cuts short
+        if precision == BF16:  # after the models were identified by their parameters, which bf16 rounds
             for model in self.models:
                 model.bfloat16()
         self.to_text = detokeniser(cfg, self.task)

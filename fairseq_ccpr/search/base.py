@@ -83,7 +83,7 @@ class RemoteKeys:
 
 
 Target = Path | RemoteKeys  # an index's file, or the database that takes the keys
-Progress = Callable[[int], object]  # is told how many more keys were added
+Progress = Callable[[int], object]  # called with the number of keys added since the last call
 
 
 class Effort(NamedTuple):

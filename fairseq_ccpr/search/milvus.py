@@ -150,7 +150,7 @@ def import_pymilvus(embedded: bool) -> Any:
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")  # fairseq forks to load data: those do not ask
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     for name in ("pymilvus", "milvus_lite", "grpc"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)  # what they log with tracebacks is told in a sentence here
+        logging.getLogger(name).setLevel(logging.CRITICAL)  # they log tracebacks of what is reported in a sentence here
     try:
         import grpc
         import pymilvus

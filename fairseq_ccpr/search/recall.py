@@ -25,7 +25,7 @@ def matching_neighbours(
     Args:
         values: [N], the token of each key; `targets` [Q], that of each query.
         sentences: [N], the sentence of each key; with `own` [Q], that of each query, and `longest`, the most keys that
-            one of those has. Without them none is left out.
+            one of those has. Without these, no key is left out.
 
     Returns:
         bool [Q, k], nearest first; False where there are fewer than k.

@@ -25,7 +25,8 @@ from fairseq_ccpr.errors import CcprError, ConfigurationError
 from fairseq_ccpr.evaluation.explanation import STYLES, TOKENS, Explanation, as_json, as_page
 from fairseq_ccpr.evaluation.page import fill
 from fairseq_ccpr.server import parameters as given
-from fairseq_ccpr.server.parameters import NOTHING, TEXTS, Limits, Parameters, bad, fits, foreign
+from fairseq_ccpr.server.access import NOTHING, TEXTS, Limits, fits, foreign
+from fairseq_ccpr.server.parameters import Parameters, bad
 from fairseq_ccpr.server.service import Service
 from fairseq_ccpr.server.work import BusyError
 from fairseq_ccpr.translator import Translator
@@ -36,7 +37,7 @@ PAGE_POLICY = (
 )
 logger = logging.getLogger(__name__)
 Handler = Callable[[Parameters], Awaitable[Any]]
-SECONDS_TO_FINISH = 60  # that answers may take once the server is told to stop
+SECONDS_TO_FINISH = 60  # in which open requests are answered after a signal to stop
 
 
 def page(settings: dict[str, Any]) -> str:

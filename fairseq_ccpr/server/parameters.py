@@ -1,17 +1,13 @@
-"""A request's access and parameters: key, origin and size limits; forms, JSON, and types of values."""
+"""The parameters of a request: forms, JSON, and types of values."""
 
 from __future__ import annotations
 
-import hmac
 import json
-import os
 import re
-from collections.abc import AsyncGenerator, Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator
 from math import inf
-from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl
 
 import anyio
 import python_multipart  # noqa: F401 - starlette asks for it when the first form comes, which is late
@@ -19,76 +15,12 @@ from starlette.exceptions import HTTPException
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect, Request
 
-from fairseq_ccpr.errors import ConfigurationError
-
-KEY_VARIABLE = "FAIRSEQ_CCPR_API_KEY"
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
-MIN_KEY = 8  # characters
-NOTHING, REQUESTS, TEXTS = LOGS = "nothing", "requests", "texts"
 FORM, JSON, PARTS = "application/x-www-form-urlencoded", "application/json", "multipart/form-data"
-MAY_BE_EMPTY = ("q", "s")  # texts; any other parameter that is empty is left out
+TEXTS = ("q", "s")  # which may be empty; any other parameter that is empty is left out
 BYTES_OF_CHARACTER = 12  # at most: `\ud83d\ude00` in JSON, %F0%9F%98%80 in a form
 BYTES_BESIDE = 1 << 16  # of all parameters that are no text
 MAX_SECONDS = 30  # that a body may take to arrive
 Parameters = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Who may ask for how much, and what is written down of it."""
-
-    host: str = "127.0.0.1"
-    key: str | None = None
-    most_characters: int = 20_000
-    log: str = NOTHING
-
-
-def read_key(path: Path | None) -> str | None:
-    """Read the API key from a file, or else the environment; None where there is none."""
-    if path is None:
-        key, where = os.environ.get(KEY_VARIABLE), KEY_VARIABLE
-        if key is None:
-            return None
-    else:
-        where = f"--api-key-file {path}"
-        if not path.is_file():
-            raise ConfigurationError(f"{where}: there is no such file")
-        try:
-            key = path.read_text(encoding="utf-8").strip()
-        except UnicodeDecodeError:
-            raise ConfigurationError(f"{where}: the bytes are not UTF-8; write a line of text") from None
-    if len(key) < MIN_KEY or not key.isprintable():
-        raise ConfigurationError(f"{where} has {len(key)} characters: a key is one line of {MIN_KEY} or more")
-    return key
-
-
-def fits(key: str, given: object) -> bool:
-    """Compare a key with what a request gives, in a time that tells nothing of the key."""
-    return isinstance(given, str) and hmac.compare_digest(key.encode(), given.encode(errors="replace"))
-
-
-def foreign(headers: Mapping[str, str], host: str) -> str:
-    """Say why a request comes from another site by a visitor's browser; nothing where it does not.
-
-    Browsers name the page's site as `Origin`; a site whose name was made to lead here, as `Host`.
-
-    >>> foreign({"host": "localhost:5000", "origin": "https://example.org"}, "127.0.0.1")
-    'requests from pages of https://example.org are refused: this server has its own page alone'
-    >>> foreign({"host": "example.org:5000"}, "127.0.0.1")
-    'this server is not example.org:5000: ask for it as localhost'
-    >>> foreign({"host": "localhost:5000", "origin": "http://localhost:5000"}, "127.0.0.1")
-    ''
-    """
-    asked = headers.get("host", "")
-    origin = headers.get("origin")
-    try:
-        if host in LOOPBACK and urlsplit(f"//{asked}").hostname not in LOOPBACK:
-            return f"this server is not {asked[:100]}: ask for it as localhost"
-        if origin is not None and urlsplit(origin).netloc != asked:
-            return f"requests from pages of {origin[:100]} are refused: this server has its own page alone"
-    except ValueError:
-        return "Host or Origin is no address"
-    return ""
 
 
 def bad(sentence: str, status: int = 400) -> HTTPException:
@@ -102,7 +34,7 @@ async def read_parameters(request: Request, most_characters: int) -> Parameters:
     What is null, or empty and no text, is left out, as clients send it for what they do not ask for.
     """
     given = await _read(request, most_characters)
-    return {name: value for name, value in given.items() if value is not None and (value != "" or name in MAY_BE_EMPTY)}
+    return {name: value for name, value in given.items() if value is not None and (value != "" or name in TEXTS)}
 
 
 async def _read(request: Request, most_characters: int) -> Parameters:

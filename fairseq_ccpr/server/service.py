@@ -12,7 +12,8 @@ from fairseq_ccpr.evaluation.explain import encode_sentences
 from fairseq_ccpr.evaluation.explanation import Explanation, unexplained
 from fairseq_ccpr.inference.system import Translation, encode
 from fairseq_ccpr.server import parameters as given
-from fairseq_ccpr.server.parameters import Limits, Parameters, bad
+from fairseq_ccpr.server.access import Limits
+from fairseq_ccpr.server.parameters import Parameters, bad
 from fairseq_ccpr.server.texts import HTML, TEXT, Segments
 from fairseq_ccpr.server.work import Work
 from fairseq_ccpr.text.languages import language_code, name_of, same_language

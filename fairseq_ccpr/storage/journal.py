@@ -35,7 +35,7 @@ class Journal:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.end = self.count = 0  # bytes, and records, up to the end of the last record that was read
-        self.lost = 0  # records that are missing, as far as can be told
+        self.lost = 0  # records that are missing, as far as their numbers show
         self.damage: list[tuple[int, int]] = []  # where bytes that are no records begin and end
         self.old = False  # whether the file has to be written again before more is appended to it
 

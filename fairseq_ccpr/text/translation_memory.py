@@ -62,7 +62,7 @@ Pair = tuple[str, str]
 
 
 def read_memory(path: Path, source: str, target: str, skipped: Counter[str]) -> Iterator[Pair]:
-    """Read the pairs of a TMX, XLIFF or TSV file, plain, `.gz` or `.xz`, told by its name.
+    """Read the pairs of a TMX, XLIFF or TSV file, plain, `.gz` or `.xz`, recognised by its name.
 
     Languages are such as de and en, which de-AT and en_GB are as well; a TSV does not name its own. `skipped` counts what is
     no pair of them, by reason. A file that ends too early is an error once all before it is read.

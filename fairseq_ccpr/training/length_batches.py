@@ -24,7 +24,23 @@ class SizedDataset(FairseqDataset):
         return self.sizes[indices]
 
 
-class LengthBatches(SizedDataset):
+class EpochDataset(SizedDataset):
+    """A data set whose order or examples change with the epoch."""
+
+    epoch = 1
+
+    def set_epoch(self, epoch: int) -> None:
+        """Store the epoch."""
+        super().set_epoch(epoch)
+        self.epoch = epoch
+
+    @property
+    def can_reuse_epoch_itr_across_epochs(self) -> bool:
+        """False: fairseq's workers would keep the data set of the first epoch."""
+        return False
+
+
+class LengthBatches(EpochDataset):
     """A data set that fairseq orders and batches again each epoch.
 
     Each of its n examples has sentences on two sides, and a batch is a padded table of subwords for each side.
@@ -33,17 +49,6 @@ class LengthBatches(SizedDataset):
     counts: np.ndarray  # int64 [n, 2], sentences of each example on either side, at most
     lengths: np.ndarray  # int64 [n, 2], subwords of the longest of them
     seed: int  # of the order
-    epoch = 1  # `set_epoch` updates everything that depends on it
-
-    def set_epoch(self, epoch: int) -> None:
-        """Remember the epoch, which the order depends on."""
-        super().set_epoch(epoch)
-        self.epoch = epoch
-
-    @property
-    def can_reuse_epoch_itr_across_epochs(self) -> bool:
-        """False: fairseq's workers would keep the data set of the first epoch."""
-        return False
 
     @property
     def sizes(self) -> np.ndarray:  # type: ignore[override]

@@ -7,6 +7,8 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -16,6 +18,10 @@ from fairseq_ccpr import Translator
 from fairseq_ccpr.decoding.memory import Step
 from fairseq_ccpr.decoding.mixture import Distribution
 from fairseq_ccpr.decoding.text_memory import LAST, STEPS, TOKENS, TextBatch, TextMemory, TextWeight
+from fairseq_ccpr.evaluation.test_set import TranslationScores
+from fairseq_ccpr.evaluation.text_tuning import ALPHAS, BETA
+from fairseq_ccpr.evaluation.tune import Candidate
+from fairseq_ccpr.inference.system import System
 from fairseq_ccpr.text.pairs import read_pairs
 from tests.helpers import call, equal, refused, write_lines
 from tests.small_models import World, subword_options
@@ -116,22 +122,34 @@ def test_the_mass_of_what_is_changed_stays(
         torch.testing.assert_close(fused[row].double(), expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("alone", [True, False])
+@pytest.mark.parametrize("half", [True, False])
 def test_tuning_stores_what_decoding_takes(
-    world: World, build_text: Callable, references: Path, general: Path, tmp_path: Path
+    world: World, build_text: Callable, references: Path, general: Path, alone: bool, half: bool
 ) -> None:
-    for alone in (True, False):
-        store = build_text(references, alone, "--against", general)
-        words = [*world.options("--no-progress-bar"), *subword_options(world)]
-        words[words.index(str(world.datastore))] = str(store)
-        del words[words.index("--knn-temperature") : words.index("--knn-temperature") + 2]
-        call("tune", *words)
-        tuned = json.loads((store / "tuned.json").read_text())["tuned"]["text" if alone else "token+text"]
-        assert tuned["settings"]["text"]["alpha"] > 0 and 0 <= tuned["settings"]["text"]["beta"] <= 1
-        translator = Translator(datastore=store, max_len_b=45, device="cpu")
-        memory = translator.find_memory("text")
-        assert memory.settings.alpha == tuned["settings"]["text"]["alpha"]
-        assert not torch.equal(memory.weight.output.weight, TextWeight().output.weight)
-        assert "text:" in str(translator.signature)
+    """Where the text translates best with all of alpha, or with less, as some scores have it."""
+    store = build_text(references, alone, "--against", general)
+
+    def scored(system: System, tried: list[Candidate], samples: list[Any], base: bool = True) -> Any:
+        bleu = {one.name: one.ensemble.memory("text").settings.alpha for one in tried}
+        bleu = {name: 2 - alpha if half and alpha else alpha for name, alpha in bleu.items()} | {"base": 1e-9}
+        return {name: TranslationScores(value, 0.0, "", "") for name, value in bleu.items()}, 1.0
+
+    words = [*world.options("--no-progress-bar"), *subword_options(world)]
+    words[words.index(str(world.datastore))] = str(store)
+    del words[words.index("--knn-temperature") : words.index("--knn-temperature") + 2]
+    with patch("fairseq_ccpr.evaluation.tune._decode", scored):
+        shown = call("tune", *words).stdout
+    assert re.search(r"model alone +-\S+\n +text +\+[\d.]*[1-9]", shown), (
+        shown
+    )  # references in the text are likelier with it
+    tuned = json.loads((store / "tuned.json").read_text())["tuned"]["text" if alone else "token+text"]
+    translator = Translator(datastore=store, max_len_b=45, device="cpu")
+    memory = translator.find_memory("text")
+    assert tuned["settings"]["text"] == {"alpha": memory.settings.alpha, "beta": BETA}
+    assert memory.settings.alpha in [alpha / 2 if half else alpha for alpha in ALPHAS]
+    assert not torch.equal(memory.weight.output.weight, TextWeight().output.weight)
+    assert f"alpha:{memory.settings.alpha}|beta:{BETA}|weight:" in str(translator.signature)
 
 
 def test_what_is_learned_counts_and_what_is_forgotten_does_not(

@@ -19,8 +19,8 @@ pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 
 from fairseq_ccpr import Translator
+from fairseq_ccpr.server.access import Limits
 from fairseq_ccpr.server.app import listen, make_server
-from fairseq_ccpr.server.parameters import Limits
 from tests.small_models import World
 
 KEEN: dict[str, Any] = {"max_len_b": 45, "device": "cpu", "knn_lambda": 0.95, "knn_k": 4, "knn_temperature": 0.5}

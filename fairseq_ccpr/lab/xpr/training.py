@@ -21,14 +21,14 @@ from fairseq_ccpr.models.xpr_encoder import XprEncoder, span_means
 from fairseq_ccpr.storage.equal_strings import digest_number
 from fairseq_ccpr.text.subwords import SubwordTokenizer
 from fairseq_ccpr.training.cpu_autocast import cpu_autocast
-from fairseq_ccpr.training.length_batches import SizedDataset
+from fairseq_ccpr.training.length_batches import EpochDataset
 from fairseq_ccpr.training.phrase_contrast import alignment_losses, all_gather_rows
 from fairseq_ccpr.training.phrase_task import PhraseTask, PhraseTaskConfig
 
 Row = tuple[tuple[str, str], list[list[TypeExample]], int]  # both phrases, their examples, the number of the pair
 
 
-class LexiconDataset(SizedDataset):
+class LexiconDataset(EpochDataset):
     """The phrase pairs of one or several lexicons."""
 
     def __init__(
@@ -36,7 +36,7 @@ class LexiconDataset(SizedDataset):
     ) -> None:
         super().__init__()
         self.lexicons, self.tokenizer, self.sentences = lexicons, tokenizer, sentences
-        self.max_subwords, self.seed, self.epoch = max_subwords, seed, 1
+        self.max_subwords, self.seed = max_subwords, seed
         self.starts = np.cumsum([0, *(len(lexicon.pairs) for lexicon in lexicons)])
         self.sizes = np.ones(len(self), dtype=np.int64)  # so that a batch is of so many pairs
 
@@ -78,16 +78,6 @@ class LexiconDataset(SizedDataset):
             "strings": torch.tensor([[digest_number(strings[side]) for strings, _, _ in samples] for side in (0, 1)]),
             "pairs": torch.tensor([number for _, _, number in samples]),
         }  # fmt: skip
-
-    def set_epoch(self, epoch: int) -> None:
-        """Store the epoch, which determines order and examples."""
-        super().set_epoch(epoch)
-        self.epoch = epoch
-
-    @property
-    def can_reuse_epoch_itr_across_epochs(self) -> bool:
-        """False: fairseq's workers would keep the examples of the first epoch."""
-        return False
 
     def ordered_indices(self) -> np.ndarray:
         """Shuffle, so that each epoch batches different pairs together."""
