@@ -45,6 +45,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / f"{subset}.tsv").write_text(text, encoding="utf-8")
         with lzma.open(demo / f"bible.{subset}.tsv.xz", "wt", encoding="utf-8") as packed:
             packed.write(text)
+        if subset == "train":
+            (folder / "general.en.txt").write_text("".join(f"{target}\n" for _, target in rows), encoding="utf-8")
     (folder / "mono.en.txt").write_text("".join(f"{target}\n" for _, target in rows), encoding="utf-8")
     (folder / "in.txt").write_text("".join(f"{source}\n" for source, _ in rows[:3]), encoding="utf-8")
     return folder
@@ -101,7 +103,7 @@ def test_the_commands_of_the_readme(here: Path) -> None:
     for line in commands("README.md"):
         run(line)
     assert (here / "out.txt").read_text(encoding="utf-8").count("\n") == 3
-    assert {path.name for path in (here / "datastores/mine").iterdir()} >= {"token", "phrase", "tuned.json"}
+    assert {path.name for path in (here / "datastores/mine").iterdir()} >= {"token", "phrase", "text", "tuned.json"}
     (code,) = blocks("README.md", "python")
     names: dict[str, Any] = {}
     exec(code, names)
