@@ -43,7 +43,7 @@ from fairseq_ccpr.datastore.token import (
     TokenDatastore,
     array_shapes,
 )
-from fairseq_ccpr.datastore.tuned import write_tuned
+from fairseq_ccpr.datastore.tuned import UNTUNED, write_tuned
 from fairseq_ccpr.decoding.retrieval_task import LANGUAGE_PAIR
 from fairseq_ccpr.decoding.task import BILINGUAL, task_words
 from fairseq_ccpr.errors import CheckpointError, ConfigurationError, DatastoreError
@@ -460,5 +460,5 @@ def write_empty_store(
         write_text(part.partial / SYMBOLS, "".join(f"{symbol}\n" for symbol in symbols))
         KeyProjection.scaling(dimension).save(part.partial / PROJECTION)
         part.publish(section)
-        write_tuned({"token": TokenDatastore(folder)}, {"knn": EMPTY_SETTINGS}, "the settings of an empty datastore")
+        write_tuned({"token": TokenDatastore(folder)}, {"knn": EMPTY_SETTINGS}, UNTUNED)
     return section

@@ -21,6 +21,7 @@ from fairseq_ccpr.storage.fingerprint import of_file
 
 TUNED = "tuned.json"
 FORMAT_VERSION = 1
+UNTUNED = "the settings of an empty datastore"  # in place of a signature, where no tuning chose them
 
 logger = logging.getLogger(__name__)
 
@@ -84,9 +85,10 @@ def tuned_signatures(directory: Path) -> dict[str, str]:
 def _tuned_together(parts: Parts) -> Parts:
     """Return the parts, but for a text that was added to parts that had been tuned."""
     others = {name: part for name, part in parts.items() if name != TEXT}
-    if len(others) in (0, len(parts)) or _tuned_of(parts) is not None or _tuned_of(others) is None:
+    if len(others) in (0, len(parts)) or _tuned_of(parts) is not None:
         return parts
-    return others
+    tuned = _tuned_of(others)
+    return parts if tuned is None or tuned["signature"] == UNTUNED else others
 
 
 def _tuned_of(parts: Parts) -> dict[str, Any] | None:

@@ -218,3 +218,12 @@ def test_text_that_was_added_to_a_tuned_datastore_waits_for_tuning(
     sources = [source for source, _ in list(read_pairs(world.folder / "test.tsv"))[:4]]
     found = [[(one.text, one.score) for one in each.translate(sources)] for each in (before, after)]
     assert found[0] == found[1]
+
+
+def test_an_empty_memory_has_its_text(world: World, build_text: Callable, references: Path, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    where = ["--path", world.model, "--data", world.data_bin, *subword_options(world), "--output", store]
+    call("build memory", *where)
+    call("build text", references, *where)
+    translator = Translator(datastore=store, max_len_b=45, device="cpu")
+    assert translator.find_memory("text").settings.alpha > 0 and translator.find_memory("tokens").settings.k == 1
