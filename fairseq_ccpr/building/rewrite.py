@@ -32,6 +32,7 @@ import torch
 
 from fairseq_ccpr.building.corpus import join_domains, sample_domain
 from fairseq_ccpr.building.part import PHRASES, TOKENS, Part, PartKind, open_keys
+from fairseq_ccpr.building.text_build import merge_text_parts
 from fairseq_ccpr.datastore.domain import Domain
 from fairseq_ccpr.datastore.learned import (
     LEARNED,
@@ -55,6 +56,7 @@ from fairseq_ccpr.datastore.phrase import (
     write_string_hashes,
 )  # fmt: skip
 from fairseq_ccpr.datastore.preprocessing import remember, remembered
+from fairseq_ccpr.datastore.text import GENERAL, LANGUAGE, TextDatastore
 from fairseq_ccpr.datastore.token import DOMAIN, KEYS, PROJECTION, PROVENANCE, SYMBOLS, VALUES, TokenDatastore
 from fairseq_ccpr.datastore.written_subwords import remove_stale
 from fairseq_ccpr.device import choose_device
@@ -320,13 +322,12 @@ def merge_datastores(settings: MergeSettings) -> Manifest:
                 f"{store.directory} has learned pairs ({len(learned.pairs):,}), and only a datastore's own entries are "
                 f"merged: fairseq-ccpr compact {store.directory} makes them its own"
             )
-    if texts := [str(directories[name]) for name, one in manifests.items() if one.text]:
-        logger.warning(
-            "the text of %s is not merged: count all texts together with fairseq-ccpr build text, into %s",
-            " and ".join(texts), settings.output,
-        )  # fmt: skip
-    if not tokens and not phrases:
-        raise ConfigurationError("text parts are not merged: fairseq-ccpr build text counts several texts together")
+    texts = [TextDatastore(directories[name]) for name, one in manifests.items() if one.text]
+    if texts and (reason := _why_not_merged(texts, settings.remove)):
+        if not tokens and not phrases:
+            raise ConfigurationError(reason)
+        logger.warning("%s", reason)
+        texts = []
     plans: list[tuple[PartKind, Callable[..., Section], list[Input], list[Source]]] = []
     for kind, merge_kind, stores in ((TOKENS, _merge_tokens, tokens), (PHRASES, _merge_phrases, phrases)):
         inputs = _in_order([(store, sources_of(name, store)) for name, store in stores])
@@ -336,9 +337,9 @@ def merge_datastores(settings: MergeSettings) -> Manifest:
     for name in settings.remove:
         if name not in names:
             raise ConfigurationError(f"--remove {name}: the texts of {directory} are {', '.join(names)}")
-    if not set(names) - set(settings.remove):
+    if names and not set(names) - set(settings.remove):
         raise ConfigurationError(f"--remove names all texts of {directory}: nothing would be left")
-    sections = [section for one in manifests.values() for section in (one.token, one.phrase) if section is not None]
+    sections = [section for one in manifests.values() for section in one.parts]
     files = [file for section in sections for file in section.files.items()]
     check_space(settings.output, sum(file["bytes"] for name, file in files if "/index-" not in name))
     with atomic_directory(settings.output) as folder:
@@ -346,10 +347,29 @@ def merge_datastores(settings: MergeSettings) -> Manifest:
             if kept := [source for source in sources if source.name not in settings.remove]:
                 size, write = sum(store.section.size for store, _ in inputs), partial(merge, inputs, kept)
                 _write_part(kind, folder, size, write, settings, settings.index, settings.index_parameters)
+        if texts:
+            merge_text_parts(texts, folder, settings.quiet)
         known = [found for path in directories.values() if (found := remembered(path)) is not None]
         if known:  # all are of one model
             remember(known[0], folder)
     return Manifest.read(settings.output)
+
+
+def _why_not_merged(texts: list[TextDatastore], removed: list[str]) -> str:
+    """Say why text parts do not become one; empty where they do."""
+    names = " and ".join(str(store.directory) for store in texts)
+    if removed:
+        return (
+            f"the text of {names} does not know its corpora, and is left out: fairseq-ccpr build text counts what stays"
+        )
+    compared = [dict(store.section.fingerprints, order=store.section.order) for store in texts]
+    for name in ("target_dictionary", LANGUAGE, "order", GENERAL):
+        if len({one.get(name) for one in compared}) > 1:
+            what = "against different general text" if name == GENERAL else f"with another {name.replace('_', ' ')}"
+            return (
+                f"the texts of {names} were counted {what}, and are not merged: count them with fairseq-ccpr build text"
+            )
+    return ""
 
 
 def _open_phrases(directory: Path) -> PhraseDatastore:

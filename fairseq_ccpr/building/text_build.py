@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import resource
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from fairseq_ccpr.building.part import TEXTS, Part
 from fairseq_ccpr.building.phrase_build import TextCounts
 from fairseq_ccpr.datastore.manifest import TextSection
 from fairseq_ccpr.datastore.text import (
+    GENERAL,
     INDEX,
     LANGUAGE,
     OFFSETS,
@@ -22,6 +24,8 @@ from fairseq_ccpr.datastore.text import (
     TABLES,
     TOKENS,
     Grams,
+    Table,
+    TextDatastore,
     place_type,
     prefix_begins,
     prefix_bits,
@@ -36,7 +40,8 @@ from fairseq_ccpr.timing import progress_bar
 
 CHUNK = 1 << 15  # sentences that are encoded and counted together
 BLOCK = 1 << 22  # rows of counts that are merged together
-CHUNKS, GENERAL = "chunks", "general"
+CHUNKS = "chunks"
+NO_TOKEN = -1
 FOREIGN = 0.2  # share of unknown subwords that is refused: in another script, spaces and signs are known
 
 
@@ -88,13 +93,13 @@ def build_text_part(
         return part.published, TextCounts(), 0.0
     part.prepare({}, lambda: None)
     try:
-        own = _Chunks(texts, part.partial / CHUNKS, vocabulary)
-        own.count("text", None, quiet)
+        own = _Chunks(_lines(texts), part.partial / CHUNKS, vocabulary)
+        own.count("text", _names(texts), None, quiet)
         contexts = part.partial / f"{CHUNKS}.npy"
         _write(contexts, (block[0] for block in merge(own.runs("contexts"))), (), "int64")
-        others = [_Chunks(against, part.partial / GENERAL, vocabulary)] if against else []
+        others = [_Chunks(_lines(against), part.partial / GENERAL, vocabulary)] if against else []
         for other in others:
-            other.count("general text", np.load(contexts, mmap_mode="r"), quiet)
+            other.count("general text", _names(against), np.load(contexts, mmap_mode="r"), quiet)
     except ConfigurationError:  # other text is another build
         part.discard()
         raise
@@ -109,23 +114,94 @@ def build_text_part(
     return section, own.lines, unknown
 
 
+def merge_text_parts(stores: list[TextDatastore], output: Path, quiet: bool = False) -> TextSection:
+    """Write to a new datastore the text part that one build of all texts gives, byte for byte.
+
+    Sentences are counted again. General text was counted after all their contexts already, by one of the parts or several.
+
+    Args:
+        stores: of one vocabulary, against the same general text.
+    """
+    sections = [store.section for store in stores]
+    first, dtype = sections[0], token_type(sections[0].words)
+    part = Part(output, TEXTS, not quiet)
+    part.partial.mkdir()
+    vocabulary = Vocabulary(
+        lambda line: torch.from_numpy(np.frombuffer(line.encode("latin-1"), dtype).astype(np.int64)),
+        first.words, int(stores[0].tokens[-1]), NO_TOKEN, first.fingerprints["target_dictionary"],
+    )  # fmt: skip
+
+    def read() -> Iterator[str]:
+        return (
+            store.sentence(number).tobytes().decode("latin-1")
+            for store in stores
+            for number in range(store.section.sentences)
+        )
+
+    own = _Chunks(read, part.partial / CHUNKS, vocabulary)
+    own.count("text", _names([store.directory for store in stores]), None, quiet)
+    folder, general = part.partial / GENERAL, {}
+    folder.mkdir()
+    for name in TABLES:
+        general[name] = list(_general_runs(stores, name, folder))
+    size = _write_tokens(own, part.partial, first.words)
+    tables = _merge_counts([*own.runs("grams"), *general["grams"]], part.partial, general["contexts"])
+    corpus = fingerprint.of_strings(section.fingerprints["corpus"] for section in sections)
+    section = replace(
+        first, size=size, sentences=own.total(2), tables=tables, fingerprints=first.fingerprints | {"corpus": corpus},
+        files={},
+    )  # fmt: skip
+    part.publish(section)
+    return section
+
+
+def _general_runs(stores: list[TextDatastore], name: str, folder: Path) -> Iterator[np.ndarray]:
+    """Write what the parts' tables know of general text, each row of the first part that has it, in runs."""
+    earlier: list[Table] = []
+    for number, store in enumerate(stores):
+        table: Table = getattr(store.open_counts(), name)
+        for start in range(0, len(table.hashes), BLOCK):
+            hashes, rows = (column[start : start + BLOCK] for column in (table.hashes, table.rows))
+            rows = rows.long()
+            general = rows.size(1) // 2
+            new = rows[:, general] > 0
+            for other in earlier:
+                new &= other[hashes][:, general] == 0
+            rows[:, :general] = 0
+            path = folder / f"{name}.{number}.{start}.npy"
+            unknown = (
+                [np.zeros((1, int(new.sum())), np.int64)] if name == "grams" else []
+            )  # which context an n-gram has
+            save_array(path, np.concatenate([hashes[new][None].numpy(), rows[new].T.numpy(), *unknown]))
+            yield np.load(path, mmap_mode="r")
+        earlier.append(table)
+
+
+def _lines(files: list[Path]) -> Callable[[], Iterator[str]]:
+    return lambda: (line for path in files for line in read_lines(path))
+
+
+def _names(paths: list[Path]) -> str:
+    return ", ".join(map(str, paths))
+
+
 class _Chunks:
     """A text in chunks of sentences, each with its tokens and its sorted counts in files of its own."""
 
-    def __init__(self, files: list[Path], folder: Path, vocabulary: Vocabulary) -> None:
+    def __init__(self, read: Callable[[], Iterator[str]], folder: Path, vocabulary: Vocabulary) -> None:
         self.folder, self.vocabulary, self.side = folder, vocabulary, int(folder.name == GENERAL)
         folder.mkdir(exist_ok=True)
-        self.files, self.lines, self.number = files, TextCounts(), 0
+        self.read, self.lines, self.number = read, TextCounts(), 0
 
     def _read(self) -> Iterator[str]:
         self.lines.empty = 0
-        for line in (line for path in self.files for line in read_lines(path)):
+        for line in self.read():
             if line.strip():
                 yield line
             else:
                 self.lines.empty += 1
 
-    def count(self, what: str, contexts: np.ndarray | None, quiet: bool) -> None:
+    def count(self, what: str, names: str, contexts: np.ndarray | None, quiet: bool) -> None:
         """Count the chunks that were not counted before; of general text, what follows `contexts` alone."""
         first = first_of_equals(self._read(), self.folder)
         sentences = (line for place, line in enumerate(self._read()) if first[place] == place)
@@ -137,7 +213,6 @@ class _Chunks:
                 self.lines.sentences += len(lines)
                 bar.update(len(lines))
         self.lines.repeated = len(first) - self.lines.sentences
-        names = ", ".join(map(str, self.files))
         if not self.number:
             raise ConfigurationError(f"{names}: there is no text in it; give files of one sentence per line")
         if (unknown := self.total(1) / self.total(0)) > FOREIGN:
@@ -191,21 +266,29 @@ def merge(runs: list[np.ndarray], kept: int = 0) -> Iterator[np.ndarray]:
         yield np.stack([keys, *added, *block[len(block) - kept :, first]])
 
 
-def _merge_counts(runs: list[np.ndarray], folder: Path) -> dict[str, list[int]]:
-    """Write the tables of contexts and n-grams from the counts of chunks."""
+def _merge_counts(runs: list[np.ndarray], folder: Path, known: Sequence[np.ndarray] = ()) -> dict[str, list[int]]:
+    """Write the tables of contexts and n-grams from the counts of chunks.
+
+    Args:
+        known: what follows contexts in general text, where n-grams do not know their contexts there.
+    """
     after = folder / "after"
     after.mkdir(exist_ok=True)
 
     def blocks() -> Iterator[np.ndarray]:
         for number, (hashes, own, general, contexts) in enumerate(merge(runs, kept=1)):
+            rows = [own, own > 0, general, general > 0]
+            if known:
+                rows[2:] = [0 * own, 0 * own]
+                contexts, rows = contexts[own > 0], [row[own > 0] for row in rows]
             distinct, inverse = np.unique(contexts, return_inverse=True)
-            sums = (np.bincount(inverse, row, len(distinct)) for row in (own, own > 0, general, general > 0))
+            sums = (np.bincount(inverse, row, len(distinct)) for row in rows)
             np.save(after / f"{number:06}.npy", np.stack([distinct, *(row.astype(np.int64) for row in sums)]))
             yield np.stack([hashes, own, general])
 
     grams = _write_table("grams", blocks(), folder)
     found = [np.load(path, mmap_mode="r") for path in sorted(after.iterdir())]
-    return {"contexts": _write_table("contexts", merge(found), folder), "grams": grams}
+    return {"contexts": _write_table("contexts", merge([*found, *known]), folder), "grams": grams}
 
 
 def _write_table(name: str, blocks: Iterator[np.ndarray], folder: Path) -> list[int]:

@@ -201,7 +201,7 @@ def compact(settings: CompactSettings) -> int:
 
 
 @command("""\
-Write a new datastore from others, tokens, phrases or both, without encoding anything again: from the shards of one build
+Write a new datastore from others, tokens, phrases and text, without encoding anything again: from the shards of one build
 (--num-shards), or from datastores of several texts, which are then known by NAME. Or remove texts from one.
 
   fairseq-ccpr merge mine.0 mine.1 mine.2 --output mine
@@ -210,8 +210,9 @@ Write a new datastore from others, tokens, phrases or both, without encoding any
   fairseq-ccpr merge datastores/three --remove koran --output datastores/two
 
 All must be built with the same model or encoder, adapter, PCA, key layer, metric and segmentation. A phrase datastore holds
-a sentence that several texts share once, until the last of them is removed. The index is rebuilt. The input datastores are
-not changed; the output appears when it is complete.
+a sentence that several texts share once, until the last of them is removed. Text is counted again, against the same general
+text; it does not know which of several texts it is of, and is left out where one is removed. The index is rebuilt. The input
+datastores are not changed; the output appears when it is complete.
 """)
 def merge(
     datastores: list[str] = option(
@@ -229,6 +230,8 @@ def merge(
             print(
                 f"{settings.output}: {section.size:,} {what}{texts}, width {section.dimension}, index {section.index}"
             )
+    if (text := manifest.text) is not None:
+        print(f"{settings.output}: {text.sentences:,} sentences of {text.size:,} tokens of text")
     return 0
 
 

@@ -32,6 +32,7 @@ ORDER = 5
 SEARCHED = 1 << 26  # tokens that an explanation looks through
 TOKENS, OFFSETS, INDEX = "tokens", "offsets", "-index"
 LANGUAGE = "target_language"  # among the fingerprints, where the model is multilingual
+GENERAL = "general"  # among them, where there are general counts
 TABLES = {"contexts": ("following", 4), "grams": ("counts", 2)}  # the rows of each table, and how wide they are
 # Odd multipliers of the hash: that of the next token, then those of the tokens 1, 2, ... places back.
 MULTIPLIERS = np.random.Generator(np.random.PCG64(44)).integers(2**62, size=17, dtype=np.int64) * 2 + 1

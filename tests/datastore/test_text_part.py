@@ -19,7 +19,7 @@ from fairseq_ccpr.building.text_build import Vocabulary, build_text_part, merge
 from fairseq_ccpr.datastore.manifest import Manifest
 from fairseq_ccpr.datastore.text import ORDER, Counts, Table, TextDatastore
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
-from tests.helpers import contents, write_lines
+from tests.helpers import call, contents, write_lines
 
 END, UNKNOWN, WORDS = 2, 3, 40
 
@@ -244,3 +244,35 @@ def test_bad_texts_are_refused(texts: tuple[Path, Path], tmp_path: Path) -> None
     with pytest.raises(DatastoreError, match="missing"):
         TextDatastore(tmp_path / "store")
     assert Manifest.read(tmp_path / "store").text is not None
+
+
+def test_merged_texts_are_those_of_one_build(
+    rng: np.random.Generator, texts: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    second = write_lines(tmp_path / "second", *sentences(rng, 200), *texts[0].read_text().splitlines()[:50])
+    for output, own in (("one", [texts[0]]), ("two", [second]), ("both", [texts[0], second])):
+        build_text_part(own, [texts[1]], tmp_path / output, vocabulary(), quiet=True)
+    monkeypatch.setattr(text_build, "CHUNK", 37)
+    monkeypatch.setattr(text_build, "BLOCK", 500)
+    call("merge", tmp_path / "one", tmp_path / "two", "--output", tmp_path / "merged", "--quiet")
+    built, merged = contents(tmp_path / "both" / "text"), contents(tmp_path / "merged" / "text")
+    assert merged == built
+    one, other = (Manifest.read(tmp_path / name).text for name in ("both", "merged"))
+    assert one is not None and other is not None
+    one.fingerprints["corpus"] = other.fingerprints["corpus"] = ""
+    assert one == other
+
+
+def test_texts_that_were_not_counted_alike_are_not_merged(texts: tuple[Path, Path], tmp_path: Path) -> None:
+    build_text_part([texts[0]], [texts[1]], tmp_path / "one", vocabulary(), quiet=True)
+    build_text_part([texts[1]], [texts[0]], tmp_path / "two", vocabulary(), quiet=True)
+    build_text_part([texts[1]], [texts[1]], tmp_path / "other", vocabulary("b"), quiet=True)
+    for words, reason in (
+        (("two",), "were counted against different general text, and are not merged"),
+        (("other",), "were counted with another target dictionary, and are not merged"),
+        (("--remove", "one"), "does not know its corpora, and is left out"),
+    ):
+        paths = [word if word.startswith("--") else tmp_path / word for word in words]
+        done = call("merge", tmp_path / "one", *paths, "--output", tmp_path / "merged", "--quiet", check=False)
+        assert done.returncode and reason in done.stderr
+        assert not (tmp_path / "merged").exists()
