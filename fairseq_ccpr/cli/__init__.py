@@ -22,6 +22,7 @@ DAILY = {
     "build tokens": "build a token datastore from sentence pairs",
     "build phrases": "build a phrase datastore from target-language text alone",
     "build text": "build a text memory from target-language text alone, by counting",
+    "build monolingual": "build text memory, phrases and back-translations from target-language text alone",
     "build memory": "make an empty datastore that learns",
     "learn": "learn sentence pairs, which count from the next translation on",
     "forget": "take pairs out of what was learned",

@@ -1,9 +1,10 @@
-"""Building datastores: `fairseq-ccpr build tokens`, `build phrases`, `build text` and `build memory`."""
+"""Building datastores: `fairseq-ccpr build tokens`, `build phrases`, `build text`, `build monolingual`, `build memory`."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Optional
 
@@ -13,13 +14,15 @@ from fairseq_ccpr.building.phrase_build import PhraseBuildSettings, TextCounts, 
 from fairseq_ccpr.building.text_build import Vocabulary, build_text_part
 from fairseq_ccpr.building.token_build import NO_ADAPTER, TokenBuildSettings, build_token_datastore, write_empty_store
 from fairseq_ccpr.cli.command import command
+from fairseq_ccpr.datastore.manifest import TextSection
 from fairseq_ccpr.datastore.preprocessing import remember, remembered
 from fairseq_ccpr.datastore.token import UNKNOWN, TokenDatastore
+from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.inference.back_translation import back_translate, refuse_begun, tell_left_out
 from fairseq_ccpr.inference.resources import preprocessing_for_build
 from fairseq_ccpr.inference.system import System
 from fairseq_ccpr.models.key_layer import KEY_LAYERS
-from fairseq_ccpr.settings import data_option, option, quiet_option
+from fairseq_ccpr.settings import bf16_option, cpu_option, data_option, option, quiet_option
 from fairseq_ccpr.storage import fingerprint
 from fairseq_ccpr.storage.fingerprint import short
 
@@ -150,15 +153,12 @@ def build_text(
 ) -> int:
     start = time.monotonic()
     system = System.of(rest, data)
-    dictionary, end = system.task.target_dictionary, system.task.tags.end_of(system.task.target_dictionary)
-    digest = fingerprint.of_strings(dictionary.symbols)
-    tags, language = system.task.tags, system.preprocessing.target_lang
-    vocabulary = Vocabulary(
-        system.target_encoder(), len(dictionary), end, dictionary.unk(), digest, language if tags.languages else None
-    )
-    section, lines, unknown = build_text_part(text, against, output, vocabulary, quiet)
-    if (known := remembered(output)) is None or not known.options:  # or it has what its tokens need
-        remember(system.preprocessing, output)
+    with launched() as processes:  # to count is the work of one
+        counted = _count_text(system, text, against, output, quiet) if processes.first else None
+        processes.barrier()
+    if counted is None:
+        return 0
+    section, lines, unknown = counted
     size = sum(file["bytes"] for file in section.files.values())
     general = f", against {section.general:,} of general text" if section.general else ""
     print(
@@ -171,6 +171,70 @@ def build_text(
         print(f"{100 * unknown:.1f}% of the subwords are unknown to the model")
     if not section.general:
         print("there are no general counts: built with --against TEXT, translations are better")
+    return 0
+
+
+def _count_text(
+    system: System, text: list[Path], against: list[Path], output: Path, quiet: bool
+) -> tuple[TextSection, TextCounts, float]:
+    dictionary, tags, language = system.task.target_dictionary, system.task.tags, system.preprocessing.target_lang
+    vocabulary = Vocabulary(
+        system.target_encoder(), len(dictionary), tags.end_of(dictionary), dictionary.unk(),
+        fingerprint.of_strings(dictionary.symbols), language if tags.languages else None,
+    )  # fmt: skip
+    counted = build_text_part(text, against, output, vocabulary, quiet)
+    if (known := remembered(output)) is None or not known.options:  # or it has what its tokens need
+        remember(system.preprocessing, output)
+    return counted
+
+
+@command("""\
+Build all that target-language text alone gives, into one datastore: a text memory; phrases, with --encoder; and the tokens of
+its back-translations, with --reverse-model. fairseq-ccpr tune then decides how far each is trusted.
+
+  fairseq-ccpr build monolingual mono.en.txt --path model.pt --against general.en.txt --encoder ccpr.pt \\
+    --reverse-model reverse/model.pt --data data-bin --output datastores/mine
+
+It runs build text, build phrases and build tokens --monolingual, which have more options each. Run the same command again to
+resume an interrupted build; to add one part to a datastore, give the text again and what that part needs.
+""")
+def build_monolingual(
+    rest: list[str],
+    text: list[Path] = option(help="files of one sentence per line", positional=True, nargs="+", metavar="TEXT"),
+    path: Path = option(help="checkpoint of the model", metavar="MODEL"),
+    output: Path = option(help="the datastore: a new folder, or one to add to", metavar="DIR"),
+    encoder: Optional[Path] = option(None, "build phrases with this phrase encoder", metavar="CKPT"),
+    reverse_model: Optional[Path] = option(
+        None, "build tokens from pairs that this model, of the opposite direction, translates back", metavar="CKPT"
+    ),
+    against: list[Path] = option(
+        [], "general text of the target language, whose expectations the text is weighed against",
+        nargs="+", metavar="TEXT",
+    ),
+    data: Optional[Path] = data_option(),
+    bf16: bool = bf16_option(),
+    cpu: bool = cpu_option(),
+    quiet: bool = quiet_option(),
+) -> int:  # fmt: skip
+    if not encoder and not reverse_model:
+        raise ConfigurationError(
+            "there is nothing to build but the text memory: give --encoder or --reverse-model, or use fairseq-ccpr build text"
+        )
+    if reverse_model and not data:
+        raise ConfigurationError("--reverse-model needs --data DATA_BIN, a folder that fairseq-ccpr prepare made")
+    parts = [partial(build_text.work, ["--path", str(path), *rest], text, output, against, data, quiet)]
+    if encoder:
+        phrases = PhraseBuildSettings(text, encoder, output, bf16=bf16, cpu=cpu, quiet=quiet)
+        parts.append(partial(build_phrases.work, phrases))
+    if reverse_model:
+        assert data is not None
+        tokens = TokenBuildSettings(
+            data, str(path), output, monolingual=text, reverse_model=reverse_model, cpu=cpu, quiet=quiet
+        )
+        tokens.check()  # before the others are built
+        parts.append(partial(build_tokens.work, tokens))
+    for build in parts:
+        build()
     return 0
 
 

@@ -26,7 +26,7 @@ from fairseq_ccpr.storage.files import write_checked_json
 from fairseq_ccpr.text.pairs import read_pairs
 from tests.helpers import call, contents, refused, write_lines
 from tests.killing import killed
-from tests.small_models import PAIRS, World, build, build_options, train
+from tests.small_models import PAIRS, Ccpr, World, build, build_options, train
 
 LENGTH = 30  # of parts, in place of thousands of lines
 BACK = "back-translations"
@@ -360,3 +360,32 @@ def test_it_is_merged_with_pairs_and_taken_out_again(world: World, whole: Path, 
     assert (
         json.loads((tmp_path / "turned/manifest.json").read_text())["format_version"] >= 9
     )  # which earlier versions refuse
+
+
+def test_one_command_builds_what_three_build(
+    world: World, whole: Path, text: list[Path], reverse: Path, ccpr: Ccpr, tmp_path: Path
+) -> None:
+    words: list[object] = [*text, "--output", tmp_path / "all", "--path", world.model, "--data", world.data_bin]
+    words += ["--cpu", "--quiet", "--encoder", ccpr.checkpoint]
+    done = call("build monolingual", *words, "--reverse-model", reverse)
+    assert "n-grams" in done.stdout and "phrases of" in done.stdout and "3 lines were left out" in done.stdout
+    parts = contents(tmp_path / "all")
+    call("build text", *text, "--path", world.model, "--data", world.data_bin, "--output", tmp_path / "one", "--quiet")
+    call("build phrases", *text, "--encoder", ccpr.checkpoint, "--output", tmp_path / "one", "--cpu", "--quiet")
+    assert len(Manifest.read(tmp_path / "all").parts) == 3
+    for name, content in contents(tmp_path / "one").items():
+        if name.startswith(("text/", "phrase/")):
+            assert parts[name] == content, name
+    assert np.array_equal(TokenDatastore(tmp_path / "all").values, TokenDatastore(whole).values)
+    call("build monolingual", *words, "--reverse-model", reverse)  # resumes what is complete
+    assert contents(tmp_path / "all") == parts
+
+
+def test_what_one_command_refuses(world: World, text: list[Path], reverse: Path, tmp_path: Path) -> None:
+    for words, reason in (
+        ([], "there is nothing to build but the text memory"),
+        (["--reverse-model", reverse], "--reverse-model needs --data DATA_BIN"),
+    ):
+        where = ["--output", tmp_path / "store", "--path", world.model]
+        refused(call("build monolingual", *text, *words, *where, check=False), reason)
+    assert not (tmp_path / "store").exists()
