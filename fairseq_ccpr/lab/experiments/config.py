@@ -67,7 +67,7 @@ class DomainConfig:
 
     data_bin: Optional[str] = None  # of fairseq-preprocess
     text: Optional[TextConfig] = None  # or what to make one from
-    monolingual: list[str] = field(default_factory=list)  # text of the target language, for phrases
+    monolingual: list[str] = field(default_factory=list)  # text of the target language, for phrases and text memories
     references: list[str] = field(default_factory=list)  # of the test set, in place of those in data_bin
     published_bleu: Optional[float] = None  # of the base model
     published_in: str = ""
@@ -94,6 +94,13 @@ class PhrasesConfig:
 
 
 @dataclass
+class TextMemoryConfig:
+    """A text memory of the domain's monolingual text."""
+
+    against: list[str] = field(default_factory=list)  # general text
+
+
+@dataclass
 class FineTuneConfig:
     """Training of the model on the sentence pairs of a domain, as long as the loss on its valid set falls."""
 
@@ -103,11 +110,12 @@ class FineTuneConfig:
 
 @dataclass
 class SystemConfig:
-    """A way to translate; without tokens, phrases and fine_tune it is a base model."""
+    """A way to translate; without tokens, phrases, text and fine_tune it is a base model."""
 
     fine_tune: Optional[FineTuneConfig] = None
     tokens: Optional[TokensConfig] = None
     phrases: Optional[PhrasesConfig] = None
+    text: Optional[TextMemoryConfig] = None
     options: str = ""  # of fairseq-generate, for this system alone
     tune: bool = True
     tune_options: str = ""  # of fairseq-ccpr tune, for this system alone
@@ -160,7 +168,7 @@ class ExperimentConfig:
     def has_store(self, name: str) -> bool:
         """Tell whether a system retrieves."""
         system = self.system(name)
-        return system.tokens is not None or system.phrases is not None
+        return any(part is not None for part in (system.tokens, system.phrases, system.text))
 
     def is_base(self, name: str) -> bool:
         """Tell whether a system is the model as it is."""
@@ -217,7 +225,7 @@ def _faults(config: ExperimentConfig) -> Iterator[str]:
         if domain.text is not None and not (config.model.subwords and config.model.dictionary):
             yield f"domains.{name}.text needs model.subwords and model.dictionary"
         if not any(config.is_base(system) for system in config.systems_of(name)):
-            yield f"domains.{name} has no base model: name a system without tokens, phrases and fine_tune for it"
+            yield f"domains.{name} has no base model: name a system without tokens, phrases, text and fine_tune for it"
     for name in config.systems:
         yield from _system_faults(config, name, config.system(name))
     for key, text in _options(config):
@@ -261,15 +269,16 @@ def _system_faults(config: ExperimentConfig, name: str, system: SystemConfig) ->
     for part in (system.tokens, system.phrases):
         if part is not None and not 0 < part.share <= 1:
             yield f"{key}: a share is {part.share:g}; give more than 0, and at most 1"
-    if system.phrases is None:
-        return
-    if not (system.phrases.encoder or config.encoder or config.train_encoder):
+    if system.phrases is not None and not (system.phrases.encoder or config.encoder or config.train_encoder):
         yield f"{key}.phrases needs an encoder: give encoder or train_encoder"
+    needing = {"phrases": system.phrases is not None and not system.phrases.texts, "text": system.text is not None}
     domains = system.domains or list(config.domains)
     for domain in [*domains, *map(system.tuned_on, domains)]:
         home = system.stores_from or domain
-        if not (system.phrases.texts or config.domains[home].monolingual):
-            yield f"{key}.phrases needs text: give domains.{home}.monolingual"
+        if not config.domains[home].monolingual:
+            yield from (
+                f"{key}.{what} needs text: give domains.{home}.monolingual" for what, needs in needing.items() if needs
+            )
 
 
 def _options(config: ExperimentConfig) -> Iterator[tuple[str, str]]:

@@ -144,7 +144,7 @@ class Plan:
         return Dependency(str(stage.outputs[0] / "checkpoint_best.pt"), needs=(stage,))
 
     def datastores(self, name: str, domain: str) -> list[tuple[str, Stage]]:
-        """Return the parts, tokens and phrases, of the datastore a system translates a domain with, and their stages."""
+        """Return the parts (tokens, phrases, text) of the datastore a system translates a domain with, and their stages."""
         system = self.config.system(name)
         home = system.stores_from or domain
         parts = []
@@ -158,6 +158,14 @@ class Plan:
             words = [*given, "--encoder", encoder.path]
             words += [*_share(system.phrases.share), *shlex.split(system.phrases.options)]
             parts.append(("phrases", self._store("phrases", name, home, words, encoder, *texts)))
+        if system.text is not None:
+            own, general = self.config.domains[home].monolingual, system.text.against
+            texts = [Dependency.given(f"domains.{home}.monolingual", path) for path in own]
+            texts += [Dependency.given(f"systems.{name}.text.against", path) for path in general]
+            data, model = self.data(home), self.model(name, home)
+            words = [*own, "--path", model.path, "--data", data.path, *self._languages]
+            words += [*shlex.split(self.config.model.subwords), *(["--against", *general] if general else [])]
+            parts.append(("text", self._store("text", name, home, words, data, model, *texts)))
         return parts
 
     def _tokens(self, name: str, home: str, settings: TokensConfig) -> Stage:

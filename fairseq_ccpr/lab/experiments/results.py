@@ -95,7 +95,8 @@ def settings_of(system: dict[str, Any], stages: dict[str, Any]) -> list[tuple[st
     for part, store in system["stores"].items():
         if store:
             prints = ", ".join(f"{name} {value[:12]}" for name, value in store["fingerprints"].items())
-            settings.append((part, f"{store['index']}, width {store['dimension']}, share {store['share']:g}; {prints}"))
+            keys = f"{store['index']}, width {store['dimension']}, " if store["dimension"] else ""  # text has none
+            settings.append((part, f"{keys}share {store['share']:g}; {prints}"))
     return settings + [(name, shlex.join(stages[name]["command"])) for name in system["stages"] if name in stages]
 
 

@@ -210,9 +210,7 @@ def _describe(path: Path) -> Iterator[tuple[str, int, int]]:
 def _describe_datastore(output: Path) -> dict[str, Any] | None:
     if not (output / MANIFEST).is_file():
         return None
-    manifest = Manifest.read(output)
-    section = manifest.token or manifest.phrase
-    assert section is not None
+    section = Manifest.read(output).parts[0]
     return {
         "entries": section.size, "dimension": section.dimension, "index": str(section.index), "share": section.share,
         "bytes": sum(file["bytes"] for file in section.files.values()), "fingerprints": section.fingerprints,

@@ -60,6 +60,7 @@ def test_phrases_of_an_encoder_that_is_trained_beside_tokens(
     untuned = {"tune": False, "options": "--phrase-k 2"}
     settings["systems"] = {
         "base": {}, "phrases": {"phrases": phrases, **untuned}, "both": {"tokens": tokens, "phrases": phrases, **untuned},
+        "text": {"phrases": phrases, "text": {"against": [str(ccpr.pairs)]}, **untuned},
     }  # fmt: skip
     experiment(write_config(config, settings))
     results = results_of(config)
@@ -67,12 +68,17 @@ def test_phrases_of_an_encoder_that_is_trained_beside_tokens(
     assert systems["both"]["stores"]["phrases"] == systems["phrases"]["stores"]["phrases"]
     assert systems["both"]["stores"]["phrases"]["share"] == 0.5
     assert "Lambda_max:" in systems["both"]["retrieval_signature"] and "k:8|" in systems["both"]["retrieval_signature"]
+    assert systems["text"]["stores"]["text"]["fingerprints"].keys() >= {"general", "target_dictionary"}
+    assert (
+        systems["text"]["retrieval_signature"].startswith("text:") or "|text:" in systems["text"]["retrieval_signature"]
+    )
     built = ["encoder/pairs-bible", "encoder/train", "phrases/verses/phrases"]
     assert [name for name in results["stages"] if name.startswith(("encoder/", "phrases/"))] == built
     settings["train_encoder"]["updates"] = 5
     write_config(config, settings)
     assert to_do(config) == {
-        "encoder/train", "phrases/verses/phrases", "decode/verses/phrases", "decode/verses/both", "score/verses",
+        "encoder/train", "phrases/verses/phrases", "decode/verses/phrases", "decode/verses/both", "decode/verses/text",
+        "score/verses",
     }  # fmt: skip
 
 
