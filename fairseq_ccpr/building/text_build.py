@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import resource
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -16,15 +16,17 @@ from fairseq_ccpr.building.part import TEXTS, Part
 from fairseq_ccpr.building.phrase_build import TextCounts
 from fairseq_ccpr.datastore.manifest import TextSection
 from fairseq_ccpr.datastore.text import (
+    CONTEXTS,
+    COUNTS,
+    FOLLOWING,
     GENERAL,
+    GRAMS,
     INDEX,
     LANGUAGE,
     OFFSETS,
     ORDER,
-    TABLES,
     TOKENS,
     Grams,
-    Table,
     TextDatastore,
     place_type,
     prefix_begins,
@@ -68,9 +70,9 @@ def build_text_part(
 ) -> tuple[TextSection, TextCounts, float]:
     """Build, or resume building, the text part of a datastore.
 
-    1. Count the n-grams of each chunk of the text, equal sentences once, and keep them sorted by hash.
+    1. Count the n-grams of each chunk of the text, equal sentences once, and keep them sorted; number their contexts.
     2. The same of general text, of which only what follows the contexts of the text is kept.
-    3. Merge the counts of all chunks, range by range of hashes, so that memory does not grow with the text.
+    3. Merge the counts of all chunks, range by range of contexts, so that memory does not grow with the text.
 
     Returns:
         The section of the manifest, how many lines were read in this run, and the share of unknown subwords.
@@ -95,16 +97,16 @@ def build_text_part(
     try:
         own = _Chunks(_lines(texts), part.partial / CHUNKS, vocabulary)
         own.count("text", _names(texts), None, quiet)
-        contexts = part.partial / f"{CHUNKS}.npy"
-        _write(contexts, (block[0] for block in merge(own.runs("contexts"))), (), "int64")
+        contexts = _number_contexts(own, part.partial)
         others = [_Chunks(_lines(against), part.partial / GENERAL, vocabulary)] if against else []
         for other in others:
-            other.count("general text", _names(against), np.load(contexts, mmap_mode="r"), quiet)
+            other.count("general text", _names(against), contexts, quiet)
     except ConfigurationError:  # other text is another build
         part.discard()
         raise
     size = _write_tokens(own, part.partial, vocabulary.words)
-    tables = _merge_counts([run for text in (own, *others) for run in text.runs("grams")], part.partial)
+    runs = [*own.numbered(contexts), *(run for other in others for run in other.runs(GRAMS))]
+    tables = _merge_counts(runs, contexts, part.partial, vocabulary.words)
     section = TextSection(
         size=size, sentences=own.total(2), words=vocabulary.words, order=ORDER, tables=tables,
         general=sum(other.total(0) for other in others), fingerprints=digests,
@@ -140,12 +142,10 @@ def merge_text_parts(stores: list[TextDatastore], output: Path, quiet: bool = Fa
 
     own = _Chunks(read, part.partial / CHUNKS, vocabulary)
     own.count("text", _names([store.directory for store in stores]), None, quiet)
-    folder, general = part.partial / GENERAL, {}
-    folder.mkdir()
-    for name in TABLES:
-        general[name] = list(_general_runs(stores, name, folder))
+    contexts = _number_contexts(own, part.partial)
     size = _write_tokens(own, part.partial, first.words)
-    tables = _merge_counts([*own.runs("grams"), *general["grams"]], part.partial, general["contexts"])
+    runs = [*own.numbered(contexts), *_general_runs(stores, contexts, part.partial)]
+    tables = _merge_counts(runs, contexts, part.partial, first.words)
     corpus = fingerprint.of_strings(section.fingerprints["corpus"] for section in sections)
     section = replace(
         first, size=size, sentences=own.total(2), tables=tables, fingerprints=first.fingerprints | {"corpus": corpus},
@@ -155,26 +155,21 @@ def merge_text_parts(stores: list[TextDatastore], output: Path, quiet: bool = Fa
     return section
 
 
-def _general_runs(stores: list[TextDatastore], name: str, folder: Path) -> Iterator[np.ndarray]:
-    """Write what the parts' tables know of general text, each row of the first part that has it, in runs."""
-    earlier: list[Table] = []
-    for number, store in enumerate(stores):
-        table: Table = getattr(store.open_counts(), name)
-        for start in range(0, len(table.hashes), BLOCK):
-            hashes, rows = (column[start : start + BLOCK] for column in (table.hashes, table.rows))
-            rows = rows.long()
-            general = rows.size(1) // 2
-            new = rows[:, general] > 0
-            for other in earlier:
-                new &= other[hashes][:, general] == 0
-            rows[:, :general] = 0
-            path = folder / f"{name}.{number}.{start}.npy"
-            unknown = (
-                [np.zeros((1, int(new.sum())), np.int64)] if name == "grams" else []
-            )  # which context an n-gram has
-            save_array(path, np.concatenate([hashes[new][None].numpy(), rows[new].T.numpy(), *unknown]))
+def _general_runs(stores: list[TextDatastore], contexts: np.ndarray, folder: Path) -> Iterator[np.ndarray]:
+    """Number what the parts have of general text anew, in runs; what follows a context, of the first part that has that."""
+    opened = [store.open_counts() for store in stores]
+    for number, store in enumerate(opened):
+        hashes, grams, counts = store.contexts.hashes.numpy(), store.grams.numpy(), store.counts.numpy()
+        for start in range(0, len(grams), BLOCK):
+            places, tokens = np.divmod(grams[start : start + BLOCK], store.words)
+            general, found = counts[start : start + BLOCK, 1].astype(np.int64), hashes[places]
+            new = general > 0
+            for earlier in opened[:number]:
+                new &= earlier.contexts.find(torch.from_numpy(found)).numpy() < 0
+            numbered = np.searchsorted(contexts, found[new]) * store.words + tokens[new]
+            order, path = np.argsort(numbered), folder / f"{GENERAL}.{number}.{start}.npy"
+            save_array(path, np.stack([numbered[order], np.zeros_like(order), general[new][order]]))
             yield np.load(path, mmap_mode="r")
-        earlier.append(table)
 
 
 def _lines(files: list[Path]) -> Callable[[], Iterator[str]]:
@@ -226,16 +221,15 @@ class _Chunks:
         tokens, offsets = np.concatenate(encoded), np.cumsum([0, *map(len, encoded)])
         grams = Grams.of(tokens, offsets, self.vocabulary.end, ORDER)
         if contexts is None:
-            save_array(self._path(number, "contexts"), np.unique(grams.contexts)[None])
+            save_array(self._path(number, CONTEXTS), np.unique(grams.contexts)[None])
             save_array(self._path(number, TOKENS), tokens.astype(token_type(self.vocabulary.words)))
             save_array(self._path(number, OFFSETS), offsets)
+            save_array(self._path(number, GRAMS), np.stack(grams))
         else:
-            place = np.searchsorted(contexts, grams.contexts).clip(max=len(contexts) - 1)
-            grams = grams.select(np.asarray(contexts[place]) == grams.contexts)
-        counts = [grams.counts, np.zeros_like(grams.counts)]
-        if self.side:
-            counts.reverse()
-        save_array(self._path(number, "grams"), np.stack([grams.hashes, *counts, grams.contexts]))
+            places = np.searchsorted(contexts, grams.contexts).clip(max=len(contexts) - 1)
+            had = contexts[places] == grams.contexts
+            numbers = places[had] * self.vocabulary.words + grams.tokens[had]
+            save_array(self._path(number, GRAMS), np.stack([numbers, np.zeros_like(numbers), grams.counts[had]]))
         unknown = int((tokens == self.vocabulary.unknown).sum())
         save_array(self._path(number, "sizes"), np.array([len(tokens), unknown, len(lines)]))
 
@@ -246,72 +240,64 @@ class _Chunks:
         """Map what was kept of each chunk."""
         return [np.load(self._path(number, name), mmap_mode="r") for number in range(self.number)]
 
+    def numbered(self, contexts: np.ndarray) -> Iterator[np.ndarray]:
+        """Number the n-grams of the text's chunks by their contexts: runs int64 [3, n] of numbers, counts, and zeros."""
+        for number, (hashes, tokens, counts) in enumerate(self.runs(GRAMS)):
+            path, numbers = self._path(number, "numbered"), np.searchsorted(contexts, hashes) * self.vocabulary.words
+            save_array(path, np.stack([numbers + tokens, counts, np.zeros_like(numbers)]))
+            yield np.load(path, mmap_mode="r")
+
     def total(self, column: int) -> int:
         """Sum up the tokens, unknown tokens, or sentences of all chunks."""
         return sum(int(sizes[column]) for sizes in self.runs("sizes"))
 
 
-def merge(runs: list[np.ndarray], kept: int = 0) -> Iterator[np.ndarray]:
-    """Merge runs int64 [c, n], each ascending in its first row, into blocks of distinct keys, ascending.
-
-    Columns of equal keys are added, but for the last `kept` rows, which are equal as well.
-    """
-    parts = max(1, -(-sum(run.shape[1] for run in runs) // BLOCK))
-    bounds = np.array([-(2**63) + place * (2**64 // parts) for place in range(1, parts)], np.int64)
-    begins = [[0, *np.searchsorted(run[0], bounds), run.shape[1]] for run in runs]
-    for part in range(parts):
-        block = np.concatenate([run[:, begin[part] : begin[part + 1]] for run, begin in zip(runs, begins)], axis=1)
-        keys, first, inverse = np.unique(block[0], return_index=True, return_inverse=True)
-        added = [np.bincount(inverse, row, len(keys)).astype(np.int64) for row in block[1 : len(block) - kept]]
-        yield np.stack([keys, *added, *block[len(block) - kept :, first]])
-
-
-def _merge_counts(runs: list[np.ndarray], folder: Path, known: Sequence[np.ndarray] = ()) -> dict[str, list[int]]:
-    """Write the tables of contexts and n-grams from the counts of chunks.
+def merge(runs: list[np.ndarray], unit: int = 1) -> Iterator[np.ndarray]:
+    """Merge runs int64 [c, n], each ascending in its first row, into blocks of distinct keys, ascending, other rows added.
 
     Args:
-        known: what follows contexts in general text, where n-grams do not know their contexts there.
+        unit: no block begins inside a multiple of it.
     """
-    after = folder / "after"
-    after.mkdir(exist_ok=True)
-
-    def blocks() -> Iterator[np.ndarray]:
-        for number, (hashes, own, general, contexts) in enumerate(merge(runs, kept=1)):
-            rows = [own, own > 0, general, general > 0]
-            if known:
-                rows[2:] = [0 * own, 0 * own]
-                contexts, rows = contexts[own > 0], [row[own > 0] for row in rows]
-            distinct, inverse = np.unique(contexts, return_inverse=True)
-            sums = (np.bincount(inverse, row, len(distinct)) for row in rows)
-            np.save(after / f"{number:06}.npy", np.stack([distinct, *(row.astype(np.int64) for row in sums)]))
-            yield np.stack([hashes, own, general])
-
-    grams = _write_table("grams", blocks(), folder)
-    found = [np.load(path, mmap_mode="r") for path in sorted(after.iterdir())]
-    return {"contexts": _write_table("contexts", merge([*found, *known]), folder), "grams": grams}
+    parts = max(1, -(-sum(run.shape[1] for run in runs) // BLOCK))
+    keys = max(runs, key=lambda run: run.shape[1])[0]
+    bounds = np.unique(keys[np.arange(1, parts) * len(keys) // parts] // unit * unit)
+    begins = [[0, *np.searchsorted(run[0], bounds), run.shape[1]] for run in runs]
+    for part in range(len(bounds) + 1):
+        block = np.concatenate([run[:, begin[part] : begin[part + 1]] for run, begin in zip(runs, begins)], axis=1)
+        keys, inverse = np.unique(block[0], return_inverse=True)
+        yield np.stack([keys, *(np.bincount(inverse, row, len(keys)).astype(np.int64) for row in block[1:])])
 
 
-def _write_table(name: str, blocks: Iterator[np.ndarray], folder: Path) -> list[int]:
-    values, width = TABLES[name]
-    hashes, rows = (
-        GrowingArray(folder / f"{name}.npy", (), "int64"),
-        GrowingArray(folder / f"{values}.npy", (width,), "uint32"),
-    )
-    for block in blocks:
-        hashes.append(block[0])
-        rows.append(block[1:].T)
-    hashes.close()
-    rows.close()
-    sorted_hashes = np.load(folder / f"{name}.npy", mmap_mode="r" if hashes.rows else None)
-    prefixes, bucket, last = 1 << prefix_bits(hashes.rows), 1, 0
-    index = GrowingArray(folder / f"{name}{INDEX}.npy", (), place_type(hashes.rows))
+def _number_contexts(own: _Chunks, folder: Path) -> np.ndarray:
+    """Write the hashes of all contexts; the number of each is its place."""
+    path = folder / f"{CONTEXTS}.npy"
+    _write(path, (block[0] for block in merge(own.runs(CONTEXTS))), (), "int64")
+    found: np.ndarray = np.load(path, mmap_mode="r")
+    return found
+
+
+def _merge_counts(runs: list[np.ndarray], contexts: np.ndarray, folder: Path, words: int) -> dict[str, list[int]]:
+    """Write n-grams, their counts, and what follows each context, from the counts of chunks; index the contexts."""
+    shapes = {GRAMS: ((), "int64"), COUNTS: ((2,), "uint32"), FOLLOWING: ((4,), "uint32")}
+    written = {name: GrowingArray(folder / f"{name}.npy", *shape) for name, shape in shapes.items()}
+    for grams, own, general in merge(runs, unit=words):
+        _, numbers = np.unique(grams // words, return_inverse=True)  # each has n-grams of the text
+        written[GRAMS].append(grams)
+        written[COUNTS].append(np.stack([own, general], 1))
+        written[FOLLOWING].append(
+            np.stack([np.bincount(numbers, row) for row in (own, own > 0, general, general > 0)], 1)
+        )
+    for array in written.values():
+        array.close()
+    prefixes, bucket, last = 1 << prefix_bits(len(contexts)), 1, 0
+    index = GrowingArray(folder / f"{CONTEXTS}{INDEX}.npy", (), place_type(len(contexts)))
     for start in range(0, prefixes + 1, BLOCK):
         numbers = np.arange(start, min(start + BLOCK, prefixes + 1))
-        places = prefix_begins(sorted_hashes, numbers, prefixes)
+        places = prefix_begins(contexts, numbers, prefixes)
         bucket, last = max(bucket, int(np.diff(places, prepend=last).max())), int(places[-1])
         index.append(places)
     index.close()
-    return [hashes.rows, prefixes, bucket]
+    return {CONTEXTS: [len(contexts), prefixes, bucket], GRAMS: [written[GRAMS].rows]}
 
 
 def _write_tokens(chunks: _Chunks, folder: Path, words: int) -> int:

@@ -16,6 +16,7 @@ from fairseq_ccpr.building.token_build import NO_ADAPTER, TokenBuildSettings, bu
 from fairseq_ccpr.cli.command import command
 from fairseq_ccpr.datastore.manifest import TextSection
 from fairseq_ccpr.datastore.preprocessing import remember, remembered
+from fairseq_ccpr.datastore.text import GRAMS
 from fairseq_ccpr.datastore.token import UNKNOWN, TokenDatastore
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.inference.back_translation import back_translate, refuse_begun, tell_left_out
@@ -163,7 +164,7 @@ def build_text(
     general = f", against {section.general:,} of general text" if section.general else ""
     print(
         f"{output}: {section.sentences:,} sentences of {section.size:,} tokens{general}, "
-        f"{section.tables['grams'][0]:,} n-grams up to {section.order}, {size / section.size:.0f} bytes per token, "
+        f"{section.tables[GRAMS][0]:,} n-grams up to {section.order}, {size / section.size:.0f} bytes per token, "
         f"{time.monotonic() - start:.0f} s"
     )
     _print_left_out(lines)

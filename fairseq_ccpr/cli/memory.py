@@ -20,7 +20,7 @@ from fairseq_ccpr.datastore.learned import LearnedStore
 from fairseq_ccpr.datastore.manifest import REVERSE_MODEL, Manifest, PhraseSection, TokenSection
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.datastore.preprocessing import remembered
-from fairseq_ccpr.datastore.text import TABLES, TextDatastore
+from fairseq_ccpr.datastore.text import CONTEXTS, GRAMS, TextDatastore
 from fairseq_ccpr.datastore.token import KEYS, UNKNOWN, TokenDatastore
 from fairseq_ccpr.datastore.tuned import tuned_signatures
 from fairseq_ccpr.decoding.phrase_retriever import RetrievedPhrase
@@ -348,7 +348,7 @@ def _inspect_phrases(datastore: PhraseDatastore, top: int) -> bool:
 
 
 def _inspect_text(datastore: TextDatastore) -> bool:
-    section, (contexts, grams) = datastore.section, (datastore.section.tables[name][0] for name in TABLES)
+    section, (contexts, grams) = datastore.section, (datastore.section.tables[name][0] for name in (CONTEXTS, GRAMS))
     print(f"text           {section.sentences:,} sentences of {section.size:,} tokens")
     print(f"counts         {grams:,} n-grams up to {section.order}, after {contexts:,} contexts")
     print(f"general text   {f'{section.general:,} tokens' if section.general else 'none: --text-beta is 0'}")

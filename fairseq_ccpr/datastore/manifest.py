@@ -180,7 +180,7 @@ class TextSection(Section):
     sentences: int
     words: int  # of the vocabulary
     order: int  # n of the longest n-grams
-    tables: dict[str, list[int]]  # contexts and grams: rows, prefixes of their hashes, most hashes with one prefix
+    tables: dict[str, list[int]]  # contexts: rows, prefixes of their hashes, most hashes with one prefix; grams: rows
     general: int = 0  # tokens of general text; 0: none was counted
 
 

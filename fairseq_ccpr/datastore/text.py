@@ -3,17 +3,19 @@
     tokens.npy           uint16 or int32 [T]   the sentences, equal ones once, each with its end
     offsets.npy          int64 [S + 1]         where each begins
     contexts.npy         int64 [C]             hashes of contexts (0 to n - 1 tokens), ascending
+    contexts-index.npy   int32 or int64 [2^b + 1]   where hashes with each prefix of b bits begin
     following.npy        uint32 [C, 4]         tokens and distinct tokens after each: in the text, in general text
-    grams.npy            int64 [G]             hashes of contexts with a token after them, ascending
+    grams.npy            int64 [G]             n-grams: number of the context * V + token, ascending
     counts.npy           uint32 [G, 2]         how often each occurs: in the text, in general text
-    contexts-index.npy   int32 or int64 [2^b + 1]   where hashes with each prefix of b bits begin; grams-index.npy likewise
 
-General text is counted after the contexts of the text alone. Letters: H hypotheses, N tokens asked about, n the order.
+General text is counted after the contexts of the text alone. N-grams of one context stand together, since the likely tokens
+of a hypothesis are looked up together. Letters: H hypotheses, N tokens asked about, n the order, V the vocabulary's size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from functools import reduce
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,15 +35,14 @@ SEARCHED = 1 << 26  # tokens that an explanation looks through
 TOKENS, OFFSETS, INDEX = "tokens", "offsets", "-index"
 LANGUAGE = "target_language"  # among the fingerprints, where the model is multilingual
 GENERAL = "general"  # among them, where there are general counts
-TABLES = {"contexts": ("following", 4), "grams": ("counts", 2)}  # the rows of each table, and how wide they are
-# Odd multipliers of the hash: that of the next token, then those of the tokens 1, 2, ... places back.
+CONTEXTS, FOLLOWING, GRAMS, COUNTS = "contexts", "following", "grams", "counts"
+# Odd multipliers of the hash of the tokens 1, 2, ... places back.
 MULTIPLIERS = np.random.Generator(np.random.PCG64(44)).integers(2**62, size=17, dtype=np.int64) * 2 + 1
 
 
 def part_files(section: TextSection) -> list[str]:
     """Name the files of a text part."""
-    tables = [one for name, (rows, _) in TABLES.items() for one in (name, f"{name}{INDEX}", rows)]
-    return [f"{name}.npy" for name in (TOKENS, OFFSETS, *tables)]
+    return [f"{name}.npy" for name in (TOKENS, OFFSETS, CONTEXTS, f"{CONTEXTS}{INDEX}", FOLLOWING, GRAMS, COUNTS)]
 
 
 def token_type(words: int) -> str:
@@ -61,33 +62,27 @@ def context_hashes(hypotheses: Tensor, multipliers: Tensor) -> Tensor:
     return pad((last * multipliers[: last.size(1)]).cumsum(1), (1, 0))
 
 
-class Table:
-    """Rows of numbers by hash.
+class Hashes:
+    """Distinct hashes, and where each stands.
 
     Args:
         hashes: int64 [M], ascending.
         index: int64 [2^b + 1], where hashes with each prefix of b bits begin.
-        rows: [M, c].
         bucket: most hashes with one prefix.
     """
 
-    def __init__(self, hashes: Tensor, index: Tensor, rows: Tensor, bucket: int) -> None:
-        self.hashes, self.index, self.rows, self.bucket = hashes, index, rows, bucket
-        self.prefixes = len(index) - 1
+    def __init__(self, hashes: Tensor, index: Tensor, bucket: int) -> None:
+        self.hashes, self.index, self.bucket, self.prefixes = hashes, index, bucket, len(index) - 1
 
     @classmethod
-    def of(cls, hashes: np.ndarray, rows: np.ndarray) -> Table:
-        """Make a table in memory of distinct hashes, ascending, int64 [M], and rows [M, c]."""
+    def of(cls, hashes: np.ndarray) -> Hashes:
+        """Index hashes in memory."""
         prefixes = 1 << prefix_bits(len(hashes))
         index = prefix_begins(hashes, np.arange(prefixes + 1), prefixes)
-        rows = np.ascontiguousarray(rows, np.int64)
-        bucket = int(np.diff(index).max())
-        return cls(torch.from_numpy(hashes), torch.from_numpy(index), torch.from_numpy(rows), bucket)
+        return cls(torch.from_numpy(hashes), torch.from_numpy(index), int(np.diff(index).max()))
 
-    def __getitem__(self, hashes: Tensor) -> Tensor:
-        """Look up hashes, int64 [N] -> int64 [N, c]; zeros where they are missing. Nothing is asked of the device."""
-        if not len(self.hashes):
-            return hashes.new_zeros(len(hashes), self.rows.size(1))
+    def find(self, hashes: Tensor) -> Tensor:
+        """Find hashes, int64 [N] -> int64 [N]; -1 where they are missing. Nothing is asked of the device."""
         prefix = (hashes >> (65 - self.prefixes.bit_length())) + self.prefixes // 2
         low, high = (self.index.index_select(0, one).long() for one in (prefix, prefix + 1))
         last = len(self.hashes) - 1
@@ -96,12 +91,11 @@ class Table:
             below = self.hashes.index_select(0, middle.clamp_max_(last)) < hashes
             low, high = torch.where(below, middle + 1, low), torch.where(below, high, middle)
         low.clamp_max_(last)
-        return self.rows.index_select(0, low).long() * (self.hashes.index_select(0, low) == hashes).unsqueeze(1)
+        return low.masked_fill_(self.hashes.index_select(0, low) != hashes, -1)
 
-    def to(self, device: torch.device) -> Table:
-        """Return it on another device."""
-        rows = self.rows if self.rows.device == device else self.rows.long()  # few operations of a GPU take uint32
-        return Table(self.hashes.to(device), self.index.to(device), rows.to(device), self.bucket)
+    def to(self, device: torch.device) -> Hashes:
+        """Return them on another device."""
+        return Hashes(self.hashes.to(device), self.index.to(device), self.bucket)
 
 
 def prefix_bits(size: int) -> int:
@@ -137,32 +131,46 @@ class Counts:
     p_{-1}(v) = 1 / V; a context that does not occur, and all longer ones, change nothing.
 
     Args:
-        contexts: tokens and types after each context, in the text and in general text.
-        grams: counts in both.
+        contexts: hashes of the contexts.
+        following: [C, 4], tokens and types after each, in the text and in general text.
+        grams: int64 [G], number of the context * V + token, ascending.
+        counts: [G, 2], in both.
         order: n.
         words: V, tokens that have a probability.
         more: counts to be added to those, of what was learned.
     """
 
-    def __init__(self, contexts: Table, grams: Table, order: int, words: int, more: Counts | None = None) -> None:
-        self.contexts, self.grams, self.order, self.words, self.more = contexts, grams, order, words, more
-        self.multipliers = torch.from_numpy(MULTIPLIERS[1:order]).to(contexts.hashes.device)
+    def __init__(
+        self, contexts: Hashes, following: Tensor, grams: Tensor, counts: Tensor, order: int, words: int,
+        more: Counts | None = None,
+    ) -> None:  # fmt: skip
+        self.contexts, self.following, self.grams, self.counts = contexts, following, grams, counts
+        self.order, self.words, self.more = order, words, more
+        self.multipliers = torch.from_numpy(MULTIPLIERS[1:order]).to(grams.device)
 
     def to(self, device: torch.device) -> Counts:
         """Return them on another device."""
-        more = self.more.to(device) if self.more is not None else None
-        return Counts(self.contexts.to(device), self.grams.to(device), self.order, self.words, more)
+        rows = self.following, self.counts
+        following, counts = rows if self.grams.device == device else (one.long().to(device) for one in rows)
+        more = self.more.to(device) if self.more is not None else None  # few operations of a GPU take uint32
+        contexts, grams = self.contexts.to(device), self.grams.to(device)
+        return Counts(contexts, following, grams, counts, self.order, self.words, more)
 
     def plus(self, sentences: list[np.ndarray], end: int) -> Counts:
         """Return these with sentences added, each int64 [L] with its end."""
-        if not sentences:
-            return Counts(self.contexts, self.grams, self.order, self.words)
-        grams = Grams.of(np.concatenate(sentences), np.cumsum([0, *map(len, sentences)]), end, self.order)
-        known = self.grams[torch.from_numpy(grams.hashes).to(self.grams.hashes.device)][:, 0].cpu().numpy() > 0
-        contexts, following = grams.following(new=~known)
-        tables = Table.of(contexts, pad_columns(following)), Table.of(grams.hashes, pad_columns(grams.counts[:, None]))
-        more = Counts(*tables, self.order, self.words).to(self.grams.hashes.device)
-        return Counts(self.contexts, self.grams, self.order, self.words, more)
+        more = None
+        if sentences:
+            grams = Grams.of(np.concatenate(sentences), np.cumsum([0, *map(len, sentences)]), end, self.order)
+            hashes, tokens = (torch.from_numpy(one).to(self.grams.device) for one in (grams.contexts, grams.tokens))
+            known = self._own(self.contexts.find(hashes), tokens)[:, 0].cpu().numpy() > 0
+            contexts, numbers = np.unique(grams.contexts, return_inverse=True)
+            columns = [np.bincount(numbers, one, len(contexts)) for one in (grams.counts, ~known)], [grams.counts]
+            # none in general text
+            following, counts = (np.stack([*one, *map(np.zeros_like, one)], 1).astype(np.int64) for one in columns)
+            numbered = torch.from_numpy(numbers * self.words + grams.tokens)
+            rows = torch.from_numpy(following), numbered, torch.from_numpy(counts)
+            more = Counts(Hashes.of(contexts), *rows, self.order, self.words).to(self.grams.device)
+        return Counts(self.contexts, self.following, self.grams, self.counts, self.order, self.words, more)
 
     def look_up(self, hypotheses: Tensor, rows: Tensor, tokens: Tensor) -> Found:
         """Compute log-probabilities of tokens after hypotheses.
@@ -172,50 +180,61 @@ class Counts:
             rows: int64 [N], the hypothesis of each token.
             tokens: int64 [N].
         """
-        contexts = context_hashes(hypotheses, self.multipliers)
-        following = self._sum("contexts", contexts.flatten()).unflatten(0, contexts.shape)  # [H, k, 4]
+        places = self._places(context_hashes(hypotheses, self.multipliers))
+        following = _added(one._following(place) for one, place in places)  # [H, k, 4]
         known = (following[..., 0] > 0).long().cumprod(1)
         length = (known.sum(1) - 1).clamp_min(0)
         seen = following.gather(1, length.view(-1, 1, 1).expand(-1, 1, 2)).squeeze(1)
-        following = following.double() * known.unsqueeze(2)
-        next_token = (tokens + 1) * int(MULTIPLIERS[0])
-        grams = contexts[rows] + next_token.unsqueeze(1)  # [N, k]
-        if rows.is_cuda:
-            counts = self._sum("grams", grams.flatten()).unflatten(0, grams.shape)
-        else:  # most contexts are too long to occur, and it costs nothing to know which
-            some = known[rows].nonzero(as_tuple=True)
-            counts = grams.new_zeros(*grams.shape, 2).index_put_(some, self._sum("grams", grams[some]))
-        p = torch.full(
-            (len(tokens), 2), 1 / self.words, dtype=torch.float64, device=tokens.device
-        )  # text, general text
-        after = following.unflatten(2, (2, 2))[rows]  # [N, k, 2 texts, tokens and types]
-        for k in range(contexts.size(1)):
-            total, types = after[:, k].unbind(2)
-            p = torch.where(total > 0, (counts[:, k] + types * p) / (total + types).clamp_min_(1), p)
+        total, types = (following * known.unsqueeze(2)).double().unflatten(2, (2, 2)).unbind(3)  # [H, k, 2 texts]
+        share = 1 / (total + types).clamp_min_(1)  # of a count
+        left = torch.where(total > 0, types * share, 1.0)  # to shorter contexts
+        left = torch.cat([left, torch.ones_like(left[:, :1])], 1).flip(1).cumprod(1).flip(1)  # by all that are longer
+        share *= left[:, 1:]
+        p = left[:, 0].index_select(0, rows) / self.words
+        some = torch.arange(len(rows), device=rows.device)
+        for k in range(known.size(1)):
+            if not rows.is_cuda:  # a longer n-gram occurs only where the shorter one does, which costs nothing to know
+                some = some[known[:, k].index_select(0, rows[some]) > 0]
+            row, asked = rows.index_select(0, some), tokens.index_select(0, some)
+            counts = _added(one._own(place[:, k].index_select(0, row), asked) for one, place in places)
+            if not rows.is_cuda:
+                occur = counts.sum(1).nonzero().squeeze(1)
+                some, row, counts = some[occur], row[occur], counts[occur]
+            p.index_add_(0, some, share[:, k].index_select(0, row) * counts)
         log_probs = p.log().float().T
         return Found(log_probs[0], log_probs[1], length, seen)
 
     def counted(self, hypotheses: Tensor, tokens: Tensor) -> list[int]:
         """Count how often the text has a token after the last 0, 1, ... tokens of a hypothesis, int64 [1, t] and [1]."""
-        grams = context_hashes(hypotheses, self.multipliers)[0] + (tokens + 1) * int(MULTIPLIERS[0])
-        counts: list[int] = self._sum("grams", grams)[:, 0].tolist()
+        places = self._places(context_hashes(hypotheses, self.multipliers))
+        counts: list[int] = _added(one._own(place[0], tokens)[:, 0] for one, place in places).tolist()
         return counts
 
-    def _sum(self, table: str, hashes: Tensor) -> Tensor:
-        rows: Tensor = getattr(self, table)[hashes]
-        return rows if self.more is None else rows + getattr(self.more, table)[hashes]
+    def _places(self, contexts: Tensor) -> list[tuple[Counts, Tensor]]:
+        """Find contexts among these and those that are added, by their hashes, of any shape."""
+        layers = [self] if self.more is None else [self, self.more]
+        return [(one, one.contexts.find(contexts.flatten()).view_as(contexts)) for one in layers]
+
+    def _following(self, places: Tensor) -> Tensor:
+        rows = self.following.index_select(0, places.flatten().clamp_min(0)).long().unflatten(0, places.shape)
+        return rows * (places >= 0).unsqueeze(-1)
+
+    def _own(self, places: Tensor, tokens: Tensor) -> Tensor:
+        """Count tokens after contexts, int64 [N, 2]; without those that are added."""
+        grams = places * self.words + tokens  # below zero where there is no such context
+        found = torch.searchsorted(self.grams, grams).clamp_max_(len(self.grams) - 1)
+        return self.counts.index_select(0, found).long() * (self.grams.index_select(0, found) == grams).unsqueeze(1)
 
 
-def pad_columns(rows: np.ndarray) -> np.ndarray:
-    """Append as many columns of zeros as there are columns: counts in general text, where there is none."""
-    return np.concatenate([rows, np.zeros_like(rows)], 1)
+def _added(tensors: Iterable[Tensor]) -> Tensor:
+    return reduce(torch.add, tensors)
 
 
 class Grams(NamedTuple):
-    """Distinct n-grams of sentences, ascending by hash."""
+    """Distinct n-grams of sentences, ascending by context and token."""
 
-    hashes: np.ndarray  # int64 [G]
     contexts: np.ndarray  # int64 [G], the hash of each one's context
+    tokens: np.ndarray  # int64 [G]
     counts: np.ndarray  # int64 [G]
 
     @classmethod
@@ -230,30 +249,17 @@ class Grams(NamedTuple):
         lengths = np.diff(offsets) + 1
         before = np.insert(np.asarray(tokens, np.int64), offsets[:-1], end) + 1
         place = np.arange(len(before)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-        context, parts = np.zeros_like(before), []
+        context, contexts, last = np.zeros_like(before), [], []
         for k in range(order):
             if k:
                 context[k:] += before[:-k] * MULTIPLIERS[k]
             real = place >= max(k, 1)
-            parts.append((context[real] + before[real] * MULTIPLIERS[0], context[real]))
-        return cls.joined([cls(grams, contexts, np.ones(len(grams), np.int64)) for grams, contexts in parts])
-
-    @classmethod
-    def joined(cls, parts: list[Grams]) -> Grams:
-        """Add several up."""
-        hashes, contexts, counts = (np.concatenate(columns) for columns in zip(*parts))
-        distinct, first, inverse = np.unique(hashes, return_index=True, return_inverse=True)
-        return cls(distinct, contexts[first], np.bincount(inverse, counts, len(distinct)).astype(np.int64))
-
-    def following(self, new: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """Sum up what follows each context: hashes int64 [C], and tokens and distinct tokens, int64 [C, 2].
-
-        Args:
-            new: bool [G], the n-grams that count as distinct tokens; None: all.
-        """
-        contexts, inverse = np.unique(self.contexts, return_inverse=True)
-        columns = [np.bincount(inverse, weights, len(contexts)) for weights in (self.counts, new)]
-        return contexts, np.stack(columns, 1).astype(np.int64)
+            contexts.append(context[real])
+            last.append(before[real] - 1)
+        distinct, numbers = np.unique(np.concatenate(contexts), return_inverse=True)
+        words = int(before.max())
+        grams, counts = np.unique(numbers * words + np.concatenate(last), return_counts=True)
+        return cls(distinct[grams // words], grams % words, counts)
 
     def select(self, rows: np.ndarray) -> Grams:
         """Select some."""
@@ -280,20 +286,18 @@ class TextDatastore(OpenedPart[TextSection]):
 
     def open_counts(self) -> Counts:
         """Map the counts."""
-        return Counts(self._open_table("contexts"), self._open_table("grams"), self.section.order, self.section.words)
-
-    def _open_table(self, name: str) -> Table:
-        (rows, width), (size, prefixes, bucket) = TABLES[name], self.section.tables[name]
-        hashes, index = (
-            self._open(name, (size,), "int64"),
-            self._open(f"{name}{INDEX}", (prefixes + 1,), place_type(size)),
-        )
-        return Table(as_tensor(hashes), as_tensor(index), as_tensor(self._open(rows, (size, width), "uint32")), bucket)
+        (contexts, prefixes, bucket), (grams,) = (self.section.tables[name] for name in (CONTEXTS, GRAMS))
+        hashes = self._open(CONTEXTS, (contexts,), "int64")
+        index = self._open(f"{CONTEXTS}{INDEX}", (prefixes + 1,), place_type(contexts))
+        rows = self._open(FOLLOWING, (contexts, 4), "uint32"), self._open(GRAMS, (grams,), "int64")
+        following, found, counts = map(as_tensor, (*rows, self._open(COUNTS, (grams, 2), "uint32")))
+        known = Hashes(as_tensor(hashes), as_tensor(index), bucket)
+        return Counts(known, following, found, counts, self.section.order, self.section.words)
 
     @property
     def keys_fingerprint(self) -> str:
         """Digest of the counts, which takes the place of other parts' keys."""
-        digest = self.section.digest(f"{TABLES['grams'][0]}.npy")
+        digest = self.section.digest(f"{COUNTS}.npy")
         assert digest is not None
         return digest
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import shutil
 from collections import Counter, defaultdict
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from nltk.util import everygrams
 from fairseq_ccpr.building import text_build
 from fairseq_ccpr.building.text_build import Vocabulary, build_text_part, merge
 from fairseq_ccpr.datastore.manifest import Manifest
-from fairseq_ccpr.datastore.text import ORDER, Counts, Table, TextDatastore
+from fairseq_ccpr.datastore.text import ORDER, Counts, Hashes, TextDatastore
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
 from tests.helpers import call, contents, write_lines
 
@@ -133,12 +134,10 @@ def test_lookups_are_those_of_a_dictionary(rng: np.random.Generator) -> None:
     hashes = np.unique(rng.integers(-(2**63), 2**63 - 1, 3000))
     hashes[:50] = hashes[0] + np.arange(50)  # of one prefix
     hashes = np.unique(hashes)
-    rows = rng.integers(0, 2**31, (len(hashes), 2))
-    table = Table.of(hashes, rows)
+    found = Hashes.of(hashes)
     asked = np.concatenate([hashes, hashes + 1, [-(2**63), 2**63 - 1, 0]])
-    known = dict(zip(hashes.tolist(), rows.tolist()))
-    assert table[torch.from_numpy(asked)].tolist() == [known.get(one, [0, 0]) for one in asked.tolist()]
-    assert Table.of(hashes[:0], rows[:0])[torch.from_numpy(asked)].sum() == 0
+    known = {one: place for place, one in enumerate(hashes.tolist())}
+    assert found.find(torch.from_numpy(asked)).tolist() == [known.get(one, -1) for one in asked.tolist()]
 
 
 def test_chunks_and_ranges_change_nothing(
@@ -183,15 +182,19 @@ def test_merging_runs_adds_equal_keys(rng: np.random.Generator, monkeypatch: pyt
     runs = []
     for _ in range(4):
         keys = np.unique(rng.integers(-(2**63), 2**63 - 1, 150) // 2**56 * 2**56)
-        runs.append(np.stack([keys, rng.integers(0, 9, len(keys)), keys // 7]))
-    blocks = list(merge(runs, kept=1))
-    assert len(blocks) > 3
-    keys, added, kept = np.concatenate(blocks, axis=1)
-    expected: Counter[int] = Counter()
-    for run in runs:
-        expected.update(dict(zip(run[0].tolist(), run[1].tolist())))
-    assert keys.tolist() == sorted(expected) and (kept == keys // 7).all()
-    assert added.tolist() == [expected[key] for key in sorted(expected)]
+        runs.append(np.stack([keys, rng.integers(0, 9, len(keys)), rng.integers(0, 9, len(keys))]))
+    for unit in (1, 2**58):
+        blocks = list(merge(runs, unit))
+        assert len(blocks) > 3 and all(
+            block[0, 0] // unit > before[0, -1] // unit for before, block in pairwise(blocks)
+        )
+        keys, *added = np.concatenate(blocks, axis=1)
+        for row, sums in enumerate(added, 1):
+            expected: Counter[int] = Counter()
+            for run in runs:
+                expected.update(dict(zip(run[0].tolist(), run[row].tolist())))
+            assert keys.tolist() == sorted(expected)
+            assert sums.tolist() == [expected[key] for key in sorted(expected)]
 
 
 def test_sentences_that_are_added_count_as_if_they_were_built(texts: tuple[Path, Path], tmp_path: Path) -> None:
