@@ -15,7 +15,7 @@ of a hypothesis are looked up together. Letters: H hypotheses, N tokens asked ab
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from functools import reduce
+from functools import cached_property, reduce
 from pathlib import Path
 from typing import NamedTuple
 
@@ -209,6 +209,14 @@ class Counts:
         places = self._places(context_hashes(hypotheses, self.multipliers))
         counts: list[int] = _added(one._own(place[0], tokens)[:, 0] for one, place in places).tolist()
         return counts
+
+    @cached_property
+    def ratios(self) -> Tensor:
+        """How much likelier each token is in the text than in general text, log fp32 [V], by unigrams."""
+        tokens = torch.arange(self.words, device=self.grams.device)
+        counts = self._own(self.contexts.find(torch.zeros_like(tokens)), tokens) + 0.5  # of no context the hash is 0
+        text, general = (counts / counts.sum(0)).log().float().unbind(1)
+        return text - general
 
     def _places(self, contexts: Tensor) -> list[tuple[Counts, Tensor]]:
         """Find contexts among these and those that are added, by their hashes, of any shape."""

@@ -33,8 +33,10 @@ STEPS = 4  # of a nat, in which the range is made shorter where there are too ma
 LAST = int(RANGE * STEPS)
 FEATURES = (
     "highest p_NMT", "highest p_text", "highest ratio", "text has 2 tokens", "text has 3 tokens", "text has 4 tokens",
-    "log count", "log types", "favourites agree",
+    "log count", "log types", "favourites agree", "prefix",
 )  # fmt: skip
+HIDDEN = 8
+PRIOR = 2  # tokens of a prefix that are of neither text
 MOST, FARTHEST = 4.0, 4.0  # of log alpha's change, and of a feature from its mean, in standard deviations
 
 
@@ -72,7 +74,7 @@ class Observed(NamedTuple):
 
 
 class TextWeight(nn.Module):
-    """How much alpha changes with its features: a linear function, exp(w z + b) of standardised features z."""
+    """How much alpha changes with its features: exp(w tanh(V z + c) + b) of standardised features z, 1 as it is made."""
 
     mean: Tensor
     scale: Tensor
@@ -81,14 +83,14 @@ class TextWeight(nn.Module):
         super().__init__()
         self.register_buffer("mean", torch.zeros(len(FEATURES)))
         self.register_buffer("scale", torch.ones(len(FEATURES)))
-        self.output = nn.Linear(len(FEATURES), 1)
+        self.hidden, self.output = nn.Linear(len(FEATURES), HIDDEN), nn.Linear(HIDDEN, 1)
         nn.init.zeros_(self.output.weight)
         nn.init.zeros_(self.output.bias)
 
     def forward(self, features: Tensor) -> Tensor:
-        """Compute the factor of alpha, fp32 [H]; 1 as it is made."""
+        """Compute the factor of alpha, fp32 [H]."""
         z = ((features - self.mean) / self.scale).clamp(-FARTHEST, FARTHEST)
-        factor: Tensor = self.output(z).squeeze(1).clamp(-MOST, MOST).exp()
+        factor: Tensor = self.output(self.hidden(z).tanh()).squeeze(1).clamp(-MOST, MOST).exp()
         return factor
 
 
@@ -179,7 +181,10 @@ class TextMemory(Memory):
         agree = self._highest(rows, named.float(), len(model)).clamp_min(0)
         lengths = [(found.length >= length).float() for length in (2, 3, 4)]
         counts = found.seen.clamp_min(1).float().log().unbind(1)
-        features = torch.stack([likeliest.best, *(one.clamp_min(-50) for one in highest), *lengths, *counts, agree], 1)
+        written = step.tokens[:, 1:]
+        prefix = self.counts.ratios[written].sum(1) / (written.size(1) + PRIOR)  # is it of the text at all?
+        said = likeliest.best, *(one.clamp_min(-50) for one in highest)
+        features = torch.stack([*said, *lengths, *counts, agree, prefix], 1)
         return Observed(rows, tokens, log_probs, found.text, found.general, found.length > 0, features)
 
     @staticmethod

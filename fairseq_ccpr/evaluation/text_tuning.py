@@ -22,7 +22,7 @@ from fairseq_ccpr.timing import progress_over
 
 ALPHAS = 0.05, 0.1, 0.2, 0.3, 0.4, 0.6, 0.8
 BETA = 1.0  # references are likelier with 0.5, but translations are better with 1
-UPDATES, EVERY, RATE, DECAY = 200, 20, 0.02, 1e-2
+UPDATES, EVERY, RATE, DECAY, SEED = 400, 20, 0.02, 1e-2, 1
 
 
 class Reference(NamedTuple):
@@ -87,7 +87,10 @@ def tune_text(memory: TextMemory, texts: Sequence[Reference], trusting: bool) ->
 
 
 def _trained(settings: TextSettings, texts: Sequence[Reference]) -> TextWeight:
-    weight, held_out = TextWeight(), [text.sentences % HELD_OUT == 0 for text in texts]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(SEED)
+        weight = TextWeight()
+    held_out = [text.sentences % HELD_OUT == 0 for text in texts]
     features = torch.cat([text.observed.features for text in texts])
     weight.mean.copy_(features.mean(0))
     weight.scale.copy_(features.std(0).clamp_min(1e-3))
@@ -100,7 +103,7 @@ def _trained(settings: TextSettings, texts: Sequence[Reference]) -> TextWeight:
                 likelihood = text.log_likelihood(settings.alpha * weight(text.observed.features), settings.beta)
                 lost = HARM * (text.model - likelihood).clamp_min(0) if place else torch.zeros_like(likelihood)
                 losses.append(lost - likelihood)
-            held = float(torch.stack([loss[rows].mean() for loss, rows in zip(losses, held_out)]).mean())
+            held = torch.stack([loss[rows].mean() for loss, rows in zip(losses, held_out)]).mean().item()
             if update % EVERY == 0 and held < least:
                 best, least = copy.deepcopy(weight.state_dict()), held
             optimizer.zero_grad()
