@@ -45,16 +45,52 @@ def test_a_correction_counts_from_the_next_sentence_on(store: Path, pairs: list[
     translator = Translator(datastore=store, **KEEN)
     source, target = pairs[0]
     before = outcome(translator, [source])
-    number = translator.learn(source, target)
+    number = translator.learn(source, target).id
     (learned,) = translator.translate([source])
     assert learned.text == target != before[0][0]
     assert "|learned:1-" in str(translator.signature)
     (other,) = Translator(datastore=store, **KEEN).translate([source])
     assert other.text == target
     assert [(one.id, one.source, one.target, one.count) for one in translator.memory()] == [(number, source, target, 1)]
-    assert translator.learn(f" {source}\n", target) == number and translator.memory(source[:5])[0].count == 2
+    assert translator.learn(f" {source}\n", target)[:2] == (number, False)
+    assert translator.memory(source[:5])[0].count == 2
     translator.forget(number)
     assert outcome(translator, [source]) == before and not translator.memory()
+
+
+def test_the_last_correction_counts_and_an_earlier_one_can_be_brought_back(
+    store: Path, tmp_path: Path, pairs: list[tuple[str, str]]
+) -> None:
+    """Each as if the other had never been learned, to the bit, signature included."""
+    folders = [Path(shutil.copytree(store, tmp_path / name)) for name in "ab"]
+    options = {**KEEN, "knn_k": 1}
+    translator, first, second = (Translator(datastore=folder, **options) for folder in (store, *folders))
+    (source, wrong), (_, right) = pairs[:2]
+    for one, texts in ((translator, (pairs[2], (source, wrong))), (first, (pairs[2], (source, wrong)))):
+        ids = [one.learn(*pair).id for pair in texts]
+    second.learn(*pairs[2])
+    second.learn(source, right)
+    before, wanted = outcome(first, [source]), outcome(second, [source])
+    assert outcome(translator, [source]) == before and before[0][0] == wrong != wanted[0][0]
+
+    learned = translator.learn(source + " ", right)
+    assert learned.new and learned.replaced is not None and learned.replaced.target == wrong
+    assert outcome(translator, [source]) == wanted and translator.signature == second.signature
+    assert outcome(Translator(datastore=store, **options), [source]) == wanted
+    assert [(one.id, one.replaced_by) for one in translator.memory(source)] == [
+        (learned.id, None),
+        (ids[1], learned.id),
+    ]
+    neighbours = {n.learned for t in translator.explain(source).sentences[0].tokens for n in t.neighbours}
+    assert learned.id in neighbours and ids[1] not in neighbours
+
+    again = translator.learn(source, wrong)
+    assert (again.id, again.new) == (ids[1], False) and again.replaced is not None and again.replaced.target == right
+    assert outcome(translator, [source]) == before and translator.signature == first.signature
+    assert not translator.forget(learned.id) and outcome(translator, [source]) == before
+    translator.learn(source, right)
+    assert [one.id for one in translator.forget(translator.memory(source)[0].id)] == [ids[1]]
+    assert outcome(translator, [source]) == before and translator.signature == first.signature
 
 
 def test_keys_are_those_that_a_build_gives(world: World, store: Path) -> None:
@@ -62,7 +98,7 @@ def test_keys_are_those_that_a_build_gives(world: World, store: Path) -> None:
     translator, datastore = Translator(datastore=store, **SHORT), TokenDatastore(store)
     rows = list(read_pairs(world.folder / "train.tsv"))
     for sentence in (0, 7):
-        number = translator.learn(*rows[sentence])
+        number = translator.learn(*rows[sentence]).id
         learned = translator.find_memory("tokens").learned
         assert learned is not None
         values, keys = learned.store.entries[number]
@@ -79,7 +115,7 @@ def test_what_was_forgotten_is_as_if_it_never_had_been_learned(
     sentences = [source for source, _ in pairs[:4]]
     one, other, untouched = (Translator(datastore=folder, **SHORT) for folder in (store, never, never))
     plain = outcome(untouched, sentences)
-    numbers = [one.learn(*pair) for pair in pairs[:6]]
+    numbers = [one.learn(*pair).id for pair in pairs[:6]]
     assert outcome(one, sentences) != plain
     one.forget(*numbers[::2])
     for pair in pairs[1:6:2]:
@@ -93,7 +129,7 @@ def test_what_was_forgotten_is_as_if_it_never_had_been_learned(
 def test_an_explanation_names_what_was_learned(store: Path, pairs: list[tuple[str, str]]) -> None:
     translator = Translator(datastore=store, **KEEN)
     (source, target), (other, _) = pairs[:2]
-    number = translator.learn(source, target)
+    number = translator.learn(source, target).id
     explanation = translator.explain([source, other])
     texts = explanation.texts
     learned = [n for one in explanation.sentences for token in one.tokens for n in token.neighbours if n.learned]
@@ -129,9 +165,9 @@ def test_what_cannot_be_learned_is_refused_with_its_reason(
     with pytest.raises(ConfigurationError, match=f"the pair was not learned: {sentence}"):
         translator.learn(source, target)
     assert not translator.memory()
-    number, reason = translator.learn_all([("Es ist gut.", "It is good."), (source, target)])
-    assert isinstance(number, int) and isinstance(reason, str)
-    translator.forget(number)
+    learned, reason = translator.learn_all([("Es ist gut.", "It is good."), (source, target)])
+    assert not isinstance(learned, str) and isinstance(reason, str)
+    assert not translator.forget(learned.id)
     with pytest.raises(ConfigurationError, match="there is no pair 300 among what was learned"):
         translator.forget(300)
 
@@ -143,7 +179,7 @@ def test_learning_needs_a_token_datastore_and_the_right_to_write(world: World, s
     ):
         alone.learn("eins", "one")
     first, second = (Translator(datastore=store, **SHORT) for _ in range(2))
-    number = first.learn("Es ist gut.", "It is good.")
+    number = first.learn("Es ist gut.", "It is good.").id
     with pytest.raises(DatastoreError, match="is being written to by process"):
         second.learn("Es ist gut.", "It is good.")
     first.close()
@@ -163,7 +199,7 @@ def test_threads_translate_while_others_learn_and_forget(store: Path, pairs: lis
     translator = Translator(datastore=store, **KEEN)
     source, target = pairs[0]
     wanted = {tuple(outcome(translator, [source]))}
-    number = translator.learn(source, target)
+    number = translator.learn(source, target).id
     wanted.add(tuple(outcome(translator, [source])))
     translator.forget(number)
     found: list[Any] = []
@@ -177,7 +213,7 @@ def test_threads_translate_while_others_learn_and_forget(store: Path, pairs: lis
     for thread in threads:
         thread.start()
     for _ in range(15):
-        number = translator.learn(source, target)
+        number = translator.learn(source, target).id
         translator.forget(number)
     done.set()
     for thread in threads:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
+from fairseq_ccpr.datastore.learned import LearnedPair
 from fairseq_ccpr.decoding.token_memory import TokenMemory
 from fairseq_ccpr.evaluation.explain import encode_sentences
 from fairseq_ccpr.evaluation.explanation import Explanation, unexplained
@@ -100,28 +101,27 @@ class Service:
         most = self.limits.most_characters
         source, target = given.text(asked, "q", most), given.text(asked, "s", most)
         self._check_languages(asked)
-        number = await self._call(lambda translator: translator.learn(source, target))
-        return {"success": True, "id": number}
+        learned = await self._call(lambda translator: translator.learn(source, target))
+        replaced = of_pair(learned.replaced) if learned.replaced is not None else None
+        return {"success": True, "id": learned.id, "new": learned.new, "replaced": replaced}
 
     async def forget(self, asked: Parameters) -> dict[str, Any]:
         """Forget the pair `id`."""
         number = given.number(asked, "id", 0)
 
-        def forget(translator: Translator) -> None:
+        def forget(translator: Translator) -> list[LearnedPair]:
             if all(pair.id != number for pair in translator.memory()):
                 raise bad(f"there is no pair {number} among what was learned", 404)
-            translator.forget(number)
+            return translator.forget(number)
 
-        await self._call(forget)
-        return {"success": True}
+        return {"success": True, "restored": [of_pair(pair) for pair in await self._call(forget)]}
 
     async def memory(self, asked: Parameters) -> dict[str, Any]:
         """Return the pairs that have all words of `q`, newest first."""
         query = given.text(asked, "q", self.limits.most_characters, "")
         most = given.number(asked, "limit", MOST_PAIRS)
         found = await self._call(lambda translator: translator.memory(query))
-        pairs = [{name: getattr(one, name) for name in ("id", "source", "target", "count")} for one in found[:most]]
-        return {"pairs": pairs, "found": len(found)}
+        return {"pairs": [of_pair(one) for one in found[:most]], "found": len(found)}
 
     async def explain(self, asked: Parameters) -> Explanation:
         """Translate the sentences of `q`, and say where each token came from, where this server can."""
@@ -167,6 +167,11 @@ def joined(text: Segments, translations: list[Translation], alternatives: int) -
         each = [(one, *one.alternatives)[min(rank, len(one.alternatives))].text for one in translations]
         found.append(text.join(each))
     return list(dict.fromkeys(found))[: 1 + alternatives]
+
+
+def of_pair(pair: LearnedPair) -> dict[str, Any]:
+    """Return what a client is told of a pair that was learned."""
+    return {name: getattr(pair, name) for name in ("id", "source", "target", "count", "replaced_by")}
 
 
 def _known(translator: Translator, text: str) -> float:
