@@ -21,7 +21,7 @@ from libretranslatepy import LibreTranslateAPI
 from fairseq_ccpr import Translator
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.server import work
-from fairseq_ccpr.server.texts import HTML
+from fairseq_ccpr.server.service import HTML
 from fairseq_ccpr.text.pairs import read_pairs
 from tests.helpers import begin, call, files_up_to, refused
 from tests.server.conftest import Served, served
