@@ -37,6 +37,7 @@ PAGE_POLICY = (
 )
 logger = logging.getLogger(__name__)
 Handler = Callable[[Parameters], Awaitable[Any]]
+Reader = Callable[[Request, int], Awaitable[Parameters]]
 SECONDS_TO_FINISH = 60  # in which open requests are answered after a signal to stop
 
 
@@ -48,7 +49,7 @@ def page(settings: dict[str, Any]) -> str:
 
 
 def endpoint(
-    handler: Handler, limits: Limits, *, open_to_all: bool = False
+    handler: Handler, limits: Limits, *, open_to_all: bool = False, read: Reader = given.read_parameters
 ) -> Callable[[Request], Awaitable[Response]]:
     """Make a handler an endpoint: read, check who asks, answer; errors become JSON."""
 
@@ -57,7 +58,7 @@ def endpoint(
         try:
             if reason := foreign(request.headers, limits.host):
                 raise bad(reason, 403)
-            asked = await given.read_parameters(request, limits.most_characters) | request.path_params
+            asked = await read(request, limits.most_characters) | request.path_params
             kind, _, bearer = request.headers.get("authorization", "").partition(" ")
             key = asked.get("api_key", bearer if kind.lower() == "bearer" else None)
             if limits.key is not None and not open_to_all and not fits(limits.key, key):
@@ -79,7 +80,7 @@ def _respond(answer: Any, request: Request) -> Response:
         explained = asdict(answer)
         shown = "text/html" in request.headers.get("accept", "")
         return HTMLResponse(as_page(explained)) if shown else JSONResponse(explained)
-    return JSONResponse(answer)
+    return answer if isinstance(answer, Response) else JSONResponse(answer)
 
 
 def _refuse(error: Exception) -> Response:
@@ -119,6 +120,7 @@ def make_app(service: Service) -> Starlette:
         routes=[
             Route("/", root, methods=["GET"]),
             route("/translate", service.translate, "POST"),
+            route("/sentences", service.sentences, "POST"),
             route("/languages", service.languages, "GET", open_to_all=True),
             route("/detect", service.detect, "POST"),
             route("/health", service.health, "GET", open_to_all=True),
@@ -126,6 +128,8 @@ def make_app(service: Service) -> Starlette:
             route("/learn", service.learn, "POST"),
             route("/suggest", service.learn, "POST"),
             route("/memory", service.memory, "GET"),
+            Route("/memory", endpoint(service.add, service.limits, read=given.read_file), methods=["POST"]),
+            route("/memory.tmx", service.export, "GET"),
             route("/memory/{id}", service.forget, "DELETE"),
             route("/explain", service.explain, "GET", "POST"),
         ],

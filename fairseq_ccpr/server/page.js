@@ -1,187 +1,402 @@
-// The page of the server: ask, correct, remember, undo. Sentences as tokens come from the modules before.
+// The page of the server: a text, its translation to edit and copy, corrections, and what was learned. The modules before
+// show where tokens came from.
 
-const KEY = "fairseq-ccpr-key"; // in the session's storage
-const learned = new Map(); // ids of what was learned here, by source sentence
-let cards = [], round = 0;
+const PIECE = 2000; // characters that are translated together, about: then it is said how far it is
+const LISTED = 100; // pairs of what was learned, and as many more when asked for
+const KEY = "fairseq-ccpr-key", WORK = "fairseq-ccpr-work"; // in the session's storage
+// Sentences have `before`, what stands between them and the one before; `source`; `text`, their translation as it is shown;
+// `translation`, that of the translator; `learned`, the pair that counts for them, or null; `changed`, by what was learned.
+const work = { sentences: [], after: "" };
+const running = byId("translation"), card = byId("sentence");
+let current = null, listed = LISTED, deleted = []; // pairs that can be brought back until another search
+
+const tidy = (text) => text.split(/\s+/).filter(Boolean).join(" "); // as texts are compared when they are learned
+const wanted = (sentence) => sentence.learned?.target ?? sentence.translation;
+const edited = (sentence) => tidy(sentence.text) !== tidy(wanted(sentence));
+const counted = (number, one) => `${number.toLocaleString("en")} ${one}${number === 1 ? "" : "s"}`;
+const button = (name, onclick, first = false) => make("button", { type: "button", class: `button${first ? " first" : ""}`, onclick }, name);
 
 // ---- the server
 
-async function ask(method, path, parameters = null) {
-  const headers = { Accept: "application/json" };
-  if (parameters) headers["Content-Type"] = "application/json";
+async function send(method, path, body = null, signal = null) {
+  const json = body !== null && !(body instanceof Blob), headers = { Accept: "application/json" };
+  if (json) headers["Content-Type"] = "application/json";
   if (data.key) headers.Authorization = `Bearer ${byId("key").value}`;
   let response;
   try {
-    response = await fetch(path, { method, headers, body: parameters && JSON.stringify(parameters) });
-  } catch {
-    throw new Error("The server does not answer.");
-  }
-  const answer = await response.json();
-  if (!response.ok) throw new Error(answer.error);
-  if (data.key) sessionStorage.setItem(KEY, byId("key").value);
-  return answer;
-}
-
-// Do something that may fail, and say how it went; buttons wait meanwhile.
-async function attempt(work) {
-  const buttons = [...document.querySelectorAll("button:enabled")];
-  say("…");
-  for (const button of buttons) button.disabled = true;
-  try {
-    say(await work());
+    response = await fetch(path, { method, headers, signal, body: json ? JSON.stringify(body) : body });
   } catch (error) {
-    say(error.message, true);
-  } finally {
-    for (const button of buttons) button.disabled = false;
+    throw error.name === "AbortError" ? error : new Error("The server does not answer.");
+  }
+  if (!response.ok) {
+    const { error } = await response.json().catch(() => ({ error: `The server answers with ${response.status}.` }));
+    throw new Error(error);
+  }
+  if (data.key) sessionStorage.setItem(KEY, byId("key").value);
+  return response;
+}
+const ask = async (...asked) => (await send(...asked)).json();
+
+// Do what may take long, may fail and can be stopped; what was being done in the same lane is stopped for it.
+async function attempt(lane, work) {
+  const [status, stop] = byId(lane).children, task = new AbortController();
+  const say = (text, fault = false) => {
+    if (byId(lane).task !== task) return;
+    status.textContent = text;
+    byId(lane).classList.toggle("fault", fault);
+  };
+  byId(lane).task?.abort();
+  byId(lane).task = task;
+  say("…");
+  stop.hidden = false;
+  stop.onclick = () => task.abort();
+  try {
+    say(await work(task.signal, say));
+  } catch (error) {
+    say(error.name === "AbortError" ? "Stopped." : error.message, error.name !== "AbortError");
+  }
+  if (byId(lane).task === task) stop.hidden = true;
+}
+
+// Items together that have about PIECE characters.
+function* grouped(items, length) {
+  let group = [], size = 0;
+  for (const item of items) {
+    if (group.length && size + length(item) > PIECE) {
+      yield group;
+      [group, size] = [[], 0];
+    }
+    group.push(item);
+    size += length(item);
+  }
+  if (group.length) yield group;
+}
+
+// ---- the text and its translation
+
+async function translate(signal, say) {
+  const text = byId("text").value;
+  Object.assign(work, { sentences: [], after: "" });
+  running.value = "";
+  choose(null);
+  let done = 0;
+  for (const lines of grouped(text.split(/(?<=\n)/), (line) => line.length)) {
+    say(`Translating … ${Math.round((100 * done) / text.length)}%`);
+    const { sentences, after } = await ask("POST", "sentences", { q: lines.join("") }, signal);
+    if (sentences.length) sentences[0].before = work.after + sentences[0].before;
+    for (const sentence of sentences) work.sentences.push({ ...sentence, text: wanted(sentence), changed: false });
+    work.after = sentences.length ? after : work.after + after;
+    const whole = shown();
+    running.setRangeText(whole.slice(running.value.length), running.value.length, running.value.length, "preserve");
+    mark();
+    done += lines.join("").length;
+  }
+  return `${counted(work.sentences.length, "sentence")}.${data.learns ? " Click a sentence to correct it." : ""}`;
+}
+
+// Ask again for what is shown, after something was learned or forgotten; what is edited keeps its text.
+async function refresh(signal, say, done) {
+  if (byId("memory").open) await list();
+  for (const sentence of work.sentences) sentence.changed = false;
+  for (const some of grouped(work.sentences, ({ source }) => source.length)) {
+    say(`${done} Translating again …`);
+    const { sentences } = await ask("POST", "sentences", { q: some.map(({ source }) => source).join("\n") }, signal);
+    const now = new Map(sentences.map((sentence) => [sentence.source, sentence]));
+    for (const sentence of some) {
+      const free = !edited(sentence), { translation, learned } = now.get(sentence.source) ?? sentence;
+      Object.assign(sentence, { translation, learned });
+      if (!free || !edited(sentence)) continue;
+      put(sentence, wanted(sentence));
+      sentence.changed = true;
+    }
+    mark();
+  }
+  const changed = work.sentences.filter((sentence) => sentence.changed).length;
+  return `${done} ${changed ? `${counted(changed, "translation")} changed.` : ""}`;
+}
+
+const shown = () => work.sentences.map(({ before, text }) => before + text).join("") + work.after;
+
+function startOf(sentence) {
+  let at = 0;
+  for (const one of work.sentences) {
+    at += one.before.length;
+    if (one === sentence) return at;
+    at += one.text.length;
   }
 }
 
-function say(text, fault = false) {
-  byId("status").textContent = text;
-  byId("status").className = fault ? "fault" : "";
+function put(sentence, text) {
+  const start = startOf(sentence);
+  running.setRangeText(text, start, start + sentence.text.length, "preserve");
+  sentence.text = text;
 }
 
-// Sentences of a text with their translations; they have no tokens where the server cannot explain them.
-async function translated(text) {
-  const explanation = await ask("POST", "explain", { q: text });
-  data.score_name = explanation.score_name;
-  const first = data.texts.length;
-  data.texts.push(...explanation.texts);
-  for (const sentence of explanation.sentences) {
-    sentence.number = ++round; // no two of this page have the same
-    for (const token of sentence.tokens) for (const one of token.neighbours) one.sentence += first;
-    for (const phrase of sentence.phrases) for (const one of phrase.retrieved) one.sentence += first;
+// Give what was typed to the sentence that it touches; a change that goes over several of them is the first one's.
+function typed() {
+  const before = shown(), now = running.value;
+  let same = 0, start = 0;
+  while (same < now.length - running.selectionEnd && same < before.length && now.at(-1 - same) === before.at(-1 - same)) same += 1;
+  while (start < Math.min(now.length, before.length) - same && now[start] === before[start]) start += 1;
+  const end = before.length - same, touched = [];
+  let at = 0;
+  for (const [owner, name] of [...work.sentences.flatMap((one) => [[one, "before"], [one, "text"]]), [work, "after"]]) {
+    const from = at;
+    at += owner[name].length;
+    if (at >= start && from <= end) touched.push({ owner, name, from });
   }
-  return explanation.sentences;
+  const taker = touched.find(({ name }) => name === "text") ?? touched[0];
+  for (const part of touched) {
+    const { owner, name, from } = part, text = owner[name];
+    const added = part === taker ? now.slice(start, now.length - same) : "";
+    owner[name] = text.slice(0, Math.max(0, start - from)) + added + text.slice(Math.max(0, end - from));
+  }
+  mark();
 }
 
-// ---- sentences
-
-function makeCard(sentence, before = null) {
-  const card = { sentence, buttons: [], panel: null, editing: false };
-  const target = language(data.target_language);
-  const row = (name, settings, ...content) => make("div", { class: `row ${settings.class || ""}` },
-    make("dt", {}, name), make("dd", settings, ...content));
-  const explained = sentence.tokens.length > 0;
-  card.buttons = sentence.tokens.map((token, at) => tokenButton(sentence, token, at, card));
-  const shown = explained
-    ? make("div", { ...target, class: "tokens", role: "group", "aria-label": "Translation, token by token; the arrow keys move" },
-      ...words(sentence, card.buttons))
-    : make("div", { ...target, class: "plain" }, sentence.translation);
-  card.tokens = make("dl", {}, row("Translation", { class: "translation" }, shown));
-  card.actions = make("div", { class: "actions" });
-  const changed = before !== null && before !== sentence.translation;
-  card.element = make("article", { class: "card", "aria-label": sentence.source },
-    make("dl", {}, row("Source", language(data.source_language), sentence.source)),
-    card.tokens, card.actions);
-  showActions(card, changed);
-  return card;
+function mark() {
+  const state = (one) => (edited(one) ? "edited" : one.learned ? "remembered" : one.changed ? "changed" : "");
+  byId("marks").replaceChildren(...work.sentences.flatMap((one) => [one.before,
+    make("span", { class: `${state(one)}${one === current ? " current" : ""}` }, one.text)]), work.after, "\u200b");
+  byId("legend").hidden = !work.sentences.some(state);
+  byId("copy").disabled = running.readOnly = !work.sentences.length;
+  showSentence();
 }
 
-function showActions(card, changed = false) {
-  const { source } = card.sentence, id = learned.get(source);
-  const button = (name, work, first = false) => make("button",
-    { type: "button", class: first ? "button first" : "button", onclick: work }, name);
-  card.editing = false;
-  card.actions.replaceChildren(
-    ...(data.learns ? [button("Correct", () => edit(card))] : []),
-    ...(id ? [make("span", { class: "badge" }, `remembered: ${id}`), button("Undo", () => undo(source, id))] : []),
-    ...(changed ? [make("span", { class: "badge" }, "changed")] : []));
+// ---- the sentence at the cursor
+
+function choose(sentence) {
+  if (sentence === current) return;
+  shut(false);
+  current = sentence;
+  card.replaceChildren();
+  mark();
 }
 
-function edit(card) {
-  const box = make("textarea", { ...language(data.target_language), "aria-label": "Correct translation", rows: 2 });
-  box.value = card.sentence.translation;
-  const keep = () => remember(card, box.value);
-  box.addEventListener("keydown", (event) => {
-    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) keep();
-    if (event.key !== "Escape") return;
-    showActions(card);
-    card.actions.querySelector("button").focus();
-  });
-  card.editing = true;
-  card.actions.replaceChildren(box,
-    make("button", { type: "button", class: "button first", onclick: keep }, "Remember"),
-    make("button", { type: "button", class: "button", onclick: () => showActions(card) }, "Cancel"));
-  box.focus();
+function chooseAtCursor() {
+  const at = running.selectionStart;
+  choose(work.sentences.findLast((one) => startOf(one) <= at) ?? work.sentences[0] ?? null);
 }
 
-function remember(card, target) {
-  const { source } = card.sentence;
-  attempt(async () => {
-    const { id } = await ask("POST", "learn", { q: source, s: target });
-    learned.set(source, id);
-    showActions(card);
-    return `Remembered. ${await refresh(source)}`;
-  });
+function showSentence() {
+  card.hidden = current === null;
+  if (card.hidden) return;
+  const row = (name, code, text) => make("div", { class: "row" }, make("dt", {}, name), make("dd", language(code), text));
+  const { source, text, translation, learned } = current, other = tidy(text) !== tidy(translation);
+  const why = card.querySelector(".why") ?? make("div", { class: "why" });
+  const hide = () => {
+    shut(false);
+    why.replaceChildren();
+    showSentence();
+  };
+  card.replaceChildren(
+    make("dl", {}, row("Source", data.source_language, source), other ? row("Machine translation", data.target_language, translation) : null),
+    make("p", { class: "actions" },
+      ...(data.learns && (edited(current) || !learned) ? [button("Remember", remember, true)] : []),
+      ...(edited(current) ? [button("Discard edit", discard)] : []),
+      ...(learned ? [button("Undo", undo), make("span", { class: "badge remembered" }, "remembered")] : []),
+      ...(data.explains ? [why.hasChildNodes() ? button("Hide tokens", hide) : button("Where from?", explain)] : [])),
+    why);
 }
 
-function undo(source, id) {
-  attempt(async () => {
-    await ask("DELETE", `memory/${id}`);
-    for (const [text, of] of learned) if (of === id) learned.delete(text);
-    return `Forgotten. ${await refresh(source)}`;
+function remember() {
+  const sentence = current, { source, text } = sentence;
+  attempt("translating", async (signal, say) => {
+    const { id, replaced } = await ask("POST", "learn", { q: source, s: text });
+    sentence.learned = { id, source, target: tidy(text) };
+    mark();
+    return refresh(signal, say, replaced ? `Remembered, in place of ${quoted(replaced.target)}.` : "Remembered.");
   });
 }
 
-// Translate what is shown again, but for what is just being corrected; the focus goes to the sentence that it was about.
-async function refresh(source) {
-  if (byId("memory").open) await showMemory();
-  const waiting = cards.filter((card) => !card.editing);
-  if (!waiting.length) return "";
-  const sentences = await translated(waiting.map((card) => card.sentence.source).join("\n"));
-  if (open.card !== null) shut(false);
-  let changed = 0;
-  waiting.forEach((card, at) => {
-    const before = card.sentence.translation;
-    const made = makeCard(sentences[at], before);
-    changed += sentences[at].translation !== before;
-    card.element.replaceWith(made.element);
-    cards[cards.indexOf(card)] = made;
+function undo() {
+  const sentence = current;
+  attempt("translating", async (signal, say) => {
+    const { restored } = await ask("DELETE", `memory/${sentence.learned.id}`);
+    const free = !edited(sentence);
+    sentence.learned = restored[0] ?? null;
+    if (free) put(sentence, wanted(sentence));
+    mark();
+    return refresh(signal, say, "Undone.");
   });
-  cards.find((card) => card.sentence.source === source)?.actions.querySelector("button")?.focus({ preventScroll: true });
-  return changed === 1 ? "1 translation has changed." : `${changed} translations have changed.`;
+}
+
+function discard() {
+  put(current, wanted(current));
+  mark();
+  running.focus();
+}
+
+function explain() {
+  const sentence = current;
+  attempt("translating", async (signal) => {
+    const explanation = await ask("POST", "explain", { q: sentence.source }, signal);
+    const first = data.texts.length;
+    data.score_name = explanation.score_name;
+    data.texts.push(...explanation.texts);
+    if (sentence !== current) return "";
+    for (const one of explanation.sentences) {
+      for (const token of one.tokens) for (const found of [...token.neighbours, ...(token.text?.places ?? [])]) found.sentence += first;
+      for (const phrase of one.phrases) for (const found of phrase.retrieved) found.sentence += first;
+    }
+    const colours = ALL.map((part) => make("li", {}, make("i", { class: `swatch ${PARTS[part].by}` }), PARTS[part].name));
+    card.querySelector(".why").replaceChildren(make("ul", { class: "key small", "aria-label": "Colours" }, ...colours),
+      ...explanation.sentences.map(tokens));
+    showSentence();
+    return "Tap a token to see where it came from.";
+  });
+}
+
+function tokens(sentence, number) {
+  const shown = { sentence: { ...sentence, number }, buttons: [], panel: null };
+  shown.buttons = sentence.tokens.map((token, at) => tokenButton(shown.sentence, token, at, shown));
+  shown.tokens = make("div", { ...language(data.target_language), class: "tokens", role: "group",
+    "aria-label": "Translation, token by token; the arrow keys move" }, ...words(sentence, shown.buttons));
+  return make("div", {}, shown.tokens);
 }
 
 // ---- what was learned
 
-async function showMemory() {
-  const { pairs, found } = await ask("GET", `memory?q=${encodeURIComponent(byId("search").value)}`);
-  byId("found").textContent = pairs.length < found ? `${pairs.length} of ${found} pairs, the newest` : `${found} ${found === 1 ? "pair" : "pairs"}`;
-  byId("pairs").replaceChildren(...pairs.map((pair) => make("li", {},
-    make("span", language(data.source_language), pair.source),
-    make("span", language(data.target_language), pair.target),
-    make("button", { type: "button", class: "button", "aria-label": `Forget ${quoted(pair.source)}`,
-      onclick: () => undo(pair.source, pair.id) }, "Forget"))));
+async function list() {
+  const query = byId("search").value, path = `memory?limit=${listed}&q=${encodeURIComponent(query)}`;
+  const { pairs, found } = await ask("GET", path);
+  if (query !== byId("search").value) return; // it has changed meanwhile
+  byId("found").textContent = pairs.length < found ? `${pairs.length} of ${counted(found, "pair")}, the newest` : counted(found, "pair");
+  byId("more").hidden = pairs.length === found;
+  const rows = new Map([...byId("pairs").children].map((row) => [row.pair, row])); // which may be about to be edited
+  const all = [...pairs, ...deleted].sort((one, other) => other.id - one.id);
+  byId("pairs").replaceChildren(...all.map((pair) => rows.get(JSON.stringify(pair)) ?? pairRow(pair)));
+}
+
+function pairRow(pair) {
+  const row = make("li"), learn = (target) => ask("POST", "learn", { q: pair.source, s: target });
+  const change = (name, done, work, first = false) => button(name, () => attempt("learning", async () => {
+    await work();
+    attempt("translating", (signal, say) => refresh(signal, say, "")); // which lists pairs as well
+    return done;
+  }), first);
+  const target = make("span", language(data.target_language), pair.target);
+  const show = (shown, ...buttons) => row.replaceChildren(make("span", language(data.source_language), pair.source), shown,
+    make("p", { class: "actions" }, ...buttons));
+  const start = () => {
+    const remove = change("Delete", "Deleted.", async () => {
+      await ask("DELETE", `memory/${pair.id}`);
+      deleted.push({ ...pair, deleted: true });
+    });
+    if (pair.deleted) show(target, change("Undo", "It is back.", restore));
+    else if (pair.replaced_by) show(target, change("Bring back", "It counts again.", () => learn(pair.target)), remove);
+    else show(target, button("Edit", edit), remove);
+  };
+  const edit = () => {
+    const box = make("textarea", { ...language(data.target_language), "aria-label": `Translation of ${quoted(pair.source)}` });
+    const save = change("Save", "Saved.", () => learn(box.value), true);
+    box.value = pair.target;
+    on(box, "keydown", (event) => (entered(event) ? save.click() : event.key === "Escape" && start()));
+    show(box, save, button("Cancel", start));
+    box.focus();
+  };
+  const restore = async () => {
+    deleted = deleted.filter(({ id }) => id !== pair.id);
+    await learn(pair.target);
+    if (!pair.replaced_by) return;
+    const { pairs } = await ask("GET", `memory?q=${encodeURIComponent(pair.source)}`);
+    const last = pairs.find(({ id }) => id === pair.replaced_by);
+    if (last) await learn(last.target); // which counted, and does so again
+  };
+  row.pair = JSON.stringify(pair);
+  row.className = pair.deleted ? "deleted" : pair.replaced_by ? "replaced" : "";
+  if (pair.replaced_by) target.append(" ", make("span", { class: "badge" }, "replaced"));
+  start();
+  return row;
+}
+
+// Learn from files, one after the other; the server answers with a line for every few pairs.
+function take(files) {
+  byId("memory").open = true;
+  attempt("learning", async (signal, say) => {
+    const told = [];
+    for (const file of files) {
+      const reader = (await send("POST", `memory?name=${encodeURIComponent(file.name)}`, file, signal)).body
+        .pipeThrough(new TextDecoderStream()).getReader();
+      let last = {}, rest = "";
+      for (let part = await reader.read(); !part.done; part = await reader.read()) {
+        const lines = (rest + part.value).split("\n");
+        rest = lines.pop();
+        if (lines.length) last = JSON.parse(lines.at(-1));
+        say(`${file.name}: ${counted(last.pairs ?? 0, "pair")} …`);
+      }
+      const skipped = Object.entries(last.skipped ?? {}).map(([reason, count]) => `left out ${count}: ${reason}`);
+      told.push(`${file.name}: learned ${counted(last.learned, "pair")}, ${last.replaced} in place of earlier ones, `
+        + [`${last.again} known already`, ...skipped].join("; "));
+      if (last.error) throw new Error(`${told.join(". ")}. ${last.error}`);
+    }
+    attempt("translating", (...how) => refresh(...how, ""));
+    return `${told.join(". ")}.`;
+  });
+}
+
+async function save() {
+  const made = make("a", { href: URL.createObjectURL(await (await send("GET", `memory.tmx?q=${encodeURIComponent(byId("search").value)}`)).blob()),
+    download: "memory.tmx" });
+  made.click();
+  URL.revokeObjectURL(made.href);
+  return "";
 }
 
 // ---- the page
 
+const entered = (event) => event.key === "Enter" && (event.ctrlKey || event.metaKey);
+const on = (element, names, work) => names.split(" ").forEach((name) => element.addEventListener(name, work));
+
 function start() {
-  const { source, target } = data.names;
+  const { source, target } = data.names, relist = () => attempt("learning", async () => (await list(), ""));
   document.title = byId("title").textContent = `${source} → ${target}`;
+  byId("text").labels[0].textContent = source;
+  running.labels[0].textContent = target;
   byId("text").lang = data.source_language;
+  running.lang = data.target_language;
   byId("key-label").hidden = !data.key;
   byId("key").value = sessionStorage.getItem(KEY) || "";
   byId("memory").hidden = !data.learns;
-  byId("legend").append(...ALL.map((part) => make("li", {}, make("i", { class: `swatch ${PARTS[part].by}` }), PARTS[part].name)));
-  byId("ask").addEventListener("submit", (event) => {
+
+  on(byId("ask"), "submit", (event) => {
     event.preventDefault();
-    attempt(async () => {
-      const sentences = await translated(byId("text").value);
-      if (open.card !== null) shut(false);
-      cards = sentences.map((sentence) => makeCard(sentence));
-      byId("sentences").replaceChildren(...cards.map((card) => card.element));
-      byId("legend").hidden = !data.explains;
-      return data.explains ? "Tap a token to see where it came from." : "";
-    });
+    attempt("translating", translate);
   });
-  byId("text").addEventListener("keydown", (event) => {
-    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) byId("ask").requestSubmit();
+  on(byId("text"), "keydown", (event) => entered(event) && byId("ask").requestSubmit());
+  on(running, "input", typed);
+  on(running, "input focus click keyup", chooseAtCursor);
+  on(running, "keydown", (event) => entered(event) && current && data.learns && remember());
+  on(byId("copy"), "click", () => {
+    running.select();
+    document.execCommand("copy"); // navigator.clipboard is there under https and on localhost alone
   });
-  byId("memory").addEventListener("toggle", () => byId("memory").open && attempt(async () => (await showMemory(), "")));
-  byId("search").addEventListener("change", () => attempt(async () => (await showMemory(), "")));
-  document.addEventListener("keydown", (event) => { if (event.key === "Escape") shut(true); });
+  on(byId("memory"), "toggle", () => byId("memory").open && relist());
+  on(byId("search"), "input", () => relist(deleted = []));
+  on(byId("more"), "click", () => relist(listed += LISTED));
+  on(byId("import"), "click", () => byId("files").click());
+  on(byId("files"), "change", () => take([...byId("files").files]));
+  on(byId("export"), "click", () => attempt("learning", save));
+  on(document, "dragover drop dragleave", (event) => {
+    if (!event.dataTransfer.types.includes("Files")) return;
+    event.preventDefault();
+    document.body.classList.toggle("dropping", event.type === "dragover");
+    if (event.type === "drop" && data.learns) take([...event.dataTransfer.files]);
+  });
+  on(document, "keydown", (event) => event.key === "Escape" && shut(true));
+  // A reload, or a phone that needs the memory, leaves the work as it is.
+  on(window, "pagehide", keep);
+  on(document, "visibilitychange", keep);
+  const kept = JSON.parse(sessionStorage.getItem(WORK));
+  if (kept === null) return;
+  Object.assign(work, kept.work);
+  byId("text").value = kept.text;
+  running.value = shown();
+  mark();
+}
+
+function keep() {
+  sessionStorage.setItem(WORK, JSON.stringify({ text: byId("text").value, work }));
 }
 
 start();

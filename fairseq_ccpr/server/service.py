@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import json
+import re
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
 from functools import partial
+from itertools import islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
+from starlette.responses import Response, StreamingResponse
+
+from fairseq_ccpr.datastore.learned import LearnedPair
 from fairseq_ccpr.decoding.token_memory import TokenMemory
+from fairseq_ccpr.errors import CcprError, ConfigurationError
 from fairseq_ccpr.evaluation.explain import encode_sentences
 from fairseq_ccpr.evaluation.explanation import Explanation, unexplained
+from fairseq_ccpr.inference.learning import tidy
 from fairseq_ccpr.inference.system import Translation, encode
 from fairseq_ccpr.server import parameters as given
 from fairseq_ccpr.server.access import Limits
 from fairseq_ccpr.server.parameters import Parameters, bad
 from fairseq_ccpr.server.texts import HTML, TEXT, Segments
-from fairseq_ccpr.server.work import Work
-from fairseq_ccpr.text.languages import language_code, name_of, same_language
+from fairseq_ccpr.server.work import BATCH, BusyError, Work
+from fairseq_ccpr.text.languages import as_bcp47, language_code, name_of, same_language
+from fairseq_ccpr.text.translation_memory import Pair, read_memory, tmx_lines
 from fairseq_ccpr.translator import Translator
 
 AUTO = "auto"
@@ -68,6 +80,17 @@ class Service:
             answer["detectedLanguage"] = detected if several else detected[0]
         return answer
 
+    async def sentences(self, asked: Parameters) -> dict[str, Any]:
+        """Translate `q`, and tell its sentences apart: what stands before each, and the pair that was learned for it."""
+        text = Segments.of(given.text(asked, "q", self.limits.most_characters))
+        found = await self._translated(text.sentences)
+        learned = await self._call(partial(_learned, sources=text.sentences)) if self.learns else {}
+        sentences = [
+            {"before": text.parts[place - 1], "source": one.source, "translation": one.text, "learned": learned.get(one.source)}
+            for place, one in zip(text.places, found)
+        ]  # fmt: skip
+        return {"sentences": sentences, "after": text.parts[-1]}
+
     async def languages(self, asked: Parameters) -> list[dict[str, Any]]:
         """Name the language pair."""
         both: tuple[tuple[str, list[str]], ...] = (self.source, [language_code(self.target)]), (self.target, [])
@@ -100,28 +123,75 @@ class Service:
         most = self.limits.most_characters
         source, target = given.text(asked, "q", most), given.text(asked, "s", most)
         self._check_languages(asked)
-        number = await self._call(lambda translator: translator.learn(source, target))
-        return {"success": True, "id": number}
+        learned = await self._call(lambda translator: translator.learn(source, target))
+        replaced = of_pair(learned.replaced) if learned.replaced is not None else None
+        return {"success": True, "id": learned.id, "new": learned.new, "replaced": replaced}
 
     async def forget(self, asked: Parameters) -> dict[str, Any]:
         """Forget the pair `id`."""
         number = given.number(asked, "id", 0)
 
-        def forget(translator: Translator) -> None:
+        def forget(translator: Translator) -> list[LearnedPair]:
             if all(pair.id != number for pair in translator.memory()):
                 raise bad(f"there is no pair {number} among what was learned", 404)
-            translator.forget(number)
+            return translator.forget(number)
 
-        await self._call(forget)
-        return {"success": True}
+        return {"success": True, "restored": [of_pair(pair) for pair in await self._call(forget)]}
 
     async def memory(self, asked: Parameters) -> dict[str, Any]:
         """Return the pairs that have all words of `q`, newest first."""
         query = given.text(asked, "q", self.limits.most_characters, "")
         most = given.number(asked, "limit", MOST_PAIRS)
         found = await self._call(lambda translator: translator.memory(query))
-        pairs = [{name: getattr(one, name) for name in ("id", "source", "target", "count")} for one in found[:most]]
-        return {"pairs": pairs, "found": len(found)}
+        return {"pairs": [of_pair(one) for one in found[:most]], "found": len(found)}
+
+    async def export(self, asked: Parameters) -> Response:
+        """Return the pairs that count, of those that have all words of `q`, as TMX."""
+        query = given.text(asked, "q", self.limits.most_characters, "")
+        found = await self._call(lambda translator: translator.memory(query))
+        texts = [(str(one.id), one.source, one.target) for one in reversed(found) if one.replaced_by is None]
+        lines = tmx_lines(as_bcp47(self.source), as_bcp47(self.target), texts)
+        return Response(
+            await asyncio.to_thread(lambda: "\n".join([*lines, ""])), media_type="application/x-tmx+xml",
+            headers={"Content-Disposition": 'attachment; filename="memory.tmx"'},
+        )  # fmt: skip
+
+    async def add(self, asked: Parameters) -> Response:
+        """Learn the pairs of the file `body`, whose `name` tells its kind; answers a line of JSON for every few of them."""
+        name = re.sub(r"[^\w. -]", "_", given.text(asked, "name", 1000)).lstrip(".")[-60:] or "file"
+        folder = TemporaryDirectory()
+        path, skipped = Path(folder.name) / name, Counter[str]()
+        await given.save(asked["body"], path)
+        pairs = read_memory(path, self.source, self.target, skipped)
+
+        def some_pairs() -> list[Pair]:
+            try:
+                return list(islice(pairs, BATCH))
+            except ConfigurationError as error:
+                raise ConfigurationError(str(error).replace(str(path), name)) from None
+
+        first = await asyncio.to_thread(some_pairs)  # whatever is no such file is refused
+
+        async def told() -> AsyncIterator[str]:
+            some, fault, counts = first, "", dict.fromkeys(("pairs", "learned", "again", "replaced"), 0)
+            try:
+                while some:
+                    for one in await self._call(partial(Translator.learn_all, pairs=some)):
+                        counts["pairs"] += 1
+                        if isinstance(one, str):
+                            skipped[one] += 1
+                        else:
+                            counts["learned" if one.new else "again"] += 1
+                            counts["replaced"] += one.replaced is not None
+                    yield json.dumps(counts) + "\n"
+                    some = await asyncio.to_thread(some_pairs)
+            except (CcprError, BusyError) as error:
+                fault = str(error)
+            finally:
+                folder.cleanup()
+            yield json.dumps(counts | {"skipped": skipped} | ({"error": fault} if fault else {"done": True})) + "\n"
+
+        return StreamingResponse(told(), media_type="application/x-ndjson")
 
     async def explain(self, asked: Parameters) -> Explanation:
         """Translate the sentences of `q`, and say where each token came from, where this server can."""
@@ -169,6 +239,16 @@ def joined(text: Segments, translations: list[Translation], alternatives: int) -
     return list(dict.fromkeys(found))[: 1 + alternatives]
 
 
+def of_pair(pair: LearnedPair) -> dict[str, Any]:
+    """Return what a client is told of a pair that was learned."""
+    return {name: getattr(pair, name) for name in ("id", "source", "target", "count", "replaced_by")}
+
+
 def _known(translator: Translator, text: str) -> float:
     ids = encode(text, translator.task)[:-1]
     return 100 * float((ids != translator.task.source_dictionary.unk()).float().mean()) if len(ids) else 0.0
+
+
+def _learned(translator: Translator, sources: list[str]) -> dict[str, dict[str, Any]]:
+    counting = {one.source: of_pair(one) for one in translator.memory() if one.replaced_by is None}
+    return {source: counting[tidy(source)] for source in sources if tidy(source) in counting}
