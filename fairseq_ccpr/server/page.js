@@ -2,13 +2,13 @@
 // show where tokens came from.
 
 const PIECE = 2000; // characters that are translated together, about: then it is said how far it is
-const LISTED = 100; // pairs of what was learned, and as many more when asked for
 const KEY = "fairseq-ccpr-key", WORK = "fairseq-ccpr-work"; // in the session's storage
 // Sentences have `before`, what stands between them and the one before; `source`; `text`, their translation as it is shown;
 // `translation`, that of the translator; `learned`, the pair that counts for them, or null; `changed`, by what was learned.
-const work = { sentences: [], after: "" };
+const work = { sentences: [], after: "", rest: "", length: 0 }; // and what is to be translated yet
 const running = byId("translation"), card = byId("sentence");
-let current = null, listed = LISTED, deleted = []; // pairs that can be brought back until another search
+let current = null; // the sentence at the cursor
+let listed = 100, deleted = []; // pairs: how many are listed at most, and those that can be brought back until another search
 
 const tidy = (text) => text.split(/\s+/).filter(Boolean).join(" "); // as texts are compared when they are learned
 const wanted = (sentence) => sentence.learned?.target ?? sentence.translation;
@@ -22,12 +22,10 @@ async function send(method, path, body = null, signal = null) {
   const json = body !== null && !(body instanceof Blob), headers = { Accept: "application/json" };
   if (json) headers["Content-Type"] = "application/json";
   if (data.key) headers.Authorization = `Bearer ${byId("key").value}`;
-  let response;
-  try {
-    response = await fetch(path, { method, headers, signal, body: json ? JSON.stringify(body) : body });
-  } catch (error) {
+  const sent = { method, headers, signal, body: json ? JSON.stringify(body) : body };
+  const response = await fetch(path, sent).catch((error) => {
     throw error.name === "AbortError" ? error : new Error("The server does not answer.");
-  }
+  });
   if (!response.ok) {
     const { error } = await response.json().catch(() => ({ error: `The server answers with ${response.status}.` }));
     throw new Error(error);
@@ -58,44 +56,25 @@ async function attempt(lane, work) {
   if (byId(lane).task === task) stop.hidden = true;
 }
 
-// Items together that have about PIECE characters.
-function* grouped(items, length) {
-  let group = [], size = 0;
+// Items in groups of about PIECE characters.
+function grouped(items, length) {
+  const groups = [];
+  let size = PIECE;
   for (const item of items) {
-    if (group.length && size + length(item) > PIECE) {
-      yield group;
-      [group, size] = [[], 0];
-    }
-    group.push(item);
     size += length(item);
+    if (size > PIECE) {
+      groups.push([]);
+      size = length(item);
+    }
+    groups.at(-1).push(item);
   }
-  if (group.length) yield group;
+  return groups;
 }
 
 // ---- the text and its translation
 
-async function translate(signal, say) {
-  const text = byId("text").value;
-  Object.assign(work, { sentences: [], after: "" });
-  running.value = "";
-  choose(null);
-  let done = 0;
-  for (const lines of grouped(text.split(/(?<=\n)/), (line) => line.length)) {
-    say(`Translating … ${Math.round((100 * done) / text.length)}%`);
-    const { sentences, after } = await ask("POST", "sentences", { q: lines.join("") }, signal);
-    if (sentences.length) sentences[0].before = work.after + sentences[0].before;
-    for (const sentence of sentences) work.sentences.push({ ...sentence, text: wanted(sentence), changed: false });
-    work.after = sentences.length ? after : work.after + after;
-    const whole = shown();
-    running.setRangeText(whole.slice(running.value.length), running.value.length, running.value.length, "preserve");
-    mark();
-    done += lines.join("").length;
-  }
-  return `${counted(work.sentences.length, "sentence")}.${data.learns ? " Click a sentence to correct it." : ""}`;
-}
-
-// Ask again for what is shown, after something was learned or forgotten; what is edited keeps its text.
-async function refresh(signal, say, done) {
+// Ask again for what is shown, where something was learned or forgotten since, and then for the rest of the text.
+async function translate(signal, say, done = "") {
   if (byId("memory").open) await list();
   for (const sentence of work.sentences) sentence.changed = false;
   for (const some of grouped(work.sentences, ({ source }) => source.length)) {
@@ -103,31 +82,36 @@ async function refresh(signal, say, done) {
     const { sentences } = await ask("POST", "sentences", { q: some.map(({ source }) => source).join("\n") }, signal);
     const now = new Map(sentences.map((sentence) => [sentence.source, sentence]));
     for (const sentence of some) {
-      const free = !edited(sentence), { translation, learned } = now.get(sentence.source) ?? sentence;
+      const mine = edited(sentence), { translation, learned } = now.get(sentence.source) ?? sentence;
       Object.assign(sentence, { translation, learned });
-      if (!free || !edited(sentence)) continue;
+      if (mine || !edited(sentence)) continue; // what someone wrote stays
       put(sentence, wanted(sentence));
       sentence.changed = true;
     }
     mark();
   }
+  for (const lines of grouped(work.rest.match(/.*\n|.+/g) ?? [], (line) => line.length)) {
+    const piece = lines.join("");
+    say(`${done} Translating … ${Math.round(100 - (100 * work.rest.length) / work.length)}%`);
+    const { sentences, after } = await ask("POST", "sentences", { q: piece }, signal);
+    if (sentences.length) sentences[0].before = work.after + sentences[0].before;
+    work.after = sentences.length ? after : work.after + after;
+    work.sentences.push(...sentences.map((one) => ({ ...one, text: wanted(one), changed: false })));
+    work.rest = work.rest.slice(piece.length);
+    const length = running.value.length;
+    running.setRangeText(shown().slice(length), length, length, "preserve");
+    mark();
+  }
   const changed = work.sentences.filter((sentence) => sentence.changed).length;
-  return `${done} ${changed ? `${counted(changed, "translation")} changed.` : ""}`;
+  const said = [done, changed ? `${counted(changed, "translation")} changed.` : ""].filter(Boolean).join(" ");
+  return said || `${counted(work.sentences.length, "sentence")}.${data.learns ? " Click one to correct it." : ""}`;
 }
 
 const shown = () => work.sentences.map(({ before, text }) => before + text).join("") + work.after;
 
-function startOf(sentence) {
-  let at = 0;
-  for (const one of work.sentences) {
-    at += one.before.length;
-    if (one === sentence) return at;
-    at += one.text.length;
-  }
-}
-
 function put(sentence, text) {
-  const start = startOf(sentence);
+  const before = work.sentences.slice(0, work.sentences.indexOf(sentence));
+  const start = before.reduce((at, one) => at + one.before.length + one.text.length, sentence.before.length);
   running.setRangeText(text, start, start + sentence.text.length, "preserve");
   sentence.text = text;
 }
@@ -159,6 +143,7 @@ function mark() {
   byId("marks").replaceChildren(...work.sentences.flatMap((one) => [one.before,
     make("span", { class: `${state(one)}${one === current ? " current" : ""}` }, one.text)]), work.after, "\u200b");
   byId("legend").hidden = !work.sentences.some(state);
+  byId("copy").textContent = "Copy";
   byId("copy").disabled = running.readOnly = !work.sentences.length;
   showSentence();
 }
@@ -174,8 +159,13 @@ function choose(sentence) {
 }
 
 function chooseAtCursor() {
-  const at = running.selectionStart;
-  choose(work.sentences.findLast((one) => startOf(one) <= at) ?? work.sentences[0] ?? null);
+  let at = 0, found = null;
+  for (const one of work.sentences) {
+    at += one.before.length;
+    if (found === null || at <= running.selectionStart) found = one;
+    at += one.text.length;
+  }
+  choose(found);
 }
 
 function showSentence() {
@@ -184,28 +174,26 @@ function showSentence() {
   const row = (name, code, text) => make("div", { class: "row" }, make("dt", {}, name), make("dd", language(code), text));
   const { source, text, translation, learned } = current, other = tidy(text) !== tidy(translation);
   const why = card.querySelector(".why") ?? make("div", { class: "why" });
-  const hide = () => {
-    shut(false);
-    why.replaceChildren();
-    showSentence();
-  };
   card.replaceChildren(
-    make("dl", {}, row("Source", data.source_language, source), other ? row("Machine translation", data.target_language, translation) : null),
+    make("dl", {}, row("Source", data.source_language, source),
+      other ? row("Machine translation", data.target_language, translation) : null),
     make("p", { class: "actions" },
       ...(data.learns && (edited(current) || !learned) ? [button("Remember", remember, true)] : []),
-      ...(edited(current) ? [button("Discard edit", discard)] : []),
+      ...(edited(current) ? [button("Discard", () => { put(current, wanted(current)); mark(); })] : []),
       ...(learned ? [button("Undo", undo), make("span", { class: "badge remembered" }, "remembered")] : []),
-      ...(data.explains ? [why.hasChildNodes() ? button("Hide tokens", hide) : button("Where from?", explain)] : [])),
+      ...(why.hasChildNodes() ? [button("Hide tokens", () => { shut(false); why.replaceChildren(); showSentence(); })]
+        : data.explains ? [button("Where from?", explain)] : [])),
     why);
 }
 
 function remember() {
   const sentence = current, { source, text } = sentence;
+  if (sentence.learned && !edited(sentence)) return;
   attempt("translating", async (signal, say) => {
     const { id, replaced } = await ask("POST", "learn", { q: source, s: text });
     sentence.learned = { id, source, target: tidy(text) };
     mark();
-    return refresh(signal, say, replaced ? `Remembered, in place of ${quoted(replaced.target)}.` : "Remembered.");
+    return translate(signal, say, replaced ? `Remembered, in place of ${quoted(replaced.target)}.` : "Remembered.");
   });
 }
 
@@ -217,34 +205,28 @@ function undo() {
     sentence.learned = restored[0] ?? null;
     if (free) put(sentence, wanted(sentence));
     mark();
-    return refresh(signal, say, "Undone.");
+    return translate(signal, say, "Undone.");
   });
 }
 
-function discard() {
-  put(current, wanted(current));
-  mark();
-  running.focus();
-}
-
-function explain() {
-  const sentence = current;
-  attempt("translating", async (signal) => {
-    const explanation = await ask("POST", "explain", { q: sentence.source }, signal);
-    const first = data.texts.length;
-    data.score_name = explanation.score_name;
-    data.texts.push(...explanation.texts);
-    if (sentence !== current) return "";
-    for (const one of explanation.sentences) {
-      for (const token of one.tokens) for (const found of [...token.neighbours, ...(token.text?.places ?? [])]) found.sentence += first;
-      for (const phrase of one.phrases) for (const found of phrase.retrieved) found.sentence += first;
+async function explain() {
+  const why = card.querySelector(".why"), first = data.texts.length;
+  why.replaceChildren("…");
+  showSentence();
+  try {
+    const { texts, sentences, score_name } = await ask("POST", "explain", { q: current.source });
+    data.score_name = score_name;
+    data.texts.push(...texts);
+    for (const { tokens, phrases } of sentences) {
+      const found = tokens.flatMap(({ neighbours, text }) => [neighbours, text?.places ?? []]);
+      for (const one of [...found, ...phrases.map(({ retrieved }) => retrieved)].flat()) one.sentence += first;
     }
     const colours = ALL.map((part) => make("li", {}, make("i", { class: `swatch ${PARTS[part].by}` }), PARTS[part].name));
-    card.querySelector(".why").replaceChildren(make("ul", { class: "key small", "aria-label": "Colours" }, ...colours),
-      ...explanation.sentences.map(tokens));
-    showSentence();
-    return "Tap a token to see where it came from.";
-  });
+    why.replaceChildren(make("p", { class: "small muted" }, "Tap a token to see where it came from."),
+      make("ul", { class: "key small", "aria-label": "Colours" }, ...colours), ...sentences.map(tokens));
+  } catch (error) {
+    why.replaceChildren(error.message);
+  }
 }
 
 function tokens(sentence, number) {
@@ -252,27 +234,27 @@ function tokens(sentence, number) {
   shown.buttons = sentence.tokens.map((token, at) => tokenButton(shown.sentence, token, at, shown));
   shown.tokens = make("div", { ...language(data.target_language), class: "tokens", role: "group",
     "aria-label": "Translation, token by token; the arrow keys move" }, ...words(sentence, shown.buttons));
-  return make("div", {}, shown.tokens);
+  return shown.tokens;
 }
 
 // ---- what was learned
 
 async function list() {
-  const query = byId("search").value, path = `memory?limit=${listed}&q=${encodeURIComponent(query)}`;
-  const { pairs, found } = await ask("GET", path);
+  const query = byId("search").value;
+  const { pairs, found } = await ask("GET", `memory?limit=${listed}&q=${encodeURIComponent(query)}`);
   if (query !== byId("search").value) return; // it has changed meanwhile
-  byId("found").textContent = pairs.length < found ? `${pairs.length} of ${counted(found, "pair")}, the newest` : counted(found, "pair");
+  byId("found").textContent = `${pairs.length < found ? `the newest ${pairs.length} of ` : ""}${counted(found, "pair")}`;
   byId("more").hidden = pairs.length === found;
   const rows = new Map([...byId("pairs").children].map((row) => [row.pair, row])); // which may be about to be edited
   const all = [...pairs, ...deleted].sort((one, other) => other.id - one.id);
-  byId("pairs").replaceChildren(...all.map((pair) => rows.get(JSON.stringify(pair)) ?? pairRow(pair)));
+  byId("pairs").replaceChildren(...all.map((pair) => rows.get(JSON.stringify(pair)) ?? pairRow(pair, all)));
 }
 
-function pairRow(pair) {
+function pairRow(pair, all) {
   const row = make("li"), learn = (target) => ask("POST", "learn", { q: pair.source, s: target });
   const change = (name, done, work, first = false) => button(name, () => attempt("learning", async () => {
     await work();
-    attempt("translating", (signal, say) => refresh(signal, say, "")); // which lists pairs as well
+    attempt("translating", translate); // which lists pairs as well
     return done;
   }), first);
   const target = make("span", language(data.target_language), pair.target);
@@ -283,7 +265,7 @@ function pairRow(pair) {
       await ask("DELETE", `memory/${pair.id}`);
       deleted.push({ ...pair, deleted: true });
     });
-    if (pair.deleted) show(target, change("Undo", "It is back.", restore));
+    if (pair.deleted) show(target, ...(pair.replaced_by && !last ? [] : [change("Undo", "It is back.", restore)]));
     else if (pair.replaced_by) show(target, change("Bring back", "It counts again.", () => learn(pair.target)), remove);
     else show(target, button("Edit", edit), remove);
   };
@@ -295,13 +277,11 @@ function pairRow(pair) {
     show(box, save, button("Cancel", start));
     box.focus();
   };
+  const last = all.find(({ id }) => id === pair.replaced_by); // which counts
   const restore = async () => {
     deleted = deleted.filter(({ id }) => id !== pair.id);
     await learn(pair.target);
-    if (!pair.replaced_by) return;
-    const { pairs } = await ask("GET", `memory?q=${encodeURIComponent(pair.source)}`);
-    const last = pairs.find(({ id }) => id === pair.replaced_by);
-    if (last) await learn(last.target); // which counted, and does so again
+    if (last) await learn(last.target);
   };
   row.pair = JSON.stringify(pair);
   row.className = pair.deleted ? "deleted" : pair.replaced_by ? "replaced" : "";
@@ -311,9 +291,11 @@ function pairRow(pair) {
 }
 
 // Learn from files, one after the other; the server answers with a line for every few pairs.
-function take(files) {
+function take(chosen) {
+  const files = [...chosen];
+  byId("files").value = ""; // so that the same may be chosen again
   byId("memory").open = true;
-  attempt("learning", async (signal, say) => {
+  attempt("importing", async (signal, say) => {
     const told = [];
     for (const file of files) {
       const reader = (await send("POST", `memory?name=${encodeURIComponent(file.name)}`, file, signal)).body
@@ -330,16 +312,16 @@ function take(files) {
         + [`${last.again} known already`, ...skipped].join("; "));
       if (last.error) throw new Error(`${told.join(". ")}. ${last.error}`);
     }
-    attempt("translating", (...how) => refresh(...how, ""));
+    attempt("translating", translate);
     return `${told.join(". ")}.`;
   });
 }
 
 async function save() {
-  const made = make("a", { href: URL.createObjectURL(await (await send("GET", `memory.tmx?q=${encodeURIComponent(byId("search").value)}`)).blob()),
-    download: "memory.tmx" });
-  made.click();
-  URL.revokeObjectURL(made.href);
+  const response = await send("GET", `memory.tmx?q=${encodeURIComponent(byId("search").value)}`);
+  const link = make("a", { href: URL.createObjectURL(await response.blob()), download: "memory.tmx" });
+  link.click();
+  URL.revokeObjectURL(link.href);
   return "";
 }
 
@@ -361,8 +343,13 @@ function start() {
 
   on(byId("ask"), "submit", (event) => {
     event.preventDefault();
+    const text = byId("text").value;
+    Object.assign(work, { sentences: [], after: "", rest: text, length: text.length });
+    running.value = "";
+    choose(null);
     attempt("translating", translate);
   });
+  on(byId("translating").lastElementChild, "click", () => { work.rest = ""; });
   on(byId("text"), "keydown", (event) => entered(event) && byId("ask").requestSubmit());
   on(running, "input", typed);
   on(running, "input focus click keyup", chooseAtCursor);
@@ -370,21 +357,23 @@ function start() {
   on(byId("copy"), "click", () => {
     running.select();
     document.execCommand("copy"); // navigator.clipboard is there under https and on localhost alone
+    byId("copy").textContent = "Copied";
   });
   on(byId("memory"), "toggle", () => byId("memory").open && relist());
   on(byId("search"), "input", () => relist(deleted = []));
-  on(byId("more"), "click", () => relist(listed += LISTED));
+  on(byId("more"), "click", () => relist(listed += 100));
   on(byId("import"), "click", () => byId("files").click());
-  on(byId("files"), "change", () => take([...byId("files").files]));
+  on(byId("files"), "change", () => take(byId("files").files));
   on(byId("export"), "click", () => attempt("learning", save));
   on(document, "dragover drop dragleave", (event) => {
     if (!event.dataTransfer.types.includes("Files")) return;
     event.preventDefault();
     document.body.classList.toggle("dropping", event.type === "dragover");
-    if (event.type === "drop" && data.learns) take([...event.dataTransfer.files]);
+    if (event.type === "drop" && data.learns) take(event.dataTransfer.files);
   });
   on(document, "keydown", (event) => event.key === "Escape" && shut(true));
   // A reload, or a phone that needs the memory, leaves the work as it is.
+  const keep = () => sessionStorage.setItem(WORK, JSON.stringify({ text: byId("text").value, work }));
   on(window, "pagehide", keep);
   on(document, "visibilitychange", keep);
   const kept = JSON.parse(sessionStorage.getItem(WORK));
@@ -393,10 +382,7 @@ function start() {
   byId("text").value = kept.text;
   running.value = shown();
   mark();
-}
-
-function keep() {
-  sessionStorage.setItem(WORK, JSON.stringify({ text: byId("text").value, work }));
+  attempt("translating", translate);
 }
 
 start();
