@@ -11,7 +11,7 @@ from typing import Any, Self
 import torch
 
 from fairseq_ccpr.building.live_compact import LiveCompaction
-from fairseq_ccpr.datastore.learned import LearnedPair
+from fairseq_ccpr.datastore.learned import Learned, LearnedPair
 from fairseq_ccpr.decoding.learned_memory import LearnedMemory
 from fairseq_ccpr.decoding.token_memory import TokenMemory
 from fairseq_ccpr.errors import ConfigurationError, NotWritableError
@@ -42,9 +42,9 @@ class Translator(System):
     >>> with Translator(model, datastore=datastore, beam=5) as translator:
     ...     translations = list(translator.translate(["Und Gott sprach:", "Es werde Licht!"]))
     ...     translator.explain("Es werde Licht!").save(folder / "page.html")
-    ...     number = translator.learn("Es werde Licht!", "Let there be light!")
+    ...     learned = translator.learn("Es werde Licht!", "Let there be light!")
     ...     found = [one.target for one in translator.memory("licht")]
-    ...     translator.forget(number)
+    ...     restored = translator.forget(learned.id)
     >>> [(one.source, len(one.text) > 0, one.score < 0) for one in translations], found
     ([('Und Gott sprach:', True, True), ('Es werde Licht!', True, True)], ['Let there be light!'])
 
@@ -100,14 +100,17 @@ class Translator(System):
         datastore = f", datastore={self.cfg.task.datastore!r}" if self.cfg.task.datastore else ""
         return f"{type(self).__name__}({self.cfg.common_eval.path!r}{datastore}, device='{self.device}')"
 
-    def learn(self, source: str, target: str) -> int:
+    def learn(self, source: str, target: str) -> Learned:
         """Learn a sentence and its translation, such as a correction: it counts from the next sentence on.
+
+        It replaces what was learned before of the same sentence, which is kept and counts again once it is learned again, or
+        this pair is forgotten.
 
         It is on disk, in the datastore's folder, when this returns. From then on no other process, and no other translator,
         can learn into this datastore until `close`, or until this process ends.
 
         Returns:
-            Its id. A pair that was learned before keeps its id, and is counted.
+            Its id, and what it replaced. A pair that was learned before keeps its id, and is counted.
 
         Raises:
             ConfigurationError: there is no token datastore, or the pair cannot be learned, as where it is empty or too long.
@@ -136,11 +139,11 @@ class Translator(System):
             return False
         return True
 
-    def learn_all(self, pairs: Sequence[tuple[str, str]]) -> list[int | str]:
+    def learn_all(self, pairs: Sequence[tuple[str, str]]) -> list[Learned | str]:
         """Learn many pairs together, which is faster than one by one.
 
         Returns:
-            Of each its id, or in place of it a few words that say why it was not learned.
+            Of each what `learn` returns, or in place of it a few words that say why it was not learned.
 
         Raises:
             ConfigurationError: there is no token datastore.
@@ -148,17 +151,22 @@ class Translator(System):
         """
         return self._learner.learn(pairs)
 
-    def forget(self, *ids: int) -> None:
+    def forget(self, *ids: int) -> list[LearnedPair]:
         """Forget pairs that were learned: translations are from now on as if they never had been.
+
+        Returns:
+            The pairs that they had replaced, and that count again.
 
         Raises:
             ConfigurationError: there is no token datastore, or no such pair.
             DatastoreError: another process learns, or the journal cannot be written: nothing was forgotten then.
         """
-        learned_memory(self).forget(ids)
+        return learned_memory(self).forget(ids)
 
     def memory(self, query: str = "") -> list[LearnedPair]:
         """Return what was learned, newest first: the pairs that have all words of the query, or all pairs.
+
+        Pairs that were replaced are among them; `replaced_by` tells them apart.
 
         Raises:
             ConfigurationError: there is no token datastore.

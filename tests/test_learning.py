@@ -45,7 +45,7 @@ def test_a_correction_counts_from_the_next_sentence_on(store: Path, pairs: list[
     translator = Translator(datastore=store, **KEEN)
     source, target = pairs[0]
     before = outcome(translator, [source])
-    number = translator.learn(source, target)
+    number = translator.learn(source, target).id
     (learned,) = translator.translate([source])
     assert learned.text == target != before[0][0]
     assert "|learned:1-" in str(translator.signature)
@@ -62,7 +62,7 @@ def test_keys_are_those_that_a_build_gives(world: World, store: Path) -> None:
     translator, datastore = Translator(datastore=store, **SHORT), TokenDatastore(store)
     rows = list(read_pairs(world.folder / "train.tsv"))
     for sentence in (0, 7):
-        number = translator.learn(*rows[sentence])
+        number = translator.learn(*rows[sentence]).id
         learned = translator.find_memory("tokens").learned
         assert learned is not None
         values, keys = learned.store.entries[number]
@@ -79,7 +79,7 @@ def test_what_was_forgotten_is_as_if_it_never_had_been_learned(
     sentences = [source for source, _ in pairs[:4]]
     one, other, untouched = (Translator(datastore=folder, **SHORT) for folder in (store, never, never))
     plain = outcome(untouched, sentences)
-    numbers = [one.learn(*pair) for pair in pairs[:6]]
+    numbers = [one.learn(*pair).id for pair in pairs[:6]]
     assert outcome(one, sentences) != plain
     one.forget(*numbers[::2])
     for pair in pairs[1:6:2]:
@@ -93,7 +93,7 @@ def test_what_was_forgotten_is_as_if_it_never_had_been_learned(
 def test_an_explanation_names_what_was_learned(store: Path, pairs: list[tuple[str, str]]) -> None:
     translator = Translator(datastore=store, **KEEN)
     (source, target), (other, _) = pairs[:2]
-    number = translator.learn(source, target)
+    number = translator.learn(source, target).id
     explanation = translator.explain([source, other])
     texts = explanation.texts
     learned = [n for one in explanation.sentences for token in one.tokens for n in token.neighbours if n.learned]
@@ -143,7 +143,7 @@ def test_learning_needs_a_token_datastore_and_the_right_to_write(world: World, s
     ):
         alone.learn("eins", "one")
     first, second = (Translator(datastore=store, **SHORT) for _ in range(2))
-    number = first.learn("Es ist gut.", "It is good.")
+    number = first.learn("Es ist gut.", "It is good.").id
     with pytest.raises(DatastoreError, match="is being written to by process"):
         second.learn("Es ist gut.", "It is good.")
     first.close()
@@ -163,7 +163,7 @@ def test_threads_translate_while_others_learn_and_forget(store: Path, pairs: lis
     translator = Translator(datastore=store, **KEEN)
     source, target = pairs[0]
     wanted = {tuple(outcome(translator, [source]))}
-    number = translator.learn(source, target)
+    number = translator.learn(source, target).id
     wanted.add(tuple(outcome(translator, [source])))
     translator.forget(number)
     found: list[Any] = []
@@ -177,7 +177,7 @@ def test_threads_translate_while_others_learn_and_forget(store: Path, pairs: lis
     for thread in threads:
         thread.start()
     for _ in range(15):
-        number = translator.learn(source, target)
+        number = translator.learn(source, target).id
         translator.forget(number)
     done.set()
     for thread in threads:

@@ -47,7 +47,7 @@ def test_phrases_are_those_that_a_build_gives(
     words = ["--encoder", ccpr.checkpoint, "--segmentation", "all", "--max-words", 3, "--cpu", "--quiet"]
     repeated = "and the house and the house and the house"
     for place, target in enumerate([pairs[0][1], pairs[3][1], repeated]):
-        number = translator.learn(f"Satz {place}", target)
+        number = translator.learn(f"Satz {place}", target).id
         call("build phrases", write_lines(tmp_path / "text", target), *words, "--output", tmp_path / str(place))
         built, found = PhraseDatastore(tmp_path / str(place)), store_at(store).phrases[number]
         assert built.keys is not None and np.array_equal(found.keys, built.keys)
@@ -59,7 +59,7 @@ def test_a_phrase_counts_from_the_next_sentence_on(store: Path, pairs: list[tupl
     translator = Translator(datastore=store, **PHRASES_ALONE)
     source, target = pairs[0]
     before = outcome(translator, [source])
-    number = translator.learn(source, target)
+    number = translator.learn(source, target).id
     after = outcome(translator, [source])
     assert after != before and str(translator.signature).count("|learned:1-") == 2
     assert outcome(Translator(datastore=store, **PHRASES_ALONE), [source]) == after
@@ -85,7 +85,7 @@ def test_what_was_forgotten_is_as_if_it_never_had_been_learned(
     sentences = [source for source, _ in pairs[:4]]
     one, other, untouched = (Translator(datastore=folder, **PHRASES_ALONE) for folder in (store, never, never))
     plain = outcome(untouched, sentences)
-    numbers = [one.learn(*pair) for pair in pairs[:6]]
+    numbers = [one.learn(*pair).id for pair in pairs[:6]]
     assert outcome(one, sentences) != plain
     one.forget(*numbers[::2])
     for pair in pairs[1:6:2]:
@@ -94,7 +94,7 @@ def test_what_was_forgotten_is_as_if_it_never_had_been_learned(
     assert outcome(Translator(datastore=store, **PHRASES_ALONE), sentences) == outcome(other, sentences)
     one.forget(*numbers[1::2])
     assert outcome(one, sentences) == plain and one.signature == untouched.signature
-    again = one.learn(pairs[0][0], pairs[2][1])  # with the number of an entry that another phrase had
+    again = one.learn(pairs[0][0], pairs[2][1]).id  # with the number of an entry that another phrase had
     assert one.explain(sentences[0]).sentences[0].phrases and again == 7
 
 
@@ -141,7 +141,7 @@ def test_phrases_that_are_left_out_do_not_learn_and_that_is_said(
     store: Path, pairs: list[tuple[str, str]], caplog: pytest.LogCaptureFixture
 ) -> None:
     translator = Translator(datastore=store, phrase_lambda=0, **SHORT)
-    assert " phrases:" not in (translator.signature or "") and translator.learn(*pairs[0]) == 1
+    assert " phrases:" not in (translator.signature or "") and translator.learn(*pairs[0]).id == 1
     assert "do not count: their weight is 0, and they are not loaded" in caplog.text
     translator.close()
 
@@ -170,7 +170,7 @@ def test_phrases_alone_learn_once_they_have_an_empty_token_part(
     call("build memory", *words, "-s", "de", "-t", "en", "--output", folder)
     assert TokenDatastore(folder).section.size == 0 and "health         good" in call("inspect", folder).stdout
     translator = Translator(datastore=folder, max_len_b=45, device="cpu", phrase_min_similarity=0.0)
-    number = translator.learn(*pairs[0])
+    number = translator.learn(*pairs[0]).id
     assert len(store_at(folder).phrases[number].spans) and str(translator.signature).count("|learned:1-") == 2
     refused(call("build memory", *words, "--output", folder, check=False), "exists: give a new folder")
 
@@ -183,7 +183,7 @@ def test_another_encoder_or_a_changed_lexicon_is_refused(
     words = ["--encoder", ccpr.checkpoint, "--segmentation", f"lexicon:{lexicon}", "--cpu", "--quiet"]
     call("build phrases", mono, *words, "--output", folder)
     translator = Translator(datastore=folder, **SHORT, phrase_segmentation="all")
-    number = translator.learn("Haus und Hof", "the house and the yard")
+    number = translator.learn("Haus und Hof", "the house and the yard").id
     assert store_at(folder).phrases[number].spans.tolist() == [[0, 9], [10, 13]]
     translator.close()
     write_lines(lexicon, "the yard")

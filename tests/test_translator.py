@@ -226,7 +226,7 @@ def test_a_translator_that_was_closed_refuses_to_work(world: World, tmp_path: Pa
     store = Path(shutil.copytree(world.datastore, tmp_path / "store"))
     with Translator(datastore=store, **SHORT) as translator:
         assert repr(translator) == f"Translator('{world.model}', datastore='{store}', device='cpu')"
-        number = translator.learn("Es ist gut.", "It is good.")
+        number = translator.learn("Es ist gut.", "It is good.").id
         begun = translator.translate(sentences, window=1)
         next(begun)
     translator.close()  # twice is once

@@ -36,11 +36,15 @@ from fairseq_ccpr.building.text_build import merge_text_parts
 from fairseq_ccpr.datastore.domain import Domain
 from fairseq_ccpr.datastore.learned import (
     LEARNED,
+    MOVED_WITH_PHRASES,
     OWN_SENTENCE,
+    PAIR_WITH_PHRASES,
     LearnedPair,
     LearnedStore,
+    PairPhrases,
     first_records,
     journal_path,
+    learned_record,
     moved_record,
     remove_superseded,
 )
@@ -59,6 +63,7 @@ from fairseq_ccpr.datastore.preprocessing import remember, remembered
 from fairseq_ccpr.datastore.text import GENERAL, LANGUAGE, TextDatastore
 from fairseq_ccpr.datastore.token import DOMAIN, KEYS, PROJECTION, PROVENANCE, SYMBOLS, VALUES, TokenDatastore
 from fairseq_ccpr.datastore.written_subwords import remove_stale
+from fairseq_ccpr.decoding.learned_memory import entries_of
 from fairseq_ccpr.device import choose_device
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
 from fairseq_ccpr.search import DISK
@@ -565,13 +570,28 @@ def _compact(datastore: TokenDatastore, learned: LearnedStore, settings: Compact
             (scratch / kind.name).rename(directory / grown.folder)
             setattr(manifest, kind.name, grown)
     assert manifest.token is not None
-    phrases = manifest.phrase if any(pair.sentence is not None for pair in pairs.values()) else None
-    first = first_records(manifest.token, learned.next_id, phrases)
+    records = [*_records_of_replaced(datastore, learned), *map(moved_record, pairs.values())]
+    phrases = manifest.phrase if any(one[0] in (PAIR_WITH_PHRASES, MOVED_WITH_PHRASES) for one in records) else None
     path = journal_path(directory, manifest.token.generation)
-    create_journal(path, [*first, *map(moved_record, pairs.values())])
+    create_journal(path, [*first_records(manifest.token, learned.next_id, phrases), *records])
     manifest.write(directory)
     sync_directory(directory)
     remove_others(directory, manifest)
+
+
+def _records_of_replaced(datastore: TokenDatastore, learned: LearnedStore) -> Iterator[bytes]:
+    """Make the records of pairs that do not count: what the datastore itself has of them goes back into the journal."""
+    for pair, entries, phrases in learned.replaced.values():
+        if pair.first_entry is not None:
+            rows = slice(pair.first_entry, pair.first_entry + pair.tokens)
+            entries = datastore.values[rows], datastore.keys[rows]
+        if pair.sentence is not None and pair.sentence != OWN_SENTENCE:
+            stored = PhraseDatastore(datastore.directory)
+            assert stored.keys is not None  # as learning requires
+            places = entries_of(stored, [pair.sentence])
+            phrases = PairPhrases(stored.spans[places, 1:], stored.keys[places])
+        assert entries is not None  # of a pair that has not moved
+        yield learned_record(pair, *entries, phrases)
 
 
 def _own_sources(store: Datastore) -> tuple[list[Source], str]:

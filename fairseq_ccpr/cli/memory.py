@@ -54,7 +54,8 @@ on, and is on disk before the command says so.
   fairseq-ccpr learn --datastore datastores/mine --source "Guten Morgen." --target "Good morning."
   fairseq-ccpr learn --datastore datastores/mine memory.tmx project.xlf pairs.tsv
 
-Files are TMX, XLIFF (1.2 or 2) or TSV, plain, .gz or .xz. A pair that is already there is counted, not stored twice. Pairs
+Files are TMX, XLIFF (1.2 or 2) or TSV, plain, .gz or .xz. A pair that is already there is counted, not stored twice. A pair
+replaces the one learned before with the same source. Pairs
 with an empty or too long side, and lines of a TSV that are no pair or not UTF-8, are left out and counted by reason. An
 interrupted run may be run again.
 
@@ -73,26 +74,28 @@ def learn(
     if not files and source is None:
         raise ConfigurationError("there is nothing to learn: give files, or --source and --target")
     system = System.of(rest, data)
-    learner, ids, again, skipped = Learner(system), list[int](), 0, Counter[str]()  # new, others, left out by reason
+    learner, ids, again, replaced, skipped = Learner(system), list[int](), 0, 0, Counter[str]()  # ids of new pairs
 
     def learn_pairs(pairs: Iterable[Pair]) -> None:
-        nonlocal again
-        known, waiting = set(learner.memory.store.pairs), iter(pairs)
+        nonlocal again, replaced
+        waiting = iter(pairs)
         while some := list(islice(waiting, WINDOW)):
             for learned in learner.learn(some):
                 if isinstance(learned, str):
                     skipped[learned] += 1
-                elif learned in known:
-                    again += 1
-                else:
-                    ids.append(learned)
-                    known.add(learned)
+                    continue
+                if learned.new:
+                    ids.append(learned.id)
+                again += not learned.new
+                replaced += learned.replaced is not None
             bar.update(len(some))
 
     def report() -> None:
         which = f" (id {ids[0]})" if len(ids) == 1 else f" (ids {ids[0]} to {ids[-1]})" if ids else ""
         known = f"; {again:,} were there already, and are counted" if again else ""
-        print(f"learned {counted(len(ids), 'pair')}{which}{known}")
+        others = "an earlier translation of its source" if replaced == 1 else "earlier translations of their sources"
+        earlier = f"; {replaced:,} replaced {others}" if replaced else ""
+        print(f"learned {counted(len(ids), 'pair')}{which}{known}{earlier}")
         for reason, count in skipped.most_common():
             print(f"left out {count:,}: {reason}")
 
@@ -133,20 +136,24 @@ def forget(
         raise ConfigurationError("say what to forget: give ids, or --all")
     with closing(LearnedStore(TokenDatastore(datastore))) as store:
         store.lock()  # others may have learned since
-        chosen = list(store.pairs) if all else list(dict.fromkeys(ids))
-        pairs = [store.pairs[number] for number in chosen if number in store.pairs]
-        store.forget(chosen)
+        known = {pair.id: pair for pair in reversed(store.find(""))}
+        chosen = list(known) if all else list(dict.fromkeys(ids))
+        restored = store.forget(chosen)
+    pairs = [known[number] for number in chosen]
     for pair in pairs:
         print(f"{pair.id}\t{pair.source}\t{pair.target}")
-    left = len(store.pairs)
+    for pair in restored:
+        print(f"{pair.id} counts again\t{pair.source}\t{pair.target}")
+    left = len(known) - len(pairs)
     print(f"forgot {counted(len(pairs), 'pair')}; {left:,} {'is' if left == 1 else 'are'} left")
     return 0
 
 
 @command("""\
 Show the sentence pairs that a datastore has learned, newest first: id, how often each was learned, source and target,
-separated by tabs. Words after the folder restrict the list to pairs that contain all of them. The exit code is 1 if the
-journal is damaged: what the damage did not hit is kept and shown.
+separated by tabs. Pairs that a later translation of the same source has replaced do not count, and say so in a fifth column;
+they count again once they are learned again, or the later one is forgotten. Words after the folder restrict the list to
+pairs that contain all of them. The exit code is 1 if the journal is damaged: what the damage did not hit is kept and shown.
 
   fairseq-ccpr memory datastores/mine
   fairseq-ccpr memory datastores/mine guten morgen
@@ -156,13 +163,15 @@ def memory(
     datastore: Path = option(help="the datastore", positional=True, metavar="DIR"),
     words: list[str] = option([], "of source or target", positional=True, nargs="*", metavar="WORD"),
     most: Optional[int] = count_option(None, "show at most N pairs"),
-    export: Optional[Path] = option(None, "write them to this TMX file instead, oldest first", metavar="FILE"),
+    export: Optional[Path] = option(
+        None, "write those that count to this TMX file instead, oldest first", metavar="FILE"
+    ),
     source_lang: Optional[str] = source_language_option(None, "source language in the TMX (that of the datastore)"),
     target_lang: Optional[str] = target_language_option(None, "target language in the TMX (that of the datastore)"),
 ) -> int:
     check_folders(export=export)
     store = LearnedStore(TokenDatastore(datastore))
-    pairs = store.find(" ".join(words))[:most]
+    pairs = [pair for pair in store.find(" ".join(words)) if export is None or pair.replaced_by is None][:most]
     if export is not None:
         known = remembered(datastore)
         source = source_lang or (known.source_lang if known is not None else None)
@@ -174,7 +183,8 @@ def memory(
         print(f"{export}: {counted(len(pairs), 'pair')}")
     else:
         for one in pairs:
-            print(f"{one.id}\t{one.count}\t{one.source}\t{one.target}")
+            earlier = "" if one.replaced_by is None else f"\treplaced by {one.replaced_by}"
+            print(f"{one.id}\t{one.count}\t{one.source}\t{one.target}{earlier}")
         if not store.pairs:
             print(f"nothing was learned alongside {datastore}", file=sys.stderr)
     return 1 if store.damage else 0
@@ -324,7 +334,8 @@ def _inspect_tokens(datastore: TokenDatastore, top: int) -> bool:
             with_phrases = sum(pair.sentence is not None for pair in learned.pairs.values()) + len(learned.phrases)
             count = sum(len(found.spans) for found in learned.phrases.values())
             phrases = f", {with_phrases:,} of them with phrases ({count:,} not yet the phrase part's own)"
-        print(f"learned         {counted(len(learned.pairs), 'pair')}, in addition to them{phrases}")
+        replaced = f"; {len(learned.replaced):,} replaced by them" if learned.replaced else ""
+        print(f"learned         {counted(len(learned.pairs), 'pair')}, in addition to them{phrases}{replaced}")
     if _print_damage([learned.damage] if learned.damage else []):
         return False
     symbols, counts = datastore.read_symbols(), np.bincount(datastore.values)

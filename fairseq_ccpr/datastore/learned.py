@@ -2,7 +2,8 @@
 
 The datastore stays unchanged. `learnt/N.journal` belongs to its generation N, and to exactly its keys, model, key layer and
 projection, as its first record says. Each other record is a pair that was learned, one that was learned again, one that was
-forgotten, or one that has moved into the datastore's own entries. Where the datastore has a phrase part, pairs have the
+forgotten, or one that has moved into the datastore's own entries. Of the pairs of one source, the one that was learned last
+counts. Where the datastore has a phrase part, pairs have the
 phrases of their targets, too, and a record before them says which encoder, segmentation and set of phrases these belong to.
 Both records of what the others belong to are there twice, as nothing can be read without them.
 Letters: n tokens of a pair, d width of keys, P phrases of its target, o width of theirs.
@@ -20,7 +21,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -78,10 +79,30 @@ class LearnedPair:
     # Of its target in the datastore's phrase part, where its phrases have moved there; `OWN_SENTENCE` where that sentence
     # is there without it, too; None: its phrases are in the journal, or it has none.
     sentence: int | None = None
+    replaced_by: int | None = None  # the pair of its source that counts; None: this one does
+
+
+class Learned(NamedTuple):
+    """What learning a pair has done."""
+
+    id: int
+    new: bool  # or else it was there already, and is counted
+    replaced: LearnedPair | None  # the pair of its source that counted until now
+
+
+class Replaced(NamedTuple):
+    """A pair that does not count, with the values, keys and phrases that are in the journal."""
+
+    pair: LearnedPair
+    entries: tuple[np.ndarray, np.ndarray] | None
+    phrases: PairPhrases | None
 
 
 class LearnedStore:
-    """The pairs learned alongside a datastore and not forgotten, in the order in which they were learned.
+    """The pairs learned alongside a datastore and not forgotten, by their ids.
+
+    `pairs` are those that count, one of each source: the last that was learned. It has `replaced` the others, and one of
+    these counts again once it is learned again, or all that were learned after it are forgotten.
 
     Any number may read; the first to learn or forget holds the right to write until it is closed. Threads may share it.
     """
@@ -105,50 +126,80 @@ class LearnedStore:
         """The journal's file."""
         return journal_path(self.datastore.directory, self.datastore.section.generation)
 
-    def learn(self, pairs: Sequence[NewPair]) -> list[int]:
+    @property
+    def gone(self) -> list[tuple[int, int]]:
+        """Entries of the datastore itself that do not count: the first, and how many."""
+        places = ((pair.first_entry, pair.tokens) for pair, *_ in self.replaced.values())
+        return self._forgotten + [(first, tokens) for first, tokens in places if first is not None]
+
+    @property
+    def gone_sentences(self) -> list[int]:
+        """Sentences that the phrase part has only because they were learned, by pairs that do not count."""
+        return [sentence for sentence, pairs in self._pairs_of.items() if not pairs and sentence != OWN_SENTENCE]
+
+    def learn(self, pairs: Sequence[NewPair]) -> list[Learned]:
         """Learn pairs, all or none; they are on disk when this returns. One that is there is counted, and keeps its id."""
         with self._lock:
             self.lock()
-            ids, records = [], []
-            known, new_id = dict(self._ids), self.next_id
+            done, records = list[tuple[int, bool, int | None]](), []
+            known, new_id, counts = dict(self._ids), self.next_id, dict[str, int]()  # the last: by source
             if not self._has_phrases and any(pair.phrases is not None for pair in pairs):
                 records += [_json_record(PHRASE_IDENTITY, identity_of_phrases(self.phrase_section))] * 2
             for pair in pairs:
-                if (number := known.get((pair.source, pair.target))) is None:
+                if new := (number := known.get((pair.source, pair.target))) is None:
                     number = known[pair.source, pair.target] = new_id
-                    records.append(_new_record(number, pair))
+                    made = LearnedPair(number, pair.source, pair.target, 1, len(pair.values))
+                    records.append(learned_record(made, pair.values, pair.keys, pair.phrases))
                     new_id += 1
                 elif (
                     pair.phrases is not None
-                    and (before := self.pairs.get(number)) is not None  # None: it is being learned
-                    and before.sentence is None
-                    and number not in self.phrases
+                    and (before := self._kept(number)) is not None  # None: it is being learned
+                    and before.pair.sentence is None
+                    and before.phrases is None
                 ):
                     records.append(_ID.pack(PHRASES, number) + _phrase_bytes(pair.phrases))
                 else:
                     records.append(_ID.pack(AGAIN, number))
-                ids.append(number)
+                last = counts.get(pair.source, self._of_source.get(pair.source, [number])[-1])
+                counts[pair.source] = number
+                done.append((number, new, last if last != number else None))
             self._append(records)
-            return ids
+            return [Learned(n, new, self._listed(last) if last is not None else None) for n, new, last in done]
 
-    def forget(self, ids: Iterable[int]) -> None:
-        """Forget pairs, all or none; none of them is found any more when this returns."""
+    def forget(self, ids: Iterable[int]) -> list[LearnedPair]:
+        """Forget pairs, all or none; none of them is found any more when this returns.
+
+        Returns:
+            The pairs that they had replaced, and that count again.
+        """
         with self._lock:
             self.lock()
-            ids = list(dict.fromkeys(ids))
+            ids, counted = list(dict.fromkeys(ids)), dict[str, int]()
             for number in ids:
-                if number not in self.pairs:
+                if (kept := self._kept(number)) is None:
                     raise ConfigurationError(
                         f"there is no pair {number} among what was learned into {self.datastore.directory}: it was "
                         "forgotten, or never learned"
                     )
+                counted[kept.pair.source] = self._of_source[kept.pair.source][-1]
             self._append([_ID.pack(FORGOTTEN, number) for number in ids])
+            now = {source: self._of_source.get(source, [last])[-1] for source, last in counted.items()}
+            return [self.pairs[number] for source, number in now.items() if number != counted[source]]
+
+    def counting(self, source: str) -> LearnedPair | None:
+        """Return the pair that counts for a source; None where none does."""
+        with self._lock:
+            numbers = self._of_source.get(source)
+            return self.pairs[numbers[-1]] if numbers else None
 
     def find(self, query: str) -> list[LearnedPair]:
-        """Return the pairs that have all words of a query in their source or target, whatever their case; newest first."""
+        """Return the pairs that have all words of a query in their source or target, whatever their case; newest first.
+
+        Those that were replaced are among them.
+        """
         words = query.casefold().split()
         with self._lock:
-            pairs = list(reversed(self.pairs.values()))
+            pairs = [self._listed(number) for number in sorted(self.pairs.keys() | self.replaced.keys(), reverse=True)]
         texts = ((pair, f"{pair.source}\n{pair.target}".casefold()) for pair in pairs)
         return [pair for pair, text in texts if all(word in text for word in words)]
 
@@ -210,18 +261,21 @@ class LearnedStore:
             self._journal.append(records)
         for record in records:
             self._apply(record)
+        self._put_in_order()
 
     def _load(self) -> None:
         """Another process may have written to the journal, or in place of it: it is read from its beginning."""
         self.pairs: dict[int, LearnedPair] = {}
+        self.replaced: dict[int, Replaced] = {}  # in the order in which they were
         # Values int32 [n] and keys fp16 [n, d], and phrases, of those pairs whose have not moved into the datastore.
         self.entries: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self.phrases: dict[int, PairPhrases] = {}
-        self.gone: list[tuple[int, int]] = []  # entries of the datastore that were forgotten: the first, and how many
-        self.gone_sentences: list[int] = []  # that the phrase part has only because they were learned, and forgotten
+        self._forgotten: list[tuple[int, int]] = []  # entries of the datastore: the first, and how many
         self.forgotten, self.next_id = 0, 1  # how many pairs were forgotten so far
         self.damage = ""  # what is wrong with the journal, a sentence
         self._ids: dict[tuple[str, str], int] = {}
+        self._of_source: dict[str, list[int]] = {}  # the pairs that have it, of which the last counts
+        self._in_order = True  # whether the pairs are in the order of their ids
         self._pairs_of: Counter[int] = Counter()  # by sentence of the phrase part
         self._begun = self._has_phrases = False  # whether the journal says what it, and its phrases belong to
         self._journal = Journal(self.path)
@@ -230,6 +284,7 @@ class LearnedStore:
             return
         for record in self._journal.read():
             self._apply(record)
+        self._put_in_order()
         if not self._begun:
             raise DatastoreError(f"{self.path} is damaged from its beginning on: move it away, and learn again")
         if self._journal.damage or self._journal.lost:
@@ -251,9 +306,12 @@ class LearnedStore:
             elif kind in (AGAIN, PHRASES, FORGOTTEN):
                 _, number = _ID.unpack_from(record)
                 self.next_id = max(self.next_id, number + 1)
-                if number in self.pairs and kind == FORGOTTEN:
+                if (kept := self._kept(number)) is None:
+                    return  # it was forgotten, or was learned in a record that is lost
+                if kind == FORGOTTEN:
                     self._drop(number)
-                elif number in self.pairs:
+                else:
+                    self._count_alone(number, kept.pair.source)
                     self.pairs[number] = replace(self.pairs[number], count=self.pairs[number].count + 1)
                     if kind == PHRASES:
                         self._keep_phrases(number, _read_phrases(record, _ID.size))
@@ -277,11 +335,10 @@ class LearnedStore:
         pair = LearnedPair(number, source, target, times, tokens, *places)
         if (forgotten := self._ids.get((source, target))) is not None:
             self._drop(forgotten)  # in a record that is missing: a pair that is there is not learned as a new one
-        self.pairs[number] = pair
         self._ids[source, target] = number
         self.next_id = max(self.next_id, number + 1)
-        if pair.sentence is not None:
-            self._pairs_of[pair.sentence] += 1
+        self.replaced[number] = Replaced(pair, None, None)
+        self._count_alone(number, source)
         if places:
             return
         dimension = self.datastore.section.dimension
@@ -304,18 +361,61 @@ class LearnedStore:
             )
         self.phrases[number] = phrases
 
-    def _drop(self, number: int) -> None:
+    def _kept(self, number: int) -> Replaced | None:
+        if number not in self.pairs:
+            return self.replaced.get(number)
+        return Replaced(self.pairs[number], self.entries.get(number), self.phrases.get(number))
+
+    def _listed(self, number: int) -> LearnedPair:
+        if number in self.pairs:
+            return self.pairs[number]
+        pair = self.replaced[number].pair
+        return replace(pair, replaced_by=self._of_source[pair.source][-1])
+
+    def _count_alone(self, number: int, source: str) -> None:
+        """Let a pair count, and none of the others of its source."""
+        numbers = self._of_source.setdefault(source, [])
+        if numbers and numbers[-1] in self.pairs and numbers[-1] != number:
+            self._set_aside(numbers[-1])
+        if number in numbers:
+            numbers.remove(number)
+        numbers.append(number)
+        if number in self.pairs:
+            return
+        self._in_order &= next(reversed(self.pairs), 0) < number
+        self.pairs[number], entries, phrases = self.replaced.pop(number)
+        if entries is not None:
+            self.entries[number] = entries
+        if phrases is not None:
+            self.phrases[number] = phrases
+        if (sentence := self.pairs[number].sentence) is not None:
+            self._pairs_of[sentence] += 1
+
+    def _set_aside(self, number: int) -> None:
         pair = self.pairs.pop(number)
-        del self._ids[pair.source, pair.target]
-        self.entries.pop(number, None)
-        self.phrases.pop(number, None)
-        self.forgotten += 1
-        if pair.first_entry is not None:
-            self.gone.append((pair.first_entry, pair.tokens))
+        self.replaced[number] = Replaced(pair, self.entries.pop(number, None), self.phrases.pop(number, None))
         if pair.sentence is not None:
             self._pairs_of[pair.sentence] -= 1
-            if pair.sentence != OWN_SENTENCE and not self._pairs_of[pair.sentence]:
-                self.gone_sentences.append(pair.sentence)
+
+    def _drop(self, number: int) -> None:
+        if counted := number in self.pairs:
+            self._set_aside(number)
+        pair, *_ = self.replaced.pop(number)
+        del self._ids[pair.source, pair.target]
+        self._of_source[pair.source].remove(number)
+        if not (others := self._of_source[pair.source]):
+            del self._of_source[pair.source]
+        elif counted:
+            self._count_alone(others[-1], pair.source)
+        self.forgotten += 1
+        if pair.first_entry is not None:
+            self._forgotten.append((pair.first_entry, pair.tokens))
+
+    def _put_in_order(self) -> None:
+        """So that what is brought back counts as if nothing had replaced it."""
+        if not self._in_order:
+            self.pairs, self.entries = dict(sorted(self.pairs.items())), dict(sorted(self.entries.items()))
+            self.phrases, self._in_order = dict(sorted(self.phrases.items())), True
 
     def _check(self, header: dict[str, Any]) -> None:
         if header["version"] > FORMAT_VERSION:
@@ -348,6 +448,13 @@ def first_records(section: TokenSection, first_id: int, phrases: PhraseSection |
     header = {"version": FORMAT_VERSION, "identity": identity(section), "first_id": first_id}
     records = [_json_record(HEADER, header)] * 2
     return records + [_json_record(PHRASE_IDENTITY, identity_of_phrases(phrases))] * (2 if phrases is not None else 0)
+
+
+def learned_record(pair: LearnedPair, values: np.ndarray, keys: np.ndarray, phrases: PairPhrases | None) -> bytes:
+    """Make the record of a pair whose entries are in the journal."""
+    arrays = values.astype(_INTEGER).tobytes() + keys.astype(_KEY).tobytes()
+    kind, last = (PAIR, b"") if phrases is None else (PAIR_WITH_PHRASES, _phrase_bytes(phrases))
+    return _texts(kind, pair) + arrays + last
 
 
 def moved_record(pair: LearnedPair) -> bytes:
@@ -397,12 +504,6 @@ def identity_of_phrases(section: PhraseSection | None) -> dict[str, Any]:
 
 def _json_record(kind: int, content: dict[str, Any]) -> bytes:
     return bytes([kind]) + json.dumps(content).encode()
-
-
-def _new_record(number: int, pair: NewPair) -> bytes:
-    arrays = pair.values.astype(_INTEGER).tobytes() + pair.keys.astype(_KEY).tobytes()
-    kind, phrases = (PAIR, b"") if pair.phrases is None else (PAIR_WITH_PHRASES, _phrase_bytes(pair.phrases))
-    return _texts(kind, LearnedPair(number, pair.source, pair.target, 1, len(pair.values))) + arrays + phrases
 
 
 def _texts(kind: int, pair: LearnedPair) -> bytes:

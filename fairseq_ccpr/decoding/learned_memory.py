@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fairseq_ccpr.datastore.learned import OWN_SENTENCE, LearnedPair, LearnedStore, NewPair
+from fairseq_ccpr.datastore.learned import OWN_SENTENCE, Learned, LearnedPair, LearnedStore, NewPair
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.search import ExactIndex, Index
@@ -150,7 +150,7 @@ class LearnedEntries:
         return next((pair for pair, first in spans if first <= entry < first + pair.tokens), None)
 
     def __str__(self) -> str:
-        pairs = (*self.moved, *self.pairs)
+        pairs = sorted((*self.moved, *self.pairs), key=lambda pair: pair.id)
         return f"{len(pairs)}-{short(of_strings(text for pair in pairs for text in (pair.source, pair.target)))}"
 
 
@@ -190,18 +190,19 @@ class LearnedMemory:
         self._clear()
         self._update()
 
-    def learn(self, pairs: Sequence[NewPair]) -> list[int]:
+    def learn(self, pairs: Sequence[NewPair]) -> list[Learned]:
         """Learn pairs; see `LearnedStore.learn`. They count when this returns."""
         with self._lock:
-            ids = self.store.learn(pairs)
+            learned = self.store.learn(pairs)
             self._update()
-        return ids
+        return learned
 
-    def forget(self, ids: Iterable[int]) -> None:
+    def forget(self, ids: Iterable[int]) -> list[LearnedPair]:
         """Forget pairs; see `LearnedStore.forget`. They count no more when this returns."""
         with self._lock:
-            self.store.forget(ids)
+            restored = self.store.forget(ids)
             self._update()
+        return restored
 
     def _clear(self) -> None:
         dimension = self.store.datastore.section.dimension
@@ -233,13 +234,12 @@ class LearnedMemory:
         last = _numbers(self._gone) - self._listed
         without = torch.from_numpy(last).to(self.device) if len(last) else None
         index = Segment(self._keys.rows, self._norms.rows, self._metric, self._lists, self._listed, without)
-        pairs = self.store.pairs.values()
-        moved = tuple(pair for pair in pairs if pair.first_entry is not None)
-        in_segment = tuple(pair for pair in pairs if pair.first_entry is None)
+        moved = tuple(pair for pair in self.store.pairs.values() if pair.first_entry is not None)
+        in_segment = tuple(self.store.pairs[number] for number in self._rows)
         gone = torch.from_numpy(_numbers((first, first + count) for first, count in self.store.gone)).to(self.device)
         size = self.store.datastore.section.size
         first = min((pair.first_entry for pair in moved if pair.first_entry is not None), default=size)
-        rows = np.array([self._rows[pair.id][0] for pair in in_segment], np.int64)
+        rows = np.array([start for start, _ in self._rows.values()], np.int64)
         phrases = self._phrases.update() if self._phrases is not None else None
         return LearnedEntries(index, self._values.rows, in_segment, moved, gone, first, rows, self._retriever, phrases)
 

@@ -16,7 +16,7 @@ from fairseq import utils
 from torch import Tensor
 
 from fairseq_ccpr.building.phrase_build import without_repeats
-from fairseq_ccpr.datastore.learned import NewPair, PairPhrases
+from fairseq_ccpr.datastore.learned import Learned, NewPair, PairPhrases
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
 from fairseq_ccpr.decoding.learned_memory import LearnedMemory, why_not_learned
@@ -52,11 +52,11 @@ class Learner:
         self.retriever, self.capture = retriever, tokens.capture
         self._encode_target = system.target_encoder()
 
-    def learn(self, pairs: Sequence[tuple[str, str]]) -> list[int | str]:
+    def learn(self, pairs: Sequence[tuple[str, str]]) -> list[Learned | str]:
         """Learn source and target sentences together; those that can be learned count as soon as this returns.
 
         Returns:
-            For each pair its id, or instead a few words that say why it cannot be learned.
+            For each pair its id and what it replaced, or instead a few words that say why it cannot be learned.
         """
         self.system.check_open()
         made = self._with_keys([(tidy(source), tidy(target)) for source, target in pairs])
@@ -67,8 +67,8 @@ class Learner:
             keys, numbers = found.vectors.half().cpu().numpy(), found.spans[:, 0]
             each = [PairPhrases(found.spans[numbers == n, 1:], keys[numbers == n]) for n in range(len(new))]
             new = [replace(pair, phrases=phrases) for pair, phrases in zip(new, each)]
-        ids = iter(self.memory.learn(new) if new else [])
-        return [next(ids) if isinstance(one, NewPair) else one for one in made]
+        done = iter(self.memory.learn(new) if new else [])
+        return [next(done) if isinstance(one, NewPair) else one for one in made]
 
     @torch.no_grad()
     def _with_keys(self, pairs: list[tuple[str, str]]) -> list[NewPair | str]:

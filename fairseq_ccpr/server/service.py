@@ -6,7 +6,8 @@ import asyncio
 import json
 import re
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -20,7 +21,7 @@ from fairseq_ccpr.decoding.token_memory import TokenMemory
 from fairseq_ccpr.errors import CcprError, ConfigurationError
 from fairseq_ccpr.evaluation.explain import encode_sentences
 from fairseq_ccpr.evaluation.explanation import Explanation, unexplained
-from fairseq_ccpr.inference.learning import tidy
+from fairseq_ccpr.inference.learning import learned_memory, tidy
 from fairseq_ccpr.inference.system import Translation, encode
 from fairseq_ccpr.server import parameters as given
 from fairseq_ccpr.server.access import Limits
@@ -159,39 +160,40 @@ class Service:
     async def add(self, asked: Parameters) -> Response:
         """Learn the pairs of the file `body`, whose `name` tells its kind; answers a line of JSON for every few of them."""
         name = re.sub(r"[^\w. -]", "_", given.text(asked, "name", 1000)).lstrip(".")[-60:] or "file"
-        folder = TemporaryDirectory()
-        path, skipped = Path(folder.name) / name, Counter[str]()
-        await given.save(asked["body"], path)
-        pairs = read_memory(path, self.source, self.target, skipped)
+        skipped = Counter[str]()
+        with ExitStack() as stack:
+            folder = stack.enter_context(TemporaryDirectory())
+            await given.save(asked["body"], Path(folder, name))
 
-        def some_pairs() -> list[Pair]:
+            def told_here(error: Exception) -> str:
+                return str(error).replace(f"{folder}/", "")
+
             try:
-                return list(islice(pairs, BATCH))
-            except ConfigurationError as error:
-                raise ConfigurationError(str(error).replace(str(path), name)) from None
+                pairs = read_memory(Path(folder, name), self.source, self.target, skipped)
+                first = await asyncio.to_thread(_some, pairs)
+            except ConfigurationError as error:  # this is no such file
+                raise ConfigurationError(told_here(error)) from None
+            kept = stack.pop_all()
 
-        first = await asyncio.to_thread(some_pairs)  # whatever is no such file is refused
+        async def lines() -> AsyncIterator[str]:
+            some, counts, end = first, dict.fromkeys(("pairs", "learned", "again", "replaced"), 0), {"done": True}
+            with kept:
+                try:
+                    while some:
+                        for one in await self._call(partial(Translator.learn_all, pairs=some)):
+                            counts["pairs"] += 1
+                            if isinstance(one, str):
+                                skipped[one] += 1
+                            else:
+                                counts["learned" if one.new else "again"] += 1
+                                counts["replaced"] += one.replaced is not None
+                        yield json.dumps(counts) + "\n"
+                        some = await asyncio.to_thread(_some, pairs)
+                except (CcprError, BusyError) as error:
+                    end = {"error": told_here(error)}
+            yield json.dumps(counts | {"skipped": skipped} | end) + "\n"
 
-        async def told() -> AsyncIterator[str]:
-            some, fault, counts = first, "", dict.fromkeys(("pairs", "learned", "again", "replaced"), 0)
-            try:
-                while some:
-                    for one in await self._call(partial(Translator.learn_all, pairs=some)):
-                        counts["pairs"] += 1
-                        if isinstance(one, str):
-                            skipped[one] += 1
-                        else:
-                            counts["learned" if one.new else "again"] += 1
-                            counts["replaced"] += one.replaced is not None
-                    yield json.dumps(counts) + "\n"
-                    some = await asyncio.to_thread(some_pairs)
-            except (CcprError, BusyError) as error:
-                fault = str(error)
-            finally:
-                folder.cleanup()
-            yield json.dumps(counts | {"skipped": skipped} | ({"error": fault} if fault else {"done": True})) + "\n"
-
-        return StreamingResponse(told(), media_type="application/x-ndjson")
+        return StreamingResponse(lines(), media_type="application/x-ndjson")
 
     async def explain(self, asked: Parameters) -> Explanation:
         """Translate the sentences of `q`, and say where each token came from, where this server can."""
@@ -250,5 +252,9 @@ def _known(translator: Translator, text: str) -> float:
 
 
 def _learned(translator: Translator, sources: list[str]) -> dict[str, dict[str, Any]]:
-    counting = {one.source: of_pair(one) for one in translator.memory() if one.replaced_by is None}
-    return {source: counting[tidy(source)] for source in sources if tidy(source) in counting}
+    store = learned_memory(translator).store
+    return {source: of_pair(pair) for source in sources if (pair := store.counting(tidy(source))) is not None}
+
+
+def _some(pairs: Iterator[Pair]) -> list[Pair]:
+    return list(islice(pairs, BATCH))

@@ -17,16 +17,18 @@ import re
 import sys
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from fairseq_ccpr.errors import ConfigurationError
 
 PACKED: dict[str, Any] = {".xz": lzma.open, ".gz": gzip.open}  # by the ends of their names
+LONGEST = 1 << 22  # bytes of a line
 _SCORE = re.compile(r"-?\d+\.\d+")
 _LINE_ENDS = re.compile("[\n\v\f\r\x1c-\x1f\x85\u2028\u2029]")
 
@@ -67,8 +69,17 @@ def read_standard_input() -> Iterator[str]:
     return (line for line in _decoded(sys.stdin.buffer, "the standard input") if line is not None)
 
 
-def _decoded(stream: Iterable[bytes], name: str, skipped: Counter[str] | None = None) -> Iterator[str | None]:
-    for number, line in enumerate(stream, 1):
+def _decoded(stream: BinaryIO, name: str, skipped: Counter[str] | None = None) -> Iterator[str | None]:
+    for number, line in enumerate(iter(partial(stream.readline, LONGEST), b""), 1):
+        if len(line) == LONGEST and not line.endswith(b"\n"):
+            fault = f"longer than {LONGEST:,} bytes, as no sentence is"
+            if skipped is None:
+                raise ConfigurationError(f"{name}, line {number} is {fault}: divide it")
+            skipped[f"a line is {fault}"] += 1
+            while (rest := stream.readline(LONGEST)) and not rest.endswith(b"\n"):
+                pass
+            yield None
+            continue
         if number == 1 and (encoding := _wide_encoding(line)):
             raise ConfigurationError(f"{name} is {encoding.upper()}: convert it with iconv -f {encoding} -t utf-8")
         try:

@@ -1,8 +1,9 @@
 """Translation memories as other tools exchange them: TMX is read and written, XLIFF 1.2 and 2 is read.
 
-Units are cut out of the text as it comes, and expat parses each by itself: so memory does not grow with the file, and a
-damaged unit costs no other. A file that declares entities is refused, which no translation memory needs: so none can expand
-to more than it is, or name another file. HTML's names of characters are known. A document type is not fetched.
+Units are cut out of the text as it comes, and expat parses each by itself: so memory does not grow with the file, but for the
+dates of a TMX, and a damaged unit costs no other. A file that declares entities is refused, which no translation memory
+needs: so none can expand to more than it is, or name another file. HTML's names of characters are known. A document type is
+not fetched.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ def tmx_lines(source: str, target: str, pairs: Iterable[tuple[str, str, str]]) -
         texts = [one_line(text) for text in texts]
         if found := _NO_XML.search("".join(texts)):
             raise ConfigurationError(
-                f"the pair {number} has the character U+{ord(found[0]):04X}, which XML cannot carry: leave it out"
+                f"the pair {number} has the character U+{ord(found[0]):04X}, which XML cannot carry: forget it"
             )
         sides = zip(map(quoteattr, (source, target)), map(escape, texts))
         segments = "".join(f"<tuv xml:lang={language}><seg>{text}</seg></tuv>" for language, text in sides)
@@ -195,6 +196,7 @@ class _Reading:
     def _parts(self, text: str, blocks: Iterator[str]) -> Iterator[tuple[str, str, int]]:
         """Cut out units, and tags around them: name, text and line of each. What has no end has its text up to the next."""
         at, line, unit = 0, 1, ""  # where to look on; the name of the open unit, which `text` begins with
+        left_out = ""  # the name of a unit whose end is still to come
 
         def cut(count: int) -> tuple[str, int]:
             nonlocal text, at, line
@@ -213,7 +215,12 @@ class _Reading:
                 elif found:  # it never ends, or not soon enough
                     at += 1
                 elif unit:
-                    yield unit, *cut(len(text))
+                    part, first = cut(len(text))
+                    if len(part) < MOST:
+                        yield unit, part, first
+                    else:
+                        self.skipped[f"longer than {MOST:,} characters, as no unit is"] += 1
+                        left_out = unit
                     unit = ""
                 else:
                     return
@@ -228,7 +235,10 @@ class _Reading:
                 if ends:
                     continue
             cut(at - len(found[0]))
-            if name.rpartition(":")[2] in UNITS and not found["end"] and not found["rest"].endswith("/>"):
+            if left_out == name and found["end"]:
+                left_out = ""
+                cut(at)
+            elif name.rpartition(":")[2] in UNITS and not found["end"] and not found["rest"].endswith("/>"):
                 unit = name
             else:
                 yield name, *cut(at)
@@ -262,18 +272,30 @@ class _Reading:
 
 @dataclass
 class _Tmx(_Reading):
+    dates: dict[str, str] = field(default_factory=dict)  # by source: when the newest translation of it was changed
+
     root = "tmx"
 
     def unit(self, unit: Element) -> Iterator[Pair]:
         segments = [(seg, tuv) for tuv in unit.iter("tuv") for seg in tuv.findall("seg")]
-        sides = [(seg.get(XML_LANG) or tuv.get(XML_LANG) or tuv.get("lang") or "", seg) for seg, tuv in segments]
+        sides = [(seg.get(XML_LANG) or tuv.get(XML_LANG) or tuv.get("lang") or "", seg, tuv) for seg, tuv in segments]
         source, target = (
-            next((seg for name, seg in sides if same_language(name, one)), None) for one in (self.source, self.target)
+            next((side[1:] for side in sides if same_language(side[0], one)), None)
+            for one in (self.source, self.target)
         )
         if source is None or target is None:
             self.skipped[f"not in both {self.source} and {self.target}"] += 1
-        else:
-            yield from self.pair(_text(source, {}), _text(target, {}))
+            return
+        dated = [one.get(name, "") for one in (unit, target[1]) for name in ("creationdate", "changedate")]
+        date = max(re.sub(r"\D", "", one) for one in dated)  # as in 20240131T235959Z; the last of them
+        for pair in self.pair(_text(source[0], {}), _text(target[0], {})):
+            if date and date < self.dates.get(pair[0], ""):
+                self.skipped["older by its date than another translation of the same source"] += 1
+                continue
+            self.dates.pop(pair[0], None)
+            if date:
+                self.dates[pair[0]] = date
+            yield pair
 
 
 @dataclass

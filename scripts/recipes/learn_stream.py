@@ -83,7 +83,7 @@ def translate(
     for source, reference in rows:
         texts[STREAM].extend(one.text for one in translator.translate([source]))
         start = time.perf_counter()
-        ids.append(translator.learn(source, reference))
+        ids.append(translator.learn(source, reference).id)
         seconds.append(time.perf_counter() - start)
     signature = str(translator.signature)
     times = Counter(ids)  # a pair that the text has several times is learned once, and is among the others of itself

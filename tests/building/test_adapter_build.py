@@ -378,7 +378,7 @@ def test_what_is_learned_beside_an_adapters_keys(world: World, clknn: Path, tmp_
     translator = Translator(datastore=store, **options)
     before = [one.text for one in translator.translate([source for source, _ in pairs])]
     assert "|guard:yes|" in str(translator.signature)
-    number = translator.learn(*pairs[0])
+    number = translator.learn(*pairs[0]).id
     learned = [one.text for one in translator.translate([source for source, _ in pairs])]
     assert learned[0] == pairs[0][1] != before[0]
     translator.close()

@@ -16,7 +16,7 @@ from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.datastore.tuned import write_tuned
 from fairseq_ccpr.text.pairs import read_pairs
 from tests.helpers import call, contents, files_up_to, refused
-from tests.killing import kill_compacting, new_pair, store_at
+from tests.killing import ids_of, kill_compacting, new_pair, store_at
 from tests.small_models import World, build, subword_options
 
 SHORT = {"max_len_b": 45, "device": "cpu", "knn_temperature": 5}
@@ -48,7 +48,7 @@ def test_the_same_is_found_before_and_after(store: Path, rows: list[tuple[str, s
     sentences = [source for source, _ in rows[:2]]
     write_tuned({"token": TokenDatastore(store)}, {"knn": {"k": 5}}, "tuned before")
     translator = Translator(datastore=store, **SHORT)
-    ids = [translator.learn(*pair) for pair in rows[:5]]
+    ids = [translator.learn(*pair).id for pair in rows[:5]]
     translator.forget(ids[1])
     refused(call("compact", store, "--quiet", check=False), "is being written to by process")
     translator.close()
@@ -78,7 +78,7 @@ def test_the_same_is_found_before_and_after(store: Path, rows: list[tuple[str, s
     assert [one.id for one in found.memory()] == [5, 4, 3, 1]
     learned = {n.learned for token in found.explain(sentences[0]).sentences[0].tokens for n in token.neighbours}
     assert 1 in learned and learned <= {0, 1, 3, 4, 5}
-    assert found.learn(*rows[0]) == 1 and found.learn(*rows[1]) == 6
+    assert found.learn(*rows[0]).id == 1 and found.learn(*rows[1]).id == 6
     found.close()
     unchanged = contents(store)
     assert "1 pair moved" in call("compact", store, "--quiet", "--cpu").stdout
@@ -125,7 +125,7 @@ def test_nothing_of_what_was_forgotten_is_left_in_any_file(
     needles = [part for pair in (first, second, third) for part in (pair.source.encode(), pair.target.encode())]
     needles += [pair.keys[0].astype(kind).tobytes() for kind in {np.float16, width} for pair in (first, second, third)]
     learning = store_at(store)
-    assert learning.learn([first, second, third, kept]) == [1, 2, 3, 4]
+    assert ids_of(learning.learn([first, second, third, kept])) == [1, 2, 3, 4]
     assert len(find_anywhere(store, *needles)) == 1
     learning.forget([1])
     learning.close()
@@ -148,7 +148,7 @@ def test_a_full_disk_is_told_and_changes_nothing(world: World, tmp_path: Path, i
     store = tmp_path / "store"
     build(world, store, "--index", index, "--subset", "valid")
     learning = store_at(store)
-    ids = learning.learn([new_pair(number) for number in range(1, 6)])
+    ids = ids_of(learning.learn([new_pair(number) for number in range(1, 6)]))
     learning.forget(ids[:1])
     learning.close()
     before = contents(store)

@@ -16,7 +16,7 @@ from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.datastore.tuned import read_tuned, write_tuned
 from fairseq_ccpr.text.pairs import read_pairs
 from tests.helpers import call, contents, refused, write_lines
-from tests.killing import kill_compacting, maker, new_pair, store_at
+from tests.killing import ids_of, kill_compacting, maker, new_pair, store_at
 from tests.small_models import Ccpr, World
 
 SHORT: dict[str, Any] = {"max_len_b": 45, "device": "cpu", "knn_temperature": 5, "phrase_k": 3}
@@ -108,7 +108,7 @@ def test_nothing_of_what_was_forgotten_is_left_in_any_file(store: Path) -> None:
         (pair.target.encode(), pair.phrases.keys[0].tobytes(), pair.keys[0].tobytes()) for pair in made if pair.phrases
     ]
     learning = store_at(store)
-    assert learning.learn(made) == [1, 2, 3, 4]
+    assert ids_of(learning.learn(made)) == [1, 2, 3, 4]
     learning.forget([1])
     learning.close()
     assert len(find_anywhere(store, *needles[0])) == 1

@@ -72,7 +72,11 @@ def test_what_comes_meanwhile_is_there_afterwards(
     before: list[Any] = []
 
     def meanwhile() -> None:
-        assert translator.learn(*rows[6]) == 7 and translator.learn(*rows[7]) == 8 and translator.learn(*rows[0]) == 1
+        assert (
+            translator.learn(*rows[6]).id == 7
+            and translator.learn(*rows[7]).id == 8
+            and translator.learn(*rows[0]).id == 1
+        )
         translator.forget(3, 7)
         before.extend(texts(translator, sentences))
 
@@ -89,7 +93,7 @@ def test_what_comes_meanwhile_is_there_afterwards(
     assert {8, 6, 1} <= learned and not {2, 3, 7} & learned
     # it still has the right to write, and does
     refused(call("compact", store, "--quiet", check=False), "is being written to by process")
-    assert translator.learn(*rows[9]) == 9 and texts(translator, sentences)[9][0] == rows[9][1]
+    assert translator.learn(*rows[9]).id == 9 and texts(translator, sentences)[9][0] == rows[9][1]
     translator.close()
     call("compact", store, "--quiet", "--cpu")
     assert not find_anywhere(store, rows[2][0].encode(), rows[6][1].encode())
@@ -102,7 +106,7 @@ def test_a_full_disk_changes_nothing(store: Path, rows: list[tuple[str, str]]) -
     before = contents(store)
     with files_up_to(len(before["token/keys.npy"]) // 2), pytest.raises(DatastoreError, match="as it was"):
         translator.compact()
-    assert contents(store) == before and translator.learn(*rows[1]) == 2
+    assert contents(store) == before and translator.learn(*rows[1]).id == 2
 
 
 def test_it_ends_when_told(store: Path, rows: list[tuple[str, str]]) -> None:

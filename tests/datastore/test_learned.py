@@ -20,7 +20,7 @@ from fairseq_ccpr.datastore.manifest import Manifest
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
 from fairseq_ccpr.storage.journal import Journal, create_journal
 from tests.helpers import contents
-from tests.killing import flip_bits, kill_learning, maker, new_pair, same, store_at
+from tests.killing import flip_bits, ids_of, kill_learning, maker, new_pair, same, store_at
 from tests.small_models import World, build
 
 
@@ -38,12 +38,12 @@ def with_phrases(both: Path, tmp_path: Path) -> Path:
 def test_what_is_learned_is_read_again_and_what_is_forgotten_is_not(folder: Path) -> None:
     store = store_at(folder)
     assert not store.pairs and not (folder / LEARNED).exists()
-    pairs = dict(zip(store.learn([new_pair(n) for n in range(1, 6)]), map(new_pair, range(1, 6))))
+    pairs = dict(zip(ids_of(store.learn([new_pair(n) for n in range(1, 6)])), map(new_pair, range(1, 6))))
     assert list(pairs) == [1, 2, 3, 4, 5] and same(store, pairs) and same(store_at(folder), pairs)
     store.forget([2, 4])
     left = {number: pair for number, pair in pairs.items() if number not in (2, 4)}
     assert same(store, left) and same(store_at(folder), left)
-    assert store.learn([new_pair(2)]) == [6]  # an id is never given again
+    assert ids_of(store.learn([new_pair(2)])) == [6]  # an id is never given again
     for number in (2, 7):
         with pytest.raises(ConfigurationError, match=f"there is no pair {number} among what was learned"):
             store.forget([3, number])
@@ -54,12 +54,12 @@ def test_what_is_learned_is_read_again_and_what_is_forgotten_is_not(folder: Path
 
 def test_a_pair_that_is_learned_again_is_counted(folder: Path) -> None:
     store = store_at(folder)
-    assert store.learn([new_pair(1), new_pair(2), new_pair(1)]) == [1, 2, 1]
-    assert store.learn([new_pair(1)]) == [1]
+    assert ids_of(store.learn([new_pair(1), new_pair(2), new_pair(1)])) == [1, 2, 1]
+    assert ids_of(store.learn([new_pair(1)])) == [1]
     for one in (store, store_at(folder)):
         assert [pair.count for pair in one.pairs.values()] == [3, 1] and len(one.entries) == 2
     store.forget([1])
-    assert store.learn([new_pair(1)]) == [3] and store.pairs[3].count == 1
+    assert ids_of(store.learn([new_pair(1)])) == [3] and store.pairs[3].count == 1
 
 
 def test_one_writes_and_others_read_until_it_closes(folder: Path) -> None:
@@ -70,7 +70,7 @@ def test_one_writes_and_others_read_until_it_closes(folder: Path) -> None:
     with pytest.raises(DatastoreError, match="is being written to by process"):
         second.forget([1])
     first.close()
-    assert second.learn([new_pair(2)]) == [2]  # having read what the first one wrote
+    assert ids_of(second.learn([new_pair(2)])) == [2]  # having read what the first one wrote
     assert same(second, {1: new_pair(1), 2: new_pair(2)}) and same(store_at(folder), {1: new_pair(1), 2: new_pair(2)})
     with pytest.raises(DatastoreError, match="is being written to by process"):
         first.learn([new_pair(3)])
@@ -136,7 +136,9 @@ def test_damage_is_put_aside_and_nothing_of_it_is_ever_overwritten(folder: Path)
         path.write_bytes(damaged)
         before = store_at(folder)
         assert "0.journal: 1 record is missing" in before.damage
-        assert before.learn([new_pair(20 + number)]) == [first_id]  # an id that may have been given is not given again
+        assert ids_of(before.learn([new_pair(20 + number)])) == [
+            first_id
+        ]  # an id that may have been given is not given again
         before.close()
         del pairs[number]
         pairs[first_id] = new_pair(20 + number)
@@ -169,7 +171,7 @@ def test_a_record_that_was_cut_out_is_missed_and_one_that_depends_on_it_does_no_
     found = store_at(folder)
     assert "1 record is missing" in found.damage and same(found, {1: pairs[1], 3: pairs[3]})
     found = store_at(folder)
-    assert found.learn([new_pair(2), new_pair(3)]) == [5, 3]
+    assert ids_of(found.learn([new_pair(2), new_pair(3)])) == [5, 3]
     found.close()
     again = journal_path(folder, 0).read_bytes()
     journal_path(folder, 0).write_bytes(again[:-90])  # what is not complete at the end may never have been acknowledged
@@ -182,7 +184,7 @@ def test_a_pair_whose_forgetting_is_lost_is_there_once(folder: Path) -> None:
     before = journal_path(folder, 0).stat().st_size
     store.forget([1])
     after = journal_path(folder, 0).stat().st_size
-    assert store.learn([new_pair(1)]) == [3]
+    assert ids_of(store.learn([new_pair(1)])) == [3]
     store.close()
     whole = journal_path(folder, 0).read_bytes()
     journal_path(folder, 0).write_bytes(whole[:before] + whole[after:])
@@ -264,12 +266,12 @@ def test_a_kill_at_any_moment_loses_nothing_that_was_acknowledged(folder: Path, 
 
 def test_phrases_are_read_again_and_forgotten_with_their_pairs(with_phrases: Path) -> None:
     store, make = store_at(with_phrases), maker(with_phrases)
-    pairs = dict(zip(store.learn([make(n) for n in range(1, 9)]), map(make, range(1, 9))))
+    pairs = dict(zip(ids_of(store.learn([make(n) for n in range(1, 9)])), map(make, range(1, 9))))
     assert same(store, pairs) and same(store_at(with_phrases), pairs) and len(store.phrases) == 8
     store.forget([2, 4])
     left = {number: pair for number, pair in pairs.items() if number not in (2, 4)}
     assert same(store, left) and same(store_at(with_phrases), left)
-    assert store.learn([make(1), make(20), make(20)]) == [1, 9, 9]
+    assert ids_of(store.learn([make(1), make(20), make(20)])) == [1, 9, 9]
     for one in (store, store_at(with_phrases)):
         assert same(one, {**left, 9: make(20)}) and (one.pairs[1].count, one.pairs[9].count) == (2, 2)
 
@@ -278,7 +280,7 @@ def test_pairs_that_were_learned_without_phrases_have_them_once_they_are_learned
     store, make = store_at(with_phrases), maker(with_phrases)
     store.learn([new_pair(1), new_pair(2)])
     assert not store.phrases and same(store_at(with_phrases), {1: new_pair(1), 2: new_pair(2)})
-    assert store.learn([make(2), make(2)]) == [2, 2]
+    assert ids_of(store.learn([make(2), make(2)])) == [2, 2]
     for one in (store, store_at(with_phrases)):
         assert same(one, {1: new_pair(1), 2: make(2)}) and one.pairs[2].count == 3
     store.forget([2])
@@ -315,7 +317,7 @@ def test_a_journal_of_an_older_version_is_read_and_goes_on(both: Path, world: Wo
         before, store = contents(folder), store_at(folder)
         assert same(store, pairs) and not store.damage and contents(folder) == before
         pairs[7] = maker(folder)(7)
-        assert store.learn([pairs[7]]) == [7] and same(store, pairs) and same(store_at(folder), pairs)
+        assert ids_of(store.learn([pairs[7]])) == [7] and same(store, pairs) and same(store_at(folder), pairs)
         assert path.read_bytes()[:8] == b"\xffCCPRJ3\n" and not list(path.parent.glob("*damaged*"))
 
 
@@ -375,3 +377,40 @@ def test_a_record_whose_parts_do_not_fit_is_refused(with_phrases: Path, cut: int
 
 def test_a_kill_at_any_moment_loses_no_phrases(with_phrases: Path, rng: np.random.Generator) -> None:
     assert kill_learning(with_phrases, 20, rng) > 0
+
+
+def test_the_last_translation_of_a_source_counts_and_the_earlier_ones_are_kept(
+    folder: Path, with_phrases: Path
+) -> None:
+    for one in (folder, with_phrases):
+        store, make = store_at(one), maker(one)
+        first, second, other, third = make(1), make(1, 1), make(2), make(1, 2)
+        assert [learned[:2] for learned in store.learn([first, other])] == [(1, True), (2, True)]
+        before = contents(one)
+        (learned,) = store.learn([second])
+        assert learned.id == 3 and learned.new and learned.replaced is not None
+        assert (learned.replaced.id, learned.replaced.target, learned.replaced.replaced_by) == (1, first.target, 3)
+        assert same(store, {2: other, 3: second}, {1: first}) and same(store_at(one), {2: other, 3: second}, {1: first})
+        assert [(pair.id, pair.replaced_by) for pair in store.find("")] == [(3, None), (2, None), (1, 3)]
+        assert [pair.id for pair in store.forget([3])] == [1]  # as if it had never been learned
+        assert same(store, {1: first, 2: other}) and same(store_at(one), {1: first, 2: other})
+        assert list(contents(one)) == list(before)
+
+        learned_together = store.learn([second, third, first])
+        assert [(n, new, old and old.id) for n, new, old in learned_together] == [
+            (4, True, 1),
+            (5, True, 4),
+            (1, False, 5),
+        ]
+        for found in (store, store_at(one)):
+            assert same(found, {1: first, 2: other}, {4: second, 5: third}) and found.pairs[1].count == 2
+        assert [pair.id for pair in store.forget([1])] == [5]
+        assert not store.forget([4]) and same(store_at(one), {2: other, 5: third})
+        assert not store.forget([5]) and same(store_at(one), {2: other})
+
+
+def test_a_pair_that_was_replaced_before_it_had_phrases_gets_them_when_it_is_brought_back(with_phrases: Path) -> None:
+    store, make = store_at(with_phrases), maker(with_phrases)
+    store.learn([new_pair(1), make(1, 1)])
+    store.learn([make(1)])
+    assert same(store, {1: make(1)}, {2: make(1, 1)}) and same(store_at(with_phrases), {1: make(1)}, {2: make(1, 1)})

@@ -152,7 +152,7 @@ def test_the_segment_grows_and_shrinks_with_the_journal(
     for number in range(1, 30):
         earlier = memory.entries
         there = earlier.index.keys.clone(), earlier.values.clone(), earlier.index.half_norms.clone()
-        pairs[memory.learn([new_pair(number)])[0]] = new_pair(number)
+        pairs[memory.learn([new_pair(number)])[0].id] = new_pair(number)
         if number % 7 == 0:
             memory.forget([number - 3, number - 1])
             del pairs[number - 3], pairs[number - 1]
@@ -182,7 +182,7 @@ def test_a_large_segment_is_searched_in_lists_as_if_it_were_compared_with_one_by
     rng, there = np.random.default_rng(3), {}
     for number in range(1, 100):
         new = new_pair(number)
-        there[memory.learn([new])[0]] = new
+        there[memory.learn([new])[0].id] = new
         if number % 5 == 0:
             lost = rng.choice(list(there), 2 if number < 70 else min(12, len(there) - 1), replace=False).tolist()
             memory.forget(lost)

@@ -26,7 +26,7 @@ from fairseq_ccpr.search.live import JoinedIndex
 from fairseq_ccpr.text.decoder_subwords import Pieces
 from fairseq_ccpr.text.pairs import read_pairs
 from tests.helpers import call, write_lines
-from tests.killing import new_pair, store_at
+from tests.killing import ids_of, new_pair, store_at
 from tests.small_models import Ccpr, World
 
 CPU = torch.device("cpu")
@@ -97,7 +97,7 @@ def test_both_together_are_one_datastore(
 ) -> None:
     """Entries, strings, sentences and scores; of equal strings the best, of equal scores the first."""
     store = store_at(folder)
-    ids = store.learn(divided.rest)
+    ids = ids_of(store.learn(divided.rest))
     learned = beside(folder, store)
     found = retriever_of(folder, encoder, k, least).retrieve(divided.queries, learned)
     assert without_ids(found) == without_ids(retriever_of(divided.whole, encoder, k, least).retrieve(divided.queries))
@@ -116,10 +116,10 @@ def test_what_was_forgotten_is_as_if_it_never_had_been_learned(
     store, other = store_at(folder), store_at(never)
     segment = PhraseSegment(store, PhraseDatastore(folder), CPU)
     plain = retriever_of(folder, encoder).signature()
-    ids = store.learn(divided.rest[:20])
+    ids = ids_of(store.learn(divided.rest[:20]))
     earlier = segment.update()
     keys = earlier.index.keys.clone()
-    ids += store.learn(divided.rest[20:])
+    ids += ids_of(store.learn(divided.rest[20:]))
     gone = rng.permutation(len(ids))[:15]
     store.forget(ids[n] for n in gone)
     other.learn([one for n, one in enumerate(divided.rest) if n not in gone])
@@ -141,7 +141,7 @@ def test_what_has_moved_is_found_and_forgotten_as_before(
 ) -> None:
     never = Path(shutil.copytree(folder, tmp_path / "never"))
     store, other = store_at(folder), store_at(never)
-    ids = store.learn(divided.rest)
+    ids = ids_of(store.learn(divided.rest))
     before = retriever_of(folder, encoder).retrieve(divided.queries, beside(folder, store))
     store.close()
     compact_datastore(CompactSettings(folder, cpu=True, quiet=True))

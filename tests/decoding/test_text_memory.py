@@ -164,7 +164,7 @@ def test_what_is_learned_counts_and_what_is_forgotten_does_not(
         return [(one.text, one.score) for one in translator.translate(sources)]
 
     before = outcome()
-    number = translator.learn("Etwas anderes.", target)
+    number = translator.learn("Etwas anderes.", target).id
     batch = translator.find_memory("text").begin(torch.zeros(1, 1))
     assert batch.memory.counts.more is None  # it is a snapshot that counts
     assert translator.find_memory("text").now({}).counts.more is not None

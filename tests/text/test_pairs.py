@@ -43,6 +43,18 @@ def test_what_other_readers_take_for_line_ends_is_a_space(tmp_path: Path, monkey
     assert list(read_standard_input()) == ["\t".join(pair) for pair in pairs]
 
 
+def test_a_line_that_is_too_long_is_refused_or_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fairseq_ccpr.text.pairs.LONGEST", 20)
+    (tmp_path / "a.tsv").write_text("a\tb\n" + 50 * "x" + "\tb\n" + 17 * "c" + "\td\n", encoding="utf-8")
+    with pytest.raises(
+        ConfigurationError, match=r"a.tsv, line 2 is longer than 20 bytes, as no sentence is: divide it"
+    ):
+        list(read_pairs(tmp_path / "a.tsv"))
+    skipped = Counter[str]()
+    assert list(read_pairs(tmp_path / "a.tsv", skipped=skipped)) == [("a", "b"), (17 * "c", "d")]
+    assert skipped == {"a line is longer than 20 bytes, as no sentence is": 1}
+
+
 def test_what_is_no_pair_is_counted_but_never_where_lines_belong_together(tmp_path: Path) -> None:
     for name, content in (
         ("a", b"a\n\xff\nc\n"),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import lzma
 import re
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -76,6 +78,35 @@ def test_packed_files_are_read_and_a_long_one_piece_by_piece(tmp_path: Path) -> 
     pairs = [(f"Satz {n} <&> äöü", f'sentence "{n}" 中') for n in range(3000)]
     lines = tmx_lines("de", "en", ((str(n), *pair) for n, pair in enumerate(pairs)))
     assert read(tmp_path / "long.tmx", "\n".join(lines)) == (pairs, Counter())
+
+
+@pytest.mark.parametrize(
+    ("dates", "kept"),
+    [
+        (("", ""), ["one", "two"]),
+        (("20200101T000000Z", "20240101T000000Z"), ["one", "two"]),
+        (("20240101T000000Z", "20200101T000000Z"), ["one"]),
+        (("20240101T000000Z", "20240101T000000Z"), ["one", "two"]),
+        (("20240101T000000Z", ""), ["one", "two"]),
+    ],
+)
+def test_the_newest_translation_of_a_source_is_the_last(
+    tmp_path: Path, dates: tuple[str, str], kept: list[str]
+) -> None:
+    """Later pairs replace earlier ones where they are learned."""
+    old = 'creationdate="20010101T000000Z"'
+    dated = [
+        tu("eins", text).replace("<tu>", f'<tu {old} changedate="{date}">') for text, date in zip(("one", "two"), dates)
+    ]
+    of_side = [
+        tu("eins", text).replace('<tuv xml:lang="en">', f'<tuv xml:lang="en" {old} changedate="{date}">')
+        for text, date in zip(("one", "two"), dates)
+    ]
+    for units in (dated, of_side) if all(dates) else ([one.replace(old, "") for one in dated],):
+        pairs, skipped = read(tmp_path / "a.tmx", tmx(*units, tu("zwei", "two")))
+        assert pairs == [*(("eins", text) for text in kept), ("zwei", "two")]
+        left_out = "older by its date than another translation of the same source"
+        assert skipped == ({left_out: 1} if len(kept) == 1 else {})
 
 
 def test_what_is_exported_is_xml_for_others(tmp_path: Path) -> None:
@@ -265,7 +296,30 @@ def test_a_long_comment_between_blocks_and_a_unit_that_is_too_long(
     hidden = f"<!-- {tu('x', 'y') * 10} -->\n<![CDATA[{tu('x', 'y')}]]>"
     text = tmx(tu("eins", "one"), hidden, tu("x" * 3000, "y"), tu("zwei", "two"))
     pairs, skipped = read(tmp_path / "a.tmx", text)
-    assert pairs == [("eins", "one"), ("zwei", "two")] and sum(skipped.values()) > 0
+    assert pairs == [("eins", "one"), ("zwei", "two")]
+    assert skipped == {"longer than 2,000 characters, as no unit is": 1}
+
+
+@pytest.mark.parametrize("name", ["a.tmx.gz", "a.tsv.gz"])
+def test_a_packed_file_takes_no_more_memory_than_it_may(tmp_path: Path, name: str) -> None:
+    """In a process of its own, which may have little more than Python itself."""
+    long, rows = "x" * 100_000_000, [("eins", "one"), ("zwei", "two")]
+    text = tmx(*(tu(*row) for row in (rows[0], (long, "y"), rows[1])))
+    if name == "a.tsv.gz":
+        text = "".join(f"{one}\t{two}\n" for one, two in (rows[0], (long, "y"), rows[1]))
+    (tmp_path / name).write_bytes(gzip.compress(text.encode(), 1))
+    code = f"""
+import resource
+from collections import Counter
+from pathlib import Path
+from fairseq_ccpr.text.translation_memory import read_memory
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+skipped = Counter()
+print(list(read_memory(Path({str(tmp_path / name)!r}), "de", "en", skipped)), sum(skipped.values()))
+assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < before + 70_000, skipped
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == f"{rows} 1\n", done.stderr
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
