@@ -51,7 +51,9 @@ async def save(body: AsyncIterator[bytes], path: Path) -> None:
             async for chunk in body:
                 file.write(chunk)
                 if file.tell() > MOST_FILE:
-                    raise bad(f"the file is longer than {MOST_FILE >> 20} MiB: divide it, or use fairseq-ccpr learn", 413)
+                    raise bad(
+                        f"the file is longer than {MOST_FILE >> 20} MiB: divide it, or use fairseq-ccpr learn", 413
+                    )
     except ClientDisconnect:
         raise bad("the client went away") from None
 

@@ -86,10 +86,11 @@ class Service:
         text = Segments.of(given.text(asked, "q", self.limits.most_characters))
         found = await self._translated(text.sentences)
         learned = await self._call(partial(_learned, sources=text.sentences)) if self.learns else {}
+        between = [text.parts[place - 1] for place in text.places]
         sentences = [
-            {"before": text.parts[place - 1], "source": one.source, "translation": one.text, "learned": learned.get(one.source)}
-            for place, one in zip(text.places, found)
-        ]  # fmt: skip
+            {"before": before, "source": one.source, "translation": one.text, "learned": learned.get(one.source)}
+            for before, one in zip(between, found)
+        ]
         return {"sentences": sentences, "after": text.parts[-1]}
 
     async def languages(self, asked: Parameters) -> list[dict[str, Any]]:
@@ -176,7 +177,8 @@ class Service:
             kept = stack.pop_all()
 
         async def lines() -> AsyncIterator[str]:
-            some, counts, end = first, dict.fromkeys(("pairs", "learned", "again", "replaced"), 0), {"done": True}
+            some, counts = first, dict.fromkeys(("pairs", "learned", "again", "replaced"), 0)
+            end: dict[str, Any] = {"done": True}
             with kept:
                 try:
                     while some:
