@@ -7,14 +7,15 @@ const KEY = "fairseq-ccpr-key", WORK = "fairseq-ccpr-work"; // in the session's 
 // `translation`, that of the translator; `learned`, the pair that counts for them, or null; `changed`, by what was learned.
 const work = { sentences: [], after: "", rest: "", length: 0 }; // and what is to be translated yet
 const running = byId("translation"), card = byId("sentence");
-let current = null; // the sentence at the cursor
-let listed = 100, deleted = []; // pairs: how many are listed at most, and those that can be brought back until another search
+let current = null, listed = 100, deleted = []; // the sentence at the cursor; how many pairs are shown; those that can come back
 
 const tidy = (text) => text.split(/\s+/).filter(Boolean).join(" "); // as texts are compared when they are learned
 const wanted = (sentence) => sentence.learned?.target ?? sentence.translation;
 const edited = (sentence) => tidy(sentence.text) !== tidy(wanted(sentence));
 const counted = (number, one) => `${number.toLocaleString("en")} ${one}${number === 1 ? "" : "s"}`;
 const button = (name, onclick, first = false) => make("button", { type: "button", class: `button${first ? " first" : ""}`, onclick }, name);
+const entered = (event) => event.key === "Enter" && (event.ctrlKey || event.metaKey);
+const on = (element, names, job) => names.split(" ").forEach((name) => element.addEventListener(name, job));
 
 // ---- the server
 
@@ -26,17 +27,15 @@ async function send(method, path, body = null, signal = null) {
   const response = await fetch(path, sent).catch((error) => {
     throw error.name === "AbortError" ? error : new Error("The server does not answer.");
   });
-  if (!response.ok) {
-    const { error } = await response.json().catch(() => ({ error: `The server answers with ${response.status}.` }));
-    throw new Error(error);
-  }
+  const fault = response.ok ? null : await response.json().catch(() => ({ error: `The server answers with ${response.status}.` }));
+  if (fault) throw new Error(fault.error);
   if (data.key) sessionStorage.setItem(KEY, byId("key").value);
   return response;
 }
 const ask = async (...asked) => (await send(...asked)).json();
 
 // Do what may take long, may fail and can be stopped; what was being done in the same lane is stopped for it.
-async function attempt(lane, work) {
+async function attempt(lane, job) {
   const [status, stop] = byId(lane).children, task = new AbortController();
   const say = (text, fault = false) => {
     if (byId(lane).task !== task) return;
@@ -49,7 +48,7 @@ async function attempt(lane, work) {
   stop.hidden = false;
   stop.onclick = () => task.abort();
   try {
-    say(await work(task.signal, say));
+    say(await job(task.signal, say));
   } catch (error) {
     say(error.name === "AbortError" ? "Stopped." : error.message, error.name !== "AbortError");
   }
@@ -150,22 +149,18 @@ function mark() {
 
 // ---- the sentence at the cursor
 
-function choose(sentence) {
-  if (sentence === current) return;
-  shut(false);
-  current = sentence;
-  card.replaceChildren();
-  mark();
-}
-
-function chooseAtCursor() {
+function choose() {
   let at = 0, found = null;
   for (const one of work.sentences) {
     at += one.before.length;
     if (found === null || at <= running.selectionStart) found = one;
     at += one.text.length;
   }
-  choose(found);
+  if (found === current) return;
+  shut(false);
+  current = found;
+  card.replaceChildren();
+  mark();
 }
 
 function showSentence() {
@@ -191,7 +186,7 @@ function remember() {
   if (sentence.learned && !edited(sentence)) return;
   attempt("translating", async (signal, say) => {
     const { id, replaced } = await ask("POST", "learn", { q: source, s: text });
-    sentence.learned = { id, source, target: tidy(text) };
+    sentence.learned = { id, target: tidy(text) };
     mark();
     return translate(signal, say, replaced ? `Remembered, in place of ${quoted(replaced.target)}.` : "Remembered.");
   });
@@ -252,8 +247,8 @@ async function list() {
 
 function pairRow(pair, all) {
   const row = make("li"), learn = (target) => ask("POST", "learn", { q: pair.source, s: target });
-  const change = (name, done, work, first = false) => button(name, () => attempt("learning", async () => {
-    await work();
+  const change = (name, done, job, first = false) => button(name, () => attempt("learning", async () => {
+    await job();
     attempt("translating", translate); // which lists pairs as well
     return done;
   }), first);
@@ -297,24 +292,32 @@ function take(chosen) {
   byId("memory").open = true;
   attempt("importing", async (signal, say) => {
     const told = [];
-    for (const file of files) {
-      const reader = (await send("POST", `memory?name=${encodeURIComponent(file.name)}`, file, signal)).body
-        .pipeThrough(new TextDecoderStream()).getReader();
-      let last = {}, rest = "";
-      for (let part = await reader.read(); !part.done; part = await reader.read()) {
-        const lines = (rest + part.value).split("\n");
-        rest = lines.pop();
-        if (lines.length) last = JSON.parse(lines.at(-1));
-        say(`${file.name}: ${counted(last.pairs ?? 0, "pair")} …`);
-      }
-      const skipped = Object.entries(last.skipped ?? {}).map(([reason, count]) => `left out ${count}: ${reason}`);
-      told.push(`${file.name}: learned ${counted(last.learned, "pair")}, ${last.replaced} in place of earlier ones, `
-        + [`${last.again} known already`, ...skipped].join("; "));
-      if (last.error) throw new Error(`${told.join(". ")}. ${last.error}`);
+    try {
+      for (const file of files) told.push(await learnFile(file, signal, say));
+      return told.join(" ");
+    } catch (error) {
+      throw error.name === "AbortError" ? error : new Error([...told, error.message].join(" "));
+    } finally {
+      attempt("translating", translate);
     }
-    attempt("translating", translate);
-    return `${told.join(". ")}.`;
   });
+}
+
+async function learnFile(file, signal, say) {
+  const { body } = await send("POST", `memory?name=${encodeURIComponent(file.name)}`, file, signal);
+  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
+  let last = {}, rest = "";
+  for (let part = await reader.read(); !part.done; part = await reader.read()) {
+    const lines = (rest + part.value).split("\n");
+    rest = lines.pop();
+    if (lines.length) last = JSON.parse(lines.at(-1));
+    say(`${file.name}: ${counted(last.pairs ?? 0, "pair")} …`);
+  }
+  const { learned = 0, replaced, again, skipped = {}, error } = last;
+  const parts = [`${file.name}: learned ${counted(learned, "pair")}`, replaced && `${replaced} in place of earlier ones`,
+    again && `${again} known already`, ...Object.entries(skipped).map(([reason, count]) => `left out ${count}: ${reason}`), error];
+  if (error) throw new Error(parts.filter(Boolean).join("; "));
+  return `${parts.filter(Boolean).join("; ")}.`;
 }
 
 async function save() {
@@ -327,32 +330,27 @@ async function save() {
 
 // ---- the page
 
-const entered = (event) => event.key === "Enter" && (event.ctrlKey || event.metaKey);
-const on = (element, names, work) => names.split(" ").forEach((name) => element.addEventListener(name, work));
-
 function start() {
   const { source, target } = data.names, relist = () => attempt("learning", async () => (await list(), ""));
   document.title = byId("title").textContent = `${source} → ${target}`;
-  byId("text").labels[0].textContent = source;
-  running.labels[0].textContent = target;
-  byId("text").lang = data.source_language;
-  running.lang = data.target_language;
+  [byId("text").labels[0].textContent, running.labels[0].textContent] = [source, target];
+  [byId("text").lang, running.lang] = [data.source_language, data.target_language];
   byId("key-label").hidden = !data.key;
   byId("key").value = sessionStorage.getItem(KEY) || "";
   byId("memory").hidden = !data.learns;
-
   on(byId("ask"), "submit", (event) => {
     event.preventDefault();
     const text = byId("text").value;
     Object.assign(work, { sentences: [], after: "", rest: text, length: text.length });
     running.value = "";
-    choose(null);
+    choose();
+    mark();
     attempt("translating", translate);
   });
   on(byId("translating").lastElementChild, "click", () => { work.rest = ""; });
   on(byId("text"), "keydown", (event) => entered(event) && byId("ask").requestSubmit());
   on(running, "input", typed);
-  on(running, "input focus click keyup", chooseAtCursor);
+  on(running, "input focus click keyup", choose);
   on(running, "keydown", (event) => entered(event) && current && data.learns && remember());
   on(byId("copy"), "click", () => {
     running.select();
