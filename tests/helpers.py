@@ -292,12 +292,12 @@ def accuracies(log: str) -> list[float]:
 def assert_learned_as_built(datastore: Path, rows: list[tuple[str, str]]) -> None:
     """Assert that its first sentences, learned alongside it, have its values and, but for others in a batch, its keys."""
     translator, built = Translator(datastore=datastore, device="cpu"), TokenDatastore(datastore)
-    numbers = translator.learn_all(rows)
+    done = translator.learn_all(rows)
     learned = translator.find_memory("tokens").learned
     assert isinstance(learned, LearnedMemory)
-    for sentence, number in enumerate(numbers):
-        assert isinstance(number, int), number
-        values, keys = learned.store.entries[number]
+    for sentence, one in enumerate(done):
+        assert not isinstance(one, str), one
+        values, keys = learned.store.entries[one.id]
         own = built.provenance[:, 0] == sentence
         assert values.tolist() == built.values[own].tolist() and len(values) > 3
         np.testing.assert_allclose(keys, built.keys[own], rtol=1e-2, atol=1e-2)

@@ -126,18 +126,23 @@ class Expected(dict[int, NewPair]):
         return counting, {number: pair for number, pair in self.items() if number not in counting}
 
 
-def killed(work: Callable[[int], object], seconds: float) -> bytes:
-    """Run a function in a process that is killed after some seconds; return what it wrote to the file it was given."""
+def killed(work: Callable[[int], object], seconds: float, begun: bool = False) -> bytes:
+    """Run a function in a process that is killed after some seconds; return what it wrote to the file it was given.
+
+    Args:
+        begun: whether the seconds are counted from the first byte on that it wrote.
+    """
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
         _work_and_exit(work, writing)
     os.close(writing)
+    first = os.read(reading, 1) if begun else b""
     time.sleep(seconds)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     with os.fdopen(reading, "rb") as stream:
-        return stream.read()
+        return first + stream.read()
 
 
 def _work_and_exit(work: Callable[[int], object], writing: int) -> NoReturn:
@@ -156,8 +161,8 @@ def kill_learning(folder: Path, kills: int, rng: np.random.Generator) -> int:
     """
     before, make = contents(folder), maker(folder)
     pairs, number, first_id, acknowledged = Expected(), 0, 1, 0
-    for _ in range(kills):
-        said = killed(partial(_write_for_ever, folder, number, make), float(rng.uniform(0, 0.08)))
+    for kill in range(kills):
+        said = killed(partial(_write_for_ever, folder, number, make), float(rng.uniform(0, 0.08)), begun=kill % 2 > 0)
         store = store_at(folder)
         states = _possible(pairs, number, len(said), first_id, make)
         assert any(same(store, *state.divided()) for state in states), (number, said, list(store.pairs))

@@ -52,9 +52,45 @@ def test_a_correction_counts_from_the_next_sentence_on(store: Path, pairs: list[
     (other,) = Translator(datastore=store, **KEEN).translate([source])
     assert other.text == target
     assert [(one.id, one.source, one.target, one.count) for one in translator.memory()] == [(number, source, target, 1)]
-    assert translator.learn(f" {source}\n", target) == number and translator.memory(source[:5])[0].count == 2
+    assert translator.learn(f" {source}\n", target)[:2] == (number, False)
+    assert translator.memory(source[:5])[0].count == 2
     translator.forget(number)
     assert outcome(translator, [source]) == before and not translator.memory()
+
+
+def test_the_last_correction_counts_and_an_earlier_one_can_be_brought_back(
+    store: Path, tmp_path: Path, pairs: list[tuple[str, str]]
+) -> None:
+    """Each as if the other had never been learned, to the bit, signature included."""
+    folders = [Path(shutil.copytree(store, tmp_path / name)) for name in "ab"]
+    options = {**KEEN, "knn_k": 1}
+    translator, first, second = (Translator(datastore=folder, **options) for folder in (store, *folders))
+    (source, wrong), (_, right) = pairs[:2]
+    for one, texts in ((translator, (pairs[2], (source, wrong))), (first, (pairs[2], (source, wrong)))):
+        ids = [one.learn(*pair).id for pair in texts]
+    second.learn(*pairs[2])
+    second.learn(source, right)
+    before, wanted = outcome(first, [source]), outcome(second, [source])
+    assert outcome(translator, [source]) == before and before[0][0] == wrong != wanted[0][0]
+
+    learned = translator.learn(source + " ", right)
+    assert learned.new and learned.replaced is not None and learned.replaced.target == wrong
+    assert outcome(translator, [source]) == wanted and translator.signature == second.signature
+    assert outcome(Translator(datastore=store, **options), [source]) == wanted
+    assert [(one.id, one.replaced_by) for one in translator.memory(source)] == [
+        (learned.id, None),
+        (ids[1], learned.id),
+    ]
+    neighbours = {n.learned for t in translator.explain(source).sentences[0].tokens for n in t.neighbours}
+    assert learned.id in neighbours and ids[1] not in neighbours
+
+    again = translator.learn(source, wrong)
+    assert (again.id, again.new) == (ids[1], False) and again.replaced is not None and again.replaced.target == right
+    assert outcome(translator, [source]) == before and translator.signature == first.signature
+    assert not translator.forget(learned.id) and outcome(translator, [source]) == before
+    translator.learn(source, right)
+    assert [one.id for one in translator.forget(translator.memory(source)[0].id)] == [ids[1]]
+    assert outcome(translator, [source]) == before and translator.signature == first.signature
 
 
 def test_keys_are_those_that_a_build_gives(world: World, store: Path) -> None:
@@ -129,9 +165,9 @@ def test_what_cannot_be_learned_is_refused_with_its_reason(
     with pytest.raises(ConfigurationError, match=f"the pair was not learned: {sentence}"):
         translator.learn(source, target)
     assert not translator.memory()
-    number, reason = translator.learn_all([("Es ist gut.", "It is good."), (source, target)])
-    assert isinstance(number, int) and isinstance(reason, str)
-    translator.forget(number)
+    learned, reason = translator.learn_all([("Es ist gut.", "It is good."), (source, target)])
+    assert not isinstance(learned, str) and isinstance(reason, str)
+    assert not translator.forget(learned.id)
     with pytest.raises(ConfigurationError, match="there is no pair 300 among what was learned"):
         translator.forget(300)
 

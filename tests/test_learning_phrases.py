@@ -73,6 +73,13 @@ def test_a_phrase_counts_from_the_next_sentence_on(store: Path, pairs: list[tupl
     votes = [vote for token in explanation.sentences[0].tokens for vote in token.votes]
     places = {vote.place for vote in votes if phrases[vote.query].retrieved[vote.retrieved].learned}
     assert places <= {"begins", "continues", "follows"} and places
+    translator.learn(source, pairs[1][1])
+    other = Translator(datastore=store, **PHRASES_ALONE).explain(source)
+    assert target not in {
+        other.texts[one.sentence] for phrase in other.sentences[0].phrases for one in phrase.retrieved
+    }
+    translator.forget(number + 1)
+    assert outcome(translator, [source]) == after
     translator.forget(number)
     assert outcome(translator, [source]) == before
 

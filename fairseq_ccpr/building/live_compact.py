@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from fairseq_ccpr.building.rewrite import SCRATCH, disk_faults_named, remove_others
+from fairseq_ccpr.building.rewrite import SCRATCH, disk_faults_named, refuse_elsewhere, remove_others
 from fairseq_ccpr.datastore.learned import LEARNED, journal_path
 from fairseq_ccpr.datastore.manifest import Manifest
 from fairseq_ccpr.datastore.token import TokenDatastore
@@ -47,6 +47,7 @@ class LiveCompaction:
         try:
             with disk_faults_named(self.directory):
                 self.memory.lock()
+                refuse_elsewhere(self.directory)
                 with scratch_directory(self.directory / SCRATCH) as scratch:
                     copy = scratch / self.directory.resolve().name  # which what was learned is named by
                     reader = self._link(copy)
@@ -68,13 +69,19 @@ class LiveCompaction:
     def _link(self, copy: Path) -> Journal:
         """Make the copy; returns a reader that has read the journal as far as the copy has it."""
         leave = shutil.ignore_patterns(f"*{PARTIAL}", LEARNED)
-        shutil.copytree(self.directory, copy, copy_function=os.link, ignore=leave)
+        try:
+            shutil.copytree(self.directory, copy, copy_function=os.link, ignore=leave)
+        except shutil.Error as error:
+            raise DatastoreError(
+                f"{self.directory} cannot be compacted while it is in use ({error.args[0][0][2]}), and is as it was: end the "
+                "programs that learn, and run fairseq-ccpr compact"
+            ) from None
         reader = Journal(self.memory.store.path)
         for _ in reader.read():
             pass
         if reader.damage or reader.lost:  # since it was opened: the copy would go on without, and nobody would know
             raise DatastoreError(f"{reader.path} is damaged: end the programs that learn, and run fairseq-ccpr compact")
-        (copy / LEARNED).mkdir()
+        (copy / LEARNED).mkdir(mode=0o700)
         with reader.path.open("rb") as journal, (copy / LEARNED / reader.path.name).open("wb") as copied:
             copied.write(journal.read(reader.end))
         return reader

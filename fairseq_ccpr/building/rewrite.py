@@ -527,11 +527,13 @@ def compact_datastore(settings: CompactSettings) -> tuple[TokenSection, int, int
     directory = datastore.directory
     with closing(LearnedStore(datastore)) as learned:
         learned.lock()
+        refuse_elsewhere(directory)
         remove_others(directory, Manifest.read(directory))
         moved, removed = len(learned.entries.keys() | learned.phrases.keys()), learned.forgotten
         if moved or removed:
             with disk_faults_named(directory):
                 _compact(datastore, learned, settings)
+            remove_others(directory, Manifest.read(directory))
     return TokenDatastore(directory).section, moved, removed
 
 
@@ -576,7 +578,6 @@ def _compact(datastore: TokenDatastore, learned: LearnedStore, settings: Compact
     create_journal(path, [*first_records(manifest.token, learned.next_id, phrases), *records])
     manifest.write(directory)
     sync_directory(directory)
-    remove_others(directory, manifest)
 
 
 def _records_of_replaced(datastore: TokenDatastore, learned: LearnedStore) -> Iterator[bytes]:
@@ -677,15 +678,35 @@ def _existing_kind(section: Section) -> str:
     return f"{DISK}:{index.factory}" if index.backend == DISK else index.factory or index.backend
 
 
+def refuse_elsewhere(directory: Path) -> None:
+    """Refuse to compact parts that are not in the folder itself: the new ones would be, and the old ones would stay."""
+    manifest = Manifest.read(directory)
+    for section in filter(None, (manifest.token, manifest.phrase)):
+        folder = directory / section.folder
+        if folder.is_symlink() or folder.stat().st_dev != directory.stat().st_dev:
+            what = "a symbolic link" if folder.is_symlink() else "on another disk"
+            raise ConfigurationError(f"{folder} is {what}, and compacting replaces it: move it into {directory} first")
+
+
 def remove_others(directory: Path, manifest: Manifest) -> None:
     """Remove parts and journals that compaction has superseded, and those that a killed run left.
 
     Phrases written in a model's subwords are removed too: they hold the tokens of forgotten sentences.
     """
+    try:
+        _remove_others(directory, manifest)
+    except OSError as error:
+        raise DatastoreError(
+            f"{error.filename or directory} holds what was forgotten, and cannot be removed ({error.strerror}), though all "
+            "else is done: remove it"
+        ) from None
+
+
+def _remove_others(directory: Path, manifest: Manifest) -> None:
     for section in filter(None, (manifest.token, manifest.phrase)):
         for path in directory.glob(f"{section.PART}*"):
             found = re.fullmatch(rf"{section.PART}(?:-(\d+))?", path.name)
-            if found and int(found[1] or 0) != section.generation:
+            if found and int(found[1] or 0) != section.generation and not path.is_symlink():
                 rmtree(path)
     if manifest.phrase is not None:
         remove_stale(PhraseDatastore(directory))

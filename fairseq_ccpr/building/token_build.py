@@ -457,7 +457,7 @@ def write_empty_store(
         part.partial.mkdir()
         for name, (shape, dtype) in array_shapes(0, dimension).items():
             save_array(part.partial / f"{name}.npy", np.empty(shape, dtype))
-        write_text(part.partial / SYMBOLS, "".join(f"{symbol}\n" for symbol in symbols))
+        write_text(part.partial / SYMBOLS, "".join(f"{symbol}\n" for symbol in symbols), follow=False)
         KeyProjection.scaling(dimension).save(part.partial / PROJECTION)
         part.publish(section)
         write_tuned({"token": TokenDatastore(folder)}, {"knn": EMPTY_SETTINGS}, UNTUNED)

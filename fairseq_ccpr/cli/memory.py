@@ -154,6 +154,8 @@ Show the sentence pairs that a datastore has learned, newest first: id, how ofte
 separated by tabs. Pairs that a later translation of the same source has replaced do not count, and say so in a fifth column;
 they count again once they are learned again, or the later one is forgotten. Words after the folder restrict the list to
 pairs that contain all of them. The exit code is 1 if the journal is damaged: what the damage did not hit is kept and shown.
+--repair writes a damaged journal again without the damaged bytes, which it copies to a file of their own, and says what was
+saved. Whoever learns next does the same.
 
   fairseq-ccpr memory datastores/mine
   fairseq-ccpr memory datastores/mine guten morgen
@@ -166,11 +168,14 @@ def memory(
     export: Optional[Path] = option(
         None, "write those that count to this TMX file instead, oldest first", metavar="FILE"
     ),
+    repair: bool = option(False, "repair a damaged journal, rather than show anything"),
     source_lang: Optional[str] = source_language_option(None, "source language in the TMX (that of the datastore)"),
     target_lang: Optional[str] = target_language_option(None, "target language in the TMX (that of the datastore)"),
 ) -> int:
     check_folders(export=export)
     store = LearnedStore(TokenDatastore(datastore))
+    if repair:
+        return _repair(store)
     pairs = [pair for pair in store.find(" ".join(words)) if export is None or pair.replaced_by is None][:most]
     if export is not None:
         known = remembered(datastore)
@@ -188,6 +193,18 @@ def memory(
         if not store.pairs:
             print(f"nothing was learned alongside {datastore}", file=sys.stderr)
     return 1 if store.damage else 0
+
+
+def _repair(store: LearnedStore) -> int:
+    with closing(store):
+        found = store.damage
+        store.lock()
+        if not found:
+            print(f"{store.path} is whole: {counted(len(store.find('')), 'pair')}")
+            return 0
+        aside = f"; the damaged bytes are in {store.put_aside}" if store.put_aside is not None else ""
+        print(f"{found}\nsaved {counted(len(store.find('')), 'pair')}{aside}")
+    return 0
 
 
 @command("""\

@@ -28,6 +28,7 @@ import numpy as np
 from fairseq_ccpr.datastore.manifest import Manifest, PhraseSection, TokenSection
 from fairseq_ccpr.datastore.token import KEYS, PROJECTION, TokenDatastore
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError, NotWritableError
+from fairseq_ccpr.storage.files import unfollowed
 from fairseq_ccpr.storage.fingerprint import brief
 from fairseq_ccpr.storage.journal import Journal, WriterLock, begins_as_journal, create_journal
 
@@ -112,6 +113,7 @@ class LearnedStore:
         self.phrase_section = Manifest.read(datastore.directory).phrase
         self._lock = threading.RLock()
         self._right: WriterLock | None = None
+        self.put_aside: Path | None = None  # where damaged bytes of the journal are, once it was repaired
         self._load()
         if self.damage:
             logger.warning("%s", self.damage)
@@ -209,7 +211,14 @@ class LearnedStore:
             if self._right is not None:
                 return
             try:
-                self.folder.mkdir(exist_ok=True)
+                for path in (self.folder, self.path, self.folder / LOCK):
+                    if path.is_symlink():
+                        raise DatastoreError(
+                            f"{path} is a symbolic link, which nothing is written through: put what it leads to in its place"
+                        )
+                self.folder.mkdir(
+                    mode=0o700, exist_ok=True
+                )  # what is learned is for nobody else, unless its owner says so
                 right = WriterLock(self.folder / LOCK)
                 try:
                     self._begin_writing()
@@ -245,10 +254,11 @@ class LearnedStore:
         self._refuse_changed()
         if not self.path.exists():
             create_journal(self.path, first_records(self.datastore.section, self.next_id))
-        self.path.open("r+b").close()
+        open(self.path, "r+b", opener=unfollowed).close()
         self._load()
         if self.damage or self._journal.old:
             if self.damage and (aside := self._journal.put_damage_aside()):
+                self.put_aside = aside
                 logger.warning("the damaged bytes of %s are in %s now", self.path, aside)
             phrases = self.phrase_section if self._has_phrases else None
             records = first_records(self.datastore.section, self.next_id, phrases)
@@ -279,11 +289,17 @@ class LearnedStore:
         self._pairs_of: Counter[int] = Counter()  # by sentence of the phrase part
         self._begun = self._has_phrases = False  # whether the journal says what it, and its phrases belong to
         self._journal = Journal(self.path)
-        if not self.path.exists():
-            self._refuse_changed()  # or else what was learned may have moved elsewhere
-            return
-        for record in self._journal.read():
-            self._apply(record)
+        try:
+            if not self.path.exists():
+                self._refuse_changed()  # or else what was learned may have moved elsewhere
+                return
+            for record in self._journal.read():
+                self._apply(record)
+        except PermissionError:
+            raise DatastoreError(
+                f"{self.path} cannot be read, as it is another user's: ask for permission to read it and its folder, or copy "
+                f"the datastore without {LEARNED}"
+            ) from None
         self._put_in_order()
         if not self._begun:
             raise DatastoreError(f"{self.path} is damaged from its beginning on: move it away, and learn again")

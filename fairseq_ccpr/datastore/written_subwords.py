@@ -30,6 +30,7 @@ from fairseq_ccpr.storage.files import (
     describe_files,
     read_checked_json,
     scratch_directory,
+    unfollowed,
     write_checked_json,
 )
 from fairseq_ccpr.storage.fingerprint import of_strings
@@ -66,7 +67,7 @@ def open_or_write(datastore: PhraseDatastore, subwords: DecoderSubwords, model: 
     folder = datastore.directory / f"subwords-{made_from[:8]}"
     try:
         if (written := _open(folder, made_from, datastore, subwords)) is None:
-            with (datastore.directory / LOCK).open("wb") as lock:
+            with open(datastore.directory / LOCK, "wb", opener=unfollowed) as lock:
                 with contextlib.suppress(OSError):  # a file system without locks: the last to finish wins
                     fcntl.flock(lock, fcntl.LOCK_EX)
                 written = _open(folder, made_from, datastore, subwords)  # another process may have made it

@@ -172,5 +172,5 @@ def check_space(directory: Path, needed: int) -> None:
     if (free := shutil.disk_usage(existing).free) < needed:
         raise DatastoreError(
             f"the disk of {directory} is too full: {needed / 1e9:,.2f} GB needed, {free / 1e9:,.2f} GB free; "
-            "free some space or choose another --output"
+            "free some space, or use another disk"
         )

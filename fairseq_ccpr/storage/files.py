@@ -24,23 +24,34 @@ def partial_path(path: Path) -> Path:
     return path.with_name(path.name + PARTIAL)
 
 
+def unfollowed(path: str, flags: int, mode: int = 0o666) -> int:
+    """Open a file, as an `opener`, but not what a symbolic link leads to: a datastore may come from someone else."""
+    return os.open(path, flags | os.O_NOFOLLOW, mode)
+
+
 @contextmanager
-def atomic_file(path: Path) -> Iterator[Path]:
+def atomic_file(path: Path, mode: int = 0o666, follow: bool = False) -> Iterator[Path]:
     """Yield the path to write a file to, which then replaces `path`: readers see the old file or the whole new one.
 
-    Nothing stays of a file whose writing fails. Its permissions are those of any new file, which safetensors does not give.
+    Nothing stays of a file whose writing fails.
+
+    Args:
+        mode: its permissions, less those that new files never get. safetensors gives others.
+        follow: whether to replace what a symbolic link leads to, as /dev/stdout does, rather than the link.
     """
     if path.exists() and not path.is_file():  # a device or a pipe, which must not be replaced by a file
         with naming(path):
             yield path
         return
-    path = path.resolve()  # of /dev/stdout and other links, what they lead to
+    path = path.resolve() if follow else path
     partial = partial_path(path)
+    new = partial.with_name(f"{partial.name}.new")
     try:
+        for left in (partial, new):  # by a run that was killed, or links, which would be written through
+            left.unlink(missing_ok=True)
         with naming(path):
             yield partial
-        new = partial.with_name(f"{partial.name}.new")
-        new.touch()  # to learn what permissions any new file gets
+        os.close(unfollowed(str(new), os.O_CREAT | os.O_EXCL, mode))  # to learn what permissions a new file gets
         permissions = S_IMODE(new.stat().st_mode)
         new.unlink()
         partial.chmod(permissions)
@@ -80,6 +91,8 @@ def atomic_directory(output: Path) -> Iterator[Path]:
 def scratch_directory(path: Path) -> Iterator[Path]:
     """Yield an empty folder next to `path`, which is removed at the end."""
     partial = partial_path(path)
+    if partial.is_symlink():
+        partial.unlink()
     shutil.rmtree(partial, ignore_errors=True)  # left by a run that was killed
     partial.mkdir(parents=True)
     try:
@@ -96,18 +109,18 @@ CHECKSUM = "checksum"  # the last entry of a manifest: SHA-256 of the file witho
 
 def write_json(path: Path, data: dict[str, Any]) -> None:
     """Write JSON atomically."""
-    write_text(path, _as_text(data))
+    write_text(path, _as_text(data), follow=False)
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a file of UTF-8 atomically."""
-    with atomic_file(path) as partial, partial.open("w", encoding="utf-8", newline="\n") as stream:
+def write_text(path: Path, text: str, follow: bool = True) -> None:
+    """Write a file of UTF-8 atomically; `follow` as of `atomic_file`."""
+    with atomic_file(path, follow=follow) as partial, partial.open("w", encoding="utf-8", newline="\n") as stream:
         stream.write(text)
 
 
 def write_checked_json(path: Path, data: dict[str, Any]) -> None:
     """Write JSON atomically, with a checksum of its own: `read_checked_json` then notices any change of any byte."""
-    write_text(path, _with_checksum(data))
+    write_text(path, _with_checksum(data), follow=False)
 
 
 def read_checked_json(path: Path, version: int | None = None) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from fairseq_ccpr.errors import DatastoreError
 from fairseq_ccpr.storage.arrays import bring_to_disk
-from fairseq_ccpr.storage.files import atomic_file, sync_directory
+from fairseq_ccpr.storage.files import atomic_file, sync_directory, unfollowed
 
 MARK = b"\xffCCPRJ3\n"  # each record begins with it; its first byte is in no text
 _HEAD = struct.Struct("<8sII16s")  # the mark, number and length of the record, digest
@@ -61,7 +61,7 @@ class Journal:
         """Append records, all or none, to a journal that was read to its end; return once they are on disk."""
         frames, written = _frames(records, self.count), 0
         try:
-            with self.path.open("r+b", buffering=0) as stream:
+            with open(self.path, "r+b", buffering=0, opener=unfollowed) as stream:
                 stream.truncate(self.end)  # of an earlier try that could not be undone
                 stream.seek(self.end)
                 try:
@@ -87,7 +87,7 @@ class Journal:
         for number in count(1) if content else ():
             path = self.path.with_name(f"{self.path.name}.damaged-{number}")
             try:
-                stream = path.open("xb")
+                stream = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, permissions(path)), "wb")
             except FileExistsError:
                 continue
             try:
@@ -106,9 +106,9 @@ class WriterLock:
     """The right to write to a folder, which one process, and in it one object, has at a time. A kill gives it back."""
 
     def __init__(self, path: Path) -> None:
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW  # what a link leads to is not overwritten
         # Closed with this object, if not before.
-        self._stream = os.fdopen(os.open(path, flags, 0o666), "r+b", buffering=0)
+        descriptor = unfollowed(str(path), os.O_RDWR | os.O_CREAT, permissions(path))
+        self._stream = os.fdopen(descriptor, "r+b", buffering=0)
         file = self._stream.fileno()
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -128,9 +128,14 @@ class WriterLock:
 
 def create_journal(path: Path, records: Sequence[bytes]) -> None:
     """Write a journal with its first records, under its final name only when it is complete and on disk."""
-    with atomic_file(path) as partial:
+    with atomic_file(path, permissions(path)) as partial:
         partial.write_bytes(_frames(records, 0))
     sync_directory(path.parent)
+
+
+def permissions(path: Path) -> int:
+    """Return those of a file that may be read and written by whom its folder lets in: 0600 in a folder of 0700."""
+    return path.parent.stat().st_mode & 0o666
 
 
 def begins_as_journal(path: Path) -> bool:

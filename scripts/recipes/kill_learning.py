@@ -1,11 +1,11 @@
-"""Kill processes that learn, forget and compact alongside a copy of a datastore, and check that nothing is lost or half done.
+"""Kill processes that learn, replace, forget and compact alongside a copy of a datastore; nothing may be lost or half done.
 
 python scripts/recipes/kill_learning.py DATASTORE [KILLS]
 python scripts/recipes/kill_learning.py DATASTORE --flips FLIPS
 
-Of the kills (2000), three in four are of learning and forgetting, the others of compacting. With --flips, bits of a journal
-are flipped instead, one at a time: each is noticed, and costs at most the record that it hits. It needs what the
-tests need.
+Of the kills (2000), three in four are of learning, replacing and forgetting, the others of compacting. With --flips, bits of
+a journal are flipped instead, one at a time: each is noticed, and costs at most the record that it hits, and all pairs of
+other records are there. It needs what the tests need.
 """
 
 import logging
@@ -34,8 +34,8 @@ def main() -> None:
         one, two = (Path(shutil.copytree(store, Path(folder) / name)) for name in ("one", "two"))
         if flipping:
             logging.disable()  # each is noticed in a line
-            flip_bits(one, count, rng)
-            print(f"{count:,} flipped bits: all noticed, each at the cost of one record or none")
+            saved = flip_bits(one, count, rng)
+            print(f"{count:,} flipped bits: all noticed; {saved:,} pairs of other records, all saved")
             return
         acknowledged = kill_learning(one, count - count // 4, rng)
         print(

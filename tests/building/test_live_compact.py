@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -62,7 +63,7 @@ def test_what_comes_meanwhile_is_there_afterwards(
     store: Path, rows: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     translator = Translator(datastore=store, **KEEN)
-    assert translator.learn_all(rows[:6]) == [1, 2, 3, 4, 5, 6]
+    assert [one.id for one in translator.learn_all(rows[:6])] == [1, 2, 3, 4, 5, 6]  # type: ignore[union-attr]
     translator.forget(2)
     sentences = [source for source, _ in rows[:10]]
     begun = translator.ensemble.now().memory("tokens")  # type: ignore[union-attr]
@@ -78,22 +79,24 @@ def test_what_comes_meanwhile_is_there_afterwards(
             and translator.learn(*rows[0]).id == 1
         )
         translator.forget(3, 7)
+        assert translator.learn(rows[4][0], rows[8][1]).replaced == translator.memory(rows[4][1])[0]
         before.extend(texts(translator, sentences))
 
     before_it_is_adopted(monkeypatch, meanwhile)
     assert translator.compact()
     assert texts(translator, sentences) == before == texts(Translator(datastore=store, **KEEN), sentences)
-    assert [(one.id, one.count) for one in translator.memory()] == [(8, 1), (6, 1), (5, 1), (4, 1), (1, 2)]
+    assert [(one.id, one.count) for one in translator.memory()] == [(9, 1), (8, 1), (6, 1), (5, 1), (4, 1), (1, 2)]
+    assert [one.replaced_by for one in translator.memory()] == [None, None, None, 9, None, None]
     assert all(map(torch.equal, begun.searched.search(states, 8), found))  # with files that are gone
     section = TokenDatastore(store).section
     assert section.generation == 1 and [one.name for one in section.sources] == ["store", "store-learnt"]
     assert {path.name for path in store.iterdir()} == {LEARNED, "manifest.json", "preprocessing", "token-1"}
     assert not find_anywhere(store, rows[1][0].encode(), rows[1][1].encode())
     learned = {n.learned for one in translator.explain(sentences).sentences for t in one.tokens for n in t.neighbours}
-    assert {8, 6, 1} <= learned and not {2, 3, 7} & learned
+    assert {8, 6, 1} <= learned and not {2, 3, 5, 7} & learned
     # it still has the right to write, and does
     refused(call("compact", store, "--quiet", check=False), "is being written to by process")
-    assert translator.learn(*rows[9]).id == 9 and texts(translator, sentences)[9][0] == rows[9][1]
+    assert translator.learn(*rows[9]).id == 10 and texts(translator, sentences)[9][0] == rows[9][1]
     translator.close()
     call("compact", store, "--quiet", "--cpu")
     assert not find_anywhere(store, rows[2][0].encode(), rows[6][1].encode())
@@ -107,6 +110,27 @@ def test_a_full_disk_changes_nothing(store: Path, rows: list[tuple[str, str]]) -
     with files_up_to(len(before["token/keys.npy"]) // 2), pytest.raises(DatastoreError, match="as it was"):
         translator.compact()
     assert contents(store) == before and translator.learn(*rows[1]).id == 2
+
+
+def test_what_is_on_another_disk_is_refused_in_a_true_sentence(
+    store: Path, rows: list[tuple[str, str]], tmp_path: Path
+) -> None:
+    translator = Translator(datastore=store, **SHORT)
+    translator.learn(*rows[0])
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else tmp_path) as other:
+        if Path(other).stat().st_dev != store.stat().st_dev:
+            shutil.move(store / "preprocessing", other)
+            (store / "preprocessing").symlink_to(Path(other) / "preprocessing")
+            with pytest.raises(DatastoreError, match=r"while it is in use \(.*\), and is as it was: end the programs"):
+                translator.compact()
+        shutil.move(store / "token", other)
+        (store / "token").symlink_to(Path(other) / "token")
+        before, sentence = contents(store), r"store/token is a symbolic link, and compacting replaces it: move it into"
+        with pytest.raises(ConfigurationError, match=sentence):
+            translator.compact()
+        translator.close()
+        refused(call("compact", store, "--quiet", check=False), sentence)
+        assert contents(store) == before and not list(store.glob("*.partial"))
 
 
 def test_it_ends_when_told(store: Path, rows: list[tuple[str, str]]) -> None:

@@ -118,6 +118,30 @@ def test_from_a_pair_and_files_and_back(store: Path, rows: list[tuple[str, str]]
     assert not call("memory", store).stdout
 
 
+def test_a_correction_of_a_correction_and_a_damaged_journal(store: Path, rows: list[tuple[str, str]]) -> None:
+    words, (source, target) = ["--datastore", store, "--cpu", "--quiet"], rows[0]
+    call("learn", *words, "--source", source, "--target", target)
+    again = call("learn", *words, "--source", source, "--target", rows[1][1])
+    assert again.stdout == "learned 1 pair (id 2); 1 replaced an earlier translation of its source\n"
+    call("learn", *words, "--source", *rows[2][:1], "--target", rows[2][1])
+    shown = call("memory", store).stdout.splitlines()
+    assert shown[1:] == [f"2\t1\t{source}\t{rows[1][1]}", f"1\t1\t{source}\t{target}\treplaced by 2"]
+    assert "2 pairs" in call("memory", store, "--export", store / "m.tmx").stdout
+    assert "learned         2 pairs, in addition to them; 1 replaced by them" in call("inspect", store).stdout
+    forgotten = call("forget", store, 2).stdout.splitlines()
+    assert forgotten[1:] == [f"1 counts again\t{source}\t{target}", "forgot 1 pair; 2 are left"]
+
+    assert "0.journal is whole: 2 pairs" in call("memory", store, "--repair").stdout
+    path = store / LEARNED / "0.journal"
+    damaged = path.read_bytes().replace(rows[2][1].encode(), rows[2][1].swapcase().encode())
+    path.write_bytes(damaged)
+    assert call("memory", store, check=False).returncode == 1
+    repaired = call("memory", store, "--repair").stdout
+    assert "0.journal: 1 record is missing" in repaired
+    assert repaired.endswith(f"saved 1 pair; the damaged bytes are in {path}.damaged-1\n")
+    assert call("memory", store).stdout == f"1\t1\t{source}\t{target}\n"
+
+
 def test_bad_lines_are_left_out_and_a_damaged_file_says_what_was_learned(
     store: Path, rows: list[tuple[str, str]], tmp_path: Path
 ) -> None:

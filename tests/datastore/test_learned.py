@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from stat import S_IMODE
 
 import numpy as np
 import pytest
@@ -220,7 +221,7 @@ def test_only_what_was_written_here_is_removed(folder: Path, tmp_path: Path) -> 
     assert left == foreign | {"0.journal", "0.journal.damaged-1", "3.journal", "lock"}
     (learned / "lock").unlink()
     (learned / "lock").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(DatastoreError, match="symbolic links"):
+    with pytest.raises(DatastoreError, match="lock is a symbolic link"):
         store_at(folder).learn([new_pair(2)])
     assert (tmp_path / "elsewhere").read_text() == "mine"
 
@@ -414,3 +415,38 @@ def test_a_pair_that_was_replaced_before_it_had_phrases_gets_them_when_it_is_bro
     store.learn([new_pair(1), make(1, 1)])
     store.learn([make(1)])
     assert same(store, {1: make(1)}, {2: make(1, 1)}) and same(store_at(with_phrases), {1: make(1)}, {2: make(1, 1)})
+
+
+@pytest.mark.parametrize("name", [LEARNED, f"{LEARNED}/lock", f"{LEARNED}/0.journal", f"{LEARNED}/0.journal.partial"])
+def test_nothing_is_written_through_symbolic_links(folder: Path, tmp_path: Path, name: str) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    if name != LEARNED:
+        (folder / LEARNED).mkdir()
+    victim = tmp_path / "elsewhere" / "lock"  # what a link to the folder would overwrite
+    victim.write_text("mine")
+    (folder / name).symlink_to(victim if name != LEARNED else victim.parent)
+    if name.endswith("partial"):
+        assert ids_of(store_at(folder).learn([new_pair(1)])) == [1] and same(store_at(folder), {1: new_pair(1)})
+    else:
+        with pytest.raises(
+            DatastoreError, match=f"{name} is a symbolic link, which nothing is written|is damaged from"
+        ):
+            store_at(folder).learn([new_pair(1)])
+    assert victim.read_text() == "mine" and [path.name for path in victim.parent.iterdir()] == ["lock"]
+
+
+def test_what_was_learned_is_for_its_owner_alone_unless_the_folder_says_otherwise(folder: Path) -> None:
+    for others, mode in ((None, 0o600), (0o750, 0o640)):
+        if others is not None:
+            (folder / LEARNED).chmod(others)
+        learned_one_by_one(folder, 1)
+        path = journal_path(folder, 0)
+        damaged = bytearray(path.read_bytes())
+        damaged[-1] ^= 1
+        path.write_bytes(damaged)
+        store = store_at(folder)
+        store.lock()
+        store.close()
+        written = [path, *path.parent.glob("*damaged*")][: None if others is None else 1]
+        assert len(written) >= 1 and {S_IMODE(one.stat().st_mode) for one in written} == {mode}
+        assert S_IMODE(path.parent.stat().st_mode) == (others or 0o700)

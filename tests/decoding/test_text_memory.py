@@ -169,7 +169,11 @@ def test_what_is_learned_counts_and_what_is_forgotten_does_not(
     assert batch.memory.counts.more is None  # it is a snapshot that counts
     assert translator.find_memory("text").now({}).counts.more is not None
     learned = outcome()
-    translator.forget(number)
+    translator.learn("Etwas anderes.", "Now go down.")  # which replaces it
+    (other,) = (translator.memory()[0],)
+    replaced = outcome()
+    assert not translator.forget(number) and outcome() == replaced != learned
+    translator.forget(other.id)
     assert outcome() == before != learned
 
 

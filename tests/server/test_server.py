@@ -132,11 +132,19 @@ def test_what_is_learned_counts_is_shown_and_is_forgotten(server: Served, pairs:
     body = urlencode({"q": source, "s": target, "source": "de", "target": "en"}).encode()
     assert server.send("/suggest", body, FORM)[1]["id"] == number
     _, memory = server.ask(f"/memory?q={quote(source.split()[0])}&limit=5")
-    assert {"id": number, "source": source, "target": target, "count": 2} in memory["pairs"] and memory["found"] == 1
+    learned_pair = {"id": number, "source": source, "target": target, "count": 2, "replaced_by": None}
+    assert memory == {"pairs": [learned_pair], "found": 1}
     _, explanation = server.ask(f"/explain?q={quote(source)}")
     learned = {one["learned"] for token in explanation["sentences"][0]["tokens"] for one in token["neighbours"]}
     assert number in learned and explanation["sentences"][0]["translation"] == target
-    assert server.ask(f"/memory/{number}", "DELETE") == (200, {"success": True})
+    other = pairs[3][1]
+    _, answer = server.ask("/learn", "POST", q=source, s=other)
+    assert answer["replaced"] == {**learned_pair, "replaced_by": answer["id"]} and answer["new"]
+    assert server.ask("/translate", "POST", q=source)[1]["translatedText"] == other
+    assert server.ask(f"/memory?q={quote(source)}")[1]["pairs"][1] == answer["replaced"]
+    assert server.ask(f"/memory/{answer['id']}", "DELETE") == (200, {"success": True, "restored": [learned_pair]})
+    assert server.ask("/translate", "POST", q=source)[1]["translatedText"] == target
+    assert server.ask(f"/memory/{number}", "DELETE") == (200, {"success": True, "restored": []})
     assert server.ask("/translate", "POST", q=source)[1]["translatedText"] == before
     status, answer = server.ask(f"/memory/{number}", "DELETE")
     assert status == 404 and answer["error"] == f"there is no pair {number} among what was learned"

@@ -11,7 +11,14 @@ import torch
 from safetensors.torch import save_file
 
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.storage.files import atomic_directory, atomic_file, partial_path, scratch_directory, write_text
+from fairseq_ccpr.storage.files import (
+    atomic_directory,
+    atomic_file,
+    partial_path,
+    scratch_directory,
+    write_json,
+    write_text,
+)
 
 
 def test_a_file_is_the_old_one_until_it_is_the_whole_new_one(tmp_path: Path):
@@ -44,6 +51,20 @@ def test_whoever_may_read_new_files_may_read_tensors(tmp_path: Path, mask: int):
     finally:
         os.umask(before)
     assert S_IMODE((tmp_path / "tensors").stat().st_mode) == 0o666 & ~mask
+
+
+def test_links_are_followed_only_where_a_user_names_the_file(tmp_path: Path):
+    (tmp_path / "victim").write_text("mine")
+    for name in ("file", "file.partial", "file.partial.new", "link"):
+        (tmp_path / name).symlink_to(tmp_path / "victim")
+    write_json(tmp_path / "file", {})
+    assert (tmp_path / "victim").read_text() == "mine" and not (tmp_path / "file").is_symlink()
+    write_text(tmp_path / "link", "new")
+    assert (tmp_path / "victim").read_text() == "new" and (tmp_path / "link").is_symlink()
+    (tmp_path / "work.partial").symlink_to(tmp_path)
+    with scratch_directory(tmp_path / "work") as folder:
+        assert not list(folder.iterdir())
+    assert (tmp_path / "victim").exists()
 
 
 def test_a_folder_appears_when_it_is_complete(tmp_path: Path):
