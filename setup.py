@@ -79,8 +79,12 @@ setup(
             "import-linter>=2.0",
             "subword-nmt>=0.3.8",
             "sacremoses>=0.1",
-            # A client of the server, and a browser's remote control; the browser is the system's Chromium.
+            # Clients of LibreTranslate, which have to work unchanged.
             "libretranslatepy>=2.1.4",
+            "libretranslate-aio>=0.1.3",
+            "deep-translator>=1.11.4",
+            "transpolibre>=0.8.15",
+            # A browser's remote control; the browser is the system's Chromium.
             "playwright>=1.40",
             # Marian models, for what is converted to be compared with.
             "transformers>=5",

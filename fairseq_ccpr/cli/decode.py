@@ -11,6 +11,7 @@ from io import TextIOWrapper
 from itertools import chain
 from pathlib import Path
 from typing import Optional
+from urllib.parse import urlsplit
 
 from fairseq_ccpr.cli.command import check_folders, command, markdown_table
 from fairseq_ccpr.datastore.preprocessing import remember, remembered
@@ -22,7 +23,7 @@ from fairseq_ccpr.evaluation.test_set import BASE, RETRIEVAL, compare_decoding
 from fairseq_ccpr.evaluation.trust_training import OtherText, other_texts
 from fairseq_ccpr.evaluation.tune import table
 from fairseq_ccpr.inference.system import WINDOW, System
-from fairseq_ccpr.server.access import KEY_VARIABLE, LOGS, LOOPBACK, NOTHING, Limits, read_key
+from fairseq_ccpr.server.access import KEY_VARIABLE, LOGS, LOOPBACK, NOTHING, Limits, origin_of, read_key
 from fairseq_ccpr.settings import count_option, data_bin_option, data_option, option, quiet_option
 from fairseq_ccpr.storage.files import write_json, write_text
 from fairseq_ccpr.text.pairs import read_lines, read_standard_input
@@ -198,7 +199,15 @@ def serve(
     host: str = option(Limits.host, "address to listen on", metavar="ADDRESS"),
     port: int = option(5000, "port to listen on; 0: any free one", within="[0, 65535]", needs="a port", metavar="N"),
     api_key_file: Optional[Path] = option(None, "file with the API key that requests must carry", metavar="FILE"),
+    public_url: Optional[str] = option(
+        None, "address at which a proxy shows the server, such as one with TLS", metavar="URL"
+    ),
+    allow_origin: list[str] = option(
+        [], "pages that may use the server, such as https://example.org; with an API key also *, all", nargs="+",
+        metavar="ORIGIN",
+    ),
     max_characters: int = count_option(Limits.most_characters, "longest request, in characters"),
+    max_sentences: int = count_option(Limits.most_sentences, "longest request, in sentences"),
     log: str = option(
         NOTHING, "what is logged to standard error: nothing, requests without their texts, or with texts",
         choices=LOGS,
@@ -216,13 +225,23 @@ def serve(
         raise ConfigurationError(
             f"--host {host} lets other machines in: give --api-key-file FILE, or a key in {KEY_VARIABLE}"
         )
+    if "*" in allow_origin and key is None:
+        raise ConfigurationError(
+            f"--allow-origin * lets every site that is visited here in: give --api-key-file FILE, or a key in {KEY_VARIABLE}"
+        )
+    origins = [one if one in ("*", "null") else origin_of(one, "--allow-origin") for one in allow_origin]
+    names: tuple[str, ...] = LOOPBACK
+    if public_url is not None:
+        origins.append(shown := origin_of(public_url, "--public-url"))
+        names = (*names, urlsplit(shown).hostname or "")
+    limits = Limits(host, key, max_characters, max_sentences, log, names, tuple(origins))
     with app.listen(host, port) as listening:
         translator = Translator.of(rest, data)
         translator.check_encoding()
         translator.lock()
         print(f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}", flush=True)
         print(f"retrieval signature: {translator.signature or 'none, the model translates alone'}", file=sys.stderr)
-        app.serve(translator, Limits(host, key, max_characters, log), listening)
+        app.serve(translator, limits, listening)
     return 0
 
 

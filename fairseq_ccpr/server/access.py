@@ -24,7 +24,10 @@ class Limits:
     host: str = "127.0.0.1"
     key: str | None = None
     most_characters: int = 20_000
+    most_sentences: int = 1000
     log: str = NOTHING
+    names: tuple[str, ...] = LOOPBACK  # of this server, as browsers may ask for it where it listens on loopback
+    origins: tuple[str, ...] = ()  # of pages that may use it, besides its own
 
 
 def read_key(path: Path | None) -> str | None:
@@ -51,25 +54,47 @@ def fits(key: str, given: object) -> bool:
     return isinstance(given, str) and hmac.compare_digest(key.encode(), given.encode(errors="replace"))
 
 
-def foreign(headers: Mapping[str, str], host: str) -> str:
+def origin_of(address: str, option: str) -> str:
+    """Return the origin of a page's address, as browsers send it.
+
+    >>> origin_of("https://MT.example.org:443/translate/", "--public-url")
+    'https://mt.example.org'
+    """
+    parts = urlsplit(address)
+    try:
+        port, host = parts.port, parts.hostname
+    except ValueError:
+        port = host = None
+    if not parts.scheme or not host or parts.username is not None or parts.query or parts.fragment:
+        raise ConfigurationError(f"{option} is {address}: expected an address such as https://mt.example.org")
+    host = f"[{host}]" if ":" in host else host
+    usual = {"http": 80, "https": 443}.get(parts.scheme)
+    return f"{parts.scheme}://{host}" + (f":{port}" if port not in (None, usual) else "")
+
+
+def foreign(headers: Mapping[str, str], limits: Limits) -> str:
     """Say why a request comes from another site by a visitor's browser; nothing where it does not.
 
-    Browsers name the page's site as `Origin`; a site whose name was made to lead here, as `Host`.
+    Browsers name the page's site as `Origin`, or say of a request without it that it is `cross-site`; a site whose name was
+    made to lead here is named as `Host`.
 
-    >>> foreign({"host": "localhost:5000", "origin": "https://example.org"}, "127.0.0.1")
-    'requests from pages of https://example.org are refused: this server has its own page alone'
-    >>> foreign({"host": "example.org:5000"}, "127.0.0.1")
-    'this server is not example.org:5000: ask for it as localhost'
-    >>> foreign({"host": "localhost:5000", "origin": "http://localhost:5000"}, "127.0.0.1")
+    >>> foreign({"host": "localhost:5000", "origin": "https://example.org"}, Limits())
+    'requests from pages of https://example.org are refused: start the server with --allow-origin https://example.org'
+    >>> foreign({"host": "example.org:5000"}, Limits())
+    'this server is not example.org:5000: ask for it as localhost, or start it with --public-url'
+    >>> foreign({"host": "localhost:5000", "origin": "http://localhost:5000"}, Limits())
     ''
     """
     asked = headers.get("host", "")
     origin = headers.get("origin")
     try:
-        if host in LOOPBACK and urlsplit(f"//{asked}").hostname not in LOOPBACK:
-            return f"this server is not {asked[:100]}: ask for it as localhost"
-        if origin is not None and urlsplit(origin).netloc != asked:
-            return f"requests from pages of {origin[:100]} are refused: this server has its own page alone"
+        if limits.host in LOOPBACK and urlsplit(f"//{asked}").hostname not in limits.names:
+            return f"this server is not {asked[:100]}: ask for it as localhost, or start it with --public-url"
+        if origin is None and headers.get("sec-fetch-site") == "cross-site":
+            return "requests from pages of other sites are refused, unless the server is started with --allow-origin"
+        if origin is not None and not {"*", origin} & {*limits.origins} and urlsplit(origin).netloc != asked:
+            named = f"requests from pages of {origin[:100]} are refused"
+            return f"{named}: start the server with --allow-origin {origin[:100]}"
     except ValueError:
         return "Host or Origin is no address"
     return ""

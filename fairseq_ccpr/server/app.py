@@ -8,18 +8,22 @@ import logging
 import signal
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 from pathlib import Path
+from traceback import format_exception, format_tb
 from typing import Any
 
+import h11
 import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from fairseq_ccpr.errors import CcprError, ConfigurationError
 from fairseq_ccpr.evaluation.explanation import STYLES, TOKENS, Explanation, as_json, as_page
@@ -36,9 +40,11 @@ PAGE_POLICY = (
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 logger = logging.getLogger(__name__)
-Handler = Callable[[Parameters], Awaitable[Any]]
-Reader = Callable[[Request, int], Awaitable[Parameters]]
+Handler = Callable[[Parameters], Coroutine[Any, Any, Any]]
 SECONDS_TO_FINISH = 60  # in which open requests are answered after a signal to stop
+SECONDS_OF_HEADERS = 10  # in which they have to arrive
+MOST_CONNECTIONS = 512  # so that the files of a datastore can be opened besides them, where 1,024 files are allowed
+LACKING = ("/translate_file", "/download_file", "/metrics", "/spec", "/docs")
 
 
 def page(settings: dict[str, Any]) -> str:
@@ -49,23 +55,25 @@ def page(settings: dict[str, Any]) -> str:
 
 
 def endpoint(
-    handler: Handler, limits: Limits, *, open_to_all: bool = False, read: Reader = given.read_parameters
+    handler: Handler, limits: Limits, *, open_to_all: bool = False, file: bool = False
 ) -> Callable[[Request], Awaitable[Response]]:
     """Make a handler an endpoint: read, check who asks, answer; errors become JSON."""
 
     async def answer(request: Request) -> Response:
         start, asked = time.perf_counter(), Parameters()
         try:
-            if reason := foreign(request.headers, limits.host):
+            if reason := foreign(request.headers, limits):
                 raise bad(reason, 403)
+            read = given.read_file if file else given.read_parameters
             asked = await read(request, limits.most_characters) | request.path_params
             kind, _, bearer = request.headers.get("authorization", "").partition(" ")
             key = asked.get("api_key", bearer if kind.lower() == "bearer" else None)
             if limits.key is not None and not open_to_all and not fits(limits.key, key):
                 raise bad("the API key is missing or wrong: send it as api_key, or as Authorization: Bearer", 403)
-            response = _respond(await handler(asked), request)
+            handling = handler(asked)  # which itself receives a file
+            response = _respond(await (handling if file else _unless_gone(request, handling)), request)
         except Exception as error:
-            response = _refuse(error)
+            response = _refuse(error, limits.log)
         if limits.log != NOTHING:
             text = f" {asked.get('q', '')!r} {asked.get('s', '')!r}" if limits.log == TEXTS else ""
             took = 1000 * (time.perf_counter() - start)
@@ -73,6 +81,24 @@ def endpoint(
         return response
 
     return answer
+
+
+async def _unless_gone(request: Request, handling: Coroutine[Any, Any, Any]) -> Any:
+    """Return what a handler does; cancel it where the client leaves before."""
+
+    async def gone() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    answering, leaving = asyncio.ensure_future(handling), asyncio.ensure_future(gone())
+    try:
+        await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not answering.done():
+            raise bad("the client went away", given.GONE)
+        return answering.result()
+    finally:
+        answering.cancel()
+        leaving.cancel()
 
 
 def _respond(answer: Any, request: Request) -> Response:
@@ -83,13 +109,17 @@ def _respond(answer: Any, request: Request) -> Response:
     return answer if isinstance(answer, Response) else JSONResponse(answer)
 
 
-def _refuse(error: Exception) -> Response:
+def _refuse(error: Exception, log: str) -> Response:
     if isinstance(error, HTTPException):
         status, sentence = error.status_code, error.detail
     elif isinstance(error, CcprError | BusyError):
         status, sentence = (400 if isinstance(error, ConfigurationError) else 503), str(error)
     else:
-        logger.error("a request failed", exc_info=error)
+        # The message of an error may quote what was sent, its traceback does not.
+        told = (
+            format_exception(error) if log == TEXTS else [type(error).__name__, "\n", *format_tb(error.__traceback__)]
+        )
+        logger.error("a request failed: %s", "".join(told))
         status, sentence = 500, "the server has a fault, which its log tells"
     return JSONResponse({"error": sentence}, status)
 
@@ -98,8 +128,9 @@ async def _refused(request: Request, error: Exception) -> Response:
     path = request.url.path
     if isinstance(error, HTTPException) and error.status_code == 405:
         allowed = sorted({*(error.headers or {}).get("Allow", "").split(", ")} - {"HEAD"})
-        return _refuse(HTTPException(405, f"{request.method} is not allowed for {path}: use {' or '.join(allowed)}"))
-    return _refuse(HTTPException(404, f"there is no path {path}"))
+        return JSONResponse({"error": f"{request.method} is not allowed for {path}: use {' or '.join(allowed)}"}, 405)
+    lacks = ", which LibreTranslate has: this server translates text and HTML, no files" if path in LACKING else ""
+    return JSONResponse({"error": f"there is no path {path}{lacks}"}, 404)
 
 
 def make_app(service: Service) -> Starlette:
@@ -128,7 +159,7 @@ def make_app(service: Service) -> Starlette:
             route("/learn", service.learn, "POST"),
             route("/suggest", service.learn, "POST"),
             route("/memory", service.memory, "GET"),
-            Route("/memory", endpoint(service.add, service.limits, read=given.read_file), methods=["POST"]),
+            Route("/memory", endpoint(service.add, service.limits, file=True), methods=["POST"]),
             route("/memory.tmx", service.export, "GET"),
             route("/memory/{id}", service.forget, "DELETE"),
             route("/explain", service.explain, "GET", "POST"),
@@ -136,7 +167,13 @@ def make_app(service: Service) -> Starlette:
         exception_handlers={HTTPException: _refused},
         lifespan=lifespan,
     )
+    app.router.redirect_slashes = False
     app.add_middleware(_Headers)
+    if service.limits.origins:
+        app.add_middleware(
+            CORSMiddleware, allow_origins=service.limits.origins, allow_methods=["GET", "POST", "DELETE"],
+            allow_headers=["Authorization"],
+        )  # fmt: skip
     return app
 
 
@@ -160,6 +197,34 @@ class _Headers:
         await self.app(scope, receive, with_fields)
 
 
+class _Protocol(H11Protocol):
+    """Closes connections on which the headers of a request do not arrive in time, and those that are too many."""
+
+    _waiting: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        if len(self.connections) > MOST_CONNECTIONS:
+            transport.abort()
+        self._wait()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._wait()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        if self._waiting is not None:
+            self._waiting.cancel()
+
+    def _wait(self) -> None:
+        if self.conn.their_state is not h11.IDLE and self._waiting is not None:
+            self._waiting.cancel()
+            self._waiting = None
+        elif self.conn.their_state is h11.IDLE and self._waiting is None:
+            self._waiting = self.loop.call_later(SECONDS_OF_HEADERS, self.transport.abort)
+
+
 def listen(host: str, port: int) -> socket.socket:
     """Bind the address, before anything is loaded; port 0 is any that is free."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -179,7 +244,8 @@ def make_server(translator: Translator, limits: Limits) -> uvicorn.Server:
     """Make the server of a translator, which owns it from now on."""
     config = uvicorn.Config(
         make_app(Service(translator, limits)), log_config=None, access_log=False, server_header=False,
-        proxy_headers=False, timeout_graceful_shutdown=SECONDS_TO_FINISH, lifespan="on", ws="none",
+        proxy_headers=False, timeout_graceful_shutdown=SECONDS_TO_FINISH, lifespan="on", ws="none", http=_Protocol,
+        limit_concurrency=MOST_CONNECTIONS,
     )  # fmt: skip
     return uvicorn.Server(config)
 

@@ -22,6 +22,7 @@ BYTES_OF_CHARACTER = 12  # at most: `\ud83d\ude00` in JSON, %F0%9F%98%80 in a fo
 BYTES_BESIDE = 1 << 16  # of all parameters that are no text
 MAX_SECONDS = 30  # that a body may take to arrive
 MOST_FILE = 1 << 26  # bytes
+GONE = 499  # as the status of a request whose client did not wait; nobody receives it
 Parameters = dict[str, Any]
 
 
@@ -105,7 +106,7 @@ async def _read_body(request: Request, most: int) -> bytes:
     except TimeoutError:
         raise bad(f"the request took longer than {MAX_SECONDS} seconds to arrive", 408) from None
     except ClientDisconnect:
-        raise bad("the client went away") from None
+        raise bad("the client went away", GONE) from None
     return bytes(body)
 
 

@@ -21,18 +21,21 @@ from fairseq_ccpr.decoding.token_memory import TokenMemory
 from fairseq_ccpr.errors import CcprError, ConfigurationError
 from fairseq_ccpr.evaluation.explain import encode_sentences
 from fairseq_ccpr.evaluation.explanation import Explanation, unexplained
+from fairseq_ccpr.inference.alignment import align, place
 from fairseq_ccpr.inference.learning import learned_memory, tidy
 from fairseq_ccpr.inference.system import Translation, encode
 from fairseq_ccpr.server import parameters as given
 from fairseq_ccpr.server.access import Limits
 from fairseq_ccpr.server.parameters import Parameters, bad
-from fairseq_ccpr.server.texts import HTML, TEXT, Segments
 from fairseq_ccpr.server.work import BATCH, BusyError, Work
+from fairseq_ccpr.text.html import Page
 from fairseq_ccpr.text.languages import as_bcp47, language_code, name_of, same_language
+from fairseq_ccpr.text.sentences import Mark, Parts, Segments
 from fairseq_ccpr.text.translation_memory import Pair, read_memory, tmx_lines
 from fairseq_ccpr.translator import Translator
 
 AUTO = "auto"
+TEXT, HTML = "text", "html"
 MOST_PAIRS = 100  # of the memory that one answer has unless asked for more
 
 T = TypeVar("T")
@@ -63,15 +66,16 @@ class Service:
 
     async def translate(self, asked: Parameters) -> dict[str, Any]:
         """Translate a text, or each text of a list."""
-        most = self.limits.most_characters
         several, kind = isinstance(asked.get("q"), list), given.text(asked, "format", 20, TEXT)
         if kind not in (TEXT, HTML):
             raise bad(f"the format {kind} is not known: {TEXT} or {HTML}")
-        segments = [Segments.of(text, kind) for text in given.texts(asked, "q", most)]
-        self._check_languages(asked)
+        texts = given.texts(asked, "q", self.limits.most_characters)
         alternatives = given.number(asked, "alternatives", 0)
-        each = iter(await self._translated([one for text in segments for one in text.sentences]))
-        found = [joined(text, [next(each) for _ in text.places], alternatives) for text in segments]
+        if self._copies(asked):
+            found = [[text] for text in texts]
+        else:
+            self._check_languages(asked)
+            found = await self._translated(texts, Page if kind == HTML else Segments, alternatives)
         answer: dict[str, Any] = {"translatedText": [texts[0] for texts in found] if several else found[0][0]}
         if alternatives:
             others = [texts[1:] for texts in found]
@@ -83,13 +87,12 @@ class Service:
 
     async def sentences(self, asked: Parameters) -> dict[str, Any]:
         """Translate `q`, and tell its sentences apart: what stands before each, and the pair that was learned for it."""
-        text = Segments.of(given.text(asked, "q", self.limits.most_characters))
-        found = await self._translated(text.sentences)
+        (text,) = await self._divided([given.text(asked, "q", self.limits.most_characters)], Segments)
+        found = await asyncio.wrap_future(self.work.translate(text.sentences, _checked))
         learned = await self._call(partial(_learned, sources=text.sentences)) if self.learns else {}
-        between = [text.parts[place - 1] for place in text.places]
         sentences = [
             {"before": before, "source": one.source, "translation": one.text, "learned": learned.get(one.source)}
-            for before, one in zip(between, found)
+            for before, one in zip(text.parts[::2], found)
         ]
         return {"sentences": sentences, "after": text.parts[-1]}
 
@@ -100,7 +103,7 @@ class Service:
 
     async def detect(self, asked: Parameters) -> list[dict[str, Any]]:
         """Name the source language, the only one there is, with how much of the text its dictionary knows."""
-        text = given.text(asked, "q", self.limits.most_characters)
+        text = "\n".join(given.texts(asked, "q", self.limits.most_characters))
         return [self._detected(await self._call(partial(_known, text=text)))]
 
     async def health(self, asked: Parameters) -> dict[str, str]:
@@ -115,6 +118,7 @@ class Service:
         return {
             "apiKeys": self.limits.key is not None, "charLimit": self.limits.most_characters,
             "keyRequired": self.limits.key is not None, "suggestions": self.learns, "supportedFilesFormat": [],
+            "filesTranslation": False, "frontendTimeout": 500,
             "language": {side: {"code": language_code(one), "name": name_of(one)} for side, one in pair.items()},
         }  # fmt: skip
 
@@ -201,11 +205,12 @@ class Service:
         """Translate the sentences of `q`, and say where each token came from, where this server can."""
         text = given.text(asked, "q", self.limits.most_characters)
         self._check_languages(asked)
-        sentences = Segments.of(text).sentences
+        sentences = (await self._divided([text], Segments))[0].sentences
         if not sentences:
             raise bad("the parameter q has no sentence: expected one or more")
         if not self.explains:
-            found = [(one.source, one.text) for one in await self._translated(sentences)]
+            translations = await asyncio.wrap_future(self.work.translate(sentences, _checked))
+            found = [(one.source, one.text) for one in translations]
             signature = await self._call(lambda translator: translator.signature)
             return unexplained(found, (language_code(self.source), language_code(self.target)), signature or "")
         tokens = await self._call(lambda translator: encode_sentences(translator, sentences))
@@ -223,23 +228,57 @@ class Service:
     def _detected(self, confidence: float) -> dict[str, Any]:
         return {"confidence": round(confidence, 1), "language": language_code(self.source)}
 
-    async def _translated(self, sentences: list[str]) -> list[Translation]:
-        found = await asyncio.wrap_future(self.work.translate(sentences))
-        for number, one in enumerate(found, 1):
-            if one.fault:
-                raise bad(f"sentence {number} has no translation: {one.fault}")
-        return found
+    def _copies(self, asked: Parameters) -> bool:
+        """Tell whether a request is for a translation from one of the languages into the same."""
+        codes = [given.text(asked, name, 100, own) for name, own in (("source", self.source), ("target", self.target))]
+        known = any(same_language(codes[0], own) for own in (self.source, self.target))
+        return known and same_language(*codes) and not same_language(self.source, self.target)
+
+    async def _divided(self, texts: list[str], kind: type[Segments]) -> list[Segments]:
+        segments = await asyncio.to_thread(lambda: [kind.of(text) for text in texts])
+        count, most = sum(len(text.sentences) for text in segments), self.limits.most_sentences
+        if count > most:
+            raise bad(f"the parameter q has {count:,} sentences, and this server takes {most:,}: divide it")
+        return segments
+
+    async def _translated(self, texts: list[str], kind: type[Segments], alternatives: int) -> list[list[str]]:
+        """Translate texts: of each the best translation, and others."""
+        segments = await self._divided(texts, kind)
+        marks = [text.marks.get(n, []) for text in segments for n in range(len(text.sentences))]
+        sentences = [one for text in segments for one in text.sentences]
+        finish = partial(_with_markup, marks, alternatives)
+        translations: list[Any] = await asyncio.wrap_future(self.work.translate(sentences, finish))
+        each = iter(translations)
+        return [_joined(text, [next(each) for _ in text.sentences], alternatives) for text in segments]
 
     async def _call(self, function: Callable[[Translator], T]) -> T:
         return await asyncio.wrap_future(self.work.call(function))
 
 
-def joined(text: Segments, translations: list[Translation], alternatives: int) -> list[str]:
+def _checked(translator: Translator, first: int, translations: list[Translation]) -> list[Translation]:
+    for number, one in enumerate(translations, first + 1):
+        if one.fault:
+            raise bad(f"sentence {number} has no translation: {one.fault}")
+    return translations
+
+
+def _with_markup(
+    marks: list[list[Mark]], alternatives: int, translator: Translator, first: int, translations: list[Translation]
+) -> list[list[str | Parts]]:
+    """Return the best translations of each sentence, the markup of its source in each."""
+    _checked(translator, first, translations)
+    ranked = [[one, *one.alternatives] if alternatives else [one] for one in translations]
+    marked = [one for best, own in zip(ranked, marks[first:]) if own for one in best]
+    aligned = iter(align(translator, marked))
+    return [
+        [place(next(aligned), own) if own else one.text for one in best] for best, own in zip(ranked, marks[first:])
+    ]
+
+
+def _joined(text: Segments, translations: list[list[str | Parts]], alternatives: int) -> list[str]:
     """Return the best translation of a text, and then others: the n-th of them has of each sentence the n-th best."""
-    found: list[str] = []
-    for rank in range(1 + max((len(one.alternatives) for one in translations), default=0)):
-        each = [(one, *one.alternatives)[min(rank, len(one.alternatives))].text for one in translations]
-        found.append(text.join(each))
+    ranks = range(max(map(len, translations), default=1))
+    found = [text.join([each[min(rank, len(each) - 1)] for each in translations]) for rank in ranks]
     return list(dict.fromkeys(found))[: 1 + alternatives]
 
 

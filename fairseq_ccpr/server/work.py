@@ -29,8 +29,9 @@ logger = logging.getLogger(__name__)
 BATCH = 32  # sentences translated together, at most: pairs to be learned wait that long
 EXPLAINED = 4  # sentences that are explained in a round, at most: each takes several times as long
 NEIGHBOURS = 16  # that are kept of each token
-MAX_WAITING = 1000  # requests
+MAX_WAITING = 10_000  # sentences, and calls
 T = TypeVar("T")
+Finish = Callable[[Translator, int, list[Translation]], list[Any]]
 
 
 class BusyError(Exception):
@@ -39,20 +40,24 @@ class BusyError(Exception):
 
 @dataclass
 class Asked:
-    """Sentences of one request, and what there is of its answer."""
+    """Sentences of one request, and what there is of its answer; a cancelled one is dropped at the next batch."""
 
     sentences: list[str]
     tokens: dict[int, Tensor] | None = None  # of those that are to be explained; None: all are to be translated
+    finish: Finish = lambda translator, first, translations: translations
     done: Future[Any] = field(default_factory=Future)
-    translations: list[Translation] = field(default_factory=list)
+    finished: list[Any] = field(default_factory=list)
     explanations: list[Explanation] = field(default_factory=list)
-    started: bool = False
 
-    def begin(self) -> bool:
-        """Return whether anyone still waits; from now on the request cannot be cancelled."""
-        if not self.started:
-            self.started = self.done.set_running_or_notify_cancel()
-        return self.started
+    @property
+    def left(self) -> int:
+        """How many sentences there are still to do."""
+        return len(self.sentences) - len(self.finished) if self.tokens is None else len(self.tokens)
+
+    def end(self, result: Any = None, error: Exception | None = None) -> None:
+        """Answer, if anyone still waits."""
+        if self.done.set_running_or_notify_cancel():
+            self.done.set_result(result) if error is None else self.done.set_exception(error)
 
 
 class Work:
@@ -79,9 +84,14 @@ class Work:
         """Whether requests are answered."""
         return self._thread.is_alive()
 
-    def translate(self, sentences: list[str]) -> Future[list[Translation]]:
-        """Translate sentences, which may share batches with those of others."""
-        return self._ask(Asked(sentences))
+    def translate(self, sentences: list[str], finish: Finish | None = None) -> Future[list[Any]]:
+        """Translate sentences, which may share batches with those of others.
+
+        Args:
+            finish: called in the thread with the translator, the number of a sentence, and its translation and those of the
+                next; what it returns for each takes their place. Left out, they are the result.
+        """
+        return self._ask(Asked(sentences, finish=finish) if finish is not None else Asked(sentences))
 
     def explain(self, sentences: list[str], tokens: dict[int, Tensor]) -> Future[Explanation]:
         """Explain those of some sentences whose tokens are given, by their numbers."""
@@ -114,8 +124,8 @@ class Work:
         with self._changed:
             if self._closing or not self.alive:
                 raise BusyError("the server is shutting down")
-            if len(self._asked) + len(self._calls) >= MAX_WAITING:
-                raise BusyError(f"{MAX_WAITING:,} requests are waiting already: try again later")
+            if sum(asked.left for asked in self._asked) + len(self._calls) >= MAX_WAITING:
+                raise BusyError(f"{MAX_WAITING:,} sentences are waiting already: try again later")
             yield
             self._changed.notify()
 
@@ -160,7 +170,7 @@ class Work:
 
     def _round(self) -> None:
         with self._changed:
-            waiting = [asked for asked in self._asked if asked.begin()]
+            waiting = [asked for asked in self._asked if not asked.done.cancelled()]
         translated = [asked for asked in waiting if asked.tokens is None][:BATCH]
         explained = [asked for asked in waiting if asked.tokens is not None][:EXPLAINED]
         self._translate_some(translated)
@@ -168,7 +178,7 @@ class Work:
             try:
                 self._explain(asked, EXPLAINED // len(explained))
             except Exception as error:
-                asked.done.set_exception(error)
+                asked.end(error=error)
         with self._changed:
             had = {id(asked) for asked in (*translated, *explained)}
             left = [asked for asked in self._asked if not asked.done.done()]
@@ -176,7 +186,7 @@ class Work:
 
     def _translate_some(self, waiting: list[Asked]) -> None:
         share = BATCH // max(1, len(waiting))
-        taken = [asked.sentences[len(asked.translations) :][:share] for asked in waiting]
+        taken = [asked.sentences[len(asked.finished) :][:share] for asked in waiting]
         try:
             self._translate(waiting, taken)
         except Exception:  # of one of them, which the others are not to pay for
@@ -184,15 +194,17 @@ class Work:
                 try:
                     self._translate([asked], [sentences])
                 except Exception as error:
-                    asked.done.set_exception(error)
+                    asked.end(error=error)
 
     def _translate(self, waiting: list[Asked], taken: list[list[str]]) -> None:
         sentences, beam = [sentence for some in taken for sentence in some], self.translator.cfg.generation.beam
         translations = iter(list(self.translator.translate(sentences, nbest=beam)))  # they cost nothing but their text
-        for asked, some in zip(waiting, taken):
-            asked.translations += [next(translations) for _ in some]
-            if len(asked.translations) == len(asked.sentences):
-                asked.done.set_result(asked.translations)
+        made = [list(islice(translations, len(some))) for some in taken]
+        each = [asked.finish(self.translator, len(asked.finished), some) for asked, some in zip(waiting, made)]
+        for asked, finished in zip(waiting, each):
+            asked.finished += finished
+            if not asked.left:
+                asked.end(asked.finished)
 
     def _explain(self, asked: Asked, share: int) -> None:
         assert asked.tokens is not None
@@ -201,4 +213,4 @@ class Work:
         for number in some:
             del asked.tokens[number]
         if not asked.tokens:
-            asked.done.set_result(joined(asked.explanations))
+            asked.end(joined(asked.explanations))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import html
 import json
 import os
 import re
@@ -25,7 +26,7 @@ from libretranslatepy import LibreTranslateAPI
 from fairseq_ccpr import Translator
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.server import work
-from fairseq_ccpr.server.texts import HTML
+from fairseq_ccpr.server.service import HTML
 from fairseq_ccpr.text.pairs import read_pairs
 from fairseq_ccpr.text.translation_memory import read_memory
 from tests.helpers import begin, call, files_up_to, refused
@@ -119,6 +120,53 @@ def test_html_keeps_its_tags(server: Served, pairs: list[tuple[str, str]]) -> No
     assert (
         answer["translatedText"].endswith("<br/>") and "<" not in answer["translatedText"].rpartition("style>")[2][:-5]
     )
+
+
+def test_html_lands_on_the_right_words(server: Served, pairs: list[tuple[str, str]]) -> None:
+    """Whatever the words are: each tag once, what is kept as it was, the text as it would be without markup."""
+    source = pairs[0][0]
+    first, *others = source.split(" ")
+    page = f'<p>{first} <b><code>{others[0]}</code></b> {" ".join(others[1:])}</p><img alt="{source}">'
+    status, answer = server.ask("/translate", "POST", q=page, format=HTML, alternatives=2)
+    assert status == 200 and len(answer["alternatives"]) == 2
+    for text in (answer["translatedText"], *answer["alternatives"]):
+        assert re.fullmatch(rf'<p>[^<]*<b>[^<]*<code>{others[0]}</code>[^<]*</b>[^<]*</p><img alt="[^<"]+">', text), (
+            text
+        )
+    bold = server.ask("/translate", "POST", q=f"{first} <b>{' '.join(others)}</b>", format=HTML)[1]["translatedText"]
+    assert html.unescape(re.sub("</?b>", "", bold)) == alone(server, source)
+
+
+def test_the_same_language_is_copied_and_a_list_detected(server: Served, pairs: list[tuple[str, str]]) -> None:
+    for language in ("de", "en"):
+        status, answer = server.ask(
+            "/translate", "POST", q=["<b>x", ""], source=language, target=language, alternatives=1
+        )
+        assert status == 200 and answer == {"translatedText": ["<b>x", ""], "alternatives": [[], []]}
+    assert server.ask("/translate", "POST", q="x", source="fr", target="fr")[0] == 400
+    (one,) = server.ask("/detect", "POST", q=[source for source, _ in pairs[:3]])[1]
+    assert one["language"] == "de" and one["confidence"] > 90
+
+
+def test_pages_of_others_and_a_proxy_may_be_let_in(new_translator: Callable[[], Translator]) -> None:
+    origins = ("https://mt.example.org", "moz-extension://2c5e")
+    names = ("localhost", "127.0.0.1", "mt.example.org")
+    with served(new_translator(), origins=origins, names=names) as server:
+        for origin in origins:  # a proxy keeps the name it was asked for, or not
+            for host in ({}, {"Host": "mt.example.org"}):
+                request = Request(f"{server.url}/translate", b"q=ja", FORM | {"Origin": origin} | host)
+                with urlopen(request, timeout=60) as answer:
+                    assert answer.headers["Access-Control-Allow-Origin"] == origin
+                    assert answer.headers["X-Content-Type-Options"] == "nosniff"
+        asked = {
+            "Access-Control-Request-Method": "DELETE",
+            "Access-Control-Request-Headers": "authorization,content-type",
+        }
+        request = Request(f"{server.url}/memory/1", headers={"Origin": origins[0]} | asked, method="OPTIONS")
+        with urlopen(request, timeout=60) as answer:
+            assert "DELETE" in answer.headers["Access-Control-Allow-Methods"]
+        for headers in ({"Origin": "https://example.org"}, {"Host": "example.org"}):
+            assert server.send("/translate", b"q=ja", FORM | headers)[0] == 403
 
 
 def test_what_is_learned_counts_is_shown_and_is_forgotten(server: Served, pairs: list[tuple[str, str]]) -> None:
@@ -328,8 +376,23 @@ def test_what_cannot_be_translated_is_refused(server: Served, sent: dict, status
         ("/translate", PART[:9], PARTS, 400, "the parameter q is missing"),
         ("/translate", PART * 2000, PARTS, 413, "the request is longer than the 101,536 bytes"),
         ("/translate", b"q=a", {"Content-Type": "text/plain"}, 415, "the body is text/plain: send application/json"),
-        ("/translate", b"q=a", {"Origin": "https://example.org"}, 403, "pages of https://example.org are refused"),
-        ("/translate", b"q=a", {"Host": "example.org"}, 403, "this server is not example.org: ask for it as localhost"),
+        (
+            "/translate",
+            b"q=a",
+            {"Origin": "https://example.org"},
+            403,
+            "pages of https://example.org are refused: start",
+        ),
+        ("/translate", b"q=a", {"Origin": "null"}, 403, "pages of null are refused"),
+        ("/translate", b"q=a", {"Sec-Fetch-Site": "cross-site"}, 403, "pages of other sites are refused, unless"),
+        (
+            "/translate",
+            b"q=a",
+            {"Host": "example.org"},
+            403,
+            "this server is not example.org: ask for it as localhost, or",
+        ),
+        ("/translate/", b"q=a", FORM, 404, "there is no path /translate/"),
         ("/nowhere", b"", FORM, 404, "there is no path /nowhere"),
         ("/health", b"", FORM, 405, "POST is not allowed for /health: use GET"),
         ("/learn", b"q=a", FORM, 400, "the parameter s is missing"),
@@ -362,7 +425,10 @@ def test_a_key_keeps_others_out(
             status, answer = server.ask("/translate", "POST", q=source, **given)
             assert status == 403 and "the API key is missing or wrong" in answer["error"]
         assert server.ask("/memory")[0] == server.ask("/memory/1", "DELETE")[0] == 403
-        assert server.ask("/memory", headers={"Authorization": f"Bearer {key}"})[0] == 200
+        bearer = {"Authorization": f"Bearer {key}"}
+        assert server.ask("/memory", headers=bearer)[0] == 200
+        for empty in (None, ""):
+            assert server.ask("/translate", "POST", headers=bearer, q=source, api_key=empty)[0] == 200
         assert LibreTranslateAPI(server.url, key).translate(source, "de", "en") == alone(server, source)
         assert server.ask("/languages")[0] == server.ask("/health")[0] == 200
         assert server.ask("/frontend/settings")[1]["keyRequired"] is True
@@ -405,6 +471,13 @@ def test_what_cannot_be_served_is_refused(world: World, tmp_path: Path, monkeypa
         call("serve", *base, "--host", "0.0.0.0", check=False), "--host 0.0.0.0 lets other machines in: give --api-key"
     )
     refused(call("serve", *base, "--port", 70000, check=False), "--port is 70000")
+    refused(
+        call("serve", *base, "--public-url", "mt.example.org", check=False), "--public-url is mt.example.org: expected"
+    )
+    refused(
+        call("serve", *base, "--allow-origin", "*", check=False),
+        "--allow-origin * lets every site that is visited here",
+    )
     refused(call("serve", *base, "--api-key-file", tmp_path / "none", check=False), "there is no such file")
     (tmp_path / "key").write_text("short\n")
     refused(
@@ -424,8 +497,6 @@ def test_what_cannot_be_served_is_refused(world: World, tmp_path: Path, monkeypa
 
 
 def test_the_page_is_one_file_that_asks_this_server_alone(server: Served) -> None:
-    from urllib.request import urlopen
-
     with urlopen(server.url) as answer:
         page, headers = answer.read().decode(), answer.headers
     assert "connect-src 'self'" in headers["Content-Security-Policy"] and headers["X-Content-Type-Options"] == "nosniff"

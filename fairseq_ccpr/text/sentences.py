@@ -1,0 +1,117 @@
+"""From texts of any length to sentences, and back to texts with their translations."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+# Where a sentence may end: marks, what closes with them, and space, which Chinese and Japanese do without. No place is read
+# twice, so that thousands of dots take no longer than other text.
+_END = re.compile(r"(?<![.!?…])[.!?…]++[\"'”“’‘»«)\]]*+\s++|[。！？]++[」』”]*+\s*+")
+_OPENING = "\"'“„«‘‚([¿¡-–— "
+_ABBREVIATIONS = "abs bd bzw ca cf dr etc evtl fig ggf hl jr mr mrs ms nr prof sog sr st str tel usw vgl vol vs"
+_NO_END = frozenset(_ABBREVIATIONS.split())
+Parts = Sequence["str | int"]  # of a text; a number stands for the translation of that sentence
+
+
+@dataclass(eq=False)
+class Mark:
+    """Markup in a sentence: an element around sentence[start:stop], or a tag by itself, where both are the same.
+
+    Attributes:
+        before, after: what is written around the translation of the element's text.
+        kept: whether `before` is written in place of it.
+        follows: whether it belongs to the word before it, as an end tag does.
+    """
+
+    start: int
+    stop: int
+    before: Parts
+    after: Parts = ()
+    kept: bool = False
+    follows: bool = False
+    end: Mark | None = None  # the end tag of a start tag
+
+
+@dataclass
+class Segments:
+    """A text in parts, some of which are sentences.
+
+    >>> text = Segments.of("Es werde Licht! Und es\\n  ward Licht.")
+    >>> text.sentences
+    ['Es werde Licht!', 'Und es', 'ward Licht.']
+    >>> text.join(["Let there be light!", "And there", "was light."])
+    'Let there be light! And there\\n  was light.'
+    """
+
+    sentences: list[str] = field(default_factory=list)
+    parts: list[str | int] = field(default_factory=list)
+    marks: dict[int, list[Mark]] = field(default_factory=dict)  # of the sentences that have markup inside
+
+    @classmethod
+    def of(cls, text: str) -> Segments:
+        """Divide a text."""
+        segments = cls()
+        segments.parts = segments.divide(text)
+        return segments
+
+    def divide(self, text: str, escape: Callable[[str], str] = str) -> list[str | int]:
+        """Add the sentences of a text; returns its parts."""
+        parts: list[str | int] = []
+        at = 0
+        for start, end in sentences_of(text):
+            parts += [escape(text[at:start]), len(self.sentences)]
+            self.sentences.append(text[start:end])
+            at = end
+        return [*parts, escape(text[at:])]
+
+    def join(self, translations: Sequence[str | Parts]) -> str:
+        """Return the text with each of its sentences replaced by its translation, in order."""
+        return "".join(self._texts(self.parts, translations))
+
+    def _texts(self, parts: Parts, translations: Sequence[str | Parts]) -> Iterator[str]:
+        for part in parts:
+            if isinstance(part, str):
+                yield part
+            elif isinstance(translation := translations[part], str):
+                yield self.escaped(part, translation)
+            else:
+                yield from self._texts(translation, translations)
+
+    def escaped(self, number: int, translation: str) -> str:
+        """Return the translation of a sentence as the text has it."""
+        return translation
+
+
+def sentences_of(text: str) -> Iterator[tuple[int, int]]:
+    """Find the sentences of a text: where they start and end."""
+    for line in re.finditer(r"[^\n\r]+", text):
+        start, last = line.span()
+        for mark in _END.finditer(text, start, last):
+            if _ends(text, start, mark):
+                yield from trimmed(text, start, mark.end())
+                start = mark.end()
+        yield from trimmed(text, start, last)
+
+
+def _ends(text: str, start: int, mark: re.Match[str]) -> bool:
+    """Tell whether a sentence ends with a mark: not after `Dr.`, `3.`, `z. B.`, nor before a small letter."""
+    if mark[0][0] in "。！？":
+        return True
+    following = text[mark.end() : mark.end() + 8].lstrip(_OPENING)[:1]
+    if not following or following.islower():
+        return False
+    if mark[0].rstrip() != ".":
+        return True
+    words = text[max(start, mark.start() - 40) : mark.start()].split()
+    word = words[-1].lstrip(_OPENING).casefold() if words else ""
+    return len(word) > 1 and not word.isdigit() and word not in _NO_END and "." not in word
+
+
+def trimmed(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
+    """Yield text[start:end] without space around it, if anything is left."""
+    sentence = text[start:end]
+    start, end = end - len(sentence.lstrip()), start + len(sentence.rstrip())
+    if start < end:
+        yield start, end
