@@ -23,8 +23,7 @@ async function send(method, path, body = null, signal = null) {
   const json = body !== null && !(body instanceof Blob), headers = { Accept: "application/json" };
   if (json) headers["Content-Type"] = "application/json";
   if (data.key) headers.Authorization = `Bearer ${byId("key").value}`;
-  const sent = { method, headers, signal, body: json ? JSON.stringify(body) : body };
-  const response = await fetch(path, sent).catch((error) => {
+  const response = await fetch(path, { method, headers, signal, body: json ? JSON.stringify(body) : body }).catch((error) => {
     throw error.name === "AbortError" ? error : new Error("The server does not answer.");
   });
   const fault = response.ok ? null : await response.json().catch(() => ({ error: `The server answers with ${response.status}.` }));
@@ -36,23 +35,20 @@ const ask = async (...asked) => (await send(...asked)).json();
 
 // Do what may take long, may fail and can be stopped; what was being done in the same lane is stopped for it.
 async function attempt(lane, job) {
-  const [status, stop] = byId(lane).children, task = new AbortController();
-  const say = (text, fault = false) => {
-    if (byId(lane).task !== task) return;
+  const place = byId(lane), [status, stop] = place.children, task = new AbortController();
+  const say = (text, fault = false, done = false) => {
+    if (place.task !== task) return;
     status.textContent = text;
-    byId(lane).classList.toggle("fault", fault);
+    place.classList.toggle("fault", fault);
+    stop.hidden = done;
   };
-  byId(lane).task?.abort();
-  byId(lane).task = task;
-  say("…");
-  stop.hidden = false;
+  place.task?.abort();
+  place.task = task;
   stop.onclick = () => task.abort();
-  try {
-    say(await job(task.signal, say));
-  } catch (error) {
-    say(error.name === "AbortError" ? "Stopped." : error.message, error.name !== "AbortError");
-  }
-  if (byId(lane).task === task) stop.hidden = true;
+  say("…");
+  const stopped = (error) => error.name === "AbortError";
+  await job(task.signal, say).then((text) => say(text, false, true),
+    (error) => say(stopped(error) ? "Stopped." : error.message, !stopped(error), true));
 }
 
 // Items in groups of about PIECE characters.
@@ -61,10 +57,7 @@ function grouped(items, length) {
   let size = PIECE;
   for (const item of items) {
     size += length(item);
-    if (size > PIECE) {
-      groups.push([]);
-      size = length(item);
-    }
+    if (size > PIECE) { groups.push([]); size = length(item); }
     groups.at(-1).push(item);
   }
   return groups;
@@ -121,17 +114,13 @@ function typed() {
   let same = 0, start = 0;
   while (same < now.length - running.selectionEnd && same < before.length && now.at(-1 - same) === before.at(-1 - same)) same += 1;
   while (start < Math.min(now.length, before.length) - same && now[start] === before[start]) start += 1;
-  const end = before.length - same, touched = [];
+  const end = before.length - same, parts = [...work.sentences.flatMap((one) => [[one, "before"], [one, "text"]]), [work, "after"]];
   let at = 0;
-  for (const [owner, name] of [...work.sentences.flatMap((one) => [[one, "before"], [one, "text"]]), [work, "after"]]) {
-    const from = at;
-    at += owner[name].length;
-    if (at >= start && from <= end) touched.push({ owner, name, from });
-  }
+  const touched = parts.map(([owner, name]) => ({ owner, name, from: at, to: (at += owner[name].length) }))
+    .filter(({ from, to }) => to >= start && from <= end);
   const taker = touched.find(({ name }) => name === "text") ?? touched[0];
   for (const part of touched) {
-    const { owner, name, from } = part, text = owner[name];
-    const added = part === taker ? now.slice(start, now.length - same) : "";
+    const { owner, name, from } = part, text = owner[name], added = part === taker ? now.slice(start, now.length - same) : "";
     owner[name] = text.slice(0, Math.max(0, start - from)) + added + text.slice(Math.max(0, end - from));
   }
   mark();
@@ -205,31 +194,17 @@ function undo() {
 }
 
 async function explain() {
-  const why = card.querySelector(".why"), first = data.texts.length;
+  const why = card.querySelector(".why");
   why.replaceChildren("…");
   showSentence();
   try {
-    const { texts, sentences, score_name } = await ask("POST", "explain", { q: current.source });
-    data.score_name = score_name;
-    data.texts.push(...texts);
-    for (const { tokens, phrases } of sentences) {
-      const found = tokens.flatMap(({ neighbours, text }) => [neighbours, text?.places ?? []]);
-      for (const one of [...found, ...phrases.map(({ retrieved }) => retrieved)].flat()) one.sentence += first;
-    }
+    const cards = moreCards(await ask("POST", "explain", { q: current.source }));
+    for (const one of cards) one.tokens = tokenRow(one);
     const colours = ALL.map((part) => make("li", {}, make("i", { class: `swatch ${PARTS[part].by}` }), PARTS[part].name));
-    why.replaceChildren(make("p", { class: "small muted" }, "Tap a token to see where it came from."),
-      make("ul", { class: "key small", "aria-label": "Colours" }, ...colours), ...sentences.map(tokens));
+    why.replaceChildren(make("ul", { class: "key small", "aria-label": "Colours" }, ...colours), ...cards.map(({ tokens }) => tokens));
   } catch (error) {
     why.replaceChildren(error.message);
   }
-}
-
-function tokens(sentence, number) {
-  const shown = { sentence: { ...sentence, number }, buttons: [], panel: null };
-  shown.buttons = sentence.tokens.map((token, at) => tokenButton(shown.sentence, token, at, shown));
-  shown.tokens = make("div", { ...language(data.target_language), class: "tokens", role: "group",
-    "aria-label": "Translation, token by token; the arrow keys move" }, ...words(sentence, shown.buttons));
-  return shown.tokens;
 }
 
 // ---- what was learned
@@ -246,41 +221,36 @@ async function list() {
 }
 
 function pairRow(pair, all) {
-  const row = make("li"), learn = (target) => ask("POST", "learn", { q: pair.source, s: target });
+  const { id, source, target, replaced_by: by } = pair, last = all.find((one) => one.id === by); // which counts
+  const learn = (text) => ask("POST", "learn", { q: source, s: text });
   const change = (name, done, job, first = false) => button(name, () => attempt("learning", async () => {
     await job();
     attempt("translating", translate); // which lists pairs as well
     return done;
   }), first);
-  const target = make("span", language(data.target_language), pair.target);
-  const show = (shown, ...buttons) => row.replaceChildren(make("span", language(data.source_language), pair.source), shown,
-    make("p", { class: "actions" }, ...buttons));
-  const start = () => {
-    const remove = change("Delete", "Deleted.", async () => {
-      await ask("DELETE", `memory/${pair.id}`);
+  const row = make("li", { class: pair.deleted ? "deleted" : by ? "replaced" : "" });
+  const text = make("span", language(data.target_language), target, by ? make("span", { class: "badge" }, "replaced") : null);
+  const show = (shown, ...buttons) => row.replaceChildren(make("span", language(data.source_language), source), shown,
+    make("p", { class: "actions" }, ...buttons.filter(Boolean)));
+  const start = () => show(text, ...(pair.deleted ? [by && !last ? null : change("Undo", "It is back.", restore)] : [
+    by ? change("Bring back", "It counts again.", () => learn(target)) : button("Edit", edit),
+    change("Delete", "Deleted.", async () => {
+      await ask("DELETE", `memory/${id}`);
       deleted.push({ ...pair, deleted: true });
-    });
-    if (pair.deleted) show(target, ...(pair.replaced_by && !last ? [] : [change("Undo", "It is back.", restore)]));
-    else if (pair.replaced_by) show(target, change("Bring back", "It counts again.", () => learn(pair.target)), remove);
-    else show(target, button("Edit", edit), remove);
-  };
+    })]));
   const edit = () => {
-    const box = make("textarea", { ...language(data.target_language), "aria-label": `Translation of ${quoted(pair.source)}` });
+    const box = make("textarea", { ...language(data.target_language), "aria-label": `Translation of ${quoted(source)}` });
     const save = change("Save", "Saved.", () => learn(box.value), true);
-    box.value = pair.target;
+    box.value = target;
     on(box, "keydown", (event) => (entered(event) ? save.click() : event.key === "Escape" && start()));
     show(box, save, button("Cancel", start));
     box.focus();
   };
-  const last = all.find(({ id }) => id === pair.replaced_by); // which counts
   const restore = async () => {
-    deleted = deleted.filter(({ id }) => id !== pair.id);
-    await learn(pair.target);
-    if (last) await learn(last.target);
+    deleted = deleted.filter((one) => one.id !== id);
+    for (const one of [pair, last].filter(Boolean)) await learn(one.target);
   };
   row.pair = JSON.stringify(pair);
-  row.className = pair.deleted ? "deleted" : pair.replaced_by ? "replaced" : "";
-  if (pair.replaced_by) target.append(" ", make("span", { class: "badge" }, "replaced"));
   start();
   return row;
 }
@@ -314,17 +284,15 @@ async function learnFile(file, signal, say) {
     say(`${file.name}: ${counted(last.pairs ?? 0, "pair")} …`);
   }
   const { learned = 0, replaced, again, skipped = {}, error } = last;
-  const parts = [`${file.name}: learned ${counted(learned, "pair")}`, replaced && `${replaced} in place of earlier ones`,
+  const told = [`${file.name}: learned ${counted(learned, "pair")}`, replaced && `${replaced} in place of earlier ones`,
     again && `${again} known already`, ...Object.entries(skipped).map(([reason, count]) => `left out ${count}: ${reason}`), error];
-  if (error) throw new Error(parts.filter(Boolean).join("; "));
-  return `${parts.filter(Boolean).join("; ")}.`;
+  if (error) throw new Error(told.filter(Boolean).join("; "));
+  return `${told.filter(Boolean).join("; ")}.`;
 }
 
 async function save() {
   const response = await send("GET", `memory.tmx?q=${encodeURIComponent(byId("search").value)}`);
-  const link = make("a", { href: URL.createObjectURL(await response.blob()), download: "memory.tmx" });
-  link.click();
-  URL.revokeObjectURL(link.href);
+  make("a", { href: URL.createObjectURL(await response.blob()), download: "memory.tmx" }).click();
   return "";
 }
 

@@ -6,7 +6,7 @@ import asyncio
 import json
 import re
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack
 from functools import partial
 from itertools import islice
@@ -155,12 +155,10 @@ class Service:
         """Return the pairs that count, of those that have all words of `q`, as TMX."""
         query = given.text(asked, "q", self.limits.most_characters, "")
         found = await self._call(lambda translator: translator.memory(query))
-        texts = [(str(one.id), one.source, one.target) for one in reversed(found) if one.replaced_by is None]
+        texts = ((str(one.id), one.source, one.target) for one in reversed(found) if one.replaced_by is None)
         lines = tmx_lines(as_bcp47(self.source), as_bcp47(self.target), texts)
-        return Response(
-            await asyncio.to_thread(lambda: "\n".join([*lines, ""])), media_type="application/x-tmx+xml",
-            headers={"Content-Disposition": 'attachment; filename="memory.tmx"'},
-        )  # fmt: skip
+        told = {"Content-Disposition": 'attachment; filename="memory.tmx"'}
+        return Response(await asyncio.to_thread("\n".join, lines), 200, told, "application/x-tmx+xml")
 
     async def add(self, asked: Parameters) -> Response:
         """Learn the pairs of the file `body`, whose `name` tells its kind; answers a line of JSON for every few of them."""
@@ -175,7 +173,8 @@ class Service:
 
             try:
                 pairs = read_memory(Path(folder, name), self.source, self.target, skipped)
-                first = await asyncio.to_thread(_some, pairs)
+                batches = iter(lambda: list(islice(pairs, BATCH)), [])
+                first: list[Pair] = await asyncio.to_thread(next, batches, [])
             except ConfigurationError as error:  # this is no such file
                 raise ConfigurationError(told_here(error)) from None
             kept = stack.pop_all()
@@ -194,7 +193,7 @@ class Service:
                                 counts["learned" if one.new else "again"] += 1
                                 counts["replaced"] += one.replaced is not None
                         yield json.dumps(counts) + "\n"
-                        some = await asyncio.to_thread(_some, pairs)
+                        some = await asyncio.to_thread(next, batches, [])
                 except (CcprError, BusyError) as error:
                     end = {"error": told_here(error)}
             yield json.dumps(counts | {"skipped": skipped} | end) + "\n"
@@ -295,7 +294,3 @@ def _known(translator: Translator, text: str) -> float:
 def _learned(translator: Translator, sources: list[str]) -> dict[str, dict[str, Any]]:
     store = learned_memory(translator).store
     return {source: of_pair(pair) for source in sources if (pair := store.counting(tidy(source))) is not None}
-
-
-def _some(pairs: Iterator[Pair]) -> list[Pair]:
-    return list(islice(pairs, BATCH))
