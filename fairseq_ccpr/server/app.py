@@ -64,8 +64,8 @@ def endpoint(
         try:
             if reason := foreign(request.headers, limits):
                 raise bad(reason, 403)
-            read = given.read_file if file else given.read_parameters
-            asked = await read(request, limits.most_characters) | request.path_params
+            asked = dict(request.query_params) if file else await given.read_parameters(request, limits.most_characters)
+            asked |= {"body": request.stream()} if file else request.path_params
             kind, _, bearer = request.headers.get("authorization", "").partition(" ")
             key = asked.get("api_key", bearer if kind.lower() == "bearer" else None)
             if limits.key is not None and not open_to_all and not fits(limits.key, key):

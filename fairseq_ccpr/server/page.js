@@ -1,5 +1,4 @@
-// The page of the server: a text, its translation to edit and copy, corrections, and what was learned. The modules before
-// show where tokens came from.
+// The page of the server: a text, its translation to edit and copy, corrections, and what was learned.
 
 const PIECE = 2000; // characters that are translated together, about: then it is said how far it is
 const KEY = "fairseq-ccpr-key", WORK = "fairseq-ccpr-work"; // in the session's storage
@@ -20,9 +19,8 @@ const on = (element, names, job) => names.split(" ").forEach((name) => element.a
 // ---- the server
 
 async function send(method, path, body = null, signal = null) {
-  const json = body !== null && !(body instanceof Blob), headers = { Accept: "application/json" };
-  if (json) headers["Content-Type"] = "application/json";
-  if (data.key) headers.Authorization = `Bearer ${byId("key").value}`;
+  const json = body !== null && !(body instanceof Blob);
+  const headers = { ...(json && { "Content-Type": "application/json" }), ...(data.key && { Authorization: `Bearer ${byId("key").value}` }) };
   const response = await fetch(path, { method, headers, signal, body: json ? JSON.stringify(body) : body }).catch((error) => {
     throw error.name === "AbortError" ? error : new Error("The server does not answer.");
   });
@@ -111,11 +109,10 @@ function put(sentence, text) {
 // Give what was typed to the sentence that it touches; a change that goes over several of them is the first one's.
 function typed() {
   const before = shown(), now = running.value;
-  let same = 0, start = 0;
+  let same = 0, start = 0, at = 0;
   while (same < now.length - running.selectionEnd && same < before.length && now.at(-1 - same) === before.at(-1 - same)) same += 1;
   while (start < Math.min(now.length, before.length) - same && now[start] === before[start]) start += 1;
   const end = before.length - same, parts = [...work.sentences.flatMap((one) => [[one, "before"], [one, "text"]]), [work, "after"]];
-  let at = 0;
   const touched = parts.map(([owner, name]) => ({ owner, name, from: at, to: (at += owner[name].length) }))
     .filter(({ from, to }) => to >= start && from <= end);
   const taker = touched.find(({ name }) => name === "text") ?? touched[0];
@@ -293,13 +290,12 @@ async function learnFile(file, signal, say) {
 async function save() {
   const response = await send("GET", `memory.tmx?q=${encodeURIComponent(byId("search").value)}`);
   make("a", { href: URL.createObjectURL(await response.blob()), download: "memory.tmx" }).click();
-  return "";
 }
 
 // ---- the page
 
 function start() {
-  const { source, target } = data.names, relist = () => attempt("learning", async () => (await list(), ""));
+  const { source, target } = data.names, relist = () => attempt("learning", list);
   document.title = byId("title").textContent = `${source} → ${target}`;
   [byId("text").labels[0].textContent, running.labels[0].textContent] = [source, target];
   [byId("text").lang, running.lang] = [data.source_language, data.target_language];

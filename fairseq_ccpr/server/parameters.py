@@ -40,11 +40,6 @@ async def read_parameters(request: Request, most_characters: int) -> Parameters:
     return {name: value for name, value in given.items() if value is not None and (value != "" or name in TEXTS)}
 
 
-async def read_file(request: Request, most_characters: int) -> Parameters:
-    """Read the parameters of an address; the body is a file that is not read yet."""
-    return _by_name(list(request.query_params.multi_items())) | {"body": request.stream()}
-
-
 async def save(body: AsyncIterator[bytes], path: Path) -> None:
     """Write a file that was sent."""
     try:
