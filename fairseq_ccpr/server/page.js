@@ -226,7 +226,7 @@ function pairRow(pair, all) {
     return done;
   }), first);
   const row = make("li", { class: pair.deleted ? "deleted" : by ? "replaced" : "" });
-  const text = make("span", language(data.target_language), target, by ? make("span", { class: "badge" }, "replaced") : null);
+  const text = make("span", language(data.target_language), target, ...(by ? [" ", make("span", { class: "badge" }, "replaced")] : []));
   const show = (shown, ...buttons) => row.replaceChildren(make("span", language(data.source_language), source), shown,
     make("p", { class: "actions" }, ...buttons.filter(Boolean)));
   const start = () => show(text, ...(pair.deleted ? [by && !last ? null : change("Undo", "It is back.", restore)] : [
