@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -110,14 +111,19 @@ def place(alignment: Alignment, marks: list[Mark]) -> Parts:
         while (outer := around[-1]) is not None and not (mark.start < outer.stop and mark.stop <= outer.stop):
             around.pop()
         left = free[outer]
-        literal = text.find(source[mark.start : mark.stop]) if mark.kept else -1
-        if literal >= 0:  # the model has written it as it was
-            span = literal, literal + mark.stop - mark.start
-            chosen = [n for n, (start, end) in enumerate(words) if start < span[1] and end > span[0]]
+        part = share(mark.start, mark.stop) if mark.start < mark.stop and any(left) else []
+        copies = _copies(mark, source, text) if mark.kept else []
+        of_copies = [
+            [n for n, (start, end) in enumerate(words) if start < stop and end > begin] for begin, stop in copies
+        ]
+        copied = [number for number, chosen in enumerate(of_copies) if chosen and all(left[n] for n in chosen)]
+        if copied:  # the model has written it as it was
+            best = max(copied, key=lambda number: sum(part[n] for n in of_copies[number]))
+            span, chosen = copies[best], of_copies[best]
         elif not any(left):
             span, chosen = (spans[outer][1],) * 2, []
         elif mark.start < mark.stop:
-            chosen = _best_run(left, [2 * part - 1 for part in share(mark.start, mark.stop)])
+            chosen = _best_run(left, [2 * of_word - 1 for of_word in part])
             span = words[chosen[0]][0], words[chosen[-1]][1]
         else:
             word = source[: mark.start].rstrip().rfind(" ") + 1
@@ -145,6 +151,16 @@ def place(alignment: Alignment, marks: list[Mark]) -> Parts:
         yield html.escape(text[at:end], quote=False)
 
     return [*written(None)]
+
+
+def _copies(mark: Mark, source: str, text: str) -> list[tuple[int, int]]:
+    """Find what is kept in a translation, inside a word only if it was in the source."""
+
+    def inside_word(text: str, start: int, end: int) -> tuple[bool, bool]:
+        return text[max(0, start - 1) : start].isalnum(), text[end : end + 1].isalnum()
+
+    found = [one.span() for one in re.finditer(re.escape(source[mark.start : mark.stop]), text)]
+    return [span for span in found if inside_word(text, *span) == inside_word(source, mark.start, mark.stop)]
 
 
 def _best_run(left: list[bool], scores: Sequence[float]) -> list[int]:

@@ -1,4 +1,4 @@
-"""How fast the server answers 1, 8 and 32 clients at a time, and whether it loses a request or grows.
+"""How fast the server answers 1, 8, 32 and 64 clients at a time, and whether it loses a request or grows.
 
 python scripts/recipes/server_load.py PAIRS.tsv SECONDS [--learn N] [--interactive "WORDS"] [OPTION of fairseq-ccpr serve ...]
 
@@ -35,7 +35,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 from fairseq_ccpr.cli.command import markdown_table
 from fairseq_ccpr.text.pairs import read_pairs
 
-CLIENTS, MOST_REQUESTS, SENTENCES = (1, 8, 32), 20_000, 200
+CLIENTS, MOST_REQUESTS, SENTENCES = (1, 8, 32, 64), 20_000, 200
 HEADER = [
     "clients", "requests", "requests/s", "p50, ms", "p95, ms", "learned", "p50, ms", "p95, ms", "failed", "other answers",
     "memory, MiB", "afterwards",

@@ -66,7 +66,7 @@ def test_the_server_answers_while_a_text_is_divided(server: Served, monkeypatch:
 
 
 @pytest.mark.parametrize(
-    ("sent", "kind"), [("." * 2900, "text"), ("<" * 2900, "html"), ("<a " * 900, "html"), ("a\n" * 900, "text")]
+    ("sent", "kind"), [("." * 2900, "text"), ("<" * 2900, "html"), ("<a " * 900, "html"), ("a\n" * 40, "text")]
 )
 def test_texts_that_are_nothing_but_marks(server: Served, sent: str, kind: str) -> None:
     status, answer = server.ask("/translate", "POST", q=sent, format=kind)

@@ -476,7 +476,7 @@ def test_what_cannot_be_served_is_refused(world: World, tmp_path: Path, monkeypa
     )
     refused(
         call("serve", *base, "--allow-origin", "*", check=False),
-        "--allow-origin * lets every site that is visited here",
+        "--allow-origin . lets every site that is visited here",
     )
     refused(call("serve", *base, "--api-key-file", tmp_path / "none", check=False), "there is no such file")
     (tmp_path / "key").write_text("short\n")

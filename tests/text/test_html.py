@@ -123,6 +123,8 @@ def test_what_is_kept_replaces_what_the_model_made_of_it() -> None:
     assert segments.sentences == ["Gib a < b ein."]
     words = {"a": "one", "b": "other", "ein": "in", "Gib": "Put"}
     assert translated(segments, words) == "Put <code>a &lt; b</code> in."
+    copied = Page.of("Öffne <code>open</code> mit open.")
+    assert translated(copied, {"Öffne": "opens", "mit": "open"}) == "opens <code>open</code> open open."
 
 
 MARKUP = ("<b>", "</b>", "<i>", "</i>", "<img>", "<x/>", "<p>", "</p>", "<code>", "</code>")
