@@ -188,6 +188,12 @@ class LearnedStore:
             now = {source: self._of_source.get(source, [last])[-1] for source, last in counted.items()}
             return [self.pairs[number] for source, number in now.items() if number != counted[source]]
 
+    def counting(self, source: str) -> LearnedPair | None:
+        """Return the pair that counts for a source; None where none does."""
+        with self._lock:
+            numbers = self._of_source.get(source)
+            return self.pairs[numbers[-1]] if numbers else None
+
     def find(self, query: str) -> list[LearnedPair]:
         """Return the pairs that have all words of a query in their source or target, whatever their case; newest first.
 

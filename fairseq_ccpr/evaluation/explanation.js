@@ -32,15 +32,12 @@ function phraseList(sentence) {
 
 function makeCard(sentence, order) {
   const card = { sentence, order, buttons: [], panel: null };
-  card.buttons = sentence.tokens.map((token, at) => tokenButton(sentence, token, at, card));
   const row = (name, settings, ...text) => make("div", { class: `row ${settings.class || ""}` },
     make("dt", {}, name), make("dd", settings, ...text));
   const target = language(data.target_language);
   const points = Math.round(sentence.gained);
   const gain = sentence.gained === null ? "" : ` · chrF ${points < 0 ? "−" : "+"}${Math.abs(points)}`;
-  card.tokens = make("dl", {}, row("With retrieval", { class: "translation" }, make("div", { ...target, class: "tokens",
-    role: "group", "aria-label": "Translation with retrieval, token by token; the arrow keys move" },
-  ...words(sentence, card.buttons))));
+  card.tokens = make("dl", {}, row("With retrieval", { class: "translation" }, tokenRow(card)));
   card.element = make("article", { class: "card", "aria-label": `Sentence ${sentence.number}` },
     make("header", {}, make("h2", {}, `Sentence ${sentence.number}`),
       make("span", { class: "small muted" }, sentence.changed ? `changed ${sentence.changed.toFixed(0)}%${gain}` : "unchanged"),

@@ -78,3 +78,22 @@ function words(sentence, buttons) {
   });
   return line;
 }
+
+// The tokens of a card's sentence.
+function tokenRow(card) {
+  card.buttons = card.sentence.tokens.map((token, at) => tokenButton(card.sentence, token, at, card));
+  return make("div", { ...language(data.target_language), class: "tokens", role: "group",
+    "aria-label": "Translation with retrieval, token by token; the arrow keys move" }, ...words(card.sentence, card.buttons));
+}
+
+// Cards of the sentences of another explanation, whose texts come after those that are there.
+function moreCards({ score_name, texts, sentences }) {
+  const first = data.texts.length;
+  data.score_name = score_name;
+  data.texts.push(...texts);
+  for (const { tokens, phrases } of sentences) {
+    const found = tokens.flatMap(({ neighbours, text }) => [neighbours, text?.places ?? []]);
+    for (const one of [...found, ...phrases.map(({ retrieved }) => retrieved)].flat()) one.sentence += first;
+  }
+  return sentences.map((sentence) => ({ sentence, panel: null }));
+}

@@ -55,7 +55,7 @@ def page(settings: dict[str, Any]) -> str:
 
 
 def endpoint(
-    handler: Handler, limits: Limits, *, open_to_all: bool = False
+    handler: Handler, limits: Limits, *, open_to_all: bool = False, file: bool = False
 ) -> Callable[[Request], Awaitable[Response]]:
     """Make a handler an endpoint: read, check who asks, answer; errors become JSON."""
 
@@ -64,12 +64,14 @@ def endpoint(
         try:
             if reason := foreign(request.headers, limits):
                 raise bad(reason, 403)
-            asked = await given.read_parameters(request, limits.most_characters) | request.path_params
+            asked = dict(request.query_params) if file else await given.read_parameters(request, limits.most_characters)
+            asked |= {"body": request.stream()} if file else request.path_params
             kind, _, bearer = request.headers.get("authorization", "").partition(" ")
             key = asked.get("api_key", bearer if kind.lower() == "bearer" else None)
             if limits.key is not None and not open_to_all and not fits(limits.key, key):
                 raise bad("the API key is missing or wrong: send it as api_key, or as Authorization: Bearer", 403)
-            response = _respond(await _unless_gone(request, handler(asked)), request)
+            handling = handler(asked)  # which itself receives a file
+            response = _respond(await (handling if file else _unless_gone(request, handling)), request)
         except Exception as error:
             response = _refuse(error, limits.log)
         if limits.log != NOTHING:
@@ -104,7 +106,7 @@ def _respond(answer: Any, request: Request) -> Response:
         explained = asdict(answer)
         shown = "text/html" in request.headers.get("accept", "")
         return HTMLResponse(as_page(explained)) if shown else JSONResponse(explained)
-    return JSONResponse(answer)
+    return answer if isinstance(answer, Response) else JSONResponse(answer)
 
 
 def _refuse(error: Exception, log: str) -> Response:
@@ -149,6 +151,7 @@ def make_app(service: Service) -> Starlette:
         routes=[
             Route("/", root, methods=["GET"]),
             route("/translate", service.translate, "POST"),
+            route("/sentences", service.sentences, "POST"),
             route("/languages", service.languages, "GET", open_to_all=True),
             route("/detect", service.detect, "POST"),
             route("/health", service.health, "GET", open_to_all=True),
@@ -156,6 +159,8 @@ def make_app(service: Service) -> Starlette:
             route("/learn", service.learn, "POST"),
             route("/suggest", service.learn, "POST"),
             route("/memory", service.memory, "GET"),
+            Route("/memory", endpoint(service.add, service.limits, file=True), methods=["POST"]),
+            route("/memory.tmx", service.export, "GET"),
             route("/memory/{id}", service.forget, "DELETE"),
             route("/explain", service.explain, "GET", "POST"),
         ],

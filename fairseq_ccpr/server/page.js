@@ -1,187 +1,350 @@
-// The page of the server: ask, correct, remember, undo. Sentences as tokens come from the modules before.
+// The page of the server: a text, its translation to edit and copy, corrections, and what was learned.
 
-const KEY = "fairseq-ccpr-key"; // in the session's storage
-const learned = new Map(); // ids of what was learned here, by source sentence
-let cards = [], round = 0;
+const PIECE = 2000; // characters that are translated together, about: then it is said how far it is
+const KEY = "fairseq-ccpr-key", WORK = "fairseq-ccpr-work"; // in the session's storage
+// Sentences have `before`, what stands between them and the one before; `source`; `text`, their translation as it is shown;
+// `translation`, that of the translator; `learned`, the pair that counts for them, or null; `changed`, by what was learned.
+const work = { sentences: [], after: "", rest: "", length: 0 }; // and what is to be translated yet
+const running = byId("translation"), card = byId("sentence");
+let current = null, listed = 100, deleted = []; // the sentence at the cursor; how many pairs are shown; those that can come back
+
+const tidy = (text) => text.split(/\s+/).filter(Boolean).join(" "); // as texts are compared when they are learned
+const wanted = (sentence) => sentence.learned?.target ?? sentence.translation;
+const edited = (sentence) => tidy(sentence.text) !== tidy(wanted(sentence));
+const counted = (number, one) => `${number.toLocaleString("en")} ${one}${number === 1 ? "" : "s"}`;
+const button = (name, onclick, first = false) => make("button", { type: "button", class: `button${first ? " first" : ""}`, onclick }, name);
+const entered = (event) => event.key === "Enter" && (event.ctrlKey || event.metaKey);
+const on = (element, names, job) => names.split(" ").forEach((name) => element.addEventListener(name, job));
 
 // ---- the server
 
-async function ask(method, path, parameters = null) {
-  const headers = { Accept: "application/json" };
-  if (parameters) headers["Content-Type"] = "application/json";
-  if (data.key) headers.Authorization = `Bearer ${byId("key").value}`;
-  let response;
-  try {
-    response = await fetch(path, { method, headers, body: parameters && JSON.stringify(parameters) });
-  } catch {
-    throw new Error("The server does not answer.");
-  }
-  const answer = await response.json();
-  if (!response.ok) throw new Error(answer.error);
+async function send(method, path, body = null, signal = null) {
+  const json = body !== null && !(body instanceof Blob);
+  const headers = { ...(json && { "Content-Type": "application/json" }), ...(data.key && { Authorization: `Bearer ${byId("key").value}` }) };
+  const response = await fetch(path, { method, headers, signal, body: json ? JSON.stringify(body) : body }).catch((error) => {
+    throw error.name === "AbortError" ? error : new Error("The server does not answer.");
+  });
+  const fault = response.ok ? null : await response.json().catch(() => ({ error: `The server answers with ${response.status}.` }));
+  if (fault) throw new Error(fault.error);
   if (data.key) sessionStorage.setItem(KEY, byId("key").value);
-  return answer;
+  return response;
 }
+const ask = async (...asked) => (await send(...asked)).json();
 
-// Do something that may fail, and say how it went; buttons wait meanwhile.
-async function attempt(work) {
-  const buttons = [...document.querySelectorAll("button:enabled")];
+// Do what may take long, may fail and can be stopped; what was being done in the same lane is stopped for it.
+async function attempt(lane, job) {
+  const place = byId(lane), [status, stop] = place.children, task = new AbortController();
+  const say = (text, fault = false, done = false) => {
+    if (place.task !== task) return;
+    status.textContent = text;
+    place.classList.toggle("fault", fault);
+    stop.hidden = done;
+  };
+  place.task?.abort();
+  place.task = task;
+  stop.onclick = () => task.abort();
   say("…");
-  for (const button of buttons) button.disabled = true;
+  const stopped = (error) => error.name === "AbortError";
+  await job(task.signal, say).then((text) => say(text, false, true),
+    (error) => say(stopped(error) ? "Stopped." : error.message, !stopped(error), true));
+}
+
+// Items in groups of about PIECE characters.
+function grouped(items, length) {
+  const groups = [];
+  let size = PIECE;
+  for (const item of items) {
+    size += length(item);
+    if (size > PIECE) { groups.push([]); size = length(item); }
+    groups.at(-1).push(item);
+  }
+  return groups;
+}
+
+// ---- the text and its translation
+
+// Ask again for what is shown, where something was learned or forgotten since, and then for the rest of the text.
+async function translate(signal, say, done = "") {
+  if (byId("memory").open) await list();
+  for (const sentence of work.sentences) sentence.changed = false;
+  for (const some of grouped(work.sentences, ({ source }) => source.length)) {
+    say(`${done} Translating again …`);
+    const { sentences } = await ask("POST", "sentences", { q: some.map(({ source }) => source).join("\n") }, signal);
+    const now = new Map(sentences.map((sentence) => [sentence.source, sentence]));
+    for (const sentence of some) {
+      const mine = edited(sentence), { translation, learned } = now.get(sentence.source) ?? sentence;
+      Object.assign(sentence, { translation, learned });
+      if (mine || !edited(sentence)) continue; // what someone wrote stays
+      put(sentence, wanted(sentence));
+      sentence.changed = true;
+    }
+    mark();
+  }
+  for (const lines of grouped(work.rest.match(/.*\n|.+/g) ?? [], (line) => line.length)) {
+    const piece = lines.join("");
+    say(`${done} Translating … ${Math.round(100 - (100 * work.rest.length) / work.length)}%`);
+    const { sentences, after } = await ask("POST", "sentences", { q: piece }, signal);
+    if (sentences.length) sentences[0].before = work.after + sentences[0].before;
+    work.after = sentences.length ? after : work.after + after;
+    work.sentences.push(...sentences.map((one) => ({ ...one, text: wanted(one), changed: false })));
+    work.rest = work.rest.slice(piece.length);
+    const length = running.value.length;
+    running.setRangeText(shown().slice(length), length, length, "preserve");
+    mark();
+  }
+  const changed = work.sentences.filter((sentence) => sentence.changed).length;
+  const said = [done, changed ? `${counted(changed, "translation")} changed.` : ""].filter(Boolean).join(" ");
+  return said || `${counted(work.sentences.length, "sentence")}.${data.learns ? " Click one to correct it." : ""}`;
+}
+
+const shown = () => work.sentences.map(({ before, text }) => before + text).join("") + work.after;
+
+function put(sentence, text) {
+  const before = work.sentences.slice(0, work.sentences.indexOf(sentence));
+  const start = before.reduce((at, one) => at + one.before.length + one.text.length, sentence.before.length);
+  running.setRangeText(text, start, start + sentence.text.length, "preserve");
+  sentence.text = text;
+}
+
+// Give what was typed to the sentence that it touches; a change that goes over several of them is the first one's.
+function typed() {
+  const before = shown(), now = running.value;
+  let same = 0, start = 0, at = 0;
+  while (same < now.length - running.selectionEnd && same < before.length && now.at(-1 - same) === before.at(-1 - same)) same += 1;
+  while (start < Math.min(now.length, before.length) - same && now[start] === before[start]) start += 1;
+  const end = before.length - same, parts = [...work.sentences.flatMap((one) => [[one, "before"], [one, "text"]]), [work, "after"]];
+  const touched = parts.map(([owner, name]) => ({ owner, name, from: at, to: (at += owner[name].length) }))
+    .filter(({ from, to }) => to >= start && from <= end);
+  const taker = touched.find(({ name }) => name === "text") ?? touched[0];
+  for (const part of touched) {
+    const { owner, name, from } = part, text = owner[name], added = part === taker ? now.slice(start, now.length - same) : "";
+    owner[name] = text.slice(0, Math.max(0, start - from)) + added + text.slice(Math.max(0, end - from));
+  }
+  mark();
+}
+
+function mark() {
+  const state = (one) => (edited(one) ? "edited" : one.learned ? "remembered" : one.changed ? "changed" : "");
+  byId("marks").replaceChildren(...work.sentences.flatMap((one) => [one.before,
+    make("span", { class: `${state(one)}${one === current ? " current" : ""}` }, one.text)]), work.after, "\u200b");
+  byId("legend").hidden = !work.sentences.some(state);
+  byId("copy").textContent = "Copy";
+  byId("copy").disabled = running.readOnly = !work.sentences.length;
+  showSentence();
+}
+
+// ---- the sentence at the cursor
+
+function choose() {
+  let at = 0, found = null;
+  for (const one of work.sentences) {
+    at += one.before.length;
+    if (found === null || at <= running.selectionStart) found = one;
+    at += one.text.length;
+  }
+  if (found === current) return;
+  shut(false);
+  current = found;
+  card.replaceChildren();
+  mark();
+}
+
+function showSentence() {
+  card.hidden = current === null;
+  if (card.hidden) return;
+  const row = (name, code, text) => make("div", { class: "row" }, make("dt", {}, name), make("dd", language(code), text));
+  const { source, text, translation, learned } = current, other = tidy(text) !== tidy(translation);
+  const why = card.querySelector(".why") ?? make("div", { class: "why" });
+  card.replaceChildren(
+    make("dl", {}, row("Source", data.source_language, source),
+      other ? row("Machine translation", data.target_language, translation) : null),
+    make("p", { class: "actions" },
+      ...(data.learns && (edited(current) || !learned) ? [button("Remember", remember, true)] : []),
+      ...(edited(current) ? [button("Discard", () => { put(current, wanted(current)); mark(); })] : []),
+      ...(learned ? [button("Undo", undo), make("span", { class: "badge remembered" }, "remembered")] : []),
+      ...(why.hasChildNodes() ? [button("Hide tokens", () => { shut(false); why.replaceChildren(); showSentence(); })]
+        : data.explains ? [button("Where from?", explain)] : [])),
+    why);
+}
+
+function remember() {
+  const sentence = current, { source, text } = sentence;
+  if (sentence.learned && !edited(sentence)) return;
+  attempt("translating", async (signal, say) => {
+    const { id, replaced } = await ask("POST", "learn", { q: source, s: text });
+    sentence.learned = { id, target: tidy(text) };
+    mark();
+    return translate(signal, say, replaced ? `Remembered, in place of ${quoted(replaced.target)}.` : "Remembered.");
+  });
+}
+
+function undo() {
+  const sentence = current;
+  attempt("translating", async (signal, say) => {
+    const { restored } = await ask("DELETE", `memory/${sentence.learned.id}`);
+    const free = !edited(sentence);
+    sentence.learned = restored[0] ?? null;
+    if (free) put(sentence, wanted(sentence));
+    mark();
+    return translate(signal, say, "Undone.");
+  });
+}
+
+async function explain() {
+  const why = card.querySelector(".why");
+  why.replaceChildren("…");
+  showSentence();
   try {
-    say(await work());
+    const cards = moreCards(await ask("POST", "explain", { q: current.source }));
+    for (const one of cards) one.tokens = tokenRow(one);
+    const colours = ALL.map((part) => make("li", {}, make("i", { class: `swatch ${PARTS[part].by}` }), PARTS[part].name));
+    why.replaceChildren(make("ul", { class: "key small", "aria-label": "Colours" }, ...colours), ...cards.map(({ tokens }) => tokens));
   } catch (error) {
-    say(error.message, true);
-  } finally {
-    for (const button of buttons) button.disabled = false;
+    why.replaceChildren(error.message);
   }
-}
-
-function say(text, fault = false) {
-  byId("status").textContent = text;
-  byId("status").className = fault ? "fault" : "";
-}
-
-// Sentences of a text with their translations; they have no tokens where the server cannot explain them.
-async function translated(text) {
-  const explanation = await ask("POST", "explain", { q: text });
-  data.score_name = explanation.score_name;
-  const first = data.texts.length;
-  data.texts.push(...explanation.texts);
-  for (const sentence of explanation.sentences) {
-    sentence.number = ++round; // no two of this page have the same
-    for (const token of sentence.tokens) for (const one of token.neighbours) one.sentence += first;
-    for (const phrase of sentence.phrases) for (const one of phrase.retrieved) one.sentence += first;
-  }
-  return explanation.sentences;
-}
-
-// ---- sentences
-
-function makeCard(sentence, before = null) {
-  const card = { sentence, buttons: [], panel: null, editing: false };
-  const target = language(data.target_language);
-  const row = (name, settings, ...content) => make("div", { class: `row ${settings.class || ""}` },
-    make("dt", {}, name), make("dd", settings, ...content));
-  const explained = sentence.tokens.length > 0;
-  card.buttons = sentence.tokens.map((token, at) => tokenButton(sentence, token, at, card));
-  const shown = explained
-    ? make("div", { ...target, class: "tokens", role: "group", "aria-label": "Translation, token by token; the arrow keys move" },
-      ...words(sentence, card.buttons))
-    : make("div", { ...target, class: "plain" }, sentence.translation);
-  card.tokens = make("dl", {}, row("Translation", { class: "translation" }, shown));
-  card.actions = make("div", { class: "actions" });
-  const changed = before !== null && before !== sentence.translation;
-  card.element = make("article", { class: "card", "aria-label": sentence.source },
-    make("dl", {}, row("Source", language(data.source_language), sentence.source)),
-    card.tokens, card.actions);
-  showActions(card, changed);
-  return card;
-}
-
-function showActions(card, changed = false) {
-  const { source } = card.sentence, id = learned.get(source);
-  const button = (name, work, first = false) => make("button",
-    { type: "button", class: first ? "button first" : "button", onclick: work }, name);
-  card.editing = false;
-  card.actions.replaceChildren(
-    ...(data.learns ? [button("Correct", () => edit(card))] : []),
-    ...(id ? [make("span", { class: "badge" }, `remembered: ${id}`), button("Undo", () => undo(source, id))] : []),
-    ...(changed ? [make("span", { class: "badge" }, "changed")] : []));
-}
-
-function edit(card) {
-  const box = make("textarea", { ...language(data.target_language), "aria-label": "Correct translation", rows: 2 });
-  box.value = card.sentence.translation;
-  const keep = () => remember(card, box.value);
-  box.addEventListener("keydown", (event) => {
-    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) keep();
-    if (event.key !== "Escape") return;
-    showActions(card);
-    card.actions.querySelector("button").focus();
-  });
-  card.editing = true;
-  card.actions.replaceChildren(box,
-    make("button", { type: "button", class: "button first", onclick: keep }, "Remember"),
-    make("button", { type: "button", class: "button", onclick: () => showActions(card) }, "Cancel"));
-  box.focus();
-}
-
-function remember(card, target) {
-  const { source } = card.sentence;
-  attempt(async () => {
-    const { id } = await ask("POST", "learn", { q: source, s: target });
-    learned.set(source, id);
-    showActions(card);
-    return `Remembered. ${await refresh(source)}`;
-  });
-}
-
-function undo(source, id) {
-  attempt(async () => {
-    await ask("DELETE", `memory/${id}`);
-    for (const [text, of] of learned) if (of === id) learned.delete(text);
-    return `Forgotten. ${await refresh(source)}`;
-  });
-}
-
-// Translate what is shown again, but for what is just being corrected; the focus goes to the sentence that it was about.
-async function refresh(source) {
-  if (byId("memory").open) await showMemory();
-  const waiting = cards.filter((card) => !card.editing);
-  if (!waiting.length) return "";
-  const sentences = await translated(waiting.map((card) => card.sentence.source).join("\n"));
-  if (open.card !== null) shut(false);
-  let changed = 0;
-  waiting.forEach((card, at) => {
-    const before = card.sentence.translation;
-    const made = makeCard(sentences[at], before);
-    changed += sentences[at].translation !== before;
-    card.element.replaceWith(made.element);
-    cards[cards.indexOf(card)] = made;
-  });
-  cards.find((card) => card.sentence.source === source)?.actions.querySelector("button")?.focus({ preventScroll: true });
-  return changed === 1 ? "1 translation has changed." : `${changed} translations have changed.`;
 }
 
 // ---- what was learned
 
-async function showMemory() {
-  const { pairs, found } = await ask("GET", `memory?q=${encodeURIComponent(byId("search").value)}`);
-  byId("found").textContent = pairs.length < found ? `${pairs.length} of ${found} pairs, the newest` : `${found} ${found === 1 ? "pair" : "pairs"}`;
-  byId("pairs").replaceChildren(...pairs.map((pair) => make("li", {},
-    make("span", language(data.source_language), pair.source),
-    make("span", language(data.target_language), pair.target),
-    make("button", { type: "button", class: "button", "aria-label": `Forget ${quoted(pair.source)}`,
-      onclick: () => undo(pair.source, pair.id) }, "Forget"))));
+async function list() {
+  const query = byId("search").value;
+  const { pairs, found } = await ask("GET", `memory?limit=${listed}&q=${encodeURIComponent(query)}`);
+  if (query !== byId("search").value) return; // it has changed meanwhile
+  byId("found").textContent = `${pairs.length < found ? `the newest ${pairs.length} of ` : ""}${counted(found, "pair")}`;
+  byId("more").hidden = pairs.length === found;
+  const rows = new Map([...byId("pairs").children].map((row) => [row.pair, row])); // which may be about to be edited
+  const all = [...pairs, ...deleted].sort((one, other) => other.id - one.id);
+  byId("pairs").replaceChildren(...all.map((pair) => rows.get(JSON.stringify(pair)) ?? pairRow(pair, all)));
+}
+
+function pairRow(pair, all) {
+  const { id, source, target, replaced_by: by } = pair, last = all.find((one) => one.id === by); // which counts
+  const learn = (text) => ask("POST", "learn", { q: source, s: text });
+  const change = (name, done, job, first = false) => button(name, () => attempt("learning", async () => {
+    await job();
+    attempt("translating", translate); // which lists pairs as well
+    return done;
+  }), first);
+  const row = make("li", { class: pair.deleted ? "deleted" : by ? "replaced" : "" });
+  const text = make("span", language(data.target_language), target, ...(by ? [" ", make("span", { class: "badge" }, "replaced")] : []));
+  const show = (shown, ...buttons) => row.replaceChildren(make("span", language(data.source_language), source), shown,
+    make("p", { class: "actions" }, ...buttons.filter(Boolean)));
+  const start = () => show(text, ...(pair.deleted ? [by && !last ? null : change("Undo", "It is back.", restore)] : [
+    by ? change("Bring back", "It counts again.", () => learn(target)) : button("Edit", edit),
+    change("Delete", "Deleted.", async () => {
+      await ask("DELETE", `memory/${id}`);
+      deleted.push({ ...pair, deleted: true });
+    })]));
+  const edit = () => {
+    const box = make("textarea", { ...language(data.target_language), "aria-label": `Translation of ${quoted(source)}` });
+    const save = change("Save", "Saved.", () => learn(box.value), true);
+    box.value = target;
+    on(box, "keydown", (event) => (entered(event) ? save.click() : event.key === "Escape" && start()));
+    show(box, save, button("Cancel", start));
+    box.focus();
+  };
+  const restore = async () => {
+    deleted = deleted.filter((one) => one.id !== id);
+    for (const one of [pair, last].filter(Boolean)) await learn(one.target);
+  };
+  row.pair = JSON.stringify(pair);
+  start();
+  return row;
+}
+
+// Learn from files, one after the other; the server answers with a line for every few pairs.
+function take(chosen) {
+  const files = [...chosen];
+  byId("files").value = ""; // so that the same may be chosen again
+  byId("memory").open = true;
+  attempt("importing", async (signal, say) => {
+    const told = [];
+    try {
+      for (const file of files) told.push(await learnFile(file, signal, say));
+      return told.join(" ");
+    } catch (error) {
+      throw error.name === "AbortError" ? error : new Error([...told, error.message].join(" "));
+    } finally {
+      attempt("translating", translate);
+    }
+  });
+}
+
+async function learnFile(file, signal, say) {
+  const { body } = await send("POST", `memory?name=${encodeURIComponent(file.name)}`, file, signal);
+  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
+  let last = {}, rest = "";
+  for (let part = await reader.read(); !part.done; part = await reader.read()) {
+    const lines = (rest + part.value).split("\n");
+    rest = lines.pop();
+    if (lines.length) last = JSON.parse(lines.at(-1));
+    say(`${file.name}: ${counted(last.pairs ?? 0, "pair")} …`);
+  }
+  const { learned = 0, replaced, again, skipped = {}, error } = last;
+  const told = [`${file.name}: learned ${counted(learned, "pair")}`, replaced && `${replaced} in place of earlier ones`,
+    again && `${again} known already`, ...Object.entries(skipped).map(([reason, count]) => `left out ${count}: ${reason}`), error];
+  if (error) throw new Error(told.filter(Boolean).join("; "));
+  return `${told.filter(Boolean).join("; ")}.`;
+}
+
+async function save() {
+  const response = await send("GET", `memory.tmx?q=${encodeURIComponent(byId("search").value)}`);
+  make("a", { href: URL.createObjectURL(await response.blob()), download: "memory.tmx" }).click();
 }
 
 // ---- the page
 
 function start() {
-  const { source, target } = data.names;
+  const { source, target } = data.names, relist = () => attempt("learning", list);
   document.title = byId("title").textContent = `${source} → ${target}`;
-  byId("text").lang = data.source_language;
+  [byId("text").labels[0].textContent, running.labels[0].textContent] = [source, target];
+  [byId("text").lang, running.lang] = [data.source_language, data.target_language];
   byId("key-label").hidden = !data.key;
   byId("key").value = sessionStorage.getItem(KEY) || "";
   byId("memory").hidden = !data.learns;
-  byId("legend").append(...ALL.map((part) => make("li", {}, make("i", { class: `swatch ${PARTS[part].by}` }), PARTS[part].name)));
-  byId("ask").addEventListener("submit", (event) => {
+  on(byId("ask"), "submit", (event) => {
     event.preventDefault();
-    attempt(async () => {
-      const sentences = await translated(byId("text").value);
-      if (open.card !== null) shut(false);
-      cards = sentences.map((sentence) => makeCard(sentence));
-      byId("sentences").replaceChildren(...cards.map((card) => card.element));
-      byId("legend").hidden = !data.explains;
-      return data.explains ? "Tap a token to see where it came from." : "";
-    });
+    const text = byId("text").value;
+    Object.assign(work, { sentences: [], after: "", rest: text, length: text.length });
+    running.value = "";
+    choose();
+    mark();
+    attempt("translating", translate);
   });
-  byId("text").addEventListener("keydown", (event) => {
-    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) byId("ask").requestSubmit();
+  on(byId("translating").lastElementChild, "click", () => { work.rest = ""; });
+  on(byId("text"), "keydown", (event) => entered(event) && byId("ask").requestSubmit());
+  on(running, "input", typed);
+  on(running, "input focus click keyup", choose);
+  on(running, "keydown", (event) => entered(event) && current && data.learns && remember());
+  on(byId("copy"), "click", () => {
+    running.select();
+    document.execCommand("copy"); // navigator.clipboard is there under https and on localhost alone
+    byId("copy").textContent = "Copied";
   });
-  byId("memory").addEventListener("toggle", () => byId("memory").open && attempt(async () => (await showMemory(), "")));
-  byId("search").addEventListener("change", () => attempt(async () => (await showMemory(), "")));
-  document.addEventListener("keydown", (event) => { if (event.key === "Escape") shut(true); });
+  on(byId("memory"), "toggle", () => byId("memory").open && relist());
+  on(byId("search"), "input", () => relist(deleted = []));
+  on(byId("more"), "click", () => relist(listed += 100));
+  on(byId("import"), "click", () => byId("files").click());
+  on(byId("files"), "change", () => take(byId("files").files));
+  on(byId("export"), "click", () => attempt("learning", save));
+  on(document, "dragover drop dragleave", (event) => {
+    if (!event.dataTransfer.types.includes("Files")) return;
+    event.preventDefault();
+    document.body.classList.toggle("dropping", event.type === "dragover");
+    if (event.type === "drop" && data.learns) take(event.dataTransfer.files);
+  });
+  on(document, "keydown", (event) => event.key === "Escape" && shut(true));
+  // A reload, or a phone that needs the memory, leaves the work as it is.
+  const keep = () => sessionStorage.setItem(WORK, JSON.stringify({ text: byId("text").value, work }));
+  on(window, "pagehide", keep);
+  on(document, "visibilitychange", keep);
+  const kept = JSON.parse(sessionStorage.getItem(WORK));
+  if (kept === null) return;
+  Object.assign(work, kept.work);
+  byId("text").value = kept.text;
+  running.value = shown();
+  mark();
+  attempt("translating", translate);
 }
 
 start();

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator
 from math import inf
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -20,6 +21,7 @@ TEXTS = ("q", "s")  # which may be empty; any other parameter that is empty is l
 BYTES_OF_CHARACTER = 12  # at most: `\ud83d\ude00` in JSON, %F0%9F%98%80 in a form
 BYTES_BESIDE = 1 << 16  # of all parameters that are no text
 MAX_SECONDS = 30  # that a body may take to arrive
+MOST_FILE = 1 << 26  # bytes
 GONE = 499  # as the status of a request whose client did not wait; nobody receives it
 Parameters = dict[str, Any]
 
@@ -36,6 +38,20 @@ async def read_parameters(request: Request, most_characters: int) -> Parameters:
     """
     given = await _read(request, most_characters)
     return {name: value for name, value in given.items() if value is not None and (value != "" or name in TEXTS)}
+
+
+async def save(body: AsyncIterator[bytes], path: Path) -> None:
+    """Write a file that was sent."""
+    try:
+        with path.open("wb") as file:
+            async for chunk in body:
+                file.write(chunk)
+                if file.tell() > MOST_FILE:
+                    raise bad(
+                        f"the file is longer than {MOST_FILE >> 20} MiB: divide it, or use fairseq-ccpr learn", 413
+                    )
+    except ClientDisconnect:
+        raise bad("the client went away") from None
 
 
 async def _read(request: Request, most_characters: int) -> Parameters:

@@ -3,23 +3,35 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import json
+import re
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import ExitStack
 from functools import partial
+from itertools import islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
+
+from starlette.responses import Response, StreamingResponse
 
 from fairseq_ccpr.datastore.learned import LearnedPair
 from fairseq_ccpr.decoding.token_memory import TokenMemory
+from fairseq_ccpr.errors import CcprError, ConfigurationError
 from fairseq_ccpr.evaluation.explain import encode_sentences
 from fairseq_ccpr.evaluation.explanation import Explanation, unexplained
 from fairseq_ccpr.inference.alignment import align, place
+from fairseq_ccpr.inference.learning import learned_memory, tidy
 from fairseq_ccpr.inference.system import Translation, encode
 from fairseq_ccpr.server import parameters as given
 from fairseq_ccpr.server.access import Limits
 from fairseq_ccpr.server.parameters import Parameters, bad
-from fairseq_ccpr.server.work import Work
+from fairseq_ccpr.server.work import BATCH, BusyError, Work
 from fairseq_ccpr.text.html import Page
-from fairseq_ccpr.text.languages import language_code, name_of, same_language
+from fairseq_ccpr.text.languages import as_bcp47, language_code, name_of, same_language
 from fairseq_ccpr.text.sentences import Mark, Parts, Segments
+from fairseq_ccpr.text.translation_memory import Pair, read_memory, tmx_lines
 from fairseq_ccpr.translator import Translator
 
 AUTO = "auto"
@@ -72,6 +84,17 @@ class Service:
             detected = [self._detected(100.0) for _ in found]
             answer["detectedLanguage"] = detected if several else detected[0]
         return answer
+
+    async def sentences(self, asked: Parameters) -> dict[str, Any]:
+        """Translate `q`, and tell its sentences apart: what stands before each, and the pair that was learned for it."""
+        (text,) = await self._divided([given.text(asked, "q", self.limits.most_characters)], Segments)
+        found = await asyncio.wrap_future(self.work.translate(text.sentences, _checked))
+        learned = await self._call(partial(_learned, sources=text.sentences)) if self.learns else {}
+        sentences = [
+            {"before": before, "source": one.source, "translation": one.text, "learned": learned.get(one.source)}
+            for before, one in zip(text.parts[::2], found)
+        ]
+        return {"sentences": sentences, "after": text.parts[-1]}
 
     async def languages(self, asked: Parameters) -> list[dict[str, Any]]:
         """Name the language pair."""
@@ -127,6 +150,55 @@ class Service:
         most = given.number(asked, "limit", MOST_PAIRS)
         found = await self._call(lambda translator: translator.memory(query))
         return {"pairs": [of_pair(one) for one in found[:most]], "found": len(found)}
+
+    async def export(self, asked: Parameters) -> Response:
+        """Return the pairs that count, of those that have all words of `q`, as TMX."""
+        query = given.text(asked, "q", self.limits.most_characters, "")
+        found = await self._call(lambda translator: translator.memory(query))
+        texts = ((str(one.id), one.source, one.target) for one in reversed(found) if one.replaced_by is None)
+        lines = tmx_lines(as_bcp47(self.source), as_bcp47(self.target), texts)
+        told = {"Content-Disposition": 'attachment; filename="memory.tmx"'}
+        return Response(await asyncio.to_thread("\n".join, lines), 200, told, "application/x-tmx+xml")
+
+    async def add(self, asked: Parameters) -> Response:
+        """Learn the pairs of the file `body`, whose `name` tells its kind; answers a line of JSON for every few of them."""
+        name = re.sub(r"[^\w. -]", "_", given.text(asked, "name", 1000)).lstrip(".")[-60:] or "file"
+        skipped = Counter[str]()
+        with ExitStack() as stack:
+            folder = stack.enter_context(TemporaryDirectory())
+            await given.save(asked["body"], Path(folder, name))
+
+            def told_here(error: Exception) -> str:
+                return str(error).replace(f"{folder}/", "")
+
+            try:
+                pairs = read_memory(Path(folder, name), self.source, self.target, skipped)
+                batches = iter(lambda: list(islice(pairs, BATCH)), [])
+                first: list[Pair] = await asyncio.to_thread(next, batches, [])
+            except ConfigurationError as error:  # this is no such file
+                raise ConfigurationError(told_here(error)) from None
+            kept = stack.pop_all()
+
+        async def lines() -> AsyncIterator[str]:
+            some, counts = first, dict.fromkeys(("pairs", "learned", "again", "replaced"), 0)
+            end: dict[str, Any] = {"done": True}
+            with kept:
+                try:
+                    while some:
+                        for one in await self._call(partial(Translator.learn_all, pairs=some)):
+                            counts["pairs"] += 1
+                            if isinstance(one, str):
+                                skipped[one] += 1
+                            else:
+                                counts["learned" if one.new else "again"] += 1
+                                counts["replaced"] += one.replaced is not None
+                        yield json.dumps(counts) + "\n"
+                        some = await asyncio.to_thread(next, batches, [])
+                except (CcprError, BusyError) as error:
+                    end = {"error": told_here(error)}
+            yield json.dumps(counts | {"skipped": skipped} | end) + "\n"
+
+        return StreamingResponse(lines(), media_type="application/x-ndjson")
 
     async def explain(self, asked: Parameters) -> Explanation:
         """Translate the sentences of `q`, and say where each token came from, where this server can."""
@@ -217,3 +289,8 @@ def of_pair(pair: LearnedPair) -> dict[str, Any]:
 def _known(translator: Translator, text: str) -> float:
     ids = encode(text, translator.task)[:-1]
     return 100 * float((ids != translator.task.source_dictionary.unk()).float().mean()) if len(ids) else 0.0
+
+
+def _learned(translator: Translator, sources: list[str]) -> dict[str, dict[str, Any]]:
+    store = learned_memory(translator).store
+    return {source: of_pair(pair) for source in sources if (pair := store.counting(tidy(source))) is not None}

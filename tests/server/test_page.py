@@ -1,8 +1,11 @@
-"""The page in the system's Chromium: translate, correct, remember, undo; with keys alone, on a phone, in the dark."""
+"""The page in the system's Chromium: a text is translated, corrected and copied, and what was learned is looked after."""
 
 from __future__ import annotations
 
+import random
+import re
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,20 +14,38 @@ import pytest
 
 from fairseq_ccpr import Translator
 from fairseq_ccpr.text.pairs import read_pairs
+from fairseq_ccpr.text.translation_memory import read_memory
 from tests.server.conftest import Served, served
 from tests.small_models import World
 
 sync_api = pytest.importorskip("playwright.sync_api")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium: a package manager installs it")
-sync_api.expect.set_options(timeout=60_000)  # of a machine that does other work as well
-DESK, PHONE = {"width": 1280, "height": 900}, {"width": 375, "height": 740}
+expect = sync_api.expect
+expect.set_options(timeout=60_000)  # of a machine that does other work as well
+DESK, PHONE = {"width": 1280, "height": 800}, {"width": 375, "height": 800}
+Pair = tuple[str, str]
+
+DROP = """([name, content]) => {
+    const files = new DataTransfer();
+    files.items.add(new File([content], name));
+    for (const type of ["dragover", "drop"])
+        document.body.dispatchEvent(new DragEvent(type, { bubbles: true, cancelable: true, dataTransfer: files }));
+}"""
+XLIFF = """<xliff version="1.2"><file source-language="de" target-language="en" original="a" datatype="plaintext"><body>
+<trans-unit id="1"><source>{}</source><target>{}</target></trans-unit></body></file></xliff>"""
 
 
 @pytest.fixture(scope="module")
 def server(new_translator: Callable[[], Translator]) -> Iterator[Served]:
     with served(new_translator()) as one:
         yield one
+
+
+@pytest.fixture(autouse=True)
+def nothing_learned(server: Served) -> None:
+    for pair in server.ask("/memory?limit=999")[1]["pairs"]:
+        server.ask(f"/memory/{pair['id']}", "DELETE")
 
 
 @pytest.fixture(scope="module")
@@ -36,116 +57,339 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def pairs(world: World) -> list[tuple[str, str]]:
+def pairs(world: World) -> list[Pair]:
     return list(read_pairs(world.folder / "test.tsv"))
 
 
-def open_page(browser: Any, url: str, **settings: Any) -> tuple[Any, list[str]]:
-    """The page, and what went wrong in it; it may ask this server alone."""
-    page, faults = browser.new_page(**settings), []
-    page.on("pageerror", lambda error: faults.append(str(error)))
-    page.on("console", lambda message: faults.append(message.text) if message.type == "error" else None)
-    page.on("request", lambda request: None if request.url.startswith((url, "data:")) else faults.append(request.url))
-    page.goto(url)
-    return page, faults
+class Shown:
+    """The page in a tab; what goes wrong in it is kept. It may ask its own server alone."""
+
+    def __init__(self, browser: Any, url: str, **settings: Any) -> None:
+        self.page = browser.new_page(**({"viewport": DESK} | settings))
+        self.faults: list[str] = []
+        self.page.on("pageerror", lambda error: self.faults.append(str(error)))
+        self.page.on("console", lambda said: self.faults.append(said.text) if said.type == "error" else None)
+        own = url, "data:", "blob:"
+        self.page.on("request", lambda sent: None if sent.url.startswith(own) else self.faults.append(sent.url))
+        self.page.goto(url)
+        self.translation, self.sentence = self.page.get_by_label("English", exact=True), self.page.locator("#sentence")
+        self.pairs, self.memory = self.page.locator("#pairs li"), self.page.locator("#memory")
+
+    def button(self, name: str) -> Any:
+        return self.page.get_by_role("button", name=name)
+
+    def said(self, words: str | re.Pattern[str], lane: str = "translating") -> None:
+        """Wait until a task is done, and said so."""
+        expect(self.page.locator(f"#{lane} [role=status]")).to_contain_text(words)
+        expect(self.page.locator(f"#{lane} button")).to_be_hidden()
+
+    def translate(self, text: str) -> str:
+        self.page.get_by_label("German", exact=True).fill(text)
+        self.button("Translate").click()
+        self.said("Click one to correct it.")
+        return self.text
+
+    @property
+    def text(self) -> str:
+        text = self.translation.input_value()
+        assert self.page.locator("#marks").text_content() == text + "\u200b", "marks stand where their text does"
+        return text
+
+    def select(self, start: int, end: int) -> None:
+        self.translation.evaluate("(box, place) => { box.focus(); box.setSelectionRange(...place); }", [start, end])
+        self.translation.press("Shift")  # which tells of a selection that no key has made
+
+    def rewrite(self, old: str, new: str) -> None:
+        start = self.text.index(old)
+        self.select(start, start + len(old))
+        self.page.keyboard.insert_text(new)
+
+    def correct(self, old: str, new: str) -> None:
+        self.rewrite(old, new)
+        self.page.keyboard.press("Control+Enter")
+        self.said("Remembered")
+
+    def marked(self, kind: str) -> list[str]:
+        return self.page.locator(f"#marks .{kind}").all_inner_texts()
+
+    def close(self) -> None:
+        assert not self.faults
+        self.page.close()
 
 
-def test_a_correction_is_remembered_and_undone(
-    server: Served, browser: Any, pairs: list[tuple[str, str]], tmp_path: Path
+def alone(server: Served, sentence: str) -> str:
+    (one,) = server.translator.translate([sentence])
+    return one.text
+
+
+def test_the_translation_is_text_that_is_edited_and_copied(
+    server: Served, browser: Any, pairs: list[Pair], tmp_path: Path
 ) -> None:
-    (source, target), (other, _) = pairs[3], pairs[4]
-    page, faults = open_page(browser, server.url, viewport=DESK)
-    assert page.title() == "German → English"
-    page.get_by_label("Text").fill(f"{source}\n{other}\n{source[:-1]}!")
-    page.get_by_role("button", name="Translate").click()
-    cards = page.get_by_role("article")
-    sync_api.expect(cards).to_have_count(3)
-    before = cards.nth(2).locator(".tokens").inner_text()
-    assert cards.nth(0).locator(".token.by-token").count()
-    cards.nth(0).get_by_role("button", name="Correct").click()
-    box = cards.nth(0).get_by_label("Correct translation")
-    sync_api.expect(box).to_be_focused()
-    box.fill(target)
-    page.get_by_role("button", name="Remember").click()
-    sync_api.expect(page.get_by_role("status")).to_contain_text("Remembered.")
-    (alone,) = server.translator.translate([source])
-    assert alone.text == target
-    sync_api.expect(cards.nth(0).locator(".badge").first).to_contain_text("remembered:")
-    profits = cards.nth(2).locator(".tokens").inner_text()
-    assert profits != before and "changed" in cards.nth(2).inner_text()
-    page.get_by_text("What was learned").click()
-    sync_api.expect(page.locator("#pairs li")).to_have_count(1)
-    cards.nth(0).locator(".token").first.click()
-    sync_api.expect(page.locator(".panel")).to_contain_text("learned:")
-    page.screenshot(path=tmp_path / "desk.png", full_page=True)
-    page.locator("#pairs").get_by_role("button").click()
-    sync_api.expect(page.get_by_role("status")).to_contain_text("Forgotten.")
-    sync_api.expect(page.locator("#pairs li")).to_have_count(0)
-    assert cards.nth(2).locator(".tokens").inner_text() == before and not server.translator.memory()
-    assert not faults
-    page.close()
+    sources = [source for source, _ in pairs[:3]]
+    shown = Shown(browser, server.url)
+    assert shown.page.title() == "German → English"
+    text = shown.translate(f"{sources[0]} {sources[1]}\n\n  {sources[2]}\n")
+    made = [alone(server, source) for source in sources]
+    assert text == f"{made[0]} {made[1]}\n\n  {made[2]}\n"
+    shown.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    shown.rewrite(made[1], "In other words.")
+    assert shown.marked("edited") == ["In other words."]
+    expect(shown.sentence).to_contain_text(f"Source{sources[1]}Machine translation{made[1]}")
+    shown.page.screenshot(path=tmp_path / "desk.png", full_page=True)
+    shown.button("Copy").click()
+    copied = shown.page.evaluate("navigator.clipboard.readText()")
+    assert copied == shown.text == text.replace(made[1], "In other words.")
+    assert not server.translator.memory()
+    shown.select(len(made[0]) + 3, len(made[0]) + 3)
+    shown.button("Discard").click()
+    assert shown.text == text and not shown.marked("edited")
+    shown.close()
+
+
+def test_the_last_correction_counts_and_undo_brings_back_the_one_before(
+    server: Served, browser: Any, pairs: list[Pair]
+) -> None:
+    (source, target), (other, _) = pairs[2], pairs[4]
+    shown = Shown(browser, server.url)
+    before = shown.translate(f"{source}\n{other}\n{source[:-1]}!")
+    first, *_, similar = before.split("\n")
+    shown.correct(first, other_words := "He said so.")
+    assert alone(server, source) == other_words and shown.marked("remembered") == [other_words]
+    shown.correct(other_words, target)
+    shown.said(f"Remembered, in place of “{other_words}”.")
+    assert alone(server, source) == target and shown.marked("remembered") == [target]
+    assert shown.marked("changed") and similar not in shown.text
+    shown.button("Where from?").click()
+    shown.page.locator(".token").first.click()
+    expect(shown.page.locator(".panel")).to_contain_text("learned:")
+    shown.button("Hide tokens").click()
+    expect(shown.page.locator(".token")).to_have_count(0)
+    shown.button("Undo").click()
+    shown.said("Undone.")
+    assert shown.marked("remembered") == [other_words] and alone(server, source) == other_words
+    shown.button("Undo").click()
+    shown.said("Undone. 2 translations changed.")
+    assert shown.text == before and not server.translator.memory()
+    shown.close()
+
+
+def test_marks_follow_whatever_is_typed(server: Served, browser: Any, pairs: list[Pair]) -> None:
+    """Any part of the text is replaced by any other, over and over; `text` compares each time."""
+    shown = Shown(browser, server.url)
+    shown.translate("\n\n".join(f"{one} {two}" for (one, _), (two, _) in zip(pairs[:4:2], pairs[1:4:2])))
+    for _ in range(25):
+        length = len(shown.text)
+        shown.select(*sorted((random.randint(0, length), random.randint(0, length))))
+        if random.random() < 0.3:
+            shown.page.keyboard.press(random.choice(["Delete", "Backspace"]))
+        else:
+            shown.page.keyboard.insert_text(random.choice(["a", " ", "\n", "aa bb. ", "e e e"]))
+        assert len(shown.page.locator("#marks span").all()) == 4
+    shown.text  # noqa: B018
+    shown.close()
+
+
+def test_a_long_text_is_stopped_and_is_corrected_before_its_end(
+    server: Served, browser: Any, pairs: list[Pair]
+) -> None:
+    text = "\n".join(source for source, _ in pairs * 3)
+    shown, held = Shown(browser, server.url), list[Any]()
+
+    def hold_second(route: Any) -> None:
+        held.append(route)
+        if len(held) != 2:
+            route.continue_()
+
+    shown.page.route("**/sentences", hold_second)
+    shown.page.get_by_label("German", exact=True).fill(text)
+    shown.button("Translate").click()
+    status = shown.page.locator("#translating [role=status]")
+    expect(status).to_contain_text(re.compile(r"Translating … [1-9]\d*%"))
+    begun = shown.text
+    shown.button("Stop").click()
+    shown.said("Stopped.")
+    assert shown.text == begun and 0 < begun.count("\n") < text.count("\n")
+    held.clear()
+    shown.button("Translate").click()
+    expect(status).to_contain_text(re.compile(r"Translating … [1-9]\d*%"))
+    shown.correct(begun.partition("\n")[0], pairs[0][1])
+    assert shown.text.count("\n") == text.count("\n") and shown.marked("remembered") == [pairs[0][1]] * 3
+    shown.page.unroute_all()
+    shown.close()
+
+
+def test_a_reload_and_another_tab_know_what_was_done(server: Served, browser: Any, pairs: list[Pair]) -> None:
+    (one, target), (two, _), (three, _) = pairs[5:8]
+    shown = Shown(browser, server.url)
+    first, _, third = shown.translate(f"{one}\n{two}\n{three}").split("\n")
+    shown.correct(first, target)
+    shown.rewrite(third, "To be looked at again.")
+    text = shown.text
+    shown.page.reload()
+    assert shown.text == text
+    shown.said("3 sentences.")
+    assert shown.text == text and shown.marked("remembered") == [target]
+    assert shown.marked("edited") == ["To be looked at again."]
+    another = Shown(browser, server.url)
+    assert another.translate(one) == target and another.marked("remembered") == [target]
+    another.close()
+    server.ask(f"/memory/{server.translator.memory()[0].id}", "DELETE")
+    shown.page.reload()
+    shown.said("changed.")
+    assert first in shown.text and not shown.marked("remembered")
+    shown.close()
+
+
+def test_what_was_learned_is_searched_edited_deleted_and_brought_back(
+    server: Served, browser: Any, pairs: list[Pair], tmp_path: Path
+) -> None:
+    (source, target), (other, its) = pairs[16:18]
+    for pair in pairs[16:18]:
+        server.ask("/learn", "POST", q=pair[0], s=pair[1])
+    shown = Shown(browser, server.url)
+    shown.translate(source)
+    shown.page.get_by_text("What was learned").click()
+    expect(shown.pairs).to_have_count(2)
+    shown.page.get_by_label("Search").fill(f"{source.split()[0]} {source.split()[-1]}")
+    expect(shown.pairs).to_have_count(1)
+    shown.pairs.get_by_role("button", name="Edit").click()
+    box = shown.page.get_by_label(f"Translation of “{source}”")
+    expect(box).to_be_focused()
+    box.fill("Another.")
+    box.press("Control+Enter")
+    expect(shown.pairs).to_have_count(2)
+    shown.said("1 translation changed.")
+    assert shown.text == alone(server, source) == "Another."
+    expect(shown.page.locator("#pairs .replaced")).to_contain_text(f"{target} replaced")
+    shown.button("Bring back").click()
+    shown.said("It counts again.", "learning")
+    shown.said("1 translation changed.")
+    assert shown.text == alone(server, source) == target
+    shown.page.get_by_label("Search").fill("")
+    row = shown.pairs.filter(has_text=other)
+    row.get_by_role("button", name="Delete").click()
+    expect(row).to_have_class("deleted")
+    assert its not in [pair.target for pair in server.translator.memory()]
+    shown.page.screenshot(path=tmp_path / "memory.png", full_page=True)
+    row.get_by_role("button", name="Undo").click()
+    expect(row.get_by_role("button", name="Edit")).to_be_visible()
+    replaced = shown.pairs.filter(has_text="Another.")
+    replaced.get_by_role("button", name="Delete").click()
+    replaced.get_by_role("button", name="Undo").click()
+    expect(replaced).to_have_class("replaced")
+    assert alone(server, source) == target and len(server.translator.memory()) == 3
+    shown.close()
+
+
+def test_files_are_dropped_in_and_come_out(server: Served, browser: Any, pairs: list[Pair], tmp_path: Path) -> None:
+    (one, its), (two, theirs), (three, its_own) = pairs[10:13]
+    shown = Shown(browser, server.url)
+    shown.translate(f"{one}\n{two}")
+    shown.page.evaluate(DROP, ["project.xlf", XLIFF.format(one, its)])
+    shown.said("project.xlf: learned 1 pair.", "importing")
+    shown.said("1 translation changed.")
+    assert shown.text.startswith(f"{its}\n") and shown.marked("remembered") == [its]
+    expect(shown.pairs).to_have_count(1)
+    (tmp_path / "pairs.tsv").write_text(f"{two}\t{theirs}\n{one}\tAnother.\nno pair\n{three}\t{its_own}\n", "utf-8")
+    (tmp_path / "page.html").write_text("<p>")
+    shown.page.locator("#files").set_input_files([tmp_path / "pairs.tsv", tmp_path / "page.html"])
+    expect(shown.page.locator("#importing.fault")).to_contain_text(
+        re.compile(
+            r"learned 3 pairs; 1 in place of .*; left out 1: .*page\.html is no TSV, TMX or XLIFF file by its name"
+        )
+    )
+    shown.said("2 translations changed.")
+    assert shown.text == f"Another.\n{theirs}"
+    shown.faults.clear()  # a console tells of what is refused
+    shown.page.locator("#files").set_input_files(tmp_path / "pairs.tsv")
+    shown.said("pairs.tsv: learned 0 pairs; 3 known already; left out 1:", "importing")
+    with shown.page.expect_download() as download:
+        shown.button("Export TMX").click()
+    path = Path(shutil.copy(download.value.path(), tmp_path / download.value.suggested_filename))
+    exported = [(two, theirs), (one, "Another."), (three, its_own)]
+    assert list(read_memory(path, "de", "en", Counter())) == exported
+    for pair in server.translator.memory():
+        server.ask(f"/memory/{pair.id}", "DELETE")
+    shown.page.evaluate(DROP, [path.name, path.read_text("utf-8")])
+    shown.said("memory.tmx: learned 3 pairs.", "importing")
+    assert len(server.translator.memory()) == 3
+    shown.close()
 
 
 def test_keys_are_enough_on_a_phone_in_the_dark(
-    server: Served, browser: Any, pairs: list[tuple[str, str]], tmp_path: Path
+    server: Served, browser: Any, pairs: list[Pair], tmp_path: Path
 ) -> None:
     source, target = pairs[5]
-    page, faults = open_page(browser, server.url, viewport=PHONE, color_scheme="dark", has_touch=True)
-    press, type_in = page.keyboard.press, page.keyboard.insert_text
+    shown = Shown(browser, server.url, viewport=PHONE, color_scheme="dark", has_touch=True)
+    press = shown.page.keyboard.press
     press("Tab")
-    type_in(source)
+    shown.page.keyboard.insert_text(source)
     press("Control+Enter")
-    sync_api.expect(page.get_by_role("article")).to_have_count(1)
-    page.get_by_role("button", name="Correct").focus()
-    press("Enter")
+    shown.said("1 sentence.")
+    for _ in range(2):  # to the button, and on to the translation
+        press("Tab")
+    expect(shown.translation).to_be_focused()
     press("Control+A")
-    type_in(target)
+    shown.page.keyboard.insert_text(target)
     press("Control+Enter")
-    sync_api.expect(page.get_by_role("status")).to_contain_text("Remembered.")
-    sync_api.expect(page.get_by_role("button", name="Correct")).to_be_focused()
-    page.locator(".token").first.focus()
-    press("ArrowRight")
-    assert page.locator(".token").nth(1).get_attribute("aria-expanded") == "true"
-    page.screenshot(path=tmp_path / "phone.png", full_page=True)
-    assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
-    press("Escape")
-    sync_api.expect(page.locator(".panel")).to_have_count(0)
-    page.get_by_role("button", name="Undo").focus()
+    shown.said("Remembered.")
+    expect(shown.translation).to_be_focused()
+    for name in ("Copy", "Undo", "Where from?"):
+        press("Tab")
+        expect(shown.button(name)).to_be_focused()
     press("Enter")
-    sync_api.expect(page.get_by_role("status")).to_contain_text("Forgotten.")
-    assert not server.translator.memory() and not faults
-    page.close()
+    expect(shown.page.locator(".token").first).to_be_visible()
+    shown.page.locator(".token").first.focus()
+    press("ArrowRight")
+    assert shown.page.locator(".token").nth(1).get_attribute("aria-expanded") == "true"
+    shown.page.screenshot(path=tmp_path / "phone.png", full_page=True)
+    assert shown.page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+    press("Escape")
+    expect(shown.page.locator(".panel")).to_have_count(0)
+    shown.button("Undo").focus()
+    press("Enter")
+    shown.said("Undone.")
+    assert not server.translator.memory()
+    shown.close()
 
 
-def test_with_a_glossary_a_correction_is_seen_as_well(
-    new_translator: Callable[..., Translator], browser: Any, pairs: list[tuple[str, str]], tmp_path: Path
+def test_a_key_is_asked_for_and_with_a_glossary_nothing_is_explained(
+    new_translator: Callable[..., Translator], browser: Any, pairs: list[Pair], tmp_path: Path
 ) -> None:
     (tmp_path / "terms.tsv").write_text("Xylophon\txylophone\n")
-    source, target = pairs[3]
-    with served(new_translator(glossary=tmp_path / "terms.tsv")) as server:
-        page, faults = open_page(browser, server.url, viewport=DESK)
-        page.get_by_label("Text").fill(source)
-        page.get_by_role("button", name="Translate").click()
-        card = page.get_by_role("article")
-        sync_api.expect(card).to_have_count(1)
-        assert not card.locator(".token").count() and target not in card.inner_text()
-        card.get_by_role("button", name="Correct").click()
-        card.get_by_label("Correct translation").fill(target)
-        page.get_by_role("button", name="Remember").click()
-        sync_api.expect(page.get_by_role("status")).to_contain_text("Remembered. 1 translation has changed.")
-        sync_api.expect(card.locator(".plain")).to_have_text(target)
-        assert not faults
-        page.close()
+    source, target = pairs[2]
+    with served(new_translator(glossary=tmp_path / "terms.tsv"), key="a key of mine") as server:
+        shown = Shown(browser, server.url)
+        shown.page.get_by_label("German", exact=True).fill(source)
+        shown.button("Translate").click()
+        shown.said("the API key is missing or wrong")
+        shown.faults.clear()  # a console tells of what is refused
+        shown.page.get_by_label("API key").fill("a key of mine")
+        shown.correct(shown.translate(source), target)
+        assert shown.text == alone(server, source) == target
+        assert not shown.button("Where from?").count()
+        shown.page.evaluate(DROP, ["pairs.tsv", f"{source}\tAnother.\n"])
+        shown.said("pairs.tsv: learned 1 pair; 1 in place of earlier ones.", "importing")
+        shown.said("changed.")
+        with shown.page.expect_download():
+            shown.button("Export TMX").click()
+        assert shown.text == "Another."
+        shown.close()
 
 
 def test_faults_are_told_and_text_is_never_markup(server: Served, browser: Any) -> None:
-    page, _ = open_page(browser, server.url, viewport=DESK)
-    page.get_by_label("Text").fill("<img src=x onerror=alert(1)> Licht")
-    page.get_by_role("button", name="Translate").click()
-    sync_api.expect(page.get_by_role("article")).to_have_count(1)
-    assert not page.locator("main img").count()
-    page.get_by_label("Text").fill("ja " * 1500)
-    page.get_by_role("button", name="Translate").click()
-    sync_api.expect(page.locator("#status.fault")).to_contain_text("the model takes")
-    sync_api.expect(page.get_by_role("button", name="Translate")).to_be_enabled()
-    page.close()
+    shown = Shown(browser, server.url)
+    shown.translate("<img src=x onerror=alert(1)> Licht")
+    shown.rewrite(shown.text, "<img src=x onerror=alert(2)>")
+    shown.page.keyboard.press("Control+Enter")
+    shown.said("Remembered.")
+    shown.page.get_by_text("What was learned").click()
+    expect(shown.pairs).to_have_count(1)
+    assert not shown.page.locator("main img").count()
+    shown.close()
+    shown = Shown(browser, server.url)
+    shown.page.get_by_label("German", exact=True).fill("ja " * 1500)
+    shown.button("Translate").click()
+    expect(shown.page.locator("#translating.fault")).to_contain_text("the model takes")
+    expect(shown.button("Translate")).to_be_enabled()
+    shown.page.close()

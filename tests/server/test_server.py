@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import html
 import json
 import os
@@ -11,9 +12,11 @@ import signal
 import socket
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from urllib.error import HTTPError
 from urllib.parse import quote, urlencode
 from urllib.request import Request, urlopen
 
@@ -25,6 +28,7 @@ from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.server import work
 from fairseq_ccpr.server.service import HTML
 from fairseq_ccpr.text.pairs import read_pairs
+from fairseq_ccpr.text.translation_memory import read_memory
 from tests.helpers import begin, call, files_up_to, refused
 from tests.server.conftest import Served, served
 from tests.small_models import World
@@ -192,6 +196,86 @@ def test_what_is_learned_counts_is_shown_and_is_forgotten(server: Served, pairs:
     assert server.ask("/translate", "POST", q=source)[1]["translatedText"] == before
     status, answer = server.ask(f"/memory/{number}", "DELETE")
     assert status == 404 and answer["error"] == f"there is no pair {number} among what was learned"
+
+
+def test_sentences_come_with_what_was_learned_for_them(server: Served, pairs: list[tuple[str, str]]) -> None:
+    (one, target), (two, _) = pairs[2], pairs[3]
+    number = server.ask("/learn", "POST", q=one, s=target)[1]["id"]
+    text = f" {one}  {two}\n\n{one}\n"
+    status, answer = server.ask("/sentences", "POST", q=text)
+    assert status == 200 and answer["after"] == "\n"
+    found = answer["sentences"]
+    assert "".join(each["before"] + each["source"] for each in found) + answer["after"] == text
+    assert [each["translation"] for each in found] == [alone(server, source) for source in (one, two, one)]
+    assert [each["learned"] and each["learned"]["id"] for each in found] == [number, None, number]
+    server.ask(f"/memory/{number}", "DELETE")
+    assert not any(each["learned"] for each in server.ask("/sentences", "POST", q=text)[1]["sentences"])
+    assert server.ask("/sentences", "POST", q=" \n") == (200, {"sentences": [], "after": " \n"})
+
+
+def import_file(server: Served, name: str, content: bytes) -> tuple[int, list[dict]]:
+    request = Request(f"{server.url}/memory?name={quote(name)}", content, method="POST")
+    try:
+        with urlopen(request, timeout=60) as answer:
+            return answer.status, [json.loads(line) for line in answer]
+    except HTTPError as error:
+        with error:
+            return error.code, [json.load(error)]
+
+
+def test_files_are_learned_and_what_was_learned_is_a_file(
+    server: Served, pairs: list[tuple[str, str]], tmp_path: Path
+) -> None:
+    rows = [f"{source}\t{target}" for source, target in pairs]
+    content = "\n".join([*rows, rows[0], f"{pairs[1][0]}\tAnother.", "no pair", ""]).encode()
+    for name, sent in (("pairs.tsv", content), ("../../pairs.tsv.gz", gzip.compress(content))):
+        status, lines = import_file(server, name, sent)
+        assert status == 200 and [line["pairs"] for line in lines] == [22, 22] and lines[-1]["done"]
+        assert sum(lines[-1]["skipped"].values()) == 1
+        new = 21 if name == "pairs.tsv" else 0
+        assert (lines[-1]["learned"], lines[-1]["again"]) == (new, 22 - new) and lines[-1]["replaced"]
+    with urlopen(server.url + "/memory.tmx") as answer:
+        assert answer.headers["Content-Disposition"] == 'attachment; filename="memory.tmx"'
+        exported = answer.read()
+    (tmp_path / "memory.tmx").write_bytes(exported)
+    found = list(read_memory(tmp_path / "memory.tmx", "de", "en", Counter()))
+    assert dict(found) == dict(pairs) | {pairs[1][0]: "Another."} and len(found) == len(dict(pairs))
+    _, lines = import_file(server, "memory.tmx", exported[: exported.rindex(b"<tu ")])
+    assert "memory.tmx is no well-formed XML (it ends before </tmx>)" in lines[-1]["error"]
+    for pair in server.translator.memory():
+        server.ask(f"/memory/{pair.id}", "DELETE")
+    assert import_file(server, "memory.tmx", exported)[1][-1]["learned"] == 20
+    for pair in server.translator.memory():
+        server.ask(f"/memory/{pair.id}", "DELETE")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "sentence"),
+    [
+        ("", b"a\tb\n", "^file is no TSV"),
+        ("a/b.doc", b"a\tb\n", "^a_b.doc is no TSV, TMX or XLIFF file by its name"),
+        ("..", b"a\tb\n", "^file is no TSV"),
+        ("a.tmx", b"<html></html>", "^a.tmx is no TMX: it begins with the element 'html'"),
+        ("a.tmx.gz", b"no gzip", "a.tmx.gz"),
+        (f"{'ä' * 900}.tmx", b"", "is no well-formed XML"),
+    ],
+)
+def test_what_is_no_translation_memory_is_refused(server: Served, name: str, content: bytes, sentence: str) -> None:
+    status, (answer,) = import_file(server, name, content)
+    assert status == 400 and re.search(sentence, answer["error"]) and "/tmp" not in answer["error"], answer
+    assert not server.translator.memory()
+
+
+def test_a_client_that_leaves_ends_what_it_imports(server: Served, pairs: list[tuple[str, str]]) -> None:
+    rows = "".join(f"{source} {number}\t{target}\n" for number in range(100) for source, target in pairs).encode()
+    with urlopen(Request(f"{server.url}/memory?name=pairs.tsv", rows, method="POST"), timeout=60) as answer:
+        assert json.loads(answer.readline())["pairs"] == work.BATCH
+    end, before = time.monotonic() + 60, -1
+    while (now := server.ask("/memory?limit=0")[1]["found"]) != before and time.monotonic() < end:
+        before = now
+        time.sleep(0.5)
+    assert work.BATCH <= now < 1000
+    server.translator.forget(*(pair.id for pair in server.translator.memory()))
 
 
 def test_much_that_was_learned_is_compacted_while_the_server_answers(
