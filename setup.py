@@ -1,4 +1,4 @@
-"""What pyproject.toml cannot say: the address of the repository, which the variable REPOSITORY has when a release is built."""
+"""What pyproject.toml cannot say: where the repository is, by the variable REPOSITORY when a release is built."""
 
 import os
 import re

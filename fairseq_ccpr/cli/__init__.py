@@ -56,7 +56,8 @@ RESEARCH = {
 COMMANDS = DAILY | RESEARCH
 COMPLETION = "completion"  # prints a script for the shell
 MODULES = {  # of commands by their first word, and of those that have another
-    "demo": "cli.demo", "build": "cli.build", "convert": "cli.text", "prepare": "cli.text", "extract": "cli.text", "retrieve": "cli.retrieve",
+    "demo": "cli.demo", "build": "cli.build", "convert": "cli.text", "prepare": "cli.text", "extract": "cli.text",
+    "retrieve": "cli.retrieve",
     "tune": "cli.decode", "translate": "cli.decode", "serve": "cli.decode", "explain": "cli.decode",
     "compare": "cli.decode", COMPLETION: "cli.command", "evaluate": "lab.commands.evaluate",
     "benchmark": "lab.commands.benchmark", "experiment": "lab.commands.experiment", "mine": "lab.commands.mining",

@@ -25,7 +25,7 @@ from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.inference.resources import configure_system, preprocessing_of
 from fairseq_ccpr.models.checkpoint import load_models
 from fairseq_ccpr.paths import split_paths
-from fairseq_ccpr.text.decoder_subwords import check_subwords, loading_subwords
+from fairseq_ccpr.text.decoder_subwords import check_subwords, loading_subwords, looks_shuffled
 from fairseq_ccpr.text.pairs import one_line
 from fairseq_ccpr.text.sentencepiece import for_target
 
@@ -146,6 +146,16 @@ class System:
         self.to_text = detokeniser(cfg, self.task)
         for dictionary in (self.task.source_dictionary, self.task.target_dictionary):
             check_subwords(dictionary, self.task.bpe, cfg.common_eval.post_process)
+        of_languages = {
+            cfg.task.source_lang: self.task.source_dictionary,
+            cfg.task.target_lang: self.task.target_dictionary,
+        }
+        if shuffled := [name for name, one in of_languages.items() if looks_shuffled(one, self.task.bpe)]:
+            logger.warning(
+                "%s: the symbols of dict.%s.txt are neither by falling counts nor as in the subword model: if the model was "
+                "trained with them in another order, all translations are nonsense; give that file",
+                self.preprocessing.folder, shuffled[0],
+            )  # fmt: skip
         self._of_thread = threading.local()
         self._warned = self._encodes = False
 

@@ -16,7 +16,7 @@ import pytest
 
 from fairseq_ccpr.evaluation.explanation import Explanation, SentenceExplanation, as_page
 from fairseq_ccpr.text.pairs import read_pairs
-from tests.helpers import ROOT, call, refused, run
+from tests.helpers import call, refused, run
 from tests.small_models import PAIRS, World, build, subword_options
 
 HOSTILE = '</script><b>&"<!-- <script>\u2028\u2029]]>&lt;/script><img src=x onerror=alert(1)>'
