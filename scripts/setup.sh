@@ -17,12 +17,12 @@ fi
 
 stamp=.venv/installed-$EXTRAS
 if [ ! -e "$stamp" ] || [ -n "$(find setup.py pyproject.toml constraints.txt -newer "$stamp")" ]; then
-  # Without a GPU, torch's own index has a build of it that is a tenth of the size.
+  # Without a GPU, torch's own index has a build of it that is a tenth of the size. An index that somebody configured stays.
   cpu=https://download.pytorch.org/whl/cpu
-  if [ -z "${PIP_EXTRA_INDEX_URL:-}" ] && ! command -v nvidia-smi >/dev/null; then
+  if ! command -v nvidia-smi >/dev/null && ! python -m pip config list | grep index-url >/dev/null; then
     if python -c "import sys, urllib.request as r; r.urlopen(sys.argv[1] + '/torch/', timeout=5)" $cpu 2>/dev/null; then
       export PIP_EXTRA_INDEX_URL=$cpu
-    elif ! python -m pip config list | grep -q index-url && ! python -c "import torch" 2>/dev/null; then
+    else
       echo "$cpu cannot be reached: torch may come with CUDA, 5 GB in .venv" >&2
     fi
   fi
