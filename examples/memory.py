@@ -1,4 +1,4 @@
-"""Attach a memory of your own to the search: words that are never written. From the repository: python examples/memory.py"""
+"""Attach a memory of your own to the search: a subword that is never written. From the repository: python examples/memory.py"""
 
 from typing import Any
 
@@ -38,11 +38,11 @@ class AvoidingTask(TranslationRetrievalTask):
 
     def build_memories(self, models: list[Any]) -> list[Memory]:
         """Build all of them, in the order in which they act."""
-        tokens = [self.target_dictionary.index(piece) for piece in ("▁said", "▁saying")]
+        tokens = [self.target_dictionary.index("▁him")]
         return [*super().build_memories(models), Avoided(tokens)]
 
 
 for task in ("translation_retrieval", "translation_avoiding"):
     with Translator("datastores/demo/model.pt", datastore="datastores/demo/ready", task=task) as translator:
         for translation in translator.translate(SENTENCES):
-            print(translation.text)
+            print(*translation.tokens)

@@ -49,4 +49,4 @@ def test_retriever(printed: Run) -> None:
 
 def test_memory(printed: Run) -> None:
     plain, avoiding = printed("memory.py")
-    assert " said " in plain and " said " not in avoiding
+    assert "▁him" in plain.split() and "▁him" not in avoiding.split() and avoiding
