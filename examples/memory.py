@@ -1,4 +1,4 @@
-"""Attach a memory of your own to the search: a subword that is never written. From the repository: python examples/memory.py"""
+"""Attach a memory of your own to the search: a subword that is never used. From the repository: python examples/memory.py"""
 
 from typing import Any
 
