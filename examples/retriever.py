@@ -31,13 +31,9 @@ class CosineTask(TranslationRetrievalTask):
     retriever_class = Cosine
 
 
-options = {
-    "datastore": "datastores/demo/ready",
-    "task": "translation_cosine",
-    "knn_temperature": 0.1,
-    "knn_lambda": 0.5,
-}
-with Translator("datastores/demo/model.pt", **options) as translator:
+with Translator(
+    "datastores/demo/model.pt", datastore="datastores/demo/ready", task="translation_cosine", knn_temperature=0.1
+) as translator:
     for translation in translator.translate(["Und es traten Pharisäer herzu und fragten ihn."]):
         print(translation.text)
     print(translator.signature)

@@ -336,7 +336,7 @@ class RetrievalTask(FairseqTask):
                 "tune again with this --task, or give --trust none"
             )
         found = classes_of(memories)
-        for what, known in self.trusted_classes.items() if trust is not None else ():
+        for what, known in self.trusted_classes.items():
             if found.get(what, known) != known:
                 logger.warning(
                     "trust was trained with the %s %s, and --task has %s: tune again with this --task, or give --trust none",

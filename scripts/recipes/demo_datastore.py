@@ -44,7 +44,7 @@ def nearest(pairs: list[tuple[str, str]], verses: list[tuple[str, str]]) -> list
     for source, _ in verses:
         wanted = ngrams(source)
         shared = [sum(rarity[one] for one in found & wanted) for found in of_pair]
-        ranked.append(sorted(range(len(pairs)), key=lambda i, shared=shared: -shared[i]))
+        ranked.append(sorted(range(len(pairs)), key=[-one for one in shared].__getitem__))
     chosen = dict.fromkeys(i for in_place in zip(*ranked) for i in in_place)
     return sorted(islice(chosen, KEPT))
 
