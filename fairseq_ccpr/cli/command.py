@@ -181,11 +181,8 @@ class Command:
                 del sys.argv[at : at + 2]
                 break
         words = sys.argv[1:]
-        if {"-h", "--help"} & set(words):
-            self.parser().print_help()
-            sys.exit(0)
-        if self.rest and "--help-all" in words:
-            self.parser(help_all=True).print_help()
+        if {"-h", "--help", *(["--help-all"] if self.rest else [])} & set(words):
+            self.parser(help_all="--help-all" in words).print_help()
             sys.exit(0)
         given = self.parse(words)
 
