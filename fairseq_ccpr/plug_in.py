@@ -33,6 +33,7 @@ from fairseq_ccpr.decoding.trust import Trust as Trust
 from fairseq_ccpr.decoding.trust import TrustStep as TrustStep
 from fairseq_ccpr.errors import ConfigurationError as _ConfigurationError
 from fairseq_ccpr.inference.resources import refuse_retrieval_by_hub as _refuse_retrieval_by_hub
+from fairseq_ccpr.inference.resources import show_options_of_tasks as _show_options_of_tasks
 from fairseq_ccpr.inference.system import Translation as Translation
 from fairseq_ccpr.lab import xpr as _xpr  # noqa: F401
 from fairseq_ccpr.translator import Translator as Translator
@@ -48,3 +49,4 @@ if _os.environ.get("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "0").lower() in ("1", "y"
 # weights_only on, so that nothing in a checkpoint can run.
 _torch.serialization.add_safe_globals([_Namespace])
 _refuse_retrieval_by_hub()
+_show_options_of_tasks()

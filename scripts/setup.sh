@@ -16,8 +16,19 @@ fi
 . .venv/bin/activate
 
 stamp=.venv/installed-$EXTRAS
-if [ ! -e "$stamp" ] || [ -n "$(find setup.py fairseq_ccpr/errors.py constraints.txt -newer "$stamp")" ]; then
+if [ ! -e "$stamp" ] || [ -n "$(find setup.py pyproject.toml constraints.txt -newer "$stamp")" ]; then
+  # Without a GPU, torch's own index has a build of it that is a tenth of the size. An index that somebody configured stays.
+  cpu=https://download.pytorch.org/whl/cpu
+  if ! command -v nvidia-smi >/dev/null && ! python -m pip config list | grep index-url >/dev/null; then
+    if python -c "import sys, urllib.request as r; r.urlopen(sys.argv[1] + '/torch/', timeout=5)" $cpu 2>/dev/null; then
+      export PIP_EXTRA_INDEX_URL=$cpu
+    else
+      echo "$cpu cannot be reached: torch may come with CUDA, 5 GB in .venv" >&2
+    fi
+  fi
   echo "installing (a few minutes the first time)" >&2
-  python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[$EXTRAS]"
+  quiet=--quiet
+  [ ! -t 2 ] || quiet= # whoever looks on sees pip's bars
+  python -m pip install $quiet --disable-pip-version-check -c constraints.txt -e ".[$EXTRAS]"
   touch "$stamp"
 fi

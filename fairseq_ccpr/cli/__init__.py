@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from fairseq_ccpr.cli.command import Command
 
 DAILY = {
+    "demo": "translate twenty sentences without and with a datastore, in seconds",
     "convert": "convert a Hugging Face model to fairseq: Marian (OPUS-MT), or an encoder",
     "prepare": "make a DATA_BIN from sentence pairs",
     "build tokens": "build a token datastore from sentence pairs",
@@ -56,7 +57,8 @@ RESEARCH = {
 COMMANDS = DAILY | RESEARCH
 COMPLETION = "completion"  # prints a script for the shell
 MODULES = {  # of commands by their first word, and of those that have another
-    "build": "cli.build", "convert": "cli.text", "prepare": "cli.text", "extract": "cli.text", "retrieve": "cli.retrieve",
+    "demo": "cli.demo", "build": "cli.build", "convert": "cli.text", "prepare": "cli.text", "extract": "cli.text",
+    "retrieve": "cli.retrieve",
     "tune": "cli.decode", "translate": "cli.decode", "serve": "cli.decode", "explain": "cli.decode",
     "compare": "cli.decode", COMPLETION: "cli.command", "evaluate": "lab.commands.evaluate",
     "benchmark": "lab.commands.benchmark", "experiment": "lab.commands.experiment", "mine": "lab.commands.mining",
@@ -87,6 +89,8 @@ def main() -> None:
             sys.exit(1)
     elif words[:1] == ["--version"]:
         print(f"{PROGRAM} {__version__}")
+    elif words[:1] == ["--user-dir"]:  # of fairseq's commands, wherever this package was installed
+        print(Path(__file__).parent.parent)
     elif not words or words[-1] in ("-h", "--help") or (len(words) == 1 and _group(words[0])):
         asked = words[-1:] in (["-h"], ["--help"])
         print(overview(words[0] if words and _group(words[0]) else ""), file=sys.stdout if asked else sys.stderr)
@@ -141,7 +145,8 @@ def overview(group: str = "") -> str:
         shown = {name: what for name, what in commands.items() if not group or name.split()[0] == group}
         lines += [f"{title}:", *(f"  {name:20} {what}" for name, what in shown.items()), ""] if shown else []
     lines += [
-        f"{PROGRAM} COMMAND --help tells more; {PROGRAM} {COMPLETION} bash|zsh|fish prints completion for the shell."
+        f"{PROGRAM} COMMAND --help tells more; {PROGRAM} {COMPLETION} bash|zsh|fish prints completion for the shell;\n"
+        f"{PROGRAM} --user-dir prints what fairseq's commands take as --user-dir."
     ]
     return "\n".join(lines)
 

@@ -9,7 +9,6 @@ import json
 import logging
 import os
 import sys
-import textwrap
 import warnings
 from collections.abc import Callable
 from dataclasses import Field, fields, make_dataclass
@@ -25,6 +24,38 @@ from fairseq_ccpr.settings import add_options, check, option, read_options
 
 CLOSED_PIPE, INTERRUPTED = 141, 130  # exit codes, as of a shell
 SHELLS = ("bash", "zsh", "fish")
+# What `--help` shows of the options that are passed on, with other words than fairseq's where these say too little.
+EVERYDAY = {
+    "model": {
+        "--path": "the model's checkpoint; an ensemble's, separated by colons (the datastore's)",
+        "--source-lang": "language to translate from (the datastore's)",
+        "--target-lang": "language to translate into (the datastore's)",
+        "--tokenizer": "tokenizer, before subwords: moses, nltk or space (the datastore's)",
+        "--bpe": "kind of subwords, such as sentencepiece, subword_nmt or fastbpe (the datastore's)",
+        "--sentencepiece-model": "file of the subword model (the datastore's)",
+        "--bpe-codes": "file of the subword model (the datastore's)",
+    },
+    "beam search": {
+        "--beam": "hypotheses that are kept at each step",
+        "--nbest": "hypotheses that are returned for each sentence",
+        "--lenpen": "length penalty: above 1 favours long translations, below 1 short ones",
+        "--max-len-a": "with B of --max-len-b, a translation has at most A times the subwords of the source, and B",
+        "--max-len-b": "see --max-len-a",
+    },
+    "batches and device": {
+        "--batch-size": "sentences in a batch, at most",
+        "--max-tokens": "source subwords in a batch, at most (12000, unless there is a --batch-size)",
+        "--cpu": "use the CPU even where there is a GPU",
+        "--fp16": "compute in half precision",
+        "--bf16": "compute in bfloat16",
+    },
+    "retrieval": dict.fromkeys(
+        (
+            "--datastore", "--untuned", "--trust", "--glossary", "--knn-k", "--knn-lambda", "--knn-temperature",
+            "--phrase-k", "--phrase-lambda", "--phrase-encoder", "--text-alpha", "--text-beta",
+        ), ""
+    ),
+}  # fmt: skip
 
 
 class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
@@ -86,40 +117,51 @@ class Command:
             elif one.name != "rest":
                 self.kinds[one.name] = get_args(hints[one.name])[-1] if one.name in self.tuned else hints[one.name]
 
-    def parser(self, everything: bool = True) -> Parser:
-        """Return the parser of the command's own options and, with `everything`, of those that are passed on to fairseq."""
+    def parser(self, everything: bool = True, help_all: bool = False) -> Parser:
+        """Return the parser of the command's own options and, with `everything`, of those that are passed on to fairseq.
+
+        Args:
+            help_all: whether its help has all of these, or only those of every day.
+        """
         parser = Parser(prog=self.name, description=self.text, formatter_class=HelpFormatter, allow_abbrev=False)
         for kind in self.kinds.values():
             add_options(parser, kind)
         if not self.rest or not everything:
             return parser
-        if self.retrieval:
-            from fairseq_ccpr.decoding.options import RETRIEVAL, TranslationRetrievalConfig
-
-            group, shown = parser.add_argument_group("retrieval"), argparse.ArgumentParser(add_help=False)
-            of_task = {one.name: one.metadata.get("help") for one in fields(TranslationRetrievalConfig)}
-            shown.add_argument("--datastore", metavar="DIR", help=of_task["datastore"])
-            shown.add_argument("--untuned", action="store_true", help=of_task["untuned"])
-            for kind in RETRIEVAL:
-                add_options(shown, kind)
-            for one in shown._actions:
-                kept = {key: getattr(one, key) for key in ("dest", "nargs", "default", "choices", "metavar", "help")}
-                group.add_argument(*one.option_strings, action=PassedOn, **kept)
-        listed = {name for action in parser._actions for name in action.option_strings}
-        others = {name: nargs for name, nargs in self.passed_on().items() if name not in listed}
-        for name, nargs in others.items():
-            parser.add_argument(name, action=PassedOn, nargs=nargs, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
-        names = " ".join(sorted(name for name in others if name.startswith("--")))
-        wrapped = textwrap.wrap(names, 110, break_on_hyphens=False, break_long_words=False)
-        parser.epilog = "options of fairseq-generate, whose --help explains them:\n  " + "\n  ".join(wrapped)
+        if help_all:
+            parser.usage = f"{self.name} [OPTION ...]"
+        parser.add_argument("--help-all", action="help", help="show every option of retrieval and of fairseq as well")
+        taken = {name for action in parser._actions for name in action.option_strings}
+        passed_on = self.passed_on()
+        for title, names in (*EVERYDAY.items(), ("all other options", dict.fromkeys(passed_on, ""))):
+            group, hidden = parser.add_argument_group(title), title not in EVERYDAY and not help_all
+            for name, text in names.items():
+                action = passed_on.get(name)
+                if action is not None and name not in taken:
+                    free = [one for one in action.option_strings if one not in taken]
+                    taken.update(free)
+                    kept: dict[str, Any] = {key: getattr(action, key) for key in ("nargs", "default", "metavar")}
+                    kept["choices"] = [str(one) for one in action.choices or ()] or None
+                    kept["help"] = argparse.SUPPRESS if hidden else text or action.help
+                    group.add_argument(*free, action=PassedOn, **kept)
         return parser
 
-    def passed_on(self) -> dict[str, Any]:
-        """Return the options that are passed on to fairseq, and how many values each takes, as argparse has it."""
+    def passed_on(self) -> dict[str, argparse.Action]:
+        """Return the options that are passed on to fairseq by their names, those of retrieval with our help."""
+        from fairseq_ccpr.decoding.options import RETRIEVAL, TranslationRetrievalConfig
         from fairseq_ccpr.inference.resources import decoding_actions, subword_actions
 
         actions = [*subword_actions(), *(decoding_actions() if self.retrieval else ())] if self.rest else []
-        return {name: action.nargs for action in actions for name in action.option_strings}
+        if self.rest and self.retrieval:
+            ours = argparse.ArgumentParser(add_help=False)
+            of_task = {one.name: one.metadata.get("help") for one in fields(TranslationRetrievalConfig)}
+            for name, metavar in {"datastore": "DIR", "trust": "FILE", "glossary": "TSV"}.items():
+                ours.add_argument(f"--{name}", metavar=metavar, help=of_task[name])
+            ours.add_argument("--untuned", action="store_true", help=of_task["untuned"])
+            for kind in RETRIEVAL:
+                add_options(ours, kind)
+            actions += ours._actions
+        return {name: action for action in actions for name in action.option_strings}
 
     def parse(self, words: list[str]) -> argparse.Namespace:
         """Return the command's own options and, as `rest`, the words of those that are passed on."""
@@ -139,8 +181,8 @@ class Command:
                 del sys.argv[at : at + 2]
                 break
         words = sys.argv[1:]
-        if {"-h", "--help"} & set(words):
-            self.parser().print_help()
+        if {"-h", "--help", *(["--help-all"] if self.rest else [])} & set(words):
+            self.parser(help_all="--help-all" in words).print_help()
             sys.exit(0)
         given = self.parse(words)
 

@@ -189,10 +189,15 @@ def _beside_model(path: Path, languages: tuple[str, str], subwords: list[str]) -
             f"{languages[1]}: exchange them"
         )
     found = find_beside(path, *languages, _named_options(subwords))
-    if found is None or not found.options:
+    if found is None:
         raise ConfigurationError(
-            f"next to {path} there are no dict.{languages[0]}.txt and dict.{languages[1]}.txt, or no subword model "
-            "such as spm.model or bpecodes: put them there, or give --dict, and --sentencepiece-model or --bpe"
+            f"next to {path} there are no dict.{languages[0]}.txt and dict.{languages[1]}.txt: put them there, or give "
+            "--dict, and --sentencepiece-model or --bpe, in place of --path"
+        )
+    if not found.options:
+        raise ConfigurationError(
+            f"next to {path} there is no subword model such as spm.model or bpecodes: put it there, or name it with "
+            "--sentencepiece-model, or with --bpe and --bpe-codes"
         )
     return found.words, [found.folder / f"dict.{language}.txt" for language in languages]
 

@@ -238,6 +238,11 @@ class Manifest:
     def read(cls, directory: Path) -> Manifest:
         """Read and check a datastore's manifest; a DatastoreError says why there is none."""
         path = directory / MANIFEST
+        if directory.is_file():
+            raise DatastoreError(
+                f"{directory} is a file, and a datastore is a folder: give the folder that was --output of fairseq-ccpr "
+                "build; a model's checkpoint is for --path"
+            )
         if not directory.is_dir():
             raise DatastoreError(
                 f"there is no datastore at {directory}: no such directory; build one with fairseq-ccpr build tokens, build "

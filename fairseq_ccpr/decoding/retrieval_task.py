@@ -5,9 +5,10 @@ from __future__ import annotations
 import copy
 import inspect
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -46,7 +47,7 @@ from fairseq_ccpr.decoding.phrase_votes import PhraseVotes
 from fairseq_ccpr.decoding.text_memory import LearnedTargets, TextMemory, TextWeight
 from fairseq_ccpr.decoding.token_memory import TokenMemory, WeightPolicy, confidence_weight, name_of
 from fairseq_ccpr.decoding.token_retriever import LearningRetriever, Retriever, TokenRetriever
-from fairseq_ccpr.decoding.trust import LearnedTrust, LoadedTrust, Trained, Trust, load_trust
+from fairseq_ccpr.decoding.trust import LearnedTrust, LoadedTrust, Trained, Trust, classes_of, load_trust
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
 from fairseq_ccpr.models.key_layer import KeyCapture
 from fairseq_ccpr.paths import literal, split_paths
@@ -115,6 +116,7 @@ class RetrievalTask(FairseqTask):
     retriever_class: Callable[[TokenDatastore, torch.device], Retriever] = TokenRetriever
     token_weight: WeightPolicy = staticmethod(confidence_weight)
     trust_class: type[Trust] = LearnedTrust
+    trusted_classes: Mapping[str, str] = MappingProxyType({})  # that trust was trained with
 
     def open_datastore(self, cfg: RetrievalConfig) -> None:
         """Open the datastore of the options, where there is one, and read the settings.
@@ -185,6 +187,7 @@ class RetrievalTask(FairseqTask):
                 "%s was trained with the weight %s, and --task has %s: tune again with this --task, or give --trust none",
                 path, loaded.described.weight, policy,
             )  # fmt: skip
+        self.trusted_classes = loaded.described.classes
         return loaded
 
     @property
@@ -332,6 +335,13 @@ class RetrievalTask(FairseqTask):
                 f"trust was trained in {' and '.join(trust.memories)}, and --task {self.name} has {' and '.join(voting)}: "
                 "tune again with this --task, or give --trust none"
             )
+        found = classes_of(memories)
+        for what, known in self.trusted_classes.items():
+            if found.get(what, known) != known:
+                logger.warning(
+                    "trust was trained with the %s %s, and --task has %s: tune again with this --task, or give --trust none",
+                    what, known, found[what],
+                )  # fmt: skip
         ensemble.forced, ensemble.end = self.tags.forced, self.tags.end_of(dictionary)
         return ensemble
 

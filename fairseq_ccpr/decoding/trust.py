@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import combinations
 from pathlib import Path
@@ -224,6 +224,7 @@ class TrustDescription:
     texts: dict[str, Any] = field(default_factory=dict)  # what it was worth when it was trained, by text and system
     features: int = VERSION
     weight: str = ""  # the policy of the token memory's weight it was trained with; older files do not say
+    classes: dict[str, str] = field(default_factory=dict)  # see `classes_of`; older files do not say
 
 
 class LoadedTrust(NamedTuple):
@@ -253,6 +254,16 @@ def needs_of(parts: Parts) -> dict[str, str]:
         else:
             needs |= {"target dictionary": part.section.fingerprints["target_dictionary"]}
     return needs
+
+
+def classes_of(memories: Iterable[Memory]) -> dict[str, str]:
+    """Name the classes whose votes trust learns to weigh: of each memory, and of what searches the tokens."""
+    found = {}
+    for memory in memories:
+        found[f"memory {memory.name}"] = type(memory).__name__
+        if isinstance(memory, TokenMemory):
+            found["retriever"] = type(memory.retriever).__name__
+    return found
 
 
 def save_trust(trust: Trust, trained: Trained, described: TrustDescription, path: Path) -> None:

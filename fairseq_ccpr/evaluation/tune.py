@@ -15,7 +15,7 @@ from fairseq_ccpr.decoding.options import PhraseSettings, TokenRetrievalSettings
 from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
 from fairseq_ccpr.decoding.text_memory import TextMemory
 from fairseq_ccpr.decoding.token_memory import TokenMemory, name_of
-from fairseq_ccpr.decoding.trust import LearnedTrust, Trust, TrustDescription, needs_of, save_trust
+from fairseq_ccpr.decoding.trust import LearnedTrust, Trust, TrustDescription, classes_of, needs_of, save_trust
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.grids import (
     NEIGHBOURS,
@@ -119,7 +119,10 @@ class Tuned:
         tokens = self.best.ensemble.memory(TokenMemory.name)
         weight = name_of(tokens.policy) if tokens is not None else ""
         arguments = trust.arguments()
-        return TrustDescription(trust.KIND, arguments, needs_of(parts), keys, self.settings, texts, weight=weight)
+        classes = classes_of(self.best.ensemble.memories)
+        return TrustDescription(
+            trust.KIND, arguments, needs_of(parts), keys, self.settings, texts, weight=weight, classes=classes
+        )
 
     def save_trust(self, parts: Any, path: Path) -> None:
         """Write the trust of the best, and what was trained of its memories, for the parts of the datastore."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import os
+import sys
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
@@ -313,3 +315,20 @@ def refuse_retrieval_by_hub() -> None:
         return load(filenames, arg_overrides, task, *others, **named)
 
     checkpoint_utils.load_model_ensemble_and_task = checked
+
+
+def show_options_of_tasks() -> None:
+    """Make `--help` of fairseq's commands show the options of `--task` and of other choices: fairseq prints it before."""
+    parse = options.parse_args_and_arch
+
+    @functools.wraps(parse)
+    def shown(parser: argparse.ArgumentParser, input_args: list[str] | None = None, *others: Any, **named: Any) -> Any:
+        words = [word for word in sys.argv[1:] if word not in ("-h", "--help")]
+        if input_args is None and words != sys.argv[1:]:
+            with contextlib.suppress(RuntimeError):  # fairseq-train's, without --arch
+                parse(
+                    parser, [".", *words], *others, **named | {"parse_known": True}
+                )  # which gives the parser all of them
+        return parse(parser, input_args, *others, **named)
+
+    options.parse_args_and_arch = shown

@@ -25,7 +25,7 @@ from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.inference.resources import configure_system, preprocessing_of
 from fairseq_ccpr.models.checkpoint import load_models
 from fairseq_ccpr.paths import split_paths
-from fairseq_ccpr.text.decoder_subwords import check_subwords, loading_subwords
+from fairseq_ccpr.text.decoder_subwords import check_subwords, loading_subwords, looks_shuffled
 from fairseq_ccpr.text.pairs import one_line
 from fairseq_ccpr.text.sentencepiece import for_target
 
@@ -146,6 +146,16 @@ class System:
         self.to_text = detokeniser(cfg, self.task)
         for dictionary in (self.task.source_dictionary, self.task.target_dictionary):
             check_subwords(dictionary, self.task.bpe, cfg.common_eval.post_process)
+        of_languages = {
+            cfg.task.source_lang: self.task.source_dictionary,
+            cfg.task.target_lang: self.task.target_dictionary,
+        }
+        if shuffled := [name for name, one in of_languages.items() if looks_shuffled(one, self.task.bpe)]:
+            logger.warning(
+                "%s: the symbols of dict.%s.txt are neither by falling counts nor as in the subword model: if the model was "
+                "trained with them in another order, all translations are nonsense; give that file",
+                self.preprocessing.folder, shuffled[0],
+            )  # fmt: skip
         self._of_thread = threading.local()
         self._warned = self._encodes = False
 
@@ -177,7 +187,7 @@ class System:
 
     def translate(
         self, sentences: Iterable[str], done: Callable[[int], object] = lambda count: None, window: int = WINDOW,
-        nbest: int | None = None,
+        nbest: int | None = None, retrieve: bool = True,
     ) -> Iterator[Translation]:  # fmt: skip
         """Translate sentences in batches of similar lengths; their translations come in the order of the sentences.
 
@@ -187,6 +197,7 @@ class System:
             done: called with the number of newly translated sentences, before they can be yielded in order.
             window: sentences that are read ahead and sorted by length.
             nbest: translations of each, at most as many as the beam is wide; left out, as `--nbest` has it.
+            retrieve: whether the datastore is used, or the model alone.
         """
         if isinstance(sentences, str):
             raise ConfigurationError("translate takes a list of sentences, not one string: put it in brackets")
@@ -194,9 +205,12 @@ class System:
         self.check_encoding()
         waiting = iter(sentences)
         nbest = nbest or self.cfg.generation.nbest
-        return chain.from_iterable(iter(lambda: self._translate(list(islice(waiting, window)), done, nbest), []))
+        windows = iter(lambda: list(islice(waiting, window)), [])
+        return chain.from_iterable(self._translate(one, done, nbest, retrieve) for one in windows)
 
-    def _translate(self, sentences: list[str], done: Callable[[int], object], nbest: int) -> list[Translation]:
+    def _translate(
+        self, sentences: list[str], done: Callable[[int], object], nbest: int, retrieve: bool
+    ) -> list[Translation]:
         self.check_open()
         tokens = [encode(sentence, self.task) for sentence in sentences]
         self._warn_of_unknown(tokens)
@@ -204,10 +218,11 @@ class System:
         fits = [i for i, ids in enumerate(tokens) if 1 < len(ids) <= most]
         translations = [Translation.of_nothing(one, len(ids), most) for one, ids in zip(sentences, tokens)]
         done(len(sentences) - len(fits))
+        generator = self._generator() if retrieve else self.generator(retrieve=False)
         for sample in batches_of([tokens[i] for i in fits], self.cfg, self.task) if fits else ():
             places = [fits[i] for i in sample["id"].tolist()]
             sample = utils.move_to_cuda(sample, self.device) if self.device.type == "cuda" else sample
-            hypotheses = self.task.inference_step(self._generator(), self.models, sample)
+            hypotheses = self.task.inference_step(generator, self.models, sample)
             for place, found in zip(places, hypotheses):
                 translations[place] = Translation.of(sentences[place], found[:nbest], self)
             done(len(places))

@@ -27,6 +27,9 @@ from fairseq_ccpr.text.words import LETTER, MARK, SIGNS, SPACE, kinds_of
 MAX_UNKNOWN = 0.1  # fraction of unknown pieces above which the subwords are not the model's
 ENOUGH_PIECES = 1000  # before that fraction says anything: one line in another script may have a dozen
 ENOUGH_KNOWN = 0.5  # fraction of a dictionary that its own SentencePiece model has; the rest are rare characters
+IN_ORDER = (
+    0.2  # fraction of a dictionary's symbols that may be before the one above; in a shuffled one, half of them are
+)
 RARE = 0.001  # fraction of a dictionary's symbols below which a mark in them is chance
 SIGN = '"'  # for any that words may stand after
 SEPARATOR = "@@"  # how subword-nmt and fastBPE mark a piece inside a word
@@ -302,6 +305,16 @@ def check_subwords(dictionary: Dictionary, bpe: Any, post_process: str | None = 
                 f"only {known:.0%} of the model's dictionary is in the SentencePiece model, which was made for another: give "
                 "the model's own with --sentencepiece-model"
             )
+
+
+def looks_shuffled(dictionary: Dictionary, bpe: Any) -> bool:
+    """Tell whether the symbols are in neither order that dictionaries have: by falling counts, or SentencePiece's."""
+    counts = np.array(dictionary.count[dictionary.nspecial :])
+    orders = [-counts] if len(set(counts.tolist())) > 1 else []
+    if isinstance(bpe, SentencepieceBPE) and for_target(bpe) is bpe:
+        ids = np.array(bpe.sp.piece_to_id(dictionary.symbols[dictionary.nspecial :]))
+        orders.append(ids[ids != bpe.sp.unk_id()])
+    return min((float((np.diff(one) < 0).mean()) for one in orders if len(one) > 1), default=0.0) > IN_ORDER
 
 
 def _for_target_text(tokenizer: Any) -> Any:

@@ -7,7 +7,9 @@ that in which the language is mostly written (Unicode's likely subtags). Names o
 
 from __future__ import annotations
 
-from functools import lru_cache
+from collections.abc import Iterable
+from functools import cache, lru_cache
+from typing import Any
 
 import langcodes
 
@@ -24,6 +26,8 @@ uz Uzbek|vi Vietnamese|xh Xhosa|yo Yoruba|zh Chinese|zh-Hant Chinese (traditiona
 """
 NAMES = dict(one.split(" ", 1) for line in _NAMES.split("\n") if line for one in line.split("|"))
 
+
+EXCHANGED = 0.8  # fraction of pairs, of which single ones may be names, numbers or copies
 
 # `no` is nearly always Bokmål, `zt` and `tl` are LibreTranslate's, and NLLB's script of Korean is without Hanja.
 _ALIASES = {"no": "nb", "zt": "zh-Hant", "fil": "tl", "ko-Hang": "ko"}
@@ -55,6 +59,29 @@ def same_language(one: str, other: str) -> bool:
     (True, False, False)
     """
     return language_code(one) == language_code(other)
+
+
+@cache
+def _identifier() -> Any:
+    from py3langid import langid  # here, as few commands need it
+
+    return langid.LanguageIdentifier.from_model_file(langid.MODEL_FILE)
+
+
+def look_exchanged(pairs: Iterable[tuple[str, str]], source: str, target: str) -> bool:
+    """Tell whether nearly all sources of sentence pairs are in the target language, and the targets in the source language.
+
+    >>> pairs = [("This is a sentence in English.", "Das ist ein Satz auf Deutsch.")]
+    >>> look_exchanged(pairs, "de_DE", "eng_Latn"), look_exchanged(pairs, "en", "de"), look_exchanged(pairs, "xx", "de")
+    (True, False, False)
+    """
+    languages = [language_code(one).partition("-")[0] for one in (source, target)]
+    try:
+        _identifier().set_languages(languages)  # one of the two
+    except ValueError:  # it does not know one of them
+        return False
+    found = [[_identifier().classify(side)[0] for side in pair] == languages[::-1] for pair in pairs]
+    return languages[0] != languages[1] and sum(found) > EXCHANGED * len(found)
 
 
 def as_bcp47(name: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import random
 import resource
 import shutil
 import subprocess
@@ -21,7 +22,19 @@ from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.errors import DatastoreError
 from fairseq_ccpr.storage import arrays
 from fairseq_ccpr.storage.files import describe_files
-from tests.helpers import DEMO, PROGRAM, ROOT, USER_DIR, Malice, call, edit_manifest, refused, run, with_option
+from tests.helpers import (
+    DEMO,
+    PROGRAM,
+    ROOT,
+    USER_DIR,
+    Malice,
+    call,
+    edit_manifest,
+    refused,
+    run,
+    with_option,
+    write_lines,
+)
 from tests.small_models import World, build, build_options
 
 
@@ -252,3 +265,47 @@ def test_malicious_checkpoint_is_refused_though_fairseq_asks_for_all_of_it(
 def test_environment_that_lets_checkpoints_run_code_is_refused(tmp_path: Path) -> None:
     words = ["fairseq-generate", tmp_path, "--user-dir", USER_DIR, "--task", "translation_retrieval"]
     refused(run(*words, check=False, TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD="1"), "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "unset")
+
+
+def test_what_does_not_lie_where_it_was_said_is_named(world: World, tmp_path: Path) -> None:
+    words = ["prepare", "-s", "de", "-t", "en", "--test", world.folder / "test.tsv", "--output", tmp_path / "out"]
+    shutil.copy(world.model, tmp_path / "model.pt")
+    refused(
+        call(*words, "--path", tmp_path / "model.pt", check=False), r"there are no dict\.de\.txt and dict\.en\.txt: put"
+    )
+    for language in ("de", "en"):
+        shutil.copy(world.data_bin / f"dict.{language}.txt", tmp_path)
+    refused(call(*words, "--path", tmp_path / "model.pt", check=False), "there is no subword model such as spm.model")
+    done = call("translate", "--path", world.model, "--datastore", world.model, check=False)
+    refused(done, "is a file, and a datastore is a folder: give the folder that was --output")
+
+
+def test_exchanged_columns_are_noticed(world: World, tmp_path: Path) -> None:
+    pairs = [line.split("\t") for line in (world.folder / "train.tsv").read_text("utf-8").splitlines()]
+    exchanged = write_lines(tmp_path / "train.tsv", *("\t".join(reversed(pair)) for pair in pairs))
+    words = ["prepare", "-s", "de_AT", "-t", "eng", "--pieces", 500, "--output", tmp_path / "out"]
+    refused(call(*words, "--train", exchanged, check=False), r"train\.tsv has English before German, and -s is de_AT")
+    assert call(*words, "--train", world.folder / "train.tsv").returncode == 0
+
+
+def test_a_dictionary_whose_lines_were_moved_is_warned_of(
+    world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As subword models order it, as fairseq does, by counts, and in no order."""
+    rows = [line.rsplit(" ", 1)[0] for line in (world.data_bin / "dict.de.txt").read_text("utf-8").splitlines()]
+    counted = [f"{row} {len(rows) - at}" for at, row in enumerate(random.sample(rows, len(rows)))]
+    for lines, warned in (
+        (counted, False),
+        (random.sample(counted, len(rows)), True),
+        ([f"{row} 1" for row in rows], False),
+    ):
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        folder.mkdir()
+        for name in ("dict.de.txt", "dict.en.txt"):
+            write_lines(folder / name, *lines)
+        caplog.clear()
+        words = ["-s", "de", "-t", "en", "--data", folder, "--path", world.model, "--max-len-b", 3]
+        words += ["--bpe", "sentencepiece", "--sentencepiece-model", world.spm]
+        call("translate", *words, "--input", write_lines(tmp_path / "in", "Hallo."))
+        assert (f"{folder}: the symbols of dict.de.txt are neither" in caplog.text) == warned
+        (tmp_path / "in").unlink()

@@ -12,7 +12,7 @@ import pytest
 from fairseq_ccpr.cli import COMMANDS, COMPLETION, load
 from fairseq_ccpr.cli.command import Command, HelpFormatter
 from fairseq_ccpr.version import __version__
-from tests.helpers import ROOT, call, refused, run
+from tests.helpers import ROOT, USER_DIR, call, refused, run
 from tests.small_models import World
 
 
@@ -20,7 +20,6 @@ def test_every_function_that_is_a_command_is_listed() -> None:
     modules = {load(name).work.__module__ for name in [*COMMANDS, COMPLETION]}
     made = [value for name in modules for value in vars(sys.modules[name]).values() if isinstance(value, Command)]
     assert {one.name for one in made} == {f"fairseq-ccpr {name}" for name in [*COMMANDS, COMPLETION]}
-    assert "fairseq-ccpr = fairseq_ccpr.cli:main" in (ROOT / "setup.py").read_text()
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -37,16 +36,31 @@ def test_help_names_the_command_and_explains_every_option(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["translate", "tune", "compare", "explain", "benchmark decoding"])
-def test_help_of_commands_that_decode_has_retrieval_and_names_fairseqs_options(name: str) -> None:
-    shown = call(name, "--help").stdout
-    assert "--knn-lambda" in shown and "--phrase-reach" in shown and "--store-timeout" in shown
-    assert "--untuned" in shown and "--lenpen" in shown and "--source-lang" in shown and "--bpe-codes" in shown
+def test_help_of_commands_that_decode_explains_what_people_use_and_help_all_the_rest(name: str) -> None:
+    shown, everything = call(name, "--help").stdout, call(name, "--help-all").stdout
+    for option in ("--beam", "--nbest", "--lenpen", "--batch-size", "--cpu", "--fp16", "--bpe-codes", "--source-lang"):
+        assert re.search(rf"^  {option} .*\n? +\w", shown, re.MULTILINE), option
+    for option in ("--datastore", "--knn-k", "--trust", "--glossary", "--phrase-lambda", "--text-alpha", "--untuned"):
+        assert re.search(rf"^  {option} .*\n? +\w", shown, re.MULTILINE), option
+    assert len(re.findall(r"^  -", shown, re.MULTILINE)) < 50
+    for option in ("--phrase-reach", "--store-timeout", "--diverse-beam-groups", "--sampling-topp"):
+        assert f"  {option} " in everything and f"  {option} " not in shown
+    assert set(re.findall(r"^  (--[\w-]+)", shown, re.MULTILINE)) <= set(re.findall(r"--[\w-]+", everything))
+
+
+def test_help_of_fairseqs_commands_has_the_options_of_our_tasks() -> None:
+    shown = run("fairseq-generate", "--user-dir", USER_DIR, "--task", "translation_retrieval", "--help").stdout
+    assert all(f"  {option} " in shown for option in ("--beam", "--knn-k", "--trust", "--glossary"))
+    words = ["--arch", "token_adapter", "--criterion", "supervised_contrastive"]
+    shown = run("fairseq-train", "--user-dir", USER_DIR, "--task", "token_contrast", *words, "--help").stdout
+    assert "  --positives " in shown
+    assert run("fairseq-train", "--user-dir", USER_DIR, "--help").returncode == 0
 
 
 def test_help_of_prepare_names_the_options_of_subwords_alone() -> None:
-    shown = call("prepare", "--help").stdout
-    assert "--bpe-codes" in shown and "--moses-no-escape" in shown and "--sentencepiece-model" in shown
-    assert "--knn-k" not in shown and "--beam" not in shown
+    shown, everything = call("prepare", "--help").stdout, call("prepare", "--help-all").stdout
+    assert "--bpe-codes" in shown and "--sentencepiece-model" in shown and "--moses-no-escape" in everything
+    assert "--knn-k" not in everything and "--beam" not in everything
 
 
 def test_overview_and_version() -> None:

@@ -92,6 +92,16 @@ def test_trust_of_another_weight_is_warned_of(
     assert warned in caplog.text
 
 
+def test_trust_of_another_retriever_or_memory_is_warned_of(
+    world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    words = [*world.options("--no-progress-bar"), "--beam", 1, "--trust"]
+    for what, mine, ours in (("retriever", "Mine", "TokenRetriever"), ("memory tokens", "MyMemory", "TokenMemory")):
+        path = write(LearnedTrust(TOKENS), world.datastore, tmp_path / "t", classes={what: mine})
+        call("compare", *words, path)
+        assert f"trust was trained with the {what} {mine}, and --task has {ours}: tune again" in caplog.text
+
+
 def test_a_network_of_zeros_changes_nothing_to_the_bit(
     world: World, both: Path, decode: Callable, joint: list, tmp_path: Path
 ) -> None:

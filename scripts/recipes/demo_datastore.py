@@ -1,0 +1,83 @@
+"""Make what `fairseq-ccpr demo` translates, and the small datastore that it ships with.
+
+python scripts/recipes/demo_datastore.py
+
+The verses are the first twenty of Mark 10 that bible.test.tsv.xz has. All of bible.train.tsv.xz would be 420 MB of keys: the
+datastore has the 110 verses of it that share most with the twenty, as decoding would hardly find anything of the others.
+"""
+
+import math
+import re
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from shutil import copytree, rmtree
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+sys.path.insert(0, str(ROOT))
+
+from fairseq_ccpr.datastore.manifest import Manifest
+from fairseq_ccpr.datastore.token import DOMAIN, TokenDatastore
+from fairseq_ccpr.datastore.tuned import write_tuned
+from fairseq_ccpr.text.pairs import read_pairs
+
+DEMO = ROOT / "datastores/demo"
+FIRST, VERSES, KEPT = 956, 20, 110
+SETTINGS = {"k": 64, "lambda_": 0.8, "temperature": 20.0}  # of knn.options, tuned for the whole text
+
+
+def ngrams(sentence: str) -> set[tuple[str, ...]]:
+    words = re.findall(r"\w+", sentence.lower())
+    return {tuple(words[at : at + n]) for n in (1, 2, 3) for at in range(len(words) - n + 1)}
+
+
+def nearest(pairs: list[tuple[str, str]], verses: list[tuple[str, str]]) -> list[int]:
+    """The pairs whose sources share the rarest n-grams with the verses, each verse in turn."""
+    of_pair = [ngrams(source) for source, _ in pairs]
+    counts = Counter(one for found in of_pair for one in found)
+    rarity = {one: math.log(len(pairs) / count) for one, count in counts.items()}
+    ranked = []
+    for source, _ in verses:
+        wanted = ngrams(source)
+        shared = [sum(rarity[one] for one in found & wanted) for found in of_pair]
+        ranked.append(sorted(range(len(pairs)), key=[-one for one in shared].__getitem__))
+    chosen = dict.fromkeys(i for in_place in zip(*ranked) for i in in_place)
+    return sorted(islice(chosen, KEPT))
+
+
+def run(*words: object) -> None:
+    subprocess.run([sys.executable, "-m", "fairseq_ccpr", *map(str, words)], check=True)
+
+
+def main() -> None:
+    verses = list(islice(read_pairs(DEMO / "bible.test.tsv.xz"), FIRST, FIRST + VERSES))
+    pairs = list(read_pairs(DEMO / "bible.train.tsv.xz"))
+    tables = {"verses": verses, "train": [pairs[i] for i in nearest(pairs, verses)]}
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        for name, rows in tables.items():
+            lines = "".join(f"{source}\t{target}\n" for source, target in rows)
+            (folder / f"{name}.tsv").write_text(lines, encoding="utf-8")
+        tsv, model = folder / "train.tsv", DEMO / "model.pt"
+        run("prepare", "--train", tsv, "-s", "de", "-t", "en", "--path", model, "--output", folder / "data-bin")
+        run("build", "tokens", folder / "data-bin", "--path", model, "--output", folder / "built", "--index", "exact")
+        # The statistics of the text are of use to an adapter's keys and to trust; model and subwords lie in the folder above.
+        manifest, built = Manifest.read(folder / "built"), folder / "built"
+        assert manifest.token is not None
+        files = {name: one for name, one in manifest.token.files.items() if Path(name).name != DOMAIN}
+        manifest.token = replace(manifest.token, domain=False, files=files)
+        manifest.write(built)
+        (built / "token" / DOMAIN).unlink()
+        rmtree(built / "preprocessing")
+        write_tuned({"token": TokenDatastore(built)}, {"knn": SETTINGS}, "that of the whole text")
+        rmtree(DEMO / "ready", ignore_errors=True)
+        copytree(built, DEMO / "ready")
+        (folder / "verses.tsv").replace(DEMO / "verses.tsv")
+
+
+if __name__ == "__main__":
+    main()
