@@ -11,9 +11,9 @@ with tempfile.TemporaryDirectory() as folder:  # a copy of the demo's datastore,
     shutil.copytree("datastores/demo/ready", folder, dirs_exist_ok=True)
     with Translator("datastores/demo/model.pt", datastore=folder) as translator:
         (before,) = translator.translate([SENTENCE])
-        number = translator.learn(SENTENCE, CORRECT)
+        learned = translator.learn(SENTENCE, CORRECT)
         (after,) = translator.translate([SENTENCE])
-        translator.forget(number)
+        translator.forget(learned.id)
         (again,) = translator.translate([SENTENCE])
 for when, translation in {"before": before, "learned": after, "forgotten": again}.items():
     print(f"{when:10} {translation.text}")

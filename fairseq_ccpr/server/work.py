@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -23,6 +24,7 @@ from fairseq_ccpr.inference.system import Translation
 from fairseq_ccpr.translator import Translator
 
 COMPACTED_AT = 20_000  # learned entries
+FIRST_PAUSE, LONGEST_PAUSE = 60.0, 3600.0  # seconds, after compactions that failed
 SHARE = 8  # or one learned entry per this many of the datastore's own, if that is more: its index is rebuilt
 
 logger = logging.getLogger(__name__)
@@ -75,7 +77,7 @@ class Work:
         self._changed = Condition()
         self._closing = False
         self._compaction: Thread | None = None
-        self._compaction_failed = False
+        self._pause, self._not_before = FIRST_PAUSE, 0.0  # of compactions, after one that failed
         self._thread = Thread(target=self._run, name="translator")
         self._thread.start()
 
@@ -144,7 +146,7 @@ class Work:
 
     def _keep_small(self) -> None:
         """Compact the datastore in a thread of its own, where much was learned alongside it."""
-        if self._compaction_failed or (self._compaction is not None and self._compaction.is_alive()):
+        if time.monotonic() < self._not_before or (self._compaction is not None and self._compaction.is_alive()):
             return
         if self.translator.find_memory(TokenMemory.name) is None:
             return
@@ -156,9 +158,11 @@ class Work:
     def _compact(self) -> None:
         try:
             self.translator.compact()
+            self._pause = FIRST_PAUSE
         except CcprError as error:
-            self._compaction_failed = True  # it would fail again with the next pair
-            logger.warning("%s", error)
+            self._not_before = time.monotonic() + self._pause
+            logger.warning("%s; it is tried again in %.0f minutes or more", error, self._pause / 60)
+            self._pause = min(2 * self._pause, LONGEST_PAUSE)
 
     def _make(self, function: Callable[[Translator], T], done: Future[T]) -> None:
         if not done.set_running_or_notify_cancel():
