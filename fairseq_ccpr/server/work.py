@@ -26,7 +26,6 @@ from fairseq_ccpr.translator import Translator
 COMPACTED_AT = 20_000  # learned entries
 FIRST_PAUSE, LONGEST_PAUSE = 60.0, 3600.0  # seconds, after compactions that failed
 SHARE = 8  # or one learned entry per this many of the datastore's own, if that is more: its index is rebuilt
-
 logger = logging.getLogger(__name__)
 BATCH = 32  # sentences translated together, at most: pairs to be learned wait that long
 EXPLAINED = 4  # sentences that are explained in a round, at most: each takes several times as long
@@ -146,9 +145,8 @@ class Work:
 
     def _keep_small(self) -> None:
         """Compact the datastore in a thread of its own, where much was learned alongside it."""
-        if time.monotonic() < self._not_before or (self._compaction is not None and self._compaction.is_alive()):
-            return
-        if self.translator.find_memory(TokenMemory.name) is None:
+        busy = self._compaction is not None and self._compaction.is_alive()
+        if busy or time.monotonic() < self._not_before or self.translator.find_memory(TokenMemory.name) is None:
             return
         memory = learned_memory(self.translator)
         if memory.entries.index.size >= max(COMPACTED_AT, memory.store.datastore.section.size // SHARE):
@@ -160,9 +158,8 @@ class Work:
             self.translator.compact()
             self._pause = FIRST_PAUSE
         except CcprError as error:
-            self._not_before = time.monotonic() + self._pause
             logger.warning("%s; it is tried again in %.0f minutes or more", error, self._pause / 60)
-            self._pause = min(2 * self._pause, LONGEST_PAUSE)
+            self._not_before, self._pause = time.monotonic() + self._pause, min(2 * self._pause, LONGEST_PAUSE)
 
     def _make(self, function: Callable[[Translator], T], done: Future[T]) -> None:
         if not done.set_running_or_notify_cancel():

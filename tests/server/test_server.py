@@ -279,14 +279,25 @@ def test_a_client_that_leaves_ends_what_it_imports(server: Served, pairs: list[t
 
 
 def test_much_that_was_learned_is_compacted_while_the_server_answers(
-    new_translator: Callable[..., Translator], pairs: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    new_translator: Callable[..., Translator], pairs: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    """It is tried again after it failed, here since the tokens are behind a link."""
     monkeypatch.setattr(work, "COMPACTED_AT", 40)
     monkeypatch.setattr(work, "SHARE", 10**9)
+    monkeypatch.setattr(work, "FIRST_PAUSE", 0.5)
     with served(new_translator()) as server:
         store = Path(str(server.translator.cfg.task.datastore))
+        (store / "token").rename(elsewhere := store.with_name(f"{store.name}.token"))
+        (store / "token").symlink_to(elsewhere)
         for source, target in pairs[:6]:
             assert server.ask("/learn", "POST", q=source, s=target)[0] == 200
+        end = time.monotonic() + 120
+        while "it is tried again" not in caplog.text and time.monotonic() < end:
+            server.ask("/translate", "POST", q=pairs[1][0])
+        assert "symbolic link" in caplog.text and not TokenDatastore(store).section.generation
+        (store / "token").unlink()
+        elsewhere.rename(store / "token")
         wanted, end = server.ask("/translate", "POST", q=pairs[1][0]), time.monotonic() + 300
         while not TokenDatastore(store).section.generation and time.monotonic() < end:
             assert server.ask("/translate", "POST", q=pairs[1][0]) == wanted
