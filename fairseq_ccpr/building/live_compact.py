@@ -106,12 +106,21 @@ class LiveCompaction:
         assert section is not None
         if section.generation == before.generation:
             return  # there was nothing to compact
+        known = Manifest.read(self.directory)
+        if known.token is None or known.token.generation != before.generation:  # what is learned goes to this one
+            raise DatastoreError(f"{self.directory} was compacted by another program: start this one again")
         shutil.rmtree(self.directory / section.folder, ignore_errors=True)  # left by a run that was killed
         (copy / section.folder).rename(self.directory / section.folder)
         moved = Journal(journal_path(copy, section.generation))
         create_journal(journal_path(self.directory, section.generation), [*moved.read(), *reader.read()])
         manifest.write(self.directory)
         sync_directory(self.directory)
-        datastore = TokenDatastore(self.directory)
-        self.memory.go_on_beside(datastore, self.open_retriever(datastore))
+        try:
+            datastore = TokenDatastore(self.directory)
+            retriever = self.open_retriever(datastore)
+        except Exception:  # what is learned from now on would not be found beside the new part
+            known.write(self.directory)
+            sync_directory(self.directory)
+            raise
+        self.memory.go_on_beside(datastore, retriever)
         remove_others(self.directory, manifest)

@@ -223,7 +223,17 @@ def build_monolingual(
         )
     if reverse_model and not data:
         raise ConfigurationError("--reverse-model needs --data DATA_BIN, a folder that fairseq-ccpr prepare made")
-    parts = [partial(build_text.work, ["--path", str(path), *rest], text, output, against, data, quiet)]
+    parts = [
+        partial(
+            build_text.work,
+            ["--path", str(path), *(["--cpu"] if cpu else []), *rest],
+            text,
+            output,
+            against,
+            data,
+            quiet,
+        )
+    ]
     if encoder:
         phrases = PhraseBuildSettings(text, encoder, output, bf16=bf16, cpu=cpu, quiet=quiet)
         parts.append(partial(build_phrases.work, phrases))

@@ -225,10 +225,13 @@ def serve(
         raise ConfigurationError(
             f"--host {host} lets other machines in: give --api-key-file FILE, or a key in {KEY_VARIABLE}"
         )
-    if "*" in allow_origin and key is None:
+    if (every := {"*", "null"}.intersection(allow_origin)) and key is None:
         raise ConfigurationError(
-            f"--allow-origin * lets every site that is visited here in: give --api-key-file FILE, or a key in {KEY_VARIABLE}"
+            f"--allow-origin {every.pop()} lets every site that is visited here in: give --api-key-file FILE, or a key in "
+            f"{KEY_VARIABLE}"
         )
+    if public_url is not None and key is None:
+        print(f"whoever reaches {public_url} may learn and forget here: the proxy must ask for a key", file=sys.stderr)
     origins = [one if one in ("*", "null") else origin_of(one, "--allow-origin") for one in allow_origin]
     names: tuple[str, ...] = LOOPBACK
     if public_url is not None:

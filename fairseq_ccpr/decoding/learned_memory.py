@@ -128,6 +128,7 @@ class LearnedEntries:
     rows: np.ndarray
     retriever: LearningRetriever | None = None
     phrases: LearnedPhrases | None = None
+    stored: np.ndarray | None = None  # values of the datastore that `moved` are in
 
     @property
     def entries(self) -> LearnedEntries:
@@ -241,7 +242,18 @@ class LearnedMemory:
         first = min((pair.first_entry for pair in moved if pair.first_entry is not None), default=size)
         rows = np.array([start for start, _ in self._rows.values()], np.int64)
         phrases = self._phrases.update() if self._phrases is not None else None
-        return LearnedEntries(index, self._values.rows, in_segment, moved, gone, first, rows, self._retriever, phrases)
+        return LearnedEntries(
+            index,
+            self._values.rows,
+            in_segment,
+            moved,
+            gone,
+            first,
+            rows,
+            self._retriever,
+            phrases,
+            self.store.datastore.values,
+        )
 
     def _drop(self, lost: list[int]) -> None:
         """Take pairs out. Where there are no lists, or most rows are gone, the others are written again instead."""

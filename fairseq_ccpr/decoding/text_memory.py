@@ -105,9 +105,10 @@ class LearnedTargets:
         """Return the counts of the text with those of the pairs of a snapshot added."""
         before, counts = self._last
         if before is not entries:
-            stored, values = self.learned.store.datastore.values, entries.values.cpu().numpy()
+            values = entries.values.cpu().numpy()
             targets = [values[row : row + pair.tokens] for pair, row in zip(entries.pairs, entries.rows)]
-            targets += [stored[pair.first_entry :][: pair.tokens] for pair in entries.moved]
+            if entries.stored is not None:
+                targets += [entries.stored[pair.first_entry :][: pair.tokens] for pair in entries.moved]
             distinct = {target.tobytes(): np.asarray(target, np.int64) for target in targets}
             counts = self.counts.plus(list(distinct.values()), self.end)
             self._last = entries, counts

@@ -77,7 +77,7 @@ def endpoint(
         if limits.log != NOTHING:
             text = f" {asked.get('q', '')!r} {asked.get('s', '')!r}" if limits.log == TEXTS else ""
             took = 1000 * (time.perf_counter() - start)
-            logger.info("%s %s %d %.0f ms%s", request.method, request.url.path, response.status_code, took, text)
+            logger.info("%s %r %d %.0f ms%s", request.method, request.scope["path"], response.status_code, took, text)
         return response
 
     return answer
@@ -125,7 +125,7 @@ def _refuse(error: Exception, log: str) -> Response:
 
 
 async def _refused(request: Request, error: Exception) -> Response:
-    path = request.url.path
+    path = request.scope["path"]
     if isinstance(error, HTTPException) and error.status_code == 405:
         allowed = sorted({*(error.headers or {}).get("Allow", "").split(", ")} - {"HEAD"})
         return JSONResponse({"error": f"{request.method} is not allowed for {path}: use {' or '.join(allowed)}"}, 405)

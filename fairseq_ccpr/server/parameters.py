@@ -20,8 +20,7 @@ FORM, JSON, PARTS = "application/x-www-form-urlencoded", "application/json", "mu
 TEXTS = ("q", "s")  # which may be empty; any other parameter that is empty is left out
 BYTES_OF_CHARACTER = 12  # at most: `\ud83d\ude00` in JSON, %F0%9F%98%80 in a form
 BYTES_BESIDE = 1 << 16  # of all parameters that are no text
-MAX_SECONDS = 30  # that a body may take to arrive
-MOST_FILE = 1 << 26  # bytes
+MAX_SECONDS, MOST_FILE = 30, 1 << 26  # that a body, or the next part of a file, may take to arrive; bytes of a file
 GONE = 499  # as the status of a request whose client did not wait; nobody receives it
 Parameters = dict[str, Any]
 
@@ -44,12 +43,16 @@ async def save(body: AsyncIterator[bytes], path: Path) -> None:
     """Write a file that was sent."""
     try:
         with path.open("wb") as file:
-            async for chunk in body:
+            while True:
+                with anyio.fail_after(MAX_SECONDS):
+                    chunk = await anext(body, None)
+                if chunk is None:
+                    break
                 file.write(chunk)
                 if file.tell() > MOST_FILE:
-                    raise bad(
-                        f"the file is longer than {MOST_FILE >> 20} MiB: divide it, or use fairseq-ccpr learn", 413
-                    )
+                    raise bad(f"the file is longer than {MOST_FILE >> 20} MiB: use fairseq-ccpr learn", 413)
+    except TimeoutError:
+        raise bad(f"nothing arrived for {MAX_SECONDS} seconds", 408) from None
     except ClientDisconnect:
         raise bad("the client went away") from None
 
@@ -106,13 +109,9 @@ async def _read_body(request: Request, most: int) -> bytes:
 
 
 def _by_name(pairs: list[tuple[str, str]]) -> Parameters:
-    named: Parameters = {}
-    for name, value in pairs:
-        if name == "q" and name in named:
-            before = named[name]
-            named[name] = [*(before if isinstance(before, list) else [before]), value]
-        else:
-            named[name] = value
+    named: Parameters = dict(pairs)
+    if len(texts := [value for name, value in pairs if name == "q"]) > 1:
+        named["q"] = texts
     return named
 
 

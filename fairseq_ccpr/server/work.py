@@ -157,8 +157,9 @@ class Work:
         try:
             self.translator.compact()
             self._pause = FIRST_PAUSE
-        except CcprError as error:
-            logger.warning("%s; it is tried again in %.0f minutes or more", error, self._pause / 60)
+        except Exception as error:
+            told = error if isinstance(error, CcprError) else f"compaction failed with {type(error).__name__}"
+            logger.warning("%s; it is tried again in %.0f minutes or more", told, self._pause / 60)
             self._not_before, self._pause = time.monotonic() + self._pause, min(2 * self._pause, LONGEST_PAUSE)
 
     def _make(self, function: Callable[[Translator], T], done: Future[T]) -> None:

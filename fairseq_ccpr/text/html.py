@@ -134,7 +134,7 @@ class Page(Segments):
         kept = self._keeps_in(name, given) if starts else before
         if ends:
             element = self._close(name)
-        elif starts and name not in _VOID and not tag["given"].endswith("/"):
+        elif starts and name not in _VOID and (name in _SCRIPTS or not self._closes_itself(tag)):
             self._open.append(element := _Element(name, kept))
         if before or self._keeps:
             # Where a part of what is kept is translated, neither can be moved without the other.
@@ -162,6 +162,12 @@ class Page(Segments):
         kept = self._keeps or name in _KEPT or "notranslate" in said.get("class", "").split()
         kept = {"no": True, "yes": False, "": False}.get(said.get("translate", "as around").lower(), kept)
         return kept or name in _SCRIPTS
+
+    @staticmethod
+    def _closes_itself(tag: re.Match[str]) -> bool:
+        """Tell whether a start tag ends in a slash that is not of an attribute, as in <a href=/>."""
+        values = (one.end() for one in _GIVEN.finditer(tag["given"]))
+        return tag["given"].endswith("/") and max(values, default=0) < len(tag["given"])
 
     def _close(self, name: str) -> _Element | None:
         for depth, element in enumerate(reversed(self._open[-_MOST_OPEN:]), 1):

@@ -15,6 +15,7 @@ import pytest
 from fairseq_ccpr import Translator
 from fairseq_ccpr.server import app, work
 from fairseq_ccpr.server.access import REQUESTS
+from fairseq_ccpr.server.parameters import _by_name
 from fairseq_ccpr.server.work import BusyError, Work
 from fairseq_ccpr.text.pairs import read_pairs
 from fairseq_ccpr.text.sentences import Segments
@@ -66,11 +67,26 @@ def test_the_server_answers_while_a_text_is_divided(server: Served, monkeypatch:
 
 
 @pytest.mark.parametrize(
-    ("sent", "kind"), [("." * 2900, "text"), ("<" * 2900, "html"), ("<a " * 900, "html"), ("a\n" * 40, "text")]
+    ("sent", "kind"), [("." * 20000, "text"), ("<" * 20000, "html"), ("<a " * 6666, "html"), ("a\n" * 40, "text")]
 )
-def test_texts_that_are_nothing_but_marks(server: Served, sent: str, kind: str) -> None:
-    status, answer = server.ask("/translate", "POST", q=sent, format=kind)
-    assert status in (200, 400) and server.ask("/health") == (200, {"status": "ok"}), answer
+def test_texts_that_are_nothing_but_marks(new_translator: Callable[[], Translator], sent: str, kind: str) -> None:
+    with served(new_translator()) as server, ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(server.ask, "/translate", "POST", q=sent, format=kind)
+        slowest = 0.0
+        while not answer.done():
+            start = time.monotonic()
+            assert server.ask("/health") == (200, {"status": "ok"})
+            slowest = max(slowest, time.monotonic() - start)
+            time.sleep(0.05)
+    assert answer.result()[0] in (200, 400) and slowest < 5, answer.result()
+
+
+def test_a_form_of_many_texts_is_read_at_once() -> None:
+    """In a time that grows with their number, and not with its square."""
+    start = time.monotonic()
+    pairs = [("q", "x"), ("format", "text")] * 76_000
+    assert _by_name(pairs) == {"q": ["x"] * 76_000, "format": "text"} and _by_name(pairs[:1]) == {"q": "x"}
+    assert time.monotonic() - start < 5
 
 
 def test_a_request_with_too_many_sentences_is_refused(server: Served) -> None:

@@ -176,3 +176,15 @@ def test_no_page_takes_more_than_its_share_of_time(part: str) -> None:
     Page.of(part * (100_000 // len(part)))
     Page.of("<a" + part * (100_000 // len(part)))
     assert time.process_time() - start < 20
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        "<script src=/js/>var x=1;</script><p>Hallo.</p><code>x</code>",
+        "Siehe <a href=https://example.org/>das Haus</a>",
+        "<a href=/>Haus</a> und <br/> Hof",
+    ],
+)
+def test_a_slash_of_an_attribute_ends_no_element(page: str) -> None:
+    assert translated(Page.of(page)) == page
