@@ -103,6 +103,30 @@ def test_what_comes_meanwhile_is_there_afterwards(
     assert "health         good" in call("inspect", store).stdout
 
 
+def test_what_is_learned_after_a_failure_at_the_end_is_kept(
+    store: Path, rows: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The new part was in force already; there is no memory left to search it."""
+    translator = Translator(datastore=store, **KEEN)
+    translator.learn(*rows[0])
+    made = LiveCompaction.__init__
+
+    def without_memory(self: LiveCompaction, memory: Any, open_retriever: Any) -> None:
+        def fail(datastore: TokenDatastore) -> Any:
+            raise MemoryError
+
+        made(self, memory, fail)
+
+    with monkeypatch.context() as patch, pytest.raises(MemoryError):
+        patch.setattr(LiveCompaction, "__init__", without_memory)
+        translator.compact()
+    translator.learn(*rows[1])
+    assert translator.compact() and TokenDatastore(store).section.generation == 1
+    translator.close()
+    with Translator(datastore=store, **KEEN) as again:
+        assert [one.id for one in again.memory()] == [2, 1]
+
+
 def test_a_full_disk_changes_nothing(store: Path, rows: list[tuple[str, str]]) -> None:
     translator = Translator(datastore=store, **SHORT)
     translator.learn(*rows[0])
