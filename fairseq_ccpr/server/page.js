@@ -318,7 +318,7 @@ function start() {
   on(running, "keydown", (event) => entered(event) && current && data.learns && remember());
   on(byId("copy"), "click", () => {
     running.select();
-    document.execCommand("copy"); // navigator.clipboard is there under https and on localhost alone
+    document.execCommand("copy"); // navigator.clipboard needs TLS or localhost
     byId("copy").textContent = "Copied";
   });
   on(byId("memory"), "toggle", () => byId("memory").open && relist());
