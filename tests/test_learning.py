@@ -189,7 +189,7 @@ def test_learning_needs_a_token_datastore_and_the_right_to_write(world: World, s
         first.learn("Es ist gut.", "It is good.")
     del second
     gc.collect()  # a translator that is not there any more holds nothing
-    first.forget(first.learn("Es ist gut.", "It is good."))
+    first.forget(first.learn("Es ist gut.", "It is good.").id)
     second = Translator(datastore=store, **SHORT)
     assert not second.memory() and not Translator(datastore=store, **SHORT).memory()
 
