@@ -28,7 +28,6 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
 from fairseq_ccpr.text.sentences import Segments
-
 from fairseq_ccpr.text.words import has_letters, word_spans
 
 Pair = tuple[str, str]
