@@ -18,7 +18,7 @@ from typing import NoReturn
 import numpy as np
 from tqdm import tqdm
 
-from fairseq_ccpr.building.rewrite import CompactSettings, compact_datastore
+from fairseq_ccpr.building.compact import CompactSettings, compact_datastore
 from fairseq_ccpr.datastore.learned import (
     HEADER,
     LEARNED,

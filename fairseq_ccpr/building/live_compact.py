@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from fairseq_ccpr.building.rewrite import SCRATCH, disk_faults_named, refuse_elsewhere, remove_others
+from fairseq_ccpr.building.compact import SCRATCH, disk_faults_named, refuse_elsewhere, remove_others
 from fairseq_ccpr.datastore.learned import LEARNED, journal_path
 from fairseq_ccpr.datastore.manifest import Manifest
 from fairseq_ccpr.datastore.token import TokenDatastore

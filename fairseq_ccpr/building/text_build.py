@@ -156,7 +156,7 @@ def merge_text_parts(stores: list[TextDatastore], output: Path, quiet: bool = Fa
 
 
 def _general_runs(stores: list[TextDatastore], contexts: np.ndarray, folder: Path) -> Iterator[np.ndarray]:
-    """Number what the parts have of general text anew, in runs; what follows a context, of the first part that has that."""
+    """Renumber the general counts of the parts, in runs. Those after a context are taken from the first part that has it."""
     opened = [store.open_counts() for store in stores]
     for number, store in enumerate(opened):
         hashes, grams, counts = store.contexts.hashes.numpy(), store.grams.numpy(), store.counts.numpy()

@@ -13,7 +13,8 @@ from typing import Any, Optional
 
 import numpy as np
 
-from fairseq_ccpr.building.rewrite import CompactSettings, MergeSettings, compact_datastore, merge_datastores
+from fairseq_ccpr.building.compact import CompactSettings, compact_datastore
+from fairseq_ccpr.building.rewrite import MergeSettings, merge_datastores
 from fairseq_ccpr.cli.command import check_folders, command, counted, markdown_table, named
 from fairseq_ccpr.cli.retrieve import marked
 from fairseq_ccpr.datastore.learned import LearnedStore
@@ -26,7 +27,7 @@ from fairseq_ccpr.datastore.tuned import tuned_signatures
 from fairseq_ccpr.decoding.phrase_retriever import RetrievedPhrase
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.planning import describe_room, measure_speeds, needs, parse_speeds
-from fairseq_ccpr.inference.learning import Learner
+from fairseq_ccpr.inference.learning import Learner, count_learned
 from fairseq_ccpr.inference.system import System
 from fairseq_ccpr.search.base import EXACT_UP_TO
 from fairseq_ccpr.search.recall import DEPTH, SAMPLE
@@ -74,23 +75,16 @@ def learn(
     if not files and source is None:
         raise ConfigurationError("there is nothing to learn: give files, or --source and --target")
     system = System.of(rest, data)
-    learner, ids, again, replaced, skipped = Learner(system), list[int](), 0, 0, Counter[str]()  # ids of new pairs
+    learner, ids, counts, skipped = Learner(system), list[int](), Counter[str](), Counter[str]()  # ids of new pairs
 
     def learn_pairs(pairs: Iterable[Pair]) -> None:
-        nonlocal again, replaced
         waiting = iter(pairs)
         while some := list(islice(waiting, WINDOW)):
-            for learned in learner.learn(some):
-                if isinstance(learned, str):
-                    skipped[learned] += 1
-                    continue
-                if learned.new:
-                    ids.append(learned.id)
-                again += not learned.new
-                replaced += learned.replaced is not None
+            ids.extend(count_learned(learner.learn(some), counts, skipped))
             bar.update(len(some))
 
     def report() -> None:
+        again, replaced = counts["again"], counts["replaced"]
         which = f" (id {ids[0]})" if len(ids) == 1 else f" (ids {ids[0]} to {ids[-1]})" if ids else ""
         known = f"; {again:,} were there already, and are counted" if again else ""
         others = "an earlier translation of its source" if replaced == 1 else "earlier translations of their sources"
@@ -107,7 +101,7 @@ def learn(
             try:
                 learn_pairs(read_memory(path, *languages, skipped))
             except ConfigurationError:  # the file is damaged from somewhere on; what came before counts already
-                if ids or again:
+                if ids or counts["again"]:
                     report()
                 raise
     report()
@@ -116,7 +110,7 @@ def learn(
         print(
             f"{size:,} learned entries are searched beside the index at each step: fairseq-ccpr compact moves them into it"
         )
-    return 0 if ids or again else 1
+    return 0 if ids or counts["again"] else 1
 
 
 @command("""\

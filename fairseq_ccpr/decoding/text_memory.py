@@ -160,8 +160,8 @@ class TextMemory(Memory):
             rows = torch.arange(len(model), device=model.device).repeat_interleave(tokens.size(1))
             log_probs, tokens = log_probs.flatten(), tokens.flatten()
         else:
-            near = model > (likeliest.best - RANGE).unsqueeze(1)
-            places = torch.from_numpy(np.flatnonzero(near.numpy()))  # in a fifth of torch's time
+            near = model.numpy() > (likeliest.best - RANGE).numpy()[:, None]  # in a quarter of torch's time
+            places = torch.from_numpy(np.flatnonzero(near))  # in a fifth
             rows, tokens = places // model.size(1), places % model.size(1)
             log_probs = model.reshape(-1).index_select(0, places)
         steps = ((likeliest.best[rows] - log_probs) * STEPS).long().clamp_(0, LAST)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import logging
 import unicodedata
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -31,6 +32,23 @@ from fairseq_ccpr.storage import fingerprint
 TOO_MANY_UNKNOWN = 0.5  # fraction of a sentence's subwords that are unknown
 
 logger = logging.getLogger(__name__)
+
+
+def count_learned(found: Iterable[Learned | str], counts: Counter[str], skipped: Counter[str]) -> list[int]:
+    """Count what learning pairs has done: those `learned`, there `again` and `replaced`, and by reason those skipped.
+
+    Returns:
+        The ids of new pairs.
+    """
+    ids = []
+    for one in found:
+        if isinstance(one, str):
+            skipped[one] += 1
+            continue
+        counts["learned" if one.new else "again"] += 1
+        counts["replaced"] += one.replaced is not None
+        ids += [one.id] if one.new else []
+    return ids
 
 
 class Learner:

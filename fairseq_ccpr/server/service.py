@@ -22,7 +22,7 @@ from fairseq_ccpr.errors import CcprError, ConfigurationError
 from fairseq_ccpr.evaluation.explain import encode_sentences
 from fairseq_ccpr.evaluation.explanation import Explanation, unexplained
 from fairseq_ccpr.inference.alignment import align, place
-from fairseq_ccpr.inference.learning import learned_memory, tidy
+from fairseq_ccpr.inference.learning import count_learned, learned_memory, tidy
 from fairseq_ccpr.inference.system import Translation, encode
 from fairseq_ccpr.server import parameters as given
 from fairseq_ccpr.server.access import Limits
@@ -180,23 +180,18 @@ class Service:
             kept = stack.pop_all()
 
         async def lines() -> AsyncIterator[str]:
-            some, counts = first, dict.fromkeys(("pairs", "learned", "again", "replaced"), 0)
+            some, counts = first, Counter(pairs=0, learned=0, again=0, replaced=0)
             end: dict[str, Any] = {"done": True}
             with kept:
                 try:
                     while some:
-                        for one in await self._call(partial(Translator.learn_all, pairs=some)):
-                            counts["pairs"] += 1
-                            if isinstance(one, str):
-                                skipped[one] += 1
-                            else:
-                                counts["learned" if one.new else "again"] += 1
-                                counts["replaced"] += one.replaced is not None
+                        count_learned(await self._call(partial(Translator.learn_all, pairs=some)), counts, skipped)
+                        counts["pairs"] += len(some)
                         yield json.dumps(counts) + "\n"
                         some = await asyncio.to_thread(next, batches, [])
                 except (CcprError, BusyError) as error:
                     end = {"error": told_here(error)}
-            yield json.dumps(counts | {"skipped": skipped} | end) + "\n"
+            yield json.dumps({**counts, "skipped": skipped, **end}) + "\n"
 
         return StreamingResponse(lines(), media_type="application/x-ndjson")
 
@@ -282,7 +277,7 @@ def _joined(text: Segments, translations: list[list[str | Parts]], alternatives:
 
 
 def of_pair(pair: LearnedPair) -> dict[str, Any]:
-    """Return what a client is told of a pair that was learned."""
+    """Return a learned pair as clients receive it."""
     return {name: getattr(pair, name) for name in ("id", "source", "target", "count", "replaced_by")}
 
 

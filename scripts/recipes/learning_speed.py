@@ -21,7 +21,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
 from fairseq_ccpr import Translator
-from fairseq_ccpr.building.rewrite import CompactSettings, compact_datastore
+from fairseq_ccpr.building.compact import CompactSettings, compact_datastore
 from fairseq_ccpr.cli.command import markdown_table
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.storage.journal import Journal

@@ -63,7 +63,8 @@ def test_what_comes_meanwhile_is_there_afterwards(
     store: Path, rows: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     translator = Translator(datastore=store, **KEEN)
-    assert [one.id for one in translator.learn_all(rows[:6])] == [1, 2, 3, 4, 5, 6]  # type: ignore[union-attr]
+    learned = translator.learn_all(rows[:6])
+    assert [one.id for one in learned if not isinstance(one, str)] == [1, 2, 3, 4, 5, 6]
     translator.forget(2)
     sentences = [source for source, _ in rows[:10]]
     begun = translator.ensemble.now().memory("tokens")  # type: ignore[union-attr]

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from fairseq_ccpr.building.rewrite import CompactSettings, compact_datastore
+from fairseq_ccpr.building.compact import CompactSettings, compact_datastore
 from fairseq_ccpr.datastore.learned import LearnedStore, NewPair, PairPhrases
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.decoding.learned_memory import GrowingRows, LearnedPhrases, PhraseSegment, entries_of

@@ -75,7 +75,7 @@ def test_libretranslate_aio(server: Served, wanted: dict[str, str]) -> None:
 
 
 def test_deep_translator(server: Served, wanted: dict[str, str]) -> None:
-    client = LibreTranslator("de", "en", api_key="none is asked for", custom_url=f"{server.url}/")
+    client = LibreTranslator("de", "en", api_key="unused", custom_url=f"{server.url}/")
     assert client.translate_batch([*wanted]) == [*wanted.values()]
 
 

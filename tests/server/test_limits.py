@@ -50,12 +50,12 @@ def connect(server: Served) -> socket.socket:
 
 
 def test_the_server_answers_while_a_text_is_divided(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    divide, begun, go_on = Segments.of.__func__, threading.Event(), threading.Event()  # type: ignore[attr-defined]
+    divide, begun, go_on = Segments.of, threading.Event(), threading.Event()
 
     def slow(cls: type[Segments], text: str) -> Segments:
         begun.set()
         assert go_on.wait(60)
-        return divide(cls, text)
+        return divide(text)
 
     monkeypatch.setattr(Segments, "of", classmethod(slow))
     with ThreadPoolExecutor(1) as pool:
@@ -133,7 +133,9 @@ def test_the_work_of_a_client_that_has_left_is_dropped(
     assert len(counted) == before + 1 < 120
 
 
-def test_what_a_client_that_has_left_asked_to_learn_is_not_learned(server: Served, sources: list[str]) -> None:
+def test_what_a_client_that_has_left_asked_to_learn_is_not_learned(
+    server: Served, sources: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """No answer said that it was; a client that wants it asks again."""
     waiting = threading.Event()
     found = server.ask("/memory")[1]["found"]
@@ -143,20 +145,17 @@ def test_what_a_client_that_has_left_asked_to_learn_is_not_learned(server: Serve
         waiting.wait(60)
         return memory(*words)
 
-    server.translator.memory = slow  # type: ignore[method-assign]
     body = json.dumps({"q": sources[6], "s": "never"}).encode()
-    try:
-        with ThreadPoolExecutor(1) as pool:
-            pool.submit(server.ask, "/memory")
+    with monkeypatch.context() as patch, ThreadPoolExecutor(1) as pool:
+        patch.setattr(server.translator, "memory", slow)
+        pool.submit(server.ask, "/memory")
+        time.sleep(0.5)
+        with connect(server) as client:
+            head = HEADERS.replace("translate", "learn")
+            client.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
             time.sleep(0.5)
-            with connect(server) as client:
-                head = HEADERS.replace("translate", "learn")
-                client.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
-                time.sleep(0.5)
-            time.sleep(0.5)
-            waiting.set()
-    finally:
-        server.translator.memory = memory  # type: ignore[method-assign]
+        time.sleep(0.5)
+        waiting.set()
     assert server.ask("/memory")[1]["found"] == found
 
 
@@ -207,16 +206,17 @@ def test_too_many_connections_end_and_others_are_answered_later(
 
 
 def test_the_log_has_nothing_that_a_user_wrote_unless_asked(
-    new_translator: Callable[[], Translator], sources: list[str], caplog: pytest.LogCaptureFixture
+    new_translator: Callable[[], Translator], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(*words: object) -> None:
         raise ValueError(f"cannot do {words}")
 
-    for log, told in ((REQUESTS, False), ("texts", True)):
+    for log, quotes in ((REQUESTS, False), ("texts", True)):
         caplog.clear()
         with served(new_translator(), log=log) as server, caplog.at_level("INFO", "fairseq_ccpr.server"):
-            server.translator.learn = fails  # type: ignore[method-assign, assignment]
+            monkeypatch.setattr(server.translator, "learn", fails)
             status, answer = server.ask("/learn", "POST", q="Geheim", s="secret")
             assert (status, answer["error"]) == (500, "the server has a fault, which its log tells")
             assert server.ask("/translate", "POST", q="Text <![ Geheim", format="html")[0] == 200
-        assert ("eheim" in caplog.text) is told and "ValueError" in caplog.text and "in fails" in caplog.text
+        assert ("eheim" in caplog.text) == quotes
+        assert "ValueError" in caplog.text and "in fails" in caplog.text

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter
+from random import Random
 
 import pytest
 from hypothesis import given
@@ -132,12 +133,12 @@ TEXT = ("a", "b ", "Ja. ", "。", "&lt;")
 
 
 @given(st.lists(st.sampled_from([*MARKUP, *TEXT, " "]), max_size=14), st.randoms())
-def test_every_tag_comes_once_and_elements_stay_inside_each_other(pieces: list[str], random: object) -> None:
+def test_every_tag_comes_once_and_elements_stay_inside_each_other(pieces: list[str], random: Random) -> None:
     text = "".join(pieces)
     segments = Page.of(text)
     orders = [[*range(n)] for n in range(8)]
     for order in orders:
-        random.shuffle(order)  # type: ignore[attr-defined]
+        random.shuffle(order)
     written_page = segments.join(
         [written(segments, n, {}, orders[min(len(one.split()), 7)]) for n, one in enumerate(segments.sentences)]
     )

@@ -1,0 +1,271 @@
+"""Compacting: moving what was learned into a datastore's own entries, and erasing what was forgotten, while others read it.
+
+1. A new token part is written next to the old one, complete with its index, and a new phrase part, where phrases were learned
+   or forgotten; then a new journal that knows the pairs by their text and by the places of their entries.
+2. The manifest that names them replaces the old one: readers see the old state until then, and the new one from then on.
+3. The old parts and the old journal are removed. The next run completes one that was killed, or starts over.
+
+`rewrite.py` has the rows that are copied, `live_compact.py` does all this while a translator learns.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from shutil import copyfile, rmtree
+from typing import Any
+
+import numpy as np
+
+from fairseq_ccpr.building.part import PHRASES, TOKENS, PartKind
+from fairseq_ccpr.building.rewrite import (
+    Datastore,
+    Rows,
+    Text,
+    rows_of,
+    sources_of,
+    text_of,
+    write_part,
+    write_phrases,
+    write_tokens,
+)
+from fairseq_ccpr.datastore.learned import (
+    LEARNED,
+    MOVED_WITH_PHRASES,
+    OWN_SENTENCE,
+    PAIR_WITH_PHRASES,
+    LearnedPair,
+    LearnedStore,
+    PairPhrases,
+    first_records,
+    journal_path,
+    learned_record,
+    moved_record,
+    remove_superseded,
+)
+from fairseq_ccpr.datastore.manifest import Manifest, PhraseSection, Section, Source, TokenSection
+from fairseq_ccpr.datastore.phrase import SOURCES, SPANS, PhraseDatastore, open_sentences  # fmt: skip
+from fairseq_ccpr.datastore.token import DOMAIN, KEYS, PROVENANCE, VALUES, TokenDatastore
+from fairseq_ccpr.datastore.written_subwords import remove_stale
+from fairseq_ccpr.decoding.learned_memory import entries_of
+from fairseq_ccpr.errors import ConfigurationError, DatastoreError
+from fairseq_ccpr.search import DISK
+from fairseq_ccpr.search.base import EXACT_UP_TO, Progress
+from fairseq_ccpr.settings import cpu_option, option, quiet_option
+from fairseq_ccpr.storage import fingerprint
+from fairseq_ccpr.storage.arrays import check_space, open_array
+from fairseq_ccpr.storage.files import scratch_directory, sync_directory
+from fairseq_ccpr.storage.journal import create_journal
+
+SCRATCH = "compacted"  # the name, less its ending, of the folder that the new parts are written in
+
+
+@dataclass(frozen=True)
+class CompactSettings:
+    """The options of `fairseq-ccpr compact`."""
+
+    datastore: Path = option(help="the datastore", positional=True, metavar="DIR")
+    index: str = option(
+        "", "of tokens, as of fairseq-ccpr build tokens (of the kind there is)", metavar="exact|FACTORY"
+    )
+    index_parameters: str = option("", "search parameters (those there are)", metavar="P=V,...")
+    cpu: bool = cpu_option()
+    quiet: bool = quiet_option()
+
+
+def compact_datastore(settings: CompactSettings) -> tuple[TokenSection, int, int]:
+    """Move learned pairs into a datastore's own entries, erase forgotten ones; returns its token section, and how many."""
+    datastore = TokenDatastore(settings.datastore)
+    directory = datastore.directory
+    with closing(LearnedStore(datastore)) as learned:
+        learned.lock()
+        refuse_elsewhere(directory)
+        remove_others(directory, Manifest.read(directory))
+        moved, removed = len(learned.entries.keys() | learned.phrases.keys()), learned.forgotten
+        if moved or removed:
+            with disk_faults_named(directory):
+                _compact(datastore, learned, settings)
+            remove_others(directory, Manifest.read(directory))
+    return TokenDatastore(directory).section, moved, removed
+
+
+@contextmanager
+def disk_faults_named(directory: Path) -> Iterator[None]:
+    """Report a full disk in one sentence; nothing changes until the manifest is replaced, which comes last."""
+    try:
+        yield
+    except OSError as error:
+        raise DatastoreError(
+            f"{directory} cannot be compacted ({error.strerror or error}): it is as it was; free some space, or see to the "
+            "disk"
+        ) from None
+
+
+def _compact(datastore: TokenDatastore, learned: LearnedStore, settings: CompactSettings) -> None:
+    directory, pairs = datastore.directory, dict(learned.pairs)
+    manifest = Manifest.read(directory)
+    plans: list[tuple[PartKind, Any, Callable[..., Section]]] = [(TOKENS, datastore, _compact_tokens)]
+    if learned.phrases or learned.gone_sentences:  # the phrase part lacks some, or has forgotten ones
+        plans.append((PHRASES, PhraseDatastore(directory), _compact_phrases))
+    sizes = [file["bytes"] for _, store, _ in plans for file in store.section.files.values()]
+    check_space(directory, sum(sizes) + learned.path.stat().st_size)
+    with scratch_directory(directory / SCRATCH) as scratch:
+        for kind, store, compact in plans:
+            before: Section = store.section
+            choice, parameters = (settings.index, settings.index_parameters) if kind is TOKENS else ("", "")
+            kept = "" if choice or parameters else before.index.parameters
+            write = partial(compact, store, learned, pairs)
+            grown = write_part(
+                kind, scratch, before.size, write, settings.quiet, settings.cpu, choice or _existing_kind(before),
+                parameters, kept,
+            )  # fmt: skip
+            grown.ancestors = [*before.ancestors, store.keys_fingerprint]
+            grown.files = {f"{grown.folder}/{Path(name).name}": file for name, file in grown.files.items()}
+            rmtree(directory / grown.folder, ignore_errors=True)  # left by a run that was killed
+            (scratch / kind.name).rename(directory / grown.folder)
+            setattr(manifest, kind.name, grown)
+    assert manifest.token is not None
+    records = [*_records_of_replaced(datastore, learned), *map(moved_record, pairs.values())]
+    phrases = manifest.phrase if any(one[0] in (PAIR_WITH_PHRASES, MOVED_WITH_PHRASES) for one in records) else None
+    path = journal_path(directory, manifest.token.generation)
+    create_journal(path, [*first_records(manifest.token, learned.next_id, phrases), *records])
+    manifest.write(directory)
+    sync_directory(directory)
+
+
+def _records_of_replaced(datastore: TokenDatastore, learned: LearnedStore) -> Iterator[bytes]:
+    """Make the records of pairs that do not count: what the datastore itself has of them goes back into the journal."""
+    for pair, entries, phrases in learned.replaced.values():
+        if pair.first_entry is not None:
+            rows = slice(pair.first_entry, pair.first_entry + pair.tokens)
+            entries = datastore.values[rows], datastore.keys[rows]
+        if pair.sentence is not None and pair.sentence != OWN_SENTENCE:
+            stored = PhraseDatastore(datastore.directory)
+            assert stored.keys is not None  # as learning requires
+            places = entries_of(stored, [pair.sentence])
+            phrases = PairPhrases(stored.spans[places, 1:], stored.keys[places])
+        assert entries is not None  # of a pair that has not moved
+        yield learned_record(pair, *entries, phrases)
+
+
+def _own_sources(store: Datastore) -> tuple[list[Source], str]:
+    """List the corpora of a datastore without what was learned, which is the last one, and what that is called."""
+    name = store.directory.resolve().name
+    sources = sources_of(name, store)
+    return (sources[:-1], sources[-1].name) if store.section.ancestors else (sources, f"{name}-{LEARNED}")
+
+
+def _joined(kind: PartKind, dimension: int, blocks: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    shapes = kind.shapes(0, dimension)
+    return {name: np.concatenate([np.empty(*shapes[name]), *(block[name] for block in blocks)]) for name in shapes}
+
+
+def _compact_tokens(
+    datastore: TokenDatastore, learned: LearnedStore, pairs: dict[int, LearnedPair], folder: Path, progress: Progress
+) -> TokenSection:
+    """Write the tokens, each learned pair a sentence, and record in the pairs where they begin."""
+    section = datastore.section
+    gone = np.array(sorted(span for span in learned.gone if span[1]), np.int64).reshape(-1, 2)  # first entry, entries
+    gone_before = np.cumsum([0, *gone[:, 1]])
+    gone_sentences = datastore.provenance[gone[:, 0], 0]
+    blocks = [
+        {KEYS: keys, VALUES: values, PROVENANCE: np.stack([np.full(len(values), n), np.arange(len(values))], axis=1)}
+        for n, (values, keys) in enumerate(learned.entries.values())
+    ]
+    first_sentence, first_row = sum(section.subsets.values()), section.size - int(gone_before[-1])
+    parts = [
+        rows_of(TOKENS, datastore, lambda numbers: np.where(np.isin(numbers, gone_sentences), -1, numbers)),
+        Rows(_joined(TOKENS, section.dimension, blocks), lambda numbers: numbers + first_sentence),
+    ]
+    for number, pair in pairs.items():
+        if pair.first_entry is not None:
+            before = int(gone_before[np.searchsorted(gone[:, 0], pair.first_entry)])
+            pairs[number] = replace(pair, first_entry=pair.first_entry - before)
+    for number, block in zip(learned.entries, blocks):
+        pairs[number] = replace(pairs[number], first_entry=first_row)
+        first_row += len(block[VALUES])
+    sources, name = _own_sources(datastore)
+    sources = [source for source in sources if source.size]
+    corpus = fingerprint.of_strings(text for pair in pairs.values() for text in (pair.source, pair.target))
+    sentences = first_sentence + len(blocks) - sum(source.sentences for source in sources)
+    size = first_row - sum(source.size for source in sources)
+    sources.append(Source(name, corpus, size, sentences, 1.0, {LEARNED: sentences}))
+    if section.domain:  # of the decoder's states, which keys of an adapter are not; replaced where they are
+        copyfile(datastore.folder / DOMAIN, folder / DOMAIN)
+    return write_tokens(datastore, parts, sources, folder, progress)
+
+
+def _compact_phrases(
+    datastore: PhraseDatastore, learned: LearnedStore, pairs: dict[int, LearnedPair], folder: Path, progress: Progress
+) -> PhraseSection:
+    """Write the phrases as if all text had been built together, and record in the pairs where their targets are."""
+    sources, name = _own_sources(datastore)
+    column = len(sources)  # of what was learned
+    having = [pair for pair in pairs.values() if pair.sentence is not None or pair.id in learned.phrases]
+    blocks = [
+        {KEYS: found.keys, SPANS: np.insert(found.spans, 0, n, axis=1)}
+        for n, pair in enumerate(having)
+        if (found := learned.phrases.get(pair.id)) is not None
+    ]
+    arrays = _joined(PHRASES, datastore.section.dimension, blocks)
+    texts = [
+        text_of(datastore, [*range(column), None]),  # None: of what was learned before, which `having` has
+        Text([pair.target for pair in having], np.ones((len(having), 1), bool), [column], arrays),
+    ]
+    section = write_phrases(datastore, texts, [*sources, Source(name, "", 0, 0, 1.0)], folder, progress)
+    members = open_array(folder / f"{SOURCES}.npy", (section.sentences, column + 1), "bool")
+    lines = open_sentences(folder, section.sentences)
+    places = {
+        lines[n]: OWN_SENTENCE if members[n, :column].any() else n for n in np.flatnonzero(members[:, column]).tolist()
+    }
+    for pair in having:
+        pairs[pair.id] = replace(pairs[pair.id], sentence=places[pair.target])
+    return section
+
+
+def _existing_kind(section: Section) -> str:
+    """Name the kind of an index as `--index` does; `auto` if search is exact only because the datastore was small."""
+    index = section.index
+    if section.size <= EXACT_UP_TO and not index.factory:
+        return "auto"
+    return f"{DISK}:{index.factory}" if index.backend == DISK else index.factory or index.backend
+
+
+def refuse_elsewhere(directory: Path) -> None:
+    """Refuse to compact parts that are not in the folder itself: the new ones would be, and the old ones would stay."""
+    manifest = Manifest.read(directory)
+    for section in filter(None, (manifest.token, manifest.phrase)):
+        folder = directory / section.folder
+        if folder.is_symlink() or folder.stat().st_dev != directory.stat().st_dev:
+            what = "a symbolic link" if folder.is_symlink() else "on another disk"
+            raise ConfigurationError(f"{folder} is {what}, and compacting replaces it: move it into {directory} first")
+
+
+def remove_others(directory: Path, manifest: Manifest) -> None:
+    """Remove parts and journals that compaction has superseded, and those that a killed run left.
+
+    Phrases written in a model's subwords are removed too: they hold the tokens of forgotten sentences.
+    """
+    try:
+        _remove_others(directory, manifest)
+    except OSError as error:
+        raise DatastoreError(
+            f"{error.filename or directory} holds what was forgotten, and cannot be removed ({error.strerror}), though all "
+            "else is done: remove it"
+        ) from None
+
+
+def _remove_others(directory: Path, manifest: Manifest) -> None:
+    for section in filter(None, (manifest.token, manifest.phrase)):
+        for path in directory.glob(f"{section.PART}*"):
+            found = re.fullmatch(rf"{section.PART}(?:-(\d+))?", path.name)
+            if found and int(found[1] or 0) != section.generation and not path.is_symlink():
+                rmtree(path)
+    if manifest.phrase is not None:
+        remove_stale(PhraseDatastore(directory))
+    if manifest.token is not None:
+        remove_superseded(directory, manifest.token.generation)
