@@ -473,7 +473,7 @@ def test_the_command_serves_and_ends_when_told(
     err = (tmp_path / "err").read_text(encoding="utf-8")
     assert status == 200 and len(answered["translatedText"]) == len(pairs)
     assert process.exitcode == 0 and "interrupted" not in err, err
-    assert "POST /translate 200" in err and pairs[0][0] not in err and "Traceback" not in err
+    assert "POST '/translate' 200" in err and pairs[0][0] not in err and "Traceback" not in err
 
 
 def test_what_cannot_be_served_is_refused(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
