@@ -1,6 +1,6 @@
 """The gain of a memory while a text is translated and corrected, sentence by sentence: translate, see reference, learn it.
 
-python scripts/recipes/learn_stream.py DATASTORE PAIRS.tsv [--most N] [--results FOLDER] [NAME=VALUE ...]
+python scripts/recipes/learn_stream.py DATASTORE PAIRS.tsv [--most N] [--replace] [--results FOLDER] [NAME=VALUE ...]
 
 DATASTORE is copied first, and stays as it is; fairseq-ccpr build memory makes an empty one. NAME=VALUE are options of
 decoding, such as knn_k=4. Three systems translate the text:
@@ -8,6 +8,8 @@ decoding, such as knn_k=4. Three systems translate the text:
     alone    the model with DATASTORE as it is
     stream   with the pairs before the sentence learned as well
     others   with all other pairs of the text learned: what a memory of it could give
+
+With --replace, each sentence is corrected twice: its translation is learned as it is, and then replaced by the reference.
 
 Printed are BLEU and chrF of each tenth of the text; the part of the gain of `others` over `alone` that `stream` has; the
 recall of words of the references that `alone` does not write, by how often the text had them before (R0, R1, R2+); and how
@@ -44,11 +46,12 @@ def main() -> None:
         sys.exit(__doc__.strip())
     given = {name: words.pop(words.index(name) + 1) for name in ("--most", "--results") if name in words}
     store, pairs, *named = (word for word in words if word not in given)
-    options: dict[str, Any] = dict(word.split("=", 1) for word in named)
+    replace = "--replace" in named
+    options: dict[str, Any] = dict(word.split("=", 1) for word in named if word != "--replace")
     most = int(given["--most"]) if "--most" in given else None
     rows = list(islice(read_pairs(Path(pairs)), most))
     with tempfile.TemporaryDirectory() as folder:
-        texts, seconds, signature = translate(Path(shutil.copytree(store, Path(folder) / "store")), rows, options)
+        texts, seconds, signature = translate(Path(shutil.copytree(store, Path(folder) / "store")), rows, options, replace)
     print(signature)
     references = [reference for _, reference in rows]
     print(markdown_table([["sentences", *(f"{one}, {name}" for name in ("BLEU", "chrF") for one in SYSTEMS)],
@@ -72,7 +75,7 @@ def main() -> None:
 
 
 def translate(
-    store: Path, rows: list[tuple[str, str]], options: dict[str, Any]
+    store: Path, rows: list[tuple[str, str]], options: dict[str, Any], replace: bool
 ) -> tuple[dict[str, list[str]], list[float], str]:
     """Translate with all systems; returns translations, the seconds that learning took in the stream, and a signature."""
     sources = [source for source, _ in rows]
@@ -82,6 +85,8 @@ def translate(
     texts[STREAM] = []
     for source, reference in rows:
         texts[STREAM].extend(one.text for one in translator.translate([source]))
+        if replace:
+            translator.learn(source, texts[STREAM][-1])
         start = time.perf_counter()
         ids.append(translator.learn(source, reference).id)
         seconds.append(time.perf_counter() - start)
@@ -90,7 +95,8 @@ def translate(
     texts[OTHERS] = []
     for (source, reference), number in zip(rows, ids):
         if times[number] == 1:
-            translator.forget(number)
+            for draft in translator.forget(number):
+                translator.forget(draft.id)
         texts[OTHERS].extend(one.text for one in translator.translate([source]))
         translator.learn(source, reference)
     return texts, seconds, signature
