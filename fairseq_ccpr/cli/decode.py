@@ -71,6 +71,10 @@ def tune(
         LEARNED, "what decides the weights: learned trust, or fixed, the settings", choices=(LEARNED, FIXED)
     ),
     decode: int = count_option(8, "how many settings to decode with (--combiner fixed)"),
+    prefer: str = option(
+        tuning.QUALITY, f"choose the best by BLEU, or the fastest of those at most {tuning.LEVEL:g} below it",
+        choices=(tuning.QUALITY, tuning.SPEED),
+    ),
 ) -> int:  # fmt: skip
     check_folders(output=output)
     if any(word.split("=")[0] == "--gen-subset" for word in rest):
@@ -89,7 +93,7 @@ def tune(
     others = other_texts(also, OtherText(data_bin, subset))
     for text in others:
         text.check(system)
-    tuned = tuning.tune(system, others, combiner == LEARNED, decode)
+    tuned = tuning.tune(system, others, combiner == LEARNED, decode, prefer)
     _print_what_was_tried(tuned, subset)
     trust = tuned.best.ensemble.trust
     if output is not None:
@@ -114,8 +118,9 @@ def _print_what_was_tried(tuned: tuning.Tuned, subset: str) -> None:
     if tuned.linear:
         print(f"{subset} is small: trust is a linear function of its features")
     print("\n".join(table(tuned.texts)))
+    print("   BLEU speed")
     for name, scores in sorted(tuned.scores.items(), key=lambda item: -item[1].bleu):
-        print(f"{scores.bleu:7.2f}  {name}")
+        print(f"{scores.bleu:7.2f} {tuned.speeds[name]:5.0%}  {name}")
     print(f"BLEU {tuned.scores[BASE].bleu_signature}, of {tuned.sentences:,} sentences, a third of {subset}")
     if tuned.sentences < FEW:
         print(f"{tuned.sentences:,} sentences are few: differences of a point of BLEU may be chance")

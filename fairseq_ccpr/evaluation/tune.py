@@ -59,6 +59,8 @@ TUNED_PHRASE_FIELDS = ("lambda_",)
 SEED = 1  # of what is trained
 TEXT_FACTORS = 0.5, 0.0  # of alpha, that are tried
 LEAST_TOKENS = 5000  # of the held-out text, for a hidden layer
+QUALITY, SPEED = "quality", "speed"
+LEVEL = 0.3  # BLEU that is given for speed, if that is preferred
 
 
 @dataclass
@@ -85,6 +87,7 @@ class Tuned:
     scores: dict[str, TranslationScores]  # by name of the system, including the base; on a sample of the subset
     token_grid: dict[TokenRetrievalSettings, float]  # empty without a token memory
     phrase_grid: dict[PhraseSettings, float]  # alongside the best of the token grid; empty without a phrase memory
+    speeds: dict[str, float]  # of each system in that decoding, 1 being the base's
     seconds: float  # of everything
     base_seconds: float  # of decoding the whole subset without retrieval
     decoded: float  # how often the subset was decoded, all systems together
@@ -132,7 +135,7 @@ class Tuned:
         save_trust(ensemble.trust, trained, self.description(parts), path)
 
 
-def tune(system: System, also: list[OtherText], trusting: bool, count: int) -> Tuned:
+def tune(system: System, also: list[OtherText], trusting: bool, count: int, prefer: str = QUALITY) -> Tuned:
     """Choose by likelihood what to decode with, and by BLEU what of that to keep.
 
     0. The text memory is tuned alone: it acts on the model before others vote.
@@ -140,12 +143,15 @@ def tune(system: System, also: list[OtherText], trusting: bool, count: int) -> T
     2. The token memory's grid is scored, then the phrase memory's together with the likeliest token settings.
     3. The phrases' votes are trained, and trust, on top of the likeliest settings for few neighbours, and for many; of tokens
        with phrases and of tokens alone for one number of neighbours.
-    4. A sample of the subset is decoded with each candidate, and with the model alone. The best by BLEU is chosen; where
-       none is better than the model alone, the interpolation weights become 0.
+    4. A sample of the subset is decoded with each candidate, and with the model alone. The best by BLEU is chosen, or the
+       fastest of those that are `LEVEL` with it; where none is better than the model alone, the interpolation weights become
+       0.
 
     Args:
         also: text of other domains, which must not suffer.
         trusting: whether trust is trained, of the kind that the task has; otherwise settings alone are chosen.
+        count: settings that are decoded with, where trust is not trained.
+        prefer: quality or speed.
     """
     cfg, task, ensemble = system.cfg, system.task, system.ensemble
     if ensemble is None:
@@ -183,13 +189,14 @@ def tune(system: System, also: list[OtherText], trusting: bool, count: int) -> T
             others = [memory for memory in chosen if memory.name != PhraseMemory.name]
             tried.append(with_trust(task.trust_class, ensemble.with_memories(others, None), texts, ensemble))
     sample = samples[::SAMPLED]
-    scores, base_seconds = _decode(system, tried, sample)
-    winner = max(tried, key=lambda one: scores[one.name].bleu)
+    scores, took = _decode(system, tried, sample)
+    winner = choose(tried, scores, took, prefer)
     if ensemble.memory(TextMemory.name) is not None:  # likelihood wants more of the text than translations
         factors = TEXT_FACTORS if ensemble.voting else TEXT_FACTORS[:-1]
         scaled = [replace(winner, ensemble=scaled_text(winner.ensemble, factor)) for factor in factors]
-        scores |= _decode(system, scaled, sample, base=False)[0]
-        winner = max([winner, *scaled], key=lambda one: scores[one.name].bleu)
+        more_scores, more_took = _decode(system, scaled, sample, base=False)
+        scores, took = scores | more_scores, took | more_took
+        winner = choose([winner, *scaled], scores, took, prefer)
     helps = scores[winner.name].bleu > scores[BASE].bleu
     left_out = None
     if task.phrase_datastore is not None and winner.ensemble.memory(PhraseMemory.name) is None:
@@ -205,7 +212,8 @@ def tune(system: System, also: list[OtherText], trusting: bool, count: int) -> T
             measured[text.name] = TextWorth(alone.model, alone.systems | added)
     return Tuned(
         winner if helps else Candidate(silenced(winner.ensemble)), helps, left_out, scores, grids.tokens, grids.phrases,
-        time.perf_counter() - start, base_seconds * tokens / sampled, len(scores) * sampled / tokens,
+        {name: took[BASE] / seconds for name, seconds in took.items()},
+        time.perf_counter() - start, took[BASE] * tokens / sampled, len(scores) * sampled / tokens,
         sentences=sum(len(one["id"]) for one in sample),
         linear=trusting and is_small(texts[0]), texts=measured,
     )  # fmt: skip
@@ -221,15 +229,30 @@ def trusted_neighbours(parts: Parts) -> tuple[int, ...]:
     return (read_tuned({"token": parts["token"]}).get(TokenRetrievalSettings.PREFIX, {}).get("k", MANY),)
 
 
+def choose(
+    tried: list[Candidate], scores: dict[str, TranslationScores], seconds: dict[str, float], prefer: str
+) -> Candidate:
+    """Choose the best by BLEU; for speed the fastest of those `LEVEL` with it that are better than the base."""
+    best = max(tried, key=lambda one: scores[one.name].bleu)
+    if prefer == QUALITY:
+        return best
+    least = max(scores[best.name].bleu - LEVEL, scores[BASE].bleu)
+    near = [one for one in tried if scores[one.name].bleu > least or one is best]
+    return min(near, key=lambda one: seconds[one.name])
+
+
 def _decode(
     system: System, tried: list[Candidate], samples: list[Any], base: bool = True
-) -> tuple[dict[str, TranslationScores], float]:
+) -> tuple[dict[str, TranslationScores], dict[str, float]]:
+    """Decode with each candidate in turns; returns scores and seconds by name, and those of the base if it takes part."""
     generators = {BASE: system.generator(retrieve=False)} if base else {}
     for candidate in tried:
         generators[candidate.name] = system.generator(retrieve=False)
         generators[candidate.name].model = candidate.ensemble
     decodings = decode(system.cfg, system.task, system.models, generators, samples)
-    return {name: decodings.scores(name) for name in generators}, decodings.systems[BASE].seconds if base else 0.0
+    return {name: decodings.scores(name) for name in generators}, {
+        n: one.seconds for n, one in decodings.systems.items()
+    }
 
 
 def with_trust(

@@ -51,7 +51,9 @@ def main() -> None:
     most = int(given["--most"]) if "--most" in given else None
     rows = list(islice(read_pairs(Path(pairs)), most))
     with tempfile.TemporaryDirectory() as folder:
-        texts, seconds, signature = translate(Path(shutil.copytree(store, Path(folder) / "store")), rows, options, replace)
+        texts, seconds, signature = translate(
+            Path(shutil.copytree(store, Path(folder) / "store")), rows, options, replace
+        )
     print(signature)
     references = [reference for _, reference in rows]
     print(markdown_table([["sentences", *(f"{one}, {name}" for name in ("BLEU", "chrF") for one in SYSTEMS)],
