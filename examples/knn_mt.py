@@ -14,11 +14,11 @@ from fairseq.models.transformer import TransformerModel
 
 DEMO = "datastores/demo"
 K, TEMPERATURE, WEIGHT = 8, 10.0, 0.6  # k, T and λ -> decoding/options.py, evaluation/tune.py
-TSV, SENTENCE = sys.argv[1:] or (f"{DEMO}/verses.tsv", "Er aber sprach zu ihm: Guter Lehrer, was soll ich tun?")
+TSV, SENTENCE = sys.argv[1:] or (f"{DEMO}/verses.tsv", "Jesus aber sprach zu ihnen: Was hat Moses geboten?")
 
 # The model, as fairseq loads it -> models/checkpoint.py, inference/system.py
 hub = TransformerModel.from_pretrained(DEMO, bpe="sentencepiece", sentencepiece_model=f"{DEMO}/spm.model")
-model, end = hub.models[0].eval(), hub.tgt_dict.eos()
+model, end = hub.models[0], hub.tgt_dict.eos()
 
 
 def encode(text: str, dictionary: Any) -> Tensor:
