@@ -1,10 +1,11 @@
-"""Writes docs/reference: commands from their parsers, options of decoding from their dataclasses, Python from docstrings.
+"""The reference of the site: commands from their parsers, options of decoding from their dataclasses, Python from docstrings.
 
-The options of all commands are written as data, too, for completion and for what is typed wrongly.
+scripts/docs.py writes it among the pages of the site. The options of all commands are kept as data, too, for completion and
+for what is typed wrongly:
 
     python scripts/reference.py
 
-A test fails where what is written differs from what this would write.
+writes them, and a test fails where they are out of date.
 """
 
 from __future__ import annotations
@@ -23,8 +24,7 @@ from fairseq_ccpr.cli.command import HelpFormatter, markdown_table
 from fairseq_ccpr.decoding.options import RETRIEVAL, RetrievalConfig
 from fairseq_ccpr.settings import option_name
 
-FOLDER = Path(__file__).resolve().parent.parent / "docs" / "reference"
-OPTIONS = "../../fairseq_ccpr/cli/options.json"
+OPTIONS = Path(__file__).resolve().parent.parent / "fairseq_ccpr" / "cli" / "options.json"
 CLASSES = (
     "Translator",
     "Translation",
@@ -45,9 +45,7 @@ OWN_OPTIONS = ("datastore", "untuned", "trust", "knn_log")  # of the task itself
 
 
 def pages() -> dict[str, str]:
-    return {
-        "commands.md": commands(), "decoding-options.md": decoding_options(), "python.md": python(), OPTIONS: options()
-    }  # fmt: skip
+    return {"commands.md": commands(), "decoding-options.md": decoding_options(), "python.md": python()}
 
 
 def commands() -> str:
@@ -165,6 +163,4 @@ def _page(parts: list[str]) -> str:
 
 
 if __name__ == "__main__":
-    FOLDER.mkdir(exist_ok=True)
-    for name, text in pages().items():
-        (FOLDER / name).write_text(text, encoding="utf-8")
+    OPTIONS.write_text(options(), encoding="utf-8")

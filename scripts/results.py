@@ -1,9 +1,7 @@
-"""Writes the tables and signatures of the pages in docs/results/ as JSON in docs/results/data/.
+"""The tables and signatures of the pages in docs/results/ as JSON.
 
-    python scripts/results.py
-
-The pages are the source: each figure stands once, in the table that people read. tests/test_pages.py fails where the JSON
-is out of date.
+The pages are the source: each figure stands once, in the table that people read. scripts/docs.py writes the JSON among the
+pages of the site, in docs/results/data/.
 """
 
 from __future__ import annotations
@@ -14,14 +12,6 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "results"
-
-
-def main() -> None:
-    (FOLDER / "data").mkdir(exist_ok=True)
-    for path in (FOLDER / "data").glob("*.json"):
-        path.unlink()
-    for name, text in files().items():
-        (FOLDER / "data" / name).write_text(text, encoding="utf-8")
 
 
 def files() -> dict[str, str]:
@@ -64,7 +54,3 @@ def read(page: str) -> dict[str, Any]:
 def _cells(line: str) -> list[str]:
     cells = re.split(r"(?<!\\)\|", line.strip().removeprefix("|").removesuffix("|"))
     return [cell.replace("**", "").replace("\\|", "|").replace("\\*", "*").strip() for cell in cells]
-
-
-if __name__ == "__main__":
-    main()

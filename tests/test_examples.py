@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import runpy
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from sacrebleu.metrics import CHRF
 
 from tests.helpers import ROOT
 
@@ -50,3 +52,15 @@ def test_retriever(printed: Run) -> None:
 def test_memory(printed: Run) -> None:
     plain, avoiding = printed("memory.py")
     assert "▁him" in plain.split() and "▁him" not in avoiding.split() and avoiding
+
+
+def test_knn_mt(printed: Run) -> None:
+    model, retrieval = (line.split(maxsplit=1)[1] for line in printed("knn_mt.py"))
+    wanted = 'But Jesus said to them, "What did Moses command?"'
+    chrf = CHRF()
+    assert chrf.sentence_score(retrieval, [wanted]).score > chrf.sentence_score(model, [wanted]).score + 10
+
+
+def test_knn_mt_is_the_program_on_the_page() -> None:
+    (program,) = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs/how-it-works.md").read_text("utf-8"), re.M | re.S)
+    assert program == (ROOT / "examples/knn_mt.py").read_text("utf-8")

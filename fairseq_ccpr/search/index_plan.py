@@ -83,10 +83,10 @@ def free_bytes(device: torch.device) -> int:
 
 logger = logging.getLogger(__name__)
 
-# A token memory searches at each step. docs/benchmarks.md has speed and BLEU for other settings.
+# A token memory searches at each step. docs/speed.md, Effort, has speed and BLEU for other settings.
 TOKEN_EFFORT = Effort(probes=16, candidates=4, min_candidates=64)
 # Once per sentence, more inverted lists can be searched than at each step, and fewer candidates rescored for each of the
-# neighbours, which outnumber the phrases wanted. docs/results/phrases.md has speed and BLEU for other settings.
+# neighbours, which outnumber the phrases wanted. docs/results/monolingual.md has speed and BLEU for other settings.
 PHRASE_EFFORT = Effort(probes=24, candidates=2)
 PHRASE_DEPTH = 32  # neighbours requested, at least
 

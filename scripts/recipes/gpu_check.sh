@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Everything that needs a GPU, in ten minutes: is search right there, how fast is it, does decoding wait for the host, and how
-# fast does it translate. Leaves the rows of docs/benchmarks.md in OUTPUT.
+# fast does it translate. Leaves the rows of docs/speed.md in OUTPUT.
 #
 #   scripts/recipes/gpu_check.sh OUTPUT [DATA_BIN and options of `fairseq-ccpr benchmark decoding`]
 #

@@ -2,7 +2,7 @@
 
 python scripts/recipes/gpu_search.py OUTPUT
 
-OUTPUT gets search.json and search.md, the rows of docs/benchmarks.md. The exit code is 1 if a search is wrong.
+OUTPUT gets search.json and search.md, the rows of docs/speed.md. The exit code is 1 if a search is wrong.
 """
 
 import json
