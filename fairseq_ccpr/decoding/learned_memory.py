@@ -262,7 +262,7 @@ class LearnedMemory:
             self._clear()
             return
         if listed := [one for one in dropped if one[0] < self._listed]:
-            self._lists = self._lists.without(listed)
+            self._lists = self._lists.without(listed, self._keys.rows)
         self._gone += [one for one in dropped if one[0] >= self._listed]
 
     def _grow(self) -> None:

@@ -77,7 +77,7 @@ def _left(index: Index, gone: Tensor, queries: Tensor, depth: int, k: int) -> tu
     return best, ids.gather(1, places), more
 
 
-PROBES = 8  # lists that are searched
+PROBES = 16  # lists that are searched
 SAMPLE_PER_LIST = 64  # entries that centroids are learned from
 ITERATIONS = 5  # of k-means: lists need not be perfect, and learning waits for them
 RETRAINED_AT = 4  # times as many entries as there were when the centroids were learned
@@ -119,12 +119,24 @@ class GrowingLists:
         _add(index, keys, rows)
         return GrowingLists(index, self.trained)
 
-    def without(self, ranges: Sequence[tuple[int, int]]) -> GrowingLists:
-        """Return lists without rows, each range from its first to before its last."""
+    def without(self, ranges: Sequence[tuple[int, int]], keys: Tensor) -> GrowingLists:
+        """Return lists without rows, each range from its first to before its last, of keys fp16 [n, d].
+
+        FAISS leaves the codes of what it removes in a list's last block, and mixes them with those that are added there
+        later. So lists that have lost some are filled again.
+        """
         faiss = import_faiss()
         index = faiss.clone_index(self.index)
-        rows = np.concatenate([np.arange(*one) for one in ranges])
-        index.remove_ids(faiss.IDSelectorBatch(rows))
+        lists, numbers = index.invlists, range(index.nlist)
+        before = [lists.list_size(number) for number in numbers]
+        index.remove_ids(faiss.IDSelectorBatch(np.concatenate([np.arange(*one) for one in ranges])))
+        shorter = [number for number in numbers if lists.list_size(number) < before[number]]
+        left = [faiss.rev_swig_ptr(lists.get_ids(number), lists.list_size(number)).copy() for number in shorter]
+        for number in shorter:
+            lists.resize(number, 0)
+        rows = np.concatenate(left)
+        index.ntotal -= len(rows)
+        _add(index, keys[torch.from_numpy(rows)], rows)
         return GrowingLists(index, self.trained)
 
     @property
@@ -148,6 +160,7 @@ def _add(index: Any, keys: Tensor, rows: np.ndarray) -> None:
 
 
 CANDIDATES = 4  # for each neighbour that is wanted, whose codes are near, and whose keys are looked at
+FEWEST = 32  # of them: the codes are rough, and a live memory wants a single neighbour
 SPARE = 2  # the same, of those whose products are near: these are as exact as fp32 allows
 FEW = 1024  # rows that a CPU compares with all at once, where there are no lists
 
@@ -201,7 +214,8 @@ class Segment:
         queries = queries.float()
         found = [self._compared(queries, min(SPARE * k, self._few))]
         if self.lists is not None:
-            found.insert(0, self._scored(queries, self.lists.candidates(queries, min(CANDIDATES * k, self.lists.size))))
+            depth = min(max(FEWEST, CANDIDATES * k), self.lists.size)
+            found.insert(0, self._scored(queries, self.lists.candidates(queries, depth)))
         scores, rows = (torch.cat(parts, dim=1) for parts in zip(*found))
         return scores, rows
 

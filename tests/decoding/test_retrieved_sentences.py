@@ -51,16 +51,17 @@ def test_votes_are_those_of_a_plain_search(world: World, phrases: list[object], 
         states, _ = model(**sample["net_input"], features_only=True)
         log_probs = model.get_normalized_probs(model(**sample["net_input"]), log_probs=True)[real]
         queries, owners = states[real].double(), real.nonzero()[:, 0].tolist()
-        for row, owner in enumerate(owners):
-            keys, values = [], []
-            for ids in wanted[owner]:
+        for row, owner in [*enumerate(owners)][::9]:
+            keys, values, ranks = [], [], []
+            for rank, ids in enumerate(wanted[owner]):
                 inputs = {name: value[owner : owner + 1] for name, value in sample["net_input"].items()}
                 inputs["prev_output_tokens"] = torch.cat([torch.tensor([memory.end]), ids[:-1]])[None]
                 forced, _ = model(**inputs, features_only=True)
                 known = ids != task.target_dictionary.unk()
                 keys.append(forced[0, : len(ids)][known].double())
                 values.append(ids[known])
-            distances = torch.cdist(queries[row][None], torch.cat(keys))[0].square()
+                ranks.append(torch.full((int(known.sum()),), rank))
+            distances = torch.cdist(queries[row][None], torch.cat(keys))[0].square() + 0.01 * torch.cat(ranks)
             nearest, places = distances.topk(4, largest=False)
             tokens = torch.cat(values)[places]
             able = log_probs[row][tokens] >= log_probs[row].max() - consent
@@ -98,6 +99,6 @@ def test_sentences_are_ranked_by_the_phrases_they_have(world: World, phrases: li
 def test_it_is_tuned_and_needs_phrases(world: World, phrases: list[object], tmp_path: Path) -> None:
     words = [*world.options("--no-progress-bar"), *map(str, [*phrases, *WORDS])]
     shown = call("tune", *words, "--output", tmp_path / "options").stdout
-    assert re.search(r"gain +harm +phrases +sentences$", shown, re.MULTILINE), shown
+    assert re.search(r"gain +harm *sentences +phrases$", shown, re.MULTILINE), shown
     call("compare", *words, "--trust", tmp_path / "options.trust")
     refused(call("compare", *world.options(*TASK), check=False), "needs a datastore with phrases")

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fairseq_ccpr.search import ExactIndex
+from fairseq_ccpr.search import ExactIndex, live
 from fairseq_ccpr.search.exact import half_norms
 from fairseq_ccpr.search.live import GrowingLists, Segment
 from tests.vectors import clustered
@@ -41,3 +41,29 @@ def test_lists_find_nearly_all_of_the_nearest(metric: str) -> None:
     places = segment.search(keys.float(), 1)[1]
     assert float((places[:, 0] == torch.arange(6000)).float().mean()) > 0.99
     assert (places[5800:, 0] == torch.arange(5800, 6000)).all()
+
+
+def test_lists_that_shrank_and_grew_find_what_is_left(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With all lists and nearly all codes looked at, nothing is lost or found again."""
+    monkeypatch.setattr(live, "PROBES", 64)
+    monkeypatch.setattr(live, "FEWEST", 256)
+    keys, queries = keys_and_queries(4000, "ip")
+    there = np.zeros(len(keys), bool)
+    there[:1100] = True
+    lists = GrowingLists.of(keys[:1100], np.arange(1100), "ip")
+    for size in range(1100, len(keys), 290):
+        held = lists
+        for begin in rng.permutation(size - 30)[:12].tolist():
+            if there[begin : begin + 30].all():
+                lists = lists.without([(begin, begin + 30)], keys)
+                there[begin : begin + 30] = False
+        assert held.size >= lists.size  # the lists of a snapshot do not change
+        added = np.arange(size, min(size + 290, len(keys)))
+        lists = lists.with_more(keys[added[0] : added[-1] + 1], added)
+        there[added] = True
+        found = Segment(keys, half_norms(keys), "ip", lists, len(keys)).search(queries, 1)[1]
+        left = torch.from_numpy(np.flatnonzero(there))
+        wanted = left[ExactIndex(keys[left], "ip").search(queries, 1)[1]]
+        assert lists.size == len(left) and recall(found, wanted) > 0.99

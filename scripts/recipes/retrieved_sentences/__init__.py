@@ -39,6 +39,7 @@ from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.models.key_layer import KeyCapture
 
 ROWS = 64  # sentences that are force-decoded at a time
+TIE = 0.01  # what the squared distances of a sentence's tokens grow by with its rank: first tokens all have the same state
 
 
 class SharedRetrieval:
@@ -163,6 +164,7 @@ class SentenceMemory(Memory):
         batch.keys = torch.cat(states).float().view(len(texts), most * longest, -1)
         batch.values = targets.flatten(1)
         batch.there = batch.values.ne(self.pad) & batch.values.ne(self.tokens.unknown)
+        batch.ranks = torch.arange(most, device=device).repeat_interleave(longest)
         batch.rows = torch.arange(len(texts), device=device)
 
     def on(self, device: torch.device) -> "SentenceMemory":
@@ -183,6 +185,7 @@ class SentenceBatch(TokenBatch):
     keys: Tensor = field(init=False)  # fp32 [B, M, d]
     values: Tensor = field(init=False)  # int64 [B, M]
     there: Tensor = field(init=False)  # bool [B, M]
+    ranks: Tensor = field(init=False)  # int64 [M], of the sentence of each entry
     rows: Tensor = field(init=False)  # int64 [H], the sentence of each hypothesis, ascending
 
     def encoded(self, models: Sequence[Any], outputs: Sequence[Any]) -> None:
@@ -197,7 +200,7 @@ class SentenceBatch(TokenBatch):
         padded = queries.new_zeros(len(self.keys), int(place.max()) + 1, queries.size(1), dtype=torch.float32)
         padded[rows, place] = queries.float()
         distances = torch.cdist(padded, self.keys, compute_mode="use_mm_for_euclid_dist").square()
-        distances = distances.masked_fill(~self.there.unsqueeze(1), float("inf"))[rows, place]
+        distances = (distances + TIE * self.ranks).masked_fill(~self.there.unsqueeze(1), float("inf"))[rows, place]
         nearest, ids = distances.topk(min(k, distances.size(1)), largest=False)
         missing = nearest == float("inf")
         return Neighbours(ids.masked_fill(missing, -1), -nearest, self.values[rows].gather(1, ids))
