@@ -136,7 +136,7 @@ def with_tuned_text(
 
 
 def scaled_text(ensemble: RetrievalEnsemble, factor: float) -> RetrievalEnsemble:
-    """Return an ensemble whose text weighs less, and the same trust."""
+    """Return an ensemble whose text weighs so many times as much, and the same trust."""
     memory = ensemble.memory(TextMemory.name)
     settings = replace(memory.settings, alpha=factor * memory.settings.alpha)
     return ensemble.replacing(replace(memory, settings=settings), trust=ensemble.trust)

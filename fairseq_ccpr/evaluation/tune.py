@@ -57,7 +57,7 @@ BATCHES = 12  # at least, so that those are of all lengths
 TUNED_TOKEN_FIELDS = ("k", "lambda_", "temperature")
 TUNED_PHRASE_FIELDS = ("lambda_",)
 SEED = 1  # of what is trained
-TEXT_FACTORS = 0.5, 0.0  # of alpha, that are tried
+LESS, NONE, MORE = 0.5, 0.0, 1.5  # times alpha, that are tried
 LEAST_TOKENS = 5000  # of the held-out text, for a hidden layer
 QUALITY, SPEED = "quality", "speed"
 LEVEL = 0.3  # BLEU that is given for speed, if that is preferred
@@ -191,12 +191,14 @@ def tune(system: System, also: list[OtherText], trusting: bool, count: int, pref
     sample = samples[::SAMPLED]
     scores, took = _decode(system, tried, sample)
     winner = choose(tried, scores, took, prefer)
-    if ensemble.memory(TextMemory.name) is not None:  # likelihood wants more of the text than translations
-        factors = TEXT_FACTORS if ensemble.voting else TEXT_FACTORS[:-1]
-        scaled = [replace(winner, ensemble=scaled_text(winner.ensemble, factor)) for factor in factors]
-        more_scores, more_took = _decode(system, scaled, sample, base=False)
-        scores, took = scores | more_scores, took | more_took
-        winner = choose([winner, *scaled], scores, took, prefer)
+    if ensemble.memory(TextMemory.name) is not None:  # likelihood wants more of the text than translations do, or less
+        likeliest, winner = winner, _with_text(system, winner, LESS, sample, scores, took, prefer)
+        if winner is likeliest:
+            winner = _with_text(system, likeliest, MORE, sample, scores, took, prefer)
+        elif ensemble.voting:
+            winner = choose(
+                [winner, _with_text(system, likeliest, NONE, sample, scores, took, prefer)], scores, took, prefer
+            )
     helps = scores[winner.name].bleu > scores[BASE].bleu
     left_out = None
     if task.phrase_datastore is not None and winner.ensemble.memory(PhraseMemory.name) is None:
@@ -239,6 +241,18 @@ def choose(
     least = max(scores[best.name].bleu - LEVEL, scores[BASE].bleu)
     near = [one for one in tried if scores[one.name].bleu > least or one is best]
     return min(near, key=lambda one: seconds[one.name])
+
+
+def _with_text(
+    system: System, candidate: Candidate, factor: float, sample: list[Any], scores: dict[str, TranslationScores],
+    took: dict[str, float], prefer: str,
+) -> Candidate:  # fmt: skip
+    """Decode with another weight of the text as well, adding to scores and seconds; returns the better of the two."""
+    scaled = replace(candidate, ensemble=scaled_text(candidate.ensemble, factor))
+    more_scores, more_took = _decode(system, [scaled], sample, base=False)
+    scores.update(more_scores)
+    took.update(more_took)
+    return choose([candidate, scaled], scores, took, prefer)
 
 
 def _decode(

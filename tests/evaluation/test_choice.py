@@ -1,0 +1,27 @@
+"""What tuning keeps of what it decoded with."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from fairseq_ccpr.evaluation.test_set import TranslationScores
+from fairseq_ccpr.evaluation.tune import QUALITY, SPEED, choose
+
+
+@pytest.mark.parametrize(
+    ("bleu", "quality", "speed"),
+    [
+        ({"a": 30.0, "b": 29.8, "c": 29.6, "base": 20.0}, "a", "b"),  # c is the fastest, and too far below
+        ({"a": 30.0, "b": 29.8, "c": 29.75, "base": 20.0}, "a", "c"),
+        ({"a": 30.0, "b": 29.8, "c": 29.75, "base": 29.9}, "a", "a"),  # the others are below the base
+        ({"a": 19.0, "b": 18.9, "c": 18.8, "base": 20.0}, "a", "a"),
+    ],
+)
+def test_the_best_or_the_fastest_beside_it(bleu: dict[str, float], quality: str, speed: str) -> None:
+    tried = [SimpleNamespace(name=name) for name in "abc"]
+    scores = {name: TranslationScores(value, 0.0, "", "") for name, value in bleu.items()}
+    seconds = {"a": 3.0, "b": 2.0, "c": 1.0, "base": 0.5}
+    for prefer, name in {QUALITY: quality, SPEED: speed}.items():
+        assert choose(tried, scores, seconds, prefer).name == name  # type: ignore[arg-type]
