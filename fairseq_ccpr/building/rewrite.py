@@ -303,8 +303,8 @@ def merge_datastores(settings: MergeSettings) -> Manifest:
                 f"{store.directory} has learned pairs ({len(learned.pairs):,}), and only a datastore's own entries are "
                 f"merged: fairseq-ccpr compact {store.directory} makes them its own"
             )
-    for _, store in (*tokens, *phrases):
-        _ = store.keys  # refused now, and not after hours, where a database has them
+    for _, part in (*tokens, *phrases):
+        _ = part.keys  # refused now, and not after hours, where a database has them
     texts = [TextDatastore(directories[name]) for name, one in manifests.items() if one.text]
     if texts and (reason := _why_not_merged(texts, settings.remove)):
         if not tokens and not phrases:

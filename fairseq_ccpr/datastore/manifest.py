@@ -136,7 +136,7 @@ class Section:
 class TokenSection(Section):
     """The token part of a manifest: keys fp16 [N, d], values int32 [N], provenance int32 [N, 2].
 
-    Its fingerprints: model, target_dictionary, corpus; adapter, language_pair, reverse_model; keys, where a database has them.
+    Its fingerprints: model, target_dictionary, corpus; adapter, language_pair, reverse_model; keys, if in a database.
     """
 
     PART, COMMAND, REBUILD = TOKEN, "build tokens", "build tokens DATA_BIN --path MODEL"

@@ -56,6 +56,6 @@ class RemoteAnswers:
         return None
 
 
-def _report_skipped(skipped: list[int], what: str, address: StoreAddress) -> None:
-    server = f"{address.backend.capitalize()} at {address.uri}"
-    print(f"fairseq-ccpr: {sum(skipped):,} sentences went without {what}: {server} did not answer", file=sys.stderr)
+def _report_skipped(skipped: list[int], what: str, address: StoreAddress | None) -> None:
+    told = f"{sum(skipped):,} sentences went without {what}: {address} did not answer"
+    print(f"fairseq-ccpr: {told}", file=sys.stderr)

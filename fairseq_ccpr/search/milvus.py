@@ -51,7 +51,7 @@ CHANNEL = {
 # What a server says that was stopped, or of parts that it has lost, until it has found itself again. Some of it is called
 # unrecoverable, which it is for that connection.
 RESTARTED = re.compile(
-    r"session|node|channel|replica|shard|segment|leader|not (fully )?load|not ready|no (time|ts)|unavailable|not available|"
+    r"session|node|channel|replica|shard|segment|leader|load|not ready|unavailable|not available|"
     r"not serviceable|shutting down|stopp|timeout|timed out|deadline|context canceled|connection|recover|initializ"
 )
 
@@ -132,7 +132,9 @@ class MilvusServer:
                     "that it runs and can be reached from here, or give --store-timeout more seconds"
                 )
             if time.monotonic() > tell:
-                logger.warning("waiting for Milvus at %s, at most %.0f s: %s: %s", self.address.uri, seconds, method, last)
+                logger.warning(
+                    "waiting for Milvus at %s, at most %.0f s: %s: %s", self.address.uri, seconds, method, last
+                )
                 tell = time.monotonic() + TOLD
             with contextlib.suppress(Exception):  # it is broken, and may not even close
                 self._client.close()
@@ -241,8 +243,8 @@ class MilvusIndex(Index):
             choice = "FLAT" if exact else "AUTOINDEX"
         if request.metric == "l2" and request.store.embedded:
             raise ConfigurationError(
-                f"--store {request.store.uri} is embedded Milvus, which finds squared distances far too slowly: give --metric "
-                "ip, --adapter clknn, or a server"
+                f"--store {request.store.uri} is embedded Milvus, which finds squared distances far too slowly: give "
+                "--metric ip, --adapter clknn, or a server"
             )
         number = r"\w+=[0-9]*\.?[0-9]+"
         if not re.fullmatch(rf"[A-Z][A-Z0-9_]*(,{number})*", choice):
@@ -357,7 +359,9 @@ class MilvusIndex(Index):
         if not self._index_type():  # new, or killed in between
             kind, _, build = self.description.factory.partition(",")
             parameters = pymilvus.MilvusClient.prepare_index_params()
-            parameters.add_index(KEY, index_type=kind, metric_type=METRICS[self.metric], index_name=KEY, params=_parameters(build))
+            parameters.add_index(
+                KEY, index_type=kind, metric_type=METRICS[self.metric], index_name=KEY, params=_parameters(build)
+            )
             self.server.ask("create_index", name, parameters, slow=True)
         self._load()
         # Blocks are written one after another: all but the last one that came are whole.
@@ -405,8 +409,8 @@ class MilvusIndex(Index):
                 fewest, give_up = left, now + patience
             if state == "Failed" or now > give_up:
                 raise UnreachableError(
-                    f"{self.address} does not get ready: Milvus was to {what}, and {left:,} are left (state {state}); see the "
-                    "server's log, then run the same command again"
+                    f"{self.address} does not get ready: Milvus was to {what}, and {left:,} are left (state {state}); see "
+                    "the server's log, then run the same command again"
                 )
             if now > tell:
                 logger.warning("waiting for Milvus at %s to %s: %s left", self.address.uri, what, f"{left:,}")
@@ -417,7 +421,9 @@ class MilvusIndex(Index):
         """Read the keys, fp16 [n, d], block by block, in their order; missing ones are left out."""
         for first in range(0, self.size, BLOCK_ROWS):
             block = f"{ID} >= {first} and {ID} < {first + BLOCK_ROWS}"
-            rows = self._ask("query", filter=block, output_fields=[ID, KEY], limit=BLOCK_ROWS, consistency_level="Strong", slow=True)
+            rows = self._ask(
+                "query", filter=block, output_fields=[ID, KEY], limit=BLOCK_ROWS, consistency_level="Strong", slow=True
+            )
             keys = [row[KEY] for row in sorted(rows, key=lambda row: row[ID])]
             yield np.array(keys, np.float16).reshape(len(keys), self.dimension)
 

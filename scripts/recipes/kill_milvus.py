@@ -128,13 +128,15 @@ def main() -> None:
                     while killer.is_alive():
                         failures += try_often(lambda: first.search(queries, K))
             killer.join()
-            faults: list[int] = []
-            failures += try_often(lambda index=index: faults.append(wrong(index, exact, queries)))
+            failures += try_often(lambda index=index: index.search(queries, K))
             check(index, keys)
-            if faults[-1]:
-                sys.exit(f"{index.address}: {faults[-1]} of {QUERIES} queries found other neighbours")
+            if faults := wrong(index, exact, queries):
+                sys.exit(f"{index.address}: {faults} of {QUERIES} queries found other neighbours")
             took = time.monotonic() - start
-            print(f"kill {number + 1}, {name}: all there, neighbours right after {took:.0f} s, {failures} failures", flush=True)
+            print(
+                f"kill {number + 1}, {name}: all there, neighbours right after {took:.0f} s, {failures} failures",
+                flush=True,
+            )
     finally:
         server.kill()
 

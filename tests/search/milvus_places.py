@@ -40,7 +40,6 @@ def client(folder: Path) -> Any:
     return pymilvus.MilvusClient(URI or str(folder / "keys.db"), token=os.environ.get("MILVUS_TOKEN", ""))
 
 
-
 class Server:
     """Embedded Milvus in another process, which can be killed."""
 

@@ -138,7 +138,11 @@ def test_same_translations_as_from_a_folder(
 
 def test_inspect_reads_all_of_it(ccpr: Ccpr, stored: Path, tmp_path: Path) -> None:
     shown = call("inspect", stored).stdout
-    assert "recall         100.0%" in shown and f"keys in        the collection '{PREFIX}stored'" in shown and "health" in shown
+    assert (
+        "recall         100.0%" in shown
+        and f"keys in        the collection '{PREFIX}stored'" in shown
+        and "health" in shown
+    )
     refused(call("evaluate retrieved", "--source", "x", "--target", "y", "--datastore", stored, check=False))
     with pytest.raises(Exception, match="only those in a folder can be merged, compacted, sampled"):
         PhraseDatastore(stored).sample(3)
@@ -160,9 +164,7 @@ def test_finished_datastore_is_built_again_in_no_time_and_refuses_other_options(
     before = (stored / MANIFEST).read_bytes()
     with patch.object(MilvusIndex, "write", side_effect=AssertionError("nothing is to be written again")):
         build(ccpr, text, stored, *store)
-    refused(
-        build(ccpr, text, stored, check=False), f"are in the collection '{PREFIX}stored' .*: give the same --store"
-    )
+    refused(build(ccpr, text, stored, check=False), f"are in the collection '{PREFIX}stored' .*: give the same --store")
     refused(build(ccpr, text, stored, *store, "--collection", "x", check=False), "'x' of Milvus .* is asked for")
     refused(build(ccpr, text, stored, *store, "--index", "HNSW,M=8", check=False), "milvus:FLAT.*milvus:HNSW,M=8")
     assert (stored / MANIFEST).read_bytes() == before
@@ -170,7 +172,10 @@ def test_finished_datastore_is_built_again_in_no_time_and_refuses_other_options(
 
 def test_keys_in_milvus_are_not_merged(ccpr: Ccpr, text: Path, local: Path, stored: Path, tmp_path: Path) -> None:
     done = call("merge", local, stored, "--output", tmp_path / "both", check=False)
-    refused(done, f"the keys of .*stored are in the collection '{PREFIX}stored' .*, and only those in a folder can be merged")
+    refused(
+        done,
+        f"the keys of .*stored are in the collection '{PREFIX}stored' .*, and only those in a folder can be merged",
+    )
     shard = "--store", tmp_path / "p.db", "--num-shards", 2, "--shard-id", 0
     refused(build(ccpr, text, tmp_path / "s", *shard, check=False), "--store takes all keys together")
     assert not list(tmp_path.iterdir())
@@ -245,7 +250,9 @@ def test_decoding_when_the_server_is_killed(
     refused(call("fairseq-generate", *world.options(*options), check=False), "Milvus at .* does not answer")
     assert equal(decode(*options, "--store-unreachable", "skip"), decode(base=True))
     told = run("fairseq-generate", *world.options(*options, "--store-unreachable", "skip", "--beam", 1), LANG="C.UTF-8")
-    assert f"20 sentences went without phrases: Milvus at {server.uri} did not answer" in told.stderr
+    assert (
+        f"20 sentences went without phrases: the collection 's' of Milvus at {server.uri} did not answer" in told.stderr
+    )
     assert "--phrase-min-similarity" not in told.stderr
 
 
