@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 TOKEN = "MILVUS_TOKEN"  # of the environment: user:password, or an API key
 TIMEOUT = 30.0  # seconds
 SLOW = 20  # writing, counting and the like may take this many times as long as a query
-TOLD = 10.0  # seconds of waiting after which that is said, and again
+TOLD = 10.0  # seconds of waiting after which that is said
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0  # seconds between attempts, each twice the one before
 POLL = 0.2  # seconds between questions after what Milvus is doing
 LONGEST_ANSWER = 300  # characters of what Milvus says
@@ -135,7 +135,7 @@ class MilvusServer:
                 logger.warning(
                     "waiting for Milvus at %s, at most %.0f s: %s: %s", self.address.uri, seconds, method, last
                 )
-                tell = time.monotonic() + TOLD
+                tell += time.monotonic() - start  # twice as late each time
             with contextlib.suppress(Exception):  # it is broken, and may not even close
                 self._client.close()
             self._client = None
@@ -414,7 +414,7 @@ class MilvusIndex(Index):
                 )
             if now > tell:
                 logger.warning("waiting for Milvus at %s to %s: %s left", self.address.uri, what, f"{left:,}")
-                tell = now + TOLD
+                tell += TOLD
             time.sleep(POLL)
 
     def read(self) -> Iterator[np.ndarray]:

@@ -1,8 +1,8 @@
 """Kill a Milvus server while keys move to it, while it searches, and while it compacts; nothing may be lost, no answer wrong.
 
-python scripts/recipes/kill_milvus.py FOLDER [KILLS]
+python scripts/recipes/kill_milvus.py FOLDER [KILLS [OPTIONS]]
 
-FOLDER is one of scripts/recipes/milvus_server.sh, which this starts; half of the kills (20) are of uploads, the others of
+FOLDER is one of scripts/recipes/milvus_server.sh, which this starts, with these options; no other may run on this machine; half of the kills (20) are of uploads, the others of
 searches and of Milvus's own compaction, in turn. Keys are random. It prints how long Milvus took until it answered again.
 """
 
@@ -26,7 +26,7 @@ from fairseq_ccpr.search.base import IndexDescription, RemoteKeys, StoreAddress
 from fairseq_ccpr.search.exact import ExactIndex
 from fairseq_ccpr.search.milvus import MilvusIndex
 
-KEYS, WIDTH, QUERIES, K = 40_000, 64, 32, 8
+KEYS, WIDTH, QUERIES, K = 20_000, 64, 32, 8
 PORT = 19540
 STARTING = 300.0  # seconds that a server may take
 
@@ -34,9 +34,9 @@ STARTING = 300.0  # seconds that a server may take
 class Server:
     """The server, in a group of processes of its own."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, options: list[str]) -> None:
         script = Path(__file__).with_name("milvus_server.sh")
-        self.words = [str(script), str(folder), "--proxy-port", str(PORT)]
+        self.words = [str(script), str(folder), str(PORT), *options]
         self.log = (folder / "kills.log").open("ab")
         self.start()
 
@@ -90,7 +90,7 @@ def try_often(work: Any) -> int:
 
 
 def main() -> None:
-    if len(sys.argv) not in (2, 3):
+    if len(sys.argv) < 2:
         sys.exit(__doc__.strip())
     kills = int(sys.argv[2]) if len(sys.argv) > 2 else 20
     seed = random.randrange(2**32)
@@ -98,7 +98,7 @@ def main() -> None:
     draw, rng = random.Random(seed), np.random.default_rng(1)
     keys = rng.standard_normal((KEYS, WIDTH), np.float32).astype(np.float16)
     queries = torch.from_numpy(rng.standard_normal((QUERIES, WIDTH), np.float32))
-    server, exact = Server(Path(sys.argv[1]).resolve()), ExactIndex(keys, "ip")
+    server, exact = Server(Path(sys.argv[1]).resolve(), sys.argv[3:]), ExactIndex(keys, "ip")
     try:
         first = collection("whole", keys)
         if first.exists():
@@ -120,7 +120,7 @@ def main() -> None:
                 index = first
                 killer = server.kill_later(draw.uniform(0.2, 3))
                 if name == "compaction":
-                    try_often(lambda: first.write(0, keys[:10_000]))  # what it has to merge
+                    try_often(lambda: first.write(0, keys[:5_000]))  # what it has to merge
                     try_often(lambda: first.server.ask("compact", first.address.collection))
                     failures = try_often(lambda: first.server.ask("flush", first.address.collection, slow=True))
                 else:
