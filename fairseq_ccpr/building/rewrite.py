@@ -303,8 +303,9 @@ def merge_datastores(settings: MergeSettings) -> Manifest:
                 f"{store.directory} has learned pairs ({len(learned.pairs):,}), and only a datastore's own entries are "
                 f"merged: fairseq-ccpr compact {store.directory} makes them its own"
             )
-    for _, part in (*tokens, *phrases):
-        _ = part.keys  # refused now, and not after hours, where a database has them
+    opened: list[Datastore] = [one for _, one in tokens] + [one for _, one in phrases]
+    for one in opened:
+        _ = one.keys  # refused now, and not after hours, where a database has them
     texts = [TextDatastore(directories[name]) for name, one in manifests.items() if one.text]
     if texts and (reason := _why_not_merged(texts, settings.remove)):
         if not tokens and not phrases:

@@ -2,8 +2,9 @@
 
 python scripts/recipes/kill_milvus.py FOLDER [KILLS [OPTIONS]]
 
-FOLDER is one of scripts/recipes/milvus_server.sh, which this starts, with these options; no other may run on this machine; half of the kills (20) are of uploads, the others of
-searches and of Milvus's own compaction, in turn. Keys are random. It prints how long Milvus took until it answered again.
+FOLDER is one of scripts/recipes/milvus_server.sh, which this starts, with these options; no other may run on this machine.
+Half of the kills (20) are of uploads, the others of searches and of Milvus's own compaction, in turn. Keys are random. It
+prints how long Milvus took until it answered again.
 """
 
 from __future__ import annotations
