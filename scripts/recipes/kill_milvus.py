@@ -16,6 +16,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +46,11 @@ class Server:
         self.process = subprocess.Popen(self.words, stdout=self.log, stderr=self.log, start_new_session=True)
 
     def kill(self) -> None:
-        os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
+        with suppress(ProcessLookupError):
+            while True:  # until all have ended, whose ports the next one needs
+                os.killpg(self.process.pid, signal.SIGKILL)
+                self.process.poll()
+                time.sleep(0.1)
 
     def kill_later(self, seconds: float) -> threading.Thread:
         """Kill it in so many seconds, and start it again 2 later."""
