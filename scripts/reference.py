@@ -37,9 +37,9 @@ CLASSES = (
     "ModelView",
     "Neighbours",
 )
-FINGERPRINTS = ("keys_fingerprint", "keys_fingerprints")
+KEYED = ("keys_fingerprint", "keys_fingerprints", "open_index")
 INHERITED = {  # what is public of the classes above
-    "Translator": ("translate",), "TokenDatastore": FINGERPRINTS, "PhraseDatastore": FINGERPRINTS
+    "Translator": ("translate",), "TokenDatastore": KEYED, "PhraseDatastore": KEYED
 }  # fmt: skip
 OWN_OPTIONS = ("datastore", "untuned", "trust", "knn_log")  # of the task itself
 

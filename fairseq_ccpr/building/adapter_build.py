@@ -19,8 +19,9 @@ import torch
 from fairseq import options
 
 from fairseq_ccpr.building.corpus import sample_domain
+from fairseq_ccpr.building.key_store import KeyStore
 from fairseq_ccpr.building.part import ADAPTER, RAW, VALID, ChunkRows, Processes, TokenPart, refuse_foreign
-from fairseq_ccpr.building.token_build import PCA_DIMENSION, TRAINED_ADAPTER, Extraction, TokenBuildSettings
+from fairseq_ccpr.building.token_build import COLLECTION, PCA_DIMENSION, TRAINED_ADAPTER, Extraction, TokenBuildSettings
 from fairseq_ccpr.child_process import locked, run_child
 from fairseq_ccpr.datastore.manifest import Manifest, ProjectionDescription, TokenSection
 from fairseq_ccpr.datastore.token import (
@@ -149,6 +150,8 @@ def build_projected_datastore(settings: TokenBuildSettings, processes: Processes
     """
     plan = _Plan(settings, Extraction(settings, processes))
     part = plan.part(show=processes.first and not settings.quiet)
+    if processes.first:
+        part.check_store(part.section.index)
     unfinished = part.published is None
     if unfinished:
         refuse_foreign(settings.output)
@@ -229,14 +232,16 @@ class _Plan:
                 )
         raw = self.raw_section
         dimension = self.pca_dim or self.width
-        gpu = self.device.type == "cuda"
-        section = self.extraction.section(plan_index(s.index, "ip", s.index_parameters, raw.size, dimension, gpu=gpu))
+        gpu, store = self.device.type == "cuda", KeyStore.of(s, COLLECTION)
+        address = store.address if store is not None else None
+        index = plan_index(s.index, "ip", s.index_parameters, raw.size, dimension, gpu=gpu, store=address)
+        section = self.extraction.section(index)
         section.dimension = dimension
         section.projection = ProjectionDescription(
             raw.dimension, self.width, bool(self.pca_dim), s.normalize_before_pca
         )
         section.fingerprints["adapter"] = self.identity
-        return TokenPart(s.output, section, self.extraction.symbols, show)
+        return TokenPart(s.output, section, self.extraction.symbols, show, store)
 
     def project(self, raw: TokenDatastore, valid: TokenDatastore | None, part: TokenPart) -> None:
         s = self.settings
@@ -280,6 +285,7 @@ class _Plan:
 def extract(extraction: Extraction, folder: Path, processes: Processes, show: bool) -> TokenDatastore:
     """Write the decoder's own states, unless that was done; the processes share the work."""
     raw = TokenPart(folder, extraction.section(RAW_INDEX), extraction.symbols, show)
+    raw.check_store(RAW_INDEX)  # keys in a database cannot be read from it
     processes.barrier()
     if raw.published is None:  # any existing index will do
         extraction.fill(raw)

@@ -87,6 +87,7 @@ def compact_datastore(settings: CompactSettings) -> tuple[TokenSection, int, int
         remove_others(directory, Manifest.read(directory))
         moved, removed = len(learned.entries.keys() | learned.phrases.keys()), learned.forgotten
         if moved or removed:
+            _ = datastore.keys  # refused where a database has them
             with disk_faults_named(directory):
                 _compact(datastore, learned, settings)
             remove_others(directory, Manifest.read(directory))
@@ -145,7 +146,6 @@ def _records_of_replaced(datastore: TokenDatastore, learned: LearnedStore) -> It
             entries = datastore.values[rows], datastore.keys[rows]
         if pair.sentence is not None and pair.sentence != OWN_SENTENCE:
             stored = PhraseDatastore(datastore.directory)
-            assert stored.keys is not None  # as learning requires
             places = entries_of(stored, [pair.sentence])
             phrases = PairPhrases(stored.spans[places, 1:], stored.keys[places])
         assert entries is not None  # of a pair that has not moved

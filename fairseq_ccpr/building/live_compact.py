@@ -34,6 +34,7 @@ class LiveCompaction:
     def __init__(self, memory: LearnedMemory, open_retriever: Callable[[TokenDatastore], LearningRetriever]) -> None:
         self.memory, self.open_retriever = memory, open_retriever
         self.directory = memory.store.datastore.directory
+        _ = memory.store.datastore.keys  # refused where a database has them
         if Manifest.read(self.directory).phrase is not None:
             raise ConfigurationError(
                 f"{self.directory} has phrases as well, and can be compacted while nothing uses it to learn: end the "

@@ -19,12 +19,13 @@ import torch.distributed as dist
 from tqdm import tqdm
 
 from fairseq_ccpr.building.corpus import sample_domain
+from fairseq_ccpr.building.key_store import KeyStore
 from fairseq_ccpr.datastore import phrase, text, token
 from fairseq_ccpr.datastore.manifest import PHRASE, TEXT, TOKEN, Manifest, Section, TokenSection
 from fairseq_ccpr.datastore.phrase import SPANS
 from fairseq_ccpr.datastore.token import DOMAIN, KEYS, PROVENANCE, SYMBOLS, array_shapes
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
-from fairseq_ccpr.search import Index, StoreAddress, build_index, open_index
+from fairseq_ccpr.search import Index, IndexDescription, RemoteKeys, build_index, open_index
 from fairseq_ccpr.search.base import Progress
 from fairseq_ccpr.search.index_plan import PHRASE_DEPTH, PHRASE_EFFORT, TOKEN_EFFORT, Effort, index_bytes
 from fairseq_ccpr.search.recall import recall_of_sample
@@ -66,10 +67,11 @@ class Part:
     folder and then writes the manifest; a folder that has its final name and still its plan was killed in between.
     """
 
-    address: StoreAddress | None = None  # where the keys are searched, if in a database; None: where they were written
-
-    def __init__(self, output: Path, kind: PartKind, show: bool, identity: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self, output: Path, kind: PartKind, show: bool, identity: dict[str, Any] | None = None, store: KeyStore | None = None
+    ) -> None:  # fmt: skip
         self.output, self.kind, self.show = output, kind, show
+        self.store = store  # the database that keys move to, so that no file of them stays; None: they stay
         self.identity = identity or {}  # what makes two parts the same, named as in the manifest
         self.final, self.partial = output / kind.name, output / f"{kind.name}.partial"
         self.manifest = Manifest.read(output) if (output / MANIFEST).exists() else Manifest()
@@ -102,6 +104,18 @@ class Part:
             rmtree(self.partial if existed else self.output, ignore_errors=True)
             raise
 
+    def check_store(self, index: IndexDescription) -> None:
+        """Check that keys which a database has are to stay there, or that one answers, and has no others of this name."""
+        elsewhere = self.published.store if self.published is not None else None
+        if self.store is None and elsewhere is not None:
+            raise DatastoreError(
+                f"the keys of {self.output} are in {elsewhere}: give the same --store, or another folder to have them in"
+            )
+        if self.store is not None and elsewhere is None:  # otherwise `make_index` compares
+            store, width = self.store, self.identity["dimension"]
+            keys = RemoteKeys(store.address, 0, width, self.identity, store.timeout, store.token)
+            open_index(index, keys, self.output).refuse_foreign()
+
     def discard(self) -> None:
         """Remove what was begun, and the output if nothing else is in it."""
         rmtree(self.partial)
@@ -117,6 +131,7 @@ class Part:
         3. Write the manifest, if anything is new.
         4. Remove everything that it does not name: the plan, marks of progress, an index that was replaced.
         """
+        section.store = self.store.address if self.store is not None else None
         self.make_index(section)
         if self.published is None:
             self.partial.rename(self.final)
@@ -139,8 +154,11 @@ class Part:
         for path in [path for path in self.final.iterdir() if path.name not in names]:
             rmtree(path) if path.is_dir() else path.unlink()
 
-    def make_index(self, section: Any) -> None:
-        """Make the keys searchable as `section.index` says, unless an earlier run did."""
+    def make_index(self, section: Section) -> None:
+        """Make the keys searchable as `section.index` says, in the database if there is one, unless an earlier run did."""
+        if self.store is not None:
+            self._bring_keys(section, self.store)
+            return
         description, path = section.index, self.folder / section.index.file
         if not description.file or path.exists():
             return
@@ -148,8 +166,28 @@ class Part:
         with self.progress(f"index {description.factory}", section.size) as bar:
             build_index(open_keys(section, self.folder), description, path, bar.update)
 
-    def open_index(self, section: Any) -> Index:
+    def _bring_keys(self, section: Section, store: KeyStore) -> None:
+        published = self.published
+        if published is not None and published.store is not None:
+            if (published.store, published.index) != (section.store, section.index):
+                raise DatastoreError(
+                    f"the keys of {self.output} are in {published.store}, index {published.index}, and {section.store}, "
+                    f"index {section.index}, is asked for: give the same --store, --collection and --index, or another "
+                    "--output"
+                )
+            section.fingerprints = published.fingerprints
+            self.open_index(section).check()
+            return
+        section.fingerprints = section.fingerprints | {KEYS: fingerprint.of_file(self.folder / f"{KEYS}.npy")}
+        with self.progress(store.address.backend.capitalize(), section.size) as bar:
+            keys = open_keys(section, self.folder)
+            build_index(keys, section.index, section.remote_keys(store.timeout, store.token), bar.update)
+
+    def open_index(self, section: Section) -> Index:
         """Open what `make_index` has made, in the folder's final place."""
+        if self.store is not None:
+            keys = section.remote_keys(self.store.timeout, self.store.token)
+            return open_index(section.index, keys, self.final)
         return open_index(section.index, open_keys(section, self.final), self.final)
 
     def progress(self, what: str, total: int, done: int = 0, unit: str = "key") -> tqdm[Any]:
@@ -192,12 +230,14 @@ def refuse_foreign(output: Path) -> None:
 class TokenPart(Part):
     """The token part at `output`, of known size: `section` describes all but its files."""
 
-    def __init__(self, output: Path, section: TokenSection, symbols: list[str], show: bool) -> None:
+    def __init__(
+        self, output: Path, section: TokenSection, symbols: list[str], show: bool, store: KeyStore | None = None
+    ) -> None:
         values = asdict(section)
-        free = ("index", "files", "index_recall", "sources", "domain", "ancestors")
+        free = ("index", "files", "index_recall", "sources", "domain", "ancestors", "store")
         # Options come before the size, which follows from them: a refusal names the cause.
         identity = {name: values[name] for name in ("share", "shard", *values) if name not in free}
-        super().__init__(output, TOKENS, show, identity)
+        super().__init__(output, TOKENS, show, identity, store)
         self.section, self.symbols = section, symbols
         self.shapes = array_shapes(section.size, section.dimension)
         self.writer = ArrayWriter(self.partial, self.shapes)

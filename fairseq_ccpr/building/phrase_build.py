@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import re
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -23,11 +22,12 @@ from fairseq_ccpr.building.corpus import (
     num_shards_option,
     shard_id_option,
 )
-from fairseq_ccpr.building.part import PHRASES, Part, Processes, open_keys
+from fairseq_ccpr.building.key_store import KeyStore, collection_option, store_option, store_timeout_option
+from fairseq_ccpr.building.part import PHRASES, Part, Processes
 from fairseq_ccpr.building.type_merge import merge_types
 from fairseq_ccpr.datastore.manifest import PhraseSection
 from fairseq_ccpr.datastore.phrase import HASHES, KEYS, OFFSETS, SENTENCES, SPANS, TOTALS, write_string_hashes
-from fairseq_ccpr.errors import ConfigurationError, DatastoreError
+from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.models.phrase_encoder import SpanEncoder, load_phrase_encoder
 from fairseq_ccpr.models.phrase_finder import (
     SEGMENTATIONS,
@@ -37,17 +37,7 @@ from fairseq_ccpr.models.phrase_finder import (
     choose_segmentation,
 )
 from fairseq_ccpr.models.xpr_encoder import XprEncoder
-from fairseq_ccpr.search import (
-    SLOW,
-    TIMEOUT,
-    Index,
-    IndexDescription,
-    RemoteKeys,
-    StoreAddress,
-    build_index,
-    open_index,
-    read_address,
-)
+from fairseq_ccpr.search import IndexDescription
 from fairseq_ccpr.search.index_plan import plan_index
 from fairseq_ccpr.settings import bf16_option, check, cpu_option, option, quiet_option
 from fairseq_ccpr.storage import fingerprint
@@ -89,19 +79,9 @@ class PhraseBuildSettings:
         metavar="exact|FACTORY",
     )
     index_parameters: str = option("", "search parameters", metavar="P=V,...")
-    store: Optional[str] = option(
-        None,
-        "keep the keys in Milvus: a server, or a file of its embedded form; --index is then exact or a type of Milvus "
-        "(HNSW,M=16,efConstruction=200), --index-parameters its parameters (ef=128)",
-        metavar="URI|FILE.db",
-    )
-    collection: Optional[str] = option(
-        None, "name of the collection in Milvus (the name of the output folder)", metavar="NAME"
-    )
-    store_timeout: float = option(
-        TIMEOUT, f"seconds that Milvus may take to answer, all attempts together; writing may take {SLOW} times as long",
-        within="(0, inf)", needs="a number of seconds above 0", metavar="S",
-    )  # fmt: skip
+    store: Optional[str] = store_option()
+    collection: Optional[str] = collection_option("the name of the output folder")
+    store_timeout: float = store_timeout_option()
     chunk_sentences: int = option(
         4096, "checkpoint interval in sentences",
         within="[1, inf)", needs="at least 1 sentence", metavar="N",
@@ -114,13 +94,7 @@ class PhraseBuildSettings:
         """Check that all values are in range and go together."""
         check(self)
         check_shard(self.num_shards, self.shard_id, self.index)
-        if self.store is not None and self.num_shards > 1:
-            raise ConfigurationError(
-                "--store takes all keys together, and a shard has some of them: leave it out, merge the shards with "
-                "fairseq-ccpr merge, and run this command on the result with --store and without --num-shards"
-            )
-        if self.collection is not None and self.store is None:
-            raise ConfigurationError(f"--collection {self.collection} needs --store, which says where Milvus runs")
+        KeyStore.of(self)
         for path in self.text:
             if not path.is_file():
                 raise ConfigurationError(f"there is no text {path}: give files of one sentence per line")
@@ -156,28 +130,19 @@ def build_phrase_datastore(settings: PhraseBuildSettings, processes: Processes) 
             "share the work with torchrun instead"
         )
     identity = _identity(settings, encoder, segmentation)
-    part = (
-        Part(settings.output, PHRASES, not settings.quiet, identity)
-        if settings.store is None
-        else StoredPart(settings, identity)
-    )
+    store = KeyStore.of(settings)
+    part = Part(settings.output, PHRASES, not settings.quiet, identity, store)
 
     def describe_index(size: int) -> IndexDescription:
         choice, gpu = "exact" if settings.num_shards > 1 else settings.index, device.type == "cuda"
         parameters = settings.index_parameters
-        return plan_index(choice, "ip", parameters, size, encoder.dimension, gpu, PHRASES.effort, part.address)
+        address = store.address if store is not None else None
+        return plan_index(choice, "ip", parameters, size, encoder.dimension, gpu, PHRASES.effort, address)
 
-    describe_index(10**6)  # a typing error shows now
+    planned = describe_index(10**6)  # a typing error shows now
     chunks = PhraseChunks(settings, part.partial, processes)
     if processes.first:
-        elsewhere = part.published.store if isinstance(part.published, PhraseSection) else None
-        if part.address is None and elsewhere is not None:
-            raise DatastoreError(
-                f"the keys of {settings.output} are in {elsewhere}: give the same --store, or another --output to have "
-                "them in a folder"
-            )
-        if isinstance(part, StoredPart) and elsewhere is None:  # otherwise `make_index` compares
-            part.check()
+        part.check_store(planned)
     if part.published is None:
         finder = PhraseFinder(encoder.to(device), segmentation, pooled=pooled)
         processes.barrier()  # all have seen the same
@@ -207,7 +172,7 @@ def build_phrase_datastore(settings: PhraseBuildSettings, processes: Processes) 
             size=totals["phrases"], dimension=encoder.dimension, sentences=totals["sentences"],
             segmentation=identity["segmentation"], encoder=str(settings.encoder.resolve()),
             fingerprints=identity["fingerprints"], index=describe_index(totals["phrases"]), share=identity["share"],
-            pooled=pooled, shard=identity["shard"], store=part.address, hashes=True,
+            pooled=pooled, shard=identity["shard"], hashes=True,
         )  # fmt: skip
         part.publish(section)
         report = PhraseBuildReport(section, totals["too_long"], chunks.lines, chunks.encoded, chunks.seconds)
@@ -336,45 +301,3 @@ def without_repeats(found: FoundPhrases, texts: list[str]) -> FoundPhrases:
     kept = list(first.values())
     rows = torch.tensor(kept, dtype=torch.int64)
     return FoundPhrases(found.spans[kept], found.probabilities[rows], found.vectors[rows], found.too_long)
-
-
-class StoredPart(Part):
-    """A phrase part whose keys move to a database, so that it needs no file of them when it is finished."""
-
-    address: StoreAddress
-
-    def __init__(self, settings: PhraseBuildSettings, identity: dict[str, Any]) -> None:
-        super().__init__(settings.output, PHRASES, not settings.quiet, identity)
-        assert settings.store is not None
-        name = re.sub(r"^(?=\d)|\W", "_", settings.output.resolve().name, flags=re.ASCII)
-        self.address, self._token = read_address(settings.store, settings.collection or name)
-        self._timeout = settings.store_timeout
-
-    def check(self) -> None:
-        """Check that the database answers, and has no other keys under this name."""
-        dimension = self.identity["dimension"]
-        keys = RemoteKeys(self.address, 0, dimension, self.identity, self._timeout, self._token)
-        description = plan_index("exact", "ip", "", 0, dimension, store=self.address)
-        open_index(description, keys, self.output).refuse_foreign()
-
-    def make_index(self, section: PhraseSection) -> None:
-        """Write those keys that are not there yet, and wait until they can be searched."""
-        published = self.published
-        if isinstance(published, PhraseSection) and published.store is not None:
-            if (published.store, published.index) != (section.store, section.index):
-                raise DatastoreError(
-                    f"the keys of {self.output} are in {published.store}, index {published.index}, and {section.store}, "
-                    f"index {section.index}, is asked for: give the same --store, --collection and --index, or another "
-                    "--output"
-                )
-            section.fingerprints = published.fingerprints
-            self.open_index(section).check()
-            return
-        section.fingerprints = section.fingerprints | {KEYS: fingerprint.of_file(self.folder / f"{KEYS}.npy")}
-        with self.progress(self.address.backend.capitalize(), section.size) as bar:
-            remote = section.remote_keys(self._timeout, self._token)
-            build_index(open_keys(section, self.folder), section.index, remote, bar.update)
-
-    def open_index(self, section: PhraseSection) -> Index:
-        """Open the index of the database."""
-        return open_index(section.index, section.remote_keys(self._timeout, self._token), self.final)

@@ -303,6 +303,9 @@ def merge_datastores(settings: MergeSettings) -> Manifest:
                 f"{store.directory} has learned pairs ({len(learned.pairs):,}), and only a datastore's own entries are "
                 f"merged: fairseq-ccpr compact {store.directory} makes them its own"
             )
+    opened: list[Datastore] = [one for _, one in tokens] + [one for _, one in phrases]
+    for one in opened:
+        _ = one.keys  # refused now, and not after hours, where a database has them
     texts = [TextDatastore(directories[name]) for name, one in manifests.items() if one.text]
     if texts and (reason := _why_not_merged(texts, settings.remove)):
         if not tokens and not phrases:
@@ -357,11 +360,6 @@ def _why_not_merged(texts: list[TextDatastore], removed: list[str]) -> str:
 
 def _open_phrases(directory: Path) -> PhraseDatastore:
     store = PhraseDatastore(directory)
-    if store.keys is None:
-        raise ConfigurationError(
-            f"the keys of {directory} are in {store.section.store}, and only those in a folder can be merged: build it "
-            "without --store"
-        )
     if store.section.pooled:
         raise ConfigurationError(
             f"the phrases of {directory} are one entry a string, the mean over the places of one text (XPR): build them "

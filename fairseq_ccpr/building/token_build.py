@@ -31,6 +31,7 @@ from fairseq_ccpr.building.corpus import (
     read_corpus,
     shard_id_option,
 )
+from fairseq_ccpr.building.key_store import KeyStore, collection_option, store_option, store_timeout_option
 from fairseq_ccpr.building.part import TOKENS, VALID, ChunkRows, Part, Processes, TokenPart
 from fairseq_ccpr.datastore.manifest import REVERSE_MODEL, Manifest, ProjectionDescription, TokenSection
 from fairseq_ccpr.datastore.token import (
@@ -61,6 +62,7 @@ from fairseq_ccpr.storage.files import MANIFEST, atomic_directory, write_text
 
 NO_ADAPTER, TRAINED_ADAPTER = "none", "clknn"
 PCA_DIMENSION = 128  # the paper's
+COLLECTION = "_tokens"  # what the name of a collection ends in: phrases of the same folder have one as well
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,9 @@ class TokenBuildSettings:
     index_parameters: str = option(
         "", "search parameters such as nprobe=32, stored with the index (chosen for the index)", metavar="P=V,..."
     )
+    store: Optional[str] = store_option()
+    collection: Optional[str] = collection_option("the name of the output folder, and _tokens")
+    store_timeout: float = store_timeout_option()
     adapter: str = option(
         NO_ADAPTER,
         "clknn: train an adapter on the keys and store what it makes of them; FILE: use one trained elsewhere "
@@ -155,6 +160,7 @@ class TokenBuildSettings:
         """Check that all values are in range and go together."""
         check(self)
         check_shard(self.num_shards, self.shard_id, self.index)
+        KeyStore.of(self, COLLECTION)
         if self.num_shards > 1 and self.adapter != NO_ADAPTER:
             raise ConfigurationError(
                 f"--num-shards is {self.num_shards}, but --adapter {self.adapter} needs all states together: build shards "
@@ -297,11 +303,12 @@ def build_token_datastore(settings: TokenBuildSettings, processes: Processes) ->
 
     1. Plan: read the corpus, fingerprint everything, see that the output is free, or ours, and that it fits.
     2. Extract: keys, values and provenance, chunk by chunk; the processes share the chunks.
-    3. Index the keys; give the part its final name and write the manifest.
+    3. Index the keys, or bring them into Milvus; give the part its final name and write the manifest.
 
     Returns:
         The token section, and how many sentences were left out as too long for the model.
     """
+    store = KeyStore.of(settings, COLLECTION)
     extraction = Extraction(settings, processes)
     index = plan_index(
         settings.index if settings.num_shards == 1 else "exact",
@@ -310,9 +317,12 @@ def build_token_datastore(settings: TokenBuildSettings, processes: Processes) ->
         extraction.corpus.size,
         extraction.capture.dimension,
         gpu=extraction.device.type == "cuda",
+        store=store.address if store is not None else None,
     )
     show = processes.first and not settings.quiet
-    part = TokenPart(settings.output, extraction.section(index), extraction.symbols, show)
+    part = TokenPart(settings.output, extraction.section(index), extraction.symbols, show, store)
+    if processes.first:
+        part.check_store(index)
     if part.published is None:  # otherwise only its index may be another
         extraction.fill(part)
     if processes.first:

@@ -50,6 +50,8 @@ with one of pairs.
 
 Run the same command again to resume an interrupted build. On a finished datastore, another --index rebuilds only the index.
 Several processes share the work: torchrun --nproc-per-node 4 -m fairseq_ccpr build tokens ...
+
+--store moves the keys to Milvus and keeps the rest in the folder, which is used as before; see fairseq-ccpr build phrases -h.
 """)
 def build_tokens(settings: TokenBuildSettings) -> int:
     settings.check()

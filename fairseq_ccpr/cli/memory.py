@@ -389,7 +389,7 @@ def _print_origin(section: TokenSection | PhraseSection) -> None:
         back = f", sources translated back by {source.reverse_model}" if source.reverse_model else ""
         print(f"text           {source.name}: {source.size:,} entries, {source.sentences:,} sentences{back}")
     print(f"index          {section.index} ({section.index.metric})")
-    if isinstance(section, PhraseSection) and section.store is not None:
+    if section.store is not None:
         print(f"keys in        {section.store}")
     if section.index_recall is not None:
         print(

@@ -28,6 +28,7 @@ from fairseq_ccpr.decoding.phrase_retriever import (
 from fairseq_ccpr.device import choose_device
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.models.phrase_encoder import load_phrase_encoder
+from fairseq_ccpr.search import TIMEOUT
 from fairseq_ccpr.settings import cpu_option, option
 from fairseq_ccpr.text.pairs import read_standard_input
 
@@ -67,7 +68,7 @@ def retrieve(
         raise ConfigurationError(
             f"--source-language and --target-language are for --output-format {PROMPT}: leave them out"
         )
-    device, (phrases, tuned) = choose_device(cpu), open_phrases(datastore)
+    device, (phrases, tuned) = choose_device(cpu), open_phrases(datastore, waiting.timeout)
     settings = read_phrases(tuned)
     encoder = load_phrase_encoder(find_encoder(phrases, settings.encoder), bf16=settings.bf16)
     segmentation = query_segmentation(phrases, settings.threshold, settings.segmentation)
@@ -93,9 +94,9 @@ def retrieve(
     return 0
 
 
-def open_phrases(datastore: Path) -> tuple[PhraseDatastore, dict[str, Any]]:
+def open_phrases(datastore: Path, timeout: float = TIMEOUT) -> tuple[PhraseDatastore, dict[str, Any]]:
     """Open the phrase part of a datastore, and read which settings of phrases tuning left for the whole of it."""
-    phrases = PhraseDatastore(datastore)
+    phrases = PhraseDatastore(datastore, timeout)
     parts: Parts = {"phrase": phrases}
     if Manifest.read(datastore).token is not None:
         parts = {"token": TokenDatastore(datastore), **parts}

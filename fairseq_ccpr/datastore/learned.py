@@ -453,7 +453,7 @@ class LearnedStore:
     def _refuse_changed(self) -> None:
         opened, section = self.datastore, Manifest.read(self.datastore.directory).token
         before = opened.section.generation, opened.keys_fingerprint
-        if section is None or (section.generation, section.digest(f"{KEYS}.npy")) != before:
+        if section is None or (section.generation, section.keys_fingerprint) != before:
             raise DatastoreError(
                 f"{self.datastore.directory} was compacted or built again since it was opened: open it again"
             )
@@ -501,7 +501,7 @@ def identity(section: TokenSection) -> dict[str, Any]:
         "target dictionary": section.fingerprints["target_dictionary"],
         "key layer": section.key_layer,
         "projection": section.digest(PROJECTION),
-        "set of keys": section.digest(f"{KEYS}.npy"),
+        "set of keys": section.keys_fingerprint,
         "width of keys": section.dimension,
     }
 

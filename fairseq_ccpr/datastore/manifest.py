@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from fairseq_ccpr.errors import DatastoreError
-from fairseq_ccpr.search import TIMEOUT, IndexDescription, RemoteKeys, StoreAddress
+from fairseq_ccpr.search import IndexDescription, RemoteKeys, StoreAddress
 from fairseq_ccpr.storage.files import (
     MANIFEST,
     PARTIAL,
@@ -38,8 +38,9 @@ class ProjectionDescription:
 
 # 2 brought projections, 3 phrases, 4 keys in Milvus, 5 the checksum of the manifest, 6 what tokens know of their own text,
 # 7 token parts that what was learned has moved into, 8 phrase parts likewise, and hashes of their strings, 9 texts whose
-# sources are back-translations among those that were merged, 10 a minimum of candidates among the index parameters, 11 text
-FORMAT_VERSION = 11
+# sources are back-translations among those that were merged, 10 a minimum of candidates among the index parameters, 11 text,
+# 12 tokens' keys in Milvus
+FORMAT_VERSION = 12
 CHECKSUM_SINCE = 5
 TOKEN, PHRASE, TEXT = "token", "phrase", "text"  # the folders of the parts
 REVERSE_MODEL = "reverse_model"  # fingerprint of the model whose back-translations are the sources of tokens
@@ -68,7 +69,9 @@ class Section:
 
     PART: ClassVar[str]
     COMMAND: ClassVar[str]  # that builds it
+    REBUILD: ClassVar[str] = ""  # the same with what it must be given
     ORDER: ClassVar[str]  # of the entries in the file
+    IDENTITY: ClassVar[str] = ""  # entries in which keys that a database has must be the same
 
     size: int
     dimension: int
@@ -80,6 +83,7 @@ class Section:
     shard: list[int] | None = None  # its number, of how many, and tokens or sentences of a chunk
     sources: list[Source] = field(default_factory=list)  # of several corpora that were merged
     ancestors: list[str] = field(default_factory=list)  # digests of its keys before what was learned moved into it
+    store: StoreAddress | None = None  # where the keys are, if in a database
 
     @property
     def generation(self) -> int:
@@ -95,6 +99,21 @@ class Section:
         """Return the SHA-256 of one of its files, None where it has none of that name."""
         file = self.files.get(f"{self.folder}/{name}")
         return file["sha256"] if file is not None else None
+
+    @property
+    def keys_fingerprint(self) -> str | None:
+        """Digest of the keys' file, or of what it would be where a database has them."""
+        return self.digest("keys.npy") or self.fingerprints.get("keys")
+
+    def remote_keys(self, timeout: float, token: str = "") -> RemoteKeys:
+        """Describe the keys in a database."""
+        assert self.store is not None
+        return RemoteKeys(self.store, self.size, self.dimension, self.identity(), timeout, token)
+
+    def identity(self) -> dict[str, Any]:
+        """Describe what the keys in a database must be."""
+        entries = asdict(self)
+        return {name: entries[name] for name in self.IDENTITY.split()} | {"index": self.index.factory}
 
     def as_json(self) -> dict[str, Any]:
         """Return its entries, in the order of the file."""
@@ -117,14 +136,15 @@ class Section:
 class TokenSection(Section):
     """The token part of a manifest: keys fp16 [N, d], values int32 [N], provenance int32 [N, 2].
 
-    Its fingerprints: model, target_dictionary, corpus; adapter, language_pair, reverse_model.
+    Its fingerprints: model, target_dictionary, corpus; adapter, language_pair, reverse_model; keys, if in a database.
     """
 
-    PART, COMMAND = TOKEN, "build tokens"
+    PART, COMMAND, REBUILD = TOKEN, "build tokens", "build tokens DATA_BIN --path MODEL"
     ORDER = (
         "size dimension key_layer subsets fingerprints index projection share files index_recall shard sources domain "
-        "ancestors"
+        "ancestors store"
     )
+    IDENTITY = "dimension key_layer projection subsets share shard fingerprints size"
 
     key_layer: str
     subsets: dict[str, int]  # name -> sentences; provenance counts sentences through them in this order
@@ -139,29 +159,18 @@ class PhraseSection(Section):
     Its fingerprints: encoder, corpus; lexicon; keys, where a database has them, and no file does.
     """
 
-    PART, COMMAND = PHRASE, "build phrases"
+    PART, COMMAND, REBUILD = PHRASE, "build phrases", "build phrases TEXT --encoder ENCODER"
     ORDER = (
         "size dimension sentences segmentation encoder fingerprints index files share index_recall pooled shard sources "
         "store hashes ancestors"
     )
+    IDENTITY = "dimension segmentation share shard fingerprints sentences size"
 
     sentences: int
     segmentation: dict[str, Any]
     encoder: str  # where its checkpoint was
     pooled: bool = False  # one entry a string, the mean over all its places
-    store: StoreAddress | None = None  # where the keys are, if in a database
     hashes: bool = False  # whether the strings' hashes are in a file, as in datastores built before they were not
-
-    def remote_keys(self, timeout: float = TIMEOUT, token: str = "") -> RemoteKeys:
-        """Describe the keys in a database."""
-        assert self.store is not None
-        return RemoteKeys(self.store, self.size, self.dimension, self.identity(), timeout, token)
-
-    def identity(self) -> dict[str, Any]:
-        """Describe what the keys in a database must be."""
-        names = ("dimension", "segmentation", "share", "shard", "fingerprints", "sentences", "size")
-        entries = asdict(self)
-        return {name: entries[name] for name in names} | {"index": self.index.factory}
 
 
 @dataclass(kw_only=True)
@@ -204,7 +213,7 @@ class OpenedPart(Generic[S]):
     @property
     def keys_fingerprint(self) -> str:
         """Digest of the keys' file, or of what it would be where a database has them."""
-        digest = self.section.digest("keys.npy") or self.section.fingerprints.get("keys")
+        digest = self.section.keys_fingerprint
         assert digest is not None
         return digest
 

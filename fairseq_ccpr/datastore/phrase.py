@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import torch
 
-from fairseq_ccpr.datastore.manifest import OpenedPart, PhraseSection
+from fairseq_ccpr.datastore.keyed_part import KeyedPart
+from fairseq_ccpr.datastore.manifest import PhraseSection
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
-from fairseq_ccpr.search import TIMEOUT, Index, IndexDescription
-from fairseq_ccpr.search.index_plan import CPU, open_for_device
-from fairseq_ccpr.storage.arrays import GrowingArray, Shapes, npy_header, open_array
+from fairseq_ccpr.search import TIMEOUT, IndexDescription
+from fairseq_ccpr.storage.arrays import GrowingArray, Shapes, open_array
 from fairseq_ccpr.storage.equal_strings import HASHED, hash_strings
 from fairseq_ccpr.storage.files import atomic_file, check_checksums
 from fairseq_ccpr.storage.fingerprint import short
@@ -39,11 +37,10 @@ def part_files(section: PhraseSection) -> list[str]:
     return [*keys, f"{SPANS}.npy", f"{OFFSETS}.npy", SENTENCES, TOTALS, *hashes, *sources, *section.index.files]
 
 
-class PhraseDatastore(OpenedPart[PhraseSection]):
+class PhraseDatastore(KeyedPart[PhraseSection]):
     """A phrase datastore opened for reading: memory-mapped, checked for size and shape.
 
     Attributes:
-        keys: fp16 [N, o]; None where a database has them.
         spans: int32 [N, 3]: sentence, start, end in characters.
         hashes: uint64 [N], of the strings; None in datastores that have none yet.
         sentences: lines of the text, S of them.
@@ -52,11 +49,9 @@ class PhraseDatastore(OpenedPart[PhraseSection]):
         DatastoreError: missing, unfinished, damaged, or without a phrase part.
     """
 
-    def __init__(self, directory: Path | str) -> None:
-        super().__init__(directory, PhraseSection)
+    def __init__(self, directory: Path | str, timeout: float = TIMEOUT) -> None:
+        super().__init__(directory, PhraseSection, timeout)
         section, folder = self.section, self.folder
-        shape = (section.size, section.dimension)
-        self.keys = open_array(folder / f"{KEYS}.npy", shape, "float16") if section.store is None else None
         self.spans = open_array(folder / f"{SPANS}.npy", (section.size, 3), "int32")
         self.hashes = open_array(folder / f"{HASHES}.npy", (section.size,), "uint64") if section.hashes else None
         self.sentences = open_sentences(folder, section.sentences)
@@ -77,12 +72,6 @@ class PhraseDatastore(OpenedPart[PhraseSection]):
         sentence = self.sentence(number)
         return sentence[start:end], sentence, start, end
 
-    def open_index(self, timeout: float = TIMEOUT, device: torch.device = CPU) -> Index:
-        """Open the index over the keys, see `open_for_device`; that of a database is checked when it is first searched."""
-        keys = self.keys if self.keys is not None else self.section.remote_keys(timeout)
-        rebuild = f"`fairseq-ccpr build phrases TEXT --encoder ENCODER --output {self.directory} --index auto --cpu`"
-        return open_for_device(self.section.index, keys, self.folder, device, rebuild)
-
     def open_sources(self) -> np.ndarray:
         """Map which of n texts have each sentence, bool [S, n], in the order of `section.sources`; n is 1 without them."""
         if not self.section.sources:
@@ -95,10 +84,6 @@ class PhraseDatastore(OpenedPart[PhraseSection]):
 
         Sentences are drawn at random, with all entries of each; of the last sentence they may be the first ones only.
         """
-        if self.keys is None:
-            raise ConfigurationError(
-                f"--entries takes some of the keys in a folder, but those of {self.directory} are in {self.section.store}"
-            )
         if not 1 <= size <= self.section.size:
             raise ConfigurationError(
                 f"--entries is {size:,}, but the datastore {self.directory} has {self.section.size:,}: give a number from "
@@ -108,7 +93,7 @@ class PhraseDatastore(OpenedPart[PhraseSection]):
         entries = np.sort(places[self.spans[:, 0]].argsort(kind="stable")[:size])
         smaller = copy(self)
         smaller.section = replace(self.section, size=size, index=IndexDescription("exact", "ip"))
-        smaller.keys, smaller.spans = self.keys[entries], self.spans[entries]
+        smaller._keys, smaller.spans = self.keys[entries], self.spans[entries]
         smaller.hashes = None if self.hashes is None else self.hashes[entries]
         return smaller
 
@@ -125,19 +110,10 @@ class PhraseDatastore(OpenedPart[PhraseSection]):
         """Read every byte; returns a sentence for each fault, none if the part is healthy."""
         if faults := check_checksums(self.directory, self.section.files):
             return faults  # what is damaged cannot be trusted to be read
-        index = self.open_index()
-        index.check()
-        if self.keys is None:
-            digest = hashlib.sha256(npy_header((self.section.size, self.section.dimension), "<f2"))
-            for block in index.read():
-                digest.update(np.ascontiguousarray(block, np.float16).data)
-            if digest.hexdigest() != self.section.fingerprints[KEYS]:  # of the file that they would be in
-                faults.append(f"phrase keys: those in {self.section.store} have changed since they were written")
+        faults += self.find_damaged_keys(block_rows)
         lengths = np.diff(self.sentences.offsets)  # bytes of each sentence, and so no fewer than its characters
         for start in range(0, self.section.size, block_rows):
             rows = f"rows {start:,} to {start + block_rows:,}"
-            if self.keys is not None and not np.isfinite(self.keys[start : start + block_rows]).all():
-                faults.append(f"phrase keys: NaN or infinite numbers in {rows}")
             sentence, first, end = self.spans[start : start + block_rows].T
             if sentence.min() < 0 or sentence.max() >= self.section.sentences:
                 faults.append(f"phrase spans: sentences that are not there in {rows}")

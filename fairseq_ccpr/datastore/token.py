@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from fairseq_ccpr import timing
 from fairseq_ccpr.datastore.domain import Domain
-from fairseq_ccpr.datastore.manifest import OpenedPart, TokenSection
+from fairseq_ccpr.datastore.keyed_part import KeyedPart
+from fairseq_ccpr.datastore.manifest import TokenSection
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
-from fairseq_ccpr.search import Index
-from fairseq_ccpr.search.index_plan import CPU, open_for_device
+from fairseq_ccpr.search import TIMEOUT
 from fairseq_ccpr.storage.arrays import Shapes, open_array
 from fairseq_ccpr.storage.files import check_checksums
 from fairseq_ccpr.storage.fingerprint import short
@@ -135,28 +135,23 @@ def part_files(section: TokenSection) -> list[str]:
     """Return the names of all files of a token part, as its manifest lists them."""
     others = [PROJECTION] if section.projection is not None else []
     others += [DOMAIN] if section.domain else []
-    return [*(f"{name}.npy" for name in array_shapes(0, 0)), SYMBOLS, *others, *section.index.files]
+    arrays = [name for name in array_shapes(0, 0) if name != KEYS or section.store is None]
+    return [*(f"{name}.npy" for name in arrays), SYMBOLS, *others, *section.index.files]
 
 
-class TokenDatastore(OpenedPart[TokenSection]):
+class TokenDatastore(KeyedPart[TokenSection]):
     """A token datastore opened for reading: memory-mapped, checked for size and shape.
 
     Raises:
         DatastoreError: missing, unfinished, damaged, or without a token part.
     """
 
-    def __init__(self, directory: Path | str) -> None:
-        super().__init__(directory, TokenSection)
-        arrays = {
-            name: open_array(self.folder / f"{name}.npy", shape, dtype)
-            for name, (shape, dtype) in array_shapes(self.section.size, self.section.dimension).items()
-        }
-        self.keys, self.values, self.provenance = arrays[KEYS], arrays[VALUES], arrays[PROVENANCE]
-
-    def open_index(self, device: torch.device = CPU) -> Index:
-        """Open the index over the keys; see `open_for_device`."""
-        rebuild = f"`fairseq-ccpr build tokens DATA_BIN --path MODEL --output {self.directory} --index auto --cpu`"
-        return open_for_device(self.section.index, self.keys, self.folder, device, rebuild)
+    def __init__(self, directory: Path | str, timeout: float = TIMEOUT) -> None:
+        super().__init__(directory, TokenSection, timeout)
+        shapes = array_shapes(self.section.size, self.section.dimension)
+        self.values, self.provenance = (
+            open_array(self.folder / f"{name}.npy", *shapes[name]) for name in (VALUES, PROVENANCE)
+        )
 
     def open_projection(self) -> KeyProjection | None:
         """Load the projection from the decoder's states to keys, on the CPU; None where the states are the keys."""
@@ -199,15 +194,12 @@ class TokenDatastore(OpenedPart[TokenSection]):
         """Read every byte; returns a sentence for each fault, none if the part is healthy."""
         if faults := check_checksums(self.directory, self.section.files):
             return faults  # what is damaged cannot be trusted to be read
+        faults += self.find_damaged_keys(block_rows)
         vocabulary = len(self.read_symbols())
         for start in range(0, self.section.size, block_rows):
             rows = slice(start, start + block_rows)
-            named = f"rows {start:,} to {start + block_rows:,}"
-            if not np.isfinite(self.keys[rows]).all():
-                faults.append(f"keys: NaN or infinite numbers in {named}")
             if self.values[rows].min() < 0 or self.values[rows].max() >= vocabulary:
-                faults.append(f"values: tokens outside the dictionary in {named}")
-        self.open_index()
+                faults.append(f"values: tokens outside the dictionary in rows {start:,} to {start + block_rows:,}")
         self.open_projection()
         self.open_domain()
         return faults

@@ -176,11 +176,11 @@ class StoreSettings:
     PREFIX: ClassVar[str] = "store"
 
     timeout: float = option(
-        TIMEOUT, "seconds that Milvus may take to answer, all attempts together, if it holds the phrase keys",
+        TIMEOUT, "seconds that Milvus may take to answer, all attempts together, if it has keys of the datastore",
         within="(0, inf)", needs="a number of seconds above 0", metavar="S", unsigned="waiting decides no result",
     )  # fmt: skip
     unreachable: str = option(
-        STOP, "what to do if Milvus does not answer in time: stop, or skip the phrases of these sentences",
+        STOP, "what to do if Milvus does not answer in time: stop, or skip: go without its phrases or tokens",
         choices=(STOP, SKIP), unsigned="sentences that were skipped are counted and reported",
     )  # fmt: skip
 

@@ -139,7 +139,8 @@ class PhraseBatch(MemoryBatch):
             with _without_collections():
                 phrases = (self.answer or self.start(encoded))()
                 table = candidates.table(phrases)
-        if not candidates.checked and not any(len(sentence.candidates.lengths) for sentence in phrases):
+        nothing = not any(len(sentence.candidates.lengths) for sentence in phrases)
+        if not candidates.checked and nothing and not candidates.retriever.remote.skipped:  # which was told
             logger.warning(
                 "no phrase was retrieved for the first %d sentences: they are translated without the phrase datastore; lower "
                 "--phrase-min-similarity, or see with fairseq-ccpr retrieve what is found", len(phrases),

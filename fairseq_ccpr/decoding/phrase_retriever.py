@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import logging
-import sys
-import time
-import weakref
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -18,8 +14,9 @@ import torch
 
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.decoding.learned_memory import LearnedPhrases
-from fairseq_ccpr.decoding.options import SKIP, PhraseSettings, StoreSettings
-from fairseq_ccpr.errors import ConfigurationError, UnreachableError
+from fairseq_ccpr.decoding.options import PhraseSettings, StoreSettings
+from fairseq_ccpr.decoding.remote_answers import RemoteAnswers
+from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.models.key_layer import EncodedSources
 from fairseq_ccpr.models.phrase_encoder import SpanEncoder, load_phrase_encoder
 from fairseq_ccpr.models.phrase_finder import PhraseFinder, Segmentation
@@ -64,44 +61,6 @@ class RetrievedEntries(NamedTuple):
     scores: np.ndarray  # fp64 [P, k]
 
 
-class RemoteAnswers:
-    """Answers of an index in another process, some of which may not come.
-
-    After a failure nothing is asked for as long as was waited, so that at most half of the time is lost.
-    """
-
-    def __init__(self, waiting: StoreSettings) -> None:
-        self.waiting = waiting
-        self.skipped: list[int] = []  # sentences that went without, each time
-        self._thread = ThreadPoolExecutor(1)  # while it waits, the caller encodes
-        self._not_before = 0.0  # seconds of the clock
-
-    def ask(self, question: Callable[[], Any], sentences: int = 0) -> Callable[[], Any]:
-        """Ask; returns a function that waits for the answer: None where none comes and the sentences may go without."""
-        answer = self._thread.submit(question).result if time.monotonic() >= self._not_before else question
-
-        def wait() -> Any:
-            try:
-                if time.monotonic() >= self._not_before:
-                    return answer()
-            except UnreachableError as error:
-                if self.waiting.unreachable != SKIP:
-                    raise UnreachableError(f"{error}; --store-unreachable {SKIP} continues without phrases") from None
-                logger.warning("%s; continuing without phrases, and trying again later", error)
-                self._not_before = time.monotonic() + self.waiting.timeout
-            if sentences and not self.skipped:
-                # Once, at the end, to standard error: fairseq has closed the file of its log by then.
-                weakref.finalize(self, _report_skipped, self.skipped)
-            self.skipped += [sentences] * (sentences > 0)
-            return None
-
-        return wait
-
-
-def _report_skipped(skipped: list[int]) -> None:
-    print(f"fairseq-ccpr: {sum(skipped):,} sentences went without phrases: Milvus did not answer", file=sys.stderr)
-
-
 class PhraseRetriever:
     """Segment sentences, search for each phrase, keep the best entry of each string.
 
@@ -133,12 +92,11 @@ class PhraseRetriever:
         self.datastore, self.k, self.min_similarity, self.device = datastore, k, min_similarity, device
         self.encoder = encoder.to(device)
         self.finder = PhraseFinder((queries or encoder).to(device), segmentation)
-        waiting = waiting or StoreSettings()
-        self.index = datastore.open_index(waiting.timeout, device)
-        self.remote = RemoteAnswers(waiting)
+        self.index = datastore.open_index(device)
+        self.remote = RemoteAnswers(waiting or StoreSettings(), "phrases", datastore.section.store)
         self.too_long = self.phrases = self.retrieved = 0
         if self.index.remote:
-            self.remote.ask(self.index.check)()
+            self.remote.ask(self.index.check)
 
     def retrieve(self, sentences: list[str], learned: LearnedPhrases | None = None) -> list[list[QueryPhrase]]:
         """Retrieve for each phrase of each sentence, in order; phrases for which nothing was found are in it too."""
@@ -161,7 +119,7 @@ class PhraseRetriever:
             index = learned.joined(self.index)
             return nearest_distinct(index, learned.string_hashes, vectors, self.k, self.min_similarity, learned.gone)
 
-        answer = self.remote.ask(search, len(sentences)) if self.index.remote and len(vectors) else search
+        answer = self.remote.start(search, len(sentences)) if self.index.remote and len(vectors) else search
 
         def wait() -> RetrievedEntries:
             entries, scores = answer() or (np.empty((0, self.k), np.int64), np.empty((0, self.k)))

@@ -44,6 +44,7 @@ from fairseq_ccpr.decoding.phrase_candidates import PhraseCandidates
 from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
 from fairseq_ccpr.decoding.phrase_retriever import PhraseRetriever, load_encoders, query_segmentation
 from fairseq_ccpr.decoding.phrase_votes import PhraseVotes
+from fairseq_ccpr.decoding.remote_answers import RemoteAnswers
 from fairseq_ccpr.decoding.text_memory import LearnedTargets, TextMemory, TextWeight
 from fairseq_ccpr.decoding.token_memory import TokenMemory, WeightPolicy, confidence_weight, name_of
 from fairseq_ccpr.decoding.token_retriever import LearningRetriever, Retriever, TokenRetriever
@@ -126,8 +127,9 @@ class RetrievalTask(FairseqTask):
             DatastoreError: there is no such datastore, or it is for another model or other languages.
         """
         folders = find_parts(cfg.datastore, self.tags.languages)
-        self.token_datastore = TokenDatastore(folders["token"]) if "token" in folders else None
-        self.phrase_datastore = PhraseDatastore(folders["phrase"]) if "phrase" in folders else None
+        waiting = self.waiting = read_options(StoreSettings, cfg)
+        self.token_datastore = TokenDatastore(folders["token"], waiting.timeout) if "token" in folders else None
+        self.phrase_datastore = PhraseDatastore(folders["phrase"], waiting.timeout) if "phrase" in folders else None
         self.text_datastore = TextDatastore(folders["text"]) if "text" in folders else None
         tuned, self.trust, self.trained = self._read_tuned(cfg)
         self.mixture_settings = read_options(MixtureSettings, cfg, tuned.get(MixtureSettings.PREFIX))
@@ -397,10 +399,15 @@ class RetrievalTask(FairseqTask):
                 f"learned alongside {datastore.directory}: move {learned.store.folder} away, or give the retriever the "
                 "methods of fairseq_ccpr.LearningRetriever, project and with_learned"
             )
+        remote = None
+        if (store := datastore.section.store) is not None:
+            remote = RemoteAnswers(self.waiting, "tokens", store)
+            if isinstance(retriever, TokenRetriever):
+                remote.ask(retriever.index.check)
         domain = datastore.open_domain()
         return TokenMemory(
             capture, retriever, self.token_settings, self.target_dictionary.unk(), self._policy,
-            domain.to(device) if domain is not None else None, learned,
+            domain.to(device) if domain is not None else None, learned, remote,
         )  # fmt: skip
 
     @property
@@ -428,9 +435,8 @@ class RetrievalTask(FairseqTask):
         device, settings = next(models[0].parameters()).device, self.phrase_settings
         encoder, queries = load_encoders(datastore, settings, models)
         segmentation = query_segmentation(datastore, settings.threshold, settings.segmentation)
-        waiting = read_options(StoreSettings, self.cfg)
         retriever = PhraseRetriever(
-            datastore, encoder, segmentation, settings.k, settings.min_similarity, device, waiting, queries
+            datastore, encoder, segmentation, settings.k, settings.min_similarity, device, self.waiting, queries
         )
         candidates = PhraseCandidates(retriever, self._decoder_subwords, self.source_dictionary, settings.reach)
         votes = PhraseVotes()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -31,6 +31,7 @@ from fairseq_ccpr.decoding.mixture import (
     target_log_probabilities,
 )
 from fairseq_ccpr.decoding.options import PUBLISHED, TokenRetrievalSettings
+from fairseq_ccpr.decoding.remote_answers import RemoteAnswers
 from fairseq_ccpr.decoding.token_retriever import LearningRetriever, Neighbours, Retriever
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.models.key_layer import KeyCapture
@@ -198,6 +199,7 @@ class TokenMemory(Memory):
         unknown: the unknown token, which nothing that is retrieved proposes.
         domain: what the datastore knows of its own text, on the model's device; None where it was built without.
         learned: what is learned alongside the datastore, live or as a snapshot; None: nothing.
+        remote: what to do where a database has the keys and does not answer; None: an error.
     """
 
     name = "tokens"
@@ -211,6 +213,7 @@ class TokenMemory(Memory):
     policy: WeightPolicy = confidence_weight
     domain: Domain | None = None
     learned: LearnedMemory | LearnedEntries | None = None
+    remote: RemoteAnswers | None = None
 
     def now(self, moment: dict[int, Any]) -> TokenMemory:
         """Return a snapshot of the memory, unaffected by later learning and forgetting."""
@@ -318,6 +321,7 @@ class TokenBatch(MemoryBatch):
     sentences: int
     _stream: torch.cuda.Stream | None = None
     _first: bool = True
+    _skipped: bool = False  # whether its sentences were counted as going without
     # Of this step: queries [H, d], their neighbours, and log p_r of these, fp32 [H, k].
     _found: list[tuple[Tensor, Neighbours, Tensor]] = field(default_factory=list)
     _sums: Tensor | None = None  # fp32 [H, 4], see `Course.of`
@@ -346,7 +350,13 @@ class TokenBatch(MemoryBatch):
 
     def search(self, queries: Tensor, k: int) -> Neighbours:
         """Find the k nearest entries of queries [N, d]; those of the unknown token count as missing, in their places."""
-        ids, scores, values = self.retriever.search(queries, k)
+        remote, search = self.memory.remote, partial(self.retriever.search, queries, k)
+        found = remote.ask(search, 0 if self._skipped else self.sentences) if remote is not None else search()
+        if found is None:
+            self._skipped = True
+            missing = queries.new_full((len(queries), k), -1, dtype=torch.int64)
+            return Neighbours(missing, missing.float().fill_(float("-inf")), missing.clamp_min(0))
+        ids, scores, values = found
         unknown = values == self.memory.unknown
         return Neighbours(ids.masked_fill(unknown, -1), scores.masked_fill(unknown, float("-inf")), values)
 

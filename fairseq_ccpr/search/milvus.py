@@ -8,7 +8,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -30,10 +30,15 @@ from fairseq_ccpr.search.base import (
     Target,
 )
 
+logger = logging.getLogger(__name__)
+
 TOKEN = "MILVUS_TOKEN"  # of the environment: user:password, or an API key
 TIMEOUT = 30.0  # seconds
-SLOW = 20  # writing, loading and the like may take this many times as long as a query
+SLOW = 20  # writing, counting and the like may take this many times as long as a query
+TOLD = 10.0  # seconds of waiting after which that is said
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0  # seconds between attempts, each twice the one before
+POLL = 0.2  # seconds between questions after what Milvus is doing
+LONGEST_ANSWER = 300  # characters of what Milvus says
 SCHEMES = ("http", "https", "tcp")
 # A connection of its own, opened again as soon as the server is back.
 CHANNEL = {
@@ -43,6 +48,12 @@ CHANNEL = {
     "grpc.max_reconnect_backoff_ms": 1000,
     "grpc.keepalive_time_ms": 300_000,  # questions have a time limit; more pings, the embedded one takes for an attack
 }
+# What a server says that was stopped, or of parts that it has lost, until it has found itself again. Some of it is called
+# unrecoverable, which it is for that connection.
+RESTARTED = re.compile(
+    r"session|node|channel|replica|shard|segment|leader|load|not ready|unavailable|not available|"
+    r"not serviceable|shutting down|stopp|timeout|timed out|deadline|context canceled|connection|recover|initializ"
+)
 
 
 def read_address(store: str, collection: str) -> tuple[StoreAddress, str]:
@@ -97,26 +108,34 @@ class MilvusServer:
     def ask(self, method: str, *args: Any, slow: bool = False, **kwargs: Any) -> Any:
         """Call a method of pymilvus's client, again and again until it answers or time is up, later for `slow` ones."""
         seconds = self.timeout * (SLOW if slow else 1)
-        give_up, pause, attempts = time.monotonic() + seconds, FIRST_PAUSE, 0
+        start = time.monotonic()
+        give_up, tell, pause, attempts, last = start + seconds, start + TOLD, FIRST_PAUSE, 0, "nothing"
         while True:
             attempts += 1
             try:
-                left = max(give_up - time.monotonic(), FIRST_PAUSE)
+                # An answer that was lost does not come; what takes long gets longer each time.
+                left = max(min(give_up - time.monotonic(), self.timeout * 2**attempts / 2), FIRST_PAUSE)
                 if self._client is None:
                     self._client = self.pymilvus.MilvusClient(
                         self.address.uri, token=self._token, timeout=left, dedicated=True, grpc_options=CHANNEL
                     )
                     if self.loaded:  # a server that comes back may have forgotten
-                        self._client.load_collection(self.address.collection, timeout=left)
+                        self._client.load_collection(self.address.collection, timeout=left, _async=True)
                 return getattr(self._client, method)(*args, timeout=left, **kwargs)
             except (self.pymilvus.MilvusException, self.pymilvus.grpc.RpcError) as error:
                 if time.monotonic() < give_up:  # afterwards it may say no more than that it took too long
                     self._refuse(error)
+                last = _first_line(error)
             if time.monotonic() + pause >= give_up:
                 raise UnreachableError(
-                    f"Milvus at {self.address.uri} does not answer: asked {attempts} times in {seconds:g} s; see that it "
-                    "runs and can be reached from here, or give --store-timeout more seconds"
+                    f"Milvus at {self.address.uri} does not answer: asked {attempts} times in {seconds:g} s ({last}); see "
+                    "that it runs and can be reached from here, or give --store-timeout more seconds"
                 )
+            if time.monotonic() > tell:
+                logger.warning(
+                    "waiting for Milvus at %s, at most %.0f s: %s: %s", self.address.uri, seconds, method, last
+                )
+                tell += time.monotonic() - start  # twice as late each time
             with contextlib.suppress(Exception):  # it is broken, and may not even close
                 self._client.close()
             self._client = None
@@ -139,10 +158,12 @@ class MilvusServer:
                 raise DatastoreError(
                     f"{self.address.uri} cannot be opened: another process has it open, or it is no file of embedded Milvus"
                 ) from None
-            if error.code == self.pymilvus.client.types.Status.CONNECT_FAILED or error.retriable:
+            if error.code == self.pymilvus.exceptions.ErrorCode.COLLECTION_NOT_FOUND:
+                raise DatastoreError(missing(self.address)) from None
+            connecting = error.code == self.pymilvus.client.types.Status.CONNECT_FAILED
+            if connecting or error.retriable or RESTARTED.search(error.message.lower()):
                 return
-        reason = getattr(error, "message", None) or status
-        raise DatastoreError(f"Milvus at {self.address.uri} refuses: {reason}") from None
+        raise DatastoreError(f"Milvus at {self.address.uri} refuses: {_first_line(error)}") from None
 
 
 def import_pymilvus(embedded: bool) -> Any:
@@ -166,6 +187,17 @@ def import_pymilvus(embedded: bool) -> Any:
     return pymilvus
 
 
+def missing(address: StoreAddress) -> str:
+    """Say that a collection is not there, and what to do."""
+    return f"{address} is missing: restore it, or build the datastore again, in a new folder"
+
+
+def _first_line(error: Exception) -> str:
+    """What was answered, without the stack traces of Milvus's own language."""
+    text = str(getattr(error, "message", "") or getattr(error, "details", lambda: "")() or error)
+    return (text.splitlines() or [type(error).__name__])[0].strip()[:LONGEST_ANSWER]
+
+
 def _rpc_status(error: BaseException | None, kind: type[BaseException]) -> Any:
     """Find the status of the RPC that caused an error; pymilvus raises errors from themselves, too."""
     seen: set[int] = set()
@@ -179,7 +211,7 @@ def _rpc_status(error: BaseException | None, kind: type[BaseException]) -> Any:
 
 ID, KEY = "entry", "key"
 PROPERTY = "fairseq_ccpr"  # of a collection: JSON, what its keys are
-METRIC = "IP"
+METRICS = {"ip": "IP", "l2": "L2"}  # as Milvus has them: squared distances, too
 DEEPEST = 16384  # Milvus's own limit, of neighbours and of rows read
 QUERIES, RESULTS = 512, 1 << 19  # in one request, at most
 BLOCK_ROWS = 4096  # written or read at a time
@@ -187,7 +219,7 @@ WIDENED = ("ef", "search_list")  # search parameters that may not be less than t
 
 
 class MilvusIndex(Index):
-    """A collection: an int64 id and a vector in fp32 for each key, of metric `ip`."""
+    """A collection: an int64 id and a vector in fp32 for each key."""
 
     remote = True
 
@@ -209,6 +241,11 @@ class MilvusIndex(Index):
         if choice in ("auto", "exact"):  # where Milvus is embedded, nothing else is faster
             exact = choice == "exact" or request.store.embedded or request.size <= EXACT_UP_TO
             choice = "FLAT" if exact else "AUTOINDEX"
+        if request.metric == "l2" and request.store.embedded:
+            raise ConfigurationError(
+                f"--store {request.store.uri} is embedded Milvus, which finds squared distances far too slowly: give "
+                "--metric ip, --adapter clknn, or a server"
+            )
         number = r"\w+=[0-9]*\.?[0-9]+"
         if not re.fullmatch(rf"[A-Z][A-Z0-9_]*(,{number})*", choice):
             raise ConfigurationError(
@@ -217,7 +254,7 @@ class MilvusIndex(Index):
             )
         if not re.fullmatch(rf"({number}(,{number})*)?", parameters):
             raise ConfigurationError(f"--index-parameters are '{parameters}': give numbers by name, such as ef=128")
-        return IndexDescription(MILVUS, "ip", choice, parameters)
+        return IndexDescription(MILVUS, request.metric, choice, parameters)
 
     @classmethod
     def build(cls, keys: np.ndarray, description: IndexDescription, target: Target, progress: Progress) -> None:
@@ -235,21 +272,22 @@ class MilvusIndex(Index):
         """Find the k nearest keys of each query, after a check of the collection the first time."""
         if not self.checked:
             self.check()
-        scores = np.full((len(queries), k), -np.inf, np.float32)
+        scores, sign = np.full((len(queries), k), -np.inf, np.float32), 1 if self.metric == "ip" else -1
         ids = np.full((len(queries), k), -1, np.int64)
         depth = min(k, self.deepest)
         rows = min(QUERIES, max(1, RESULTS // max(depth, 1)))
         vectors = queries.float().cpu().numpy()
         numbers = _parameters(self.description.parameters)
         numbers |= {name: max(numbers[name], depth) for name in WIDENED if name in numbers}
-        parameters = {"metric_type": METRIC, "params": numbers}
+        parameters = {"metric_type": METRICS[self.metric], "params": numbers}
         for start in range(0, len(vectors) if depth else 0, rows):
             found = self.server.ask(
                 "search", self.address.collection, data=list(vectors[start : start + rows]), anns_field=KEY, limit=depth,
                 search_params=parameters, consistency_level="Eventually",
             )  # fmt: skip
             for row, hits in enumerate(found, start):
-                scores[row, : len(hits)], ids[row, : len(hits)] = hits.distances, hits.ids
+                scores[row, : len(hits)] = sign * np.array(hits.distances, np.float32)
+                ids[row, : len(hits)] = hits.ids
         return torch.from_numpy(scores).to(queries.device), torch.from_numpy(ids).to(queries.device)
 
     @property
@@ -260,7 +298,7 @@ class MilvusIndex(Index):
     def check(self) -> None:
         """Check that the collection is there, complete, and the one that was built."""
         if not self.exists():
-            raise DatastoreError(f"{self.address} is missing: build the datastore again")
+            raise DatastoreError(missing(self.address))
         self._refuse_foreign()
         self._load()
         if (found := self.count()) != self.size:
@@ -287,21 +325,22 @@ class MilvusIndex(Index):
         if width != self.dimension:
             was = f"has keys of width {width}" if width else f"has no keys called '{KEY}'"
             raise DatastoreError(f"{self.address} {was}, and {self.dimension} is the width of these: {advice}")
-        if (metric := self._index_type().get("metric_type", METRIC)) != METRIC:
+        expected = METRICS[self.metric]
+        if (metric := self._index_type().get("metric_type", expected)) != expected:
             raise DatastoreError(
-                f"{self.address} has an index of metric {metric}, and {METRIC} is that of these keys: {advice}"
+                f"{self.address} has an index of metric {metric}, and {expected} is that of these keys: {advice}"
             )
         try:
             found = json.loads(described["properties"][PROPERTY])
         except (KeyError, ValueError):
             raise DatastoreError(f"{self.address} was not made by fairseq-ccpr: {advice}") from None
         # The fingerprints, which are shortened, and everything else.
-        before, expected = (
+        before, wanted = (
             {name: value[:12] for name, value in identity.get("fingerprints", {}).items()}
             | {name: value for name, value in identity.items() if name != "fingerprints"}
             for identity in (found, self.identity)
         )
-        for name, value in expected.items():
+        for name, value in wanted.items():
             if (other := before.get(name)) != value:
                 raise DatastoreError(
                     f"{self.address} was built with another {name}: {other} there, {value} now; {advice}"
@@ -320,7 +359,9 @@ class MilvusIndex(Index):
         if not self._index_type():  # new, or killed in between
             kind, _, build = self.description.factory.partition(",")
             parameters = pymilvus.MilvusClient.prepare_index_params()
-            parameters.add_index(KEY, index_type=kind, metric_type=METRIC, index_name=KEY, params=_parameters(build))
+            parameters.add_index(
+                KEY, index_type=kind, metric_type=METRICS[self.metric], index_name=KEY, params=_parameters(build)
+            )
             self.server.ask("create_index", name, parameters, slow=True)
         self._load()
         # Blocks are written one after another: all but the last one that came are whole.
@@ -344,24 +385,45 @@ class MilvusIndex(Index):
     def finish(self) -> None:
         """Wait until the index covers all that was written, then check."""
         self._ask("flush", slow=True)
-        fewest, patience = float("inf"), SLOW * self.server.timeout
-        give_up = time.monotonic() + patience
-        while pending := (index := self._index_type()).get("pending_index_rows"):
-            if pending < fewest:
-                fewest, give_up = pending, time.monotonic() + patience
-            if index.get("state") == "Failed" or time.monotonic() > give_up:
-                raise DatastoreError(
-                    f"{self.address} has an index that Milvus does not finish: {pending:,} keys are not in it yet "
-                    f"(state {index.get('state')}); see the server's log, then run the same command again"
-                )
-            time.sleep(1)
+
+        def left() -> tuple[int, object]:
+            index = self._index_type()
+            return index.get("pending_index_rows", 0), index.get("state")
+
+        self._wait("index the keys", left)
         self.check()
+
+    def _wait(self, what: str, ask: Callable[[], tuple[int, object]]) -> None:
+        """Wait until nothing is left to do, as long as it gets less now and then, and say so.
+
+        Args:
+            ask: how much is left, and the state that Milvus calls it.
+        """
+        patience, now = SLOW * self.server.timeout, time.monotonic()
+        fewest, give_up, tell = float("inf"), now + patience, now + TOLD
+        while True:
+            (left, state), now = ask(), time.monotonic()
+            if not left:
+                return
+            if left < fewest:
+                fewest, give_up = left, now + patience
+            if state == "Failed" or now > give_up:
+                raise UnreachableError(
+                    f"{self.address} does not get ready: Milvus was to {what}, and {left:,} are left (state {state}); see "
+                    "the server's log, then run the same command again"
+                )
+            if now > tell:
+                logger.warning("waiting for Milvus at %s to %s: %s left", self.address.uri, what, f"{left:,}")
+                tell += TOLD
+            time.sleep(POLL)
 
     def read(self) -> Iterator[np.ndarray]:
         """Read the keys, fp16 [n, d], block by block, in their order; missing ones are left out."""
         for first in range(0, self.size, BLOCK_ROWS):
             block = f"{ID} >= {first} and {ID} < {first + BLOCK_ROWS}"
-            rows = self._ask("query", filter=block, output_fields=[ID, KEY], limit=BLOCK_ROWS, slow=True)
+            rows = self._ask(
+                "query", filter=block, output_fields=[ID, KEY], limit=BLOCK_ROWS, consistency_level="Strong", slow=True
+            )
             keys = [row[KEY] for row in sorted(rows, key=lambda row: row[ID])]
             yield np.array(keys, np.float16).reshape(len(keys), self.dimension)
 
@@ -376,8 +438,14 @@ class MilvusIndex(Index):
         return self._ask("describe_index", index_name=names[0]) if names else {}
 
     def _load(self) -> None:
-        self._ask("load_collection", slow=True)
+        self._ask("load_collection", slow=True, _async=True)
         self.server.loaded = True
+
+        def left() -> tuple[int, object]:
+            state = self._ask("get_load_state")
+            return (0 if str(state["state"]) == "Loaded" else 100 - int(state.get("progress", 0))), state["state"]
+
+        self._wait("load the collection (per cent)", left)
 
     def _ask(self, method: str, *args: Any, **kwargs: Any) -> Any:
         return self.server.ask(method, self.address.collection, *args, **kwargs)

@@ -15,19 +15,13 @@ import numpy as np
 from fairseq_ccpr.building.part import PHRASES, Part
 from fairseq_ccpr.cli.command import run
 from fairseq_ccpr.datastore.phrase import HASHES, SPANS, PhraseDatastore
-from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.storage.arrays import save_array
 from fairseq_ccpr.storage.files import atomic_directory
 
 
 def shuffle_phrases(source: Path, output: Path) -> int:
     store = PhraseDatastore(source)
-    if store.keys is None:
-        raise ConfigurationError(
-            f"the keys of {source} are in {store.section.store}, and only those in a folder can be copied: build it "
-            "without --store"
-        )
-    order = np.random.default_rng(0).permutation(store.section.size)
+    order = np.random.default_rng(0).permutation(len(store.keys))  # which are in a folder
     with atomic_directory(output) as folder:
         part = Part(folder, PHRASES, show=False)
         part.partial.mkdir()

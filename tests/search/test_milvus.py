@@ -1,14 +1,13 @@
-"""Phrase keys in Milvus: an embedded one, and one in another process that is killed at the worst moment."""
+"""Phrase keys in Milvus: a server or an embedded one, and one in another process that is killed at the worst moment."""
 
 from __future__ import annotations
 
 import json
 import shutil
 import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +18,7 @@ import pytest
 import torch
 
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
-from fairseq_ccpr.decoding import phrase_retriever
+from fairseq_ccpr.decoding import remote_answers
 from fairseq_ccpr.decoding.options import SKIP, STOP, StoreSettings
 from fairseq_ccpr.decoding.phrase_retriever import PhraseRetriever, QueryPhrase
 from fairseq_ccpr.errors import DatastoreError, UnreachableError
@@ -31,46 +30,14 @@ from fairseq_ccpr.search.milvus import MilvusIndex
 from fairseq_ccpr.search.recall import recall
 from fairseq_ccpr.storage.files import MANIFEST
 from fairseq_ccpr.text.pairs import read_pairs
-from tests.helpers import ROOT, call, edit_manifest, equal, refused, run
+from tests.helpers import call, edit_manifest, equal, refused, run
+from tests.search.milvus_places import LONG, PREFIX, SHORT, URI, Server, address, client, pymilvus, where
 from tests.small_models import Ccpr, World, subword_options
 
-pymilvus = pytest.importorskip("pymilvus", reason="needs the extra [milvus]")
-pytest.importorskip("milvus_lite", reason="needs the extra [milvus]")
+pytestmark = pytest.mark.usefixtures("tidy")
 
-SHORT, LONG = 1.0, 300.0  # seconds that a server is waited for which is gone, and one which is there
 SEGMENTATION = Segmentation("all", 0.5, 2)
-
-
-class Server:
-    """Milvus in another process."""
-
-    def __init__(self, folder: Path, token: str = "") -> None:
-        self.words, self.port = [sys.executable, str(ROOT / "tests/search/milvus_server.py"), str(folder)], 0
-        self.token = [token] if token else []
-        self.start()
-
-    def start(self) -> None:
-        """Begin, or begin again where it was."""
-        self.process = subprocess.Popen(
-            [*self.words, str(self.port), *self.token], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        assert self.process.stdout is not None
-        self.port = int(self.process.stdout.readline())
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
-
-    @property
-    def uri(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    made = Server(tmp_path_factory.mktemp("server") / "server.db")
-    yield made
-    made.kill()
+HNSW = "HNSW,M=8,efConstruction=64" if URI else "HNSW,M=8"  # a server has no defaults of its own
 
 
 @pytest.fixture(scope="module")
@@ -95,14 +62,14 @@ def local(ccpr: Ccpr, text: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def stored(ccpr: Ccpr, text: Path) -> Path:
-    """The same phrases, their keys in an embedded Milvus."""
-    build(ccpr, text, text.parent / "stored", "--store", text.parent / "phrases.db")
+    """The same phrases, their keys in Milvus."""
+    build(ccpr, text, text.parent / "stored", *where(text.parent, "stored"))
     return text.parent / "stored"
 
 
 def retriever(ccpr: Ccpr, store: Path, unreachable: str = STOP) -> PhraseRetriever:
     encoder, waiting = load_phrase_encoder(ccpr.checkpoint), StoreSettings(LONG, unreachable)
-    return PhraseRetriever(PhraseDatastore(store), encoder, SEGMENTATION, 3, 0.0, torch.device("cpu"), waiting)
+    return PhraseRetriever(PhraseDatastore(store, LONG), encoder, SEGMENTATION, 3, 0.0, torch.device("cpu"), waiting)
 
 
 def sources(ccpr: Ccpr, count: int) -> list[str]:
@@ -120,24 +87,27 @@ def assert_same(one: list[list[QueryPhrase]], two: list[list[QueryPhrase]]) -> N
     assert np.mean([p.entry == q.entry for a, b in pairs for p, q in zip(a.retrieved, b.retrieved)]) > 0.95
 
 
+@pytest.mark.parametrize("metric", ["ip", *(["l2"] if URI else [])])
 @pytest.mark.parametrize("size, k, depth", [(700, 5, 3), (700, 64, 700), (3, 8, 2)])
-def test_search_equals_exact_search(tmp_path: Path, size: int, k: int, depth: int, rng: np.random.Generator) -> None:
+def test_search_equals_exact_search(
+    tmp_path: Path, size: int, k: int, depth: int, metric: str, rng: np.random.Generator
+) -> None:
     keys = rng.standard_normal((size, 12)).astype(np.float16)
     with patch.multiple(milvus, BLOCK_ROWS=256, QUERIES=7, DEEPEST=depth):
-        remote = RemoteKeys(StoreAddress(str(tmp_path / "p.db"), "c"), size, 12, {"a": 1}, 30)
-        index = MilvusIndex(remote, IndexDescription("milvus", "ip", "FLAT"))
+        remote = RemoteKeys(address(tmp_path, f"c_{metric}_{size}_{k}"), size, 12, {"a": 1}, LONG)
+        index = MilvusIndex(remote, IndexDescription("milvus", metric, "FLAT"))
         index.fill(keys, lambda rows: None)
         index.write(0, keys[: min(size, 100)])  # again
         index.finish()
         assert np.array_equal(np.concatenate(list(index.read())), keys)
         queries = torch.from_numpy(rng.standard_normal((16, 12)).astype(np.float32))
         scores, ids = index.search(queries, k)
-        exact, wanted = ExactIndex(keys, "ip").search(queries, k)
+        exact, wanted = ExactIndex(keys, metric).search(queries, k)
         found = min(k, index.deepest)
         assert torch.allclose(scores[:, :found], exact[:, :found], atol=1e-4)
         assert (ids[:, :found] == wanted[:, :found]).float().mean() > 0.99
         assert (ids[:, found:] == -1).all() and (scores[:, found:] == -np.inf).all()
-        assert recall(index, ExactIndex(keys, "ip"), queries, min(depth, size)) == 1
+        assert recall(index, ExactIndex(keys, metric), queries, min(depth, size)) == 1
         assert index.search(queries[:0], k)[1].shape == (0, k)
 
 
@@ -168,9 +138,13 @@ def test_same_translations_as_from_a_folder(
 
 def test_inspect_reads_all_of_it(ccpr: Ccpr, stored: Path, tmp_path: Path) -> None:
     shown = call("inspect", stored).stdout
-    assert "recall         100.0%" in shown and "keys in        the collection 'stored'" in shown and "health" in shown
+    assert (
+        "recall         100.0%" in shown
+        and f"keys in        the collection '{PREFIX}stored'" in shown
+        and "health" in shown
+    )
     refused(call("evaluate retrieved", "--source", "x", "--target", "y", "--datastore", stored, check=False))
-    with pytest.raises(Exception, match="--entries takes some of the keys in a folder"):
+    with pytest.raises(Exception, match="only those in a folder can be merged, compacted, sampled"):
         PhraseDatastore(stored).sample(3)
     # One key that is another: its place among the others is all that tells.
     index = PhraseDatastore(stored).open_index()
@@ -186,13 +160,11 @@ def test_inspect_reads_all_of_it(ccpr: Ccpr, stored: Path, tmp_path: Path) -> No
 def test_finished_datastore_is_built_again_in_no_time_and_refuses_other_options(
     ccpr: Ccpr, text: Path, stored: Path
 ) -> None:
-    store = "--store", text.parent / "phrases.db"
+    store = where(text.parent, "stored")
     before = (stored / MANIFEST).read_bytes()
     with patch.object(MilvusIndex, "write", side_effect=AssertionError("nothing is to be written again")):
         build(ccpr, text, stored, *store)
-    refused(
-        build(ccpr, text, stored, check=False), "are in the collection 'stored' .*phrases.db: give the same --store"
-    )
+    refused(build(ccpr, text, stored, check=False), f"are in the collection '{PREFIX}stored' .*: give the same --store")
     refused(build(ccpr, text, stored, *store, "--collection", "x", check=False), "'x' of Milvus .* is asked for")
     refused(build(ccpr, text, stored, *store, "--index", "HNSW,M=8", check=False), "milvus:FLAT.*milvus:HNSW,M=8")
     assert (stored / MANIFEST).read_bytes() == before
@@ -200,7 +172,10 @@ def test_finished_datastore_is_built_again_in_no_time_and_refuses_other_options(
 
 def test_keys_in_milvus_are_not_merged(ccpr: Ccpr, text: Path, local: Path, stored: Path, tmp_path: Path) -> None:
     done = call("merge", local, stored, "--output", tmp_path / "both", check=False)
-    refused(done, "the keys of .*stored are in the collection 'stored' .*, and only those in a folder can be merged")
+    refused(
+        done,
+        f"the keys of .*stored are in the collection '{PREFIX}stored' .*, and only those in a folder can be merged",
+    )
     shard = "--store", tmp_path / "p.db", "--num-shards", 2, "--shard-id", 0
     refused(build(ccpr, text, tmp_path / "s", *shard, check=False), "--store takes all keys together")
     assert not list(tmp_path.iterdir())
@@ -210,7 +185,7 @@ def test_keys_in_milvus_are_not_merged(ccpr: Ccpr, text: Path, local: Path, stor
 def test_keys_of_a_folder_move_to_milvus(ccpr: Ccpr, text: Path, local: Path, tmp_path: Path) -> None:
     moved = tmp_path / "moved"
     shutil.copytree(local, moved)
-    build(ccpr, text, moved, "--store", tmp_path / "p.db", "--index", "HNSW,M=8", "--index-parameters", "ef=64")
+    build(ccpr, text, moved, *where(tmp_path, "moved"), "--index", HNSW, "--index-parameters", "ef=64")
     assert not (moved / "phrase/keys.npy").exists()
     made = PhraseDatastore(moved)
     assert made.find_damage() == [] and made.section.index_recall is not None and made.section.index_recall > 0.9
@@ -268,14 +243,17 @@ def test_decoding_when_the_server_is_killed(
         one.timeout = LONG
     assert_same(stopping.retrieve(sentences), before)
     later = SimpleNamespace(monotonic=lambda: time.monotonic() + 2 * LONG)
-    with patch.object(phrase_retriever, "time", later):
+    with patch.object(remote_answers, "time", later):
         assert_same(skipping.retrieve(sentences), before)
     server.kill()
     options = ["--datastore", output, *subword_options(world), "--store-timeout", SHORT]
     refused(call("fairseq-generate", *world.options(*options), check=False), "Milvus at .* does not answer")
     assert equal(decode(*options, "--store-unreachable", "skip"), decode(base=True))
     told = run("fairseq-generate", *world.options(*options, "--store-unreachable", "skip", "--beam", 1), LANG="C.UTF-8")
-    assert "20 sentences went without phrases: Milvus did not answer" in told.stderr
+    assert (
+        f"20 sentences went without phrases: the collection 's' of Milvus at {server.uri} did not answer" in told.stderr
+    )
+    assert "--phrase-min-similarity" not in told.stderr
 
 
 def test_retrieval_waits_while_the_encoder_runs(ccpr: Ccpr, stored: Path) -> None:
@@ -294,8 +272,7 @@ def test_retrieval_waits_while_the_encoder_runs(ccpr: Ccpr, stored: Path) -> Non
 
 
 def test_what_is_there_is_not_ours(ccpr: Ccpr, text: Path, stored: Path, tmp_path: Path) -> None:
-    uri = tmp_path / "p.db"
-    client = pymilvus.MilvusClient(str(uri))
+    made = client(tmp_path)
 
     def make(name: str, width: int, metric: str, **properties: str) -> None:
         schema = pymilvus.MilvusClient.create_schema(auto_id=False)
@@ -303,7 +280,7 @@ def test_what_is_there_is_not_ours(ccpr: Ccpr, text: Path, stored: Path, tmp_pat
         schema.add_field("key", pymilvus.DataType.FLOAT_VECTOR, dim=width)
         index = pymilvus.MilvusClient.prepare_index_params()
         index.add_index("key", index_type="FLAT", metric_type=metric)
-        client.create_collection(name, schema=schema, index_params=index, properties=properties)
+        made.create_collection(PREFIX + name, schema=schema, index_params=index, properties=properties)
 
     identity = json.dumps(PhraseDatastore(stored).section.identity() | {"fingerprints": {"encoder": "0" * 64}})
     make("wide", 24, "IP")
@@ -311,19 +288,19 @@ def test_what_is_there_is_not_ours(ccpr: Ccpr, text: Path, stored: Path, tmp_pat
     make("foreign", 16, "IP")
     make("other", 16, "IP", fairseq_ccpr=identity)
     wanted = {
-        "wide": "'wide' of Milvus at .*p.db has keys of width 24, and 16 is the width of these: give another --collection",
-        "far": "'far' of Milvus at .*p.db has an index of metric L2, and IP is that of these keys",
-        "foreign": "'foreign' of Milvus at .*p.db was not made by fairseq-ccpr",
-        "other": "'other' of Milvus at .*p.db was built with another encoder: 000000000000 there, [0-9a-f]{12} now",
+        "wide": r"'\w*wide' of Milvus at .* has keys of width 24, and 16 is the width of these: give another --collection",
+        "far": r"'\w*far' of Milvus at .* has an index of metric L2, and IP is that of these keys",
+        "foreign": r"'\w*foreign' of Milvus at .* was not made by fairseq-ccpr",
+        "other": r"'\w*other' of Milvus at .* was built with another encoder: 000000000000 there, [0-9a-f]{12} now",
     }
     for name, sentence in wanted.items():
-        done = build(ccpr, text, tmp_path / "s", "--store", uri, "--collection", name, check=False)
+        done = build(ccpr, text, tmp_path / "s", *where(tmp_path, name), check=False)
         refused(done, sentence)
         assert not (tmp_path / "s").exists()
     phrase = json.loads((stored / MANIFEST).read_text())["phrase"]
-    for name, sentence in {**wanted, "none": "'none' of Milvus at .*p.db is missing"}.items():
+    for name, sentence in {**wanted, "none": r"'\w*none' of Milvus at .* is missing"}.items():
         shutil.copytree(stored, moved := tmp_path / name)
-        edit_manifest(moved, phrase=phrase | {"store": {"uri": str(uri), "collection": name}})
+        edit_manifest(moved, phrase=phrase | {"store": vars(address(tmp_path, name))})
         with pytest.raises(DatastoreError, match=sentence):
             retriever(ccpr, moved)
     index = PhraseDatastore(stored).open_index()
@@ -344,7 +321,7 @@ def test_what_does_not_end_is_told(stored: Path) -> None:
         with (
             patch.object(MilvusIndex, "_ask", lambda *arguments, **others: None),
             patch.object(MilvusIndex, "_index_type", lambda self, found=found: found | {"pending_index_rows": 5}),
-            pytest.raises(DatastoreError, match=rf"does not finish: 5 keys .*\(state {found['state']}\)"),
+            pytest.raises(UnreachableError, match=rf"to index the keys, and 5 are left \(state {found['state']}\)"),
         ):
             index.finish()
 
@@ -388,9 +365,9 @@ def test_credentials_are_used_and_never_shown(
 
 def test_benchmark_searches_milvus_too(tmp_path: Path) -> None:
     words = ["--sizes", 300, "--dimension", 8, "--queries", 4, "--repeats", 1, "--quiet", "--cpu"]
-    shown = call("benchmark phrases", *words, "--store", tmp_path / "p.db").stdout
+    shown = call("benchmark phrases", *words, "--store", address(tmp_path, "").uri).stdout
     assert "| exact | 300 |" in shown and "| milvus:exact | 300 |" in shown
-    assert pymilvus.MilvusClient(str(tmp_path / "p.db")).list_collections() == []
+    assert "benchmark_300" not in client(tmp_path).list_collections()
 
 
 def test_bad_options_are_refused_before_any_work(ccpr: Ccpr, text: Path, local: Path, tmp_path: Path) -> None:
