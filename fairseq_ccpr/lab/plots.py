@@ -2,19 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fairseq_ccpr.evaluation.page import COLOURS, STYLES, lines, save
 from fairseq_ccpr.lab.accuracy.type_accuracy import TypeResult
 from fairseq_ccpr.lab.speed.phrase_speed import SearchSpeed
 from fairseq_ccpr.lab.speed.search_speed import SearchCost
 
 SENTENCES, LAYER = "sentences", "layer"  # fields of a `TypeResult`
+COLOURS = matplotlib.colormaps["tab10"]
+STYLES = "-", "--", "-.", ":"
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a figure as PNG."""
+    figure.savefig(path, dpi=130, format="png")
+
+
+@contextmanager
+def lines(path: Path) -> Iterator[Axes]:
+    """Axes to draw lines in; afterwards they get a grid and a legend, and are written as PNG."""
+    figure = Figure(figsize=(6, 4.2), layout="constrained")
+    axes = figure.subplots()
+    yield axes
+    axes.grid(alpha=0.3, which="both")
+    axes.legend(fontsize=7)
+    save(figure, path)
 
 
 def draw_precision(curves: Mapping[str, Sequence[float]], path: Path, title: str, measure: str) -> None:

@@ -11,8 +11,6 @@ from collections.abc import Iterable
 from functools import cache, lru_cache
 from typing import Any
 
-import langcodes
-
 _NAMES = """
 af Afrikaans|ar Arabic|az Azerbaijani|be Belarusian|bg Bulgarian|bn Bengali|bs Bosnian|ca Catalan|cs Czech
 cy Welsh|da Danish|de German|el Greek|en English|eo Esperanto|es Spanish|et Estonian|eu Basque|fa Persian
@@ -40,6 +38,8 @@ def language_code(name: str) -> str:
     >>> [language_code(one) for one in ("de_DE", "deu_Latn", "zho_Hans", "zh-TW", "iw", "cmn", "arb_Arab", "source")]
     ['de', 'de', 'zh', 'zh-Hant', 'he', 'zh', 'ar', 'source']
     """
+    import langcodes  # here, as its tables take long to load
+
     try:
         given = langcodes.get(name).prefer_macrolanguage()
     except ValueError:  # a name that somebody made up
@@ -90,6 +90,8 @@ def as_bcp47(name: str) -> str:
     >>> as_bcp47("deu_Latn"), as_bcp47("zho_Hant"), as_bcp47("de_at"), as_bcp47("source")
     ('de', 'zh-Hant', 'de-AT', 'source')
     """
+    import langcodes
+
     try:
         return langcodes.standardize_tag(name, macro=True)
     except ValueError:

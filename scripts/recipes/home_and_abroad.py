@@ -20,7 +20,7 @@ from matplotlib.transforms import Bbox
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
 from fairseq_ccpr.cli.command import markdown_table
-from fairseq_ccpr.evaluation.page import save
+from fairseq_ccpr.lab.plots import save
 
 SIDES = {6: "left", -6: "right", 0: "center"}  # of a label, by how far right of its point it begins
 # Where the label of a point may stand, in points from it: the nearer, the earlier.

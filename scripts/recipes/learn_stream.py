@@ -129,7 +129,7 @@ def recall(alone: list[str], written: list[str], references: list[str]) -> dict[
 
 
 def draw(texts: dict[str, list[str]], references: list[str], path: Path, title: str) -> None:
-    from fairseq_ccpr.evaluation.page import COLOURS, lines
+    from fairseq_ccpr.lab.plots import COLOURS, lines
 
     points = sorted({max(1, len(references) * point // POINTS) for point in range(1, POINTS + 1)})
     with lines(path) as axes:

@@ -22,7 +22,6 @@ from typing import Any, Optional
 
 import numpy as np
 import torch
-from scipy.cluster.hierarchy import DisjointSet
 from torch import Tensor
 
 from fairseq_ccpr.errors import ConfigurationError
@@ -244,6 +243,8 @@ def split_pairs(pairs: Sequence[Pair]) -> dict[str, list[Pair]]:
     Pairs that share a string, directly or through other pairs, stay together. Groups are assigned from the largest down,
     equal ones in pseudo-random order, each to the split that lacks most. The result does not depend on the order of pairs.
     """
+    from scipy.cluster.hierarchy import DisjointSet  # here, as SciPy takes long to load
+
     groups: defaultdict[str, list[Pair]] = defaultdict(list)
     connected = DisjointSet(string.casefold() for pair in pairs for string in pair)
     for source, target in pairs:
