@@ -399,8 +399,8 @@ class MilvusIndex(Index):
         Args:
             ask: how much is left, and the state that Milvus calls it.
         """
-        patience, now = SLOW * self.server.timeout, time.monotonic()
-        fewest, give_up, tell = float("inf"), now + patience, now + TOLD
+        patience, start = SLOW * self.server.timeout, time.monotonic()
+        fewest, give_up, tell = float("inf"), start + patience, start + TOLD
         while True:
             (left, state), now = ask(), time.monotonic()
             if not left:
@@ -414,7 +414,7 @@ class MilvusIndex(Index):
                 )
             if now > tell:
                 logger.warning("waiting for Milvus at %s to %s: %s left", self.address.uri, what, f"{left:,}")
-                tell += TOLD
+                tell += now - start
             time.sleep(POLL)
 
     def read(self) -> Iterator[np.ndarray]:
