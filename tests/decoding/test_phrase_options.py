@@ -50,7 +50,7 @@ def test_tuning_chooses_tokens_and_phrases_together(world: World, joint: list[ob
 
     def scored(system: System, tried: list[Candidate], samples: list[Any]) -> Any:
         bleu = {one.name: 1.0 + len(one.ensemble.voting) for one in tried} | {"base": 0.5}
-        return {name: TranslationScores(value, 0.0, "", "") for name, value in bleu.items()}, 1.0
+        return {n: TranslationScores(value, 0.0, "", "") for n, value in bleu.items()}, dict.fromkeys(bleu, 1.0)
 
     words = [*world.options("--no-progress-bar"), *map(str, joint)]
     shaping = ["--phrase-threshold", "0.4", "--retrieval-lambda-max", "0.8"]

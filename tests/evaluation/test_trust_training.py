@@ -322,7 +322,7 @@ def test_phrases_that_translate_worse_are_left_out(world: World, joint: list, tm
         bleu = {one.name: 1.0 + (one.ensemble.memory("phrases") is None) for one in tried} | {
             "base": 0.5 if helps else 3.0
         }
-        return {name: TranslationScores(value, 0.0, "", "") for name, value in bleu.items()}, 1.0
+        return {n: TranslationScores(value, 0.0, "", "") for n, value in bleu.items()}, dict.fromkeys(bleu, 1.0)
 
     options = world.options("--no-progress-bar")
     chosen = tmp_path / "options"
