@@ -209,7 +209,7 @@ def test_where_retrieval_does_not_help_tuning_silences_it(world: World, tmp_path
     shown = call(
         "tune", world.data_bin, "--datastore", foreign, "--cpu", "--no-progress-bar", "--decode", 2, "--knn-k", 4
     ).stdout  # fmt: skip
-    scores = {name: float(bleu) for bleu, name in re.findall(r"^ *(\d+\.\d\d)  (.+)$", shown, re.MULTILINE)}
+    scores = {name: float(bleu) for bleu, name in re.findall(r"^ *(\d+\.\d\d) +\d+%  (.+)$", shown, re.MULTILINE)}
     silenced = scores.pop("base") >= max(scores.values())
     assert silenced == ("better than the model alone" in shown)
     assert silenced == ("|lambda:0.0|" in Translator(datastore=foreign, device="cpu").signature)

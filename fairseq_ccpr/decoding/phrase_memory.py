@@ -139,8 +139,8 @@ class PhraseBatch(MemoryBatch):
             with _without_collections():
                 phrases = (self.answer or self.start(encoded))()
                 table = candidates.table(phrases)
-        nothing = not any(len(sentence.candidates.lengths) for sentence in phrases)
-        if not candidates.checked and nothing and not candidates.retriever.remote.skipped:  # which was told
+        found = candidates.checked or any(len(sentence.candidates.lengths) for sentence in phrases)
+        if not found and not candidates.retriever.remote.skipped:  # which was said
             logger.warning(
                 "no phrase was retrieved for the first %d sentences: they are translated without the phrase datastore; lower "
                 "--phrase-min-similarity, or see with fairseq-ccpr retrieve what is found", len(phrases),
