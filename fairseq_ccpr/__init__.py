@@ -55,7 +55,7 @@ class _Deferred(ModuleType):
 
 @contextmanager
 def _deferred(*names: str) -> Iterator[None]:
-    """Import what others want of these modules when it is called, rather than with them."""
+    """Let modules imported meanwhile defer these: each function imports its module when it is called."""
     made: dict[str, ModuleType] = {}
     for name in names:
         package, _, module = name.partition(".")
@@ -74,7 +74,7 @@ def _deferred(*names: str) -> Iterator[None]:
 
 
 def _load() -> ModuleType:
-    # A criterion and a task of fairseq's want them, for other work than translation: a third of the time that all takes.
+    # A criterion and a task of fairseq's import them for other work than translation, a third of the start-up time.
     with _quietly(), _deferred("sklearn.metrics", "scipy.stats"):
         return import_module(_PLUG_IN)
 

@@ -1,4 +1,4 @@
-"""The tables and signatures of the pages in docs/results/ as JSON.
+"""The tables of the pages in docs/results/ as JSON.
 
 The pages are the source: each figure stands once, in the table that people read. scripts/docs.py writes the JSON among the
 pages of the site, in docs/results/data/.
@@ -20,23 +20,21 @@ def files() -> dict[str, str]:
 
 
 def read(page: str) -> dict[str, Any]:
-    r"""Return a page's title, its tables and its signatures.
+    r"""Return a page's title and its tables.
 
     A cell left empty in a table's first column repeats the cell above it, as in the page; bold type is left out.
 
-    >>> read("# T\n\n## S\n\n| a | b |\n|---|---|\n| x | **1** |\n| | 2 |\n\n```text\nn: s|t\n```\n")["tables"]
+    >>> read("# T\n\n## S\n\n| a | b |\n|---|---|\n| x | **1** |\n| | 2 |\n\n```text\n| s | t |\n```\n")["tables"]
     [{'section': 'S', 'columns': ['a', 'b'], 'rows': [['x', '1'], ['', '2']]}]
     """
-    found: dict[str, Any] = {"title": "", "tables": [], "signatures": {}}
-    section, fence = "", ""
+    found: dict[str, Any] = {"title": "", "tables": []}
+    section, fenced = "", False
     table: dict[str, Any] | None = None
     for line in page.splitlines():
         if line.startswith("```"):
-            fence = "" if fence else line[3:] or "text"
-        elif fence:
-            if fence == "text" and section == "Signatures":
-                name, signature = line.split(": ", 1)
-                found["signatures"][name] = signature
+            fenced = not fenced
+        elif fenced:
+            continue
         elif line.startswith("# "):
             found["title"] = line[2:]
         elif line.startswith("#"):

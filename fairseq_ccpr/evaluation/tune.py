@@ -60,7 +60,7 @@ SEED = 1  # of what is trained
 LESS, NONE, MORE = 0.5, 0.0, 1.5  # times alpha, that are tried
 LEAST_TOKENS = 5000  # of the held-out text, for a hidden layer
 QUALITY, SPEED = "quality", "speed"
-LEVEL = 0.3  # BLEU that is given for speed, if that is preferred
+LEVEL = 0.3  # BLEU given up for speed, where that is preferred
 
 
 @dataclass
@@ -144,7 +144,7 @@ def tune(system: System, also: list[OtherText], trusting: bool, count: int, pref
     3. The phrases' votes are trained, and trust, on top of the likeliest settings for few neighbours, and for many; of tokens
        with phrases and of tokens alone for one number of neighbours.
     4. A sample of the subset is decoded with each candidate, and with the model alone. The best by BLEU is chosen, or the
-       fastest of those that are `LEVEL` with it; where none is better than the model alone, the interpolation weights become
+       fastest of those at most `LEVEL` below it; where none is better than the model alone, the interpolation weights become
        0.
 
     Args:
@@ -234,12 +234,12 @@ def trusted_neighbours(parts: Parts) -> tuple[int, ...]:
 def choose(
     tried: list[Candidate], scores: dict[str, TranslationScores], seconds: dict[str, float], prefer: str
 ) -> Candidate:
-    """Choose the best by BLEU; for speed the fastest of those `LEVEL` with it that are better than the base."""
+    """Choose the best by BLEU; for speed, the fastest of those better than the base and at most `LEVEL` below the best."""
     best = max(tried, key=lambda one: scores[one.name].bleu)
     if prefer == QUALITY:
         return best
-    least = max(scores[best.name].bleu - LEVEL, scores[BASE].bleu)
-    near = [one for one in tried if scores[one.name].bleu > least or one is best]
+    least, base = scores[best.name].bleu - LEVEL, scores[BASE].bleu
+    near = [one for one in tried if least <= scores[one.name].bleu > base or one is best]
     return min(near, key=lambda one: seconds[one.name])
 
 

@@ -50,7 +50,7 @@ class LiveMemory(RuleBasedStateMachine):
             counting = next((n for n, one in self.kept.divided()[0].items() if one.source == pair.source), None)
             replaced = learned.replaced.id if learned.replaced is not None else None
             assert replaced == (counting if counting != number else None)
-            self.next_id = max(self.next_id, number + 1)  # what was lost may have had ids, which nobody gets
+            self.next_id = max(self.next_id, number + 1)  # the ids of lost records are not reused
             self.counts[number] = self.counts.get(number, 0) + 1
             self.kept = self.kept.learn(number, pair)
 
@@ -87,7 +87,7 @@ class LiveMemory(RuleBasedStateMachine):
 
     @rule(pair=PAIR, share=st.floats(0, 1, exclude_max=True))
     def kill_while_it_learns(self, pair: tuple[int, int], share: float) -> None:
-        """Only a part of the last record is on disk, which nobody was told of."""
+        """Only a part of the last record is on disk, and it was never acknowledged."""
         self.store.lock()
         before = self.store.path.stat().st_size
         self.store.learn([new_pair(*pair)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -20,8 +21,8 @@ from fairseq_ccpr.evaluation.tune import QUALITY, SPEED, choose
     ],
 )
 def test_the_best_or_the_fastest_beside_it(bleu: dict[str, float], quality: str, speed: str) -> None:
-    tried = [SimpleNamespace(name=name) for name in "abc"]
+    tried: Any = [SimpleNamespace(name=name) for name in "abc"]
     scores = {name: TranslationScores(value, 0.0, "", "") for name, value in bleu.items()}
     seconds = {"a": 3.0, "b": 2.0, "c": 1.0, "base": 0.5}
     for prefer, name in {QUALITY: quality, SPEED: speed}.items():
-        assert choose(tried, scores, seconds, prefer).name == name  # type: ignore[arg-type]
+        assert choose(tried, scores, seconds, prefer).name == name

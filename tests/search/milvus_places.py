@@ -8,12 +8,18 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
+import numpy as np
 import pytest
 
+from fairseq_ccpr.search import milvus
 from fairseq_ccpr.search.base import StoreAddress
+from fairseq_ccpr.search.milvus import MilvusIndex
 from tests.helpers import ROOT
 
 pymilvus = pytest.importorskip("pymilvus", reason="needs the extra [milvus]")
@@ -59,6 +65,21 @@ class Server:
     def kill(self) -> None:
         self.process.kill()
         self.process.wait()
+
+    @contextmanager
+    def killed_while_written(self, rows: int) -> Iterator[list[int]]:
+        """Write so many rows at a time, and kill it at the fourth block; gives the first row of each block."""
+        firsts, write = list[int](), MilvusIndex.write
+
+        def write_until_killed(index: MilvusIndex, first: int, keys: np.ndarray) -> None:
+            firsts.append(first)
+            if len(firsts) == 4:
+                self.kill()
+                index.server.timeout = SHORT
+            write(index, first, keys)
+
+        with patch.object(milvus, "BLOCK_ROWS", rows), patch.object(MilvusIndex, "write", write_until_killed):
+            yield firsts
 
     @property
     def uri(self) -> str:

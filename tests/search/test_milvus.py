@@ -195,18 +195,9 @@ def test_keys_of_a_folder_move_to_milvus(ccpr: Ccpr, text: Path, local: Path, tm
 def test_build_goes_on_after_the_server_was_killed(
     ccpr: Ccpr, text: Path, local: Path, server: Server, tmp_path: Path
 ) -> None:
-    output, firsts = tmp_path / "s", []
-    write = MilvusIndex.write
-
-    def write_until_killed(self: MilvusIndex, first: int, keys: np.ndarray) -> None:
-        firsts.append(first)
-        if len(firsts) == 4:
-            server.kill()
-            self.server.timeout = SHORT
-        write(self, first, keys)
-
+    output = tmp_path / "s"
     store = "--store", server.uri
-    with patch.object(milvus, "BLOCK_ROWS", 64), patch.object(MilvusIndex, "write", write_until_killed):
+    with server.killed_while_written(64) as firsts:
         with patch.object(milvus, "SLOW", 1):
             refused(
                 build(ccpr, text, output, *store, check=False),

@@ -155,18 +155,9 @@ def test_half_an_upload_is_finished_and_the_folder_serves_meanwhile(
     world: World, decode: Callable, server: Server, tmp_path: Path
 ) -> None:
     build(world, mine := tmp_path / "mine", "--metric", "ip", "--fraction", 0.2)
-    before, firsts, wanted = contents(mine), list[int](), decode("--datastore", mine, *OPTIONS)
-    write = MilvusIndex.write
-
-    def write_until_killed(self: MilvusIndex, first: int, keys: np.ndarray) -> None:
-        firsts.append(first)
-        if len(firsts) == 4:
-            server.kill()
-            self.server.timeout = SHORT
-        write(self, first, keys)
-
+    before, wanted = contents(mine), decode("--datastore", mine, *OPTIONS)
     words = "--metric", "ip", "--fraction", 0.2, "--store", server.uri, "--store-timeout", LONG
-    with patch.object(milvus, "BLOCK_ROWS", 256), patch.object(MilvusIndex, "write", write_until_killed):
+    with server.killed_while_written(256) as firsts:
         with patch.object(milvus, "SLOW", 1):
             refused(build(world, mine, *words, check=False), f"Milvus at {server.uri} does not answer: asked")
         assert contents(mine) == before and equal(decode("--datastore", mine, *OPTIONS), wanted)

@@ -250,11 +250,12 @@ class RetrievedSentencesTask(TranslationRetrievalTask):
         phrases = next((one for one in memories if isinstance(one, PhraseMemory)), None)
         if phrases is None:
             raise ConfigurationError("the task translation_retrieved_sentences needs a datastore with phrases")
-        candidates = phrases.candidates
-        candidates.retriever = SharedRetrieval(candidates.retriever)  # type: ignore[assignment]
+        candidates: Any = phrases.candidates
+        candidates.retriever = SharedRetrieval(candidates.retriever)
         ranking = Ranking(candidates, cfg.sentences_count, models[0].decoder.max_positions() - 1)
         settings = TokenRetrievalSettings(cfg.sentences_k, cfg.sentences_lambda, cfg.sentences_temperature)
         dictionary, capture = self.target_dictionary, KeyCapture(models[0], "decoder_output")
-        tokens = ConsentingMemory(capture, NoDatastore(), settings, dictionary.unk(), consent=cfg.sentences_consent)  # type: ignore[arg-type]
+        nothing: Any = NoDatastore()
+        tokens = ConsentingMemory(capture, nothing, settings, dictionary.unk(), consent=cfg.sentences_consent)
         pad, end = dictionary.pad(), self.tags.end_of(dictionary)
         return [*memories, SentenceMemory(tokens, ranking, models, pad, end)]
