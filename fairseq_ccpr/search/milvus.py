@@ -49,10 +49,11 @@ CHANNEL = {
     "grpc.keepalive_time_ms": 300_000,  # questions have a time limit; more pings, the embedded one takes for an attack
 }
 # What a server says that was stopped, or of parts that it has lost, until it has found itself again. Some of it is called
-# unrecoverable, which it is for that connection.
+# unrecoverable, which it is for that connection. Its codes do not tell: an error of several causes has that of the last.
 RESTARTED = re.compile(
-    r"session|node|channel|replica|shard|segment|leader|load|not ready|unavailable|not available|"
-    r"not serviceable|shutting down|stopp|timeout|timed out|deadline|context canceled|connection|recover|initializ"
+    r"service not ready|service unavailable|not healthy|not serving|no available|empty grpc client|leader changed|"
+    r"(node|session|channel|segment|replica) (not found|not match|not available|lacks|offline)|not (fully )?loaded|"
+    r"timeout|timed out|deadline exceeded|context canceled|connection (error|refused|reset|is closing)"
 )
 
 
@@ -195,6 +196,7 @@ def missing(address: StoreAddress) -> str:
 def _first_line(error: Exception) -> str:
     """What was answered, without the stack traces of Milvus's own language."""
     text = str(getattr(error, "message", "") or getattr(error, "details", lambda: "")() or error)
+    text = re.sub(r"stack trace: .*runtime\.goexit: ", "", text, flags=re.DOTALL)
     return (text.splitlines() or [type(error).__name__])[0].strip()[:LONGEST_ANSWER]
 
 
