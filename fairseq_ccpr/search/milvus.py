@@ -39,6 +39,7 @@ TOLD = 10.0  # seconds of waiting after which that is said
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0  # seconds between attempts, each twice the one before
 POLL = 0.2  # seconds between questions after what Milvus is doing
 LONGEST_ANSWER = 300  # characters of what Milvus says
+OLDEST = (2, 3)  # version of a server
 SCHEMES = ("http", "https", "tcp")
 # A connection of its own, opened again as soon as the server is back.
 CHANNEL = {
@@ -316,7 +317,15 @@ class MilvusIndex(Index):
         return self._ask("has_collection")
 
     def refuse_foreign(self) -> None:
-        """Refuse a collection of this name that is of another width, metric or making."""
+        """Refuse a server that is too old, or a collection of this name that is of another width, metric or making."""
+        if not self.address.embedded:
+            version = self.server.ask("get_server_version")
+            number = re.match(r"v?(\d+)\.(\d+)", version)
+            if number and (int(number[1]), int(number[2])) < OLDEST:
+                raise ConfigurationError(
+                    f"Milvus at {self.address.uri} is version {version}, which cannot count or replace keys: give one of 2.3 "
+                    "or later"
+                )
         if self.exists():
             self._refuse_foreign()
 
