@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import fcntl
 import json
 import os
+import signal
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -36,6 +40,7 @@ from fairseq_ccpr.timing import progress_bar
 
 RAW, VALID, ADAPTER = "raw", "valid", "adapter"  # folders alongside the token part while an adapter is trained
 BACK_TRANSLATIONS = "back-translations"  # folder alongside the token part of monolingual text
+PR_SET_PDEATHSIG = 1  # of Linux's prctl: a signal that a process gets when its parent ends
 # Names in plans and manifests that users know by another one.
 KNOWN_AS = {"share": "fraction", "shard_tokens": "chunk tokens", "shard_sentences": "chunk sentences"}
 
@@ -315,14 +320,48 @@ class Processes:
 
 
 @contextmanager
-def launched() -> Iterator[Processes]:
-    """Join the processes that torchrun started, by its environment variables; without them, there is just this one."""
+def launched(output: Path) -> Iterator[Processes]:
+    """Join the processes that torchrun started, by its environment variables; without them, there is just this one.
+
+    They build `output`, and no others may while they do. They end with torchrun, even where it is killed.
+    """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        yield Processes()
+        with _locked(output):
+            yield Processes()
         return
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    # Where torchrun was killed before that, nobody is met.
+    store, rank, world = next(dist.rendezvous("env://", timeout=timedelta(minutes=5)))
+    if os.environ.get("GROUP_WORLD_SIZE") == "1":  # with several machines, each counts its own restarts
+        # The store outlives the processes, and has the addresses of those that died.
+        store = dist.PrefixStore(os.environ["TORCHELASTIC_RESTART_COUNT"], store)
     # The first process indexes alone when all keys are written, for an unknown time.
-    dist.init_process_group("gloo", timeout=timedelta(days=7))
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timedelta(days=7))
     try:
-        yield Processes(dist.get_rank(), dist.get_world_size(), int(os.environ["LOCAL_RANK"]))
+        processes = Processes(rank, world, int(os.environ["LOCAL_RANK"]))
+        with _locked(output) if processes.first else contextlib.nullcontext():
+            yield processes
     finally:
         dist.destroy_process_group()
+
+
+@contextmanager
+def _locked(output: Path) -> Iterator[None]:
+    made = not output.exists()
+    if made:
+        output.mkdir(parents=True)
+    # The folder itself is locked: what is in it must be the same, whoever built it.
+    descriptor = os.open(output, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # a file system without locks, or without those of folders
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise DatastoreError(f"{output} is being built by another process: wait for it, or end it") from None
+        yield
+    finally:
+        os.close(descriptor)
+        if made:
+            with contextlib.suppress(OSError):  # not empty
+                output.rmdir()

@@ -60,7 +60,7 @@ def build_tokens(settings: TokenBuildSettings) -> int:
     )
     settings = replace(settings, source_lang=preprocessing.source_lang, target_lang=preprocessing.target_lang)
     start = time.monotonic()
-    with launched() as processes:
+    with launched(settings.output) as processes:
         if settings.monolingual:
             settings = replace(settings, pseudo_pairs=back_translate(settings, preprocessing, processes))
         else:
@@ -107,7 +107,7 @@ an API key, are taken from the URI or, better, from the environment variable MIL
 def build_phrases(settings: PhraseBuildSettings) -> int:
     settings.check()
     start = time.monotonic()
-    with launched() as processes:
+    with launched(settings.output) as processes:
         report = build_phrase_datastore(settings, processes)
     if report is None:
         return 0
@@ -156,7 +156,7 @@ def build_text(
 ) -> int:
     start = time.monotonic()
     system = System.of(rest, data)
-    with launched() as processes:  # to count is the work of one
+    with launched(output) as processes:  # to count is the work of one
         counted = _count_text(system, text, against, output, quiet) if processes.first else None
         processes.barrier()
     if counted is None:

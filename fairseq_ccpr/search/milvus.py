@@ -39,6 +39,7 @@ TOLD = 10.0  # seconds of waiting after which that is said
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0  # seconds between attempts, each twice the one before
 POLL = 0.2  # seconds between questions after what Milvus is doing
 LONGEST_ANSWER = 300  # characters of what Milvus says
+OLDEST = (2, 3)  # version of a server
 SCHEMES = ("http", "https", "tcp")
 # A connection of its own, opened again as soon as the server is back.
 CHANNEL = {
@@ -49,10 +50,11 @@ CHANNEL = {
     "grpc.keepalive_time_ms": 300_000,  # questions have a time limit; more pings, the embedded one takes for an attack
 }
 # What a server says that was stopped, or of parts that it has lost, until it has found itself again. Some of it is called
-# unrecoverable, which it is for that connection.
+# unrecoverable, which it is for that connection. Its codes do not tell: an error of several causes has that of the last.
 RESTARTED = re.compile(
-    r"session|node|channel|replica|shard|segment|leader|load|not ready|unavailable|not available|"
-    r"not serviceable|shutting down|stopp|timeout|timed out|deadline|context canceled|connection|recover|initializ"
+    r"service not ready|service unavailable|not healthy|not serving|no available|empty grpc client|leader changed|"
+    r"(node|session|channel|segment|replica) (not found|not match|not available|lacks|offline)|not (fully )?loaded|"
+    r"timeout|timed out|deadline exceeded|context canceled|connection (error|refused|reset|is closing)"
 )
 
 
@@ -195,6 +197,7 @@ def missing(address: StoreAddress) -> str:
 def _first_line(error: Exception) -> str:
     """What was answered, without the stack traces of Milvus's own language."""
     text = str(getattr(error, "message", "") or getattr(error, "details", lambda: "")() or error)
+    text = re.sub(r"stack trace: .*runtime\.goexit: ", "", text, flags=re.DOTALL)
     return (text.splitlines() or [type(error).__name__])[0].strip()[:LONGEST_ANSWER]
 
 
@@ -314,7 +317,15 @@ class MilvusIndex(Index):
         return self._ask("has_collection")
 
     def refuse_foreign(self) -> None:
-        """Refuse a collection of this name that is of another width, metric or making."""
+        """Refuse a server that is too old, or a collection of this name that is of another width, metric or making."""
+        if not self.address.embedded:
+            version = self.server.ask("get_server_version")
+            number = re.match(r"v?(\d+)\.(\d+)", version)
+            if number and (int(number[1]), int(number[2])) < OLDEST:
+                raise ConfigurationError(
+                    f"Milvus at {self.address.uri} is version {version}, which cannot count or replace keys: give one of 2.3 "
+                    "or later"
+                )
         if self.exists():
             self._refuse_foreign()
 

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import patch
 
@@ -10,11 +15,12 @@ import numpy as np
 import pytest
 import torch
 
+from fairseq_ccpr.building.part import launched
 from fairseq_ccpr.building.token_build import load_model, load_task
 from fairseq_ccpr.datastore.manifest import Manifest
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.models.key_layer import KEY_LAYERS, KeyCapture
-from tests.helpers import as_torchrun, begin, call, contents
+from tests.helpers import PROGRAM, ROOT, as_torchrun, begin, call, contents, refused
 from tests.small_models import PAIRS, World, build, build_options
 
 SMALL_SHARDS = ("--chunk-tokens", 400, "--index", "IVF16,Flat")
@@ -145,6 +151,56 @@ def test_two_processes_equal_one(world: World, whole: Path, tmp_path: Path) -> N
         process.join()
     assert not any(process.exitcode for process in begun)
     assert contents(tmp_path / "two") == contents(whole)
+
+
+def test_killed_workers_start_again_and_end_with_a_killed_launcher(world: World, whole: Path, tmp_path: Path) -> None:
+    killed = tmp_path / "killed"
+    done = killed / "token.partial" / "done"
+    words = [Path(sys.executable).with_name("torchrun"), "--nproc-per-node", 2, "--max-restarts", 1]
+    words += ["--no-python", *PROGRAM, "build", *build_options(world, killed), *SMALL_SHARDS]
+
+    def marks() -> int:
+        return len(list(done.iterdir())) if done.exists() else 0
+
+    def workers() -> list[int]:
+        return [int(child) for child in Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()]
+
+    def running(worker: int) -> bool:
+        try:
+            return Path(f"/proc/{worker}/cmdline").read_bytes() != b""
+        except FileNotFoundError:
+            return False
+
+    def wait_for(happened: Callable[[], bool]) -> None:
+        give_up = time.monotonic() + 300
+        while not happened():
+            assert time.monotonic() < give_up
+            time.sleep(0.001)
+
+    with (tmp_path / "log").open("w") as log:
+        launcher = subprocess.Popen([str(word) for word in words], cwd=ROOT, stdout=log, stderr=log)
+    try:
+        wait_for(lambda: marks() > 0)
+        first = workers()
+        os.kill(first[1], signal.SIGKILL)
+        wait_for(lambda: not any(map(running, first)))
+        before = marks()
+        wait_for(lambda: marks() > before)
+        second = workers()
+    finally:
+        launcher.kill()
+        launcher.wait()
+    wait_for(lambda: not any(map(running, second)))
+    assert len(second) == 2 and done.exists()
+    build(world, killed, *SMALL_SHARDS)
+    assert contents(killed) == contents(whole)
+
+
+def test_two_builds_of_one_folder_are_refused(world: World, tmp_path: Path) -> None:
+    with launched(store := tmp_path / "store"):
+        refused(build(world, store, check=False), f"{store} is being built by another process: wait for it, or end it")
+    assert not store.exists()
+    build(world, store)
 
 
 def test_several_subsets_count_sentences_through(world: World, tmp_path: Path) -> None:

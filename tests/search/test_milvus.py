@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import shutil
 import subprocess
 import threading
@@ -12,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
+from urllib.parse import quote
 
 import numpy as np
 import pytest
@@ -26,7 +29,7 @@ from fairseq_ccpr.models.phrase_encoder import load_phrase_encoder
 from fairseq_ccpr.models.phrase_finder import Segmentation
 from fairseq_ccpr.search import ExactIndex, distinct_strings, milvus
 from fairseq_ccpr.search.base import IndexDescription, RemoteKeys, StoreAddress
-from fairseq_ccpr.search.milvus import MilvusIndex
+from fairseq_ccpr.search.milvus import TOKEN, MilvusIndex
 from fairseq_ccpr.search.recall import recall
 from fairseq_ccpr.storage.files import MANIFEST
 from fairseq_ccpr.text.pairs import read_pairs
@@ -328,6 +331,44 @@ def test_what_does_not_end_is_told(stored: Path) -> None:
         index.server.ask("load_collection", "stored")
 
 
+@pytest.mark.parametrize(
+    "said, again",
+    [
+        # Answers of servers 2.3.5 and 2.2.16 after they were killed, and to requests that they do not take.
+        ("session not found->datanode-1: node not found[node=1]: unrecoverable error", True),
+        ("stack trace: /milvus/pkg/tracer/stack_trace.go:51\nempty grpc client: find no available rootcoord, check", True),
+        ("failed to search: collection not loaded[collection=470737143642980381]", True),
+        ("service not ready[standalone=1]: Initializing", True),
+        ("rpc error: code = Unknown desc = node not match[expectedNodeID=8][actualNodeID=11]", True),
+        ("etcdserver: leader changed", True),
+        ("nodes not enough", False),
+        ("maximum shards's number should be limited to 16", False),
+        ("fail to Search, QueryNode ID=1, reason=collection:4, metric type not match: invalid parameter[expected=IP]", False),
+        ("index not found[collection=probe]", False),
+        ("database not found[database=nodb]", False),
+    ],
+)  # fmt: skip
+def test_what_a_restarted_server_says_is_asked_again_and_a_refusal_is_not(stored: Path, said: str, again: bool) -> None:
+    index = PhraseDatastore(stored, LONG).open_index()
+    assert isinstance(index, MilvusIndex)
+    assert index.exists()  # a connection
+    refusal = index.server.pymilvus.MilvusException(65535, said)
+    with patch.object(index.server._client, "has_collection", side_effect=refusal) as asked:
+        if again:  # on a new connection
+            assert index.exists()
+        else:
+            with pytest.raises(DatastoreError, match=f"refuses: {re.escape(said)}$"):
+                index.exists()
+    assert asked.call_count == 1
+
+
+def test_stack_traces_are_left_out() -> None:
+    said = "stack trace: /milvus/pkg/tracer/stack_trace.go:51 github.com/milvus-io/milvus/pkg/tracer.StackTrace\n"
+    said += "/usr/local/go/src/runtime/asm_amd64.s:1598 runtime.goexit: attempt #0: find no available rootcoord"
+    error = pymilvus.MilvusException(65535, said)
+    assert milvus._first_line(error) == "attempt #0: find no available rootcoord"
+
+
 def test_other_encoder_is_refused(ccpr: Ccpr, stored: Path, tmp_path: Path) -> None:
     call(*ccpr.training(tmp_path / "other", 1, "--disable-validation"))
     words = [stored, "--phrase-encoder", tmp_path / "other/checkpoint_last.pt", "--cpu"]
@@ -337,21 +378,29 @@ def test_other_encoder_is_refused(ccpr: Ccpr, stored: Path, tmp_path: Path) -> N
 def test_credentials_are_used_and_never_shown(
     ccpr: Ccpr, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    guarded = Server(tmp_path / "server.db", token="me:s3cr/t")
+    """Those of the server at MILVUS_URI, where MILVUS_TOKEN says that it asks for some."""
+    token = URI and os.environ.get(TOKEN)
+    monkeypatch.delenv(TOKEN, raising=False)
+    guarded = None if token else Server(tmp_path / "server.db", token="me:s3cr/t")
+    uri, token = (guarded.uri, "me:s3cr/t") if guarded else (URI, token)
+    user, _, password = token.partition(":")
     try:
-        output, right = tmp_path / "s", guarded.uri.replace("//", "//me:s3cr%2Ft@")
-        for uri in (guarded.uri, right.replace("s3cr", "wr0ng")):
-            done = build(ccpr, text, output, "--store", uri, check=False)
-            refused(done, f"Milvus at {guarded.uri} refuses these credentials: .*MILVUS_TOKEN")
-            assert "wr0ng" not in done.stdout + done.stderr
-        done = build(ccpr, text, output, "--store", right)
-        assert "s3cr" not in done.stdout + done.stderr + (output / MANIFEST).read_text()
+        output, right = tmp_path / "s", uri.replace("//", f"//{user}:{quote(password, safe='')}@")
+        words = ["--collection", f"{PREFIX}guarded"]
+        for wrong in (uri, right.replace(f"{user}:", f"{user}:wr0ng")):
+            done = build(ccpr, text, output, "--store", wrong, *words, check=False)
+            refused(done, f"Milvus at {uri} refuses these credentials: .*MILVUS_TOKEN")
+            assert "wr0ng" not in done.stdout + done.stderr and not output.exists()
+        done = build(ccpr, text, output, "--store", right, *words)
+        shown = done.stdout + done.stderr + (output / MANIFEST).read_text()
+        assert f":{password}" not in shown and quote(password, safe="") + "@" not in shown
         with pytest.raises(DatastoreError, match="refuses these credentials"):
             retriever(ccpr, output)
-        monkeypatch.setenv("MILVUS_TOKEN", "me:s3cr/t")
+        monkeypatch.setenv(TOKEN, token)
         assert retriever(ccpr, output).retrieve(sources(ccpr, 1))[0]
     finally:
-        guarded.kill()
+        if guarded:
+            guarded.kill()
 
 
 def test_benchmark_searches_milvus_too(tmp_path: Path) -> None:
