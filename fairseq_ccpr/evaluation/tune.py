@@ -191,14 +191,18 @@ def tune(system: System, also: list[OtherText], trusting: bool, count: int, pref
     sample = samples[::SAMPLED]
     scores, took = _decode(system, tried, sample)
     winner = choose(tried, scores, took, prefer)
-    if ensemble.memory(TextMemory.name) is not None:  # likelihood wants more of the text than translations do, or less
-        likeliest, winner = winner, _with_text(system, winner, LESS, sample, scores, took, prefer)
+    # After references a phrase or the text is right more often than after the hypotheses of beam search.
+    if (phrases := winner.ensemble.memory(PhraseMemory.name)) is not None:
+        halved = replace(phrases, settings=replace(phrases.settings, lambda_=LESS * phrases.settings.lambda_))
+        weighed = winner.ensemble.replacing(halved, trust=winner.ensemble.trust)
+        winner = _or_with(system, winner, weighed, sample, scores, took, prefer)
+    if ensemble.memory(TextMemory.name) is not None:  # likelihood wants more of it than translations do, or less
+        likeliest, tried_with = winner, [scaled_text(winner.ensemble, factor) for factor in (LESS, MORE, NONE)]
+        winner = _or_with(system, likeliest, tried_with[0], sample, scores, took, prefer)
         if winner is likeliest:
-            winner = _with_text(system, likeliest, MORE, sample, scores, took, prefer)
+            winner = _or_with(system, likeliest, tried_with[1], sample, scores, took, prefer)
         elif ensemble.voting:
-            winner = choose(
-                [winner, _with_text(system, likeliest, NONE, sample, scores, took, prefer)], scores, took, prefer
-            )
+            winner = _or_with(system, winner, tried_with[2], sample, scores, took, prefer)
     helps = scores[winner.name].bleu > scores[BASE].bleu
     left_out = None
     if task.phrase_datastore is not None and winner.ensemble.memory(PhraseMemory.name) is None:
@@ -240,18 +244,18 @@ def choose(
         return best
     least, base = scores[best.name].bleu - LEVEL, scores[BASE].bleu
     near = [one for one in tried if least <= scores[one.name].bleu > base or one is best]
-    return min(near, key=lambda one: seconds[one.name])
+    return min(near, key=lambda one: (seconds[one.name], -scores[one.name].bleu))
 
 
-def _with_text(
-    system: System, candidate: Candidate, factor: float, sample: list[Any], scores: dict[str, TranslationScores],
-    took: dict[str, float], prefer: str,
+def _or_with(
+    system: System, candidate: Candidate, weighed: RetrievalEnsemble, sample: list[Any],
+    scores: dict[str, TranslationScores], took: dict[str, float], prefer: str,
 ) -> Candidate:  # fmt: skip
-    """Decode with another weight of the text as well, adding its scores; returns the better of the two."""
-    scaled = replace(candidate, ensemble=scaled_text(candidate.ensemble, factor))
-    scores.update(_decode(system, [scaled], sample, base=False)[0])
-    took[scaled.name] = took[candidate.name]  # weights cost nothing, and the base did not take turns with this one
-    return choose([candidate, scaled], scores, took, prefer)
+    """Decode with other weights of the same memories as well, adding their scores; returns the better candidate."""
+    other = replace(candidate, ensemble=weighed)
+    scores.update(_decode(system, [other], sample, base=False)[0])
+    took[other.name] = took[candidate.name]  # weights cost nothing, and the base did not take turns with this one
+    return choose([candidate, other], scores, took, prefer)
 
 
 def _decode(

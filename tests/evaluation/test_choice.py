@@ -26,3 +26,9 @@ def test_the_best_or_the_fastest_beside_it(bleu: dict[str, float], quality: str,
     seconds = {"a": 3.0, "b": 2.0, "c": 1.0, "base": 0.5}
     for prefer, name in {QUALITY: quality, SPEED: speed}.items():
         assert choose(tried, scores, seconds, prefer).name == name
+
+
+def test_of_equally_fast_ones_the_better_one() -> None:
+    tried: Any = [SimpleNamespace(name=name) for name in "ab"]
+    scores = {name: TranslationScores(value, 0.0, "", "") for name, value in {"a": 9.9, "b": 10.0, "base": 7.0}.items()}
+    assert choose(tried, scores, {"a": 2.0, "b": 2.0, "base": 1.0}, SPEED).name == "b"
