@@ -13,7 +13,6 @@ import pytest
 import torch
 from fairseq import options
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
-from omegaconf import OmegaConf
 from safetensors.torch import save_file
 
 from fairseq_ccpr.datastore.token import TokenDatastore
