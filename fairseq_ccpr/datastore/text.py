@@ -193,11 +193,11 @@ class Counts:
         p = left[:, 0].index_select(0, rows) / self.words
         some, row, asked = torch.arange(len(rows), device=rows.device), rows, tokens
         for k in range(known.size(1)):
-            if not rows.is_cuda and k:  # a longer n-gram occurs only where the shorter one does, which costs nothing to know
-                occur = (counts.sum(1) * known[:, k].index_select(0, row)).nonzero().squeeze(1)
-                some, row, asked = (one.index_select(0, occur) for one in (some, row, asked))
             counts = _added(one._own(place[:, k].index_select(0, row), asked) for one, place in places)
             p.index_add_(0, some, share[:, k].index_select(0, row) * counts)
+            if not rows.is_cuda and k + 1 < known.size(1):  # a longer n-gram occurs only where the shorter one does
+                occur = (counts.sum(1) * known[:, k + 1].index_select(0, row)).nonzero().squeeze(1)
+                some, row, asked = (one.index_select(0, occur) for one in (some, row, asked))
         log_probs = p.log().float().T
         return Found(log_probs[0], log_probs[1], length, seen)
 

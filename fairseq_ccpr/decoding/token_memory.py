@@ -313,6 +313,12 @@ class TokenMemory(Memory):
         return signature({**self.searched.describe(), **signed(self.settings), "weight": name_of(self.policy)})
 
 
+@cache
+def _second_stream(device: torch.device) -> torch.cuda.Stream:
+    """Make a stream once: torch keeps memory that was freed for the stream that it was allocated on."""
+    return torch.cuda.Stream(device)
+
+
 @dataclass
 class TokenBatch(MemoryBatch):
     """The token memory during one batch: a search each step, started while the models still compute.
@@ -370,7 +376,7 @@ class TokenBatch(MemoryBatch):
         if not queries.is_cuda:
             yield
             return
-        self._stream = self._stream or torch.cuda.Stream(queries.device)
+        self._stream = _second_stream(queries.device)
         self._stream.wait_stream(torch.cuda.current_stream(queries.device))
         queries.record_stream(self._stream)  # the allocator must not reuse its memory before that stream has read it
         with torch.cuda.stream(self._stream):
