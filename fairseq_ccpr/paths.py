@@ -55,12 +55,12 @@ def configuration(args: Namespace) -> Any:
     kinds |= {name: known["dataclass_registry"].get(getattr(args, name, None)) for name, known in REGISTRIES.items()}
     kinds["task"] = TASK_DATACLASS_REGISTRY.get(args.task)
     kinds["model"] = None
-    cfg = OmegaConf.create(
-        {name: _section(kind, args) if kind else getattr(args, name, None) for name, kind in kinds.items()}
-    )
+    cfg = OmegaConf.create({name: _section(kind, args) if kind else None for name, kind in kinds.items()})
     for name in ("task", *REGISTRIES):
-        if kinds[name]:
-            cfg[name]._name = getattr(args, name)
+        if (chosen := getattr(args, name, None)) is not None:  # a class without a dataclass has no options but its name
+            if not kinds[name]:
+                cfg[name] = {}
+            cfg[name]._name = chosen
     cfg = OmegaConf.create(OmegaConf.to_container(cfg, resolve=True, enum_to_str=True), flags={"allow_objects": True})
     if kinds["task"] is None:  # a class without a dataclass, which gets the options as they were parsed
         cfg.task = Namespace(**vars(args), _name=args.task)

@@ -105,8 +105,9 @@ finally:
 
 def test_what_fairseq_imports_for_other_work_is_imported_when_called() -> None:
     program = """
-import sys, io, fairseq_ccpr, sacrebleu.dataset.wmt_xml as wmt
+import io, sys, fairseq_ccpr
 fairseq_ccpr.Translator
+import sacrebleu.dataset.wmt_xml as wmt
 assert not {"lxml", "lxml.etree"} & set(sys.modules)
 print(wmt.ET.parse(io.BytesIO(b"<a>b</a>")).getroot().text, "lxml.etree" in sys.modules)
 """
