@@ -74,8 +74,8 @@ def _deferred(*names: str) -> Iterator[None]:
 
 
 def _load() -> ModuleType:
-    # A criterion and a task of fairseq's import them for other work than translation, a third of the start-up time.
-    with _quietly(), _deferred("sklearn.metrics", "scipy.stats"):
+    # fairseq and sacreBLEU import them for other work than translation, a third of the start-up time.
+    with _quietly(), _deferred("sklearn.metrics", "scipy.stats", "lxml.etree"):
         return import_module(_PLUG_IN)
 
 

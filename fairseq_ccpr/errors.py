@@ -99,6 +99,11 @@ def describe(error: BaseException) -> str | None:
         return f"--user-dir: there is no folder {error.name} to import"
     if isinstance(error, UnicodeEncodeError) and error.encoding != "utf-8":
         return f"the locale's encoding, {error.encoding}, has no {error.object[error.start]!r}: set PYTHONUTF8=1"
+    if isinstance(error, RuntimeError) and "out of memory" in str(error):  # of torch, and of FAISS in a search
+        return (
+            f"the GPU is out of memory ({str(error).strip().splitlines()[0]}): make batches smaller with --max-tokens or "
+            "--batch-size, give --fp16, or work on the CPU with --cpu"
+        )
     if isinstance(error, OSError):
         if not error.strerror:  # as fairseq raises them, with nothing but the path
             missing = isinstance(error, FileNotFoundError) and str(error).strip()

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairseq_ccpr import device
+from fairseq_ccpr.errors import describe
 from tests.torch_operations import no_synchronisation
 from tests.vectors import DEVICE
 
@@ -108,3 +109,16 @@ def test_the_threads_of_a_command_wait_passively(given: str | None) -> None:
     environment |= {"OMP_WAIT_POLICY": given} if given else {}
     done = subprocess.run([sys.executable, "-c", WATCHED], env=environment, capture_output=True, text=True)
     assert done.stdout.startswith(f"torch: {given or 'PASSIVE'}"), done.stderr
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "CUDA out of memory. Tried to allocate 2.00 GiB.",
+        "Error: 'false' failed: StandardGpuResources: alloc fail (cudaMalloc error out of memory [2])",
+    ],
+)
+def test_a_full_gpu_is_one_sentence(said: str) -> None:
+    sentence = describe(RuntimeError(said))
+    assert sentence is not None and "the GPU is out of memory" in sentence and "--max-tokens" in sentence
+    assert describe(RuntimeError("a fault of the program")) is None

@@ -103,6 +103,17 @@ finally:
     assert done.stdout + done.stderr and "heavy" not in done.stderr
 
 
+def test_what_fairseq_imports_for_other_work_is_imported_when_called() -> None:
+    program = """
+import io, sys, fairseq_ccpr
+fairseq_ccpr.Translator
+import sacrebleu.dataset.wmt_xml as wmt
+assert not {"lxml", "lxml.etree"} & set(sys.modules)
+print(wmt.ET.parse(io.BytesIO(b"<a>b</a>")).getroot().text, "lxml.etree" in sys.modules)
+"""
+    assert python(program).stdout == "b True\n"
+
+
 def test_public_names_are_declared() -> None:
     assert set(fairseq_ccpr.__all__) <= set(dir(fairseq_ccpr)) and "Translator" in fairseq_ccpr.__all__
     assert all(

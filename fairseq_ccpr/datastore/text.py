@@ -191,16 +191,13 @@ class Counts:
         left = torch.cat([left, torch.ones_like(left[:, :1])], 1).flip(1).cumprod(1).flip(1)  # by all that are longer
         share *= left[:, 1:]
         p = left[:, 0].index_select(0, rows) / self.words
-        some = torch.arange(len(rows), device=rows.device)
+        some, row, asked = torch.arange(len(rows), device=rows.device), rows, tokens
         for k in range(known.size(1)):
-            if not rows.is_cuda:  # a longer n-gram occurs only where the shorter one does, which costs nothing to know
-                some = some[known[:, k].index_select(0, rows[some]) > 0]
-            row, asked = rows.index_select(0, some), tokens.index_select(0, some)
             counts = _added(one._own(place[:, k].index_select(0, row), asked) for one, place in places)
-            if not rows.is_cuda:
-                occur = counts.sum(1).nonzero().squeeze(1)
-                some, row, counts = some[occur], row[occur], counts[occur]
             p.index_add_(0, some, share[:, k].index_select(0, row) * counts)
+            if not rows.is_cuda and k + 1 < known.size(1):  # a longer n-gram occurs only where the shorter one does
+                occur = (counts.sum(1) * known[:, k + 1].index_select(0, row)).nonzero().squeeze(1)
+                some, row, asked = (one.index_select(0, occur) for one in (some, row, asked))
         log_probs = p.log().float().T
         return Found(log_probs[0], log_probs[1], length, seen)
 

@@ -170,8 +170,8 @@ class TextMemory(Memory):
         many = within.view(-1).index_select(0, rows * (LAST + 1) + steps) >= TOKENS
         log_probs = log_probs.masked_fill(many | (steps == LAST), float("-inf"))
         if not model.is_cuda:
-            some = log_probs > float("-inf")
-            rows, tokens, log_probs = rows[some], tokens[some], log_probs[some]
+            some = (log_probs > float("-inf")).nonzero().squeeze(1)
+            rows, tokens, log_probs = (one.index_select(0, some) for one in (rows, tokens, log_probs))
         log_probs = log_probs.masked_fill((tokens.unsqueeze(1) == self.special).any(1), float("-inf"))
         # Multilingual models have a language tag where sentences of the text have the end of one before.
         hypotheses = step.tokens.index_fill(1, step.tokens.new_zeros(1), self.end)

@@ -93,20 +93,23 @@ class TokenEvidence(NamedTuple):
         scores = self.scores.sort(dim=1, descending=True).values.gather(1, places)
         scores = similarities(scores).nan_to_num(neginf=0.0)
         values = torch.where(found, self.values, -1)
-        first = first_occurrences(values) & found
+        first = (first_occurrences(values) & found).float()
         distinct = first.cumsum(dim=1).gather(1, places) / ranks
         probabilities = self.log_probs.exp() * first
         highest, place = probabilities.max(dim=1, keepdim=True)
         favourite = values.gather(1, place)
-        entropy = torch.special.entr(probabilities).sum(dim=1, keepdim=True)
-        same = (values == favourite).sum(dim=1, keepdim=True) / at_least_one * some
+        named = torch.eq(values, favourite, out=torch.empty_like(probabilities))
+        entropies = torch.special.entr(probabilities)
+        sums = torch.stack([entropies, named, probabilities * self.model.exp()], dim=1).sum(dim=2)
+        entropy, same, overlap = sums.split(1, dim=1)
         distrust = (model.best.unsqueeze(1) - self.model.gather(1, place)) * some
         agreement = favourite == model.favourite.unsqueeze(1)
-        overlap = (probabilities * self.model.exp()).sum(dim=1, keepdim=True)
         state, running, position = self.course
         neighbours = scores, count / self.scores.size(1), distinct[:, 1:]
-        columns = *neighbours, highest, entropy, same, distrust, agreement, overlap, state, running
-        return torch.cat([*columns, torch.log1p(position).unsqueeze(1)], dim=1)
+        consent = same / at_least_one * some, distrust, agreement, overlap
+        return torch.cat(
+            [*neighbours, highest, entropy, *consent, state, running, torch.log1p(position).unsqueeze(1)], dim=1
+        )
 
 
 def observed(scores: Tensor, values: Tensor, state: Tensor, favourite: Tensor) -> Tensor:
@@ -142,7 +145,8 @@ def similarities(scores: Tensor) -> Tensor:
 def first_occurrences(values: Tensor) -> Tensor:
     """Tell which of k values of each row no earlier one equals, bool [N, k]."""
     ordered, order = values.sort(dim=1, stable=True)
-    new = torch.nn.functional.pad(ordered[:, 1:] != ordered[:, :-1], (1, 0), value=True)
+    new = torch.ones_like(ordered, dtype=torch.bool)
+    torch.ne(ordered[:, 1:], ordered[:, :-1], out=new[:, 1:])
     return torch.empty_like(new).scatter_(1, order, new)
 
 
@@ -309,6 +313,12 @@ class TokenMemory(Memory):
         return signature({**self.searched.describe(), **signed(self.settings), "weight": name_of(self.policy)})
 
 
+@cache
+def _second_stream(device: torch.device) -> torch.cuda.Stream:
+    """Make a stream once: torch keeps memory that was freed for the stream that it was allocated on."""
+    return torch.cuda.Stream(device)
+
+
 @dataclass
 class TokenBatch(MemoryBatch):
     """The token memory during one batch: a search each step, started while the models still compute.
@@ -366,7 +376,7 @@ class TokenBatch(MemoryBatch):
         if not queries.is_cuda:
             yield
             return
-        self._stream = self._stream or torch.cuda.Stream(queries.device)
+        self._stream = _second_stream(queries.device)
         self._stream.wait_stream(torch.cuda.current_stream(queries.device))
         queries.record_stream(self._stream)  # the allocator must not reuse its memory before that stream has read it
         with torch.cuda.stream(self._stream):

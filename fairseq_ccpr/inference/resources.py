@@ -7,7 +7,6 @@ import contextlib
 import functools
 import os
 import sys
-import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
@@ -38,6 +37,10 @@ MAX_TOKENS = 12000  # of a batch, as in fairseq-generate
 
 def parse_generation(words: list[str]) -> Any:
     """Return the configuration of `fairseq-generate WORDS`, with retrieval as the default task."""
+    return configuration(_parsed(words))
+
+
+def _parsed(words: list[str]) -> argparse.Namespace:
     parser = options.get_generation_parser(default_task=BILINGUAL)
 
     def refuse(message: str) -> NoReturn:
@@ -45,23 +48,19 @@ def parse_generation(words: list[str]) -> Any:
         raise ConfigurationError(explain_usage(message, known))
 
     parser.error = refuse
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of Hydra, about how fairseq uses it
-        cfg = configuration(options.parse_args_and_arch(parser, input_args=words))
-    cfg.common.no_progress_bar |= cfg.common_eval.quiet
-    if not issubclass(TASK_REGISTRY[cfg.task._name], RetrievalTask):
-        retrieving = RETRIEVING.get(cfg.task._name, BILINGUAL)
-        raise ConfigurationError(f"--task {cfg.task._name} does not retrieve: use {retrieving}")
-    if cfg.generation.beam < 1:
-        raise ConfigurationError(f"--beam is {cfg.generation.beam}: at least 1 is needed")
-    alone = "lm_path", "replace_unk", "prefix_size", "score_reference", "constraints", "print_alignment"
-    given = {name: cfg.generation[name] for name in alone} | {"knn_log": getattr(cfg.task, "knn_log", None)}
-    for name, value in given.items():
-        if value:
+    given: argparse.Namespace = options.parse_args_and_arch(parser, input_args=words)
+    given.no_progress_bar |= given.quiet
+    if not issubclass(TASK_REGISTRY[given.task], RetrievalTask):
+        raise ConfigurationError(f"--task {given.task} does not retrieve: use {RETRIEVING.get(given.task, BILINGUAL)}")
+    if given.beam < 1:
+        raise ConfigurationError(f"--beam is {given.beam}: at least 1 is needed")
+    alone = "lm_path", "replace_unk", "prefix_size", "score_reference", "constraints", "print_alignment", "knn_log"
+    for name in alone:
+        if getattr(given, name, None):
             raise ConfigurationError(f"--{name.replace('_', '-')} is for fairseq-generate alone: leave it out here")
-    if cfg.dataset.max_tokens is None and cfg.dataset.batch_size is None:
-        cfg.dataset.max_tokens = MAX_TOKENS
-    return cfg
+    if given.max_tokens is None and given.batch_size is None:
+        given.max_tokens = MAX_TOKENS
+    return given
 
 
 def decoding_actions() -> list[argparse.Action]:
@@ -105,16 +104,16 @@ CODES = ("bpecodes", "bpe.codes", "bpe-codes", "codes", "code")
 def configure(words: list[str], data: Path | None = None) -> Any:
     """Return the configuration of fairseq-generate for these options; anything left out is filled in as found."""
     words = [*_task_of(words), *implied_bpe(words)]
-    given = parse_generation([str(data or "."), "-s", UNKNOWN, "-t", UNKNOWN, *words])
-    datastores = [Path(folder) for folder in split_paths(given.task.datastore)] if given.task.datastore else []
+    given = _parsed([str(data or "."), "-s", UNKNOWN, "-t", UNKNOWN, *words])
+    datastores = [Path(folder) for folder in split_paths(given.datastore)] if given.datastore else []
     for folder in datastores:
         Manifest.read(folder)  # or say that it is none
-    source, target = (None if one == UNKNOWN else one for one in (given.task.source_lang, given.task.target_lang))
+    source, target = (None if one == UNKNOWN else one for one in (given.source_lang, given.target_lang))
     kept = [one for one in map(remembered, datastores) if one]
     # Of several datastores of a multilingual model, the one for the language pair, if any.
     kept = [one for one in kept if (one.source_lang, one.target_lang) == (source, target)] or kept
     known = [found for found in (read_preprocessing(data) if data else None, *kept) if found]
-    path = given.common_eval.path or _model_of(known, datastores)
+    path = given.path or _model_of(known, datastores)
     models = [Path(one) for one in split_paths(path)]
     for model in models:
         if not model.is_file():
@@ -266,7 +265,7 @@ def _subwords(known: list[Preprocessing], folders: list[Path], given: Any) -> li
     if not described:
         if len(files) > 1:
             raise _two_models(*files[:2])
-        return as_words(_options_of(files[0], given.tokenizer and given.tokenizer["_name"])) if files else []
+        return as_words(_options_of(files[0], given.tokenizer)) if files else []
     digests = described[0].subword_digests()
     for file in files:
         if of_file(file) not in digests:

@@ -39,7 +39,9 @@ def load_models(paths: list[str], task: Any, overrides: Mapping[str, Any] | None
                 f"{path} was trained with --task {task_name}: it is not a translation model; give the model's checkpoint"
             )
     with _reporting(", ".join(paths), "no fairseq model for these dictionaries"):
-        models, _ = checkpoint_utils.load_model_ensemble(paths, arg_overrides=dict(overrides or {}), task=task)
+        models, _ = checkpoint_utils.load_model_ensemble(
+            paths, arg_overrides=dict(overrides) if overrides else None, task=task
+        )
     return list(models)
 
 

@@ -136,13 +136,14 @@ def _best_by_runs(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
     size = scores.size(1)
     if size <= RUN * count:
         return _best(scores, count)
-    if rest := -size % RUN:
-        scores = torch.nn.functional.pad(scores, (0, rest), value=float("-inf"))
-    scores = scores.unflatten(1, (-1, RUN))
-    runs = _best(scores.amax(dim=2), count)[1]
-    best, columns = _best(scores.gather(1, runs.unsqueeze(2).expand(-1, -1, RUN)).flatten(1), count)
-    # Where scores are no numbers, columns of the padding may be among them.
-    return best, (runs.gather(1, columns // RUN) * RUN + columns % RUN).clamp_max(size - 1)
+    whole = size // RUN * RUN  # the columns after it are looked at one by one: padding would copy all scores
+    runs = scores[:, :whole].unflatten(1, (-1, RUN))
+    places = _best(runs.amax(dim=2), count)[1].unsqueeze(2)
+    near = torch.cat([runs.gather(1, places.expand(-1, -1, RUN)).flatten(1), scores[:, whole:]], dim=1)
+    best, columns = _best(near, count)
+    ids = (places * RUN + torch.arange(RUN, device=scores.device)).flatten(1)
+    rest = torch.arange(whole, size, device=scores.device).expand(len(scores), -1)
+    return best, torch.cat([ids, rest], dim=1).gather(1, columns)
 
 
 def half_norms(keys: Tensor) -> Tensor:

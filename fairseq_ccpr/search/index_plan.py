@@ -21,12 +21,14 @@ from fairseq_ccpr.search.base import (
     RemoteKeys,
     StoreAddress,
 )
-from fairseq_ccpr.search.exact import EXACT, ExactIndex
+from fairseq_ccpr.search.exact import EXACT, GPU_NUMBERS, ExactIndex
 from fairseq_ccpr.search.faiss_index import RESCORED, SUFFIX, automatic_factory
 
 CPU = torch.device("cpu")
 MANY = 1_000_000  # keys; to compare with as many takes a CPU ten steps of a small decoder
-SHARE = 0.8  # of a GPU's free memory that keys may take; decoding wants the rest
+# Of a GPU's free memory, what keys may take: decoding wants a fifth, and a search its scores. They stay free when further
+# datastores are placed, each of which finds less.
+SHARE, SCRATCH = 0.8, 4 * GPU_NUMBERS
 
 
 def open_for_device(
@@ -49,7 +51,7 @@ def open_for_device(
                 "the index", folder, f"{index.size:,}", rebuild,
             )  # fmt: skip
         return index
-    fits = not isinstance(keys, RemoteKeys) and keys.nbytes + 4 * len(keys) <= SHARE * free_bytes(device)
+    fits = not isinstance(keys, RemoteKeys) and keys.nbytes + 4 * len(keys) <= SHARE * (free_bytes(device) - SCRATCH)
     try:
         index = open_index(description, keys, folder)
         if fits or description.backend != EXACT:  # FAISS says itself what it has no room for

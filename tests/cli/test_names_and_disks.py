@@ -6,14 +6,18 @@ import os
 import shutil
 import subprocess
 import sys
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
 import torch
+from fairseq import options
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from omegaconf import OmegaConf
 from safetensors.torch import save_file
 
 from fairseq_ccpr.datastore.token import TokenDatastore
-from fairseq_ccpr.paths import literal, split_paths
+from fairseq_ccpr.paths import configuration, literal, split_paths
 from tests.helpers import call, files_up_to, refused, write_lines
 from tests.small_models import World, build, build_options
 
@@ -102,6 +106,38 @@ def test_paths_are_split_but_not_names_of_what_exists(tmp_path: Path) -> None:
     assert split_paths(f"{other}:{colon}:{other}") == [str(other), str(colon), str(other)]
     assert split_paths(f"{colon}/x:{other}") == [str(tmp_path / "a"), "b/x", str(other)]
     assert literal("${common.seed}", 2) == "${common.seed}"  # as fairseq's own defaults are written
+
+
+@pytest.mark.filterwarnings("ignore")  # Hydra's, about how fairseq uses it
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["--beam", "7", "--lenpen", ".5", "--fp16", "--seed", "5", "--sampling-topp", ".9", "--constraints", "ordered"],
+        ["-s", "de", "-t", "en", "--tokenizer", "moses", "--bpe", "subword_nmt", "--bpe-codes", "it's \\ a:b/${x}"],
+        ["--task", "translation_retrieval_multi", "--lang-pairs", "de-en", "--datastore", "a:b"],
+        ["--task", "multilingual_translation", "--lang-pairs", "de-en"],  # a task without a dataclass
+    ],
+)
+def test_configuration_is_that_of_fairseq(words: list[str]) -> None:
+    parser = options.get_generation_parser(default_task="translation_retrieval")
+    args = options.parse_args_and_arch(parser, input_args=["x", *words])
+    theirs = convert_namespace_to_omegaconf(
+        Namespace(**{name: literal(value, 2) for name, value in vars(args).items()})
+    )
+    found, wanted = (
+        {
+            name: vars(part) if isinstance(part, Namespace) else part
+            for name, part in OmegaConf.to_container(cfg).items()
+        }
+        for cfg in (configuration(args), theirs)
+    )
+    del wanted["_name"]
+    assert not found["criterion"].pop(
+        "sentence_avg"
+    )  # which fairseq makes True, as it is a reference to another option
+    del wanted["criterion"]["sentence_avg"]
+    assert found == wanted
 
 
 def test_fairseq_says_which_names_it_cannot_read(world: World, tmp_path: Path) -> None:

@@ -314,3 +314,18 @@ def test_second_stream_waits_for_its_input_and_is_waited_for() -> None:
         del given
         other = torch.zeros(1 << 24, device="cuda")  # may take the memory that was given up
         assert made[:4].tolist() == [2.0 * number * n for n in range(1, 5)] and not other.any()
+
+
+def test_batches_search_on_one_stream(monkeypatch) -> None:
+    """The allocator keeps what was freed for each stream, a gigabyte of scores in large searches."""
+    made: list[torch.device] = []
+    stream = SimpleNamespace(wait_stream=lambda other: None)
+    monkeypatch.setattr("torch.cuda.Stream", lambda device: made.append(device) or stream)
+    monkeypatch.setattr("torch.cuda.current_stream", lambda device: stream)
+    monkeypatch.setattr("torch.cuda.stream", lambda stream: nullcontext())
+    queries: Any = SimpleNamespace(is_cuda=True, device=torch.device("cuda", 99), record_stream=lambda stream: None)
+    for _ in range(40):
+        nothing: Any = None
+        with TokenBatch(nothing, nothing, 1)._on_second_stream(queries):
+            pass
+    assert made == [queries.device]

@@ -23,7 +23,7 @@ from tests.vectors import DEVICE, clustered
 
 ELSEWHERE = torch.device("meta")
 KEYS = clustered(3000, 16)
-ROOM = 1 << 30
+ROOM = 2 << 30
 
 
 def opened(choice: str, folder: Path, device: torch.device, free: int, monkeypatch: pytest.MonkeyPatch):
@@ -62,6 +62,13 @@ def test_keys_that_do_not_fit_are_searched_on_the_cpu_with_a_warning(tmp_path, m
     assert "has no room for 3,000 keys" in log.text and log.records[0].levelname == "WARNING"
     exact = opened("auto", tmp_path, ELSEWHERE, KEYS.nbytes, monkeypatch)
     assert isinstance(exact, ExactIndex) and exact.on_host
+
+
+def test_datastores_opened_one_after_another_leave_room_for_scores_and_decoding(tmp_path, monkeypatch) -> None:
+    free, placed = index_plan.SCRATCH + 4 * KEYS.nbytes, 0
+    while opened("auto", tmp_path, ELSEWHERE, free - placed, monkeypatch).keys.device == ELSEWHERE:
+        placed += KEYS.nbytes + 4 * len(KEYS)
+    assert placed and free - placed > index_plan.SCRATCH
 
 
 def test_without_faiss_a_gpu_opens_what_a_cpu_had_built(tmp_path, monkeypatch) -> None:
