@@ -218,7 +218,11 @@ def test_what_tuning_computes_is_less_than_two_plain_decodings(
         tuned = tune(system, [OtherText(world.data_bin, "test")], "learned", 1)
     systems = len(tuned.scores)
     # Phrases with half their weight are decoded with where phrases are chosen.
-    assert systems == most - (memories == "both" and tuned.left_out is not None) and plain["decoded"] and not plain["forced"]
+    assert (
+        systems == most - (memories == "both" and tuned.left_out is not None)
+        and plain["decoded"]
+        and not plain["forced"]
+    )
     # Hypotheses end at other steps, by far in so small a model
     assert 0.6 * systems / SAMPLED < counted["decoded"] / plain["decoded"] < 1.4 * systems / SAMPLED
     assert counted["forced"] > 0 and counted.total() < 2 * plain.total(), (counted, plain)
