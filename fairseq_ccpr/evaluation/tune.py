@@ -192,10 +192,13 @@ def tune(system: System, also: list[OtherText], trusting: bool, count: int, pref
     scores, took = _decode(system, tried, sample)
     winner = choose(tried, scores, took, prefer)
     # After references a phrase or the text is right more often than after the hypotheses of beam search.
-    if (phrases := winner.ensemble.memory(PhraseMemory.name)) is not None:
+    if having := [one for one in tried if one.ensemble.memory(PhraseMemory.name) is not None]:
+        likeliest = choose(having, scores, took, prefer)
+        phrases = likeliest.ensemble.memory(PhraseMemory.name)
         halved = replace(phrases, settings=replace(phrases.settings, lambda_=LESS * phrases.settings.lambda_))
-        weighed = winner.ensemble.replacing(halved, trust=winner.ensemble.trust)
-        winner = _or_with(system, winner, weighed, sample, scores, took, prefer)
+        weighed = likeliest.ensemble.replacing(halved, trust=likeliest.ensemble.trust)
+        likeliest = _or_with(system, likeliest, weighed, sample, scores, took, prefer)
+        winner = choose([winner, likeliest], scores, took, prefer)
     if ensemble.memory(TextMemory.name) is not None:  # likelihood wants more of it than translations do, or less
         likeliest, tried_with = winner, [scaled_text(winner.ensemble, factor) for factor in (LESS, MORE, NONE)]
         winner = _or_with(system, likeliest, tried_with[0], sample, scores, took, prefer)

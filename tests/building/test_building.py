@@ -166,9 +166,9 @@ def test_killed_workers_start_again_and_end_with_a_killed_launcher(world: World,
         return [int(child) for child in Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()]
 
     def running(worker: int) -> bool:
-        try:
-            return Path(f"/proc/{worker}/cmdline").read_bytes() != b""
-        except FileNotFoundError:
+        try:  # one that has ended, and let go of its locks, is a zombie until it is waited for
+            return Path(f"/proc/{worker}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        except (FileNotFoundError, ProcessLookupError):
             return False
 
     def wait_for(happened: Callable[[], bool]) -> None:
