@@ -45,11 +45,19 @@ def options_in(words: list[str], wanted: list[str]) -> bool:
     return all(pair in pairs for pair in zip(wanted[::2], wanted[1::2]))
 
 
-def test_tuning_chooses_tokens_and_phrases_together(world: World, joint: list[object], tmp_path: Path) -> None:
-    """Where both translate best, as some scores have it."""
+@pytest.mark.parametrize("half", [True, False])
+def test_tuning_chooses_tokens_and_phrases_together(
+    world: World, joint: list[object], tmp_path: Path, half: bool
+) -> None:
+    """Where both translate best, with half the weight of phrases or with all of it, as some scores have it."""
+    lambdas: list[float] = []
 
-    def scored(system: System, tried: list[Candidate], samples: list[Any]) -> Any:
-        bleu = {one.name: 1.0 + len(one.ensemble.voting) for one in tried} | {"base": 0.5}
+    def scored(system: System, tried: list[Candidate], samples: list[Any], base: bool = True) -> Any:
+        together = [one for one in tried if len(one.ensemble.voting) == 2]
+        weights = {one.name: one.ensemble.memory("phrases").settings.lambda_ for one in together}
+        lambdas.extend(weights.values())
+        bleu = dict.fromkeys((one.name for one in tried), 1.0) | {"base": 0.5}
+        bleu |= {name: 3 - weight if half else 2 + weight for name, weight in weights.items()}
         return {n: TranslationScores(value, 0.0, "", "") for n, value in bleu.items()}, dict.fromkeys(bleu, 1.0)
 
     words = [*world.options("--no-progress-bar"), *map(str, joint)]
@@ -58,7 +66,11 @@ def test_tuning_chooses_tokens_and_phrases_together(world: World, joint: list[ob
         shown = call("tune", *words, *shaping, "--output", tmp_path / "options", "--decode", 3).stdout
     assert "75 settings" in shown and "entries" in shown and "phrases:" in shown
     chosen = (tmp_path / "options").read_text().split()
-    assert "--knn-k" in chosen and "--phrase-lambda" in chosen and options_in(chosen, shaping)
+    assert "--knn-k" in chosen and options_in(chosen, shaping)
+    *tried, halved = lambdas
+    kept = min(tried) if half else max(tried)
+    assert halved == 0.5 * kept
+    assert float(chosen[chosen.index("--phrase-lambda") + 1]) == (halved if half else kept)
     generated = call("fairseq-generate", *words, *chosen)
     assert "Generate test" in generated.stdout
 

@@ -318,7 +318,7 @@ def test_phrases_are_trusted_alone_and_beside_tokens(world: World, joint: list, 
 def test_phrases_that_translate_worse_are_left_out(world: World, joint: list, tmp_path: Path, helps: bool) -> None:
     """Whatever their likelihood: what is kept then decodes as if there were none."""
 
-    def scored(system: System, tried: list[Candidate], samples: list[Any]) -> Any:
+    def scored(system: System, tried: list[Candidate], samples: list[Any], base: bool = True) -> Any:
         bleu = {one.name: 1.0 + (one.ensemble.memory("phrases") is None) for one in tried} | {
             "base": 0.5 if helps else 3.0
         }

@@ -54,7 +54,7 @@ def test_votes_are_better_than_their_start_on_sentences_held_out(
 def test_votes_go_with_trust_and_decode(world: World, phrases: list[object], tmp_path: Path) -> None:
     """Where trust translates best, as some scores have it."""
 
-    def scored(system: System, tried: list[Candidate], samples: list[Any]) -> Any:
+    def scored(system: System, tried: list[Candidate], samples: list[Any], base: bool = True) -> Any:
         bleu = {one.name: 1.0 + (one.ensemble.trust is not None) for one in tried} | {"base": 0.5}
         return {n: TranslationScores(value, 0.0, "", "") for n, value in bleu.items()}, dict.fromkeys(bleu, 1.0)
 
