@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+RUN = 64  # neighbouring tokens whose highest is found first
 FEW = 32  # neighbours that are compared with one another; more are sorted
 # A weight of 1 would rule out all that was not retrieved, even the end of a sentence that has reached its full length.
 ALMOST_ALL = 1 - 2**-24
@@ -127,13 +128,23 @@ class DistributionView:
 
 
 def likeliest(log_probs: Tensor) -> tuple[Tensor, Tensor]:
-    """Find what `log_probs.max(dim=1)` finds in [N, V], fp32 [N] and int64 [N]: of equal ones the first."""
-    if log_probs.is_cuda:
+    """Find what `log_probs.max(dim=1)` finds in [N, V], fp32 [N] and int64 [N]: of equal ones the first.
+
+    On a CPU torch tracks the place of a maximum number by number, which takes five times as long as the maxima of runs; only
+    one run of each row is then looked through for its place.
+    """
+    rows, words = log_probs.shape
+    if log_probs.is_cuda or words < 2 * RUN or not rows:
         best, favourite = log_probs.max(dim=1)
         return best, favourite
-    # On a CPU torch tracks the place of a maximum number by number, which takes nine times as long as NumPy.
-    favourite = torch.from_numpy(log_probs.numpy(force=True).argmax(axis=1))
-    return log_probs.gather(1, favourite.unsqueeze(1)).squeeze(1), favourite
+    # The last run ends with the row: it may share tokens with the one before, which then is found first.
+    whole = words // RUN * RUN
+    last = log_probs[:, words - RUN :]
+    runs = log_probs[:, :whole].unflatten(1, (-1, RUN)).amax(dim=2)
+    best, run = torch.cat([runs, last.amax(dim=1, keepdim=True)], dim=1).max(dim=1)
+    begins = (run * RUN).clamp_max(words - RUN)
+    inside = log_probs.gather(1, begins.unsqueeze(1) + torch.arange(RUN, device=run.device)).argmax(dim=1)
+    return best, begins + inside
 
 
 def neighbour_log_probabilities(scores: Tensor, values: Tensor, temperature: float) -> Tensor:

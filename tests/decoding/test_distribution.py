@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fairseq_ccpr.decoding.mixture import Distribution, likeliest
+from fairseq_ccpr.decoding.mixture import RUN, Distribution, likeliest
 
 
-@pytest.mark.parametrize("words", [1, 63, 128, 1000, 4099])
+@pytest.mark.parametrize("words", [1, RUN - 1, 2 * RUN - 1, 2 * RUN, 2 * RUN + 1, 3 * RUN - 1, 1000, 4099])
 @pytest.mark.parametrize("values", [2, 10**6])
 def test_likeliest_tokens_are_those_of_max(words, values) -> None:
     """Two values make nearly all tokens equal to others; some rows have nothing that is possible."""
