@@ -54,7 +54,7 @@ CHANNEL = {
 RESTARTED = re.compile(
     r"service not ready|service unavailable|not healthy|not serving|no available|empty grpc client|leader changed|"
     r"(node|session|channel|segment|replica) (not found|not match|not available|lacks|offline)|not (fully )?loaded|"
-    r"timeout|timed out|deadline exceeded|context canceled|connection (error|refused|reset|is closing)"
+    r"in state 'released'|timeout|timed out|deadline exceeded|context canceled|connection (error|refused|reset|is closing)"
 )
 
 

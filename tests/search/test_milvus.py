@@ -341,6 +341,7 @@ def test_what_does_not_end_is_told(stored: Path) -> None:
         ("service not ready[standalone=1]: Initializing", True),
         ("rpc error: code = Unknown desc = node not match[expectedNodeID=8][actualNodeID=11]", True),
         ("etcdserver: leader changed", True),
+        ("Collection 's' is in state 'released'; call load() before search/get/query", True),  # the embedded one
         ("nodes not enough", False),
         ("maximum shards's number should be limited to 16", False),
         ("fail to Search, QueryNode ID=1, reason=collection:4, metric type not match: invalid parameter[expected=IP]", False),
