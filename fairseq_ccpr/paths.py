@@ -55,7 +55,7 @@ def configuration(args: Namespace) -> Any:
     kinds |= {name: known["dataclass_registry"].get(getattr(args, name, None)) for name, known in REGISTRIES.items()}
     kinds["task"] = TASK_DATACLASS_REGISTRY.get(args.task)
     kinds["model"] = None
-    cfg = OmegaConf.create({name: _section(kind, args) if kind else None for name, kind in kinds.items()})
+    cfg: Any = OmegaConf.create({name: _section(kind, args) if kind else None for name, kind in kinds.items()})
     for name in ("task", *REGISTRIES):
         if (chosen := getattr(args, name, None)) is not None:  # a class without a dataclass has no options but its name
             if not kinds[name]:
