@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -40,6 +41,7 @@ from fairseq_ccpr.timing import progress_bar
 
 RAW, VALID, ADAPTER = "raw", "valid", "adapter"  # folders alongside the token part while an adapter is trained
 BACK_TRANSLATIONS = "back-translations"  # folder alongside the token part of monolingual text
+PATIENCE = 10.0  # seconds that a folder may stay locked by what reads batches for a build that was killed
 PR_SET_PDEATHSIG = 1  # of Linux's prctl: a signal that a process gets when its parent ends
 # Names in plans and manifests that users know by another one.
 KNOWN_AS = {"share": "fraction", "shard_tokens": "chunk tokens", "shard_sentences": "chunk sentences"}
@@ -354,11 +356,17 @@ def _locked(output: Path) -> Iterator[None]:
     # The folder itself is locked: what is in it must be the same, whoever built it.
     descriptor = os.open(output, os.O_RDONLY)
     try:
+        give_up = time.monotonic() + PATIENCE
         with contextlib.suppress(OSError):  # a file system without locks, or without those of folders
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise DatastoreError(f"{output} is being built by another process: wait for it, or end it") from None
+            while True:
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() > give_up:
+                        message = f"{output} is being built by another process: wait for it, or end it"
+                        raise DatastoreError(message) from None
+                    time.sleep(0.1)
         yield
     finally:
         os.close(descriptor)

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+from fairseq_ccpr.building import part
 from fairseq_ccpr.building.part import launched
 from fairseq_ccpr.building.token_build import load_model, load_task
 from fairseq_ccpr.datastore.manifest import Manifest
@@ -197,7 +198,7 @@ def test_killed_workers_start_again_and_end_with_a_killed_launcher(world: World,
 
 
 def test_two_builds_of_one_folder_are_refused(world: World, tmp_path: Path) -> None:
-    with launched(store := tmp_path / "store"):
+    with launched(store := tmp_path / "store"), patch.object(part, "PATIENCE", 0.2):
         refused(build(world, store, check=False), f"{store} is being built by another process: wait for it, or end it")
     assert not store.exists()
     build(world, store)
