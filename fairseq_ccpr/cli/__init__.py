@@ -70,7 +70,7 @@ MODULES = {  # of commands by their first word, and of those that have another
 def main() -> None:
     """Run the subcommand that the command line names."""
     in_utf8()
-    gc.set_threshold(100_000)  # importing and loading make many objects and hardly a cycle: an eighth of the start
+    gc.set_threshold(100_000)  # importing and loading make many objects and hardly a cycle
     # Before torch: otherwise its threads spin for each other, which on a busy machine takes most of the time.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     words = sys.argv[1:]

@@ -143,9 +143,9 @@ def tune(system: System, also: list[OtherText], trusting: bool, count: int, pref
     2. The token memory's grid is scored, then the phrase memory's together with the likeliest token settings.
     3. The phrases' votes are trained, and trust, on top of the likeliest settings for few neighbours, and for many; of tokens
        with phrases and of tokens alone for one number of neighbours.
-    4. A sample of the subset is decoded with each candidate, and with the model alone. The best by BLEU is chosen, or the
-       fastest of those at most `LEVEL` below it; where none is better than the model alone, the interpolation weights become
-       0.
+    4. A sample of the subset is decoded with each candidate, with other weights of phrases and text, and by the model alone.
+       Keep the best by BLEU, or for speed the fastest within `LEVEL` of it; if none beats the model alone, set the
+       interpolation weights to 0.
 
     Args:
         also: text of other domains, which must not suffer.
