@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from fairseq.models.transformer import TransformerModel
 
 from fairseq_ccpr import Translator
@@ -99,12 +100,17 @@ def test_other_models_and_languages_are_refused(world: World, tmp_path: Path) ->
         ({"datastore": None, "path": "MODEL", "data": "DATA", "knn_k": 3}, "--knn-k has no effect without a datastore"),
         ({"bpe": "sentencepiece", "sentencepiece_model": "DAMAGED"}, "subwords cannot be loaded"),
         ({"datastore": None, "path": "DAMAGED"}, "is truncated"),
+        ({"datastore": None, "path": "DIVERGED", "data": "DATA"}, "hold NaN or infinity"),
     ],
 )
 def test_what_cannot_work_is_said_in_a_sentence(world: World, tmp_path: Path, named: dict, sentence: str) -> None:
     damaged = tmp_path / "damaged"
     damaged.write_bytes(world.model.read_bytes()[:1000])
-    paths = {"MODEL": world.model, "DAMAGED": damaged, "DATA": world.data_bin}
+    diverged = tmp_path / "diverged.pt"
+    state = torch.load(world.model, map_location="cpu")
+    state["model"]["decoder.layers.0.fc1.bias"][0] = torch.nan
+    torch.save(state, diverged)
+    paths = {"MODEL": world.model, "DAMAGED": damaged, "DATA": world.data_bin, "DIVERGED": diverged}
     given = {"datastore": world.datastore, "device": "cpu", **{n: paths.get(v, v) for n, v in named.items()}}
     with pytest.raises((ConfigurationError, CheckpointError), match=sentence):
         Translator(**given)

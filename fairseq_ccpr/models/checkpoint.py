@@ -29,7 +29,8 @@ def load_models(paths: list[str], task: Any, overrides: Mapping[str, Any] | None
     """Load the models of an ensemble on the CPU, as they were saved, but for settings replaced by `overrides`.
 
     Raises:
-        CheckpointError: a missing checkpoint, one that is not fairseq's, is for other dictionaries, or would run code.
+        CheckpointError: a missing checkpoint, one that is not fairseq's, is for other dictionaries, would run code, or has
+            weights that are no numbers.
     """
     for path in paths:
         if not Path(path).is_file():
@@ -42,6 +43,13 @@ def load_models(paths: list[str], task: Any, overrides: Mapping[str, Any] | None
         models, _ = checkpoint_utils.load_model_ensemble(
             paths, arg_overrides=dict(overrides) if overrides else None, task=task
         )
+    for path, model in zip(paths, models):
+        for name, weights in model.named_parameters():
+            if not weights.isfinite().all():  # beam search would end without a hypothesis, or write anything
+                raise CheckpointError(
+                    f"{path}: its weights {name} hold NaN or infinity, as after training that diverged: "
+                    "give a checkpoint from before that"
+                )
     return list(models)
 
 
