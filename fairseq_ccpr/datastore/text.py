@@ -190,14 +190,10 @@ class Counts:
         left = torch.where(total > 0, types * share, 1.0)  # to shorter contexts
         left = torch.cat([left, torch.ones_like(left[:, :1])], 1).flip(1).cumprod(1).flip(1)  # by all that are longer
         share *= left[:, 1:]
-        p = left[:, 0].index_select(0, rows) / self.words
-        some, row, asked = torch.arange(len(rows), device=rows.device), rows, tokens
-        for k in range(known.size(1)):
-            counts = _added(one._own(place[:, k].index_select(0, row), asked) for one, place in places)
-            p.index_add_(0, some, share[:, k].index_select(0, row) * counts)
-            if not rows.is_cuda and k + 1 < known.size(1):  # a longer n-gram occurs only where the shorter one does
-                occur = (counts.sum(1) * known[:, k + 1].index_select(0, row)).nonzero().squeeze(1)
-                some, row, asked = (one.index_select(0, occur) for one in (some, row, asked))
+        p = left[:, 0].index_select(0, rows) / self.words + share[:, 0].index_select(0, rows) * self._unigrams[tokens]
+        longer = [(one, place[:, 1:].index_select(0, rows)) for one, place in places]
+        counts = _added(one._own(place, tokens.unsqueeze(1)) for one, place in longer)  # [N, k - 1, 2]
+        p += (share[:, 1:].index_select(0, rows) * counts).sum(1)
         log_probs = p.log().float().T
         return Found(log_probs[0], log_probs[1], length, seen)
 
@@ -210,10 +206,15 @@ class Counts:
     @cached_property
     def ratios(self) -> Tensor:
         """How much likelier each token is in the text than in general text, log fp32 [V], by unigrams."""
-        tokens = torch.arange(self.words, device=self.grams.device)
-        counts = self._own(self.contexts.find(torch.zeros_like(tokens)), tokens) + 0.5  # of no context the hash is 0
+        counts = self._unigrams + 0.5
         text, general = (counts / counts.sum(0)).log().float().unbind(1)
         return text - general
+
+    @cached_property
+    def _unigrams(self) -> Tensor:  # int64 [V, 2]
+        tokens = torch.arange(self.words, device=self.grams.device)
+        places = self._places(torch.zeros_like(tokens))  # of no context the hash is 0
+        return _added(one._own(place, tokens) for one, place in places)
 
     def _places(self, contexts: Tensor) -> list[tuple[Counts, Tensor]]:
         """Find contexts among these and those that are added, by their hashes, of any shape."""
@@ -225,10 +226,11 @@ class Counts:
         return rows * (places >= 0).unsqueeze(-1)
 
     def _own(self, places: Tensor, tokens: Tensor) -> Tensor:
-        """Count tokens after contexts, int64 [N, 2]; without those that are added."""
-        grams = places * self.words + tokens  # below zero where there is no such context
+        """Count tokens after contexts, of any shape, int64 [..., 2]; without those that are added."""
+        grams = (places * self.words + tokens).flatten()  # below zero where there is no such context
         found = torch.searchsorted(self.grams, grams).clamp_max_(len(self.grams) - 1)
-        return self.counts.index_select(0, found).long() * (self.grams.index_select(0, found) == grams).unsqueeze(1)
+        counts = self.counts.index_select(0, found).long() * (self.grams.index_select(0, found) == grams).unsqueeze(1)
+        return counts.unflatten(0, places.shape)
 
 
 def _added(tensors: Iterable[Tensor]) -> Tensor:
