@@ -34,17 +34,16 @@ SAMPLES = 1000
 def main() -> None:
     if len(sys.argv) < 6 or not all("=" in word for word in sys.argv[5:]):
         sys.exit(__doc__.strip())
-    training, general, source, reference, *systems = sys.argv[1:]
-    texts = {name: Path(path) for name, _, path in (word.partition("=") for word in systems)}
-    sources, references, *hypotheses = [
-        [set(words(line)) for line in read_lines(Path(path))] for path in (source, reference, *texts.values())
-    ]
-    for path, lines in zip((reference, *texts.values()), (references, *hypotheses)):
+    training, general, source, reference = map(Path, sys.argv[1:5])
+    texts = {name: Path(path) for name, _, path in (word.partition("=") for word in sys.argv[5:])}
+    paths = [source, reference, *texts.values()]
+    sources, references, *hypotheses = read = [[set(words(line)) for line in read_lines(path)] for path in paths]
+    for path, lines in zip(paths, read):
         if len(lines) != len(sources):
             sys.exit(
                 f"{path} has {len(lines):,} lines and {source} has {len(sources):,}: give files of the same sentences"
             )
-    terms = typical(Path(training), Path(general))
+    terms = typical(training, general)
     wanted = [sorted({terms[word] for word in terms.keys() & one} & two) for one, two in zip(sources, references)]
     total = sum(map(len, wanted))
     if not total:

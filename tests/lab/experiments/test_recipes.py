@@ -89,14 +89,14 @@ def test_terms_of_a_domain(tmp_path: Path) -> None:
     for name, lines in texts.items():
         (tmp_path / name).write_text("\n".join([*lines, ""]), encoding="utf-8")
     words = [tmp_path / name for name in ("train.tsv", "general", "source", "reference")]
-    words += [f"{name}={tmp_path / name}" for name in ("first", "second")]
-    done = run("scripts/recipes/domain_terms.py", *words).stdout.splitlines()
+    systems = [f"{name}={tmp_path / name}" for name in ("first", "second")]
+    done = run("scripts/recipes/domain_terms.py", *words, *systems).stdout.splitlines()
     assert done[0] == "3 terms, 4 occurrences in 4 sentences"
     assert done[2] == "|  | terms written | by chance | difference | of 2 missed, gained | of 2 had, lost |"
     assert done[4] == "| first | 50.0% | 0.0% |  |  |  |"
     assert done[5].startswith("| second | 75.0% | 0.0% | +25.0 (") and done[5].endswith(" | 100% | 50% |")
     (tmp_path / "second").write_text("one\n", encoding="utf-8")
-    short = run("scripts/recipes/domain_terms.py", *words, check=False)
+    short = run("scripts/recipes/domain_terms.py", *words, *systems, check=False)
     assert short.returncode and "second has 1 lines and" in short.stderr
 
 
