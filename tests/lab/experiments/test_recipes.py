@@ -68,6 +68,38 @@ def test_fuzzy_matches_are_copied(tmp_path: Path) -> None:
     assert done.stdout == "Open the file now\ntwo\nOpen the file\n" and "2 of 3 sentences copied" in done.stderr
 
 
+def test_terms_of_a_domain(tmp_path: Path) -> None:
+    """Terms are words of the domain that general text has seldom or never; those it has often are none."""
+    nouns = {"Drucker": "printer", "Kachel": "tile", "Kanne": "jug", "Datei": "file"}
+    frames = {"Wo ist {}?": "Where is {}?", "Hier steht {}.": "Here stands {}.", "Ich mag {} sehr.": "I like {} a lot."}
+    rows = [
+        f"{german.format(noun)}\t{english.format(translation)}\n"
+        for german, english in frames.items()
+        for noun, translation in nouns.items()
+    ]
+    (tmp_path / "train.tsv").write_text("".join(rows * 4), encoding="utf-8")
+    general = [f"Here stands a file I like a lot, word{number} word{number}" for number in range(1000)]
+    (tmp_path / "general").write_text("\n".join([*general, "a jug here", ""]), encoding="utf-8")
+    texts = {
+        "source": ["Der DRUCKER und die Datei.", "Eine Kachel", "Kachel, Kanne", "Drucker"],
+        "reference": ["The printer and the file.", "A brick", "tile, jug", "Printer"],
+        "first": ["The printer and the file.", "A tile", "tile, pot", "Pressure"],
+        "second": ["The press and the file.", "A tile", "tile, jug", "printer"],
+    }
+    for name, lines in texts.items():
+        (tmp_path / name).write_text("\n".join([*lines, ""]), encoding="utf-8")
+    words = [tmp_path / name for name in ("train.tsv", "general", "source", "reference")]
+    systems = [f"{name}={tmp_path / name}" for name in ("first", "second")]
+    done = run("scripts/recipes/domain_terms.py", *words, *systems).stdout.splitlines()
+    assert done[0] == "3 terms, 4 occurrences in 4 sentences"
+    assert done[2] == "|  | terms written | by chance | difference | of 2 missed, gained | of 2 had, lost |"
+    assert done[4] == "| first | 50.0% | 0.0% |  |  |  |"
+    assert done[5].startswith("| second | 75.0% | 0.0% | +25.0 (") and done[5].endswith(" | 100% | 50% |")
+    (tmp_path / "second").write_text("one\n", encoding="utf-8")
+    short = run("scripts/recipes/domain_terms.py", *words, *systems, check=False)
+    assert short.returncode and "second has 1 lines and" in short.stderr
+
+
 def shuffle(store: Path, output: Path, check: bool = True) -> subprocess.CompletedProcess[str]:
     return run("scripts/recipes/shuffle_phrases.py", store, output, check=check)
 
