@@ -170,6 +170,7 @@ def test_older_formats_open_unchanged(copied: Path, version: int):
     (copied / "token" / token.DOMAIN).unlink()
     if version < 5:
         del old["phrase"]["store"], old["phrase"]["sources"], old["token"]["sources"], old["token"]["index_recall"]
+        del old["phrase"]["hashes"]
     if version == 2:
         del old["phrase"], old["token"]["shard"]
     if version == 5:
@@ -183,6 +184,7 @@ def test_older_formats_open_unchanged(copied: Path, version: int):
     if version > 2:
         phrases = PhraseDatastore(copied)
         assert phrases.phrase(1)[0] == "Weg" and phrases.section.store is None and phrases.open_index().size == ENTRIES
+        assert phrases.section.hashes is False
     Manifest.read(copied).write(copied)  # a part that is built beside it brings the new format
     assert json.loads((copied / MANIFEST).read_text())["format_version"] == FORMAT_VERSION
     assert "health         good" in call("inspect", copied).stdout
@@ -268,6 +270,13 @@ def test_keys_in_a_database_are_told_apart_by_what_they_were_built_from() -> Non
     }  # fmt: skip
     assert kept.remote_keys(5.0, "secret") == RemoteKeys(store, 3, 2, identity, 5.0, "secret")
     assert kept.remote_keys(5.0).token == ""  # the environment's
+    phrases = PhraseSection(
+        size=1, dimension=2, sentences=3, segmentation={}, encoder="e", fingerprints={}, index=kept.index, store=store
+    )
+    assert phrases.identity() == {
+        "dimension": 2, "segmentation": {}, "share": 1.0, "shard": None, "fingerprints": {}, "sentences": 3, "size": 1,
+        "index": "HNSW",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
