@@ -108,7 +108,7 @@ class WriterLock:
     def __init__(self, path: Path) -> None:
         # Closed with this object, if not before.
         descriptor = unfollowed(str(path), os.O_RDWR | os.O_CREAT, permissions(path))
-        self._stream = os.fdopen(descriptor, "r+b", buffering=0)
+        self._stream = os.fdopen(descriptor, "r+b")
         file = self._stream.fileno()
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -176,8 +176,6 @@ def _old_records(data: bytes) -> Iterator[tuple[int, int, int, bytes]]:
         length, digest = _OLD_HEAD.unpack_from(data, start)
         end = start + _OLD_HEAD.size + length
         record = data[start + _OLD_HEAD.size : end]
-        if len(record) < length:
-            return
         made = {hashlib.blake2b(one + data[start : start + 4] + record, digest_size=16).digest() for one in before}
         if digest in made:
             yield number, start if number or not data.startswith(_OLD_MARK) else 0, end, record

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
-import struct
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from stat import S_IMODE
@@ -23,6 +21,7 @@ from fairseq_ccpr.storage.journal import Journal, create_journal
 from tests.helpers import contents
 from tests.killing import flip_bits, ids_of, kill_learning, maker, new_pair, same, store_at
 from tests.small_models import World, build
+from tests.storage.test_journal import write_old
 
 
 @pytest.fixture
@@ -286,19 +285,6 @@ def test_pairs_that_were_learned_without_phrases_have_them_once_they_are_learned
         assert same(one, {1: new_pair(1), 2: make(2)}) and one.pairs[2].count == 3
     store.forget([2])
     assert not store.phrases and not store_at(with_phrases).phrases
-
-
-def write_old(path: Path, records: Iterable[bytes]) -> list[int]:
-    """Write a journal of version 1 or 2; returns where each record ends."""
-    data = digest = b"CCPRJNL1"
-    ends = []
-    for record in records:
-        length = struct.pack("<I", len(record))
-        digest = hashlib.blake2b(digest + length + record, digest_size=16).digest()
-        data += length + digest + record
-        ends.append(len(data))
-    path.write_bytes(data)
-    return ends
 
 
 def old_journal(folder: Path, version: int = 2) -> tuple[Path, dict[int, NewPair], list[int]]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,13 +14,24 @@ import torch
 
 from fairseq_ccpr.datastore import phrase, token
 from fairseq_ccpr.datastore.domain import Domain
-from fairseq_ccpr.datastore.manifest import FORMAT_VERSION, PHRASE, TOKEN, Manifest, PhraseSection, TokenSection
+from fairseq_ccpr.datastore.manifest import (
+    FORMAT_VERSION,
+    PHRASE,
+    TOKEN,
+    Manifest,
+    OpenedPart,
+    PhraseSection,
+    ProjectionDescription,
+    Source,
+    TextSection,
+    TokenSection,
+)
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.errors import DatastoreError
 from fairseq_ccpr.lab.xpr.lexicon import Lexicon, LexiconManifest, write_lexicon
 from fairseq_ccpr.phrases.pair_store import PairWriter, PhraseManifest, PhrasePairs
-from fairseq_ccpr.search import build_index
+from fairseq_ccpr.search import IndexDescription, RemoteKeys, StoreAddress, build_index
 from fairseq_ccpr.search.index_plan import plan_index
 from fairseq_ccpr.storage.arrays import save_array
 from fairseq_ccpr.storage.files import (
@@ -157,6 +170,7 @@ def test_older_formats_open_unchanged(copied: Path, version: int):
     (copied / "token" / token.DOMAIN).unlink()
     if version < 5:
         del old["phrase"]["store"], old["phrase"]["sources"], old["token"]["sources"], old["token"]["index_recall"]
+        del old["phrase"]["hashes"]
     if version == 2:
         del old["phrase"], old["token"]["shard"]
     if version == 5:
@@ -170,6 +184,7 @@ def test_older_formats_open_unchanged(copied: Path, version: int):
     if version > 2:
         phrases = PhraseDatastore(copied)
         assert phrases.phrase(1)[0] == "Weg" and phrases.section.store is None and phrases.open_index().size == ENTRIES
+        assert phrases.section.hashes is False
     Manifest.read(copied).write(copied)  # a part that is built beside it brings the new format
     assert json.loads((copied / MANIFEST).read_text())["format_version"] == FORMAT_VERSION
     assert "health         good" in call("inspect", copied).stdout
@@ -197,3 +212,100 @@ def test_version_and_checksum_must_agree(copied: Path):
     opening_fails("it has an unknown entry 'colour'")
     edit_manifest(copied, format_version=99)
     opening_fails(f"format version 99.*reads up to {FORMAT_VERSION}: upgrade")
+
+
+TOKENS = TokenSection(
+    size=3, dimension=2, key_layer="ffn", subsets={"train": 1}, fingerprints={"keys": "0"},
+    index=IndexDescription("exact", "ip"), projection=ProjectionDescription(2, 16, True, False),
+)  # fmt: skip
+
+
+def test_everything_a_section_knows_is_read_again(tmp_path: Path) -> None:
+    source = Source("a", "1", 2, 3, 0.5, {"valid": 1}, 4, "2")
+    common = {"index": IndexDescription("milvus", "l2", "HNSW", "M=8"), "fingerprints": {"corpus": "3"}}
+    store = StoreAddress("http://localhost:19530", "keys")
+    for manifest in (
+        Manifest(TOKENS),
+        Manifest(
+            replace(TOKENS, sources=[source], store=store, ancestors=["4"], shard=[0, 2, 9], share=0.5, domain=True),
+            PhraseSection(
+                size=1, dimension=2, sentences=3, segmentation={"kind": "ngram:2"}, encoder="e", pooled=True, store=store,
+                hashes=True, **common,
+            ),
+            TextSection(size=5, sentences=2, words=9, order=4, tables={"grams": [1]}, fingerprints={}, general=3),
+            "fairseq-ccpr 0.1.0",
+        ),
+    ):  # fmt: skip
+        manifest.write(tmp_path)
+        assert Manifest.read(tmp_path) == manifest
+        assert [part.PART for part in manifest.parts] == ["token", "phrase", "text"][: len(manifest.parts)]
+    assert manifest.text is not None and str(manifest.text.index) == "exact"
+    assert Source("a", "1", 2, 3, 0.5) == Source("a", "1", 2, 3, 0.5, {}, 0, "")  # as older formats have them
+
+
+def test_what_was_learned_moves_a_part_to_a_folder_of_its_own(tmp_path: Path) -> None:
+    files = {f"{folder}/keys.npy": {"bytes": 1, "sha256": folder} for folder in ("token", "token-2")}
+    for section, known in (
+        (replace(TOKENS, files=files), (0, "token", "token", "token")),
+        (replace(TOKENS, files=files, ancestors=["a", "b"]), (2, "token-2", "token-2", "token-2")),
+        (TOKENS, (0, "token", None, "0")),
+    ):
+        assert (section.generation, section.folder, section.digest("keys.npy"), section.keys_fingerprint) == known
+    Manifest(replace(TOKENS, ancestors=["a", "b"])).write(tmp_path)
+    assert OpenedPart(tmp_path, TokenSection).keys_fingerprints == ["0", "a", "b"]
+    Manifest(replace(TOKENS, files=files)).write(tmp_path)
+    with pytest.raises(DatastoreError, match=r"keys\.npy is missing"):
+        OpenedPart(tmp_path, TokenSection)
+    with pytest.raises(DatastoreError, match="has no phrase part: build one with `fairseq-ccpr build phrases`"):
+        OpenedPart(tmp_path, PhraseSection)
+
+
+def test_keys_in_a_database_are_told_apart_by_what_they_were_built_from() -> None:
+    store = StoreAddress("http://localhost:19530", "keys")
+    kept = replace(TOKENS, store=store, index=IndexDescription("milvus", "ip", "HNSW", "ef=9"))
+    identity = {
+        "dimension": 2, "key_layer": "ffn", "subsets": {"train": 1}, "share": 1.0, "shard": None, "size": 3,
+        "fingerprints": {"keys": "0"}, "index": "HNSW",
+        "projection": {"query_dimension": 2, "adapter_dimension": 16, "pca": True, "normalize_before_pca": False},
+    }  # fmt: skip
+    assert kept.remote_keys(5.0, "secret") == RemoteKeys(store, 3, 2, identity, 5.0, "secret")
+    assert kept.remote_keys(5.0).token == ""  # the environment's
+    phrases = PhraseSection(
+        size=1, dimension=2, sentences=3, segmentation={}, encoder="e", fingerprints={}, index=kept.index, store=store
+    )
+    assert phrases.identity() == {
+        "dimension": 2, "segmentation": {}, "share": 1.0, "shard": None, "fingerprints": {}, "sentences": 3, "size": 1,
+        "index": "HNSW",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("described", "name"),
+    [((8, 0, True, True), "unit"), ((8, 16, False, True), "clknn16"), ((8, 16, True, False), "clknn16+pca"),
+     ((8, 16, True, True), "clknn16+norm+pca")],
+)  # fmt: skip
+def test_projections_have_names(described: tuple[int, int, bool, bool], name: str) -> None:
+    assert str(ProjectionDescription(*described)) == name
+
+
+def test_what_is_no_datastore_is_told_from_what_was_meant(tmp_path: Path) -> None:
+    def fails(folder: Path, pattern: str) -> None:
+        with pytest.raises(DatastoreError, match=pattern):
+            Manifest.read(folder)
+
+    store = tmp_path / "store"
+    fails(store, "no datastore at .*store: no such directory")
+    (store / "token.partial").mkdir(parents=True)
+    fails(store, "is unfinished")
+    (store / "token.partial").rename(store / "token")
+    (store / "token" / "plan.json").touch()
+    fails(store, "is unfinished")
+    (store / "token" / "plan.json").unlink()
+    fails(store, "it has no manifest.json; build one")
+    write_json(store / MANIFEST, {"format_version": 1, "other": {}})
+    fails(store, "its manifest.json is that of something else")
+    write_json(store / MANIFEST, {"token": {}})
+    fails(store, re.escape("manifest.json is damaged (KeyError('format_version'))"))
+    for near in (store / "token", tmp_path):  # above it, and below
+        fails(near, f"did you mean {store}[?]")
+    fails(store / MANIFEST, "is a file, and a datastore is a folder")

@@ -13,6 +13,7 @@ from fairseq_ccpr.decoding.mixture import (
     Distribution,
     Vote,
     interpolate_,
+    interpolate_references,
     neighbour_log_probabilities,
     target_log_probabilities,
 )
@@ -143,3 +144,26 @@ def test_forbidden_tokens_stay_forbidden_unless_retrieved() -> None:
     values = torch.tensor([[5, 6]])
     mixed = mix(log_probs, torch.zeros(1, 2), torch.zeros(1, 2, dtype=torch.long), values, torch.tensor([0.5]), 1.0)
     assert torch.isinf(mixed[0, :2]).all() and torch.isfinite(mixed[0, 2:]).all()
+
+
+def test_references_are_mixed_as_their_tokens_are_in_the_whole_distribution() -> None:
+    log_probs, targets, rows = torch.randn(6, 20).log_softmax(dim=1), torch.arange(6), torch.arange(6)
+    votes = []
+    for weight in ([0.0, 0.2, 0.5, 1.0, 0.3, 0.0], [0.0, 0.3, 0.5, 0.0, 0.0, 1.0]):
+        values = torch.randint(0, 20, (6, 4))
+        values[::2, 1] = targets[::2]
+        votes.append(Vote(values, neighbour_log_probabilities(torch.randn(6, 4), values, 1.0), torch.tensor(weight)))
+    given = [(vote.log_prob(targets), vote.weight) for vote in votes]
+    found = interpolate_references(log_probs[rows, targets], given)
+    torch.testing.assert_close(found, interpolate_(log_probs.clone(), votes)[rows, targets])
+    assert torch.equal(interpolate_references(log_probs[0], []), log_probs[0])
+
+
+def test_a_weight_of_1_rules_nothing_out() -> None:
+    """And no vote changes nothing. Some of the hypotheses are mixed as they are among all."""
+    log_probs = torch.randn(3, 20).log_softmax(dim=1)
+    vote = Vote(torch.tensor([[5], [6], [7]]), torch.zeros(3, 1), torch.ones(3))
+    mixed = interpolate_(log_probs.clone(), [vote])
+    assert mixed.isfinite().all() and (mixed.argmax(dim=1) == torch.tensor([5, 6, 7])).all()
+    assert torch.equal(interpolate_(log_probs[1:].clone(), [vote.select(slice(1, None))]), mixed[1:])
+    assert torch.equal(interpolate_(log_probs.clone(), []), log_probs)
