@@ -17,7 +17,7 @@ import results
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ROOT / "build" / "pages"
-FILES = ("*.md", "*.png", "*.svg", "CITATION.cff", "docs/papers.bib", "docs/site.css", "benchmarks/*.json", "benchmarks/*.tsv")
+FILES = ("*.md", "*.png", "*.svg", "CITATION.cff", "docs/papers.bib", "docs/site.css", "benchmarks/*.[jt]s*")
 
 
 def gather(folder: Path = PAGES) -> None:
