@@ -103,12 +103,12 @@ def tune(
             tuned.save_trust(parts, file)
             words += f" --trust {shlex.quote(str(file))}"
         write_text(path, words + "\n")
-    else:  # with the datastore, and the preprocessing if it has none yet
+    else:  # with the datastore, which from now on is for the model that it was tuned with
         if trust is not None:
             tuned.save_trust(parts, trust_path(parts))
         path = write_tuned(parts, tuned.settings, tuned.best.ensemble.signature(), trust is not None)
         known = remembered(path.parent)
-        if known is None or not known.options:
+        if known is None or not known.options or known.model != system.preprocessing.model:
             remember(system.preprocessing, path.parent)
     print(f"{path}: {tuned.best.name}")
     return 0

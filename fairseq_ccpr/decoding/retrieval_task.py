@@ -48,7 +48,7 @@ from fairseq_ccpr.decoding.remote_answers import RemoteAnswers
 from fairseq_ccpr.decoding.text_memory import LearnedTargets, TextMemory, TextWeight
 from fairseq_ccpr.decoding.token_memory import TokenMemory, WeightPolicy, confidence_weight, name_of
 from fairseq_ccpr.decoding.token_retriever import LearningRetriever, Retriever, TokenRetriever
-from fairseq_ccpr.decoding.trust import LearnedTrust, LoadedTrust, Trained, Trust, classes_of, load_trust
+from fairseq_ccpr.decoding.trust import LearnedTrust, LoadedTrust, Trained, Trust, trained_with, load_trust
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
 from fairseq_ccpr.models.key_layer import KeyCapture
 from fairseq_ccpr.paths import literal, split_paths
@@ -337,11 +337,11 @@ class RetrievalTask(FairseqTask):
                 f"trust was trained in {' and '.join(trust.memories)}, and --task {self.name} has {' and '.join(voting)}: "
                 "tune again with this --task, or give --trust none"
             )
-        found = classes_of(memories)
+        found = trained_with(models, memories) if self.trusted_classes else {}
         for what, known in self.trusted_classes.items():
             if found.get(what, known) != known:
                 logger.warning(
-                    "trust was trained with the %s %s, and --task has %s: tune again with this --task, or give --trust none",
+                    "trust was trained with the %s %s, and this is %s: tune again, or give --trust none",
                     what, known, found[what],
                 )  # fmt: skip
         ensemble.forced, ensemble.end = self.tags.forced, self.tags.end_of(dictionary)

@@ -224,7 +224,7 @@ class TrustDescription:
     texts: dict[str, Any] = field(default_factory=dict)  # what it was worth when it was trained, by text and system
     features: int = VERSION
     weight: str = ""  # the policy of the token memory's weight it was trained with; older files do not say
-    classes: dict[str, str] = field(default_factory=dict)  # see `classes_of`; older files do not say
+    classes: dict[str, str] = field(default_factory=dict)  # see `trained_with`; older files do not say
 
 
 class LoadedTrust(NamedTuple):
@@ -256,9 +256,10 @@ def needs_of(parts: Parts) -> dict[str, str]:
     return needs
 
 
-def classes_of(memories: Iterable[Memory]) -> dict[str, str]:
-    """Name the classes whose votes trust learns to weigh: of each memory, and of what searches the tokens."""
-    found = {}
+def trained_with(models: Iterable[nn.Module], memories: Iterable[Memory]) -> dict[str, str]:
+    """Name what trust learns to weigh: the models, and the classes of each memory and of what searches the tokens."""
+    prints = [fingerprint.of_parameters(model.named_parameters()) for model in models]
+    found = {"model": " and ".join(map(fingerprint.short, prints))}
     for memory in memories:
         found[f"memory {memory.name}"] = type(memory).__name__
         if isinstance(memory, TokenMemory):

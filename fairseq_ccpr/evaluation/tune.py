@@ -15,7 +15,7 @@ from fairseq_ccpr.decoding.options import PhraseSettings, TokenRetrievalSettings
 from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
 from fairseq_ccpr.decoding.text_memory import TextMemory
 from fairseq_ccpr.decoding.token_memory import TokenMemory, name_of
-from fairseq_ccpr.decoding.trust import LearnedTrust, Trust, TrustDescription, classes_of, needs_of, save_trust
+from fairseq_ccpr.decoding.trust import LearnedTrust, Trust, TrustDescription, needs_of, save_trust, trained_with
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.grids import (
     NEIGHBOURS,
@@ -122,7 +122,7 @@ class Tuned:
         tokens = self.best.ensemble.memory(TokenMemory.name)
         weight = name_of(tokens.policy) if tokens is not None else ""
         arguments = trust.arguments()
-        classes = classes_of(self.best.ensemble.memories)
+        classes = trained_with(self.best.ensemble.models, self.best.ensemble.memories)
         return TrustDescription(
             trust.KIND, arguments, needs_of(parts), keys, self.settings, texts, weight=weight, classes=classes
         )

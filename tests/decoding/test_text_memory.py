@@ -224,6 +224,23 @@ def test_text_that_was_added_to_a_tuned_datastore_waits_for_tuning(
     assert found[0] == found[1]
 
 
+def test_text_is_from_then_on_for_the_model_that_it_was_tuned_with(
+    world: World, build_text: Callable, references: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store, other = build_text(references), tmp_path / "other.pt"
+    state = torch.load(world.model, map_location="cpu")
+    name = next(name for name in state["model"] if name.endswith("decoder.layers.0.fc1.weight"))
+    state["model"][name] = state["model"][name] * 1.25
+    torch.save(state, other)
+    words = ["--datastore", store, "--cpu", "--no-progress-bar", "--max-len-b", 20]
+    call("tune", world.data_bin, *words, "--path", other, "--also", f"{world.data_bin}:test")
+    assert f"by {other}" in call("inspect", store).stdout
+    Translator(datastore=store, device="cpu")
+    assert "trust was trained with the model" not in caplog.text
+    Translator(datastore=store, path=world.model, device="cpu")
+    assert re.search(r"trust was trained with the model [0-9a-f]{12}, and this is [0-9a-f]{12}: tune again", caplog.text)
+
+
 def test_an_empty_memory_has_its_text(world: World, build_text: Callable, references: Path, tmp_path: Path) -> None:
     store = tmp_path / "store"
     where = ["--path", world.model, "--data", world.data_bin, *subword_options(world), "--output", store]

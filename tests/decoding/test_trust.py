@@ -32,6 +32,7 @@ from fairseq_ccpr.decoding.trust import (
 )
 from fairseq_ccpr.evaluation.test_set import load
 from fairseq_ccpr.inference.resources import parse_generation
+from fairseq_ccpr.storage import fingerprint
 from fairseq_ccpr.lab.speed.decoding_speed import SpeedTest
 from tests.decoding.test_decoding import SEARCHES
 from tests.helpers import BOTH, TOKENS, adaptive_trust, call, equal, refused, run
@@ -96,10 +97,12 @@ def test_trust_of_another_retriever_or_memory_is_warned_of(
     world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     words = [*world.options("--no-progress-bar"), "--beam", 1, "--trust"]
-    for what, mine, ours in (("retriever", "Mine", "TokenRetriever"), ("memory tokens", "MyMemory", "TokenMemory")):
+    model = fingerprint.short(TokenDatastore(world.datastore).section.fingerprints["model"])
+    faults = ("retriever", "Mine", "TokenRetriever"), ("memory tokens", "MyMemory", "TokenMemory"), ("model", "0123", model)
+    for what, mine, ours in faults:
         path = write(LearnedTrust(TOKENS), world.datastore, tmp_path / "t", classes={what: mine})
         call("compare", *words, path)
-        assert f"trust was trained with the {what} {mine}, and --task has {ours}: tune again" in caplog.text
+        assert f"trust was trained with the {what} {mine}, and this is {ours}: tune again" in caplog.text
 
 
 def test_a_network_of_zeros_changes_nothing_to_the_bit(
