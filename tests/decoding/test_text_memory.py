@@ -238,7 +238,9 @@ def test_text_is_from_then_on_for_the_model_that_it_was_tuned_with(
     Translator(datastore=store, device="cpu")
     assert "trust was trained with the model" not in caplog.text
     Translator(datastore=store, path=world.model, device="cpu")
-    assert re.search(r"trust was trained with the model [0-9a-f]{12}, and this is [0-9a-f]{12}: tune again", caplog.text)
+    assert re.search(
+        r"trust was trained with the model [0-9a-f]{12}, and this is [0-9a-f]{12}: tune again", caplog.text
+    )
 
 
 def test_an_empty_memory_has_its_text(world: World, build_text: Callable, references: Path, tmp_path: Path) -> None:

@@ -32,8 +32,8 @@ from fairseq_ccpr.decoding.trust import (
 )
 from fairseq_ccpr.evaluation.test_set import load
 from fairseq_ccpr.inference.resources import parse_generation
-from fairseq_ccpr.storage import fingerprint
 from fairseq_ccpr.lab.speed.decoding_speed import SpeedTest
+from fairseq_ccpr.storage import fingerprint
 from tests.decoding.test_decoding import SEARCHES
 from tests.helpers import BOTH, TOKENS, adaptive_trust, call, equal, refused, run
 from tests.small_models import World, build
@@ -98,7 +98,11 @@ def test_trust_of_another_retriever_or_memory_is_warned_of(
 ) -> None:
     words = [*world.options("--no-progress-bar"), "--beam", 1, "--trust"]
     model = fingerprint.short(TokenDatastore(world.datastore).section.fingerprints["model"])
-    faults = ("retriever", "Mine", "TokenRetriever"), ("memory tokens", "MyMemory", "TokenMemory"), ("model", "0123", model)
+    faults = (
+        ("retriever", "Mine", "TokenRetriever"),
+        ("memory tokens", "MyMemory", "TokenMemory"),
+        ("model", "0123", model),
+    )
     for what, mine, ours in faults:
         path = write(LearnedTrust(TOKENS), world.datastore, tmp_path / "t", classes={what: mine})
         call("compare", *words, path)

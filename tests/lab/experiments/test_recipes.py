@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import os
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -13,12 +15,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from fairseq import checkpoint_utils
 
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.datastore.preprocessing import read_preprocessing
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.phrases.pair_store import PhrasePairs
 from fairseq_ccpr.text.pairs import read_pairs
+from scripts.recipes import train_on_gpu as trainer
 from tests.helpers import ROOT, call, refused, run
 from tests.small_models import TINY, Ccpr, World, build
 
@@ -147,6 +151,36 @@ def test_a_model_is_fine_tuned_at_several_rates(world: World, tmp_path: Path) ->
     assert done.stdout.splitlines()[-1] == f"the model: {output}/model.pt, of {best}/checkpoint_best.pt"
     kept, trained = (torch.load(path)["model"] for path in (output / "model.pt", best / "checkpoint_best.pt"))
     assert all(torch.allclose(kept[name].float(), trained[name].float(), atol=1e-2) for name in trained)
+
+
+def test_the_fast_trainer_computes_what_fairseq_does(world: World, tmp_path: Path) -> None:
+    """And what it writes is translated with. On a GPU it is this same network, in graphs."""
+    words = [world.data_bin, "-s", "de", "-t", "en", "--output", tmp_path / "model.pt", "--embed-dim", 64]
+    words += ["--minutes", 0.02, "--encoder-layers", 2, "--decoder-layers", 2, "--max-tokens", 500]
+    last = run("scripts/recipes/train_on_gpu.py", *words).stdout.splitlines()[-1]
+    assert re.search(r"model\.pt: [1-9]\d* updates of up to 500 subwords, valid perplexity \d+\.\d+$", last)
+    (model,), _, task = checkpoint_utils.load_model_ensemble_and_task(
+        [str(tmp_path / "model.pt")], arg_overrides={"data": str(world.data_bin)}
+    )
+    model.eval()
+    corpus = trainer.Corpus(world.data_bin, "valid", ("de", "en"), task.target_dictionary, torch.device("cpu"))
+    network = trainer.Network(model, 0.0, torch.float32)
+    seen = 0
+    for shape, sentences in corpus.batches(300):
+        source, target = corpus.pair(shape, sentences)
+        loss, number = network.loss(source, target, 0.0)
+        previous = torch.cat([torch.full_like(target[:, :1], 2), target[:, :-1]], dim=1)
+        logits, _ = model(source, source.ne(1).sum(dim=1), previous.masked_fill(target.eq(1), 1))
+        expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1).double(), target.flatten(), ignore_index=1)
+        assert math.isclose(float(loss), float(expected), rel_tol=1e-5)
+        seen += int(number)
+    task.load_dataset("valid")
+    short = [item["target"] for item in task.dataset("valid") if max(len(item["source"]), len(item["target"])) <= 128]
+    assert seen >= sum(map(len, short))
+    (tmp_path / "in.txt").write_text("Und Gott sprach: Es werde Licht.\n", encoding="utf-8")
+    call(
+        "translate", "--path", tmp_path / "model.pt", "--data", world.data_bin, "--cpu", "--input", tmp_path / "in.txt"
+    )
 
 
 def test_adapter_layers_alone_are_trained(world: World, tmp_path: Path) -> None:
