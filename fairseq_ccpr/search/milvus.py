@@ -160,7 +160,8 @@ class MilvusServer:
                 raise DatastoreError(
                     f"{self.address.uri} cannot be opened: another process has it open, or it is no file of embedded Milvus"
                 ) from None
-            if error.code == self.pymilvus.exceptions.ErrorCode.COLLECTION_NOT_FOUND:
+            gone = error.code == self.pymilvus.exceptions.ErrorCode.COLLECTION_NOT_FOUND
+            if gone or "CollectionNotExists" in error.message:  # 2.3.0 calls it an unexpected error
                 raise DatastoreError(missing(self.address)) from None
             connecting = error.code == self.pymilvus.client.types.Status.CONNECT_FAILED
             if connecting or error.retriable or RESTARTED.search(error.message.lower()):
@@ -320,7 +321,8 @@ class MilvusIndex(Index):
         """Refuse a server that is too old, or a collection of this name that is of another width, metric or making."""
         if not self.address.embedded:
             version = self.server.ask("get_server_version")
-            number = re.match(r"v?(\d+)\.(\d+)", version)
+            # That of a release: the package of 2.3.0 calls itself v2.2-testing-20230824-68-ga34a9d6-lite.
+            number = re.match(r"v?(\d+)\.(\d+)\.\d", version)
             if number and (int(number[1]), int(number[2])) < OLDEST:
                 raise ConfigurationError(
                     f"Milvus at {self.address.uri} is version {version}, which cannot count or replace keys: give one of 2.3 "
