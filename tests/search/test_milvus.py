@@ -371,20 +371,18 @@ def test_what_older_servers_say(stored: Path) -> None:
     assert index.exists()  # a connection
     said = "code: UnexpectedError, reason: code: CollectionNotExists, reason: can't find collection: 470744056181434164"
     one = index.server._client
-    with patch.object(one, "search", side_effect=pymilvus.MilvusException(1, said)):
-        with pytest.raises(DatastoreError, match=r"stored' of Milvus at .* is missing: restore it"):
-            index.server.ask("search", index.address.collection)
-    server = replace(index.address, uri="http://127.0.0.1:1")  # the embedded one is of any version
-    with patch.object(index, "address", server):
-        with patch.object(
-            one, "get_server_version", return_value="v2.2-testing-20230824-68-ga34a9d6-lite", create=True
-        ):
+    with (
+        patch.object(one, "search", side_effect=pymilvus.MilvusException(1, said)),
+        pytest.raises(DatastoreError, match=r"stored' of Milvus at .* is missing: restore it"),
+    ):
+        index.server.ask("search", index.address.collection)
+    index.address = replace(index.address, uri="http://127.0.0.1:1")  # the embedded one is of any version
+    with patch.object(one, "get_server_version", create=True) as asked:
+        asked.return_value = "v2.2-testing-20230824-68-ga34a9d6-lite"
+        index.refuse_foreign()
+        asked.return_value = "v2.2.16-lite"
+        with pytest.raises(ConfigurationError, match=r"is version v2\.2\.16-lite, which cannot count or replace keys"):
             index.refuse_foreign()
-        with patch.object(one, "get_server_version", return_value="v2.2.16-lite", create=True):
-            with pytest.raises(
-                ConfigurationError, match=r"is version v2\.2\.16-lite, which cannot count or replace keys"
-            ):
-                index.refuse_foreign()
 
 
 def test_stack_traces_are_left_out() -> None:
