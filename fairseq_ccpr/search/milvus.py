@@ -407,19 +407,21 @@ class MilvusIndex(Index):
         self.check()
 
     def _wait(self, what: str, ask: Callable[[], tuple[int, object]]) -> None:
-        """Wait until nothing is left to do, as long as it gets less now and then, and say so.
+        """Wait until nothing is left to do, as long as what is left changes now and then, and say so.
+
+        Compaction makes new segments of indexed ones: it may also become more.
 
         Args:
             ask: how much is left, and the state that Milvus calls it.
         """
         patience, start = SLOW * self.server.timeout, time.monotonic()
-        fewest, give_up, tell = float("inf"), start + patience, start + TOLD
+        before, give_up, tell = -1, start + patience, start + TOLD
         while True:
             (left, state), now = ask(), time.monotonic()
             if not left:
                 return
-            if left < fewest:
-                fewest, give_up = left, now + patience
+            if left != before:
+                before, give_up = left, now + patience
             if state == "Failed" or now > give_up:
                 raise UnreachableError(
                     f"{self.address} does not get ready: Milvus was to {what}, and {left:,} are left (state {state}); see "

@@ -320,6 +320,15 @@ def test_what_does_not_end_is_told(stored: Path) -> None:
         ):
             index.finish()
 
+    # Compaction makes it more; 1 s without a change is too long.
+    rows = iter([3, *range(9, 0, -1), 0])
+    with (
+        patch.object(MilvusIndex, "_ask", lambda *arguments, **others: None),
+        patch.object(MilvusIndex, "_index_type", lambda self: {"pending_index_rows": next(rows)}),
+        patch.object(MilvusIndex, "check"),
+    ):
+        index.finish()
+
     def too_long(*arguments: Any, timeout: float, **others: Any) -> None:
         time.sleep(timeout)
         raise index.server.pymilvus.MilvusException(message="wait for loading collection timeout")
