@@ -160,7 +160,8 @@ class MilvusServer:
                 raise DatastoreError(
                     f"{self.address.uri} cannot be opened: another process has it open, or it is no file of embedded Milvus"
                 ) from None
-            if error.code == self.pymilvus.exceptions.ErrorCode.COLLECTION_NOT_FOUND:
+            gone = error.code == self.pymilvus.exceptions.ErrorCode.COLLECTION_NOT_FOUND
+            if gone or "CollectionNotExists" in error.message:  # 2.3.0 calls it an unexpected error
                 raise DatastoreError(missing(self.address)) from None
             connecting = error.code == self.pymilvus.client.types.Status.CONNECT_FAILED
             if connecting or error.retriable or RESTARTED.search(error.message.lower()):
@@ -320,7 +321,8 @@ class MilvusIndex(Index):
         """Refuse a server that is too old, or a collection of this name that is of another width, metric or making."""
         if not self.address.embedded:
             version = self.server.ask("get_server_version")
-            number = re.match(r"v?(\d+)\.(\d+)", version)
+            # That of a release: the package of 2.3.0 calls itself v2.2-testing-20230824-68-ga34a9d6-lite.
+            number = re.match(r"v?(\d+)\.(\d+)\.\d", version)
             if number and (int(number[1]), int(number[2])) < OLDEST:
                 raise ConfigurationError(
                     f"Milvus at {self.address.uri} is version {version}, which cannot count or replace keys: give one of 2.3 "
@@ -405,19 +407,21 @@ class MilvusIndex(Index):
         self.check()
 
     def _wait(self, what: str, ask: Callable[[], tuple[int, object]]) -> None:
-        """Wait until nothing is left to do, as long as it gets less now and then, and say so.
+        """Wait until nothing is left to do, as long as what is left changes now and then, and say so.
+
+        Compaction makes new segments of indexed ones: it may also become more.
 
         Args:
             ask: how much is left, and the state that Milvus calls it.
         """
         patience, start = SLOW * self.server.timeout, time.monotonic()
-        fewest, give_up, tell = float("inf"), start + patience, start + TOLD
+        before, give_up, tell = -1, start + patience, start + TOLD
         while True:
             (left, state), now = ask(), time.monotonic()
             if not left:
                 return
-            if left < fewest:
-                fewest, give_up = left, now + patience
+            if left != before:
+                before, give_up = left, now + patience
             if state == "Failed" or now > give_up:
                 raise UnreachableError(
                     f"{self.address} does not get ready: Milvus was to {what}, and {left:,} are left (state {state}); see "

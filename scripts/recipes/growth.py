@@ -1,27 +1,42 @@
-"""Measure what an index on disk costs as a datastore grows.
+"""Measure what an index costs as a datastore grows, and what merging, removing a text and compacting do.
 
-python scripts/recipes/growth.py KEYS.npy FOLDER SIZE...
+python scripts/recipes/growth.py KEYS.npy FOLDER [--index CHOICE ...] [--store URI] [--merge DATASTORE] SIZE...
 
-KEYS.npy has real keys, fp16 [N, d], of length 1; beyond N, more are made of them by small noise. For each size this prints
-a row of a table: the index; seconds of CPU time and of the clock, and peak memory with what is mapped, of building it;
-seconds until it is open; milliseconds of the first search of 160 queries, k 8, by a new process, and of the hundredth, each
-of other queries; recall; bytes of the keys and of the index. Set OMP_NUM_THREADS.
+KEYS.npy has real keys, fp16 [N, d], of length 1; beyond N, more are made of them by small noise. For each size and index
+(disk) this prints a row of a table: seconds of CPU time and of the clock, and peak memory with what is mapped, of building
+it; seconds until it is open; milliseconds of the first search of 160 queries, k 8, by a new process, and the median of the
+last ten of a hundred, each of other queries; recall; bytes of the keys and of the index. Set OMP_NUM_THREADS.
+
+--index takes those of `build tokens --index`, with search parameters after a semicolon. Those that begin with milvus:, as
+milvus:auto, are of the server at URI, whose own processor time and memory are not counted.
+
+--merge: then two token datastores of half the keys, each with tokens and sentences as those of DATASTORE over and over, are
+merged with --index disk; one of them is removed again; a pair is learned and compacted, then forgotten and compacted. Each
+is a row: seconds of CPU time and of the clock, peak memory as above.
 """
 
 from __future__ import annotations
 
 import multiprocessing
 import resource
-import sys
 import time
+from argparse import ArgumentParser
 from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
+from shutil import copyfile, rmtree
 from typing import Any
 
 import numpy as np
 import torch
 
-from fairseq_ccpr.search import build_index, open_index
+from fairseq_ccpr.building.compact import CompactSettings, compact_datastore
+from fairseq_ccpr.building.part import TOKENS, Part
+from fairseq_ccpr.building.rewrite import MergeSettings, merge_datastores
+from fairseq_ccpr.datastore.learned import LearnedStore, NewPair
+from fairseq_ccpr.datastore.token import SYMBOLS, TokenDatastore
+from fairseq_ccpr.search import IndexDescription, RemoteKeys, StoreAddress, build_index, open_index
 from fairseq_ccpr.search.exact import ExactIndex
 from fairseq_ccpr.search.index_plan import plan_index
 from fairseq_ccpr.search.recall import recall
@@ -29,6 +44,7 @@ from fairseq_ccpr.storage.arrays import GrowingArray
 
 BLOCK, NOISE = 1 << 16, 0.1  # rows at a time; noise, in standard deviations of a key
 QUERIES, K, SEARCHES, COMPARED = 160, 8, 100, 32
+WAITING = 120.0  # seconds that a server may take to answer
 
 
 def noisy(rows: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -54,20 +70,34 @@ def in_a_process(work: Callable[..., Any], *arguments: object) -> Any:
         return pool.apply(work, arguments)
 
 
-def build(folder: Path) -> tuple[float, float, float]:
-    keys = np.load(folder / "keys.npy", mmap_mode="r")
-    description = plan_index("disk", "ip", "", *keys.shape)
+def measured(work: Callable[..., object], *arguments: object) -> tuple[float, float, float]:
     start, cpu = time.perf_counter(), time.process_time()
-    build_index(keys, description, folder / description.file, lambda rows: None)
+    work(*arguments)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     return time.process_time() - cpu, time.perf_counter() - start, peak
 
 
-def search(folder: Path) -> tuple[str, float, float, float, float]:
+def place(folder: Path, choice: str, store: str) -> tuple[np.ndarray, IndexDescription, RemoteKeys | None]:
+    """Return the keys, the index over them, and where they are if a server has them."""
     keys = np.load(folder / "keys.npy", mmap_mode="r")
-    description, rng = plan_index("disk", "ip", "", *keys.shape), np.random.default_rng(2)
+    (size, width), (name, _, parameters) = keys.shape, choice.partition(";")
+    address = StoreAddress(store, f"growth_{folder.name}") if name.startswith("milvus:") else None
+    description = plan_index(name.removeprefix("milvus:"), "ip", parameters, size, width, store=address)
+    remote = RemoteKeys(address, size, width, {"index": str(description)}, WAITING) if address else None
+    return keys, description, remote
+
+
+def build(folder: Path, choice: str, store: str) -> tuple[float, float, float]:
+    keys, description, remote = place(folder, choice, store)
+    return measured(build_index, keys, description, remote or folder / description.file, lambda rows: None)
+
+
+def search(folder: Path, choice: str, store: str) -> tuple[str, float, float, float, float]:
+    keys, description, remote = place(folder, choice, store)
+    rng = np.random.default_rng(2)
     start = time.perf_counter()
-    index = open_index(description, keys, folder)
+    index = open_index(description, remote or keys, folder)
+    index.check()
     opened, times = time.perf_counter() - start, []
     for _ in range(SEARCHES):
         queries = torch.from_numpy(noisy(keys[np.sort(rng.integers(len(keys), size=QUERIES))], rng))
@@ -75,29 +105,98 @@ def search(folder: Path) -> tuple[str, float, float, float, float]:
         index.search(queries, K)
         times.append(1e3 * (time.perf_counter() - start))
     found = recall(index, ExactIndex(keys, "ip"), queries[:COMPARED], K)
+    index.drop()
     return str(description), opened, times[0], float(np.median(times[-10:])), found
 
 
+def write_tokens(like: Path, real: np.ndarray, size: int, folder: Path) -> None:
+    """Write a token datastore of these keys, with the tokens and sentences of another, over and over."""
+    base, part = TokenDatastore(like), Part(folder, TOKENS, False)
+    part.partial.mkdir(parents=True)
+    write_keys(real, size, part.partial / "keys.npy")
+    rounds, sentences = -(-size // base.section.size), sum(base.section.subsets.values())
+    arrays = {name: GrowingArray(part.partial / f"{name}.npy", shape[1:], dtype)
+              for name, (shape, dtype) in TOKENS.shapes(0, 0).items() if name != "keys"}  # fmt: skip
+    for start in range(rounds):
+        rows = min(base.section.size, size - start * base.section.size)
+        arrays["values"].append(base.values[:rows])
+        arrays["provenance"].append(base.provenance[:rows] + np.array([start * sentences, 0], np.int32))
+    for array in arrays.values():
+        array.close()
+    copyfile(base.folder / SYMBOLS, part.partial / SYMBOLS)
+    prints = base.section.fingerprints | {"corpus": folder.name}
+    exact = plan_index("exact", base.section.index.metric, "", size, real.shape[1])
+    part.publish(replace(base.section, size=size, dimension=real.shape[1], fingerprints=prints, index=exact, files={},
+                         subsets={"train": rounds * sentences}, projection=None, domain=False))  # fmt: skip
+
+
+def learn(folder: Path) -> None:
+    with closing(LearnedStore(store := TokenDatastore(folder))) as learned:
+        learned.learn([NewPair("Haus", "house", np.array(store.values[:2]), np.array(store.keys[:2]))])
+
+
+def forget(folder: Path) -> None:
+    with closing(LearnedStore(TokenDatastore(folder))) as learned:
+        learned.forget([pair.id for pair in learned.find("")])
+
+
+def rewrite(like: Path, real: np.ndarray, size: int, folder: Path) -> None:
+    """Print the rows of merging, removing and compacting."""
+    rmtree(folder, ignore_errors=True)
+    halves = {name: folder / name for name in ("one", "two")}
+    for half in halves.values():
+        in_a_process(write_tokens, like, real, size // 2, half)
+    merged = folder / "merged"
+    merge = MergeSettings(merged, index="disk", cpu=True, quiet=True, datastores=halves)
+    remove = MergeSettings(folder / "removed", ["two"], "disk", cpu=True, quiet=True, datastores={"merged": merged})
+    compact = CompactSettings(merged, cpu=True, quiet=True)
+    for name, work, settings, before in (
+        ("merge", merge_datastores, merge, None),
+        ("merge --remove half", merge_datastores, remove, None),
+        ("learn, compact", compact_datastore, compact, learn),
+        ("forget, compact", compact_datastore, compact, forget),
+    ):
+        if before:
+            in_a_process(before, merged)
+        cpu, seconds, peak = in_a_process(measured, work, settings)
+        print(f"| {size:,} | {name} | {cpu:.0f} | {seconds:.0f} | {peak:.2f} |", flush=True)
+        rmtree(folder / "removed", ignore_errors=True)
+    rmtree(folder)
+
+
 def main() -> None:
-    if len(sys.argv) < 4:
-        sys.exit(__doc__.strip())
-    real, folder = np.load(sys.argv[1], mmap_mode="r"), Path(sys.argv[2])
+    parser = ArgumentParser(usage=__doc__)
+    parser.add_argument("keys", type=Path)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--index", nargs="*", default=["disk"])
+    parser.add_argument("--store", default="")
+    parser.add_argument("--merge", type=Path)
+    parser.add_argument("sizes", nargs="+", type=int)
+    settings = parser.parse_intermixed_args()
+    real = np.load(settings.keys, mmap_mode="r")
     print(
         "| keys | index | build CPU s | s | peak GB | open s | first ms | hundredth ms | recall | keys GB | index GB |"
     )
     print("|---|---|---|---|---|---|---|---|---|---|---|")
-    for size in map(int, sys.argv[3:]):
-        made = folder / str(size)
+    for size in settings.sizes if settings.index else []:
+        made = settings.folder / str(size)
         made.mkdir(parents=True, exist_ok=True)
         write_keys(real, size, made / "keys.npy")
-        cpu, seconds, peak = in_a_process(build, made)
-        index, opened, first, last, found = in_a_process(search, made)
-        disk = [sum(path.stat().st_size for path in made.glob(name)) / 1e9 for name in ("keys.npy", "index-*")]
-        print(
-            f"| {size:,} | {index} | {cpu:.0f} | {seconds:.0f} | {peak:.2f} | {opened:.2f} | {first:.0f} | {last:.0f} "
-            f"| {100 * found:.1f}% | {disk[0]:.3f} | {disk[1]:.3f} |",
-            flush=True,
-        )
+        for choice in settings.index:
+            cpu, seconds, peak = in_a_process(build, made, choice, settings.store)
+            index, opened, first, last, found = in_a_process(search, made, choice, settings.store)
+            disk = [sum(path.stat().st_size for path in made.glob(name)) / 1e9 for name in ("keys.npy", "index-*")]
+            print(
+                f"| {size:,} | {index} | {cpu:.0f} | {seconds:.0f} | {peak:.2f} | {opened:.2f} | {first:.0f} "
+                f"| {last:.0f} | {100 * found:.1f}% | {disk[0]:.3f} | {disk[1]:.3f} |",
+                flush=True,
+            )
+            for path in made.glob("index-*"):
+                path.unlink()
+    if settings.merge:
+        print("\n| keys | command | CPU s | s | peak GB |\n|---|---|---|---|---|")
+        for size in settings.sizes:
+            rewrite(settings.merge, real, size, settings.folder / "datastores")
 
 
 if __name__ == "__main__":

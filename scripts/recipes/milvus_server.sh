@@ -2,8 +2,8 @@
 # Set up a Milvus server of one machine, in an environment of its own, and run it until it is stopped:
 #   scripts/recipes/milvus_server.sh FOLDER [PORT [--authorization-enabled true ...]]
 # FOLDER keeps environment, data and logs; the port is 19530 unless another is given. Further options are those of milvus-server
-# (-h lists them); MILVUS_VERSION is another version of the package milvus, 2.3.5 being the one that was tried. The tests of Milvus
-# use it where they are told so:
+# (-h lists them); MILVUS_VERSION is another version of the package milvus, 2.3.5 being the newest of it. The tests of Milvus, which
+# pass on 2.3.5 and 2.3.0, use it where they are told so:
 #   MILVUS_URI=http://127.0.0.1:19530 pytest tests/search/test_milvus.py tests/search/test_milvus_tokens.py
 # Its parts speak to each other on the loopback interface, but Milvus listens on all: where others can reach the machine, have it
 # ask for credentials. Two servers on one machine get into each other's way.

@@ -10,6 +10,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,7 +25,7 @@ from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.decoding import remote_answers
 from fairseq_ccpr.decoding.options import SKIP, STOP, StoreSettings
 from fairseq_ccpr.decoding.phrase_retriever import PhraseRetriever, QueryPhrase
-from fairseq_ccpr.errors import DatastoreError, UnreachableError
+from fairseq_ccpr.errors import ConfigurationError, DatastoreError, UnreachableError
 from fairseq_ccpr.models.phrase_encoder import load_phrase_encoder
 from fairseq_ccpr.models.phrase_finder import Segmentation
 from fairseq_ccpr.search import ExactIndex, distinct_strings, milvus
@@ -319,6 +320,15 @@ def test_what_does_not_end_is_told(stored: Path) -> None:
         ):
             index.finish()
 
+    # Compaction makes it more; 1 s without a change is too long.
+    rows = iter([3, *range(9, 0, -1), 0])
+    with (
+        patch.object(MilvusIndex, "_ask", lambda *arguments, **others: None),
+        patch.object(MilvusIndex, "_index_type", lambda self: {"pending_index_rows": next(rows)}),
+        patch.object(MilvusIndex, "check"),
+    ):
+        index.finish()
+
     def too_long(*arguments: Any, timeout: float, **others: Any) -> None:
         time.sleep(timeout)
         raise index.server.pymilvus.MilvusException(message="wait for loading collection timeout")
@@ -361,6 +371,27 @@ def test_what_a_restarted_server_says_is_asked_again_and_a_refusal_is_not(stored
             with pytest.raises(DatastoreError, match=f"refuses: {re.escape(said)}$"):
                 index.exists()
     assert asked.call_count == 1
+
+
+def test_what_older_servers_say(stored: Path) -> None:
+    """Answers of servers 2.3.0, whose package is of no release by its own words, and 2.2.16."""
+    index = PhraseDatastore(stored, LONG).open_index()
+    assert isinstance(index, MilvusIndex)
+    assert index.exists()  # a connection
+    said = "code: UnexpectedError, reason: code: CollectionNotExists, reason: can't find collection: 470744056181434164"
+    one = index.server._client
+    with (
+        patch.object(one, "search", side_effect=pymilvus.MilvusException(1, said)),
+        pytest.raises(DatastoreError, match=r"stored' of Milvus at .* is missing: restore it"),
+    ):
+        index.server.ask("search", index.address.collection)
+    index.address = replace(index.address, uri="http://127.0.0.1:1")  # the embedded one is of any version
+    with patch.object(one, "get_server_version", create=True) as asked:
+        asked.return_value = "v2.2-testing-20230824-68-ga34a9d6-lite"
+        index.refuse_foreign()
+        asked.return_value = "v2.2.16-lite"
+        with pytest.raises(ConfigurationError, match=r"is version v2\.2\.16-lite, which cannot count or replace keys"):
+            index.refuse_foreign()
 
 
 def test_stack_traces_are_left_out() -> None:
