@@ -61,9 +61,8 @@ LESS, NONE, MORE = 0.5, 0.0, 1.5  # times alpha, that are tried
 LEAST_TOKENS = 5000  # of the held-out text, for a hidden layer
 QUALITY, SPEED = "quality", "speed"
 CONSENT = 3.0  # nats, the bound on votes of phrases that is tried
-LEVEL = (
-    0.3  # BLEU given up for speed, where that is preferred, and for that bound: without it much is not of the source
-)
+# BLEU given up for speed, where that is preferred, and for that bound: without it translations say what the source does not.
+LEVEL = 0.3
 
 
 @dataclass
