@@ -144,6 +144,10 @@ class PhraseSettings(PhraseSearchSettings):
         16, "number of subwords for which a sentence of the datastore is followed beyond the end of a phrase; 0: none",
         within="[0, inf)", needs="at least 0 subwords", metavar="N", automatic=True,
     )  # fmt: skip
+    consent: float = option(
+        12.0, "nats below the model's likeliest token at which a phrase has no vote for a token; 12: it always has one",
+        within="(0, 12]", needs="a number above 0, and at most 12", automatic=True,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -104,6 +104,17 @@ class PhraseMemory(Memory):
         """Return a memory that computes votes on another device."""
         return replace(self, votes=copy.deepcopy(self.votes).to(device), device=device)
 
+    def weigh(self, proposals: Proposals, model: ModelView, prior: Tensor) -> Tensor:
+        """Compute what each phrase gives to the token it proposes, fp32 [N, A], with a row of `prior` for each of N tokens.
+
+        What the model rules out gets nothing: else beam search slides into sentences of the text that have nothing to do with
+        the source, since a phrase that has begun wrongly makes its next token likely again and again.
+        """
+        consent = Consent.of(model)
+        ruled_out = consent.ratios < -self.settings.consent
+        votes: Tensor = self.votes(proposals, consent, prior.masked_fill(ruled_out, float("-inf")))
+        return votes
+
     def trained(self) -> dict[str, Tensor]:
         """Return the weights of the votes."""
         return dict(self.votes.state_dict())
@@ -173,7 +184,7 @@ class PhraseBatch(MemoryBatch):
             self.state.advance(step.tokens[:, -1])
         proposals, prior = self.state.merged(self.prior, self.memory.votes.covered_factor)
         view = step.model.view(proposals.values)
-        votes = self.memory.votes(proposals, Consent.of(view), prior)
+        votes = self.memory.weigh(proposals, view, prior)
         return self.merged(proposals, votes, self.state.rows, view, step.trusted)
 
     def merged(self, proposals: Proposals, votes: Tensor, sentences: Tensor, model: ModelView, trusted: bool) -> Vote:
@@ -201,8 +212,7 @@ class PhraseBatch(MemoryBatch):
     def votes(self, record: PhraseRecord) -> Tensor:
         """Compute what each phrase gives to the token it proposed, fp32 [N, A]."""
         prior = self.prior.index_select(0, record.sentences)
-        votes: Tensor = self.memory.votes(record.proposals, Consent.of(record.model), prior)
-        return votes
+        return self.memory.weigh(record.proposals, record.model, prior)
 
     def weighed_by(self, memory: PhraseMemory) -> PhraseBatch:
         """Return the same phrases as another memory weighs them, on its device."""

@@ -8,7 +8,8 @@ begun, or is written and its sentence continues) and v* the model's likeliest to
     u_0 = n0 + n1 p_NMT(v*)
     P(a) = exp(u_a) / (exp(u_0) + sum over b of exp(u_b))
 
-and the rest is the model's. A source phrase is covered once one of its phrases was written in full.
+and the rest is the model's. A source phrase is covered once one of its phrases was written in full. Where p_NMT(v_a) is
+further than --phrase-consent below p_NMT(v*), in nats, u_a is -inf.
 
 Pure tensor maths, without a loop over hypotheses or phrases, and on a GPU without a host round trip. Letters: B sentences, H
 hypotheses, A phrases of a sentence, Q source phrases they were retrieved for, N subwords of all phrases, D distinct subwords
@@ -36,7 +37,8 @@ from fairseq_ccpr.text.decoder_subwords import WordBorders
 MAX_SUBWORDS = 48  # of a phrase with what follows it: prefixes that match are bits of a number, which float64 must hold
 NO_TOKEN = -1
 SENTENCE = 2**32  # more than any token
-LEAST_RATIO = -12.0  # of the log probability of a token to that of the likeliest: less is as impossible
+# Of the log probability of a token to that of the likeliest: less is as impossible. --phrase-consent has it as its default.
+LEAST_RATIO = -12.0
 LEAST_LEFT = 1e-6  # of a sum over phrases: less is what rounding leaves of one whose phrases have all begun
 # How far a phrase is after a hypothesis: its state. By the subwords that match:
 BEGUN_AFTER = (1, 2, 3, 4, 6)  # so many at least, of the phrase

@@ -55,12 +55,15 @@ SAMPLED = 3  # one batch in so many is decoded
 BATCHES = 12  # at least, so that those are of all lengths
 # Fields that the grids have: written into FILE even where they are at their default.
 TUNED_TOKEN_FIELDS = ("k", "lambda_", "temperature")
-TUNED_PHRASE_FIELDS = ("lambda_",)
+TUNED_PHRASE_FIELDS = ("lambda_", "consent")
 SEED = 1  # of what is trained
 LESS, NONE, MORE = 0.5, 0.0, 1.5  # times alpha, that are tried
 LEAST_TOKENS = 5000  # of the held-out text, for a hidden layer
 QUALITY, SPEED = "quality", "speed"
-LEVEL = 0.3  # BLEU given up for speed, where that is preferred
+CONSENT = 3.0  # nats, the bound on votes of phrases that is tried
+LEVEL = (
+    0.3  # BLEU given up for speed, where that is preferred, and for that bound: without it much is not of the source
+)
 
 
 @dataclass
@@ -198,7 +201,12 @@ def tune(system: System, also: list[OtherText], trusting: bool, count: int, pref
         halved = replace(phrases, settings=replace(phrases.settings, lambda_=LESS * phrases.settings.lambda_))
         weighed = likeliest.ensemble.replacing(halved, trust=likeliest.ensemble.trust)
         likeliest = _or_with(system, likeliest, weighed, sample, scores, took, prefer)
-        winner = choose([winner, likeliest], scores, took, prefer)
+        phrases = likeliest.ensemble.memory(PhraseMemory.name)
+        if phrases.settings.consent > CONSENT:
+            bounded = replace(phrases, settings=replace(phrases.settings, consent=CONSENT))
+            weighed = likeliest.ensemble.replacing(bounded, trust=likeliest.ensemble.trust)
+            likeliest = _or_with(system, likeliest, weighed, sample, scores, took, prefer, LEVEL)
+        winner = choose([*(one for one in tried if one not in having), likeliest], scores, took, prefer)
     if ensemble.memory(TextMemory.name) is not None:  # likelihood wants more of it than translations do, or less
         likeliest, tried_with = winner, [scaled_text(winner.ensemble, factor) for factor in (LESS, MORE, NONE)]
         winner = _or_with(system, likeliest, tried_with[0], sample, scores, took, prefer)
@@ -252,12 +260,18 @@ def choose(
 
 def _or_with(
     system: System, candidate: Candidate, weighed: RetrievalEnsemble, sample: list[Any],
-    scores: dict[str, TranslationScores], took: dict[str, float], prefer: str,
+    scores: dict[str, TranslationScores], took: dict[str, float], prefer: str, loss: float = 0.0,
 ) -> Candidate:  # fmt: skip
-    """Decode with other weights of the same memories as well, adding their scores; returns the better candidate."""
+    """Decode with other settings of the same memories as well, adding their scores; returns the better candidate.
+
+    Args:
+        loss: BLEU that the other settings may lose and still be preferred.
+    """
     other = replace(candidate, ensemble=weighed)
     scores.update(_decode(system, [other], sample, base=False)[0])
     took[other.name] = took[candidate.name]  # weights cost nothing, and the base did not take turns with this one
+    if loss and scores[other.name].bleu >= scores[candidate.name].bleu - loss:
+        return other
     return choose([candidate, other], scores, took, prefer)
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from fairseq_ccpr.decoding.mixture import Distribution
-from fairseq_ccpr.decoding.phrase_votes import Candidates, Consent, PhraseState, PhraseTable, PhraseVotes
+from fairseq_ccpr.decoding.options import PhraseSettings
+from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
+from fairseq_ccpr.decoding.phrase_votes import Candidates, PhraseState, PhraseTable, PhraseVotes, Proposals
 from fairseq_ccpr.text.decoder_subwords import WordBorders
 
 MARK = 1  # stands for one without a letter
@@ -43,12 +46,16 @@ def make_table(batch: list[list[Found]], borders: np.ndarray = NOWHERE) -> Phras
     return PhraseTable.of(made, letters, WordBorders(*borders))
 
 
-def judge(votes: PhraseVotes, table: PhraseTable, state: PhraseState, log_probs: Tensor) -> Tensor:
+def weigh(votes: PhraseVotes, proposals: Proposals, log_probs: Tensor, prior: Tensor, bound: float = 12.0) -> Tensor:
+    """What proposals give to their tokens, in a memory of these votes that has --phrase-consent."""
+    no_candidates: Any = None
+    memory = PhraseMemory(no_candidates, PhraseSettings(consent=bound), votes, torch.device("cpu"))
+    return memory.weigh(proposals, Distribution(log_probs).view(proposals.values), prior)
+
+
+def judge(votes: PhraseVotes, table: PhraseTable, state: PhraseState, log_probs: Tensor, bound: float = 12.0) -> Tensor:
     """What each phrase gives to the token it proposes, where a model says log p_NMT, fp32 [H, V]."""
-    proposals = state.proposals()
-    consent = Consent.of(Distribution(log_probs).view(proposals.values))
-    given: Tensor = votes(proposals, consent, votes.prior(table)[state.rows])
-    return given
+    return weigh(votes, state.proposals(), log_probs, votes.prior(table)[state.rows], bound)
 
 
 def begun_after(phrase: list[int]) -> int:

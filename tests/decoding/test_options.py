@@ -41,7 +41,7 @@ OF_UNIT_KEYS = ("confidence", "lambda_max", "min_similarity", "lambda_star")
 PHRASES: dict[str, list[object]] = {
     "k": ["--phrase-k", 1], "min_similarity": ["--phrase-min-similarity", 0.8], "threshold": ["--phrase-threshold", 0.2],
     "segmentation": ["--phrase-segmentation", "ngram:1"], "bf16": ["--phrase-bf16"], "lambda_": ["--phrase-lambda", 0.3],
-    "reach": ["--phrase-reach", 0],
+    "reach": ["--phrase-reach", 0], "consent": ["--phrase-consent", 0.5],
 }  # fmt: skip
 MATTERS_WITH: dict[str, list[object]] = {"threshold": ["--phrase-segmentation", "learned"]}
 MIXTURE: dict[str, list[object]] = {"lambda_max": ["--retrieval-lambda-max", 0.4]}

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fairseq_ccpr.decoding import phrase_votes
-from fairseq_ccpr.decoding.mixture import ALMOST_ALL, Distribution, Vote, interpolate_, limit_weights
+from fairseq_ccpr.decoding.mixture import ALMOST_ALL, Vote, interpolate_, limit_weights
 from fairseq_ccpr.decoding.phrase_votes import (
     BARRED,
     BEGUN_AFTER,
@@ -22,13 +22,12 @@ from fairseq_ccpr.decoding.phrase_votes import (
     MAX_SUBWORDS,
     STATES,
     WRITTEN,
-    Consent,
     Continuation,
     PhraseState,
     PhraseTable,
     PhraseVotes,
 )
-from tests.decoding.phrase_tables import MARK, NOWHERE, Found, begun_after, judge, make_table
+from tests.decoding.phrase_tables import MARK, NOWHERE, Found, begun_after, judge, make_table, weigh
 
 VOCABULARY = 8  # so few that phrases repeat tokens, begin alike and overlap
 SPECIAL = 0  # a token that no phrase has, and that none may ask for
@@ -82,7 +81,12 @@ def state_of(found: Found, length: int) -> int:
 
 
 def reference_votes(
-    sentence: list[Found], written: list[int], log_probs: list[float], votes: PhraseVotes, borders: np.ndarray
+    sentence: list[Found],
+    written: list[int],
+    log_probs: list[float],
+    votes: PhraseVotes,
+    borders: np.ndarray,
+    bound: float,
 ) -> list[tuple[int, float]]:
     """The token that each phrase proposes, and P, the plain way."""
     weights = {name: value.double().tolist() for name, value in votes.state_dict().items()}
@@ -95,17 +99,23 @@ def reference_votes(
         covered = any(contains(written, other.phrase, borders) for other in of_query)
         score = weights["similarity"][0] * found.score
         score += weights["similarity"][1] * (found.score - max(other.score for other in of_query))
-        score += weights["state"][state] + weights["consent"][state] * max(log_probs[token] - best, LEAST_RATIO)
+        ratio = max(log_probs[token] - best, LEAST_RATIO)
+        score += weights["state"][state] + weights["consent"][state] * ratio
         score += weights["covered"][0] * (covered and state == 0)
-        barred = not length and not may_begin(found.phrase, written, borders)
+        barred = (not length and not may_begin(found.phrase, written, borders)) or ratio < -bound
         proposed.append((token, 0.0 if barred else math.exp(score)))
     whole = math.exp(weights["model"][0] + weights["model"][1] * math.exp(best)) + sum(part for _, part in proposed)
     return [(token, part / whole) for token, part in proposed]
 
 
 @settings(max_examples=60, deadline=None)
-@given(batch=st.lists(sentences, min_size=1, max_size=3), free=st.booleans(), data=st.data())
-def test_all_steps_against_the_plain_formula(batch: list[list[Found]], free: bool, data: st.DataObject) -> None:
+@given(
+    batch=st.lists(sentences, min_size=1, max_size=3), free=st.booleans(), bound=st.sampled_from([12.0, 2.0]),
+    data=st.data(),
+)  # fmt: skip
+def test_all_steps_against_the_plain_formula(
+    batch: list[list[Found]], free: bool, bound: float, data: st.DataObject
+) -> None:
     torch.manual_seed(data.draw(st.integers(0, 2**31)))  # so that the example Hypothesis shows has it all
     borders = (torch.rand(2, VOCABULARY) < 0.5).numpy()
     table = make_table(batch, borders)
@@ -125,15 +135,15 @@ def test_all_steps_against_the_plain_formula(batch: list[list[Found]], free: boo
             written = [(written[i][0], [*written[i][1], token]) for i, token in zip(order, tokens)]
         lengths = prefixes_of(state)
         log_probs = torch.randn(len(written), VOCABULARY).mul(3).log_softmax(dim=1)
-        proposals, each = state.proposals(), judge(votes, table, state, log_probs)
+        proposals, each = state.proposals(), judge(votes, table, state, log_probs, bound)
         merged = proposals.continuation(each, table.most_distinct)
         if free:
-            check_merged(votes, table, state, log_probs)
+            check_merged(votes, table, state, log_probs, bound)
         for row, (number, tokens_so_far) in enumerate(written):
             sentence = batch[number]
             prefixes = [longest_prefix(found, tokens_so_far, borders) for found in sentence]
             assert lengths[row, : len(sentence)].tolist() == prefixes
-            wanted = reference_votes(sentence, tokens_so_far, log_probs[row].tolist(), votes, borders)
+            wanted = reference_votes(sentence, tokens_so_far, log_probs[row].tolist(), votes, borders, bound)
             states = [
                 state_of(found, length) if length or may_begin(found.phrase, tokens_so_far, borders) else BARRED
                 for found, length in zip(sentence, prefixes)
@@ -153,12 +163,11 @@ def prefixes_of(state: PhraseState) -> Tensor:
     return torch.tensor([[bits.bit_length() for bits in row] for row in matched])
 
 
-def check_merged(votes: PhraseVotes, table: PhraseTable, state: PhraseState, log_probs: Tensor) -> None:
+def check_merged(votes: PhraseVotes, table: PhraseTable, state: PhraseState, log_probs: Tensor, bound: float) -> None:
     """What phrases propose together is what each proposes, added up."""
-    each = state.proposals().continuation(judge(votes, table, state, log_probs), table.most_distinct)
+    each = state.proposals().continuation(judge(votes, table, state, log_probs, bound), table.most_distinct)
     proposals, scores = state.merged(votes.prior(table), votes.covered_factor)
-    model = Distribution(log_probs).view(proposals.values)
-    together = proposals.continuation(votes(proposals, Consent.of(model), scores), table.most_distinct)
+    together = proposals.continuation(weigh(votes, proposals, log_probs, scores, bound), table.most_distinct)
     for one, other in zip((each.mass, each.going, spread(each)), (together.mass, together.going, spread(together))):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
     assert (each.mass == 0).equal(together.mass == 0)

@@ -33,7 +33,7 @@ from fairseq_ccpr.evaluation.trust_training import (
     train_trust,
     worths,
 )
-from fairseq_ccpr.evaluation.tune import BATCHES, SAMPLED, Candidate, trusted_neighbours, tune
+from fairseq_ccpr.evaluation.tune import BATCHES, CONSENT, SAMPLED, Candidate, trusted_neighbours, tune
 from fairseq_ccpr.inference.system import System
 from fairseq_ccpr.text.pairs import read_pairs
 from tests.decoding.test_trust import parts_of
@@ -333,6 +333,24 @@ def test_phrases_that_translate_worse_are_left_out(world: World, joint: list, tm
     assert words[words.index("--phrase-lambda") + 1] == "0" and ("--trust" in words) == helps
     decoded = call("fairseq-generate", *options, *map(str, joint), *words)
     assert " phrases:" not in decoded.stdout + decoded.stderr
+
+
+@pytest.mark.parametrize(
+    ("loss", "given", "kept"), [(0.2, [], "3"), (0.4, [], "12"), (0.2, ["--phrase-consent", 2], "2")]
+)
+def test_votes_are_bounded_where_that_costs_little(
+    world: World, phrases: list, tmp_path: Path, loss: float, given: list, kept: str
+) -> None:
+    def scored(system: System, tried: list[Candidate], samples: list[Any], base: bool = True) -> Any:
+        bleu = {one.name: 5.0 - loss * (one.ensemble.memory("phrases").settings.consent == CONSENT) for one in tried}
+        bleu["base"] = 1.0
+        return {n: TranslationScores(value, 0.0, "", "") for n, value in bleu.items()}, dict.fromkeys(bleu, 1.0)
+
+    chosen = tmp_path / "options"
+    with patch("fairseq_ccpr.evaluation.tune._decode", scored):
+        call("tune", *world.options("--no-progress-bar"), *map(str, phrases), *given, "--output", chosen)
+    words = chosen.read_text().split()
+    assert words[words.index("--phrase-consent") + 1] == kept
 
 
 def test_phrases_that_are_left_out_by_hand_stay_out(world: World, joint: list, tmp_path: Path) -> None:
