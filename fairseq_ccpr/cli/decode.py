@@ -50,7 +50,8 @@ One teacher-forced pass over each text scores hundreds of settings by the likeli
 with the best temperature, for 8 and for 32 neighbours, and starts from a weight of 0.5. A third of the held-out pairs is
 then decoded with each candidate and with the model alone. If none beats the model, all weights are set to 0. Trust
 in tokens and phrases together takes the number of neighbours that was tuned for the tokens alone, or else 32. Where the
-tokens alone are better, the weight of phrases becomes 0. --output FILE writes the options there instead, for $(cat FILE),
+tokens alone are better, the weight of phrases becomes 0. A bound on their votes (--phrase-consent 3) is tried unless one is
+given, and kept unless it costs more than 0.3 BLEU. --output FILE writes the options there instead, for $(cat FILE),
 and trust to FILE.trust.
 
 For an adapter's keys the grid has both a fixed lambda and lambda*; --knn-confidence or --no-knn-confidence restricts it to

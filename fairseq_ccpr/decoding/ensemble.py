@@ -99,6 +99,7 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
         self.temperature = 1.0  # of beam search, for what is force-decoded after it
         self.forced = 0  # target tokens at the beginning that are language tags; nothing is retrieved for them
         self.end: int | None = None  # the token that target sentences end with; </s> where None
+        self.identity = ""  # of the models, by their parameters as they were loaded
 
     def memory(self, name: str) -> Any:
         """Look up a memory; None if it is not among them."""
@@ -107,7 +108,12 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
     def with_memories(self, memories: Sequence[Memory], trust: Trust | None) -> RetrievalEnsemble:
         """Return the same models with other memories, and trust in them."""
         other = RetrievalEnsemble(list(self.models), memories, self.pad, self.settings, trust)
-        other.temperature, other.forced, other.end = self.temperature, self.forced, self.end
+        other.temperature, other.forced, other.end, other.identity = (
+            self.temperature,
+            self.forced,
+            self.end,
+            self.identity,
+        )
         return other
 
     def replacing(self, *memories: Memory, trust: Trust | None = None) -> RetrievalEnsemble:

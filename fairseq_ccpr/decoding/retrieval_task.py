@@ -337,7 +337,9 @@ class RetrievalTask(FairseqTask):
                 f"trust was trained in {' and '.join(trust.memories)}, and --task {self.name} has {' and '.join(voting)}: "
                 "tune again with this --task, or give --trust none"
             )
-        found = trained_with(models, memories) if self.trusted_classes else {}
+        prints = [fingerprint.short(fingerprint.of_parameters(model.named_parameters())) for model in models]
+        ensemble.identity = " and ".join(prints)
+        found = trained_with(ensemble.identity, memories)
         for what, known in self.trusted_classes.items():
             if found.get(what, known) != known:
                 logger.warning(

@@ -256,10 +256,9 @@ def needs_of(parts: Parts) -> dict[str, str]:
     return needs
 
 
-def trained_with(models: Iterable[nn.Module], memories: Iterable[Memory]) -> dict[str, str]:
+def trained_with(identity: str, memories: Iterable[Memory]) -> dict[str, str]:
     """Name what trust learns to weigh: the models, and the classes of each memory and of what searches the tokens."""
-    prints = [fingerprint.of_parameters(model.named_parameters()) for model in models]
-    found = {"model": " and ".join(map(fingerprint.short, prints))}
+    found = {"model": identity}
     for memory in memories:
         found[f"memory {memory.name}"] = type(memory).__name__
         if isinstance(memory, TokenMemory):

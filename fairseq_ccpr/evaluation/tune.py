@@ -124,7 +124,7 @@ class Tuned:
         tokens = self.best.ensemble.memory(TokenMemory.name)
         weight = name_of(tokens.policy) if tokens is not None else ""
         arguments = trust.arguments()
-        classes = trained_with(self.best.ensemble.models, self.best.ensemble.memories)
+        classes = trained_with(self.best.ensemble.identity, self.best.ensemble.memories)
         return TrustDescription(
             trust.KIND, arguments, needs_of(parts), keys, self.settings, texts, weight=weight, classes=classes
         )
@@ -200,12 +200,14 @@ def tune(system: System, also: list[OtherText], trusting: bool, count: int, pref
         halved = replace(phrases, settings=replace(phrases.settings, lambda_=LESS * phrases.settings.lambda_))
         weighed = likeliest.ensemble.replacing(halved, trust=likeliest.ensemble.trust)
         likeliest = _or_with(system, likeliest, weighed, sample, scores, took, prefer)
-        phrases = likeliest.ensemble.memory(PhraseMemory.name)
-        if phrases.settings.consent > CONSENT:
-            bounded = replace(phrases, settings=replace(phrases.settings, consent=CONSENT))
-            weighed = likeliest.ensemble.replacing(bounded, trust=likeliest.ensemble.trust)
-            likeliest = _or_with(system, likeliest, weighed, sample, scores, took, prefer, LEVEL)
-        winner = choose([*(one for one in tried if one not in having), likeliest], scores, took, prefer)
+        winner = choose([winner, likeliest], scores, took, prefer)
+    phrases = winner.ensemble.memory(PhraseMemory.name)
+    if phrases is not None and system.cfg.task.phrase_consent is None:
+        bounded = replace(phrases, settings=replace(phrases.settings, consent=CONSENT))
+        other = replace(winner, ensemble=winner.ensemble.replacing(bounded, trust=winner.ensemble.trust))
+        _decode_as(winner, other, system, sample, scores, took)
+        if scores[other.name].bleu > max(scores[BASE].bleu, scores[winner.name].bleu - LEVEL):
+            winner = other
     if ensemble.memory(TextMemory.name) is not None:  # likelihood wants more of it than translations do, or less
         likeliest, tried_with = winner, [scaled_text(winner.ensemble, factor) for factor in (LESS, MORE, NONE)]
         winner = _or_with(system, likeliest, tried_with[0], sample, scores, took, prefer)
@@ -259,19 +261,20 @@ def choose(
 
 def _or_with(
     system: System, candidate: Candidate, weighed: RetrievalEnsemble, sample: list[Any],
-    scores: dict[str, TranslationScores], took: dict[str, float], prefer: str, loss: float = 0.0,
+    scores: dict[str, TranslationScores], took: dict[str, float], prefer: str,
 ) -> Candidate:  # fmt: skip
-    """Decode with other settings of the same memories as well, adding their scores; returns the better candidate.
-
-    Args:
-        loss: BLEU that the other settings may lose and still be preferred.
-    """
+    """Decode with other weights of the same memories as well, adding their scores; returns the better candidate."""
     other = replace(candidate, ensemble=weighed)
+    _decode_as(candidate, other, system, sample, scores, took)
+    return choose([candidate, other], scores, took, prefer)
+
+
+def _decode_as(
+    candidate: Candidate, other: Candidate, system: System, sample: list[Any],
+    scores: dict[str, TranslationScores], took: dict[str, float],
+) -> None:  # fmt: skip
     scores.update(_decode(system, [other], sample, base=False)[0])
     took[other.name] = took[candidate.name]  # weights cost nothing, and the base did not take turns with this one
-    if loss and scores[other.name].bleu >= scores[candidate.name].bleu - loss:
-        return other
-    return choose([candidate, other], scores, took, prefer)
 
 
 def _decode(

@@ -1,6 +1,6 @@
 """Measure what an index costs as a datastore grows, and what merging, removing a text and compacting do.
 
-python scripts/recipes/growth.py KEYS.npy FOLDER [--index CHOICE ...] [--store URI] [--merge DATASTORE] SIZE...
+python scripts/recipes/growth.py KEYS.npy FOLDER [--index CHOICE]... [--store URI] [--merge DATASTORE] SIZE...
 
 KEYS.npy has real keys, fp16 [N, d], of length 1; beyond N, more are made of them by small noise. For each size and index
 (disk) this prints a row of a table: seconds of CPU time and of the clock, and peak memory with what is mapped, of building
@@ -168,7 +168,7 @@ def main() -> None:
     parser = ArgumentParser(usage=__doc__)
     parser.add_argument("keys", type=Path)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--index", nargs="*", default=["disk"])
+    parser.add_argument("--index", action="append")
     parser.add_argument("--store", default="")
     parser.add_argument("--merge", type=Path)
     parser.add_argument("sizes", nargs="+", type=int)
@@ -178,11 +178,11 @@ def main() -> None:
         "| keys | index | build CPU s | s | peak GB | open s | first ms | hundredth ms | recall | keys GB | index GB |"
     )
     print("|---|---|---|---|---|---|---|---|---|---|---|")
-    for size in settings.sizes if settings.index else []:
+    for size in settings.sizes:
         made = settings.folder / str(size)
         made.mkdir(parents=True, exist_ok=True)
         write_keys(real, size, made / "keys.npy")
-        for choice in settings.index:
+        for choice in settings.index or ["disk"]:
             cpu, seconds, peak = in_a_process(build, made, choice, settings.store)
             index, opened, first, last, found = in_a_process(search, made, choice, settings.store)
             disk = [sum(path.stat().st_size for path in made.glob(name)) / 1e9 for name in ("keys.npy", "index-*")]

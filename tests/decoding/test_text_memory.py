@@ -233,7 +233,7 @@ def test_text_is_from_then_on_for_the_model_that_it_was_tuned_with(
     state["model"][name] = state["model"][name] * 1.25
     torch.save(state, other)
     words = ["--datastore", store, "--cpu", "--no-progress-bar", "--max-len-b", 20]
-    call("tune", world.data_bin, *words, "--path", other, "--also", f"{world.data_bin}:test")
+    call("tune", world.data_bin, *words, "--path", other, "--also", f"{world.data_bin}:test", "--bf16")
     assert f"by {other}" in call("inspect", store).stdout
     Translator(datastore=store, device="cpu")
     assert "trust was trained with the model" not in caplog.text

@@ -336,14 +336,21 @@ def test_phrases_that_translate_worse_are_left_out(world: World, joint: list, tm
 
 
 @pytest.mark.parametrize(
-    ("loss", "given", "kept"), [(0.2, [], "3"), (0.4, [], "12"), (0.2, ["--phrase-consent", 2], "2")]
+    ("loss", "at_base", "given", "kept"),
+    [
+        (0.2, 1.0, [], "3"),
+        (0.4, 1.0, [], "12"),
+        (0.2, 4.9, [], "12"),  # or nothing would be left of what helps
+        (0.2, 1.0, ["--phrase-consent", 2], "2"),
+        (0.2, 1.0, ["--phrase-consent", 12], "12"),
+    ],
 )
 def test_votes_are_bounded_where_that_costs_little(
-    world: World, phrases: list, tmp_path: Path, loss: float, given: list, kept: str
+    world: World, phrases: list, tmp_path: Path, loss: float, at_base: float, given: list, kept: str
 ) -> None:
     def scored(system: System, tried: list[Candidate], samples: list[Any], base: bool = True) -> Any:
         bleu = {one.name: 5.0 - loss * (one.ensemble.memory("phrases").settings.consent == CONSENT) for one in tried}
-        bleu["base"] = 1.0
+        bleu["base"] = at_base
         return {n: TranslationScores(value, 0.0, "", "") for n, value in bleu.items()}, dict.fromkeys(bleu, 1.0)
 
     chosen = tmp_path / "options"

@@ -156,17 +156,31 @@ def test_a_model_is_fine_tuned_at_several_rates(world: World, tmp_path: Path) ->
 def test_the_fast_trainer_computes_what_fairseq_does(world: World, tmp_path: Path) -> None:
     """And what it writes is translated with. On a GPU it is this same network, in graphs."""
     words = [world.data_bin, "-s", "de", "-t", "en", "--output", tmp_path / "model.pt", "--embed-dim", 64]
-    words += ["--minutes", 0.02, "--encoder-layers", 2, "--decoder-layers", 2, "--max-tokens", 500]
+    words += [
+        "--minutes",
+        0.1,
+        "--warmup",
+        10,
+        "--lr",
+        3e-3,
+        "--encoder-layers",
+        2,
+        "--decoder-layers",
+        2,
+        "--max-tokens",
+        500,
+    ]
     last = run("scripts/recipes/train_on_gpu.py", *words).stdout.splitlines()[-1]
-    assert re.search(r"model\.pt: [1-9]\d* updates of up to 500 subwords, valid perplexity \d+\.\d+$", last)
+    found = re.search(r"model\.pt: [1-9]\d* updates of up to 500 subwords, valid perplexity (\d+\.\d+)$", last)
+    assert found is not None
     (model,), _, task = checkpoint_utils.load_model_ensemble_and_task(
         [str(tmp_path / "model.pt")], arg_overrides={"data": str(world.data_bin)}
     )
     model.eval()
     corpus = trainer.Corpus(world.data_bin, "valid", ("de", "en"), task.target_dictionary, torch.device("cpu"))
     network = trainer.Network(model, 0.0, torch.float32)
-    seen = 0
-    for shape, sentences in corpus.batches(300):
+    seen, total, untrained = 0, 0.0, len(task.target_dictionary)
+    for shape, sentences in corpus.batches(300, fill=False):
         source, target = corpus.pair(shape, sentences)
         loss, number = network.loss(source, target, 0.0)
         previous = torch.cat([torch.full_like(target[:, :1], 2), target[:, :-1]], dim=1)
@@ -174,9 +188,11 @@ def test_the_fast_trainer_computes_what_fairseq_does(world: World, tmp_path: Pat
         expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1).double(), target.flatten(), ignore_index=1)
         assert math.isclose(float(loss), float(expected), rel_tol=1e-5)
         seen += int(number)
+        total += float(expected) * int(number)
+    assert math.isclose(math.exp(total / seen), float(found[1]), rel_tol=0.01) and float(found[1]) < untrained / 2
     task.load_dataset("valid")
     short = [item["target"] for item in task.dataset("valid") if max(len(item["source"]), len(item["target"])) <= 128]
-    assert seen >= sum(map(len, short))
+    assert seen == sum(map(len, short))
     (tmp_path / "in.txt").write_text("Und Gott sprach: Es werde Licht.\n", encoding="utf-8")
     call(
         "translate", "--path", tmp_path / "model.pt", "--data", world.data_bin, "--cpu", "--input", tmp_path / "in.txt"
