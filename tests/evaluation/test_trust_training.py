@@ -201,7 +201,7 @@ def counting_steps() -> Iterator[Counter[str]]:
         yield counted
 
 
-@pytest.mark.parametrize(("memories", "systems"), [("token", 3), ("phrase", 4), ("both", 4)])
+@pytest.mark.parametrize(("memories", "systems"), [("token", 3), ("phrase", 5), ("both", 4)])
 def test_what_tuning_computes_is_less_than_two_plain_decodings(
     world: World, joint: list[object], phrases: list[object], memories: str, systems: int
 ) -> None:
