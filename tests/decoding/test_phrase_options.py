@@ -67,10 +67,11 @@ def test_tuning_chooses_tokens_and_phrases_together(
     assert "75 settings" in shown and "entries" in shown and "phrases:" in shown
     chosen = (tmp_path / "options").read_text().split()
     assert "--knn-k" in chosen and options_in(chosen, shaping)
-    *tried, halved = lambdas
+    *tried, halved, bounded = lambdas
     kept = min(tried) if half else max(tried)
-    assert halved == 0.5 * kept
-    assert float(chosen[chosen.index("--phrase-lambda") + 1]) == (halved if half else kept)
+    assert halved == 0.5 * kept and bounded == (halved if half else kept)
+    assert float(chosen[chosen.index("--phrase-lambda") + 1]) == bounded
+    assert options_in(chosen, ["--phrase-consent", "3"])
     generated = call("fairseq-generate", *words, *chosen)
     assert "Generate test" in generated.stdout
 
