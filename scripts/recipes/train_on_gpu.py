@@ -317,6 +317,10 @@ def main() -> None:
     torch.manual_seed(settings.seed)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     languages = settings.source_lang, settings.target_lang
+    if missing := [name for name in languages if not (settings.data / f"dict.{name}.txt").is_file()]:
+        sys.exit(
+            f"{settings.data} has no dict.{missing[0]}.txt: give a folder of fairseq-ccpr prepare, and its -s and -t"
+        )
     dictionaries = [Dictionary.load(str(settings.data / f"dict.{language}.txt")) for language in languages]
     if dictionaries[0] != dictionaries[1]:
         sys.exit(
