@@ -11,11 +11,13 @@ import copy
 import functools
 from argparse import ArgumentParser
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import IO, Any
 
 from fairseq import options
 from fairseq.dataclass import utils
+from hydra import initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -29,7 +31,8 @@ hydra_compose, fairseq_dataset_args = utils.compose, options.add_dataset_args
 
 @functools.cache
 def _composed(config: str, groups: tuple[str, ...]) -> tuple[DictConfig, dict[str, Any]]:
-    composed = hydra_compose(config, overrides=list(groups), strict=False)
+    with initialize_config_dir(str(Path(utils.__file__).parents[1] / "config"), version_base="1.1"):
+        composed = hydra_compose(config, overrides=list(groups), strict=False)
     return composed, dict(_leaves(OmegaConf.to_container(composed)))
 
 
@@ -80,6 +83,7 @@ def run_child(
 def install() -> None:
     """Let commands in this process use them."""
     utils.compose = compose
+    utils.initialize = lambda config_path: nullcontext()  # which reads the source of each module on the stack
     options.add_dataset_args = add_dataset_args
     adapter_build.run_child = run_child
     trust_training.UPDATES, trust_training.VOTE_UPDATES = 120, 60

@@ -1,11 +1,14 @@
 """Measure what an index costs as a datastore grows, and what merging, removing a text and compacting do.
 
-python scripts/recipes/growth.py KEYS.npy FOLDER [--index CHOICE]... [--store URI] [--merge DATASTORE] SIZE...
+python scripts/recipes/growth.py KEYS.npy FOLDER [--index CHOICE]... [--store URI] [--plot PNG] [--merge DATASTORE] SIZE...
 
 KEYS.npy has real keys, fp16 [N, d], of length 1; beyond N, more are made of them by small noise. For each size and index
 (disk) this prints a row of a table: seconds of CPU time and of the clock, and peak memory with what is mapped, of building
 it; seconds until it is open; milliseconds of the first search of 160 queries, k 8, by a new process, and the median of the
-last ten of a hundred, each of other queries; recall; bytes of the keys and of the index. Set OMP_NUM_THREADS.
+last ten of a hundred (of those of a minute, if they take longer), each of other queries, then those of 40 and of 5 queries
+(32, 8 and 1 sentences with beam 5); recall; peak memory of these searches; bytes of the keys and of the index. Then a row
+for each index has the exponents of the number of keys that fit its figures best (of their logarithms, by least squares).
+--plot draws the milliseconds. Set OMP_NUM_THREADS.
 
 --index takes those of `build tokens --index`, with search parameters after a semicolon. Those that begin with milvus:, as
 milvus:auto, are of the server at URI, whose own processor time and memory are not counted.
@@ -30,6 +33,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from matplotlib.figure import Figure
 
 from fairseq_ccpr.building.compact import CompactSettings, compact_datastore
 from fairseq_ccpr.building.part import TOKENS, Part
@@ -43,7 +47,11 @@ from fairseq_ccpr.search.recall import recall
 from fairseq_ccpr.storage.arrays import GrowingArray
 
 BLOCK, NOISE = 1 << 16, 0.1  # rows at a time; noise, in standard deviations of a key
-QUERIES, K, SEARCHES, COMPARED = 160, 8, 100, 32
+QUERIES, K, SEARCHES, COMPARED = (160, 40, 5), 8, 100, 32
+LONGEST = 60.0  # seconds that searches of one number of queries take
+TIMES = 5  # column of the first of their figures, without keys and index
+COLUMNS = ["keys", "index", "build CPU s", "s", "peak GB", "open s", "first ms", *(f"{count} ms" for count in QUERIES)]
+COLUMNS += ["recall %", "peak GB", "keys GB", "index GB"]
 WAITING = 120.0  # seconds that a server may take to answer
 
 
@@ -70,11 +78,14 @@ def in_a_process(work: Callable[..., Any], *arguments: object) -> Any:
         return pool.apply(work, arguments)
 
 
+def peak() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+
 def measured(work: Callable[..., object], *arguments: object) -> tuple[float, float, float]:
     start, cpu = time.perf_counter(), time.process_time()
     work(*arguments)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    return time.process_time() - cpu, time.perf_counter() - start, peak
+    return time.process_time() - cpu, time.perf_counter() - start, peak()
 
 
 def place(folder: Path, choice: str, store: str) -> tuple[np.ndarray, IndexDescription, RemoteKeys | None]:
@@ -92,21 +103,45 @@ def build(folder: Path, choice: str, store: str) -> tuple[float, float, float]:
     return measured(build_index, keys, description, remote or folder / description.file, lambda rows: None)
 
 
-def search(folder: Path, choice: str, store: str) -> tuple[str, float, float, float, float]:
+def search(folder: Path, choice: str, store: str) -> tuple[str, list[float], float, float]:
+    """Return the index's name, seconds to open it and milliseconds (first search, then as `QUERIES`), recall, peak memory."""
     keys, description, remote = place(folder, choice, store)
     rng = np.random.default_rng(2)
     start = time.perf_counter()
     index = open_index(description, remote or keys, folder)
     index.check()
-    opened, times = time.perf_counter() - start, []
-    for _ in range(SEARCHES):
-        queries = torch.from_numpy(noisy(keys[np.sort(rng.integers(len(keys), size=QUERIES))], rng))
-        start = time.perf_counter()
-        index.search(queries, K)
-        times.append(1e3 * (time.perf_counter() - start))
-    found = recall(index, ExactIndex(keys, "ip"), queries[:COMPARED], K)
+    figures = [time.perf_counter() - start]
+    for count in QUERIES:
+        times: list[float] = []
+        while len(times) < SEARCHES and sum(times) < 1e3 * LONGEST:
+            queries = torch.from_numpy(noisy(keys[np.sort(rng.integers(len(keys), size=count))], rng))
+            start = time.perf_counter()
+            index.search(queries, K)
+            times.append(1e3 * (time.perf_counter() - start))
+        figures += [times[0]] * (count == QUERIES[0]) + [float(np.median(times[-10:]))]
+    used = peak()
+    queries = torch.from_numpy(noisy(keys[np.sort(rng.integers(len(keys), size=COMPARED))], rng))
+    found = recall(index, ExactIndex(keys, "ip"), queries, K)
     index.drop()
-    return str(description), opened, times[0], float(np.median(times[-10:])), found
+    return str(description), figures, found, used
+
+
+def exponent(sizes: list[int], figures: list[float]) -> float:
+    return float(np.polyfit(np.log(sizes), np.log(np.maximum(figures, 1e-9)), 1)[0])
+
+
+def draw(rows: dict[str, list[list[float]]], sizes: list[int], path: Path) -> None:
+    """Draw milliseconds by number of keys, a panel for each number of queries."""
+    figure = Figure((10, 3.5), layout="constrained")
+    for axes, (place, count) in zip(figure.subplots(1, len(QUERIES), sharey=True), enumerate(QUERIES)):
+        for choice, of_index in rows.items():
+            times = [row[TIMES + place] for row in of_index]
+            axes.loglog(sizes, times, marker="o", label=f"{choice}: N^{exponent(sizes, times):.2f}")
+        axes.set_title(f"{count} queries, {count // 5} sentences")
+        axes.set_xlabel("keys")
+        axes.legend()
+    figure.axes[0].set_ylabel("ms per search")
+    figure.savefig(path, dpi=120)
 
 
 def write_tokens(like: Path, real: np.ndarray, size: int, folder: Path) -> None:
@@ -170,29 +205,31 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--index", action="append")
     parser.add_argument("--store", default="")
+    parser.add_argument("--plot", type=Path)
     parser.add_argument("--merge", type=Path)
     parser.add_argument("sizes", nargs="+", type=int)
     settings = parser.parse_intermixed_args()
     real = np.load(settings.keys, mmap_mode="r")
-    print(
-        "| keys | index | build CPU s | s | peak GB | open s | first ms | hundredth ms | recall | keys GB | index GB |"
-    )
-    print("|---|---|---|---|---|---|---|---|---|---|---|")
+    print(f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}")
+    rows: dict[str, list[list[float]]] = {choice: [] for choice in settings.index or ["disk"]}
     for size in settings.sizes:
         made = settings.folder / str(size)
         made.mkdir(parents=True, exist_ok=True)
         write_keys(real, size, made / "keys.npy")
-        for choice in settings.index or ["disk"]:
-            cpu, seconds, peak = in_a_process(build, made, choice, settings.store)
-            index, opened, first, last, found = in_a_process(search, made, choice, settings.store)
+        for choice, of_index in rows.items():
+            built = in_a_process(build, made, choice, settings.store)
+            index, times, found, used = in_a_process(search, made, choice, settings.store)
             disk = [sum(path.stat().st_size for path in made.glob(name)) / 1e9 for name in ("keys.npy", "index-*")]
-            print(
-                f"| {size:,} | {index} | {cpu:.0f} | {seconds:.0f} | {peak:.2f} | {opened:.2f} | {first:.0f} "
-                f"| {last:.0f} | {100 * found:.1f}% | {disk[0]:.3f} | {disk[1]:.3f} |",
-                flush=True,
-            )
+            of_index.append([*built, *times, 100 * found, used, *disk])
+            print(f"| {size:,} | {index} | {' | '.join(f'{figure:.4g}' for figure in of_index[-1])} |", flush=True)
             for path in made.glob("index-*"):
                 path.unlink()
+    if len(settings.sizes) > 1:
+        for choice, of_index in rows.items():
+            fitted = [exponent(settings.sizes, list(figures)) for figures in zip(*of_index)]
+            print(f"| exponent | {choice} | {' | '.join(f'{power:.2f}' for power in fitted)} |")
+    if settings.plot:
+        draw(rows, settings.sizes, settings.plot)
     if settings.merge:
         print("\n| keys | command | CPU s | s | peak GB |\n|---|---|---|---|---|")
         for size in settings.sizes:

@@ -163,7 +163,7 @@ def test_command_measures_prints_and_writes(world: World, tmp_path: Path) -> Non
     words = [*world.options(), "--systems", f"knn-mt={world.datastore}", "--sizes", 400, 9000, "--repeats", 2]
     at = words.index("--datastore")
     words = [*words[:at], *words[at + 2 :], "--index", "exact", "IVF16,Flat", "--queries", 5, 20, "--k", 4, "--quiet"]
-    words += ["--batches", 1, 300, "--json", tmp_path / "j", "--plot", tmp_path / "p"]
+    words += ["--batches", 1, 300, "--max-len-b", 8, "--json", tmp_path / "j", "--plot", tmp_path / "p"]
     shown = call("benchmark decoding", *words).stdout
     found = json.loads((tmp_path / "j").read_text(encoding="utf-8"))
     assert len(found["decoding"]) == 2 * 2 * 3 and len(found["search"]) == 2 * 2 * 2
