@@ -13,7 +13,6 @@ translation by chance is counted in the translation of another sentence, half a 
 
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -22,9 +21,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
 from fairseq_ccpr.cli.command import markdown_table
 from fairseq_ccpr.lab.accuracy.significance import INTERVAL, resample
-from fairseq_ccpr.phrases.alignment import AlignerOptions, SentencePair, StatisticalAligner
-from fairseq_ccpr.phrases.pair_build import ExtractionSettings, usable_pairs
-from fairseq_ccpr.text.pairs import TextPairs, read_lines
+from fairseq_ccpr.phrases.pair_build import aligned_words
+from fairseq_ccpr.text.pairs import read_lines
 from fairseq_ccpr.text.words import word_spans
 
 LETTERS, TIMES, SHARE = 4, 10, 0.5
@@ -75,15 +73,6 @@ def words(text: str) -> list[str]:
     return [text[start:end].lower() for start, end in word_spans(text)]
 
 
-def aligned(training: Path, more: list[SentencePair] | None = None) -> Iterator[tuple[SentencePair, list[list[int]]]]:
-    """Align `more` pairs, or those of TRAINING themselves, with an aligner that learns from both."""
-    known = list(usable_pairs(TextPairs(pairs=training), word_spans, ExtractionSettings.max_words, Counter()))
-    aligner = StatisticalAligner("fast-align", AlignerOptions(ExtractionSettings.symmetrization))
-    aligner.train(known + (more or []), False)
-    pairs = known if more is None else more
-    return zip(pairs, (links.tolist() for links in aligner.align(pairs)))
-
-
 def written(wanted: list[list[str]], lines: list[set[str]]) -> list[list[bool]]:
     return [[term in have for term in of] for of, have in zip(wanted, lines)]
 
@@ -91,7 +80,7 @@ def written(wanted: list[list[str]], lines: list[set[str]]) -> list[list[bool]]:
 def typical(training: Path, general: Path) -> dict[str, str]:
     links: dict[str, Counter[str]] = defaultdict(Counter)
     times: tuple[Counter[str], Counter[str]] = Counter(), Counter()
-    for pair, linked in aligned(training):
+    for pair, linked in aligned_words(training):
         sides = pair.words()
         for counts, side in zip(times, sides):
             counts.update(side)

@@ -26,9 +26,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
 from fairseq_ccpr.cli.command import markdown_table
 from fairseq_ccpr.lab.sentence_encoders import load_sentence_encoder
+from fairseq_ccpr.phrases.pair_build import aligned_words
 from fairseq_ccpr.text.pairs import read_lines, read_pairs
-from fairseq_ccpr.text.words import has_letters
-from scripts.recipes.domain_terms import aligned, words
+from fairseq_ccpr.text.words import has_letters, word_spans
 
 RUN, STEM, SHARE = 5, 5, 0.01
 LETTERS, TIMES, FREQUENT = 3, 2, 120
@@ -71,7 +71,7 @@ def main() -> None:
 def learned(pairs: Path, dictionary: Path | None) -> tuple[set[str], dict[str, set[str]]]:
     """Learn which words of the target language are content words, and by the stem of a source word those that go with it."""
     counts, times, links = Counter[str](), Counter[str](), defaultdict[str, Counter[str]](Counter)
-    for pair, found in aligned(pairs):
+    for pair, found in aligned_words(pairs):
         source, target = pair.words()
         counts.update(plain(pair.target))
         times.update({word[:STEM] for word in source})
@@ -88,7 +88,7 @@ def learned(pairs: Path, dictionary: Path | None) -> tuple[set[str], dict[str, s
 
 
 def plain(line: str) -> list[str]:
-    return [word for word in words(line) if has_letters(word)]
+    return [line[start:end].lower() for start, end in word_spans(line) if has_letters(line[start:end])]
 
 
 def stems(line: str) -> set[str]:
