@@ -21,9 +21,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
 from fairseq_ccpr.cli.command import markdown_table
 from fairseq_ccpr.lab.accuracy.significance import INTERVAL, resample
-from fairseq_ccpr.phrases.alignment import AlignerOptions, StatisticalAligner
-from fairseq_ccpr.phrases.pair_build import ExtractionSettings, usable_pairs
-from fairseq_ccpr.text.pairs import TextPairs, read_lines
+from fairseq_ccpr.phrases.pair_build import aligned_words
+from fairseq_ccpr.text.pairs import read_lines
 from fairseq_ccpr.text.words import word_spans
 
 LETTERS, TIMES, SHARE = 4, 10, 0.5
@@ -79,17 +78,13 @@ def written(wanted: list[list[str]], lines: list[set[str]]) -> list[list[bool]]:
 
 
 def typical(training: Path, general: Path) -> dict[str, str]:
-    most = ExtractionSettings.max_words
-    pairs = list(usable_pairs(TextPairs(pairs=training), word_spans, most, Counter()))
-    aligner = StatisticalAligner("fast-align", AlignerOptions(ExtractionSettings.symmetrization, None, None))
-    aligner.train(pairs, False)
     links: dict[str, Counter[str]] = defaultdict(Counter)
     times: tuple[Counter[str], Counter[str]] = Counter(), Counter()
-    for pair, linked in zip(pairs, aligner.align(pairs)):
+    for pair, linked in aligned_words(training):
         sides = pair.words()
         for counts, side in zip(times, sides):
             counts.update(side)
-        for one, two in linked.tolist():
+        for one, two in linked:
             links[sides[0][one]][sides[1][two]] += 1
     elsewhere = Counter(word for line in read_lines(general) for word in words(line))
     known = {word for word, _ in elsewhere.most_common(KNOWN)}

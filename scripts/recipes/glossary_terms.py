@@ -27,10 +27,10 @@ from fairseq_ccpr import Translator
 from fairseq_ccpr.cli.command import markdown_table
 from fairseq_ccpr.evaluation.test_set import score
 from fairseq_ccpr.inference.system import Translation, batches_of, encode
-from fairseq_ccpr.phrases.alignment import AlignerOptions, SentencePair, StatisticalAligner
-from fairseq_ccpr.phrases.pair_build import ExtractionSettings, usable_pairs
+from fairseq_ccpr.phrases.alignment import SentencePair
+from fairseq_ccpr.phrases.pair_build import aligned_words
 from fairseq_ccpr.text.glossary import Glossary
-from fairseq_ccpr.text.pairs import TextPairs, read_pairs
+from fairseq_ccpr.text.pairs import read_pairs
 from fairseq_ccpr.text.words import word_spans
 
 LETTERS, TIMES, SHARE = 4, range(2, 21), 0.5
@@ -80,17 +80,13 @@ def main() -> None:
 
 
 def drawn(rows: Rows, training: Path) -> Rows:
-    most = ExtractionSettings.max_words
-    known = list(usable_pairs(TextPairs(pairs=training), word_spans, most, Counter()))
     own = [SentencePair(source, target, word_spans(source), word_spans(target)) for source, target in rows]
-    aligner = StatisticalAligner("fast-align", AlignerOptions(ExtractionSettings.symmetrization, None, None))
-    aligner.train([*known, *own], False)
     counts: dict[str, Counter[str]] = defaultdict(Counter)
-    for pair, links in zip(own, aligner.align(own)):
+    for pair, links in aligned_words(training, own):
         sources, targets = pair.words()[0], [pair.target[start:end] for start, end in pair.target_words]
-        for source, target in links.tolist():
-            if sources[source].isalpha() and len(sources[source]) >= LETTERS and targets[target].isalpha():
-                counts[sources[source]][targets[target]] += 1
+        for one, two in links:
+            if sources[one].isalpha() and len(sources[one]) >= LETTERS and targets[two].isalpha():
+                counts[sources[one]][targets[two]] += 1
     terms = []
     for source, of in counts.items():
         target, times = of.most_common(1)[0]

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from fairseq import checkpoint_utils
@@ -102,6 +103,48 @@ def test_terms_of_a_domain(tmp_path: Path) -> None:
     (tmp_path / "second").write_text("one\n", encoding="utf-8")
     short = run("scripts/recipes/domain_terms.py", *words, *systems, check=False)
     assert short.returncode and "second has 1 lines and" in short.stderr
+
+
+def test_what_is_copied_and_what_the_source_does_not_say(tmp_path: Path) -> None:
+    """Of three translations one stands in the text, one in nothing of the source; the reference is neither."""
+    nouns = {"Drucker": "printer", "Kachel": "tile", "Kanne": "jug", "Datei": "file"}
+    frames = {"Wo ist {}?": "Where is {}?", "Hier steht {}.": "Here stands {}.", "Ich mag {} sehr.": "I like {} a lot."}
+    pairs = [(one.format(noun), two.format(nouns[noun])) for one, two in frames.items() for noun in nouns]
+    frequent = [" ".join(f"word{number}" for number in range(first, first + 12)) for first in range(0, 120, 12)]
+    rows = [*pairs * 4, *zip(frequent * 20, frequent * 20)]
+    texts = {
+        "train.tsv": [f"{one}\t{two}" for one, two in rows],
+        "text": ["Now I like jug a lot, here stands file"],
+        "source": [
+            "Ich mag die Glaskanne sehr. Hier steht die Datei.",
+            "Wo ist der Drucker?",
+            "Hier steht die Kachel.",
+        ],
+        "reference": ["I like a jug a lot; the file stands here.", "Where is the printer?", "Here stands the tile."],
+        "copied": ["I like jug a lot - here stands FILE!", "Where is the printer?", "Here stands the tile."],
+        "apart": ["Where is printer, where is tile?", "Where is the printer?", "Here stands the tile."],
+        "lexicon": ["Datei\tprinter, tile"],
+    }
+    for name, lines in texts.items():
+        (tmp_path / name).write_text("\n".join([*lines, ""]), encoding="utf-8")
+    words = [tmp_path / name for name in ("train.tsv", "text", "source")]
+    words += [f"{name}={tmp_path / name}" for name in ("reference", "copied", "apart")]
+
+    def measured(*more: object) -> dict[str, list[str]]:
+        lines = run("scripts/recipes/faithfulness.py", *words, *more).stdout.splitlines()
+        return {cells[0]: cells[1:] for cells in (line.strip("| ").split(" | ") for line in lines[2:])}
+
+    shown = measured()
+    assert shown["reference"] == ["6.0", "0.0%", "0.0%", "0.0%"]
+    assert shown["copied"] == ["5.3", "50.0%", "0.0%", "0.0%"]
+    assert shown["apart"] == ["4.7", "0.0%", "44.4%", "33.3%"]
+    thirds = {text: turn for name in ("source", "reference", "copied") for turn, text in enumerate(texts[name])}
+    thirds[texts["apart"][0]] = 1.5
+    (tmp_path / "texts.txt").write_text("".join(f"{text}\n" for text in thirds), encoding="utf-8")
+    turns = np.array([*thirds.values()]) * 2 * np.pi / 3
+    np.save(tmp_path / "vectors.npy", np.stack([np.cos(turns), np.sin(turns)], 1))
+    shown = measured("--lexicon", tmp_path / "lexicon", "--encoder", tmp_path)
+    assert shown["apart"] == ["4.7", "0.0%", "22.2%", "0.0%", "0.171"] and shown["copied"][4] == "1.000"
 
 
 def shuffle(store: Path, output: Path, check: bool = True) -> subprocess.CompletedProcess[str]:
