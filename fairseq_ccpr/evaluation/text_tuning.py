@@ -60,9 +60,9 @@ def observe_text(
             parts.append((found, targets.cpu(), model.cpu(), some_rows.cpu() + sentences))
         sentences += len(target)
     each, *others = zip(*parts)
-    observed, (targets, *columns) = Observed.joined(list(each)), map(torch.cat, others)
+    observed, (targets, said, numbers) = Observed.joined(list(each)), map(torch.cat, others)
     is_target = (observed.tokens == targets[observed.rows]) & (observed.model > float("-inf"))
-    return Reference(observed, targets, *columns, is_target.nonzero().squeeze(1))
+    return Reference(observed, targets, said, numbers, is_target.nonzero().squeeze(1))
 
 
 @one_thread()
