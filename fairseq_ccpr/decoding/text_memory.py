@@ -53,8 +53,8 @@ class Observed(NamedTuple):
 
     def fused(self, alpha: Tensor, beta: float | Tensor) -> Tensor:
         """Compute log p of the tokens, fp32 [N], with alpha fp32 [H]; it can be differentiated."""
-        scores = self.model + (alpha * self.found)[self.rows] * (self.text - beta * self.general)
-        return scores + (self._mass(self.model) - self._mass(scores))[self.rows]
+        scores = self.model + (alpha * self.found).index_select(0, self.rows) * (self.text - beta * self.general)
+        return scores + (self._mass(self.model) - self._mass(scores)).index_select(0, self.rows)
 
     def _mass(self, scores: Tensor) -> Tensor:
         """Sum up probabilities by hypothesis, log fp32 [H]."""

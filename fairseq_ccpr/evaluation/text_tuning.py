@@ -32,14 +32,12 @@ class Reference(NamedTuple):
     targets: Tensor  # int64 [N]
     model: Tensor  # fp32 [N], log p_NMT of them
     sentences: Tensor  # int64 [N]
+    named: Tensor  # int64, places of the targets among the observed tokens
 
     def log_likelihood(self, alpha: Tensor, beta: float) -> Tensor:
         """Compute log p of the references, fp32 [N], with alpha fp32 [N]."""
-        rows, fused = self.observed.rows, self.observed.fused(alpha, beta)
-        named = (
-            ((self.observed.tokens == self.targets[rows]) & (self.observed.model > float("-inf"))).nonzero().squeeze(1)
-        )
-        return self.model.index_copy(0, rows[named], fused[named])
+        fused = self.observed.fused(alpha, beta).index_select(0, self.named)
+        return self.model.index_copy(0, self.observed.rows[self.named], fused)
 
 
 @torch.no_grad()
@@ -50,12 +48,8 @@ def observe_text(
     memory, parts, sentences = memory.now({}), [], 0
     some = spread(list(samples), sum(int(sample["ntokens"]) for sample in samples), most)
     for sample in progress_over(some, f"{name}, text", "token", lambda one: int(one["ntokens"]), quiet):
-        previous, target = (
-            sample["net_input"]["prev_output_tokens"][:, ensemble.forced :],
-            sample["target"][:, ensemble.forced :],
-        )
-        log_probs, _ = ensemble.force_models(sample)
-        log_probs = log_probs[:, ensemble.forced :]
+        given = sample["net_input"]["prev_output_tokens"], sample["target"], ensemble.force_models(sample)[0]
+        previous, target, log_probs = (one[:, ensemble.forced :] for one in given)
         real = target.ne(ensemble.pad)
         for place in range(target.size(1)):
             some_rows = real[:, place].nonzero().squeeze(1)
@@ -63,10 +57,12 @@ def observe_text(
             targets = target[some_rows, place]
             model = step.model.log_probs.gather(1, targets.unsqueeze(1)).squeeze(1)
             found = Observed(*(part.cpu() for part in memory.observe(step)))
-            parts.append(Reference(found, targets.cpu(), model.cpu(), some_rows.cpu() + sentences))
+            parts.append((found, targets.cpu(), model.cpu(), some_rows.cpu() + sentences))
         sentences += len(target)
-    observed, *others = zip(*parts)
-    return Reference(Observed.joined(list(observed)), *(torch.cat(column) for column in others))
+    each, *others = zip(*parts)
+    observed, (targets, said, numbers) = Observed.joined(list(each)), map(torch.cat, others)
+    is_target = (observed.tokens == targets[observed.rows]) & (observed.model > float("-inf"))
+    return Reference(observed, targets, said, numbers, is_target.nonzero().squeeze(1))
 
 
 @one_thread()
