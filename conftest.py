@@ -87,6 +87,12 @@ def names_in_doctests(request: pytest.FixtureRequest, doctest_namespace: dict[st
 
 
 @pytest.fixture
+def with_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compute in bfloat16 where that is asked for, however long it takes here."""
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
+
+
+@pytest.fixture
 def rng(seed: int) -> np.random.Generator:
     """Random numbers of this test."""
     return np.random.default_rng(seed)

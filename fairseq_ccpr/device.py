@@ -17,6 +17,11 @@ def choose_device(cpu: bool) -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() and not cpu else "cpu")
 
 
+def has_bf16(device: torch.device) -> bool:
+    """Return whether products in bfloat16 are worth it; a CPU with no more than AVX2 takes many times as long as in fp32."""
+    return device.type != "cpu" or torch.backends.cpu.get_cpu_capability() != "AVX2"
+
+
 @contextmanager
 def one_thread() -> Iterator[None]:
     """Compute on one thread of the CPU: in small operations, several wait for each other more than they work."""

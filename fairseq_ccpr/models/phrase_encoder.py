@@ -3,6 +3,7 @@
 # No `from __future__ import annotations` here: fairseq makes its options from the types themselves.
 
 import copy
+import logging
 import math
 from argparse import Namespace
 from collections.abc import Callable
@@ -16,12 +17,15 @@ from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.models import BaseFairseqModel, register_model
 from torch import Tensor, nn
 
+from fairseq_ccpr.device import choose_device, has_bf16
 from fairseq_ccpr.errors import CheckpointError, ConfigurationError
 from fairseq_ccpr.models.checkpoint import FAULTS
 from fairseq_ccpr.models.key_layer import TranslationStates
 from fairseq_ccpr.models.pretrained.context_encoder import TRANSFORMER, ContextEncoder
 from fairseq_ccpr.storage.fingerprint import of_parameters, of_strings
 from fairseq_ccpr.text.tokenizers import TOKENIZERS, load_tokenizer
+
+logger = logging.getLogger(__name__)
 
 E = TypeVar("E", bound="SpanEncoder")
 CONTEXT = "context.transformer."  # prefix of a phrase encoder's Transformer
@@ -100,6 +104,10 @@ def load_phrase_encoder(path: Path, wanted: type[SpanEncoder] = SpanEncoder, bf1
         raise CheckpointError(
             f"{path} is not a phrase encoder with its tokenizer ({' or '.join(TOKENIZERS)}) next to it: give a checkpoint of "
             "fairseq-train --task phrase_contrast or phrase_lexicon, in its folder"
+        )
+    if bf16 and not has_bf16(choose_device(cpu=False)):
+        logger.warning(
+            "bfloat16 is many times slower on a processor with AVX2 alone: the phrase encoder computes in fp32"
         )
     tokenizer = load_tokenizer(path.parent)
     try:

@@ -161,6 +161,7 @@ def test_other_segmentations(
     } == wanted  # the last is read in windows
 
 
+@pytest.mark.usefixtures("with_bf16")
 def test_bf16_makes_nearly_the_same_keys(ccpr: Ccpr, repeated_text: Path, tmp_path: Path) -> None:
     every = "--segmentation", "all"
     build_phrases(ccpr, repeated_text, tmp_path / "plain", *every)

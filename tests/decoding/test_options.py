@@ -60,6 +60,7 @@ def observe(world: World, decode: Callable) -> Callable[..., tuple[dict, str]]:
     return lambda *words: run(*map(str, words))
 
 
+@pytest.mark.usefixtures("with_bf16")
 @pytest.mark.parametrize(("settings", "name"), [
     *((TOKENS, name) for name in TOKENS), *((PHRASES, name) for name in PHRASES), *((MIXTURE, name) for name in MIXTURE),
 ])  # fmt: skip

@@ -26,6 +26,7 @@ from tests.helpers import call, edit_manifest, equal, refused
 from tests.small_models import Ccpr, World, other_encoder
 
 
+@pytest.mark.usefixtures("with_bf16")
 def test_bf16_is_said_and_changes_little(
     decode: Callable, phrases: list[object], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -37,6 +38,14 @@ def test_bf16_is_said_and_changes_little(
     assert not equal(half, whole)
     best = [(whole[number][0]["tokens"].tolist(), half[number][0]["tokens"].tolist()) for number in whole]
     assert sum(one == other for one, other in best) > 0.7 * len(best)
+
+
+def test_bf16_is_left_out_where_it_is_slower(
+    decode: Callable, phrases: list[object], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
+    assert equal(decode(*phrases, "--phrase-bf16"), decode(*phrases))
+    assert "bfloat16 is many times slower on a processor with AVX2 alone" in caplog.text
 
 
 def options_in(words: list[str], wanted: list[str]) -> bool:

@@ -84,6 +84,7 @@ def test_retrieval_equals_comparing_with_every_key(
             assert scores == sorted(scores, reverse=True) and len({r.string for r in query.retrieved}) == len(scores)
 
 
+@pytest.mark.usefixtures("with_bf16")
 def test_queries_in_bf16_are_nearly_the_same(ccpr: Ccpr, sharded_store: Path) -> None:
     def by_query(*extra: object) -> dict[tuple[int, int, int], dict[str, float]]:
         lines = retrieve(

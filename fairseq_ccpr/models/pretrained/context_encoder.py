@@ -15,6 +15,7 @@ from fairseq import checkpoint_utils
 from fairseq.models.roberta import RobertaModel
 from torch import Tensor, nn
 
+from fairseq_ccpr.device import has_bf16
 from fairseq_ccpr.errors import CheckpointError, ConfigurationError, describe
 from fairseq_ccpr.models.checkpoint import FAULTS, as_checkpoint
 from fairseq_ccpr.storage import fingerprint
@@ -46,7 +47,7 @@ class ContextEncoder(nn.Module):
         arguments: its settings, by fairseq's names (`SETTINGS`); missing ones default to RoBERTa's.
         tokenizer: its dictionary is that of the embeddings.
         weights: by fairseq's names, those of old checkpoints included, with or without the head.
-        bf16: whether to compute the states in bfloat16, whatever the dtype of the weights.
+        bf16: whether to compute the states in bfloat16, whatever the dtype of the weights, unless the device is slower so.
     """
 
     def __init__(
@@ -103,7 +104,8 @@ class ContextEncoder(nn.Module):
                 "leave it out, or cut it"
             )
         padding = tokens.eq(self.tokenizer.pad)
-        with torch.autocast(tokens.device.type, torch.bfloat16) if self.bf16 else nullcontext():
+        half = self.bf16 and has_bf16(tokens.device)
+        with torch.autocast(tokens.device.type, torch.bfloat16) if half else nullcontext():
             states, _ = self.transformer.forward_embedding(tokens)
             states = states.masked_fill(padding[:, :, None], 0).transpose(0, 1)  # [B, L, H] -> [L, B, H]
             found = {0: states}
@@ -113,7 +115,7 @@ class ContextEncoder(nn.Module):
                     found[number] = states
             if self.transformer.layer_norm is not None and self.layers in layers:
                 found[self.layers] = self.transformer.layer_norm(states)
-        return [(found[layer].float() if self.bf16 else found[layer]).transpose(0, 1) for layer in layers]
+        return [(found[layer].float() if half else found[layer]).transpose(0, 1) for layer in layers]
 
     def fingerprint(self) -> str:
         """Digest everything that decides the states of a text: weights rounded to fp16, settings, dictionary, tokenizer."""
