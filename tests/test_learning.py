@@ -18,7 +18,7 @@ from fairseq_ccpr.errors import ConfigurationError, DatastoreError
 from fairseq_ccpr.text.pairs import read_pairs
 from tests.small_models import World
 
-SHORT = {"max_len_b": 25, "device": "cpu", "knn_temperature": 5}
+SHORT = {"max_len_b": 45, "device": "cpu", "knn_temperature": 5}
 KEEN: dict[str, Any] = {**SHORT, "knn_lambda": 0.95, "knn_k": 4, "knn_temperature": 0.5}  # what it learned, it says
 
 

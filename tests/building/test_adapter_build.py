@@ -374,7 +374,7 @@ def test_what_is_learned_beside_an_adapters_keys(world: World, clknn: Path, tmp_
     """It is projected as they are, counts in text that the guard keeps them from, and moves in beside them."""
     store = Path(shutil.copytree(clknn, tmp_path / "store"))
     pairs = list(read_pairs(world.folder / "test.tsv"))[:2]
-    options = {"max_len_b": 25, "device": "cpu", "knn_k": 2, "knn_temperature": 0.01}
+    options = {"max_len_b": 45, "device": "cpu", "knn_k": 2, "knn_temperature": 0.01}
     translator = Translator(datastore=store, **options)
     before = [one.text for one in translator.translate([source for source, _ in pairs])]
     assert "|guard:yes|" in str(translator.signature)

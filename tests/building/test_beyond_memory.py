@@ -26,7 +26,7 @@ from tests.helpers import ROOT, call, refused
 from tests.small_models import World
 from tests.vectors import clustered
 
-LIMIT = 48 << 20  # bytes that a process may take beyond what it has when all is imported
+LIMIT = 96 << 20  # bytes that a process may take beyond what it has when all is imported
 CHILD = """
 import re, resource, sys
 from pathlib import Path

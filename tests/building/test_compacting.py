@@ -19,7 +19,7 @@ from tests.helpers import call, contents, files_up_to, refused
 from tests.killing import ids_of, kill_compacting, new_pair, store_at
 from tests.small_models import World, build, subword_options
 
-SHORT = {"max_len_b": 25, "device": "cpu", "knn_temperature": 5}
+SHORT = {"max_len_b": 45, "device": "cpu", "knn_temperature": 5}
 
 
 @pytest.fixture(scope="module")
@@ -198,13 +198,13 @@ def test_stored_index_parameters_stay(world: World, tmp_path: Path) -> None:
 def test_an_empty_memory_is_filled_and_emptied(world: World, rows: list[tuple[str, str]], tmp_path: Path) -> None:
     words = ["--path", world.model, "--data", world.data_bin, *subword_options(world), "--cpu"]
     call("build memory", *words, "-s", "de", "-t", "en", "--output", tmp_path / "store")
-    translator = Translator(datastore=tmp_path / "store", max_len_b=25, device="cpu")
+    translator = Translator(datastore=tmp_path / "store", max_len_b=45, device="cpu")
     for pair in rows[:3]:
         translator.learn(*pair)
     before = [one.text for one in translator.translate([source for source, _ in rows[:4]])]
     translator.close()
     call("compact", tmp_path / "store", "--quiet", "--cpu")
-    translator = Translator(datastore=tmp_path / "store", max_len_b=25, device="cpu")
+    translator = Translator(datastore=tmp_path / "store", max_len_b=45, device="cpu")
     assert [one.text for one in translator.translate([source for source, _ in rows[:4]])] == before
     assert before[0] == rows[0][1] and TokenDatastore(tmp_path / "store").section.subsets == {"learnt": 3}
     translator.forget(1, 2, 3)

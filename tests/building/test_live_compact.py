@@ -22,7 +22,7 @@ from tests.building.test_compacting import find_anywhere
 from tests.helpers import call, contents, files_up_to, refused
 from tests.small_models import World, build
 
-SHORT: dict[str, Any] = {"max_len_b": 25, "device": "cpu", "knn_temperature": 5}
+SHORT: dict[str, Any] = {"max_len_b": 45, "device": "cpu", "knn_temperature": 5}
 KEEN: dict[str, Any] = {**SHORT, "knn_lambda": 0.95, "knn_k": 4, "knn_temperature": 0.5}
 
 

@@ -96,7 +96,7 @@ def test_the_collection_of_tokens_is_another_than_that_of_phrases(world: World, 
 
 def test_tuning_learning_and_explaining(world: World, local: Path, stored: Path, tmp_path: Path) -> None:
     (source, target), *others = list(read_pairs(world.folder / "test.tsv"))[:3]
-    keen = {"max_len_b": 25, "device": "cpu", "knn_lambda": 0.95, "knn_k": 4, "knn_temperature": 0.5}
+    keen = {"max_len_b": 45, "device": "cpu", "knn_lambda": 0.95, "knn_k": 4, "knn_temperature": 0.5}
     texts = []
     for store in (local, stored):
         translator = Translator(datastore=Path(shutil.copytree(store, tmp_path / store.name)), **keen)
