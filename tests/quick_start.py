@@ -26,7 +26,7 @@ from fairseq_ccpr.building import adapter_build
 from fairseq_ccpr.evaluation import trust_training
 from tests.helpers import begin
 
-hydra_compose, fairseq_dataset_args = utils.compose, options.add_dataset_args
+hydra_compose, hydra_initialize, fairseq_dataset_args = utils.compose, utils.initialize, options.add_dataset_args
 
 
 @functools.cache

@@ -18,6 +18,7 @@ from tests.small_models import World
 def test_it_composes_what_hydra_composes(world: World, words: list[object]) -> None:
     parsed = options.parse_args_and_arch(options.get_generation_parser(), input_args=world.options(*words))
     found = utils.convert_namespace_to_omegaconf(parsed)
-    with patch.object(utils, "compose", quick_start.hydra_compose):
+    theirs = {"compose": quick_start.hydra_compose, "initialize": quick_start.hydra_initialize}
+    with patch.multiple(utils, **theirs):
         wanted = utils.convert_namespace_to_omegaconf(parsed)
     assert repr(found) == repr(wanted) and found.dataset.num_workers == 0
