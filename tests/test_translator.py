@@ -203,7 +203,7 @@ def test_bad_text_is_named_by_its_line(world: World, sentences: list[str], monke
 def test_memory_of_a_long_run_is_flat(both: Path, sentences: list[str]) -> None:
     translator = Translator(datastore=both, **SHORT, phrase_k=3)
     held = []
-    for rounds in (3, 9):
+    for rounds in (4, 16):
         for _ in range(rounds):
             texts(translator, sentences)
         held.append(own_bytes())

@@ -244,7 +244,7 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
         if heat != 1:
             outputs = [(logits / heat, *others) for logits, *others in outputs]
         each = [m.get_normalized_probs(o, log_probs=True, sample=sample) for m, o in zip(self.models, outputs)]
-        several = len(each) > 1  # of one, whose mean takes as long as its vocabulary, it is itself
+        several = len(each) > 1  # a single model is its own mean, which would cost a pass over the vocabulary
         log_probs = torch.stack(each).float().logsumexp(dim=0) - math.log(len(each)) if several else each[0].float()
         attention = [o[1]["attn"][0] for o in outputs if o[1]["attn"][0] is not None]
         return log_probs, torch.stack(attention).mean(dim=0) if attention else None

@@ -96,7 +96,7 @@ def force_decode_text(
     sampled = {id(one) for one in spread(samples, min(size, most), SAMPLED_TOKENS * most // TOKENS)}
     always = [memory for memory in ensemble.memories if memory.acts_on == "model" or isinstance(memory, TokenMemory)]
     quick = ensemble.with_memories(always, None)
-    samples = samples if quick.voting else [one for one in samples if id(one) in sampled]  # nobody asks about the rest
+    samples = samples if quick.voting else [one for one in samples if id(one) in sampled]  # the rest only votes need
     texts: list[ForcedText] = []
     sentences = 0
     for sample in progress_over(samples, name, "token", lambda one: int(one["ntokens"]), quiet):

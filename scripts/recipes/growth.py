@@ -137,7 +137,7 @@ def draw(rows: dict[str, list[list[float]]], sizes: list[int], path: Path) -> No
         for choice, of_index in rows.items():
             times = [row[TIMES + place] for row in of_index]
             axes.loglog(sizes, times, marker="o", label=f"{choice}: N^{exponent(sizes, times):.2f}")
-        axes.set_title(f"{count} queries, {count // 5} sentences")
+        axes.set_title(f"{count} queries")
         axes.set_xlabel("keys")
         axes.legend()
     figure.axes[0].set_ylabel("ms per search")

@@ -115,7 +115,7 @@ class ContextEncoder(nn.Module):
                     found[number] = states
             if self.transformer.layer_norm is not None and self.layers in layers:
                 found[self.layers] = self.transformer.layer_norm(states)
-        return [(found[layer].float() if half else found[layer]).transpose(0, 1) for layer in layers]
+        return [(found[layer].float() if self.bf16 else found[layer]).transpose(0, 1) for layer in layers]
 
     def fingerprint(self) -> str:
         """Digest everything that decides the states of a text: weights rounded to fp16, settings, dictionary, tokenizer."""
