@@ -1,14 +1,15 @@
-"""Fetches and joins the texts of the results that may not be shipped with them: office and koran1, German and English.
+"""Fetches and joins the texts of the results that may not be shipped with them: office, office-fr and koran1.
 
-python scripts/recipes/fetch_texts.py office|koran1 OUTPUT
+python scripts/recipes/fetch_texts.py office|office-fr|koran1 OUTPUT
 
 It needs apt-get of a Debian 12, downloads to OUTPUT/packages and installs nothing; packages that are there already are used.
-Written are NAME.train.tsv, NAME.valid.tsv and NAME.test.tsv: German, tab, English. The hash of a pair's place decides whether
-it is held out. So these are the same on each machine, and others than in the results, which were drawn at random. No held-out
-sentence is in training on either side, and in koran1 no verse of theirs. The texts keep their owners' licences.
+Written are NAME.train.tsv, NAME.valid.tsv and NAME.test.tsv: German (office-fr: French), tab, English. The hash of a pair's
+place decides whether it is held out. So these are the same on each machine, and but for office-fr others than in the results,
+which were drawn at random. No held-out sentence is in training on either side, and in koran1 no verse of theirs. The texts keep
+their owners' licences.
 
     office    help of LibreOffice, MPL-2.0: its elements are joined by page and id, and divided into sentences where both
-              languages have as many
+              languages have as many; office-fr is the same from French
     koran1    TeX's packages quran and quran-de, joined by verse; the English is Ahmed Ali's alone. Four translators' German
               is in training, Bubenheim's is held out
 """
@@ -39,13 +40,14 @@ OFFICE = {
         "4:7.4.7-1+deb12u14",
         re.compile(rf"/help/{language}/(text/.*\.html)$"),
     )
-    for language in ("de", "en-US")
+    for language in ("de", "fr", "en-US")
 }
 TEXLIVE = "2022.20230122-1"
 KORAN_GERMAN = ("texlive-lang-german", TEXLIVE, re.compile(r"/quran-de/qurantext-(deii|deiii|deiv)\.translation\.def$"))
 KORAN = ("texlive-lang-arabic", TEXLIVE, re.compile(r"/quran/qurantext-(de|en)\.translation\.def$"))
 HELD_OUT = "deii"  # Bubenheim
-SIZES = {"office": {"test": 1500, "valid": 1000}, "koran1": {"test": 690, "valid": 500}}  # places
+SOURCES = {"office": "de", "office-fr": "fr"}
+SIZES = {name: {"test": 1500, "valid": 1000} for name in SOURCES} | {"koran1": {"test": 690, "valid": 500}}  # places
 
 TEXT_ELEMENTS = {"p", "h1", "h2", "h3", "h4", "h5", "h6", "li", "td", "th"}
 VERSE = re.compile(r"\\qt@newcmd\\qurantrans@\w+@([ivxlcdm]+)\{(.*)\}%?$", re.MULTILINE)
@@ -58,26 +60,26 @@ def main() -> None:
     name, output = sys.argv[1], Path(sys.argv[2])
     packages = output / "packages"
     packages.mkdir(parents=True, exist_ok=True)
-    train, held_out = (office if name == "office" else koran)(packages)
+    train, held_out = office(packages, SOURCES[name]) if name in SOURCES else koran(packages)
     for part, pairs in split(train, held_out, SIZES[name]).items():
         path = output / f"{name}.{part}.tsv"
         path.write_text("".join(f"{source}\t{target}\n" for source, target in pairs), encoding="utf-8")
         print(f"{path}: {len(pairs):,} pairs")
 
 
-def office(packages: Path) -> tuple[dict[Place, list[Pair]], dict[Place, Pair]]:
+def office(packages: Path, language: str) -> tuple[dict[Place, list[Pair]], dict[Place, Pair]]:
     """Read the pairs of the office suite's help, by page and id; any of them may be held out."""
-    german, english = (
+    source, english = (
         {
             f"{page}#{number}": text
             for page, content in files_of(fetched(packages, package, version), wanted)
             for number, text in elements(content).items()
         }
-        for package, version, wanted in OFFICE.values()
+        for package, version, wanted in (OFFICE[language], OFFICE["en-US"])
     )
     found = {
         f"{place}.{number}": pair
-        for place, text in german.items()
+        for place, text in source.items()
         for number, pair in enumerate(sentences((text, english.get(place, ""))))
     }
     found = {place: pair for place, pair in found.items() if all(map(has_letters, pair)) and pair[0] != pair[1]}
