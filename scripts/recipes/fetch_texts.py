@@ -5,8 +5,8 @@ python scripts/recipes/fetch_texts.py office|office-fr|koran1 OUTPUT
 It needs apt-get of a Debian 12, downloads to OUTPUT/packages and installs nothing; packages that are there already are used.
 Written are NAME.train.tsv, NAME.valid.tsv and NAME.test.tsv: German (office-fr: French), tab, English. The hash of a pair's
 place decides whether it is held out. So these are the same on each machine, and but for office-fr others than in the results,
-which were drawn at random. No held-out sentence is in training on either side, and in koran1 no verse of theirs. The texts keep
-their owners' licences.
+which were drawn at random. No held-out sentence is in training on either side, and in koran1 no verse of theirs. The texts
+keep their owners' licences.
 
     office    help of LibreOffice, MPL-2.0: its elements are joined by page and id, and divided into sentences where both
               languages have as many; office-fr is the same from French
