@@ -8,6 +8,8 @@ EXTRAS=cpu,align,encoder,muse,milvus,serve,test,docs
 export OMP_NUM_THREADS=1
 ruff format --check .
 ruff check .
+# Compiled once here: where Python may write no bytecode, each process that a test starts would compile all modules.
+python -m compileall -q fairseq_ccpr
 # What needs no test runs beside them, and says in the end what it found.
 checks=$(mktemp)
 trap 'rm -f "$checks"' EXIT

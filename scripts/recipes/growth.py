@@ -7,8 +7,8 @@ KEYS.npy has real keys, fp16 [N, d], of length 1; beyond N, more are made of the
 it; seconds until it is open; milliseconds of the first search of 160 queries, k 8, by a new process, and the median of the
 last ten of a hundred (of those of a minute, if they take longer), each of other queries, then those of 40 and of 5 queries
 (32, 8 and 1 sentences with beam 5); recall; peak memory of these searches; bytes of the keys and of the index. Then a row
-for each index has the exponents of the number of keys that fit its figures best (of their logarithms, by least squares).
---plot draws the milliseconds. Set OMP_NUM_THREADS.
+for each index has the exponents of the number of keys that fit its figures best (of their logarithms, by least squares, from
+the first size on whose index is of the last one's kind). --plot draws the milliseconds. Set OMP_NUM_THREADS.
 
 --index takes those of `build tokens --index`, with search parameters after a semicolon. Those that begin with milvus:, as
 milvus:auto, are of the server at URI, whose own processor time and memory are not counted.
@@ -126,17 +126,21 @@ def search(folder: Path, choice: str, store: str) -> tuple[str, list[float], flo
     return str(description), figures, found, used
 
 
-def exponent(sizes: list[int], figures: list[float]) -> float:
-    return float(np.polyfit(np.log(sizes), np.log(np.maximum(figures, 1e-9)), 1)[0])
+def exponent(sizes: list[int], figures: list[float], indexes: list[str]) -> float:
+    """Fit the power of N, from the first size on whose index is of the last one's kind: `auto` is exact for few keys."""
+    first = next(place for place, index in enumerate(indexes) if (index == "exact") == (indexes[-1] == "exact"))
+    if len(sizes) - first < 2:
+        return float("nan")
+    return float(np.polyfit(np.log(sizes[first:]), np.log(np.maximum(figures[first:], 1e-9)), 1)[0])
 
 
-def draw(rows: dict[str, list[list[float]]], sizes: list[int], path: Path) -> None:
+def draw(rows: dict[str, list[list[float]]], indexes: dict[str, list[str]], sizes: list[int], path: Path) -> None:
     """Draw milliseconds by number of keys, a panel for each number of queries."""
     figure = Figure((10, 3.5), layout="constrained")
     for axes, (place, count) in zip(figure.subplots(1, len(QUERIES), sharey=True), enumerate(QUERIES)):
         for choice, of_index in rows.items():
             times = [row[TIMES + place] for row in of_index]
-            axes.loglog(sizes, times, marker="o", label=f"{choice}: N^{exponent(sizes, times):.2f}")
+            axes.loglog(sizes, times, marker="o", label=f"{choice}: N^{exponent(sizes, times, indexes[choice]):.2f}")
         axes.set_title(f"{count} queries")
         axes.set_xlabel("keys")
         axes.legend()
@@ -212,6 +216,7 @@ def main() -> None:
     real = np.load(settings.keys, mmap_mode="r")
     print(f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}")
     rows: dict[str, list[list[float]]] = {choice: [] for choice in settings.index or ["disk"]}
+    indexes: dict[str, list[str]] = {choice: [] for choice in rows}
     for size in settings.sizes:
         made = settings.folder / str(size)
         made.mkdir(parents=True, exist_ok=True)
@@ -221,15 +226,16 @@ def main() -> None:
             index, times, found, used = in_a_process(search, made, choice, settings.store)
             disk = [sum(path.stat().st_size for path in made.glob(name)) / 1e9 for name in ("keys.npy", "index-*")]
             of_index.append([*built, *times, 100 * found, used, *disk])
+            indexes[choice].append(index)
             print(f"| {size:,} | {index} | {' | '.join(f'{figure:.4g}' for figure in of_index[-1])} |", flush=True)
             for path in made.glob("index-*"):
                 path.unlink()
     if len(settings.sizes) > 1:
         for choice, of_index in rows.items():
-            fitted = [exponent(settings.sizes, list(figures)) for figures in zip(*of_index)]
+            fitted = [exponent(settings.sizes, list(figures), indexes[choice]) for figures in zip(*of_index)]
             print(f"| exponent | {choice} | {' | '.join(f'{power:.2f}' for power in fitted)} |")
     if settings.plot:
-        draw(rows, settings.sizes, settings.plot)
+        draw(rows, indexes, settings.sizes, settings.plot)
     if settings.merge:
         print("\n| keys | command | CPU s | s | peak GB |\n|---|---|---|---|---|")
         for size in settings.sizes:

@@ -69,7 +69,7 @@ def test_elements_are_those_with_an_id_each_with_its_own_text() -> None:
 
 @pytest.mark.parametrize("name, language", [("office", "de"), ("office-fr", "fr")])
 def test_office_is_joined_by_page_and_id(name: str, language: str, tmp_path: Path) -> None:
-    german = {
+    source = {
         "text/a.html": PAGE.format(
             "Druckvorschau", "Öffnet sie. Schließt sie.", "Datei", "Nur hier", "Klicken Sie!", 1
         ),
@@ -81,7 +81,7 @@ def test_office_is_joined_by_page_and_id(name: str, language: str, tmp_path: Pat
         "text/b.html": PAGE.format("Print Preview", "Something else", "File", "LibreOffice", "One sentence; two.", 2),
         "noscript.html": PAGE.format("f", "g", "h", "i", "j", 3),
     }
-    help_package(tmp_path, language, german)
+    help_package(tmp_path, language, source)
     help_package(tmp_path, "en-US", english)
     parts = fetch(name, tmp_path)
     found = {pair for pairs in parts.values() for pair in pairs}

@@ -23,9 +23,17 @@ from fairseq_ccpr.datastore.preprocessing import read_preprocessing
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.phrases.pair_store import PhrasePairs
 from fairseq_ccpr.text.pairs import read_pairs
+from scripts.recipes import growth
 from scripts.recipes import train_on_gpu as trainer
 from tests.helpers import ROOT, call, refused, run
 from tests.small_models import TINY, Ccpr, World, build
+
+
+def test_growth_is_fitted_where_the_index_is_of_one_kind() -> None:
+    sizes, kinds = [10, 100, 1000, 10_000], ["exact", "exact", "IVF8", "IVF16"]
+    assert growth.exponent(sizes, [3 * size**0.5 for size in sizes], ["exact"] * 4) == pytest.approx(0.5)
+    assert growth.exponent(sizes, [5.0, 50.0, 2.0, 4.0], kinds) == pytest.approx(math.log10(2))
+    assert math.isnan(growth.exponent(sizes[:3], [1.0, 1.0, 1.0], kinds[:3]))
 
 
 def test_a_dictionary_of_aligned_text(ccpr: Ccpr) -> None:
