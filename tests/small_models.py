@@ -48,7 +48,7 @@ class World:
         """Options of fairseq-generate for this model and datastore."""
         words = [self.data_bin, "--user-dir", USER_DIR, "--task", "translation_retrieval", "-s", "de", "-t", "en"]
         words += ["--path", self.model, "--datastore", self.datastore, "--cpu", "--knn-temperature", 5]
-        words += ["--max-len-b", 45, *extra]
+        words += ["--max-len-b", 25, *extra]
         return [str(word) for word in words]
 
 

@@ -16,7 +16,7 @@ from tests.small_models import World
 
 @pytest.fixture(scope="module")
 def translator(world: World) -> Translator:
-    return Translator(datastore=world.datastore, device="cpu", max_len_b=45)
+    return Translator(datastore=world.datastore, device="cpu", max_len_b=25)
 
 
 def shares(one: Alignment) -> np.ndarray:

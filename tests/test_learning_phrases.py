@@ -21,7 +21,7 @@ from tests.helpers import call, refused, write_lines
 from tests.killing import store_at
 from tests.small_models import Ccpr, World, Xpr, subword_options
 
-SHORT: dict[str, Any] = {"max_len_b": 45, "device": "cpu", "knn_temperature": 5, "phrase_k": 3}
+SHORT: dict[str, Any] = {"max_len_b": 25, "device": "cpu", "knn_temperature": 5, "phrase_k": 3}
 PHRASES_ALONE = {**SHORT, "knn_lambda": 0.0, "phrase_lambda": 0.9, "phrase_min_similarity": 0.0}  # of the memories
 
 
@@ -127,7 +127,7 @@ def test_no_phrase_encoder_is_loaded_without_phrases(
     for module in (phrase_encoder, __import__("fairseq_ccpr.decoding.phrase_retriever", fromlist=["name"])):
         monkeypatch.setattr(module, "load_phrase_encoder", lambda *_, **__: pytest.fail("an encoder was loaded"))
     folder = Path(shutil.copytree(world.datastore, tmp_path / "store"))
-    translator = Translator(datastore=folder, max_len_b=45, device="cpu")
+    translator = Translator(datastore=folder, max_len_b=25, device="cpu")
     translator.learn(*pairs[0])
     assert not store_at(folder).phrases
 
@@ -176,7 +176,7 @@ def test_phrases_alone_learn_once_they_have_an_empty_token_part(
     refused(call("learn", *alone, check=False), "store has phrases alone, and learning needs tokens as well: add them")
     call("build memory", *words, "-s", "de", "-t", "en", "--output", folder)
     assert TokenDatastore(folder).section.size == 0 and "health         good" in call("inspect", folder).stdout
-    translator = Translator(datastore=folder, max_len_b=45, device="cpu", phrase_min_similarity=0.0)
+    translator = Translator(datastore=folder, max_len_b=25, device="cpu", phrase_min_similarity=0.0)
     number = translator.learn(*pairs[0]).id
     assert len(store_at(folder).phrases[number].spans) and str(translator.signature).count("|learned:1-") == 2
     refused(call("build memory", *words, "--output", folder, check=False), "exists: give a new folder")

@@ -20,7 +20,7 @@ from fairseq_ccpr.errors import ConfigurationError
 from tests.helpers import PROGRAM, ROOT, call, hypotheses, own_bytes, refused, texts
 from tests.small_models import World
 
-SHORT = {"max_len_b": 45, "device": "cpu", "knn_temperature": 5}
+SHORT = {"max_len_b": 25, "device": "cpu", "knn_temperature": 5}
 
 
 @pytest.fixture(scope="module")
@@ -155,7 +155,7 @@ def test_a_tokenizer_needs_no_languages_and_a_small_batch_holds_one_sentence(
 
 
 def translate(*words: object, typed: bytes = b"", check: bool = True) -> subprocess.CompletedProcess[bytes]:
-    line = [*PROGRAM, "translate", *map(str, words), "--cpu", "--max-len-b", "45"]
+    line = [*PROGRAM, "translate", *map(str, words), "--cpu", "--max-len-b", "25"]
     done = subprocess.run(line, input=typed, capture_output=True, cwd=ROOT)
     assert not check or done.returncode == 0, done.stderr.decode()
     assert b"Traceback" not in done.stderr, done.stderr.decode()
@@ -175,7 +175,7 @@ def test_text_goes_from_standard_input_to_standard_output(
 def called(monkeypatch: pytest.MonkeyPatch, typed: bytes, *words: object) -> Any:
     """Run the command in this process."""
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(typed)))
-    return call("translate", *words, "--cpu", "--max-len-b", 45, "--quiet", check=False)
+    return call("translate", *words, "--cpu", "--max-len-b", 25, "--quiet", check=False)
 
 
 def test_files_and_json(world: World, sentences: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,7 +203,7 @@ def test_bad_text_is_named_by_its_line(world: World, sentences: list[str], monke
 def test_memory_of_a_long_run_is_flat(both: Path, sentences: list[str]) -> None:
     translator = Translator(datastore=both, **SHORT, phrase_k=3)
     held = []
-    for rounds in (4, 16):
+    for rounds in (3, 9):
         for _ in range(rounds):
             texts(translator, sentences)
         held.append(own_bytes())

@@ -45,7 +45,7 @@ def test_resources_are_found_beside_the_model(world: World, sentences: list[str]
     with pytest.raises(ConfigurationError, match=r"is in subwords .*--bpe sentencepiece"):
         texts(joins_alone, ["Guten Morgen."])
     shutil.copy(world.spm, tmp_path / "sentencepiece.bpe.model")
-    alone = {"max_len_b": 45, "device": "cpu", **languages}
+    alone = {"max_len_b": 25, "device": "cpu", **languages}
     beside = texts(Translator(model, **alone), sentences[:3])
     assert beside == texts(Translator(world.model, data=world.data_bin, **alone), sentences[:3])
     shutil.copy(world.data_bin / "dict.de.txt", tmp_path / "spm.model")
@@ -146,11 +146,11 @@ def test_fairseqs_hub_refuses_to_translate_without_the_datastore(world: World) -
 def test_tuned_settings_stay_with_the_datastore(world: World, sentences: list[str], tmp_path: Path) -> None:
     store = tmp_path / "store"
     build(world, store, "--subset", "valid", "test")
-    common = ["--datastore", store, "--cpu", "--no-progress-bar", "--max-len-b", 45]
-    before = texts(Translator(datastore=store, max_len_b=45, device="cpu"), sentences)
+    common = ["--datastore", store, "--cpu", "--no-progress-bar", "--max-len-b", 25]
+    before = texts(Translator(datastore=store, max_len_b=25, device="cpu"), sentences)
     shown = call("tune", world.data_bin, *common, "--subset", "test", "--decode", 2).stdout
     assert str(store / TUNED) in shown
-    found = Translator(datastore=store, max_len_b=45, device="cpu")
+    found = Translator(datastore=store, max_len_b=25, device="cpu")
     options = dict(pair.split(":") for pair in found.signature.split("|") if pair.count(":") == 1)
     assert "trust:learned-" in found.signature and texts(found, sentences) != before
     inspected = call("inspect", store).stdout

@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 
 from fairseq_ccpr.datastore.manifest import PhraseSection, TokenSection
+from fairseq_ccpr.device import has_bf16
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.search import DISK
 from fairseq_ccpr.search.exact import KEPT_NORMS
@@ -113,7 +114,7 @@ def measure_limits(device: torch.device) -> Limits:
     target = torch.empty_like(source)
     copying = _fastest(lambda: target.copy_(source), device)
     side = 8192 if device.type == "cuda" else 1024
-    kinds = (torch.float16, torch.bfloat16) if device.type == "cuda" else (torch.float32, torch.bfloat16)
+    kinds = [torch.float16 if device.type == "cuda" else torch.float32, *[torch.bfloat16] * has_bf16(device)]
     # Of random numbers: with equal ones a GPU draws less power and is faster.
     matrices = [torch.randn(side, side, dtype=kind, device=device) for kind in kinds]
     multiplying = min(_fastest(partial(torch.matmul, matrix, matrix), device) for matrix in matrices)

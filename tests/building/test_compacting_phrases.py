@@ -19,7 +19,7 @@ from tests.helpers import call, contents, refused, write_lines
 from tests.killing import ids_of, kill_compacting, maker, new_pair, store_at
 from tests.small_models import Ccpr, World
 
-SHORT: dict[str, Any] = {"max_len_b": 45, "device": "cpu", "knn_temperature": 5, "phrase_k": 3}
+SHORT: dict[str, Any] = {"max_len_b": 25, "device": "cpu", "knn_temperature": 5, "phrase_k": 3}
 
 
 @pytest.fixture(scope="module")

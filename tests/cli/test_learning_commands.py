@@ -41,8 +41,8 @@ def store(empty: Path, tmp_path: Path) -> Path:
 def test_an_empty_memory_is_healthy_and_says_nothing(world: World, empty: Path, rows: list[tuple[str, str]]) -> None:
     shown = call("inspect", empty).stdout
     assert "entries        0 (keys fp16, 32 wide" in shown and "health         good" in shown
-    alone = Translator(world.model, data=world.data_bin, device="cpu", max_len_b=45)
-    memory = Translator(datastore=empty, device="cpu", max_len_b=45)
+    alone = Translator(world.model, data=world.data_bin, device="cpu", max_len_b=25)
+    memory = Translator(datastore=empty, device="cpu", max_len_b=25)
     sentences = [source for source, _ in rows[:5]]
     assert [one.token_scores for one in memory.translate(sentences)] == [
         one.token_scores for one in alone.translate(sentences)

@@ -226,5 +226,5 @@ def test_a_folder_imports_this_plugin_and_another(world: World, tmp_path: Path) 
     given = ["--data", world.data_bin, *subword_options(world), "--input", source]
     written = run("fairseq-ccpr translate", *words, *given, **path).stdout.splitlines()
     assert written == [generated[number].split("\t", 1)[1] for number in range(3)]
-    usual = Translator(datastore=world.datastore, device="cpu", beam=2, max_len_b=45, knn_temperature=5)
+    usual = Translator(datastore=world.datastore, device="cpu", beam=2, max_len_b=25, knn_temperature=5)
     assert written == [one.text for one in usual.translate(source for source, _ in rows)]

@@ -26,7 +26,7 @@ from tests.decoding.phrase_tables import Found, judge, make_table
 from tests.helpers import call, equal, refused, write_lines
 from tests.small_models import World, subword_options
 
-SHORT: dict[str, Any] = {"max_len_b": 45, "device": "cpu"}
+SHORT: dict[str, Any] = {"max_len_b": 25, "device": "cpu"}
 
 
 @pytest.fixture(scope="module")
@@ -183,7 +183,7 @@ def test_what_cannot_be_written_or_explained_is_told(
     with caplog.at_level(logging.WARNING):
         assert translations(world, sentences[:1], glossary=terms)
     assert "'世界' is ignored: the model cannot write it" in caplog.text
-    words = ["translate", "--path", world.model, "--data", world.data_bin, "--cpu", "--max-len-b", 45, "--quiet"]
+    words = ["translate", "--path", world.model, "--data", world.data_bin, "--cpu", "--max-len-b", 25, "--quiet"]
     for text, told in (("Xylophon", True), (sentences[0], "und" not in sentences[0].casefold().split())):
         done = call(*words, "--glossary", terms, "--input", write_lines(tmp_path / "in.txt", text, ""))
         assert (f"no sentence has a term of {terms}" in done.stderr) == told

@@ -283,7 +283,7 @@ def test_tuning_remembers_it_and_none_turns_it_off(
     trained: Trained, world: World, phrase_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = shutil.copytree(phrase_store, tmp_path / "store")
-    words = ["--path", world.model, "--cpu", "--max-len-b", 45, "--quiet"]
+    words = ["--path", world.model, "--cpu", "--max-len-b", 25, "--quiet"]
     monkeypatch.chdir(trained.checkpoint.parent)  # a relative path is kept as an absolute one
     tune = ["tune", world.data_bin, "--subset", "test", "--datastore", store, *words[:-1], "--no-progress-bar"]
     call(*tune, "--combiner", "fixed", "--decode", 1, "--phrase-queries", trained.checkpoint.name)

@@ -144,7 +144,7 @@ def test_tuning_stores_what_decoding_takes(
         shown
     )  # references in the text are likelier with it
     tuned = json.loads((store / "tuned.json").read_text())["tuned"]["text" if alone else "token+text"]
-    translator = Translator(datastore=store, max_len_b=45, device="cpu")
+    translator = Translator(datastore=store, max_len_b=25, device="cpu")
     memory = translator.find_memory("text")
     assert tuned["settings"]["text"] == {"alpha": memory.settings.alpha, "beta": BETA}
     assert memory.settings.alpha in [alpha * (0.5 if half else 1.5) for alpha in ALPHAS]
@@ -156,7 +156,7 @@ def test_what_is_learned_counts_and_what_is_forgotten_does_not(
     world: World, build_text: Callable, references: Path
 ) -> None:
     store, pairs = build_text(references, False), list(read_pairs(world.folder / "test.tsv"))
-    options = {"max_len_b": 45, "device": "cpu", "knn_lambda": 0, "text_alpha": 1.0}  # through the text alone
+    options = {"max_len_b": 25, "device": "cpu", "knn_lambda": 0, "text_alpha": 1.0}  # through the text alone
     translator = Translator(datastore=store, **options)
     sources, target = [source for source, _ in pairs[:3]], "The ark of the covenant stood beyond the river of Jordan."
 
@@ -191,7 +191,7 @@ def test_bad_options_are_refused(world: World, build_text: Callable, references:
 
 
 def test_an_explanation_shows_what_the_text_has(world: World, build_text: Callable, references: Path) -> None:
-    translator = Translator(datastore=build_text(references), max_len_b=45, device="cpu", text_alpha=1.0)
+    translator = Translator(datastore=build_text(references), max_len_b=25, device="cpu", text_alpha=1.0)
     sources = [source for source, _ in list(read_pairs(world.folder / "test.tsv"))[:3]]
     explanation = translator.explain(sources)
     supported = [(one, token) for one in explanation.sentences for token in one.tokens if token.text is not None]
@@ -212,11 +212,11 @@ def test_text_that_was_added_to_a_tuned_datastore_waits_for_tuning(
     words = [*world.options("--no-progress-bar"), *subword_options(world)]
     words[words.index(str(world.datastore))] = str(store)
     call("tune", *words)
-    before = Translator(datastore=store, max_len_b=45, device="cpu")
+    before = Translator(datastore=store, max_len_b=25, device="cpu")
     other = build_text(references, False)
     for name in ("tuned.json", *(path.name for path in store.glob("trust-*"))):
         shutil.copy(store / name, other / name)
-    after = Translator(datastore=other, max_len_b=45, device="cpu")
+    after = Translator(datastore=other, max_len_b=25, device="cpu")
     assert after.find_memory("text").settings.alpha == 0
     assert after.find_memory("tokens").settings == before.find_memory("tokens").settings
     sources = [source for source, _ in list(read_pairs(world.folder / "test.tsv"))[:4]]
@@ -248,5 +248,5 @@ def test_an_empty_memory_has_its_text(world: World, build_text: Callable, refere
     where = ["--path", world.model, "--data", world.data_bin, *subword_options(world), "--output", store]
     call("build memory", *where)
     call("build text", references, *where)
-    translator = Translator(datastore=store, max_len_b=45, device="cpu")
+    translator = Translator(datastore=store, max_len_b=25, device="cpu")
     assert translator.find_memory("text").settings.alpha > 0 and translator.find_memory("tokens").settings.k == 1

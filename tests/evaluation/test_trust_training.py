@@ -207,8 +207,8 @@ def test_what_tuning_computes_is_less_than_two_plain_decodings(
 ) -> None:
     """What it decodes and force-decodes, another text as large as the held-out one included."""
     memory = {"token": [], "phrase": phrases, "both": joint}[memories]
-    words = [*world.options("--no-progress-bar", "--gen-subset", "valid", "--untuned")[1:], *map(str, memory)]
-    system = System.of(words, world.data_bin)
+    words = world.options("--no-progress-bar", "--gen-subset", "valid", "--untuned", "--max-len-b", 45)[1:]
+    system = System.of([*words, *map(str, memory)], world.data_bin)
     cfg, task = system.cfg, system.task
     task.load_dataset("valid")
     with counting_steps() as plain:

@@ -24,7 +24,7 @@ SPLITS = "train", "valid", "test"
 def plain_examples(lines: list[str], phrase: str, most: int) -> list[tuple[str, int, int]]:
     """Every sentence against the phrase: whole words, ten characters more, those of lowest digest, the first place."""
     found = {}
-    for line in lines:
+    for line in (line for line in lines if phrase in line):
         starts, ends = zip(*word_spans(line)) if line.strip() else ((), ())
         places = [
             (a, a + len(phrase)) for a in starts if a + len(phrase) in ends and line[a : a + len(phrase)] == phrase

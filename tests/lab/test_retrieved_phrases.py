@@ -75,17 +75,16 @@ def sentences() -> st.SearchStrategy[str]:
 
 
 def plain_measure(reference: Reference, strings: set[str]) -> list[tuple[int, int]]:
-    """Every run of words of the reference is compared with every string."""
+    """Every run of words of the reference is looked for among the strings."""
     text, words = reference.text, word_spans(reference.text)
     runs = list(itertools.combinations_with_replacement(range(len(words)), 2))
     found, inside, by_several = set(), set(), set()
     for first, last in runs:
-        for string in strings:
-            if text[words[first][0] : words[last][1]] == string:
-                found.add(string)
-                inside |= set(range(first, last + 1))
-                if sum(any(map(str.isalnum, text[a:b])) for a, b in words[first : last + 1]) > 1:
-                    by_several |= set(range(first, last + 1))
+        if (string := text[words[first][0] : words[last][1]]) in strings:
+            found.add(string)
+            inside |= set(range(first, last + 1))
+            if sum(any(map(str.isalnum, text[a:b])) for a, b in words[first : last + 1]) > 1:
+                by_several |= set(range(first, last + 1))
     lettered = {n for n, (start, end) in enumerate(words) if any(map(str.isalnum, text[start:end]))}
     return [
         (len(found), len(strings)),

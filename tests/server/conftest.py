@@ -23,7 +23,7 @@ from fairseq_ccpr.server.access import Limits
 from fairseq_ccpr.server.app import listen, make_server
 from tests.small_models import World
 
-KEEN: dict[str, Any] = {"max_len_b": 45, "device": "cpu", "knn_lambda": 0.95, "knn_k": 4, "knn_temperature": 0.5}
+KEEN: dict[str, Any] = {"max_len_b": 25, "device": "cpu", "knn_lambda": 0.95, "knn_k": 4, "knn_temperature": 0.5}
 
 
 @dataclass

@@ -452,7 +452,7 @@ def test_the_command_serves_and_ends_when_told(
     """No other process learns or compacts while it runs; requests before the signal are answered, the exit code is 0, and
     no log has texts."""
     store = shutil.copytree(world.datastore, tmp_path / "store")
-    words = ["--datastore", store, "--cpu", "--max-len-b", 45, "--port", 0, "--log", "requests"]
+    words = ["--datastore", store, "--cpu", "--max-len-b", 25, "--port", 0, "--log", "requests"]
     process = begin("fairseq-ccpr serve", *words, out=tmp_path / "url", err=tmp_path / "err")
     while not (tmp_path / "url").exists() or not (url := (tmp_path / "url").read_text()).endswith("\n"):
         assert process.is_alive() or (tmp_path / "url").exists()
