@@ -8,6 +8,7 @@ import io
 import json
 import logging
 import os
+import re
 import sys
 import warnings
 from collections.abc import Callable
@@ -211,13 +212,14 @@ def counted(number: int, noun: str) -> str:
 
 
 def named(words: list[str], what: str) -> dict[str, str]:
-    """Name the paths of words such as [NAME=]PATH, together called `what`: as given, or as the folder is called."""
+    """Name the paths of words such as [NAME=]PATH, together called `what`: as given, as the text, or as a checkpoint's folder."""
     by_name: dict[str, str] = {}
     for word in words:
         name, equals, path = word.partition("=")
         if not equals or Path(word).exists():  # a path may have the sign in it
             name, path = "", word
-        name = name or (Path(path).parent.resolve().name if Path(path).is_file() else Path(path).name)
+        called = Path(path).parent.resolve().name if path.endswith(".pt") else Path(path).name
+        name = name or re.sub(r"\.(tsv|txt)(\.[gx]z)?$", "", called)
         if name in by_name:
             raise ConfigurationError(f"two {what} are called '{name}': name them, as in NAME={path}")
         by_name[name] = path

@@ -270,6 +270,8 @@ def test_names_of_systems(encoders: dict[str, Path], tmp_path: Path) -> None:
     path, raw = folder / encoders["ccpr"].name, encoders["raw"]
     wanted = {"lr=1e-4": str(path), "mine": str(path), "raw": str(raw), "muse": "muse"}
     assert named([str(path), f"mine={path}", str(raw), "muse"], "systems") == wanted
+    texts = [str(tmp_path / name) for name in ("office.tsv", "bible.train.tsv.xz")]
+    assert named(texts, "sets") == dict(zip(("office", "bible.train"), texts))
 
 
 def test_muse_finds_the_sentence() -> None:
