@@ -212,7 +212,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def named(words: list[str], what: str) -> dict[str, str]:
-    """Name the paths of words such as [NAME=]PATH, together called `what`: as given, or as the text, or a checkpoint's folder."""
+    """Name paths, each [NAME=]PATH, together called `what`: as given, as the text, or as a checkpoint's folder."""
     by_name: dict[str, str] = {}
     for word in words:
         name, equals, path = word.partition("=")
