@@ -207,7 +207,7 @@ def test_memory_of_a_long_run_is_flat(both: Path, sentences: list[str]) -> None:
         for _ in range(rounds):
             texts(translator, sentences)
         held.append(own_bytes())
-    assert held[1] - held[0] < 2 << 20
+    assert held[1] - held[0] < 1 << 20
 
 
 def test_a_closed_pipe_ends_it_quietly(world: World, sentences: list[str], tmp_path: Path) -> None:

@@ -212,18 +212,27 @@ def counted(number: int, noun: str) -> str:
 
 
 def named(words: list[str], what: str) -> dict[str, str]:
-    """Name paths, each [NAME=]PATH, together called `what`: as given, as the text, or as a checkpoint's folder."""
-    by_name: dict[str, str] = {}
+    """Name paths, each [NAME=]PATH, together called `what`: as given, as folder or text, or as the folder of other files.
+
+    Texts that are called alike have the names of their folders.
+    """
+    given = []
     for word in words:
         name, equals, path = word.partition("=")
-        if not equals or Path(word).exists():  # a path may have the sign in it
-            name, path = "", word
-        called = Path(path).parent.resolve().name if path.endswith(".pt") else Path(path).name
-        name = name or re.sub(r"\.(tsv|txt)(\.[gx]z)?$", "", called)
-        if name in by_name:
-            raise ConfigurationError(f"two {what} are called '{name}': name them, as in NAME={path}")
-        by_name[name] = path
-    return by_name
+        given.append(
+            ("", word) if not equals or Path(word).exists() else (name, path)
+        )  # a path may have the sign in it
+    for by_folder in (False, True):
+        names = [name or _called(Path(path), by_folder) for name, path in given]
+        if len(set(names)) == len(names):
+            return dict(zip(names, (path for _, path in given)))
+    name, path = next((name, path) for i, (name, (_, path)) in enumerate(zip(names, given)) if name in names[:i])
+    raise ConfigurationError(f"two {what} are called '{name}': name them, as in NAME={path}")
+
+
+def _called(path: Path, by_folder: bool) -> str:
+    text = re.sub(r"\.(tsv|txt)(\.[gx]z)?$", "", path.name)
+    return path.parent.resolve().name if path.is_file() and (by_folder or text == path.name) else text
 
 
 def check_folders(**options: Path | None) -> None:

@@ -13,6 +13,7 @@ import torch
 
 from fairseq_ccpr.cli.command import named
 from fairseq_ccpr.datastore.manifest import Manifest
+from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.lab.accuracy.phrase_accuracy import QueryScores, score_system
 from fairseq_ccpr.lab.accuracy.phrase_benchmark import (
     GoldPhrases,
@@ -270,8 +271,14 @@ def test_names_of_systems(encoders: dict[str, Path], tmp_path: Path) -> None:
     path, raw = folder / encoders["ccpr"].name, encoders["raw"]
     wanted = {"lr=1e-4": str(path), "mine": str(path), "raw": str(raw), "muse": "muse"}
     assert named([str(path), f"mine={path}", str(raw), "muse"], "systems") == wanted
-    texts = [str(tmp_path / name) for name in ("office.tsv", "bible.train.tsv.xz")]
+    texts = [str(folder / name) for name in ("office.tsv", "bible.train.tsv.xz")]
+    alike = [str(folder / "office.tsv"), str(shutil.copytree(folder, tmp_path / "other") / "office.tsv")]
+    for file in (*texts, alike[1]):
+        Path(file).touch()
     assert named(texts, "sets") == dict(zip(("office", "bible.train"), texts))
+    assert named(alike, "sets") == dict(zip(("lr=1e-4", "other"), alike))
+    with pytest.raises(ConfigurationError, match="two sets are called 'lr=1e-4': name them, as in NAME="):
+        named([texts[0], texts[0]], "sets")
 
 
 def test_muse_finds_the_sentence() -> None:
