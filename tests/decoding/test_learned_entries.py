@@ -196,7 +196,7 @@ def test_a_large_segment_is_searched_in_lists_as_if_it_were_compared_with_one_by
         wanted = ExactIndex(keys, metric).search(queries, 7)
         pinned.append((memory.entries, queries, values[wanted[1].clamp_min(0)], wanted[0]))
     assert len(made) >= 6  # without lists, with lists of several sizes, with rows that are gone and without
-    for entries_then, queries, found, scores in pinned:  # what came later has not changed them
+    for entries_then, queries, found, scores in reversed(pinned):  # what came later has not changed them
         best, rows = entries_then.index.search(queries, 7)
         torch.testing.assert_close(best, scores)
         assert torch.equal(entries_then.values[rows][scores > -np.inf], found[scores > -np.inf])

@@ -166,7 +166,9 @@ def prefixes_of(state: PhraseState) -> Tensor:
 def check_merged(votes: PhraseVotes, table: PhraseTable, state: PhraseState, log_probs: Tensor, bound: float) -> None:
     """What phrases propose together is what each proposes, added up."""
     each = state.proposals().continuation(judge(votes, table, state, log_probs, bound), table.most_distinct)
-    proposals, scores = state.merged(votes.prior(table), votes.covered_factor)
+    prior = votes.prior(table)
+    for scored in (2 * prior, prior, prior):  # what is kept of one is for that one alone
+        proposals, scores = state.merged(scored, votes.covered_factor)
     together = proposals.continuation(weigh(votes, proposals, log_probs, scores, bound), table.most_distinct)
     for one, other in zip((each.mass, each.going, spread(each)), (together.mass, together.going, spread(together))):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
@@ -206,13 +208,18 @@ def test_the_longest_phrase_is_followed_to_its_end() -> None:
     for length, token in enumerate(found.phrase):
         state.advance(torch.tensor([token]))
         assert prefixes_of(state).item() == longest_prefix(found, found.phrase[: length + 1])
+        assert state.ended().tolist() == [length + 1 == len(found.phrase)]
     assert state.covered[0, 0] == 1
 
 
 def test_a_sentence_is_followed_through_words_that_no_phrase_has() -> None:
     """The phrase is 2 3; its sentence goes on with 4 5 6, and another phrase of it, 5 6, is met on the way."""
-    table = make_table([[Found([2, 3], 0, 0.9, [4, 5, 6]), Found([5, 6], 1, 0.8, [7])]])
-    state = PhraseState(table, torch.tensor([0]))
+    many = 2**16  # tokens before those of another sentence
+    other = Found([many + 2, many + 3], 0, 0.9, [])
+    table = make_table(
+        [[other], [Found([2, 3], 0, 0.9, [4, 5, 6]), Found([5, 6], 1, 0.8, [7])]], np.zeros((2, many + 4), bool)
+    )
+    state = PhraseState(table, torch.tensor([1]))
     proposed = []
     for token in (2, 3, 4, 5):
         state.advance(torch.tensor([token]))
@@ -257,6 +264,12 @@ def test_lanes_that_are_empty_say_nothing() -> None:
     found = state.proposals().continuation(each, table.most_distinct)
     assert found.mass[0] == 0 and 0 < found.mass[1] < 1
     assert found.log_probs[0].tolist() == [-math.inf]
+    far = Found([2, 3], 0, -0.9, [])
+    prior = votes.prior(make_table([[far], [far, far]]))
+    assert prior[0].tolist() == [prior[1, 0].item(), -math.inf]
+    state = PhraseState(make_table([[far]]), torch.tensor([0, 0]))
+    state.advance(torch.tensor([2, 5]))
+    assert state.merged(prior[:1, :1], votes.covered_factor)[0].values.tolist() == [[2, 3], [2, 0]]
 
 
 def test_the_model_keeps_what_no_phrase_is_worth() -> None:

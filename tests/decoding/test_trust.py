@@ -262,6 +262,32 @@ def test_features_equal_a_plain_computation(k: int) -> None:
         assert found["entropy of p_tok"][row] == pytest.approx(entropy, abs=1e-4)
 
 
+def test_agreement_equals_a_plain_loop() -> None:
+    step = evidence(60, 8, phrases=6)
+    features = dict(zip(feature_names(BOTH), trust_features(step.model, step.votes).T.tolist()))
+    rows = [
+        [dict(zip(*row)) for row in zip(vote.values.tolist(), vote.log_probs.exp().tolist())] for vote in step.votes
+    ]
+    for row, (tokens, phrases) in enumerate(zip(*rows)):
+        one, other = (max(said, key=said.__getitem__) for said in (tokens, phrases))
+        there = tokens[one] > 0 and phrases[other] > 0
+        assert features["tokens and phrases agree"][row] == (there and one == other)
+        assert features["tokens say favourite of phrases"][row] == pytest.approx(there * tokens.get(other, 0))
+
+
+@pytest.mark.parametrize("hidden", [0, 5])
+def test_the_network_is_its_formula_and_its_attributions_are_slopes(hidden: int) -> None:
+    trust = randomised(LearnedTrust(BOTH, hidden), 2.0).double()
+    inputs = trust.inputs(evidence(60, 8, phrases=6)).double().index_fill(1, torch.tensor([3]), 0.5)
+    trust.prepare(inputs)
+    z, output = ((3 * inputs - inputs.mean(0)) / inputs.std(0).clamp_min(1e-3)).clamp(-4, 4), trust.output.weight
+    y = trust.hidden(z).tanh() if hidden else z
+    slopes = (output * (1 - y.square()).unsqueeze(1)) @ trust.hidden.weight if hidden else output
+    torch.testing.assert_close(trust.log_odds(3 * inputs), (y @ output.T + trust.output.bias).clamp(-6, 6))
+    torch.testing.assert_close(trust.attributions(3 * inputs), (slopes * z.unsqueeze(1)).detach())
+    LearnedTrust(**trust.arguments()).load_state_dict(trust.state_dict())
+
+
 def test_first_occurrences_equal_a_plain_loop() -> None:
     values = torch.randint(0, 6, (50, 20), generator=torch.Generator().manual_seed(SEED))
     plain = [[value not in row[:i] for i, value in enumerate(row)] for row in values.tolist()]

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fairseq_ccpr.search import ExactIndex, live
 from fairseq_ccpr.search.exact import half_norms
-from fairseq_ccpr.search.live import GrowingLists, Segment
+from fairseq_ccpr.search.live import GrowingLists, Segment, search_without
 from tests.vectors import clustered
 
 pytest.importorskip("faiss")
@@ -67,3 +67,38 @@ def test_lists_that_shrank_and_grew_find_what_is_left(
         left = torch.from_numpy(np.flatnonzero(there))
         wanted = left[ExactIndex(keys[left], "ip").search(queries, 1)[1]]
         assert lists.size == len(left) and recall(found, wanted) > 0.99
+
+
+def test_a_key_is_looked_for_in_the_list_it_is_in(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A single list is searched, where longer keys have the larger products and shorter ones are nearer."""
+    monkeypatch.setattr(live, "PROBES", 1)
+    keys = keys_and_queries(3000, "ip")[0] * torch.from_numpy(rng.uniform(0.2, 5, (3000, 1))).half()
+    found = GrowingLists.of(keys, np.arange(3000), "l2").candidates(keys.float(), 32)
+    assert recall(found, torch.arange(3000)[:, None]) > 0.95
+
+
+@pytest.mark.parametrize(("dimension", "codes"), [(131, 131), (134, 67)])
+def test_wide_keys_have_a_code_for_two_dimensions_and_lists_are_outgrown(dimension: int, codes: int) -> None:
+    keys, size = torch.randn(400, dimension).half(), live.RETRAINED_AT * 50
+    lists = GrowingLists.of(keys[:50], np.arange(50), "ip")
+    grown = [lists.with_more(keys[50:end], np.arange(50, end)).outgrown for end in (size - 1, size)]
+    assert (lists.index.pq.M, lists.outgrown, grown) == (codes, False, [False, True])
+
+
+@pytest.mark.parametrize("deepest", [400, 100])
+def test_entries_that_are_gone_are_searched_past_as_deep_as_must_and_can_be(deepest: int) -> None:
+    """On a line of keys, of which those from 1 to 299 are gone: the last query is as far from 0 as from 300."""
+    asked = []
+
+    class Watched(ExactIndex):
+        deepest = 0
+
+        def search(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
+            asked.append((len(queries), k))
+            return super().search(queries, k)
+
+    index = Watched(torch.arange(400).half()[:, None], "l2")
+    index.deepest, depth = deepest, 1 + live.FIRST_SPARE
+    ids = search_without(index, torch.arange(1, 300), torch.tensor([[0.0], [399.0], [150.0]]), 1)[1]
+    assert ids[:, 0].tolist() == [0, 399, 0 if deepest == 400 else -1]
+    assert asked == [(3, depth), *([(1, live.DEEPER * depth), (1, 300)] if deepest == 400 else [(1, deepest)])]
