@@ -7,16 +7,20 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from fairseq_ccpr.datastore.manifest import TEXT
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.decoding.mixture import ModelEvidence, Vote, interpolate_, merge_equal, neighbour_log_probabilities
+from fairseq_ccpr.decoding.options import PhraseSettings
 from fairseq_ccpr.decoding.phrase_memory import PhraseEvidence
+from fairseq_ccpr.decoding.phrase_votes import PhraseVotes
 from fairseq_ccpr.decoding.retrieval_task import find_parts
 from fairseq_ccpr.decoding.token_memory import Course, TokenEvidence, along_sentences, first_occurrences, observed
 from fairseq_ccpr.decoding.trust import (
@@ -25,11 +29,13 @@ from fairseq_ccpr.decoding.trust import (
     TrustDescription,
     TrustStep,
     feature_names,
+    load_trust,
     needs_of,
     reweigh,
     save_trust,
     trust_features,
 )
+from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.test_set import load
 from fairseq_ccpr.inference.resources import parse_generation
 from fairseq_ccpr.lab.speed.decoding_speed import SpeedTest
@@ -53,7 +59,9 @@ def randomised(trust: Trust, scale: float = 0.5) -> Trust:
     return trust
 
 
-def write(trust: Trust, folder: Path, path: Path, settings: dict | None = None, **changes: object) -> Path:
+def write(
+    trust: Trust, folder: Path, path: Path, settings: dict | None = None, trained: dict | None = None, **changes: object
+) -> Path:
     parts = parts_of(folder)
     described = TrustDescription(
         trust.KIND, trust.arguments(), needs_of(parts), {name: part.keys_fingerprint for name, part in parts.items()},
@@ -61,7 +69,7 @@ def write(trust: Trust, folder: Path, path: Path, settings: dict | None = None, 
     )  # fmt: skip
     for name, value in changes.items():
         object.__setattr__(described, name, value)
-    save_trust(trust, {}, described, path)
+    save_trust(trust, trained or {}, described, path)
     return path
 
 
@@ -349,6 +357,30 @@ def test_other_models_layers_metrics_and_features_are_refused(
     refused(generate(world, newer), "another version of fairseq-ccpr .features 99")
     joint = write(LearnedTrust(BOTH), both, tmp_path / "joint.trust")
     refused(generate(world, joint), "trust in token and phrase parts, but --datastore has token")
+
+
+def test_files_of_version_0_2_are_read(both: Path, tmp_path: Path) -> None:
+    trust, votes, parts = randomised(LearnedTrust(BOTH)), PhraseVotes().state_dict(), parts_of(both)
+    arguments = {"tokens": True, "phrases": True, "hidden": trust.arguments()["hidden"]}
+    with patch("fairseq_ccpr.decoding.trust.MEMORY", ""):
+        path = write(trust, both, tmp_path / "old.trust", None, {"votes": votes}, arguments=arguments)
+    loaded = load_trust(path, parts)
+    assert loaded.trust.signature() == trust.signature() and loaded.trust.memories == trust.memories
+    assert loaded.trained.keys() == {"phrases"} and loaded.trained["phrases"].keys() == votes.keys()
+    assert needs_of(parts)["phrase encoder"] == parts["phrase"].section.fingerprints["encoder"]
+
+
+def test_trust_is_in_the_parts_that_tuning_used(world: World, both: Path, joint_trust: Path, tmp_path: Path) -> None:
+    parts, tokens = parts_of(both), LearnedTrust(TOKENS)
+    few = write(tokens, world.datastore, tmp_path / "few.trust")
+    with pytest.raises(ConfigurationError, match="is trust in token parts, but --datastore has token and phrase"):
+        load_trust(few, parts)
+    left_out = write(tokens, world.datastore, tmp_path / "left-out.trust", {PhraseSettings.PREFIX: {"lambda_": 0}})
+    assert load_trust(left_out, parts).trust.memories.keys() == {"tokens"}
+    with pytest.raises(ConfigurationError, match="is trust in token and phrase parts, but --datastore has token:"):
+        load_trust(joint_trust, {"token": parts["token"]})
+    with_text = parts | {TEXT: parts["phrase"]}  # text that was added later waits for tuning
+    assert load_trust(joint_trust, with_text).trust.memories.keys() == {"tokens", "phrases"}
 
 
 def test_benchmarks_decode_with_it(world: World, random_trust: Path) -> None:
