@@ -367,7 +367,9 @@ def test_files_of_version_0_2_are_read(both: Path, tmp_path: Path) -> None:
     loaded = load_trust(path, parts)
     assert loaded.trust.signature() == trust.signature() and loaded.trust.memories == trust.memories
     assert loaded.trained.keys() == {"phrases"} and loaded.trained["phrases"].keys() == votes.keys()
-    assert needs_of(parts)["phrase encoder"] == parts["phrase"].section.fingerprints["encoder"]
+    assert not any(one.requires_grad for one in loaded.trust.parameters())
+    wanted = {"phrase encoder": parts["phrase"].section.fingerprints["encoder"], "projection": "none"}
+    assert needs_of(parts).items() >= (wanted | {"knowledge of its own text": "yes"}).items()
 
 
 def test_trust_is_in_the_parts_that_tuning_used(world: World, both: Path, joint_trust: Path, tmp_path: Path) -> None:
