@@ -8,7 +8,6 @@ import io
 import json
 import logging
 import os
-import re
 import sys
 import warnings
 from collections.abc import Callable
@@ -212,27 +211,29 @@ def counted(number: int, noun: str) -> str:
 
 
 def named(words: list[str], what: str) -> dict[str, str]:
-    """Name paths, each [NAME=]PATH, together called `what`: as given, as folder or text, or as the folder of other files.
+    """Name paths, each [NAME=]PATH, together called `what`: as given, or as the folder, the text or a checkpoint's folder.
 
     Texts that are called alike have the names of their folders.
     """
     given = []
     for word in words:
         name, equals, path = word.partition("=")
-        given.append(
-            ("", word) if not equals or Path(word).exists() else (name, path)
-        )  # a path may have the sign in it
-    for by_folder in (False, True):
-        names = [name or _called(Path(path), by_folder) for name, path in given]
+        is_path = not equals or Path(word).exists()  # which may have the sign in it
+        given.append(("", word) if is_path else (name, path))
+    by_text, by_folder = ([name or _called(Path(path), way) for name, path in given] for way in (False, True))
+    for names in (by_text, by_folder):
         if len(set(names)) == len(names):
             return dict(zip(names, (path for _, path in given)))
-    name, path = next((name, path) for i, (name, (_, path)) in enumerate(zip(names, given)) if name in names[:i])
+    name, path = next((name, path) for i, (name, (_, path)) in enumerate(zip(by_text, given)) if name in by_text[:i])
     raise ConfigurationError(f"two {what} are called '{name}': name them, as in NAME={path}")
 
 
 def _called(path: Path, by_folder: bool) -> str:
-    text = re.sub(r"\.(tsv|txt)(\.[gx]z)?$", "", path.name)
-    return path.parent.resolve().name if path.is_file() and (by_folder or text == path.name) else text
+    if not path.is_file():
+        return path.name
+    if by_folder or path.suffix == ".pt":
+        return path.parent.resolve().name
+    return Path(path.name.removesuffix(".gz").removesuffix(".xz")).stem
 
 
 def check_folders(**options: Path | None) -> None:

@@ -277,7 +277,7 @@ def test_names_of_systems(encoders: dict[str, Path], tmp_path: Path) -> None:
         Path(file).touch()
     assert named(texts, "sets") == dict(zip(("office", "bible.train"), texts))
     assert named(alike, "sets") == dict(zip(("lr=1e-4", "other"), alike))
-    with pytest.raises(ConfigurationError, match="two sets are called 'lr=1e-4': name them, as in NAME="):
+    with pytest.raises(ConfigurationError, match="two sets are called 'office': name them, as in NAME="):
         named([texts[0], texts[0]], "sets")
 
 

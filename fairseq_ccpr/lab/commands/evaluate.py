@@ -83,17 +83,6 @@ def report(
     return 0
 
 
-def _by_name(words: list[str], what: str, names: tuple[str, ...] = ()) -> dict[str, Path]:
-    paths: dict[str, Path] = {}
-    for word in words:
-        name, _, path = word.rpartition("=")
-        name = name or (Path(path).stem if what == "systems" else Path(path).name)
-        if name in (*paths, *names):
-            raise ConfigurationError(f"two {what} are called '{name}': name them, as in NAME={path}")
-        paths[name] = Path(path)
-    return paths
-
-
 @command("""\
 BLEU, chrF and TER of any number of translations of one test set, each compared with the first by paired bootstrap resampling
 as in sacrebleu: the difference, its 95% interval, and p, the probability of a difference as large between equal systems.
@@ -121,7 +110,7 @@ def evaluate_systems(
     json: Optional[Path] = json_option(),
 ) -> int:
     references = [_read(path) for path in [reference, *more_references]]
-    texts = {name: _read(path) for name, path in _by_name(systems, "systems").items()}
+    texts = {name: _read(Path(path)) for name, path in named(systems, "systems").items()}
     for name, lines in [*texts.items(), *zip(map(str, more_references), references[1:])]:
         if len(lines) != len(references[0]):
             raise ConfigurationError(
@@ -199,9 +188,9 @@ def evaluate_keys(
     quiet: bool = quiet_option(),
 ) -> int:
     check_folders(json=json)
-    folders = _by_name(projected, "kinds of keys", (RAW,))
-    stores = {RAW: TokenDatastore(raw)} | {name: TokenDatastore(folder) for name, folder in folders.items()}
-    sets = key_sets(stores[RAW], {name: stores[name] for name in folders})
+    folders = named([f"{RAW}={raw}", *projected], "kinds of keys")
+    stores = {name: TokenDatastore(Path(folder)) for name, folder in folders.items()}
+    sets = key_sets(stores[RAW], {name: store for name, store in stores.items() if name != RAW})
     queries = TokenDatastore(held_out) if held_out else None
     accuracy = evaluate_retrieval(sets, stores[RAW], queries, count, k, seed, quiet)
     signatures = (
