@@ -334,7 +334,7 @@ class PhraseState:
         places, columns = self.rows.index_select(0, hypotheses) * phrases + lanes, table.phrases.view(-1, 6)
         matched = self._matched.view(-1).index_select(0, hypotheses * phrases + lanes)
         length = _binary_digits(matched & columns[:, 3].index_select(0, places))
-        kept = (length > 0) & (length == subword + 1)
+        kept = length == subword + 1
         hypotheses, places, length = torch.stack([hypotheses, places, length])[:, kept]
         queries, prefix, end, _, _, first = columns.index_select(0, places).unbind(dim=1)
         values, slots, states = self._look_up(length, prefix, end, first)

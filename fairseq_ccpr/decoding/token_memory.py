@@ -249,9 +249,14 @@ class TokenMemory(Memory):
         entries = self.learned.entries if self.learned is not None else None
         return entries.first if entries is not None and (entries.pairs or entries.moved) else None
 
+    @property
+    def drops(self) -> bool:
+        """Whether the guard may drop all neighbours of a token."""
+        return self.domain is not None and self.settings.guard and self.first_learned is None
+
     def unguarded(self, neighbours: Neighbours, running_distance: Tensor) -> Neighbours:
         """Return the neighbours; all are missing where the guard gives them no weight."""
-        if self.domain is None or not self.settings.guard or self.first_learned is not None:
+        if self.domain is None or not self.drops:
             return neighbours
         far = (self.domain.familiarity(running_distance) <= 0).unsqueeze(1)
         ids, scores, values = neighbours
@@ -332,8 +337,8 @@ class TokenBatch(MemoryBatch):
     _stream: torch.cuda.Stream | None = None
     _first: bool = True
     _skipped: bool = False  # whether its sentences were counted as going without
-    # Of this step: queries [H, d], their neighbours, and log p_r of these, fp32 [H, k].
-    _found: list[tuple[Tensor, Neighbours, Tensor]] = field(default_factory=list)
+    # Of this step: queries [H, d], their neighbours, and log p_r of these, fp32 [H, k], where no guard can drop them.
+    _found: list[tuple[Tensor, Neighbours, Tensor | None]] = field(default_factory=list)
     _sums: Tensor | None = None  # fp32 [H, 4], see `Course.of`
 
     @contextmanager
@@ -350,12 +355,12 @@ class TokenBatch(MemoryBatch):
         # All hypotheses of a sentence are alike at the first step: one search serves them.
         copies, self._first = len(queries) // self.sentences if self._first else 1, False
         with self._on_second_stream(queries):
-            settings = self.memory.settings
+            settings, retrieved = self.memory.settings, None
             neighbours = self.search(queries[::copies], settings.k)
-            retrieved = neighbour_log_probabilities(neighbours.scores, neighbours.values, settings.temperature)
             if copies > 1:
-                *parts, retrieved = (one.repeat_interleave(copies, dim=0) for one in (*neighbours, retrieved))
-                neighbours = Neighbours(*parts)
+                neighbours = Neighbours(*(one.repeat_interleave(copies, dim=0) for one in neighbours))
+            if not self.memory.drops:
+                retrieved = neighbour_log_probabilities(neighbours.scores, neighbours.values, settings.temperature)
         self._found.append((queries, neighbours, retrieved))
 
     def search(self, queries: Tensor, k: int) -> Neighbours:
@@ -392,9 +397,7 @@ class TokenBatch(MemoryBatch):
         length = step.tokens.size(1)
         state, favourite = memory.observe(queries), model.likeliest.favourite
         distance = state[:, 0] if self._sums is None else (self._sums[:, 1] + state[:, 0]) / length
-        if (left := memory.unguarded(neighbours, distance)) is not neighbours:
-            neighbours = left
-            retrieved = neighbour_log_probabilities(left.scores, left.values, memory.settings.temperature)
+        neighbours = memory.unguarded(neighbours, distance)
         seen = observed(neighbours.scores, neighbours.values, state, favourite)
         self._sums = seen if self._sums is None else self._sums + seen
         course = Course.of(state, self._sums, length)

@@ -131,10 +131,9 @@ class GrowingLists:
         before = [lists.list_size(number) for number in numbers]
         index.remove_ids(faiss.IDSelectorBatch(np.concatenate([np.arange(*one) for one in ranges])))
         shorter = [number for number in numbers if lists.list_size(number) < before[number]]
-        left = [faiss.rev_swig_ptr(lists.get_ids(number), lists.list_size(number)).copy() for number in shorter]
+        rows = np.concatenate([faiss.rev_swig_ptr(lists.get_ids(one), lists.list_size(one)) for one in shorter])
         for number in shorter:
             lists.resize(number, 0)
-        rows = np.concatenate(left)
         index.ntotal -= len(rows)
         _add(index, keys[torch.from_numpy(rows)], rows)
         return GrowingLists(index, self.trained)

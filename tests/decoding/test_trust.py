@@ -40,7 +40,7 @@ from fairseq_ccpr.evaluation.test_set import load
 from fairseq_ccpr.inference.resources import parse_generation
 from fairseq_ccpr.lab.speed.decoding_speed import SpeedTest
 from fairseq_ccpr.storage import fingerprint
-from tests.decoding.test_decoding import SEARCHES
+from tests.decoding.test_phrase_decoding import SEARCHES
 from tests.helpers import BOTH, TOKENS, adaptive_trust, call, equal, refused, run
 from tests.small_models import World, build
 
@@ -146,7 +146,7 @@ def test_phrases_that_tuning_left_out_are_not_retrieved(
     )
 
 
-@pytest.mark.parametrize("search", SEARCHES, ids=str)
+@pytest.mark.parametrize("search", [*SEARCHES, ["--temperature", 1.3]], ids=str)
 def test_no_weight_stays_none_to_the_bit(decode: Callable, random_trust: Path, search: list) -> None:
     assert equal(decode(*search, "--knn-lambda", 0, "--trust", random_trust), decode(*search, base=True))
     changed = decode(*search, "--knn-lambda", 0.6, "--trust", random_trust)
