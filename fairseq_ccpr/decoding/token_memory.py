@@ -250,13 +250,13 @@ class TokenMemory(Memory):
         return entries.first if entries is not None and (entries.pairs or entries.moved) else None
 
     @property
-    def drops(self) -> bool:
+    def may_drop(self) -> bool:
         """Whether the guard may drop all neighbours of a token."""
         return self.domain is not None and self.settings.guard and self.first_learned is None
 
     def unguarded(self, neighbours: Neighbours, running_distance: Tensor) -> Neighbours:
         """Return the neighbours; all are missing where the guard gives them no weight."""
-        if self.domain is None or not self.drops:
+        if self.domain is None or not self.may_drop:
             return neighbours
         far = (self.domain.familiarity(running_distance) <= 0).unsqueeze(1)
         ids, scores, values = neighbours
@@ -337,7 +337,7 @@ class TokenBatch(MemoryBatch):
     _stream: torch.cuda.Stream | None = None
     _first: bool = True
     _skipped: bool = False  # whether its sentences were counted as going without
-    # Of this step: queries [H, d], their neighbours, and log p_r of these, fp32 [H, k], where no guard can drop them.
+    # Of this step: queries [H, d], their neighbours, and log p_r of these, fp32 [H, k]; None where the guard may drop them.
     _found: list[tuple[Tensor, Neighbours, Tensor | None]] = field(default_factory=list)
     _sums: Tensor | None = None  # fp32 [H, 4], see `Course.of`
 
@@ -359,7 +359,7 @@ class TokenBatch(MemoryBatch):
             neighbours = self.search(queries[::copies], settings.k)
             if copies > 1:
                 neighbours = Neighbours(*(one.repeat_interleave(copies, dim=0) for one in neighbours))
-            if not self.memory.drops:
+            if not self.memory.may_drop:
                 retrieved = neighbour_log_probabilities(neighbours.scores, neighbours.values, settings.temperature)
         self._found.append((queries, neighbours, retrieved))
 
