@@ -57,7 +57,7 @@ and trust to FILE.trust.
 For an adapter's keys the grid has both a fixed lambda and lambda*; --knn-confidence or --no-knn-confidence restricts it to
 one of them, --knn-k and --knn-temperature to one value. These are not tuned, and are stored as given:
 --knn-lambda-star, --knn-min-similarity, --knn-lambda-max, --knn-guard, --phrase-k, --phrase-min-similarity,
---phrase-threshold, --phrase-segmentation, --phrase-queries, --phrase-reach, --retrieval-lambda-max.
+--phrase-threshold, --phrase-segmentation, --phrase-reach, --retrieval-lambda-max.
 """)
 def tune(
     rest: list[str],

@@ -39,8 +39,7 @@ TABLE, JSONL, PROMPT = "table", "jsonl", "prompt"
 
 @command("""\
 For each sentence of standard input, print its phrases and, for each of them, the nearest phrases of the datastore in their
-sentences: those that the decoder retrieves. Options and their defaults are those of decoding, but phrases are always found
-with the phrase encoder: a query head (--phrase-queries) needs the translation model.
+sentences: those that the decoder retrieves. Options and their defaults are those of decoding.
 
   fairseq-ccpr retrieve datastores/mine < source.txt
 

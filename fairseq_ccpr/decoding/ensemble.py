@@ -137,15 +137,9 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
     def forward_encoder(self, net_input: dict[str, Tensor]) -> EncodedBatch:
         """Encode the sources; memories begin before, and finish while a GPU encodes."""
         batches = [memory.begin(net_input["src_tokens"]) for memory in self._snapshots()]
-        read = [any(memory.reads(model) for memory in self.memories) for model in self.models]
-        outputs: list[Any] = super().forward_encoder(net_input) if not any(read) else [
-            model.encoder.forward_torchscript({**net_input, "return_all_hiddens": True} if one else net_input)
-            for model, one in zip(self.models, read)
-        ]  # fmt: skip
+        outputs: list[Any] = super().forward_encoder(net_input)
         for batch in batches:
-            batch.encoded(list(self.models), outputs)
-        for output in (output for output, one in zip(outputs, read) if one):
-            output["encoder_states"] = []  # or fairseq would reorder them with the beam
+            batch.encoded()
         return EncodedBatch(outputs, batches)
 
     def reorder_encoder_out(self, encoder_outs: EncodedBatch, new_order: Tensor) -> EncodedBatch:
@@ -214,7 +208,7 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
         net_input, target = sample["net_input"], sample["target"]
         batches = [memory.begin(net_input["src_tokens"]) for memory in self._snapshots()]
         for batch in batches:
-            batch.encoded([], [])
+            batch.encoded()
         log_probs, attention = self.force_models(sample, temperature)
         real = self.real_tokens(target)
         previous, after = net_input["prev_output_tokens"][:, self.forced :], log_probs[:, self.forced :]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Self
@@ -28,7 +28,6 @@ from fairseq_ccpr.decoding.phrase_candidates import Candidates, PhraseCandidates
 from fairseq_ccpr.decoding.phrase_memory import PhraseBatch, PhraseMemory
 from fairseq_ccpr.decoding.phrase_votes import MAX_SUBWORDS, WRITTEN, Consent, PhraseVotes, Proposals
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.models.key_layer import EncodedSources
 from fairseq_ccpr.settings import signature
 from fairseq_ccpr.storage.fingerprint import of_file, short
 from fairseq_ccpr.text.decoder_subwords import DecoderSubwords
@@ -78,17 +77,11 @@ class GlossaryCandidates(PhraseCandidates):
         self._ids: dict[str, list[int]] = {}
 
     @property
-    def reads(self) -> None:
-        """Nothing of the translation model's encoder."""
-
-    @property
     def remote(self) -> bool:
         """No."""
         return False
 
-    def start(
-        self, src_tokens: Tensor, learned: LearnedPhrases | None = None, encoded: EncodedSources | None = None
-    ) -> Callable[[], list[SentencePhrases]]:
+    def start(self, src_tokens: Tensor, learned: LearnedPhrases | None = None) -> Callable[[], list[SentencePhrases]]:
         """Find the terms of sentences, int64 [B, S]; terms are not learned."""
         texts = [self.subwords.recover(self.source_dictionary, row) for row in src_tokens.cpu()]
         return lambda: [SentencePhrases(self._terms_of(text), list, number) for number, text in enumerate(texts)]
@@ -157,9 +150,9 @@ class GlossaryBatch(MemoryBatch):
     phrases: PhraseBatch
     terms: Tensor = field(init=False)  # fp32 [B], how many each sentence has
 
-    def encoded(self, models: Sequence[Any], outputs: Sequence[Any]) -> None:
+    def encoded(self) -> None:
         """Lay out the terms."""
-        self.phrases.encoded(models, outputs)
+        self.phrases.encoded()
         counts = [len(set(sentence.candidates.queries.tolist())) for sentence in self.phrases.phrases]
         self.terms = self.phrases.similarity.new_tensor(counts)
 

@@ -7,7 +7,6 @@ vocabulary.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
@@ -35,7 +34,7 @@ class MemoryBatch:
     It begins with one hypothesis a sentence; `reorder` makes more of them. Nothing of it outlives the batch.
     """
 
-    def encoded(self, models: Sequence[Any], outputs: Sequence[Any]) -> None:
+    def encoded(self) -> None:
         """Finish beginning, now that the models have encoded the sources, or a GPU does so."""
 
     def listening(self) -> AbstractContextManager[None]:
@@ -93,10 +92,6 @@ class Memory(ABC):
     @abstractmethod
     def signature(self) -> str:
         """Return everything that decides what is retrieved and how it counts, as one line to print with results."""
-
-    def reads(self, model: Any) -> bool:
-        """Tell whether `MemoryBatch.encoded` needs the states of all layers of a model's encoder."""
-        return False
 
     def now(self, moment: dict[int, Any]) -> Memory:
         """Return a snapshot, unaffected by later learning.

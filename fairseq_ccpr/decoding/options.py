@@ -4,8 +4,7 @@
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import ClassVar, Optional
 
 from fairseq.dataclass import FairseqDataclass
@@ -18,7 +17,7 @@ from fairseq_ccpr.settings import check, option, read_options, with_options
 
 logger = logging.getLogger(__name__)
 
-NO_TRUST = NO_HEAD = "none"
+NO_TRUST = "none"
 STOP, SKIP = "stop", "skip"
 NEAREST, PUBLISHED = "nearest", "published"
 OF_LAMBDA_STAR = {"lambda_max": 1.0, "min_similarity": 0.0, "lambda_star": NEAREST}  # where lambda* is off
@@ -134,12 +133,6 @@ class PhraseSettings(PhraseSearchSettings):
         1.0, "interpolation weight of the phrase datastore, 0 to 1; it scales the weight that the votes give",
         within="[0, 1]", needs=SHARE, sign="lambda", automatic=True,
     )  # fmt: skip
-    queries: Optional[str] = option(
-        None,
-        "query head: finds the phrases of the source with the translation model's own encoder instead of the phrase "
-        "encoder (fairseq-train --task phrase_queries); or none (none, or as tuned)",
-        metavar="CKPT|none", unsigned="the description of the queries has it", automatic=True,
-    )  # fmt: skip
     reach: int = option(
         16, "number of subwords for which a sentence of the datastore is followed beyond the end of a phrase; 0: none",
         within="[0, inf)", needs="at least 0 subwords", metavar="N", automatic=True,
@@ -252,13 +245,6 @@ def automatic_token_settings(datastore: TokenDatastore, confidence: bool | None 
         "confidence": unit,
         "guard": unit and datastore.section.domain,
     }
-
-
-def phrase_settings(cfg: RetrievalConfig, tuned: Mapping[str, object] | None = None) -> PhraseSettings:
-    """Read the `--phrase-*` options; those left out are as tuned. Tuning keeps the absolute path of a query head."""
-    settings = read_options(PhraseSettings, cfg, tuned)
-    queries = None if settings.queries in (None, NO_HEAD) else str(Path(settings.queries).resolve())
-    return replace(settings, queries=queries)
 
 
 def token_settings(

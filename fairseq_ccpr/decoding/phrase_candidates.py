@@ -22,7 +22,6 @@ from fairseq_ccpr.datastore.written_subwords import open_or_write
 from fairseq_ccpr.decoding.learned_memory import LearnedPhrases
 from fairseq_ccpr.decoding.phrase_retriever import PhraseRetriever, QueryPhrase, RetrievedEntries
 from fairseq_ccpr.decoding.phrase_votes import MAX_SUBWORDS, NO_TOKEN, Candidates, PhraseTable
-from fairseq_ccpr.models.key_layer import EncodedSources, TranslationStates
 from fairseq_ccpr.search.distinct_strings import unique_mask
 from fairseq_ccpr.storage.equal_strings import BASE
 from fairseq_ccpr.text.decoder_subwords import SIGN, DecoderSubwords, after_sign
@@ -70,11 +69,6 @@ class PhraseCandidates:
         self._write_variant = lru_cache(VARIANTS)(self._write)
 
     @property
-    def reads(self) -> TranslationStates | None:
-        """The translation model's encoder, where a query head reads its states."""
-        return self.retriever.finder.reads
-
-    @property
     def remote(self) -> bool:
         """Whether another machine searches, while this one goes on."""
         return self.retriever.index.remote
@@ -92,12 +86,10 @@ class PhraseCandidates:
             return split_entries(datastore, self.subwords)
         return lambda entries: (written.tokens, written.cuts(entries))
 
-    def start(
-        self, src_tokens: Tensor, learned: LearnedPhrases | None = None, encoded: EncodedSources | None = None
-    ) -> Callable[[], list[SentencePhrases]]:
+    def start(self, src_tokens: Tensor, learned: LearnedPhrases | None = None) -> Callable[[], list[SentencePhrases]]:
         """Start retrieval for sentences, int64 [B, S] with fairseq's padding on the left; returns a function that waits."""
         texts = [self.subwords.recover(self.source_dictionary, row) for row in src_tokens.cpu()]
-        answer = self.retriever.start(texts, learned, encoded)
+        answer = self.retriever.start(texts, learned)
 
         def wait() -> list[SentencePhrases]:
             retrieved = answer()
@@ -189,13 +181,11 @@ class RememberedCandidates(PhraseCandidates):
         self._given = candidates
         self._known: dict[tuple[tuple[int, ...], bytes], list[SentencePhrases]] = {}
 
-    def start(
-        self, src_tokens: Tensor, learned: LearnedPhrases | None = None, encoded: EncodedSources | None = None
-    ) -> Callable[[], list[SentencePhrases]]:
+    def start(self, src_tokens: Tensor, learned: LearnedPhrases | None = None) -> Callable[[], list[SentencePhrases]]:
         """Retrieve for sentences, int64 [B, S], or return what an earlier call, with as much learned, retrieved for them."""
         key = tuple(src_tokens.shape), src_tokens.cpu().numpy().tobytes()
         if key not in self._known:
-            self._known[key] = self._given.start(src_tokens, learned, encoded)()
+            self._known[key] = self._given.start(src_tokens, learned)()
         return lambda: self._known[key]
 
 

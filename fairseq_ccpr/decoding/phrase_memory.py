@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Self
@@ -20,7 +20,6 @@ from fairseq_ccpr.decoding.mixture import LookedUp, ModelEvidence, ModelView, Vo
 from fairseq_ccpr.decoding.options import PhraseSettings
 from fairseq_ccpr.decoding.phrase_candidates import PhraseCandidates, RememberedCandidates, SentencePhrases
 from fairseq_ccpr.decoding.phrase_votes import Consent, PhraseState, PhraseTable, PhraseVotes, Proposals
-from fairseq_ccpr.models.key_layer import EncodedSources
 from fairseq_ccpr.settings import signed
 from fairseq_ccpr.timing import FINDING, PHRASES, phase
 
@@ -79,21 +78,16 @@ class PhraseMemory(Memory):
         phrases = self.learned.entries.phrases if self.learned is not None else None
         return phrases if phrases is not None and (phrases.pairs or phrases.moved or len(phrases.gone)) else None
 
-    def reads(self, model: Any) -> bool:
-        """Tell whether a query head reads the states of a model's encoder."""
-        return (reader := self.candidates.reads) is not None and reader.is_of(model)
-
     @phase(FINDING, whole=True)
     def begin(self, sources: Tensor) -> PhraseBatch:
         """Begin a batch of sentences, int64 [B, S]. What is learned meanwhile counts for the next one.
 
-        Remote indexes search while the sources are encoded. A local one works when it is waited for, while a GPU encodes; a
-        query head waits for the encoder, whose states it reads.
+        Remote indexes search while the sources are encoded. A local one works when it is waited for, while a GPU encodes.
         """
         # Copied before a GPU has anything else to do, which a copy would wait for.
         batch = PhraseBatch(self, sources.cpu(), self._learned)
-        if self.candidates.remote and self.candidates.reads is None:
-            batch.answer = batch.start(None)
+        if self.candidates.remote:
+            batch.answer = batch.start()
         return batch
 
     def remembering(self) -> PhraseMemory:
@@ -139,17 +133,12 @@ class PhraseBatch(MemoryBatch):
     prior: Tensor = field(init=False)  # fp32 [B, A], see `PhraseVotes.prior`
     similarity: Tensor = field(init=False)  # fp32 [B], the highest of each sentence
 
-    def encoded(self, models: Sequence[Any], outputs: Sequence[Any]) -> None:
+    def encoded(self) -> None:
         """Wait for the phrases: one empty hypothesis a sentence."""
         candidates = self.memory.candidates
-        encoded, reader = None, candidates.reads
-        read = next((out for model, out in zip(models, outputs) if reader is not None and reader.is_of(model)), None)
-        with phase(FINDING, whole=True):
-            if reader is not None and read is not None:
-                encoded = EncodedSources(self.sources, reader.join(read), candidates.source_dictionary.pad())
-            with _without_collections():
-                phrases = (self.answer or self.start(encoded))()
-                table = candidates.table(phrases)
+        with phase(FINDING, whole=True), _without_collections():
+            phrases = (self.answer or self.start())()
+            table = candidates.table(phrases)
         found = candidates.checked or any(len(sentence.candidates.lengths) for sentence in phrases)
         if not found and not candidates.retriever.remote.skipped:  # which was said
             logger.warning(
@@ -159,9 +148,9 @@ class PhraseBatch(MemoryBatch):
         candidates.checked = True
         self.lay_out(phrases, table.to(self.memory.device))
 
-    def start(self, encoded: EncodedSources | None) -> Callable[[], list[SentencePhrases]]:
+    def start(self) -> Callable[[], list[SentencePhrases]]:
         """Start retrieval; returns a function that waits."""
-        return self.memory.candidates.start(self.sources, self.learned, encoded)
+        return self.memory.candidates.start(self.sources, self.learned)
 
     def lay_out(self, phrases: list[SentencePhrases], table: PhraseTable) -> None:
         """Begin with these phrases, a table on the memory's device: one empty hypothesis a sentence."""

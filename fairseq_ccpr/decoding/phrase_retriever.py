@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -17,10 +17,8 @@ from fairseq_ccpr.decoding.learned_memory import LearnedPhrases
 from fairseq_ccpr.decoding.options import PhraseSettings, StoreSettings
 from fairseq_ccpr.decoding.remote_answers import RemoteAnswers
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.models.key_layer import EncodedSources
 from fairseq_ccpr.models.phrase_encoder import SpanEncoder, load_phrase_encoder
 from fairseq_ccpr.models.phrase_finder import PhraseFinder, Segmentation
-from fairseq_ccpr.models.query_head import QueryHead, load_query_head
 from fairseq_ccpr.search import EXACT
 from fairseq_ccpr.search.distinct_strings import nearest_distinct
 from fairseq_ccpr.settings import signature
@@ -66,10 +64,9 @@ class PhraseRetriever:
 
     Args:
         min_similarity: score below which an entry is left out.
-        queries: segments and encodes source sentences instead of the phrase encoder.
 
     Attributes:
-        encoder: the phrase encoder, which encodes what is learned even where `queries` are given.
+        encoder: the phrase encoder.
         too_long: sentences so far that are longer than the encoder reads, and were read in windows.
         phrases: number queried so far.
         retrieved: number of strings found for them so far.
@@ -78,20 +75,14 @@ class PhraseRetriever:
 
     def __init__(
         self, datastore: PhraseDatastore, encoder: SpanEncoder, segmentation: Segmentation, k: int, min_similarity: float,
-        device: torch.device, waiting: StoreSettings | None = None, queries: QueryHead | None = None,
+        device: torch.device, waiting: StoreSettings | None = None,
     ) -> None:  # fmt: skip
         if k < 1:
             raise ConfigurationError(f"--phrase-k is {k}: at least 1 phrase is needed")
-        fingerprint = encoder.fingerprint()
-        datastore.check_encoder(fingerprint)
-        if queries is not None and queries.teacher != fingerprint:
-            raise ConfigurationError(
-                f"the query head imitates the phrase encoder {short(queries.teacher)}, and the phrases of "
-                f"{datastore.directory} are of {short(fingerprint)}: train one for theirs, or give --phrase-queries none"
-            )
+        datastore.check_encoder(encoder.fingerprint())
         self.datastore, self.k, self.min_similarity, self.device = datastore, k, min_similarity, device
         self.encoder = encoder.to(device)
-        self.finder = PhraseFinder((queries or encoder).to(device), segmentation)
+        self.finder = PhraseFinder(self.encoder, segmentation)
         self.index = datastore.open_index(device)
         self.remote = RemoteAnswers(waiting or StoreSettings(), "phrases", datastore.section.store)
         self.too_long = self.phrases = self.retrieved = 0
@@ -102,14 +93,12 @@ class PhraseRetriever:
         """Retrieve for each phrase of each sentence, in order; phrases for which nothing was found are in it too."""
         return self.read(sentences, self.start(sentences, learned)(), learned)
 
-    def start(
-        self, sentences: list[str], learned: LearnedPhrases | None = None, encoded: EncodedSources | None = None
-    ) -> Callable[[], RetrievedEntries]:
+    def start(self, sentences: list[str], learned: LearnedPhrases | None = None) -> Callable[[], RetrievedEntries]:
         """Start retrieval; returns a function that waits for the result.
 
         An index in another process searches in the meantime; one of this process searches when the result is wanted.
         """
-        found = self.finder.find(sentences, encoded)
+        found = self.finder.find(sentences)
         self.too_long += found.too_long
         vectors = found.vectors.to(self.device)
 
@@ -195,21 +184,17 @@ def find_encoder(datastore: PhraseDatastore, given: str | None) -> Path:
     return path
 
 
-def load_encoders(
-    datastore: PhraseDatastore, settings: PhraseSettings, models: Sequence[Any]
-) -> tuple[SpanEncoder, QueryHead | None]:
-    """Load the phrase encoder, and the query head that settings name for one of the translation models."""
+def load_encoder(datastore: PhraseDatastore, settings: PhraseSettings) -> SpanEncoder:
+    """Load the phrase encoder."""
     path, bf16 = find_encoder(datastore, settings.encoder), settings.bf16
     with torch.random.fork_rng(devices=[]):  # sampling must draw the same as without phrases
         encoder = load_phrase_encoder(path, bf16=bf16)
-        head = settings.queries
-        queries = load_query_head(Path(head), [model.encoder for model in models], bf16) if head else None
     if getattr(encoder, "similarity", "cosine") != "cosine":
         logger.warning(
             "the phrases of %s are compared by inner products without bounds: --phrase-min-similarity and the weights of "
             "phrases are made for cosines, and weigh these wrongly until they are tuned", path,
         )  # fmt: skip
-    return encoder, queries
+    return encoder
 
 
 def query_segmentation(datastore: PhraseDatastore, threshold: float, kind: str | None = None) -> Segmentation:

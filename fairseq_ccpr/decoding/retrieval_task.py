@@ -37,12 +37,11 @@ from fairseq_ccpr.decoding.options import (
     StoreSettings,
     TextSettings,
     TokenRetrievalSettings,
-    phrase_settings,
     token_settings,
 )
 from fairseq_ccpr.decoding.phrase_candidates import PhraseCandidates
 from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
-from fairseq_ccpr.decoding.phrase_retriever import PhraseRetriever, load_encoders, query_segmentation
+from fairseq_ccpr.decoding.phrase_retriever import PhraseRetriever, load_encoder, query_segmentation
 from fairseq_ccpr.decoding.phrase_votes import PhraseVotes
 from fairseq_ccpr.decoding.remote_answers import RemoteAnswers
 from fairseq_ccpr.decoding.text_memory import LearnedTargets, TextMemory, TextWeight
@@ -139,7 +138,7 @@ class RetrievalTask(FairseqTask):
             )
             self.token_settings = token_settings(cfg, self.token_datastore, tuned.get(TokenRetrievalSettings.PREFIX))
         if self.phrase_datastore is not None:
-            self.phrase_settings = phrase_settings(cfg, tuned.get(PhraseSettings.PREFIX))
+            self.phrase_settings = read_options(PhraseSettings, cfg, tuned.get(PhraseSettings.PREFIX))
             phrases_trusted = self.trust is None or PhraseMemory.name in self.trust.memories
             if not phrases_trusted and self.phrase_settings.lambda_ > 0:
                 raise ConfigurationError(
@@ -435,10 +434,10 @@ class RetrievalTask(FairseqTask):
 
     def _phrase_memory(self, models: list[Any], datastore: PhraseDatastore) -> PhraseMemory:
         device, settings = next(models[0].parameters()).device, self.phrase_settings
-        encoder, queries = load_encoders(datastore, settings, models)
+        encoder = load_encoder(datastore, settings)
         segmentation = query_segmentation(datastore, settings.threshold, settings.segmentation)
         retriever = PhraseRetriever(
-            datastore, encoder, segmentation, settings.k, settings.min_similarity, device, self.waiting, queries
+            datastore, encoder, segmentation, settings.k, settings.min_similarity, device, self.waiting
         )
         candidates = PhraseCandidates(retriever, self._decoder_subwords, self.source_dictionary, settings.reach)
         votes = PhraseVotes()

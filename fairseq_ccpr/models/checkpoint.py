@@ -20,7 +20,7 @@ from fairseq_ccpr.errors import CheckpointError, describe
 from fairseq_ccpr.text.subwords import Subwords
 from fairseq_ccpr.text.words import word_spans
 
-ENCODER_TASKS = ("phrase_contrast", "phrase_lexicon", "phrase_queries", "token_contrast")
+ENCODER_TASKS = ("phrase_contrast", "phrase_lexicon", "phrase_distillation", "token_contrast")
 FAULTS = (KeyError, TypeError, ValueError, AttributeError, EOFError, RuntimeError)  # of what is no such checkpoint
 ENCODED_ELSEWHERE = 2  # extra subwords that a text may have where it does not begin with its first word
 

@@ -15,13 +15,13 @@ import torch
 from fairseq import checkpoint_utils
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.models import BaseFairseqModel, register_model
+from fairseq.modules import FairseqDropout
 from torch import Tensor, nn
 
 from fairseq_ccpr.device import choose_device, has_bf16
 from fairseq_ccpr.errors import CheckpointError, ConfigurationError
 from fairseq_ccpr.models.checkpoint import FAULTS
-from fairseq_ccpr.models.key_layer import TranslationStates
-from fairseq_ccpr.models.pretrained.context_encoder import TRANSFORMER, ContextEncoder
+from fairseq_ccpr.models.pretrained.context_encoder import TRANSFORMER, ContextEncoder, keep_layers
 from fairseq_ccpr.storage.fingerprint import of_parameters, of_strings
 from fairseq_ccpr.text.tokenizers import TOKENIZERS, load_tokenizer
 
@@ -40,16 +40,11 @@ SCALE_SPEED = 20.0  # learning rates for a pretrained Transformer would hardly m
 class SpanEncoder(BaseFairseqModel):
     """A context encoder, and the layers that compute vectors of spans in its sentences."""
 
-    context: ContextEncoder | TranslationStates  # the latter in a query head
+    context: ContextEncoder
     segments: bool  # whether it can tell which spans are phrases
     dimension: int  # o, width of a phrase vector
     trained_on: list[str]  # language pairs of the lexicons; of a loaded XPR encoder
     edges: str = UNRECORDED_EDGES  # the rule that barred words from the edges of phrases; of a loaded CCPR encoder
-
-    @property
-    def name(self) -> str:
-        """Its name in the description of its phrases; empty for the encoder that the datastore was built with."""
-        return ""
 
     def states(self, tokens: Tensor) -> Tensor:
         """Compute the states that `vectors` takes, int64 [S, L] -> [S, L, H]."""
@@ -209,7 +204,6 @@ class PhraseEncoderConfig(FairseqDataclass):
 class PhraseEncoder(SpanEncoder):
     """h = MLP_align([H_s ; H_e]) and P(phrase) = sigmoid(MLP_seg([H_i ; H_j])): equations 1 and 5 of the CCPR paper."""
 
-    context: ContextEncoder
     segments = True
 
     def __init__(self, context: ContextEncoder, dimension: int, similarity: str, temperature: float) -> None:
@@ -269,7 +263,7 @@ class PhraseEncoder(SpanEncoder):
     @classmethod
     def restore(cls, context: ContextEncoder, weights: dict[str, Tensor], settings: dict[str, Any]) -> "PhraseEncoder":
         """Rebuild the encoder with the heads of a checkpoint."""
-        model = cls(context, len(weights["align.weight"]), str(settings["similarity"]), 1.0)
+        model = cls(context, len(weights["align.weight"]), str(settings.get("similarity", SIMILARITIES[0])), 1.0)
         model.load_state_dict(weights)
         return model
 
@@ -279,7 +273,51 @@ class PhraseEncoder(SpanEncoder):
         return of_strings([self.context.fingerprint(), of_parameters(heads), self.similarity])
 
 
-ENCODER_CLASSES[DEFAULT_ARCHITECTURE] = PhraseEncoder
+@dataclass
+class PhraseStudentConfig(FairseqDataclass):
+    """Options of `--arch phrase_student`."""
+
+    layers: int = field(
+        default=3, metadata={"help": "layers that the student keeps of the phrase encoder's, evenly spaced"}
+    )
+
+
+@register_model("phrase_student", dataclass=PhraseStudentConfig)
+class PhraseStudent(PhraseEncoder):
+    """A phrase encoder of fewer layers, trained to the vectors of another, its task's `teacher`; used as any other.
+
+    Embeddings and biases stay the teacher's, and there is no dropout: what is learned is a function.
+    """
+
+    @classmethod
+    def build_model(cls, cfg: PhraseStudentConfig, task: Any) -> "PhraseStudent":
+        """Build a student that begins as some layers of the teacher."""
+        teacher = task.teacher
+        student = cls(keep_layers(teacher.context, cfg.layers, spaced=True), teacher.dimension, teacher.similarity, 1.0)
+        student.align.load_state_dict(teacher.align.state_dict())
+        student.segment.load_state_dict(teacher.segment.state_dict())
+        transformer = student.context.transformer
+        for module in transformer.modules():
+            if isinstance(module, FairseqDropout):
+                module.p = 0.0
+        for frozen in (transformer.embed_tokens, transformer.embed_positions):
+            frozen.requires_grad_(False)
+        for parameter in (student.align.bias, student.segment.bias, student.scale_offset):
+            parameter.requires_grad_(False)
+        return student
+
+    def forward(self, tokens: Tensor) -> Tensor:  # type: ignore[override]
+        """Compute everything that training needs."""
+        return span_ends(self, tokens)
+
+
+ENCODER_CLASSES |= {DEFAULT_ARCHITECTURE: PhraseEncoder, "phrase_student": PhraseEncoder}
+
+
+def span_ends(encoder: PhraseEncoder, tokens: Tensor) -> Tensor:
+    """Compute what vectors and log-odds of spans are sums of, [S, L, 2 (o + 1)]: of their first subwords, of their last."""
+    weights = torch.cat([encoder.align.weight, encoder.segment.weight])
+    return encoder.states(tokens) @ torch.cat(weights.chunk(2, dim=1)).T
 
 
 def project_ends(linear: nn.Linear, states: Tensor, spans: Tensor) -> Tensor:

@@ -13,9 +13,7 @@ from torch import Tensor
 from fairseq_ccpr.device import to_device, to_host
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.models.checkpoint import Window, windows
-from fairseq_ccpr.models.key_layer import EncodedSources, TranslationStates
 from fairseq_ccpr.models.phrase_encoder import SpanEncoder
-from fairseq_ccpr.models.query_head import QueryHead
 from fairseq_ccpr.models.xpr_encoder import span_means
 from fairseq_ccpr.storage.fingerprint import of_file, short
 from fairseq_ccpr.text.pairs import read_lines
@@ -106,21 +104,11 @@ class PhraseFinder:
         kind = LEXICON + short(of_file(rule.lexicon)) if rule.lexicon else rule.kind
         learned = f",edges:{self.encoder.edges}" if rule.kind == LEARNED else ""
         bf16 = ",bf16" if self.encoder.context.bf16 else ""
-        name = f",{self.encoder.name}" if self.encoder.name else ""
-        return f"{kind}>{rule.threshold}<={rule.max_words}words{learned}{bf16}{name}"
-
-    @property
-    def reads(self) -> TranslationStates | None:
-        """The translation model's encoder, where a query head reads its states."""
-        context = self.encoder.context
-        return context if isinstance(context, TranslationStates) else None
+        return f"{kind}>{rule.threshold}<={rule.max_words}words{learned}{bf16}"
 
     @torch.inference_mode()
-    def find(
-        self, texts: list[str], encoded: EncodedSources | None = None,
-        done: Callable[[int], object] = lambda count: None,
-    ) -> FoundPhrases:  # fmt: skip
-        """Find the phrases of texts, which a query head need not encode again where the translation model has.
+    def find(self, texts: list[str], done: Callable[[int], object] = lambda count: None) -> FoundPhrases:
+        """Find the phrases of texts.
 
         `done` is called after each batch with the number of texts read; a long one counts with its first window.
         """
@@ -137,9 +125,7 @@ class PhraseFinder:
         spans = [np.empty((0, 3), np.int32)]
         probabilities, vectors = [torch.empty(0)], [torch.empty(0, self._width, device=self._device)]
         for batch in batches_of_like_length(list(range(len(parts))), subwords):
-            places, batch_probabilities, batch_vectors = self._find_in_batch(
-                [subwords[number] for number in batch], encoded, text_of[batch].tolist()
-            )
+            places, batch_probabilities, batch_vectors = self._find_in_batch([subwords[number] for number in batch])
             places[:, 0] = np.array(batch)[places[:, 0]]
             spans.append(places)
             probabilities.append(batch_probabilities)
@@ -156,9 +142,7 @@ class PhraseFinder:
         [rows] = to_device([torch.from_numpy(order)], self._device)
         return FoundPhrases(found[order], torch.cat(probabilities)[order], torch.cat(vectors)[rows], too_long)
 
-    def _find_in_batch(
-        self, batch: list[Subwords], encoded: EncodedSources | None, rows: list[int]
-    ) -> tuple[np.ndarray, Tensor, Tensor]:
+    def _find_in_batch(self, batch: list[Subwords]) -> tuple[np.ndarray, Tensor, Tensor]:
         """Wait for a GPU once: for the probabilities, from which the host decides which spans are phrases."""
         each = [candidate_spans(subwords, *self.segmentation.words) for subwords in batch]
         if (lexicon := self.lexicon) is not None:
@@ -170,13 +154,8 @@ class PhraseFinder:
         candidates = np.concatenate(each)  # [C, 4]
         tokens = collate(batch, self.tokenizer.pad)
         inside = torch.from_numpy(np.column_stack([numbers, candidates[:, 2:]]))
-        known = encoded.states_of(tokens, rows) if encoded is not None else None
         tokens, spans = to_device([tokens, inside], self._device)
-        if known is None:
-            states = self.encoder.states(tokens)
-        else:
-            assert isinstance(self.encoder, QueryHead)
-            states = self.encoder.states(tokens, known)
+        states = self.encoder.states(tokens)
         probabilities = torch.ones(len(spans))
         if self.encoder.segments:
             [probabilities] = to_host([self.encoder.phrase_logits(states, spans).sigmoid()])

@@ -70,7 +70,7 @@ def test_garbage_is_not_collected_while_phrases_are_made(enabled: bool) -> None:
     (gc.enable if enabled else gc.disable)()
     try:
         with pytest.raises(ZeroDivisionError):
-            memory.begin(torch.ones(1, 1)).encoded([], [])
+            memory.begin(torch.ones(1, 1)).encoded()
         assert seen == [False, False] and gc.isenabled() == enabled
     finally:
         gc.enable()

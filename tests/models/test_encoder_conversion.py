@@ -189,6 +189,18 @@ def test_fewer_layers_give_the_states_of_their_last(kind: str, tmp_path: Path, r
         keep_layers(encoder, 0)
 
 
+def test_layers_are_kept_evenly_from_the_first_to_the_last(bert: tuple[Path, Any]) -> None:
+    encoder = read_encoder(str(bert[0]))
+    tokens = collate([encoder.tokenizer.encode(text) for text in TEXTS], encoder.tokenizer.pad)
+    fewer, whole = (keep_layers(encoder, count, spaced=True) for count in (2, LAYERS))
+    assert LAYERS == 3 and whole.fingerprint() == encoder.fingerprint()
+    padding = tokens.eq(encoder.tokenizer.pad)
+    states = encoder.states(tokens, 0).transpose(0, 1)
+    for layer in (0, 2):
+        states = encoder.transformer.layers[layer](states, encoder_padding_mask=padding)
+    assert fewer.layers == 2 and torch.equal(fewer(tokens), states.transpose(0, 1))
+
+
 def test_text_to_keep_may_be_compressed_and_has_columns(xlmr: tuple[Path, Any], tmp_path: Path) -> None:
     text = "\n".join(f"{line}\t{line[::-1]}" for line in demo_lines(3)).encode()
     for name, content in (("a.tsv", text), ("a.tsv.gz", gzip.compress(text)), ("a.tsv.xz", lzma.compress(text))):

@@ -155,7 +155,7 @@ class PhraseLexiconTask(PhraseTask):
 
         def means(types: PhraseTypes) -> Tensor:
             counts, most = [self.cfg.sentences], self.cfg.max_subwords
-            return type_means(encode, self.tokenizer, types, counts, most, pairs.device)[0, 0]
+            return type_means(encode, self.tokenizer, types, counts, most, pairs.device, show=True)[0, 0]
 
         sources, targets = (model.project(means(types)) for types in lexicon.sides)
         found = find_translations(sources, targets, pairs), find_translations(targets, sources, pairs.flip(1))

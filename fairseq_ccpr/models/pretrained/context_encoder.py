@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 from argparse import Namespace
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
@@ -28,6 +29,7 @@ from fairseq_ccpr.timing import progress_bar
 WEIGHTS = "model.pt"
 TRANSFORMER = "encoder.sentence_encoder."  # where a RoBERTa of fairseq has its Transformer
 HEAD = "encoder.lm_head."  # and its head for masked subwords, which is not used here
+LAYER = re.compile(r"layers\.\d+\.")  # where a weight of the Transformer is one of a layer
 MARKERS = 2  # <s> and </s>
 # Settings that a checkpoint records of its model, besides `layer_norm_eps`, which fairseq's own loaders ignore.
 SETTINGS = (
@@ -221,15 +223,21 @@ def prune(encoder: ContextEncoder, texts: Iterable[str]) -> ContextEncoder:
     return ContextEncoder(encoder.arguments, new, weights).eval()
 
 
-def keep_layers(encoder: ContextEncoder, layers: int) -> ContextEncoder:
-    """Remove all layers above the first `layers`, so that the states of that layer become the last."""
-    if not 1 <= layers <= encoder.layers:
-        raise ConfigurationError(f"--layers {layers}: the encoder has {encoder.layers}, give 1 to {encoder.layers}")
-    if encoder.transformer.layer_norm is not None and layers < encoder.layers:
+def keep_layers(encoder: ContextEncoder, count: int, spaced: bool = False) -> ContextEncoder:
+    """Keep the first `count` layers, or such as are `spaced` evenly from the first to the last; the others go."""
+    if not 1 <= count <= encoder.layers:
+        raise ConfigurationError(f"--layers {count}: the encoder has {encoder.layers}, give 1 to {encoder.layers}")
+    last = encoder.layers - 1
+    kept = [round(number * last / max(count - 1, 1)) for number in range(count)] if spaced else list(range(count))
+    if encoder.transformer.layer_norm is not None and kept[-1] != last:
         raise ConfigurationError("--layers: this encoder normalises the states of its last layer: keep all layers")
-    above = tuple(f"{TRANSFORMER}layers.{number}." for number in range(layers, encoder.layers))
-    weights = {name: tensor for name, tensor in _weights(encoder).items() if not name.startswith(above)}
-    arguments = Namespace(**{**vars(encoder.arguments), "encoder_layers": layers})
+    place = {f"layers.{number}.": f"layers.{place}." for place, number in enumerate(kept)}
+    weights = {}
+    for name, tensor in _weights(encoder).items():
+        layer = LAYER.search(name)
+        if layer is None or layer[0] in place:
+            weights[name if layer is None else name.replace(layer[0], place[layer[0]])] = tensor
+    arguments = Namespace(**{**vars(encoder.arguments), "encoder_layers": count})
     return ContextEncoder(arguments, encoder.tokenizer, weights).eval()
 
 
