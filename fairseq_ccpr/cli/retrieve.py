@@ -22,12 +22,11 @@ from fairseq_ccpr.decoding.phrase_retriever import (
     PhraseRetriever,
     QueryPhrase,
     RetrievedPhrase,
-    find_encoder,
+    load_encoder,
     query_segmentation,
 )
 from fairseq_ccpr.device import choose_device
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.models.phrase_encoder import load_phrase_encoder
 from fairseq_ccpr.search import TIMEOUT
 from fairseq_ccpr.settings import cpu_option, option
 from fairseq_ccpr.text.pairs import read_standard_input
@@ -69,7 +68,7 @@ def retrieve(
         )
     device, (phrases, tuned) = choose_device(cpu), open_phrases(datastore, waiting.timeout)
     settings = read_phrases(tuned)
-    encoder = load_phrase_encoder(find_encoder(phrases, settings.encoder), bf16=settings.bf16)
+    encoder = load_encoder(phrases, settings)
     segmentation = query_segmentation(phrases, settings.threshold, settings.segmentation)
     if max_words is not None:
         segmentation = replace(segmentation, max_words=max_words)

@@ -92,7 +92,7 @@ def convert(
     encoder = read_encoder(source)
     pieces = len(encoder.tokenizer.symbols)
     if layers is not None:
-        encoder = keep_layers(encoder, layers)
+        encoder = keep_layers(encoder, range(layers))
     if keep_pieces_of:
         encoder = prune(encoder, lines_of(keep_pieces_of, quiet))
     encoder.save(output)

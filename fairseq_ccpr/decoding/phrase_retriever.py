@@ -14,10 +14,10 @@ import torch
 
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.decoding.learned_memory import LearnedPhrases
-from fairseq_ccpr.decoding.options import PhraseSettings, StoreSettings
+from fairseq_ccpr.decoding.options import PhraseSearchSettings, StoreSettings
 from fairseq_ccpr.decoding.remote_answers import RemoteAnswers
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.models.phrase_encoder import SpanEncoder, load_phrase_encoder
+from fairseq_ccpr.models.phrase_encoder import COSINE, SpanEncoder, load_phrase_encoder
 from fairseq_ccpr.models.phrase_finder import PhraseFinder, Segmentation
 from fairseq_ccpr.search import EXACT
 from fairseq_ccpr.search.distinct_strings import nearest_distinct
@@ -184,12 +184,12 @@ def find_encoder(datastore: PhraseDatastore, given: str | None) -> Path:
     return path
 
 
-def load_encoder(datastore: PhraseDatastore, settings: PhraseSettings) -> SpanEncoder:
-    """Load the phrase encoder."""
+def load_encoder(datastore: PhraseDatastore, settings: PhraseSearchSettings) -> SpanEncoder:
+    """Load the phrase encoder of a datastore, and warn where it does not compare by cosine."""
     path, bf16 = find_encoder(datastore, settings.encoder), settings.bf16
     with torch.random.fork_rng(devices=[]):  # sampling must draw the same as without phrases
         encoder = load_phrase_encoder(path, bf16=bf16)
-    if getattr(encoder, "similarity", "cosine") != "cosine":
+    if getattr(encoder, "similarity", COSINE) != COSINE:
         logger.warning(
             "the phrases of %s are compared by inner products without bounds: --phrase-min-similarity and the weights of "
             "phrases are made for cosines, and weigh these wrongly until they are tuned", path,

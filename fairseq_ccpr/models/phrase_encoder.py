@@ -31,8 +31,8 @@ E = TypeVar("E", bound="SpanEncoder")
 CONTEXT = "context.transformer."  # prefix of a phrase encoder's Transformer
 MOMENTUM = "momentum."  # and of the weights that only its training needs
 UNRECORDED_EDGES = "own"  # the edge rule of checkpoints that do not record one; see `pair_build.edge_rule`
-DEFAULT_ARCHITECTURE = "phrase_encoder"
-SIMILARITIES = "cosine", "dot"
+DEFAULT_ARCHITECTURE, STUDENT = "phrase_encoder", "phrase_student"
+COSINE, DOT = SIMILARITIES = "cosine", "dot"
 MOST_SCALE = 100.0  # maximum of the learned 1 / temperature: beyond it only the nearest candidate counts
 SCALE_SPEED = 20.0  # learning rates for a pretrained Transformer would hardly move the logarithm of the temperature
 
@@ -263,7 +263,7 @@ class PhraseEncoder(SpanEncoder):
     @classmethod
     def restore(cls, context: ContextEncoder, weights: dict[str, Tensor], settings: dict[str, Any]) -> "PhraseEncoder":
         """Rebuild the encoder with the heads of a checkpoint."""
-        model = cls(context, len(weights["align.weight"]), str(settings.get("similarity", SIMILARITIES[0])), 1.0)
+        model = cls(context, len(weights["align.weight"]), str(settings["similarity"]), 1.0)
         model.load_state_dict(weights)
         return model
 
@@ -282,9 +282,9 @@ class PhraseStudentConfig(FairseqDataclass):
     )
 
 
-@register_model("phrase_student", dataclass=PhraseStudentConfig)
+@register_model(STUDENT, dataclass=PhraseStudentConfig)
 class PhraseStudent(PhraseEncoder):
-    """A phrase encoder of fewer layers, trained to the vectors of another, its task's `teacher`; used as any other.
+    """A phrase encoder of fewer layers, trained to the vectors of another, its task's `teacher`; used like any other.
 
     Embeddings and biases stay the teacher's, and there is no dropout: what is learned is a function.
     """
@@ -293,7 +293,9 @@ class PhraseStudent(PhraseEncoder):
     def build_model(cls, cfg: PhraseStudentConfig, task: Any) -> "PhraseStudent":
         """Build a student that begins as some layers of the teacher."""
         teacher = task.teacher
-        student = cls(keep_layers(teacher.context, cfg.layers, spaced=True), teacher.dimension, teacher.similarity, 1.0)
+        last, gaps = teacher.context.layers - 1, max(cfg.layers - 1, 1)
+        kept = [round(number * last / gaps) for number in range(cfg.layers)]
+        student = cls(keep_layers(teacher.context, kept), teacher.dimension, teacher.similarity, 1.0)
         student.align.load_state_dict(teacher.align.state_dict())
         student.segment.load_state_dict(teacher.segment.state_dict())
         transformer = student.context.transformer
@@ -307,11 +309,16 @@ class PhraseStudent(PhraseEncoder):
         return student
 
     def forward(self, tokens: Tensor) -> Tensor:  # type: ignore[override]
-        """Compute everything that training needs."""
+        """Compute `span_ends`."""
         return span_ends(self, tokens)
 
+    @classmethod
+    def restore(cls, context: ContextEncoder, weights: dict[str, Tensor], settings: dict[str, Any]) -> "PhraseEncoder":
+        """Rebuild the student, whose teacher compares by cosine."""
+        return super().restore(context, weights, {**settings, "similarity": COSINE})
 
-ENCODER_CLASSES |= {DEFAULT_ARCHITECTURE: PhraseEncoder, "phrase_student": PhraseEncoder}
+
+ENCODER_CLASSES |= {DEFAULT_ARCHITECTURE: PhraseEncoder, STUDENT: PhraseStudent}
 
 
 def span_ends(encoder: PhraseEncoder, tokens: Tensor) -> Tensor:

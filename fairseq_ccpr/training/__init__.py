@@ -3,6 +3,6 @@
 fairseq calls this `tasks/` and `criterions/`. Importing this package registers them.
 """
 
-from fairseq_ccpr.training import cpu_autocast, phrase_contrast, phrase_distillation, phrase_task, token_contrast
+from fairseq_ccpr.training import cpu_autocast, phrase_contrast, phrase_distillation, token_contrast
 
-__all__ = ["cpu_autocast", "phrase_contrast", "phrase_distillation", "phrase_task", "token_contrast"]
+__all__ = ["cpu_autocast", "phrase_contrast", "phrase_distillation", "token_contrast"]

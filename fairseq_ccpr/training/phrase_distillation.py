@@ -2,6 +2,7 @@
 
 # No `from __future__ import annotations` here: fairseq makes its options from the types themselves.
 
+import logging
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.models.phrase_encoder import PhraseEncoder, span_ends
+from fairseq_ccpr.models.phrase_encoder import COSINE, PhraseEncoder, span_ends
 from fairseq_ccpr.paths import split_paths
 from fairseq_ccpr.text.pairs import read_lines
 from fairseq_ccpr.text.subwords import Subwords, SubwordTokenizer, collate
@@ -28,26 +29,26 @@ from fairseq_ccpr.training.cpu_autocast import CpuAutocast
 from fairseq_ccpr.training.length_batches import SizedDataset
 from fairseq_ccpr.training.phrase_task import save_tokenizer
 
-SEGMENTATION_WEIGHT = 0.125
+logger = logging.getLogger(__name__)
+SEGMENTATION_WEIGHT = 0.125  # two values in 258 would hardly count, and are learned before the vectors are
+LEAST_VARIANCE = 1e-6  # of a value that is always the same
+TEACHER_BATCH = 50  # sentences at a time whose values are measured
 
 
 class Sentences(SizedDataset):
-    """Sentences in subwords; those without any or with more than `most` are left out."""
+    """Sentences of `sizes` subwords."""
 
-    def __init__(self, texts: list[str], tokenizer: SubwordTokenizer, most: int) -> None:
+    def __init__(self, texts: list[str], sizes: np.ndarray, tokenizer: SubwordTokenizer, seed: int) -> None:
         super().__init__()
-        self.tokenizer = tokenizer
-        encoded = progress_bar("subwords", "sentence", texts)
-        counts = np.fromiter((tokenizer.encode(text).count for text in encoded), np.int64, len(texts))
-        kept = np.flatnonzero((counts > 0) & (counts <= most))
-        self.texts, self.sizes = [texts[number] for number in kept.tolist()], counts[kept]
+        self.texts, self.sizes, self.tokenizer, self.seed = texts, sizes, tokenizer, seed
 
     def __len__(self) -> int:
         return len(self.texts)
 
     def ordered_indices(self) -> np.ndarray:
-        """Order by length, which saves padding."""
-        return self.sizes.argsort(kind="stable")
+        """Order by length, which saves padding; break ties at random, so that batches mix places in the text."""
+        order = np.random.default_rng(self.seed).permutation(len(self))
+        return order[self.sizes[order].argsort(kind="stable")]
 
     def __getitem__(self, index: int) -> Subwords:
         return self.tokenizer.encode(self.texts[index])
@@ -70,8 +71,9 @@ class PhraseDistillationConfig(FairseqDataclass):
             "help": "text of both languages, of any domains: files of a sentence per line, or of pairs, separated by ':'"
         },
     )
-    phrase_encoder: str = field(default="", metadata={"help": "checkpoint of the phrase encoder that is imitated"})
-    valid_sentences: int = field(default=500, metadata={"help": "the first sentences, which are held out"})
+    phrase_encoder: str = field(default="", metadata={"help": "checkpoint of the phrase encoder that teaches"})
+    valid_sentences: int = field(default=500, metadata={"help": "sentences held out, the first of --text"})
+    seed: int = II("common.seed")
     save_dir: str = II("checkpoint.save_dir")
 
 
@@ -89,39 +91,50 @@ class PhraseDistillationTask(CpuAutocast, FairseqTask):
                 raise ConfigurationError(f"--{name.replace('_', '-')} is missing")
         if cfg.valid_sentences < 1:
             raise ConfigurationError(f"--valid-sentences is {cfg.valid_sentences}: give at least 1")
+        if Path(cfg.save_dir).resolve() == Path(cfg.phrase_encoder).resolve().parent:
+            raise ConfigurationError(f"--save-dir {cfg.save_dir} is the folder of --phrase-encoder: give another")
         self.teacher = PhraseEncoder.load(Path(cfg.phrase_encoder)).requires_grad_(False)
-        if self.teacher.similarity != "cosine":
+        if self.teacher.similarity != COSINE:
             raise ConfigurationError(
                 f"--phrase-encoder {cfg.phrase_encoder} compares phrases by {self.teacher.similarity}: give one that "
                 "compares them by cosine"
             )
+        self._taught_by = self.teacher.fingerprint()
+        self._context: dict[str, Any] = {}
 
     @cached_property
-    def _texts(self) -> list[str]:
+    def _sentences(self) -> Sentences:
+        """All sentences that have subwords, and no more than the encoder reads."""
         files = [Path(path) for path in split_paths(self.cfg.text)]
         for path in files:
             if not path.is_file():
                 raise ConfigurationError(f"--text: there is no file {path}")
-        texts = [
-            text for path in files for line in read_lines(path) for cell in line.split("\t") if (text := cell.strip())
-        ]
-        texts = list(dict.fromkeys(texts))
-        if len(texts) <= self.cfg.valid_sentences:
+        cells = (cell.strip() for path in files for line in read_lines(path) for cell in line.split("\t"))
+        texts = list(dict.fromkeys(cells))
+        tokenizer, most = self.teacher.context.tokenizer, self.teacher.context.max_positions
+        encoded = (tokenizer.encode(text).count for text in progress_bar("subwords", "sentence", texts))
+        counts = np.fromiter(encoded, np.int64, len(texts))
+        kept = np.flatnonzero((counts > 0) & (counts <= most))
+        if too_long := int((counts > most).sum()):
+            logger.info("--text: %d sentences of more than %d subwords left out", too_long, most)
+        if len(kept) <= self.cfg.valid_sentences:
             raise ConfigurationError(
-                f"--text has {len(texts):,} sentences, of which --valid-sentences holds out "
+                f"--text has {len(kept):,} sentences, of which --valid-sentences holds out "
                 f"{self.cfg.valid_sentences:,}: give more text"
             )
-        return texts
+        return Sentences([texts[row] for row in kept.tolist()], counts[kept], tokenizer, self.cfg.seed)
 
     def build_model(self, cfg: Any, from_checkpoint: bool = False) -> Any:
         """Build the student, and save to `--save-dir` the tokenizer that its checkpoints need next to them."""
         last = Path(self.cfg.save_dir) / "checkpoint_last.pt"
         state = checkpoint_utils.load_checkpoint_to_cpu(str(last)) if last.is_file() else None
-        if state is not None and state.get("task_state", {}).get("teacher") != self.teacher.fingerprint():
-            raise ConfigurationError(
-                f"--save-dir {self.cfg.save_dir} does not hold a student of {self.cfg.phrase_encoder}: give its own phrase "
-                "encoder, or another --save-dir"
-            )
+        if state is not None:
+            taught_by, settings = state.get("task_state", {}).get("teacher"), state["cfg"]["model"]
+            if (taught_by, settings.get("layers")) != (self._taught_by, cfg.layers):
+                raise ConfigurationError(
+                    f"--save-dir {self.cfg.save_dir} does not hold a student of {self.cfg.phrase_encoder} with --layers "
+                    f"{cfg.layers}: give those that it was trained with, or another --save-dir"
+                )
         model = super().build_model(cfg, from_checkpoint)
         self._context = vars(model.context.arguments)
         save_tokenizer(self.teacher.context.tokenizer, Path(self.cfg.save_dir), self.cfg.phrase_encoder)
@@ -129,27 +142,41 @@ class PhraseDistillationTask(CpuAutocast, FairseqTask):
 
     def load_dataset(self, split: str, **kwargs: Any) -> None:
         """Load a split: `valid` is the first sentences, `train` all others."""
-        held_out = self.cfg.valid_sentences
-        texts = self._texts[held_out:] if split == "train" else self._texts[:held_out]
-        context = self.teacher.context
-        self.datasets[split] = Sentences(texts, context.tokenizer, context.max_positions)
+        every, held_out = self._sentences, self.cfg.valid_sentences
+        rows = slice(held_out, None) if split == "train" else slice(held_out)
+        self.datasets[split] = Sentences(every.texts[rows], every.sizes[rows], every.tokenizer, every.seed)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint: what loading a phrase encoder needs, and the teacher."""
-        return {"context": self._context, "edges": self.teacher.edges, "teacher": self.teacher.fingerprint()}
+        return {"context": self._context, "edges": self.teacher.edges, "teacher": self._taught_by}
 
     @torch.no_grad()
     def teach(self, tokens: Tensor) -> Tensor:
         """Compute the teacher's `span_ends`."""
         return span_ends(self.teacher.to(tokens.device), tokens).float()
 
+    @cached_property
+    def variances(self) -> Tensor:
+        """The variances of the teacher's values over the subwords that are held out, fp32 [2 (o + 1)].
+
+        They are measured once, so that the loss does not depend on how sentences are batched.
+        """
+        device = next(self.teacher.parameters()).device
+        rows = self._sentences.ordered_indices()
+        rows = rows[rows < self.cfg.valid_sentences]
+        values = []
+        for batch in np.array_split(rows, range(TEACHER_BATCH, len(rows), TEACHER_BATCH)):
+            tokens = self._sentences.collater([self._sentences[row] for row in batch])["tokens"].to(device)
+            values.append(self.teach(tokens)[inside(tokens, self._sentences.tokenizer.pad)])
+        return torch.cat(values).var(dim=0).clamp_min(LEAST_VARIANCE)
+
 
 @register_criterion("phrase_distillation")
 class PhraseDistillation(FairseqCriterion):
-    """L = u_align + u_segment / 8: mean squared errors over variances of the teacher's values.
+    """L = u_align + u_segment / 8, means over subwords.
 
-    The values are those whose sums are the vectors and log-odds of all spans, `span_ends`, of the subwords of a batch; each
-    variance is that of one value over these subwords.
+    u is the fraction of the teacher's variance that the student leaves unexplained, a mean over the values that vectors, or
+    log-odds, of all spans are sums of (`span_ends`).
     """
 
     def __init__(self, task: Any) -> None:
@@ -157,25 +184,21 @@ class PhraseDistillation(FairseqCriterion):
         self.task = task
 
     def forward(self, model: Any, sample: dict[str, Any], reduce: bool = True) -> tuple[Tensor, int, dict[str, Any]]:
-        """Compute the loss times the number of sentences, that number, and the values to log."""
-        teacher, tokens = self.task.teacher, sample["tokens"]
-        real = tokens.ne(teacher.context.tokenizer.pad)
-        inside = real[:, 1:-1] & real[:, 2:]  # without the markers
-        found, wanted = (
-            ends[:, 1:-1][inside].float() for ends in (model(tokens), self.task.teach(tokens))
-        )  # [n, 2 (o + 1)]
+        """Compute the loss summed over subwords, their number, and the values to log."""
+        tokens = sample["tokens"]
+        real = inside(tokens, self.task.teacher.context.tokenizer.pad)
+        found, wanted = (ends[real].float() for ends in (model(tokens), self.task.teach(tokens)))  # [n, 2 (o + 1)]
         with torch.autocast(found.device.type, enabled=False):
-            errors = (found - wanted).square().mean(dim=0) / wanted.var(dim=0, correction=0).clamp_min(1e-6)
-            align, segment = (part.mean() for part in _parts(errors, teacher.dimension))
+            unexplained = (found - wanted).square() / self.task.variances.to(found.device)
+            align, segment = (part.mean(dim=1).sum() for part in _parts(unexplained, self.task.teacher.dimension))
             loss = align + SEGMENTATION_WEIGHT * segment
             with torch.no_grad():
                 cosines = functional.cosine_similarity(self._alone(found), self._alone(wanted))
-        count = sample["nsentences"]
         logged = {
-            "loss": loss.detach() * count, "align": align.detach() * count, "segmentation": segment.detach() * count,
-            "cosine": cosines.mean() * count, "ntokens": sample["ntokens"], "nsentences": count, "sample_size": count,
+            "loss": loss.detach(), "align": align.detach(), "segmentation": segment.detach(), "cosine": cosines.sum(),
+            "ntokens": len(found), "nsentences": sample["nsentences"], "sample_size": len(found),
         }  # fmt: skip
-        return loss * count, count, logged
+        return loss, len(found), logged
 
     def _alone(self, ends: Tensor) -> Tensor:
         """Compute the vectors of subwords as phrases of their own, [n, o], of any length."""
@@ -184,15 +207,23 @@ class PhraseDistillation(FairseqCriterion):
 
     @classmethod
     def reduce_metrics(cls, logging_outputs: list[dict[str, Any]]) -> None:
-        """Log means over sentences; `cosine` is of the vectors of single subwords."""
-        count = sum(log["sample_size"] for log in logging_outputs)
+        """Log means over subwords; `cosine` is of their vectors as phrases of their own."""
+        count = sum(log.get("sample_size", 0) for log in logging_outputs)
         for name in ("loss", "align", "segmentation", "cosine"):
-            metrics.log_scalar(name, sum(float(log[name]) for log in logging_outputs) / count, count, round=4)
+            total = sum(float(log.get(name, 0)) for log in logging_outputs)
+            metrics.log_scalar(name, total / max(count, 1), count, round=4)
 
     @staticmethod
     def logging_outputs_can_be_summed() -> bool:
         """Return True: all logged values are sums."""
         return True
+
+
+def inside(tokens: Tensor, pad: int) -> Tensor:
+    """Mark the subwords of sentences, without the markers, bool [S, L]."""
+    real = tokens.ne(pad)
+    real[:, 0] = False
+    return real & functional.pad(real[:, 1:], (0, 1))
 
 
 def _parts(ends: Tensor, dimension: int) -> tuple[Tensor, Tensor]:

@@ -180,19 +180,19 @@ def test_pruning_leaves_kept_text_as_it_was(kind: str, tmp_path: Path, request: 
 @pytest.mark.parametrize("kind", ["xlmr", "bert"])
 def test_fewer_layers_give_the_states_of_their_last(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     encoder = read_encoder(str(request.getfixturevalue(kind)[0]))
-    keep_layers(encoder, 1).save(tmp_path / "lower", half=False)
+    keep_layers(encoder, [0]).save(tmp_path / "lower", half=False)
     lower = ContextEncoder.load(tmp_path / "lower")
     assert (lower.layers, encoder.layers) == (1, len(encoder.transformer.layers))
     tokens = collate([encoder.tokenizer.encode(text) for text in TEXTS], encoder.tokenizer.pad)
     assert torch.equal(lower(tokens), encoder.states(tokens, 1))
     with pytest.raises(ConfigurationError, match=f"--layers 0: the encoder has {encoder.layers}, give 1 to"):
-        keep_layers(encoder, 0)
+        keep_layers(encoder, [])
 
 
-def test_layers_are_kept_evenly_from_the_first_to_the_last(bert: tuple[Path, Any]) -> None:
+def test_layers_above_one_that_goes_move_down(bert: tuple[Path, Any]) -> None:
     encoder = read_encoder(str(bert[0]))
     tokens = collate([encoder.tokenizer.encode(text) for text in TEXTS], encoder.tokenizer.pad)
-    fewer, whole = (keep_layers(encoder, count, spaced=True) for count in (2, LAYERS))
+    fewer, whole = (keep_layers(encoder, kept) for kept in ([0, 2], range(LAYERS)))
     assert LAYERS == 3 and whole.fingerprint() == encoder.fingerprint()
     padding = tokens.eq(encoder.tokenizer.pad)
     states = encoder.states(tokens, 0).transpose(0, 1)

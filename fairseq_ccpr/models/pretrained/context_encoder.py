@@ -223,13 +223,11 @@ def prune(encoder: ContextEncoder, texts: Iterable[str]) -> ContextEncoder:
     return ContextEncoder(encoder.arguments, new, weights).eval()
 
 
-def keep_layers(encoder: ContextEncoder, count: int, spaced: bool = False) -> ContextEncoder:
-    """Keep the first `count` layers, or such as are `spaced` evenly from the first to the last; the others go."""
-    if not 1 <= count <= encoder.layers:
-        raise ConfigurationError(f"--layers {count}: the encoder has {encoder.layers}, give 1 to {encoder.layers}")
-    last = encoder.layers - 1
-    kept = [round(number * last / max(count - 1, 1)) for number in range(count)] if spaced else list(range(count))
-    if encoder.transformer.layer_norm is not None and kept[-1] != last:
+def keep_layers(encoder: ContextEncoder, kept: Sequence[int]) -> ContextEncoder:
+    """Keep some layers, by their numbers from 0; the others go."""
+    if not 1 <= len(kept) <= encoder.layers:
+        raise ConfigurationError(f"--layers {len(kept)}: the encoder has {encoder.layers}, give 1 to {encoder.layers}")
+    if encoder.transformer.layer_norm is not None and kept[-1] != encoder.layers - 1:
         raise ConfigurationError("--layers: this encoder normalises the states of its last layer: keep all layers")
     place = {f"layers.{number}.": f"layers.{place}." for place, number in enumerate(kept)}
     weights = {}
@@ -237,7 +235,7 @@ def keep_layers(encoder: ContextEncoder, count: int, spaced: bool = False) -> Co
         layer = LAYER.search(name)
         if layer is None or layer[0] in place:
             weights[name if layer is None else name.replace(layer[0], place[layer[0]])] = tensor
-    arguments = Namespace(**{**vars(encoder.arguments), "encoder_layers": count})
+    arguments = Namespace(**{**vars(encoder.arguments), "encoder_layers": len(kept)})
     return ContextEncoder(arguments, encoder.tokenizer, weights).eval()
 
 
