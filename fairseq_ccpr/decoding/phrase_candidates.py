@@ -145,11 +145,12 @@ class PhraseCandidates:
         signed = self.subwords.borders.going_on[candidates.tokens[:, 0]]
         rows, written = [], []
         for row in (signed | signs[candidates.queries]).nonzero()[0].tolist():
-            sentence = place(int(candidates.queries[row]), int(candidates.ranks[row]))
-            ids, following = self._write_variant(*sentence, bool(signed[row]))
-            if 0 < len(ids) <= MAX_SUBWORDS and ids != candidates.tokens[row, : candidates.lengths[row]].tolist():
+            text, start, end = place(int(candidates.queries[row]), int(candidates.ranks[row]))
+            ids = self._write_variant(text[start : _end_of_word(text, end)], end - start, bool(signed[row]))
+            length, extent = candidates.lengths[row], candidates.extents[row]
+            if 0 < len(ids) <= MAX_SUBWORDS and ids != candidates.tokens[row, :length].tolist():
                 rows.append(row)
-                written.append((ids, following[: MAX_SUBWORDS - len(ids)]))
+                written.append((ids, candidates.tokens[row, length:extent].tolist()[: MAX_SUBWORDS - len(ids)]))
         if not written:
             return candidates
         both = candidates, Candidates.of(written, *(column[rows] for column in candidates[3:]))
@@ -158,9 +159,11 @@ class PhraseCandidates:
         tokens = [np.pad(t, ((0, 0), (0, width - t.shape[1])), constant_values=NO_TOKEN) for t, *_ in both]
         return Candidates(*(np.concatenate(pair)[order] for pair in (tokens, *zip(both[0][1:], both[1][1:]))))
 
-    def _write(self, text: str, start: int, end: int, signed: bool) -> tuple[list[int], list[int]]:
+    def _write(self, words: str, length: int, signed: bool) -> list[int]:
+        """Write the first characters of some words after a space, if they were `signed`, or else after a sign."""
         before = "" if signed else SIGN
-        return self.subwords.written(before + text[start:], len(before), len(before) + end - start, self.reach)
+        split = self.subwords.split(before + words)
+        return self.subwords.slice(split, len(before), len(before) + length) or []
 
     def table(self, batch: list[SentencePhrases]) -> PhraseTable:
         """Lay a batch out as tensors on the CPU."""
@@ -187,6 +190,12 @@ class RememberedCandidates(PhraseCandidates):
         if key not in self._known:
             self._known[key] = self._given.start(src_tokens, learned)()
         return lambda: self._known[key]
+
+
+def _end_of_word(text: str, place: int) -> int:
+    while place < len(text) and not text[place].isspace():
+        place += 1
+    return place
 
 
 def split_entries(phrases: PhraseDatastore | LearnedPhrases, subwords: DecoderSubwords) -> CutEntries:

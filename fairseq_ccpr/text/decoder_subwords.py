@@ -166,19 +166,6 @@ class DecoderSubwords:
         ids = list(pieces.ids[first:stop])
         return None if self.dictionary.unk() in ids else ids
 
-    def following(self, pieces: Pieces, end: int, most: int) -> list[int]:
-        """Return up to `most` token ids of what follows text[:end] in its sentence, before the first unknown piece."""
-        first = bisect_left(pieces.starts, end)
-        ids = list(pieces.ids[first : first + most])
-        unknown = self.dictionary.unk()
-        return ids[: ids.index(unknown)] if unknown in ids else ids
-
-    def written(self, text: str, start: int, end: int, most: int) -> tuple[list[int], list[int]]:
-        """Return the ids of text[start:end], whole words, and up to `most` that follow; empty where `slice` has none."""
-        pieces = self.split(text)
-        ids = self.slice(pieces, start, end) or []
-        return ids, self.following(pieces, end, most) if ids else []
-
     def growing(self) -> list[bool]:
         """Tell for each symbol of the dictionary whether it extends the word before it, where that could have ended.
 

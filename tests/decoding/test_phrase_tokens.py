@@ -31,6 +31,7 @@ from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.text.decoder_subwords import DecoderSubwords, Pieces
 from fairseq_ccpr.text.phrase_cuts import SplitSentences, as_rows, cut_phrases
 from tests.small_models import World
+from tests.text.subword_systems import following_ids
 
 REACH = 3
 UNKNOWN = 3
@@ -58,7 +59,7 @@ def test_phrases_are_cut_together_as_each_alone(sentences: list[list[tuple[int, 
     for (number, start, end), first, length, following in zip(spans, *(part.tolist() for part in cuts)):
         wanted = subwords.slice(pieces[number], start, end)
         assert split.ids[first : first + length].tolist() == (wanted or [])
-        after = subwords.following(pieces[number], end, 99) if wanted else []
+        after = following_ids(subwords, pieces[number], end, 99) if wanted else []
         assert split.ids[first + length :][:following].tolist() == after
 
 
@@ -84,7 +85,7 @@ def one_by_one(
         ids = subwords.slice(pieces, start, end) or []
         ids = ids if len(ids) <= MAX_SUBWORDS else []
         most = min(REACH, MAX_SUBWORDS - len(ids)) if ids else 0
-        found.append((ids, subwords.following(pieces, end, most)))
+        found.append((ids, following_ids(subwords, pieces, end, most)))
     return found
 
 

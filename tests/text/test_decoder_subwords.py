@@ -27,6 +27,7 @@ from tests.text.subword_systems import (
     decoder_subwords,
     dictionary_of,
     encode_line,
+    following_ids,
     little_moses,
     real_bpe,
     real_moses,
@@ -169,7 +170,10 @@ def test_phrases_after_a_quote_are_written_as_after_a_space_and_the_reverse(name
     sentences = ["Go to the house of God", 'Go to "the house of God']
     spans = [(text.index(phrase), text.index(phrase) + len(phrase)) for text in sentences]
     candidates: Any = PhraseCandidates(None, lambda: subwords, None, 2)  # type: ignore[arg-type]
-    own = [subwords.written(text, *span, 2) for text, span in zip(sentences, spans)]
+    own: list[tuple[list[int], list[int]]] = []
+    for text, (start, end) in zip(sentences, spans):
+        ids = subwords.slice(pieces := subwords.split(text), start, end)
+        own.append((ids, following_ids(subwords, pieces, end, 2)) if ids else ([], []))
     assert own[0][0] and own[0][1]
 
     def variants(number: int, sign: bool) -> list[tuple[list[int], list[int]]]:
