@@ -135,10 +135,13 @@ def test_killed_run_resumes_and_equals_an_uninterrupted_one(world: World, made: 
     process = begin(*words, err=tmp_path / "said")
     store = config.parent / "out" / "stores" / "verses" / "tokens.knn-mt"
     shards = store / "token.partial" / "done"
+    lock = config.parent / "out" / "lock"
+    while process.is_alive() and not (lock.exists() and lock.read_text()):
+        time.sleep(0.001)
+    locked_out = experiment(config, check=False)  # before the build begins: it might end meanwhile
+    child = int(lock.read_text())
     while process.is_alive() and (not shards.exists() or len(list(shards.iterdir())) < 5):
         time.sleep(0.001)
-    locked_out = experiment(config, check=False)
-    child = int((config.parent / "out" / "lock").read_text())
     process.terminate()
     process.join()
     assert process.exitcode == 130 and "interrupted" in (tmp_path / "said").read_text()
