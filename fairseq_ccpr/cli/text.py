@@ -42,8 +42,8 @@ for one of them: --source-tag names it, or -t where that is in the tag.
 
 Most of an encoder is the vocabulary of other languages. --keep-pieces-of keeps only the subwords of your texts: their vectors
 stay the same, and the encoder shrinks to about a quarter. Give it all text that will be indexed and queried; other words
-are split into smaller pieces than in the full encoder. --layers keeps only the lowest layers: half of them train and
-retrieve in half the time.
+are split into smaller pieces than in the full encoder. --layers keeps only the lowest layers: half of them train in
+half the time.
 
   fairseq-ccpr convert downloads/opus-mt-de-en --output model
   fairseq-ccpr convert downloads/opus-mt-en-roa -s en -t pt --source-tag '>>por<<' --output model

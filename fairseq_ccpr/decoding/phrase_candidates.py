@@ -136,7 +136,7 @@ class PhraseCandidates:
     def with_variants(
         self, candidates: Candidates, signs: np.ndarray, place: Callable[[int, int], tuple[str, int, int]]
     ) -> Candidates:
-        """Add the variants of candidates, each after what it is a variant of.
+        """Add the variants of candidates, each after what it is a variant of, and followed by the same.
 
         Args:
             signs: bool [Q], whether each source phrase stands after a sign.
@@ -162,8 +162,8 @@ class PhraseCandidates:
     def _write(self, words: str, length: int, signed: bool) -> list[int]:
         """Write the first characters of some words after a space, if they were `signed`, or else after a sign."""
         before = "" if signed else SIGN
-        split = self.subwords.split(before + words)
-        return self.subwords.slice(split, len(before), len(before) + length) or []
+        pieces = self.subwords.split_unchecked(before + words)  # the sign may well be unknown
+        return self.subwords.slice(pieces, len(before), len(before) + length) or []
 
     def table(self, batch: list[SentencePhrases]) -> PhraseTable:
         """Lay a batch out as tensors on the CPU."""
