@@ -8,6 +8,7 @@ a sign where its source phrase stands after one.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
@@ -29,6 +30,7 @@ from fairseq_ccpr.text.phrase_cuts import Cuts, SplitSentences, as_rows, cut_phr
 
 SENTENCES = 1 << 16  # whose subwords are kept where they are not written, about half a kB each
 VARIANTS = 1 << 16  # of phrases, that are kept
+SPACES = re.compile(r"\s")
 
 # From entries [R]: subwords, and where the phrases are in them.
 CutEntries = Callable[[np.ndarray], tuple[np.ndarray, Cuts]]
@@ -146,7 +148,8 @@ class PhraseCandidates:
         rows, written = [], []
         for row in (signed | signs[candidates.queries]).nonzero()[0].tolist():
             text, start, end = place(int(candidates.queries[row]), int(candidates.ranks[row]))
-            ids = self._write_variant(text[start : _end_of_word(text, end)], end - start, bool(signed[row]))
+            words = text[start:end] + SPACES.split(text[end:], 1)[0]
+            ids = self._write_variant(words, end - start, bool(signed[row]))
             length, extent = candidates.lengths[row], candidates.extents[row]
             if 0 < len(ids) <= MAX_SUBWORDS and ids != candidates.tokens[row, :length].tolist():
                 rows.append(row)
@@ -190,12 +193,6 @@ class RememberedCandidates(PhraseCandidates):
         if key not in self._known:
             self._known[key] = self._given.start(src_tokens, learned)()
         return lambda: self._known[key]
-
-
-def _end_of_word(text: str, place: int) -> int:
-    while place < len(text) and not text[place].isspace():
-        place += 1
-    return place
 
 
 def split_entries(phrases: PhraseDatastore | LearnedPhrases, subwords: DecoderSubwords) -> CutEntries:
