@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -15,7 +16,9 @@ from fairseq_ccpr import Translator
 from fairseq_ccpr.datastore.learned import LEARNED
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
+from fairseq_ccpr.inference.learning import tidy
 from fairseq_ccpr.text.pairs import read_pairs
+from tests.helpers import call, write_lines
 from tests.small_models import World
 
 SHORT = {"max_len_b": 45, "device": "cpu", "knn_temperature": 5}
@@ -91,6 +94,77 @@ def test_the_last_correction_counts_and_an_earlier_one_can_be_brought_back(
     translator.learn(source, right)
     assert [one.id for one in translator.forget(translator.memory(source)[0].id)] == [ids[1]]
     assert outcome(translator, [source]) == before and translator.signature == first.signature
+
+
+FORMS = [
+    ("Er kam und sah…", "Er kam und sah..."),
+    ("Er kam über", "Er kam u\u0308ber"),
+    ("Er sah 12 Tage", "Er sah １２ Tage"),
+    ("Und der König sprach", "Und\u00a0der  König\u200b sprach"),
+    ("Ｅr kam", "Er kam"),
+    ("Die Offiziere kamen", "Die Oﬃziere kamen"),
+]
+
+
+@pytest.mark.parametrize(("one", "other"), FORMS)
+def test_texts_that_the_model_reads_alike_are_one_source(store: Path, one: str, other: str) -> None:
+    """The last correction counts for all of them, pairs are listed as they were given, and undoing one restores the first."""
+    with Translator(datastore=store, **KEEN) as translator:
+        first, second = translator.learn(one, "He came to the land."), translator.learn(other, "The king said, Go out.")
+        assert second.replaced is not None and second.replaced.id == first.id
+        assert [found.text for found in translator.translate([one, other])] == ["The king said, Go out."] * 2
+        assert [pair.source for pair in translator.memory()] == [tidy(other), tidy(one)]
+        assert [pair.id for pair in translator.memory(one)] == [pair.id for pair in translator.memory(other)]
+        again = translator.learn(one, "He came to the land.")
+        assert (again.id, again.new) == (first.id, False)
+        assert [found.text for found in translator.translate([one, other])] == ["He came to the land."] * 2
+        assert [pair.id for pair in translator.forget(first.id)] == [second.id]
+        assert [found.text for found in translator.translate([one, other])] == ["The king said, Go out."] * 2
+
+
+def test_sources_that_differ_in_unknown_characters_are_two(store: Path) -> None:
+    with Translator(datastore=store, **KEEN) as translator:
+        assert translator.learn("Er sah 東", "He saw.").replaced is translator.learn("Er sah 京", "He saw it.").replaced
+        assert [pair.replaced_by for pair in translator.memory()] == [None, None]
+
+
+@pytest.mark.parametrize("parts", ["tokens", "all"])
+@pytest.mark.parametrize("settings", [KEEN, {**SHORT, "knn_k": 8}], ids=["keen", "defaults"])
+def test_what_the_datastore_has_of_a_learned_source_gives_way_until_that_is_forgotten(
+    world: World, store: Path, both: Path, mono: Path, tmp_path: Path, parts: str, settings: dict[str, Any]
+) -> None:
+    rows = [pair for pair in read_pairs(world.folder / "train.tsv") if len(pair[1]) < 60][:3]
+    if parts == "all":
+        store = Path(shutil.copytree(both, tmp_path / "both"))
+        text = write_lines(tmp_path / "text", *mono.read_text(encoding="utf-8").splitlines(), *(y for _, y in rows))
+        call("build text", text, "--path", world.model, "--data", world.data_bin, "--output", store, "--quiet")
+        settings = {**settings, "text_alpha": 0.3, "phrase_lambda": 0.3}
+    sources = [source for source, _ in rows]
+    translator = Translator(datastore=store, **settings)
+    before = outcome(translator, sources)
+    ids = [translator.learn(source, f"Moses said, Go {n}.").id for n, (source, _) in enumerate(rows)]
+    learned = outcome(translator, sources)
+    memory = translator.find_memory("tokens").learned.entries
+    datastore = TokenDatastore(store)
+    hidden = set(datastore.provenance[memory.gone.numpy(), 0].tolist())
+    assert len(hidden) == 3 and len(memory.superseded) == 3 and learned != before
+    if parts == "all":
+        counts = translator.find_memory("text").now({}).counts
+        plain = translator.find_memory("text").counts
+        for target in memory.superseded:
+            said = [
+                one.counted(torch.from_numpy(target[None, :-1].astype(np.int64)), torch.tensor(target[-1:]))
+                for one in (plain, counts)
+            ]
+            assert said[0][-1] == said[1][-1] + 1
+    translator.close()
+    call("compact", store, "--cpu", "--quiet")
+    translator = Translator(datastore=store, **settings)
+    moved = translator.find_memory("tokens").learned.entries
+    assert {bytes(one) for one in moved.superseded} == {bytes(one) for one in memory.superseded}
+    assert [one[0] for one in outcome(translator, sources)] == [one[0] for one in learned]
+    translator.forget(*ids)
+    assert outcome(translator, sources) == before
 
 
 def test_keys_are_those_that_a_build_gives(world: World, store: Path) -> None:

@@ -29,6 +29,7 @@ from fairseq_ccpr.datastore.token import (
     KEYS,
     PROJECTION,
     PROVENANCE,
+    SOURCE_HASHES,
     VALUES,
     KeyProjection,
     TokenDatastore,
@@ -260,7 +261,8 @@ class _Plan:
                     states = torch.from_numpy(raw.keys[rows].astype(np.float32)).to(self.device)
                     keys = projection(states).half().cpu().numpy()
                 done(len(keys))
-                yield number, rows.start, {KEYS: keys, VALUES: raw.values[rows], PROVENANCE: raw.provenance[rows]}
+                kept = {VALUES: raw.values, PROVENANCE: raw.provenance, SOURCE_HASHES: raw.source_hashes}
+                yield number, rows.start, {KEYS: keys} | {name: array[rows] for name, array in kept.items()}
 
         # An older raw datastore has no statistics of its own text, but has the states to compute them from.
         domain = raw.open_domain() or sample_domain(raw.keys, raw.provenance)

@@ -45,11 +45,12 @@ from fairseq_ccpr.datastore.learned import (
     journal_path,
     learned_record,
     moved_record,
+    read_as_record,
     remove_superseded,
 )
 from fairseq_ccpr.datastore.manifest import Manifest, PhraseSection, Section, Source, TokenSection
 from fairseq_ccpr.datastore.phrase import SOURCES, SPANS, PhraseDatastore, open_sentences  # fmt: skip
-from fairseq_ccpr.datastore.token import DOMAIN, KEYS, PROVENANCE, VALUES, TokenDatastore
+from fairseq_ccpr.datastore.token import DOMAIN, KEYS, PROVENANCE, SOURCE_HASHES, VALUES, TokenDatastore
 from fairseq_ccpr.datastore.written_subwords import remove_stale
 from fairseq_ccpr.decoding.learned_memory import entries_of
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
@@ -131,6 +132,8 @@ def _compact(datastore: TokenDatastore, learned: LearnedStore, settings: Compact
             setattr(manifest, kind.name, grown)
     assert manifest.token is not None
     records = [*_records_of_replaced(datastore, learned), *map(moved_record, pairs.values())]
+    all_pairs = [*(one.pair for one in learned.replaced.values()), *pairs.values()]
+    records += [read_as_record(pair.id, pair.read_as) for pair in all_pairs if pair.read_as is not None]
     phrases = manifest.phrase if any(one[0] in (PAIR_WITH_PHRASES, MOVED_WITH_PHRASES) for one in records) else None
     path = journal_path(directory, manifest.token.generation)
     create_journal(path, [*first_records(manifest.token, learned.next_id, phrases), *records])
@@ -140,7 +143,8 @@ def _compact(datastore: TokenDatastore, learned: LearnedStore, settings: Compact
 
 def _records_of_replaced(datastore: TokenDatastore, learned: LearnedStore) -> Iterator[bytes]:
     """Make the records of pairs that do not count: what the datastore itself has of them goes back into the journal."""
-    for pair, entries, phrases in learned.replaced.values():
+    for one in learned.replaced.values():
+        pair, entries, phrases = one.pair, one.entries, one.phrases
         if pair.first_entry is not None:
             rows = slice(pair.first_entry, pair.first_entry + pair.tokens)
             entries = datastore.values[rows], datastore.keys[rows]
@@ -173,8 +177,13 @@ def _compact_tokens(
     gone_before = np.cumsum([0, *gone[:, 1]])
     gone_sentences = datastore.provenance[gone[:, 0], 0]
     blocks = [
-        {KEYS: keys, VALUES: values, PROVENANCE: np.stack([np.full(len(values), n), np.arange(len(values))], axis=1)}
-        for n, (values, keys) in enumerate(learned.entries.values())
+        {
+            KEYS: keys,
+            VALUES: values,
+            PROVENANCE: np.stack([np.full(len(values), n), np.arange(len(values))], axis=1),
+            SOURCE_HASHES: np.full(len(values), read.ids if (read := pairs[number].read_as) else 0, np.uint64),
+        }
+        for n, (number, (values, keys)) in enumerate(learned.entries.items())
     ]
     first_sentence, first_row = sum(section.subsets.values()), section.size - int(gone_before[-1])
     parts = [

@@ -241,10 +241,11 @@ class TokenPart(Part):
         self, output: Path, section: TokenSection, symbols: list[str], show: bool, store: KeyStore | None = None
     ) -> None:
         values = asdict(section)
-        free = ("index", "files", "index_recall", "sources", "domain", "ancestors", "store")
+        free = ("index", "files", "index_recall", "sources", "domain", "ancestors", "store", "hashes")
         # Options come before the size, which follows from them: a refusal names the cause.
         identity = {name: values[name] for name in ("share", "shard", *values) if name not in free}
         super().__init__(output, TOKENS, show, identity, store)
+        section.hashes = not isinstance(self.published, TokenSection) or self.published.hashes
         self.section, self.symbols = section, symbols
         self.shapes = array_shapes(section.size, section.dimension)
         self.writer = ArrayWriter(self.partial, self.shapes)
@@ -253,7 +254,7 @@ class TokenPart(Part):
         """Take the space of the arrays and the index; `batching`, which decides what shares a batch, must stay the same."""
         arrays = sum(int(np.prod(shape)) * np.dtype(dtype).itemsize for shape, dtype in self.shapes.values())
         needed = arrays + index_bytes(self.section.index, self.section.size, self.section.dimension)
-        self.prepare(batching, self.writer.create, needed)
+        self.prepare(batching | {"hashes": True}, self.writer.create, needed)
 
     def fill(
         self, chunks: dict[int, int], write: Callable[[list[int], Progress], Iterable[ChunkRows]], what: str

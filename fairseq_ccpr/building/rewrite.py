@@ -94,7 +94,7 @@ def copy_rows(kind: PartKind, dimension: int, parts: Iterable[Rows], folder: Pat
 
 def rows_of(kind: PartKind, store: Datastore, renumber: Renumber) -> Rows:
     """Take the rows of a datastore."""
-    return Rows({name: getattr(store, name) for name in kind.shapes(0, 0)}, renumber)
+    return Rows({name: getattr(store, name.replace("-", "_")) for name in kind.shapes(0, 0)}, renumber)
 
 
 def write_tokens(
@@ -104,7 +104,7 @@ def write_tokens(
     size = copy_rows(TOKENS, base.section.dimension, parts, folder, progress)
     for name in (SYMBOLS, *([PROJECTION] if base.section.projection else [])):
         copyfile(base.folder / name, folder / name)
-    section = replace(_describe(base.section, sources), size=size)
+    section = replace(_describe(base.section, sources), size=size, hashes=True)
     if section.projection is None and size:
         provenance = open_array(folder / f"{PROVENANCE}.npy", *TOKENS.shapes(size, 0)[PROVENANCE])
         sample_domain(open_keys(section, folder), provenance).save(folder / DOMAIN)

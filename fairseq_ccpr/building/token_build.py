@@ -38,6 +38,7 @@ from fairseq_ccpr.datastore.token import (
     KEYS,
     PROJECTION,
     PROVENANCE,
+    SOURCE_HASHES,
     SYMBOLS,
     VALUES,
     KeyProjection,
@@ -401,6 +402,8 @@ def _decode_chunk(
     keys = np.empty((chunk.rows, capture.dimension), dtype=np.float16)
     values = np.empty(chunk.rows, dtype=np.int32)
     provenance = np.empty((chunk.rows, 2), dtype=np.int32)
+    source_hashes = np.empty(chunk.rows, dtype=np.uint64)
+    read_source = corpus.task.source_hash
     filled = 0
     for sample in samples:
         target = sample["target"]
@@ -413,6 +416,8 @@ def _decode_chunk(
         keys[rows] = capture.force_decode(sample["net_input"])[real].half().cpu().numpy()
         values[rows] = target[real].numpy()
         provenance[rows] = np.stack([sentence + offset, position], axis=1)
+        hashes = [read_source(source) for source in sample["net_input"]["src_tokens"]]
+        source_hashes[rows] = np.repeat(np.array(hashes, np.uint64), length)
         filled += len(rows)
         done(len(rows))
     if filled != chunk.rows:
@@ -423,7 +428,7 @@ def _decode_chunk(
             f"the model computes numbers that a key cannot hold (NaN, or beyond fp16's range), first in sentence "
             f"{provenance[row, 0]} of the corpus: check the model; without --fp16 it may do better"
         )
-    return {KEYS: keys, VALUES: values, PROVENANCE: provenance}
+    return {KEYS: keys, VALUES: values, PROVENANCE: provenance, SOURCE_HASHES: source_hashes}
 
 
 # While little is learned, most neighbours are far even if the nearest is not: it alone decides, and only if it is near.
@@ -458,6 +463,7 @@ def write_empty_store(
             **({LANGUAGE_PAIR: languages} if languages else {}),
         },
         index=IndexDescription("exact", "ip"),
+        hashes=True,
         projection=ProjectionDescription(dimension, 0, pca=False, normalize_before_pca=False),
     )
     beside_phrases = (output / MANIFEST).exists() and Manifest.read(output).token is None

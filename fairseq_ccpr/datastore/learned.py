@@ -2,10 +2,10 @@
 
 The datastore stays unchanged. `learnt/N.journal` belongs to its generation N, and to exactly its keys, model, key layer and
 projection, as its first record says. Each other record is a pair that was learned, one that was learned again, one that was
-forgotten, or one that has moved into the datastore's own entries. Of the pairs of one source, the one that was learned last
-counts. Where the datastore has a phrase part, pairs have the
-phrases of their targets, too, and a record before them says which encoder, segmentation and set of phrases these belong to.
-Both records of what the others belong to are there twice, as nothing can be read without them.
+forgotten, one that has moved into the datastore's own entries, or a hash of what the model reads as a pair's source. Of the
+pairs of one source, the one that was learned last counts. Texts that the model reads alike are one source. If the datastore
+has a phrase part, pairs have the phrases of their targets, too, and a record before them says which encoder, segmentation and
+set of phrases these belong to. Both records of what the others belong to are there twice: nothing can be read without them.
 Letters: n tokens of a pair, d width of keys, P phrases of its target, o width of theirs.
 """
 
@@ -17,8 +17,7 @@ import logging
 import re
 import struct
 import threading
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,14 +30,18 @@ from fairseq_ccpr.errors import ConfigurationError, DatastoreError, NotWritableE
 from fairseq_ccpr.storage.files import unfollowed
 from fairseq_ccpr.storage.fingerprint import brief
 from fairseq_ccpr.storage.journal import Journal, WriterLock, begins_as_journal, create_journal
+from fairseq_ccpr.text.glossary import folded
 
 LEARNED, LOCK = "learnt", "lock"  # the names on disk are older than the word
-FORMAT_VERSION = 3  # 2 brought phrases; 3 records that are found and checked one by one
+FORMAT_VERSION = 4  # 2 brought phrases; 3 records that are found and checked one by one; 4 hashes of sources
 OWN_SENTENCE = -1  # in place of the number of a sentence that the datastore was built with
 
 # Numbers are little-endian, texts UTF-8, arrays NumPy's bytes.
-HEADER, PAIR, AGAIN, FORGOTTEN, MOVED, PAIR_WITH_PHRASES, PHRASES, PHRASE_IDENTITY, MOVED_WITH_PHRASES = range(9)
+(
+    HEADER, PAIR, AGAIN, FORGOTTEN, MOVED, PAIR_WITH_PHRASES, PHRASES, PHRASE_IDENTITY, MOVED_WITH_PHRASES, READ_AS,
+) = range(10)  # fmt: skip
 _ID = struct.Struct("<BQ")
+_READ_AS = struct.Struct("<BQQQ")  # kind, id, and `ReadAs`
 _PAIR = struct.Struct("<BQIIII")  # kind, id, count, bytes of source and target, tokens
 _PHRASES = struct.Struct("<II")  # P and o
 _INTEGER, _KEY = np.dtype("<i4"), np.dtype("<f2")
@@ -56,6 +59,13 @@ class PairPhrases:
     keys: np.ndarray  # fp16 [P, o]
 
 
+class ReadAs(NamedTuple):
+    """What a model reads as a source, hashed: uint64, never 0."""
+
+    subwords: int  # as text: sources with the same are one
+    ids: int  # `hash_source`, as the token part has it; the same for sources that differ in unknown subwords alone
+
+
 @dataclass(frozen=True)
 class NewPair:
     """A sentence pair that is to be learned."""
@@ -65,6 +75,7 @@ class NewPair:
     values: np.ndarray  # int32 [n]
     keys: np.ndarray  # fp16 [n, d]
     phrases: PairPhrases | None = None  # None: no phrase memory is there
+    read_as: ReadAs | None = None  # None: not known
 
 
 @dataclass(frozen=True)
@@ -81,6 +92,7 @@ class LearnedPair:
     # is there without it, too; None: its phrases are in the journal, or it has none.
     sentence: int | None = None
     replaced_by: int | None = None  # the pair of its source that counts; None: this one does
+    read_as: ReadAs | None = None  # None: not known, as of pairs that earlier versions learned
 
 
 class Learned(NamedTuple):
@@ -91,12 +103,16 @@ class Learned(NamedTuple):
     replaced: LearnedPair | None  # the pair of its source that counted until now
 
 
-class Replaced(NamedTuple):
-    """A pair that does not count, with the values, keys and phrases that are in the journal."""
+@dataclass
+class KeptPair:
+    """A pair that was learned and not forgotten, with the values, keys and phrases that are in the journal."""
 
     pair: LearnedPair
-    entries: tuple[np.ndarray, np.ndarray] | None
+    entries: (
+        tuple[np.ndarray, np.ndarray] | None
+    )  # values int32 [n], keys fp16 [n, d]; None: they moved into the datastore
     phrases: PairPhrases | None
+    moment: int  # when it was last learned: of one source, the pair with the highest counts
 
 
 class LearnedStore:
@@ -113,6 +129,7 @@ class LearnedStore:
         self.phrase_section = Manifest.read(datastore.directory).phrase
         self._lock = threading.RLock()
         self._right: WriterLock | None = None
+        self._read: Callable[[str], ReadAs] | None = None  # hashes a source
         self.put_aside: Path | None = None  # where damaged bytes of the journal are, once it was repaired
         self._load()
         if self.damage:
@@ -131,23 +148,24 @@ class LearnedStore:
     @property
     def gone(self) -> list[tuple[int, int]]:
         """Entries of the datastore itself that do not count: the first, and how many."""
-        places = ((pair.first_entry, pair.tokens) for pair, *_ in self.replaced.values())
+        places = ((kept.pair.first_entry, kept.pair.tokens) for kept in self.replaced.values())
         return self._forgotten + [(first, tokens) for first, tokens in places if first is not None]
 
     @property
     def gone_sentences(self) -> list[int]:
         """Sentences that the phrase part has only because they were learned, by pairs that do not count."""
-        return [sentence for sentence, pairs in self._pairs_of.items() if not pairs and sentence != OWN_SENTENCE]
+        return sorted(self._sentences - {pair.sentence for pair in self.pairs.values()})
 
     def learn(self, pairs: Sequence[NewPair]) -> list[Learned]:
         """Learn pairs, all or none; they are on disk when this returns. One that is there is counted, and keeps its id."""
         with self._lock:
             self.lock()
             done, records = list[tuple[int, bool, int | None]](), []
-            known, new_id, counts = dict(self._ids), self.next_id, dict[str, int]()  # the last: by source
+            known, new_id, counts = dict(self._ids), self.next_id, dict(self._counting)
             if not self._has_phrases and any(pair.phrases is not None for pair in pairs):
                 records += [_json_record(PHRASE_IDENTITY, identity_of_phrases(self.phrase_section))] * 2
             for pair in pairs:
+                kept = None
                 if new := (number := known.get((pair.source, pair.target))) is None:
                     number = known[pair.source, pair.target] = new_id
                     made = LearnedPair(number, pair.source, pair.target, 1, len(pair.values))
@@ -155,15 +173,16 @@ class LearnedStore:
                     new_id += 1
                 elif (
                     pair.phrases is not None
-                    and (before := self._kept(number)) is not None  # None: it is being learned
-                    and before.pair.sentence is None
-                    and before.phrases is None
+                    and (kept := self._kept.get(number)) is not None  # None: it is being learned
+                    and kept.pair.sentence is None
+                    and kept.phrases is None
                 ):
                     records.append(_ID.pack(PHRASES, number) + _phrase_bytes(pair.phrases))
                 else:
                     records.append(_ID.pack(AGAIN, number))
-                last = counts.get(pair.source, self._of_source.get(pair.source, [number])[-1])
-                counts[pair.source] = number
+                if pair.read_as is not None:
+                    records.append(read_as_record(number, pair.read_as))
+                last, counts[_identity(pair)] = counts.get(_identity(pair), number), number
                 done.append((number, new, last if last != number else None))
             self._append(records)
             return [Learned(n, new, self._listed(last) if last is not None else None) for n, new, last in done]
@@ -176,33 +195,53 @@ class LearnedStore:
         """
         with self._lock:
             self.lock()
-            ids, counted = list(dict.fromkeys(ids)), dict[str, int]()
+            ids, counted = list(dict.fromkeys(ids)), dict[int | str, int]()
             for number in ids:
-                if (kept := self._kept(number)) is None:
+                if (kept := self._kept.get(number)) is None:
                     raise ConfigurationError(
                         f"there is no pair {number} among what was learned into {self.datastore.directory}: it was "
                         "forgotten, or never learned"
                     )
-                counted[kept.pair.source] = self._of_source[kept.pair.source][-1]
+                counted[_identity(kept.pair)] = self._counting[_identity(kept.pair)]
             self._append([_ID.pack(FORGOTTEN, number) for number in ids])
-            now = {source: self._of_source.get(source, [last])[-1] for source, last in counted.items()}
+            now = {source: self._counting.get(source, last) for source, last in counted.items()}
             return [self.pairs[number] for source, number in now.items() if number != counted[source]]
 
-    def counting(self, source: str) -> LearnedPair | None:
+    def counting(self, read_as: ReadAs) -> LearnedPair | None:
         """Return the pair that counts for a source; None where none does."""
         with self._lock:
-            numbers = self._of_source.get(source)
-            return self.pairs[numbers[-1]] if numbers else None
+            number = self._counting.get(read_as.subwords)
+            return self.pairs[number] if number is not None else None
+
+    def identify(self, read: Callable[[str], ReadAs]) -> None:
+        """Hash the sources that the journal has no hash of as a model reads them; the next to write records the hashes."""
+        with self._lock:
+            self._read = read
+            self._hash_sources()
+            if self._right is not None:
+                self._record_hashes()
+
+    def _hash_sources(self) -> None:
+        for number, kept in self._kept.items():
+            if self._read is not None and kept.pair.read_as is None:
+                read_as = self._read(kept.pair.source)
+                kept.pair = replace(kept.pair, read_as=read_as)
+                self._unrecorded.append(read_as_record(number, read_as))
+        self._settle()
+
+    def _record_hashes(self) -> None:
+        self._append(self._unrecorded)
+        self._unrecorded.clear()
 
     def find(self, query: str) -> list[LearnedPair]:
-        """Return the pairs that have all words of a query in their source or target, whatever their case; newest first.
+        """Return the pairs that have all words of a query in their source or target; newest first.
 
-        Those that were replaced are among them.
+        Case, width and composition make no difference. Pairs that were replaced are among them.
         """
-        words = query.casefold().split()
+        words = [folded(word) for word in query.split()]
         with self._lock:
-            pairs = [self._listed(number) for number in sorted(self.pairs.keys() | self.replaced.keys(), reverse=True)]
-        texts = ((pair, f"{pair.source}\n{pair.target}".casefold()) for pair in pairs)
+            pairs = [self._listed(number) for number in sorted(self._kept, reverse=True)]
+        texts = ((pair, " ".join(map(folded, f"{pair.source} {pair.target}".split()))) for pair in pairs)
         return [pair for pair, text in texts if all(word in text for word in words)]
 
     def lock(self) -> None:
@@ -239,6 +278,8 @@ class LearnedStore:
     def handed_on(self, datastore: TokenDatastore) -> LearnedStore:
         """Open the pairs of the datastore's next generation, and hand over this one's right to write to them."""
         other = LearnedStore(datastore)
+        if self._read is not None:
+            other.identify(self._read)
         with self._lock:
             other._right, self._right = self._right, None
         return other
@@ -265,28 +306,26 @@ class LearnedStore:
             records += [one for one in Journal(self.path).read() if one[0] not in (HEADER, PHRASE_IDENTITY)]
             create_journal(self.path, records)
             self._load()
+        self._record_hashes()
 
     def _append(self, records: list[bytes]) -> None:
         if records:
             self._journal.append(records)
         for record in records:
             self._apply(record)
-        self._put_in_order()
+        self._settle()
 
     def _load(self) -> None:
         """Another process may have written to the journal, or in place of it: it is read from its beginning."""
-        self.pairs: dict[int, LearnedPair] = {}
-        self.replaced: dict[int, Replaced] = {}  # in the order in which they were
-        # Values int32 [n] and keys fp16 [n, d], and phrases, of those pairs whose have not moved into the datastore.
-        self.entries: dict[int, tuple[np.ndarray, np.ndarray]] = {}
-        self.phrases: dict[int, PairPhrases] = {}
+        self._kept: dict[int, KeptPair] = {}
+        self._ids: dict[tuple[str, str], int] = {}
         self._forgotten: list[tuple[int, int]] = []  # entries of the datastore: the first, and how many
+        self._sentences: set[int] = set()  # that the phrase part has, or had, only because they were learned
+        self._moment = 0  # records that learned something
+        self._unrecorded: list[bytes] = []  # records of hashes that were computed here
         self.forgotten, self.next_id = 0, 1  # how many pairs were forgotten so far
         self.damage = ""  # what is wrong with the journal, a sentence
-        self._ids: dict[tuple[str, str], int] = {}
-        self._of_source: dict[str, list[int]] = {}  # the pairs that have it, of which the last counts
-        self._in_order = True  # whether the pairs are in the order of their ids
-        self._pairs_of: Counter[int] = Counter()  # by sentence of the phrase part
+        self._settle()
         self._begun = self._has_phrases = False  # whether the journal says what it, and its phrases belong to
         self._journal = Journal(self.path)
         try:
@@ -300,7 +339,7 @@ class LearnedStore:
                 f"{self.path} cannot be read, as it is another user's: ask for permission to read it and its folder, or copy "
                 f"the datastore without {LEARNED}"
             ) from None
-        self._put_in_order()
+        self._hash_sources()
         if not self._begun:
             raise DatastoreError(f"{self.path} is damaged from its beginning on: move it away, and learn again")
         if self._journal.damage or self._journal.lost:
@@ -319,18 +358,19 @@ class LearnedStore:
             elif kind == PHRASE_IDENTITY:
                 self._refuse_others(json.loads(record[1:]), identity_of_phrases(self.phrase_section))
                 self._has_phrases = True
-            elif kind in (AGAIN, PHRASES, FORGOTTEN):
+            elif kind in (AGAIN, PHRASES, FORGOTTEN, READ_AS):
                 _, number = _ID.unpack_from(record)
                 self.next_id = max(self.next_id, number + 1)
-                if (kept := self._kept(number)) is None:
+                if (kept := self._kept.get(number)) is None:
                     return  # it was forgotten, or was learned in a record that is lost
                 if kind == FORGOTTEN:
                     self._drop(number)
+                elif kind == READ_AS:
+                    kept.pair = replace(kept.pair, read_as=ReadAs(*_READ_AS.unpack(record)[2:]))
                 else:
-                    self._count_alone(number, kept.pair.source)
-                    self.pairs[number] = replace(self.pairs[number], count=self.pairs[number].count + 1)
+                    kept.pair, kept.moment = replace(kept.pair, count=kept.pair.count + 1), self._next_moment()
                     if kind == PHRASES:
-                        self._keep_phrases(number, _read_phrases(record, _ID.size))
+                        self._keep_phrases(kept, _read_phrases(record, _ID.size))
             elif kind in (PAIR, MOVED, PAIR_WITH_PHRASES, MOVED_WITH_PHRASES):
                 self._keep(kind, record)
             else:
@@ -353,8 +393,9 @@ class LearnedStore:
             self._drop(forgotten)  # in a record that is missing: a pair that is there is not learned as a new one
         self._ids[source, target] = number
         self.next_id = max(self.next_id, number + 1)
-        self.replaced[number] = Replaced(pair, None, None)
-        self._count_alone(number, source)
+        kept = self._kept[number] = KeptPair(pair, None, None, self._next_moment())
+        if pair.sentence not in (None, OWN_SENTENCE):
+            self._sentences.add(pair.sentence)
         if places:
             return
         dimension = self.datastore.section.dimension
@@ -363,11 +404,11 @@ class LearnedStore:
         end += values.nbytes + keys.nbytes
         if kind == PAIR and end != len(record):
             raise ValueError("its length is not that of its parts")
-        self.entries[number] = values, keys
+        kept.entries = values, keys
         if kind == PAIR_WITH_PHRASES:
-            self._keep_phrases(number, _read_phrases(record, end))
+            self._keep_phrases(kept, _read_phrases(record, end))
 
-    def _keep_phrases(self, number: int, phrases: PairPhrases) -> None:
+    def _keep_phrases(self, kept: KeptPair, phrases: PairPhrases) -> None:
         section = self.phrase_section
         if not self._has_phrases:
             return  # what they belong to is lost, and they are until they are learned again
@@ -375,63 +416,37 @@ class LearnedStore:
             raise DatastoreError(
                 f"{self.path} has phrases that do not belong to {self.datastore.directory}: move it away, and learn again"
             )
-        self.phrases[number] = phrases
+        kept.phrases = phrases
 
-    def _kept(self, number: int) -> Replaced | None:
-        if number not in self.pairs:
-            return self.replaced.get(number)
-        return Replaced(self.pairs[number], self.entries.get(number), self.phrases.get(number))
-
-    def _listed(self, number: int) -> LearnedPair:
-        if number in self.pairs:
-            return self.pairs[number]
-        pair = self.replaced[number].pair
-        return replace(pair, replaced_by=self._of_source[pair.source][-1])
-
-    def _count_alone(self, number: int, source: str) -> None:
-        """Let a pair count, and none of the others of its source."""
-        numbers = self._of_source.setdefault(source, [])
-        if numbers and numbers[-1] in self.pairs and numbers[-1] != number:
-            self._set_aside(numbers[-1])
-        if number in numbers:
-            numbers.remove(number)
-        numbers.append(number)
-        if number in self.pairs:
-            return
-        self._in_order &= next(reversed(self.pairs), 0) < number
-        self.pairs[number], entries, phrases = self.replaced.pop(number)
-        if entries is not None:
-            self.entries[number] = entries
-        if phrases is not None:
-            self.phrases[number] = phrases
-        if (sentence := self.pairs[number].sentence) is not None:
-            self._pairs_of[sentence] += 1
-
-    def _set_aside(self, number: int) -> None:
-        pair = self.pairs.pop(number)
-        self.replaced[number] = Replaced(pair, self.entries.pop(number, None), self.phrases.pop(number, None))
-        if pair.sentence is not None:
-            self._pairs_of[pair.sentence] -= 1
+    def _next_moment(self) -> int:
+        self._moment += 1
+        return self._moment
 
     def _drop(self, number: int) -> None:
-        if counted := number in self.pairs:
-            self._set_aside(number)
-        pair, *_ = self.replaced.pop(number)
+        pair = self._kept.pop(number).pair
         del self._ids[pair.source, pair.target]
-        self._of_source[pair.source].remove(number)
-        if not (others := self._of_source[pair.source]):
-            del self._of_source[pair.source]
-        elif counted:
-            self._count_alone(others[-1], pair.source)
         self.forgotten += 1
         if pair.first_entry is not None:
             self._forgotten.append((pair.first_entry, pair.tokens))
 
-    def _put_in_order(self) -> None:
-        """So that what is brought back counts as if nothing had replaced it."""
-        if not self._in_order:
-            self.pairs, self.entries = dict(sorted(self.pairs.items())), dict(sorted(self.entries.items()))
-            self.phrases, self._in_order = dict(sorted(self.phrases.items())), True
+    def _settle(self) -> None:
+        """Decide which pairs count: of each source the one that was learned last."""
+        self._counting: dict[int | str, int] = {}
+        for number, kept in sorted(self._kept.items(), key=lambda one: one[1].moment):
+            self._counting[_identity(kept.pair)] = number
+        numbers = sorted(self._counting.values())
+        counting, found = set(numbers), [(number, self._kept[number]) for number in numbers]
+        self.pairs: dict[int, LearnedPair] = {number: kept.pair for number, kept in found}
+        # Of those pairs whose have not moved into the datastore.
+        self.entries = {number: kept.entries for number, kept in found if kept.entries is not None}
+        self.phrases = {number: kept.phrases for number, kept in found if kept.phrases is not None}
+        aside = [(number, kept) for number, kept in self._kept.items() if number not in counting]
+        self.replaced = dict(sorted(aside, key=lambda one: one[1].moment))
+
+    def _listed(self, number: int) -> LearnedPair:
+        pair = self._kept[number].pair
+        last = self._counting[_identity(pair)]
+        return pair if last == number else replace(pair, replaced_by=last)
 
     def _check(self, header: dict[str, Any]) -> None:
         if header["version"] > FORMAT_VERSION:
@@ -471,6 +486,11 @@ def learned_record(pair: LearnedPair, values: np.ndarray, keys: np.ndarray, phra
     arrays = values.astype(_INTEGER).tobytes() + keys.astype(_KEY).tobytes()
     kind, last = (PAIR, b"") if phrases is None else (PAIR_WITH_PHRASES, _phrase_bytes(phrases))
     return _texts(kind, pair) + arrays + last
+
+
+def read_as_record(number: int, read_as: ReadAs) -> bytes:
+    """Make the record of what the model reads as the source of a pair."""
+    return _READ_AS.pack(READ_AS, number, *read_as)
 
 
 def moved_record(pair: LearnedPair) -> bytes:
@@ -516,6 +536,11 @@ def identity_of_phrases(section: PhraseSection | None) -> dict[str, Any]:
         "lexicon of phrases": section.fingerprints.get("lexicon"),
         "set of phrases": section.digest(f"{KEYS}.npy"),
     }
+
+
+def _identity(pair: NewPair | LearnedPair) -> int | str:
+    """Return what makes a source the same as another's: what the model reads, or the text where that is not known."""
+    return pair.read_as.subwords if pair.read_as is not None else pair.source
 
 
 def _json_record(kind: int, content: dict[str, Any]) -> bytes:

@@ -39,8 +39,8 @@ class ProjectionDescription:
 # 2 brought projections, 3 phrases, 4 keys in Milvus, 5 the checksum of the manifest, 6 what tokens know of their own text,
 # 7 token parts that what was learned has moved into, 8 phrase parts likewise, and hashes of their strings, 9 texts whose
 # sources are back-translations among those that were merged, 10 a minimum of candidates among the index parameters, 11 text,
-# 12 tokens' keys in Milvus
-FORMAT_VERSION = 12
+# 12 tokens' keys in Milvus, 13 hashes of the sources of tokens
+FORMAT_VERSION = 13
 CHECKSUM_SINCE = 5
 TOKEN, PHRASE, TEXT = "token", "phrase", "text"  # the folders of the parts
 REVERSE_MODEL = "reverse_model"  # fingerprint of the model whose back-translations are the sources of tokens
@@ -142,7 +142,7 @@ class TokenSection(Section):
     PART, COMMAND, REBUILD = TOKEN, "build tokens", "build tokens DATA_BIN --path MODEL"
     ORDER = (
         "size dimension key_layer subsets fingerprints index projection share files index_recall shard sources domain "
-        "ancestors store"
+        "ancestors store hashes"
     )
     IDENTITY = "dimension key_layer projection subsets share shard fingerprints size"
 
@@ -150,6 +150,7 @@ class TokenSection(Section):
     subsets: dict[str, int]  # name -> sentences; provenance counts sentences through them in this order
     projection: ProjectionDescription | None = None  # from the decoder's states to the keys; None: they are the keys
     domain: bool = False  # whether it knows its own text, as datastores built before did not
+    hashes: bool = False  # whether its sentences' sources are known by hash, as of datastores built before they are not
 
 
 @dataclass(kw_only=True)

@@ -137,12 +137,12 @@ class Counts:
         counts: [G, 2], in both.
         order: n.
         words: V, tokens that have a probability.
-        more: counts to be added to those, of what was learned.
+        more: counts to be added to those, of what was learned, and below zero of what that supersedes.
     """
 
     def __init__(
         self, contexts: Hashes, following: Tensor, grams: Tensor, counts: Tensor, order: int, words: int,
-        more: Counts | None = None,
+        more: tuple[Counts, ...] = (),
     ) -> None:  # fmt: skip
         self.contexts, self.following, self.grams, self.counts = contexts, following, grams, counts
         self.order, self.words, self.more = order, words, more
@@ -151,26 +151,52 @@ class Counts:
     def to(self, device: torch.device) -> Counts:
         """Return them on another device."""
         rows = self.following, self.counts
+        # Few operations of a GPU take uint32.
         following, counts = rows if self.grams.device == device else (one.long().to(device) for one in rows)
-        more = self.more.to(device) if self.more is not None else None  # few operations of a GPU take uint32
         contexts, grams = self.contexts.to(device), self.grams.to(device)
+        more = tuple(one.to(device) for one in self.more)
         return Counts(contexts, following, grams, counts, self.order, self.words, more)
 
-    def plus(self, sentences: list[np.ndarray], end: int) -> Counts:
-        """Return these with sentences added, each int64 [L] with its end."""
-        more = None
-        if sentences:
-            grams = Grams.of(np.concatenate(sentences), np.cumsum([0, *map(len, sentences)]), end, self.order)
-            hashes, tokens = (torch.from_numpy(one).to(self.grams.device) for one in (grams.contexts, grams.tokens))
-            known = self._own(self.contexts.find(hashes), tokens)[:, 0].cpu().numpy() > 0
-            contexts, numbers = np.unique(grams.contexts, return_inverse=True)
-            columns = [np.bincount(numbers, one, len(contexts)) for one in (grams.counts, ~known)], [grams.counts]
-            # none in general text
-            following, counts = (np.stack([*one, *map(np.zeros_like, one)], 1).astype(np.int64) for one in columns)
-            numbered = torch.from_numpy(numbers * self.words + grams.tokens)
-            rows = torch.from_numpy(following), numbered, torch.from_numpy(counts)
-            more = Counts(Hashes.of(contexts), *rows, self.order, self.words).to(self.grams.device)
+    def plus(self, added: list[np.ndarray], end: int, removed: Iterable[np.ndarray] = ()) -> Counts:
+        """Return these with sentences added, and others taken away, each int64 [L] with its end.
+
+        What is taken away must have been counted: a sentence with an n-gram that is not counted is left alone.
+        """
+        removed = [one for one in removed if self._counts_all(Grams.of(one, np.array([0, len(one)]), end, self.order))]
+        signed = [(1, added), (-1, removed)]
+        parts = [
+            (sign, Grams.of(np.concatenate(some), np.cumsum([0, *map(len, some)]), end, self.order))
+            for sign, some in signed
+            if some
+        ]
+        if not parts:
+            return self
+        contexts, numbers = np.unique(np.concatenate([grams.contexts for _, grams in parts]), return_inverse=True)
+        tokens = np.concatenate([grams.tokens for _, grams in parts])
+        distinct, places = np.unique(numbers * self.words + tokens, return_inverse=True)
+        change = np.bincount(places, np.concatenate([sign * grams.counts for sign, grams in parts])).astype(np.int64)
+        owners = distinct // self.words
+        before = self._counted(contexts[owners], distinct % self.words)
+        change = np.maximum(change, -before)
+        types = (before + change > 0).astype(np.int64) - (before > 0)
+        columns = [np.bincount(owners, one, len(contexts)) for one in (change, types)], [change]
+        # none in general text
+        following, counts = (np.stack([*one, *map(np.zeros_like, one)], 1).astype(np.int64) for one in columns)
+        rows = torch.from_numpy(following), torch.from_numpy(distinct), torch.from_numpy(counts)
+        layer = Counts(Hashes.of(contexts), *rows, self.order, self.words).to(self.grams.device)
+        return self._with(*self.more, layer)
+
+    def _with(self, *more: Counts) -> Counts:
         return Counts(self.contexts, self.following, self.grams, self.counts, self.order, self.words, more)
+
+    def _counts_all(self, grams: Grams) -> bool:
+        return bool((self._counted(grams.contexts, grams.tokens) >= grams.counts).all())
+
+    def _counted(self, contexts: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+        """Count n-grams in the text, int64 [G], by hash of the context, and token."""
+        hashes, last = (torch.from_numpy(one).to(self.grams.device) for one in (contexts, tokens))
+        counts: np.ndarray = _added(one._own(place, last)[:, 0] for one, place in self._places(hashes)).cpu().numpy()
+        return counts
 
     def look_up(self, hypotheses: Tensor, rows: Tensor, tokens: Tensor) -> Found:
         """Compute log-probabilities of tokens after hypotheses.
@@ -218,7 +244,7 @@ class Counts:
 
     def _places(self, contexts: Tensor) -> list[tuple[Counts, Tensor]]:
         """Find contexts among these and those that are added, by their hashes, of any shape."""
-        layers = [self] if self.more is None else [self, self.more]
+        layers = [self, *self.more]
         return [(one, one.contexts.find(contexts.flatten()).view_as(contexts)) for one in layers]
 
     def _following(self, places: Tensor) -> Tensor:

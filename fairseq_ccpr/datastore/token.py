@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from fairseq_ccpr.errors import ConfigurationError, DatastoreError
 from fairseq_ccpr.search import TIMEOUT
 from fairseq_ccpr.storage.arrays import Shapes, open_array
 from fairseq_ccpr.storage.files import check_checksums
-from fairseq_ccpr.storage.fingerprint import short
+from fairseq_ccpr.storage.fingerprint import hash_bytes, short
 
 
 class KeyProjection(nn.Module):
@@ -119,7 +120,7 @@ def _linear(weight: Tensor, bias: Tensor) -> nn.Linear:
     return layer.requires_grad_(False)
 
 
-KEYS, VALUES, PROVENANCE = "keys", "values", "provenance"
+KEYS, VALUES, PROVENANCE, SOURCE_HASHES = "keys", "values", "provenance", "source-hashes"
 PROJECTION = "projection.safetensors"  # where keys are not the decoder's own states
 DOMAIN = "domain.safetensors"  # what it knows of its own text; older datastores have none
 UNKNOWN = "<unk>"  # fairseq's symbol for what the dictionary does not have; retrieval never proposes it
@@ -128,19 +129,39 @@ SYMBOLS = "symbols.txt"  # the target vocabulary, one per line by id, so that va
 
 def array_shapes(size: int, dimension: int) -> Shapes:
     """Return shapes and dtypes of the arrays of a token datastore of `size` entries."""
-    return {KEYS: ((size, dimension), "float16"), VALUES: ((size,), "int32"), PROVENANCE: ((size, 2), "int32")}
+    return {
+        KEYS: ((size, dimension), "float16"),
+        VALUES: ((size,), "int32"),
+        PROVENANCE: ((size, 2), "int32"),
+        SOURCE_HASHES: ((size,), "uint64"),
+    }
 
 
 def part_files(section: TokenSection) -> list[str]:
     """Return the names of all files of a token part, as its manifest lists them."""
     others = [PROJECTION] if section.projection is not None else []
     others += [DOMAIN] if section.domain else []
-    arrays = [name for name in array_shapes(0, 0) if name != KEYS or section.store is None]
+    missing = {KEYS: section.store is not None, SOURCE_HASHES: not section.hashes}
+    arrays = [name for name in array_shapes(0, 0) if not missing.get(name)]
     return [*(f"{name}.npy" for name in arrays), SYMBOLS, *others, *section.index.files]
+
+
+def hash_source(subwords: Iterable[int]) -> int:
+    """Identify a source sentence by the ids of its subwords, without tags and end: a uint64, never 0.
+
+    >>> hash_source([5, 9]) == hash_source([5, 9]) != hash_source([9, 5])
+    True
+    """
+    return hash_bytes(np.fromiter(subwords, "<i4").tobytes())
 
 
 class TokenDatastore(KeyedPart[TokenSection]):
     """A token datastore opened for reading: memory-mapped, checked for size and shape.
+
+    Attributes:
+        values: int32 [N].
+        provenance: int32 [N, 2], sentence and position.
+        source_hashes: uint64 [N], `hash_source` of each entry's sentence; 0 where an earlier version built it.
 
     Raises:
         DatastoreError: missing, unfinished, damaged, or without a token part.
@@ -152,6 +173,19 @@ class TokenDatastore(KeyedPart[TokenSection]):
         self.values, self.provenance = (
             open_array(self.folder / f"{name}.npy", *shapes[name]) for name in (VALUES, PROVENANCE)
         )
+        self.source_hashes: np.ndarray = np.broadcast_to(np.uint64(0), self.section.size)
+        if self.section.hashes:
+            self.source_hashes = open_array(self.folder / f"{SOURCE_HASHES}.npy", *shapes[SOURCE_HASHES])
+
+    def rows_of_sources(self, hashes: Collection[int]) -> dict[int, np.ndarray]:
+        """Find the entries of the sentences with these sources: int64, ascending, by hash; none of those that it lacks."""
+        rows = (
+            np.flatnonzero(np.isin(self.source_hashes, np.fromiter(hashes, np.uint64))) if self.section.hashes else ()
+        )
+        found: dict[int, list[int]] = {}
+        for row in map(int, rows):
+            found.setdefault(int(self.source_hashes[row]), []).append(row)
+        return {number: np.array(some, np.int64) for number, some in found.items()}
 
     def open_projection(self) -> KeyProjection | None:
         """Load the projection from the decoder's states to keys, on the CPU; None where the states are the keys."""

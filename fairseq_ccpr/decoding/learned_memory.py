@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fairseq_ccpr.datastore.learned import OWN_SENTENCE, Learned, LearnedPair, LearnedStore, NewPair
+from fairseq_ccpr.datastore.learned import OWN_SENTENCE, Learned, LearnedPair, LearnedStore, NewPair, ReadAs
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.search import ExactIndex, Index
@@ -48,7 +48,8 @@ class LearnedPhrases:
         hashes: uint64 [n], of the strings; see `hash_strings`.
         pairs: whose phrases they are, one pair after the other.
         moved: by sentence of the datastore itself that it has because it was learned: a pair of which it is the target.
-        gone: int64 [m], entries of the datastore itself that were forgotten, ascending.
+        gone: int64 [m], entries of the datastore itself that do not count, ascending.
+        superseded: see `LearnedEntries`.
     """
 
     datastore: PhraseDatastore
@@ -58,11 +59,18 @@ class LearnedPhrases:
     pairs: tuple[LearnedPair, ...]
     moved: Mapping[int, LearnedPair]
     gone: np.ndarray
+    superseded: tuple[np.ndarray, ...] = ()
 
     @property
     def empty(self) -> bool:
         """Whether searching the datastore alone finds the same."""
         return not self.index.size and not len(self.gone)
+
+    def without(self, targets: set[str]) -> LearnedPhrases:
+        """Return the same without the phrases of these sentences of the datastore itself."""
+        numbers = [number for target in targets if (number := self.datastore.sentences.find(target)) is not None]
+        kept = sorted(set(numbers) - self.moved.keys())
+        return replace(self, gone=np.union1d(self.gone, entries_of(self.datastore, kept)), superseded=())
 
     def joined(self, index: Index) -> Index | JoinedIndex:
         """Search an index over the datastore's own keys and what was learned as one."""
@@ -112,11 +120,14 @@ class LearnedEntries:
         values: int32 [n], their tokens, on the device of the index.
         pairs: whose entries they are, in the order of their rows.
         moved: pairs whose entries are the datastore's own.
-        gone: int64 [m], entries of the datastore itself that were forgotten, ascending, on the same device.
+        gone: int64 [m], entries of the datastore itself that do not count, ascending, on the same device: they were
+            forgotten, or their source is that of a learned pair.
         first: the first learned entry, moved into the datastore or not; all entries from it on were learned.
         rows: int64, the first row of each of `pairs`.
         retriever: of the datastore that they were learned alongside, if it was compacted since the system was loaded.
         phrases: of the same pairs, where a phrase memory learns.
+        stored: values of the datastore that `moved` are in.
+        superseded: targets of the datastore's own sentences whose source is that of a learned pair, int32 [L] each.
     """
 
     index: Segment
@@ -128,7 +139,8 @@ class LearnedEntries:
     rows: np.ndarray
     retriever: LearningRetriever | None = None
     phrases: LearnedPhrases | None = None
-    stored: np.ndarray | None = None  # values of the datastore that `moved` are in
+    stored: np.ndarray | None = None
+    superseded: tuple[np.ndarray, ...] = ()
 
     @property
     def entries(self) -> LearnedEntries:
@@ -168,6 +180,7 @@ class LearnedMemory:
         self._metric = datastore.section.index.metric
         self._lock = threading.Lock()
         self._retriever: LearningRetriever | None = None
+        self._identified = False
         self._lists_help = device.type == "cpu" and can_grow()
         self.entries: LearnedEntries  # what counts
         self._clear()
@@ -178,6 +191,14 @@ class LearnedMemory:
         with self._lock:
             self.store.lock()
             self._update()
+
+    def identify(self, read: Callable[[str], ReadAs]) -> None:
+        """Hash the sources of pairs that an earlier version learned; see `LearnedStore.identify`."""
+        if not self._identified:
+            with self._lock:
+                self.store.identify(read)
+                self._update()
+                self._identified = True
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -214,6 +235,9 @@ class LearnedMemory:
         self._lists: GrowingLists | None = None
         self._listed = 0  # rows that are in lists, or were
         self._gone: list[tuple[int, int]] = []  # the rows after those that are gone, as of `_rows`
+        self._stored: dict[
+            int, np.ndarray
+        ] = {}  # entries of the datastore itself by source, as far as they were wanted
 
     def _update(self) -> None:
         kept = self.store.entries
@@ -237,23 +261,27 @@ class LearnedMemory:
         index = Segment(self._keys.rows, self._norms.rows, self._metric, self._lists, self._listed, without)
         moved = tuple(pair for pair in self.store.pairs.values() if pair.first_entry is not None)
         in_segment = tuple(self.store.pairs[number] for number in self._rows)
-        gone = torch.from_numpy(_numbers((first, first + count) for first, count in self.store.gone)).to(self.device)
-        size = self.store.datastore.section.size
-        first = min((pair.first_entry for pair in moved if pair.first_entry is not None), default=size)
-        rows = np.array([start for start, _ in self._rows.values()], np.int64)
-        phrases = self._phrases.update() if self._phrases is not None else None
+        datastore = self.store.datastore
+        first = min((one.first_entry for one in moved if one.first_entry is not None), default=datastore.section.size)
+        forgotten = _numbers((begin, begin + count) for begin, count in self.store.gone)
+        rows = np.setdiff1d(self._with_learned_source(first), forgotten)
+        gone = torch.from_numpy(np.union1d(forgotten, rows)).to(self.device)
+        ends = np.flatnonzero(np.diff(datastore.provenance[rows, 0])) + 1
+        superseded = tuple(np.split(datastore.values[rows], ends)) if len(rows) else ()
+        starts = np.array([start for start, _ in self._rows.values()], np.int64)
+        phrases = self._phrases.update(superseded) if self._phrases is not None else None
         return LearnedEntries(
-            index,
-            self._values.rows,
-            in_segment,
-            moved,
-            gone,
-            first,
-            rows,
-            self._retriever,
-            phrases,
-            self.store.datastore.values,
-        )
+            index, self._values.rows, in_segment, moved, gone, first, starts, self._retriever, phrases, datastore.values,
+            superseded,
+        )  # fmt: skip
+
+    def _with_learned_source(self, first: int) -> np.ndarray:
+        """List the entries before the first learned one whose source is that of a pair, int64, ascending."""
+        sources = {pair.read_as.ids for pair in self.store.pairs.values() if pair.read_as is not None}
+        if new := sources - self._stored.keys():
+            self._stored |= dict.fromkeys(new, np.empty(0, np.int64)) | self.store.datastore.rows_of_sources(new)
+        rows = np.sort(np.concatenate([np.empty(0, np.int64), *(self._stored[source] for source in sources)]))
+        return rows[: np.searchsorted(rows, first)]
 
     def _drop(self, lost: list[int]) -> None:
         """Take pairs out. Where there are no lists, or most rows are gone, the others are written again instead."""
@@ -290,7 +318,7 @@ class PhraseSegment:
         self._hashes = [np.empty(0, np.uint64)]
         self._ids: list[int] = []
 
-    def update(self) -> LearnedPhrases:
+    def update(self, superseded: tuple[np.ndarray, ...] = ()) -> LearnedPhrases:
         """Bring the segment up to date with the journal, and return what counts from now on."""
         store = self.store
         ids = list(store.phrases)
@@ -308,6 +336,7 @@ class PhraseSegment:
         return LearnedPhrases(
             self.datastore, ExactIndex(self._keys.rows, "ip"), np.concatenate(self._spans), np.concatenate(self._hashes),
             tuple(store.pairs[number] for number in self._ids), moved, entries_of(self.datastore, store.gone_sentences),
+            superseded,
         )  # fmt: skip
 
 

@@ -24,6 +24,7 @@ from fairseq_ccpr.decoding.learned_memory import LearnedPhrases
 from fairseq_ccpr.decoding.phrase_retriever import PhraseRetriever, QueryPhrase, RetrievedEntries
 from fairseq_ccpr.decoding.phrase_votes import MAX_SUBWORDS, NO_TOKEN, Candidates, PhraseTable
 from fairseq_ccpr.search.distinct_strings import unique_mask
+from fairseq_ccpr.storage.arrays import as_tensor
 from fairseq_ccpr.storage.equal_strings import BASE
 from fairseq_ccpr.text.decoder_subwords import SIGN, DecoderSubwords, after_sign
 from fairseq_ccpr.text.phrase_cuts import Cuts, SplitSentences, as_rows, cut_phrases
@@ -67,7 +68,9 @@ class PhraseCandidates:
         self.retriever, self.make_subwords = retriever, make_subwords
         self.source_dictionary, self.reach = source_dictionary, reach
         self.checked = False  # whether a first batch was seen to have phrases, or was warned of
-        self._learned: tuple[LearnedPhrases, CutEntries] | None = None  # as it was when it last changed
+        # As it was when it last changed: without what it supersedes, and cut.
+        self._current: tuple[LearnedPhrases, LearnedPhrases] | None = None
+        self._learned: tuple[LearnedPhrases, CutEntries] | None = None
         self._write_variant = lru_cache(VARIANTS)(self._write)
 
     @property
@@ -90,6 +93,7 @@ class PhraseCandidates:
 
     def start(self, src_tokens: Tensor, learned: LearnedPhrases | None = None) -> Callable[[], list[SentencePhrases]]:
         """Start retrieval for sentences, int64 [B, S] with fairseq's padding on the left; returns a function that waits."""
+        learned = self._superseding(learned)
         texts = [self.subwords.recover(self.source_dictionary, row) for row in src_tokens.cpu()]
         answer = self.retriever.start(texts, learned)
 
@@ -104,6 +108,16 @@ class PhraseCandidates:
             return [SentencePhrases(part, read, number) for number, part in enumerate(each)]
 
         return wait
+
+    def _superseding(self, learned: LearnedPhrases | None) -> LearnedPhrases | None:
+        """Return what was learned, without the phrases of the datastore's sentences that it supersedes."""
+        if learned is None or not learned.superseded:
+            return learned
+        if self._current is None or self._current[0] is not learned:
+            dictionary = self.subwords.dictionary
+            targets = {self.subwords.recover(dictionary, as_tensor(ids)) for ids in learned.superseded}
+            self._current = learned, learned.without(targets)
+        return self._current[1]
 
     def _candidates(self, texts: list[str], retrieved: RetrievedEntries, learned: LearnedPhrases | None) -> Candidates:
         """Make the candidates of all sentences, by query, of all P, and then by rank; variants come after their own."""

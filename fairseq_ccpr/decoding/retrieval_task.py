@@ -22,7 +22,7 @@ from fairseq_ccpr.datastore.manifest import Manifest
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.datastore.preprocessing import digest_options
 from fairseq_ccpr.datastore.text import TextDatastore
-from fairseq_ccpr.datastore.token import TokenDatastore
+from fairseq_ccpr.datastore.token import TokenDatastore, hash_source
 from fairseq_ccpr.datastore.tuned import Datastore, read_tuned, tuned_trust
 from fairseq_ccpr.decoding.breakdown import RetrievalLog
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble, RetrievalScorer, RunwiseBeamSearch
@@ -240,6 +240,12 @@ class RetrievalTask(FairseqTask):
             raise ConfigurationError(
                 f"{filename} is no dictionary of fairseq ({str(error).splitlines()[0]}): copy it, or prepare the data, again"
             ) from None
+
+    def source_hash(self, tokens: Tensor) -> int:
+        """Identify a source sentence, int64 [L], by what the model reads; padding, tags and its end are no part of it."""
+        dictionary = self.source_dictionary
+        left_out = {dictionary.pad(), dictionary.eos(), *self.tags.ids(dictionary)}
+        return hash_source(token for token in tokens.tolist() if token not in left_out)
 
     def inference_dataset(self, tokens: list[Tensor]) -> Any:
         """Make a dataset of source sentences as `encode_line` gives them, with the tags that the model wants."""

@@ -12,6 +12,7 @@ Letters: H hypotheses, N tokens that are changed, F features.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -95,24 +96,34 @@ class TextWeight(nn.Module):
 
 
 class LearnedTargets:
-    """The targets of learned pairs, equal ones once, counted alongside a text."""
+    """The targets of learned pairs, equal ones once, counted alongside a text, in the place of those they supersede.
+
+    Those that have moved into the datastore are counted when they have, the others whenever one changes.
+    """
 
     def __init__(self, learned: LearnedMemory, counts: Counts, end: int) -> None:
         self.learned, self.counts, self.end = learned, counts, end
         self._last: tuple[LearnedEntries | None, Counts] = (None, counts)
+        self._moved: tuple[set[bytes], Counts] = (set(), counts)
 
     def counted(self, entries: LearnedEntries) -> Counts:
         """Return the counts of the text with those of the pairs of a snapshot added."""
         before, counts = self._last
         if before is not entries:
-            values = entries.values.cpu().numpy()
-            targets = [values[row : row + pair.tokens] for pair, row in zip(entries.pairs, entries.rows)]
-            if entries.stored is not None:
-                targets += [entries.stored[pair.first_entry :][: pair.tokens] for pair in entries.moved]
-            distinct = {target.tobytes(): np.asarray(target, np.int64) for target in targets}
-            counts = self.counts.plus(list(distinct.values()), self.end)
+            stored, values = entries.stored, entries.values.cpu().numpy()
+            moved = [] if stored is None else [stored[pair.first_entry :][: pair.tokens] for pair in entries.moved]
+            known = _distinct(moved)
+            if known.keys() != self._moved[0]:
+                self._moved = set(known), self.counts.plus(list(known.values()), self.end)
+            learned = _distinct(values[row : row + pair.tokens] for pair, row in zip(entries.pairs, entries.rows))
+            new = [target for name, target in learned.items() if name not in known]
+            counts = self._moved[1].plus(new, self.end, _distinct(entries.superseded).values())
             self._last = entries, counts
         return counts
+
+
+def _distinct(targets: Iterable[np.ndarray]) -> dict[bytes, np.ndarray]:
+    return {target.tobytes(): np.asarray(target, np.int64) for target in targets}
 
 
 @dataclass(frozen=True)

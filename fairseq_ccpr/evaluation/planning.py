@@ -261,8 +261,8 @@ def parse_speeds(words: list[str]) -> dict[str, float]:
 
 
 def _stored_bytes(section: TokenSection | PhraseSection) -> float:
-    if isinstance(section, TokenSection):
-        return 2 * section.dimension + 4 + 8  # key, value, provenance
-    text_bytes = [file["bytes"] for name, file in section.files.items() if "/sentence" in name]
     hashes = 8 if section.hashes else 0
+    if isinstance(section, TokenSection):
+        return 2 * section.dimension + 4 + 8 + hashes  # key, value, provenance
+    text_bytes = [file["bytes"] for name, file in section.files.items() if "/sentence" in name]
     return 2 * section.dimension + 12 + hashes + sum(text_bytes) / section.size

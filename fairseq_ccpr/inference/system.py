@@ -80,11 +80,16 @@ def encode(sentence: str, task: Any) -> Tensor:
 
 def encode_with(sentence: str, steps: tuple[Any, ...], dictionary: Any) -> Tensor:
     """Encode a sentence with fairseq's tokenizer and subword model, either of which may be None."""
+    tokens: Tensor = dictionary.encode_line(split(sentence, steps), add_if_not_exist=False).long()
+    return tokens
+
+
+def split(sentence: str, steps: tuple[Any, ...]) -> str:
+    """Split a sentence into subwords with spaces between them."""
     sentence = one_line(sentence)
     for step in steps:
         sentence = step.encode(sentence) if step is not None else sentence
-    tokens: Tensor = dictionary.encode_line(sentence, add_if_not_exist=False).long()
-    return tokens
+    return sentence
 
 
 def length_limit(task: Any, models: list[Any]) -> int:

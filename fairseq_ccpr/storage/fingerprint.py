@@ -39,6 +39,11 @@ def of_strings(strings: Iterable[str]) -> str:
     return digest.hexdigest()
 
 
+def hash_bytes(content: bytes) -> int:
+    """Hash bytes to a uint64 that is never 0."""
+    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little") or 1
+
+
 def of_parameters(named: Iterable[tuple[str, Tensor]]) -> str:
     """Digest a model's parameters, rounded to fp16 so that a model and its `--fp16` form are the same model.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -32,8 +33,10 @@ class TextLines:
     def __init__(self, text: Path, offsets: Path, count: int) -> None:
         # Not as `np.memmap`, each slice of which costs as much as the line.
         self.offsets = np.asarray(open_array(offsets, (count + 1,), "int64"))
-        # An empty file cannot be mapped.
-        self._bytes = (np.memmap(text, np.uint8, "r") if count else np.empty(0, np.uint8)).data
+        self._bytes: mmap | bytes = b""  # an empty file cannot be mapped
+        if count:
+            with text.open("rb") as stream:
+                self._bytes = mmap(stream.fileno(), 0, access=ACCESS_READ)
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -41,7 +44,16 @@ class TextLines:
     def __getitem__(self, number: int) -> str:
         if not 0 <= number < len(self):
             raise IndexError(number)
-        return bytes(self._bytes[self.offsets[number] : self.offsets[number + 1] - 1]).decode("utf-8")
+        return self._bytes[self.offsets[number] : self.offsets[number + 1] - 1].decode("utf-8")
+
+    def find(self, line: str) -> int | None:
+        """Find the first line that is equal to one; None where none is."""
+        wanted, place = line.encode() + b"\n", -1
+        while (place := self._bytes.find(wanted, place + 1)) >= 0:
+            number = int(np.searchsorted(self.offsets, place))
+            if self.offsets[number] == place:
+                return number
+        return None
 
     def characters(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the characters of n lines with their line feeds, uint32 [C], and where each line begins, int64 [n]."""

@@ -104,7 +104,7 @@ def _read(text: str) -> tuple[str, dict[int, int], dict[int, int]]:
     begins: dict[int, int] = {}
     ends: dict[int, int] = {}
     for start, end in pairwise(sorted(may_begin | may_end)):
-        seen = _folded(text[start:end])
+        seen = folded(text[start:end])
         if seen.isspace():
             space = True
             continue
@@ -122,7 +122,7 @@ def _read(text: str) -> tuple[str, dict[int, int], dict[int, int]]:
 
 
 @lru_cache(1 << 16)
-def _folded(word: str) -> str:
+def folded(word: str) -> str:
     """Return what is compared of a word: neither case, width nor composition; a dotted capital I is i, too."""
     folded = normalize("NFKC", normalize("NFKC", word).casefold()).replace("i\u0307", "i")
     return _UNSEEN.sub("", folded).translate(_ALIKE)

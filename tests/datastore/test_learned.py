@@ -8,13 +8,14 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from stat import S_IMODE
 
 import numpy as np
 import pytest
 
-from fairseq_ccpr.datastore.learned import LEARNED, NewPair, identity, journal_path, remove_superseded
+from fairseq_ccpr.datastore.learned import LEARNED, NewPair, ReadAs, identity, journal_path, remove_superseded
 from fairseq_ccpr.datastore.manifest import Manifest
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
 from fairseq_ccpr.storage.journal import Journal, create_journal
@@ -394,6 +395,34 @@ def test_the_last_translation_of_a_source_counts_and_the_earlier_ones_are_kept(
         assert [pair.id for pair in store.forget([1])] == [5]
         assert not store.forget([4]) and same(store_at(one), {2: other, 5: third})
         assert not store.forget([5]) and same(store_at(one), {2: other})
+
+
+def read_as(pair: NewPair, subwords: int, ids: int) -> NewPair:
+    return replace(pair, read_as=ReadAs(subwords, ids))
+
+
+def test_texts_that_the_model_reads_alike_are_one_source(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Also where only some pairs say what it reads, as those of an earlier version do not."""
+    one, other, alone = read_as(new_pair(1), 7, 70), read_as(new_pair(2), 7, 70), read_as(new_pair(3), 8, 70)
+    store = store_at(folder)
+    first, second, third = store.learn([one, other, alone])
+    assert second.replaced is not None and (second.replaced.id, second.replaced.replaced_by) == (first.id, second.id)
+    for found in (store, store_at(folder)):
+        assert same(found, {2: new_pair(2), 3: new_pair(3)}, {1: new_pair(1)}) and not third.replaced
+        counting = found.counting(ReadAs(7, 0))
+        assert counting is not None and counting.id == 2 and found.counting(ReadAs(9, 70)) is None
+    assert [pair.id for pair in store.forget([2])] == [1] and same(store_at(folder), {1: new_pair(1), 3: new_pair(3)})
+
+    store.learn([new_pair(4), new_pair(5)])  # of an earlier version
+    store.close()
+    reader, read = store_at(folder), dict.fromkeys((new_pair(n).source for n in (4, 5)), ReadAs(7, 70))
+    before = contents(folder)
+    reader.identify(read.__getitem__)
+    expected = {3: new_pair(3), 5: new_pair(5)}, {1: new_pair(1), 4: new_pair(4)}
+    assert same(reader, *expected) and contents(folder) == before
+    reader.lock()
+    reader.close()
+    assert same(store_at(folder), *expected) and not caplog.text
 
 
 def test_a_pair_that_was_replaced_before_it_had_phrases_gets_them_when_it_is_brought_back(with_phrases: Path) -> None:
