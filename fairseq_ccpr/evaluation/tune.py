@@ -284,7 +284,7 @@ def _decode(
     generators = {BASE: system.generator(retrieve=False)} if base else {}
     for candidate in tried:
         generators[candidate.name] = system.generator(retrieve=False)
-        generators[candidate.name].model = candidate.ensemble
+        system.task.equip(generators[candidate.name], candidate.ensemble)
     decodings = decode(system.cfg, system.task, system.models, generators, samples)
     return {name: decodings.scores(name) for name in generators}, {
         n: one.seconds for n, one in decodings.systems.items()
