@@ -142,7 +142,7 @@ class TokenSection(Section):
     PART, COMMAND, REBUILD = TOKEN, "build tokens", "build tokens DATA_BIN --path MODEL"
     ORDER = (
         "size dimension key_layer subsets fingerprints index projection share files index_recall shard sources domain "
-        "ancestors store"
+        "ancestors store suits"
     )
     IDENTITY = "dimension key_layer projection subsets share shard fingerprints size"
 
@@ -150,6 +150,7 @@ class TokenSection(Section):
     subsets: dict[str, int]  # name -> sentences; provenance counts sentences through them in this order
     projection: ProjectionDescription | None = None  # from the decoder's states to the keys; None: they are the keys
     domain: bool = False  # whether it knows its own text, as datastores built before did not
+    suits: dict[str, float] = field(default_factory=dict)  # settings by name, measured when it was built; empty before
 
 
 @dataclass(kw_only=True)
