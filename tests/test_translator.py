@@ -9,16 +9,19 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from fairseq.search import BeamSearch
 
 from fairseq_ccpr import Translator
+from fairseq_ccpr.decoding.ensemble import RunwiseBeamSearch
 from fairseq_ccpr.errors import ConfigurationError
 from tests.helpers import PROGRAM, ROOT, call, hypotheses, own_bytes, refused, texts
-from tests.small_models import World
+from tests.small_models import World, subword_options
 
 SHORT = {"max_len_b": 25, "device": "cpu", "knn_temperature": 5}
 
@@ -38,6 +41,33 @@ def test_translations_are_those_of_fairseq_generate(world: World, translator: Tr
     assert all(
         one.score < 0 and len(one.token_scores) == len(one.tokens) + 1 for one in translator.translate(sentences)
     )
+
+
+def test_every_door_searches_by_runs(
+    world: World, translator: Translator, sentences: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    searched: list[str] = []
+    for kind in (BeamSearch, RunwiseBeamSearch):
+        monkeypatch.setattr(kind, "step", partialmethod(_noted, kind.step, searched))
+    doors: dict[str, list[object]] = {
+        "compare": [], "tune": ["--combiner", "fixed", "--decode", 1, "--output", tmp_path / "options"],
+        "explain": [*subword_options(world), "--sentences", 1, "--output", tmp_path / "page.html"], "fairseq-generate": [],
+    }  # fmt: skip
+    texts(translator, sentences[:1])  # as translate and serve do
+    assert {*searched} == {"RunwiseBeamSearch"}
+    for command, extra in doors.items():
+        searched.clear()
+        call(command, *world.options("--no-progress-bar", *extra))
+        assert "RunwiseBeamSearch" in searched, command
+        assert ("BeamSearch" in searched) == (command != "fairseq-generate")  # the model alone, which is fairseq's own
+    searched.clear()
+    texts(Translator(datastore=world.datastore, sampling=True, **SHORT), sentences[:1])
+    assert not searched  # another search than the beam's is left as it is
+
+
+def _noted(self: BeamSearch, step: Callable[..., Any], searched: list[str], *given: Any, **named: Any) -> Any:
+    searched.append(type(self).__name__)
+    return step(self, *given, **named)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")

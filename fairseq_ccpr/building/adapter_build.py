@@ -269,6 +269,7 @@ class _Plan:
         domain.save(part.partial / DOMAIN)
         sizes = {i: min(BLOCK_ROWS, part.section.size - start) for i, start in enumerate(blocks)}
         part.fill(sizes, write, "projection")
+        self.extraction.tell(part, raw.keys)
 
     def _projection(self, part: TokenPart, raw: TokenDatastore, adapter: TokenAdapter) -> KeyProjection:
         path, normalize, pca = part.partial / PROJECTION, self.settings.normalize_before_pca, None

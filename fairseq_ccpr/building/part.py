@@ -24,11 +24,12 @@ import torch.distributed as dist
 from tqdm import tqdm
 
 from fairseq_ccpr.building.corpus import sample_domain
+from fairseq_ccpr.building.defaults import LogProbs, measure_defaults
 from fairseq_ccpr.building.key_store import KeyStore
 from fairseq_ccpr.datastore import phrase, text, token
 from fairseq_ccpr.datastore.manifest import PHRASE, TEXT, TOKEN, Manifest, Section, TokenSection
 from fairseq_ccpr.datastore.phrase import SPANS
-from fairseq_ccpr.datastore.token import DOMAIN, KEYS, PROVENANCE, SYMBOLS, array_shapes
+from fairseq_ccpr.datastore.token import DOMAIN, KEYS, PROVENANCE, SYMBOLS, VALUES, array_shapes
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
 from fairseq_ccpr.search import Index, IndexDescription, RemoteKeys, build_index, open_index
 from fairseq_ccpr.search.base import Progress
@@ -79,6 +80,7 @@ class Part:
     ) -> None:  # fmt: skip
         self.output, self.kind, self.show = output, kind, show
         self.store = store  # the database that keys move to, so that no file of them stays; None: they stay
+        self.log_probs: LogProbs | None = None  # of the model, of tokens, while it is at hand
         self.identity = identity or {}  # what makes two parts the same, named as in the manifest
         self.final, self.partial = output / kind.name, output / f"{kind.name}.partial"
         self.manifest = Manifest.read(output) if (output / MANIFEST).exists() else Manifest()
@@ -154,12 +156,25 @@ class Part:
         else:
             keys = open_keys(section, self.final)
             section.index_recall = recall_of_sample(self.open_index(section), keys, self.kind.depth)
+        if isinstance(section, TokenSection):
+            section.suits = self._suits(section)
         if section != self.published:
             setattr(self.manifest, self.kind.name, section)
             self.manifest.write(self.output)
             self.published = section
         for path in [path for path in self.final.iterdir() if path.name not in names]:
             rmtree(path) if path.is_dir() else path.unlink()
+
+    def _suits(self, section: TokenSection) -> dict[str, float]:
+        """Measure the settings that suit the keys, once; what was measured before a part was rewritten may stay."""
+        known = self.published.suits if isinstance(self.published, TokenSection) else section.suits
+        if (
+            "temperature" in known or not section.size or not (self.final / f"{KEYS}.npy").exists()
+        ):  # in a database alone
+            return known
+        shapes = array_shapes(section.size, section.dimension)
+        arrays = (open_array(self.final / f"{name}.npy", *shapes[name]) for name in (KEYS, VALUES, PROVENANCE))
+        return known | measure_defaults(self.open_index(section), *arrays, self.log_probs)
 
     def make_index(self, section: Section) -> None:
         """Make the keys searchable as `section.index` says, in the database if there is one, unless an earlier run did."""
@@ -241,7 +256,7 @@ class TokenPart(Part):
         self, output: Path, section: TokenSection, symbols: list[str], show: bool, store: KeyStore | None = None
     ) -> None:
         values = asdict(section)
-        free = ("index", "files", "index_recall", "sources", "domain", "ancestors", "store", "hashes")
+        free = ("index", "files", "index_recall", "sources", "domain", "ancestors", "store", "hashes", "suits")
         # Options come before the size, which follows from them: a refusal names the cause.
         identity = {name: values[name] for name in ("share", "shard", *values) if name not in free}
         super().__init__(output, TOKENS, show, identity, store)

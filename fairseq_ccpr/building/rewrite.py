@@ -390,7 +390,9 @@ def _merge_tokens(inputs: list[Input], kept: list[Source], folder: Path, progres
                     samples.append((replace(domain, numbers=numbers).select(inside), source.size))
     if samples:
         join_domains(*map(list, zip(*samples))).save(folder / DOMAIN)
-    return write_tokens(base, parts, kept, folder, progress)
+    merged = write_tokens(base, parts, kept, folder, progress)
+    # Only the model knows lambda; the temperature is measured again, as all have nearer neighbours.
+    return replace(merged, suits={name: value for name, value in merged.suits.items() if name != "temperature"})
 
 
 def _shift(ends: np.ndarray, shifts: np.ndarray, sentences: np.ndarray) -> np.ndarray:

@@ -50,7 +50,7 @@ from fairseq_ccpr.decoding.retrieval_task import LANGUAGE_PAIR
 from fairseq_ccpr.decoding.task import BILINGUAL, task_words
 from fairseq_ccpr.errors import CheckpointError, ConfigurationError, DatastoreError
 from fairseq_ccpr.models.checkpoint import load_models
-from fairseq_ccpr.models.key_layer import KEY_LAYERS, KeyCapture
+from fairseq_ccpr.models.key_layer import KEY_LAYERS, KeyCapture, key_module
 from fairseq_ccpr.paths import configuration, split_paths
 from fairseq_ccpr.search import METRICS, IndexDescription
 from fairseq_ccpr.search.base import Progress
@@ -282,6 +282,18 @@ class Extraction:
             shard=[s.shard_id, s.num_shards, s.chunk_tokens] if s.num_shards > 1 else None,
         )
 
+    def tell(self, part: TokenPart, states: np.ndarray | None = None) -> None:
+        """Tell a part what the model says of its tokens, by its decoder's states [N, d], which its keys are if left out."""
+        projection = key_module(self.model, KEY_LAYERS[0])
+
+        @torch.inference_mode()
+        def log_probs(rows: np.ndarray, keys: np.ndarray, values: np.ndarray) -> torch.Tensor:
+            inputs = torch.from_numpy(keys if states is None else states[rows]).to(projection.weight)
+            targets = torch.from_numpy(values.astype(np.int64)).to(inputs.device).unsqueeze(1)
+            return projection(inputs).float().log_softmax(dim=1).gather(1, targets).squeeze(1).cpu()
+
+        part.log_probs = log_probs if self.settings.key_layer == KEY_LAYERS[0] else None
+
     def fill(self, part: TokenPart) -> None:
         """Force-decode the corpus into `part`, empty or partly filled by an earlier run; all processes share the work."""
         if self.processes.first:
@@ -327,6 +339,7 @@ def build_token_datastore(settings: TokenBuildSettings, processes: Processes) ->
     if part.published is None:  # otherwise only its index may be another
         extraction.fill(part)
     if processes.first:
+        extraction.tell(part)
         part.finish()
     processes.barrier()
     return part.section, extraction.corpus.left_out

@@ -32,6 +32,7 @@ from fairseq_ccpr.translator import Translator
 
 LEARNED, FIXED = "learned", "fixed"
 FEW = 150  # sentences, of which a point of BLEU may be chance
+CHANCE = 20.0  # BLEU, divided by the root of the sentences: what systems that are equal may differ by
 TEXT, JSONL = "text", "jsonl"
 
 
@@ -119,12 +120,21 @@ def _print_what_was_tried(tuned: tuning.Tuned, subset: str) -> None:
     if tuned.linear:
         print(f"{subset} is small: trust is a linear function of its features")
     print("\n".join(table(tuned.texts)))
-    print("   BLEU speed")
-    for name, scores in sorted(tuned.scores.items(), key=lambda item: -item[1].bleu):
-        print(f"{scores.bleu:7.2f} {tuned.speeds[name]:5.0%}  {name}")
-    print(f"BLEU {tuned.scores[BASE].bleu_signature}, of {tuned.sentences:,} sentences, a third of {subset}")
+    base = tuned.scores[BASE]
+    print(f"   {base.metric} speed")
+    ranked = sorted(tuned.scores.items(), key=lambda item: -item[1].deciding)
+    for name, scores in ranked:
+        print(f"{scores.deciding:7.2f} {tuned.speeds[name]:5.0%}  {name}")
+    described = base.bleu_signature if base.metric == "BLEU" else base.chrf_signature
+    print(f"{base.metric} {described}, of {tuned.sentences:,} sentences, a third of {subset}")
     if tuned.sentences < FEW:
-        print(f"{tuned.sentences:,} sentences are few: differences of a point of BLEU may be chance")
+        chance = CHANCE / tuned.sentences**0.5
+        print(f"{tuned.sentences:,} sentences are few: differences of {chance:.0f} {base.metric} or less may be chance")
+    if tuned.helps and tuned.best.name != ranked[0][0]:
+        print(
+            f"chosen: {tuned.best.name}, at most {tuning.LEVEL:g} below the best: for speed, or for the bound on phrases, "
+            "without which translations say more that the source does not"
+        )
     print(f"retrieval {tuned.best.ensemble.signature()}")
     print(
         f"{len(tuned.token_grid) + len(tuned.phrase_grid):,} settings by likelihood, {len(tuned.scores) - 1} by BLEU, in "

@@ -338,6 +338,10 @@ def _inspect_tokens(datastore: TokenDatastore, top: int) -> bool:
             f"own text       {len(domain.states):,} states of {len(domain.lengths):,} sentences; their log distance is below "
             f"{domain.near:.2f} at 90% of the positions, {domain.far:.2f} at 99%"
         )
+    if suits := section.suits:
+        names = {"temperature": "T", "lambda_": "lambda"}
+        values = ", ".join(f"{name} {suits[one]:g}" for one, name in names.items() if one in suits)
+        print(f"defaults       {values}: measured on its own tokens, where an option is left out and nothing is tuned")
     learned = LearnedStore(datastore)
     if learned.pairs:
         phrases = ""
@@ -346,7 +350,7 @@ def _inspect_tokens(datastore: TokenDatastore, top: int) -> bool:
             count = sum(len(found.spans) for found in learned.phrases.values())
             phrases = f", {with_phrases:,} of them with phrases ({count:,} not yet the phrase part's own)"
         replaced = f"; {len(learned.replaced):,} replaced by them" if learned.replaced else ""
-        print(f"learned         {counted(len(learned.pairs), 'pair')}, in addition to them{phrases}{replaced}")
+        print(f"learned        {counted(len(learned.pairs), 'pair')}, in addition to them{phrases}{replaced}")
     if _print_damage([learned.damage] if learned.damage else []):
         return False
     symbols, counts = datastore.read_symbols(), np.bincount(datastore.values)

@@ -142,7 +142,7 @@ class TokenSection(Section):
     PART, COMMAND, REBUILD = TOKEN, "build tokens", "build tokens DATA_BIN --path MODEL"
     ORDER = (
         "size dimension key_layer subsets fingerprints index projection share files index_recall shard sources domain "
-        "ancestors store hashes"
+        "ancestors store hashes suits"
     )
     IDENTITY = "dimension key_layer projection subsets share shard fingerprints size"
 
@@ -151,6 +151,7 @@ class TokenSection(Section):
     projection: ProjectionDescription | None = None  # from the decoder's states to the keys; None: they are the keys
     domain: bool = False  # whether it knows its own text, as datastores built before did not
     hashes: bool = False  # whether its sentences' sources are known by hash, as of datastores built before they are not
+    suits: dict[str, float] = field(default_factory=dict)  # settings by name, measured when it was built; empty before
 
 
 @dataclass(kw_only=True)

@@ -49,6 +49,9 @@ def break_down(
     votes = ensemble.votes(text)
     decided = ensemble.decided(text, votes)
     mixed = interpolate_references(text.log_probs, [(vote.log_prob(text.targets), vote.weight) for vote in decided])
+    if text.whole.after:
+        whole = ensemble.mixed(text.whole, decided)[text.whole.real]
+        mixed = whole.gather(1, text.targets.unsqueeze(1)).squeeze(1)
     made = Breakdown(text, tuple(memory.name for memory in ensemble.voting), decided, mixed, None)
     if ensemble.trust is not None and votes:
         step = trust_step(text.likeliest, ensemble.limited(votes))

@@ -18,6 +18,7 @@ from fairseq_ccpr.decoding.memory import Memory, MemoryBatch, Step
 from fairseq_ccpr.decoding.mixture import Distribution, ModelEvidence, Vote, interpolate_, limit_weights, merge_equal
 from fairseq_ccpr.decoding.options import MixtureSettings
 from fairseq_ccpr.decoding.trust import Trust, TrustStep
+from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.settings import signed
 from fairseq_ccpr.timing import DECODER, MERGE, phase
 
@@ -205,6 +206,8 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
         Raises:
             ConfigurationError: a memory works in beam search alone.
         """
+        if refusal := next((memory.unscored for memory in self.memories if memory.unscored), None):
+            raise ConfigurationError(refusal)
         net_input, target = sample["net_input"], sample["target"]
         batches = [memory.begin(net_input["src_tokens"]) for memory in self._snapshots()]
         for batch in batches:
@@ -213,14 +216,20 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
         real = self.real_tokens(target)
         previous, after = net_input["prev_output_tokens"][:, self.forced :], log_probs[:, self.forced :]
         for batch in self._acting(batches, "model"):
-            for place in range(previous.size(1)):
-                after[:, place] = batch.rescore(Step(previous[:, : place + 1], Distribution(after[:, place])))
+            batch.rescore_given(previous, after)
         text = GivenText(previous, real[:, self.forced :], after, Distribution(log_probs[real]))
-        records = {m.name: batch.force(text) for m, batch in zip(self.memories, batches) if m.acts_on != "model"}
+        records = {m.name: batch.force(text) for m, batch in zip(self.memories, batches) if m.acts_on == "vote"}
         (sentences, positions), targets = text.real.nonzero().unbind(dim=1), target[real]
         said = text.model.log_probs.gather(1, targets.unsqueeze(1)).squeeze(1)
-        whole = Whole(real, log_probs, attention)
+        whole = Whole(real, previous, log_probs, attention, self._acting(batches, "mixture"))
         return ForcedText(targets, sentences, positions, said, text.model.likeliest, records, whole)
+
+    def mixed(self, whole: Whole, votes: list[Vote]) -> Tensor:
+        """Mix the distributions of given targets in place with votes, as `decided`, as beam search does: [B, T, V]."""
+        whole.log_probs[whole.real] = self.mix(whole.log_probs[whole.real], votes)
+        for batch in whole.after:
+            batch.rescore_given(whole.previous, whole.log_probs[:, self.forced :])
+        return whole.log_probs
 
     def real_tokens(self, targets: Tensor) -> Tensor:
         """Mark the tokens of targets [B, T] that memories may influence, bool [B, T]: neither padding nor forced tags."""
@@ -275,9 +284,8 @@ class _ScoredModel:
         text = self.ensemble.force_decode(self.sample, temperature=1.0)  # fairseq's scorer has none
         whole = text.whole
         assert whole is not None  # nothing has been dropped
-        decided = self.ensemble.decided(text, self.ensemble.votes(text))
-        whole.log_probs[whole.real] = self.ensemble.mix(whole.log_probs[whole.real], decided)
-        return whole.log_probs, {"attn": [whole.attention]} if whole.attention is not None else {}
+        mixed = self.ensemble.mixed(whole, self.ensemble.decided(text, self.ensemble.votes(text)))
+        return mixed, {"attn": [whole.attention]} if whole.attention is not None else {}
 
     def get_normalized_probs(self, output: tuple[Tensor, Any], log_probs: bool, sample: dict[str, Any]) -> Tensor:
         return output[0]

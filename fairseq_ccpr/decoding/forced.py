@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
-from fairseq_ccpr.decoding.mixture import Columns, Distribution, ModelEvidence, Vote
+from fairseq_ccpr.decoding.mixture import SILENT, Columns, Distribution, ModelEvidence, Vote
 
 
 @dataclass
@@ -66,8 +66,10 @@ class Whole(NamedTuple):
     """The model's whole distributions."""
 
     real: Tensor  # bool [B, T], the N tokens: neither padding nor language tags
+    previous: Tensor  # int64 [B, T], see `GivenText`, without language tags
     log_probs: Tensor  # fp32 [B, T, V], log p_NMT
     attention: Tensor | None  # [B, T, S], the models' mean
+    after: list[Any]  # a `MemoryBatch` of each memory that acts on the mixture
 
 
 @dataclass
@@ -87,6 +89,7 @@ class ForcedText:
         records = {name: record.cpu() for name, record in self.records.items()}
         kept = self._changed(lambda part: part.cpu(), records)
         kept.sentences = kept.sentences + first  # not in place: on a CPU it is the same tensor
+        kept.log_probs = kept.log_probs.clamp_min(SILENT)  # of what the model rules out, which only memories name
         return kept
 
     def select(self, rows: Tensor) -> ForcedText:

@@ -19,7 +19,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fairseq_ccpr.decoding.forced import GivenText, Record
 from fairseq_ccpr.decoding.learned_memory import LearnedPhrases
 from fairseq_ccpr.decoding.memory import Memory, MemoryBatch, Step
 from fairseq_ccpr.decoding.mixture import interpolate_
@@ -27,7 +26,6 @@ from fairseq_ccpr.decoding.options import PhraseSettings
 from fairseq_ccpr.decoding.phrase_candidates import Candidates, PhraseCandidates, SentencePhrases
 from fairseq_ccpr.decoding.phrase_memory import PhraseBatch, PhraseMemory
 from fairseq_ccpr.decoding.phrase_votes import MAX_SUBWORDS, WRITTEN, Consent, PhraseVotes, Proposals
-from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.settings import signature
 from fairseq_ccpr.storage.fingerprint import of_file, short
 from fairseq_ccpr.text.decoder_subwords import DecoderSubwords
@@ -115,6 +113,7 @@ class GlossaryMemory(Memory):
 
     name = "glossary"
     acts_on = "mixture"
+    unscored = "--glossary works in beam search alone, which is neither scored nor explained: leave it out"
 
     phrases: PhraseMemory
     end_token: int
@@ -169,9 +168,3 @@ class GlossaryBatch(MemoryBatch):
         other = copy.copy(self)
         other.phrases = self.phrases.reorder(order)
         return other
-
-    def force(self, text: GivenText) -> Record:
-        """Refuse."""
-        raise ConfigurationError(
-            "--glossary works in beam search alone, which is neither scored nor explained: leave it out"
-        )

@@ -17,6 +17,7 @@ from torch.nn.functional import pad
 
 from fairseq_ccpr.decoding.forced import GivenText, Record, VoteRecord
 from fairseq_ccpr.decoding.mixture import Distribution, Vote
+from fairseq_ccpr.errors import ConfigurationError
 
 
 @dataclass
@@ -47,11 +48,23 @@ class MemoryBatch:
 
     def vote(self, step: Step) -> Vote:
         """Vote for the next token, once a step. For memories that vote."""
-        raise NotImplementedError(f"{type(self).__name__} has no vote")
+        raise ConfigurationError(
+            f"{type(self).__name__} has no vote: define it, or let its memory act on the model or the mixture (acts_on)"
+        )
 
     def reorder(self, order: Tensor) -> Self:
         """Follow the beam: hypothesis i continues what hypothesis order[i] was, int64 [H']."""
         return self
+
+    def rescore_given(self, previous: Tensor, log_probs: Tensor) -> None:
+        """Change the distributions of given targets, fp32 [B, T, V], in place and position by position.
+
+        Args:
+            previous: int64 [B, T], see `GivenText`.
+        """
+        for position in range(previous.size(1)):
+            step = Step(previous[:, : position + 1], Distribution(log_probs[:, position]))
+            log_probs[:, position] = self.rescore(step)
 
     def force(self, text: GivenText) -> Record:
         """Vote at each token of given targets, position by position."""
@@ -78,12 +91,14 @@ class Memory(ABC):
             the `mixture` after all have voted.
         bounded: whether --lambda-max bounds its weight, see `limit_weights`.
         features: the names of what its evidence shows trust.
+        unscored: why given targets cannot be scored with it; empty: they can.
     """
 
     name: ClassVar[str]
     acts_on: ClassVar[Literal["model", "vote", "mixture"]] = "vote"
     bounded: ClassVar[bool] = True
     features: ClassVar[tuple[str, ...]] = ()
+    unscored: ClassVar[str] = ""
 
     @abstractmethod
     def begin(self, sources: Tensor) -> MemoryBatch:

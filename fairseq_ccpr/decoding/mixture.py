@@ -17,6 +17,7 @@ RUN = 64  # neighbouring tokens whose highest is found first
 FEW = 32  # neighbours that are compared with one another; more are sorted
 # A weight of 1 would rule out all that was not retrieved, even the end of a sentence that has reached its full length.
 ALMOST_ALL = 1 - 2**-24
+SILENT = -80.0  # in place of log 0, whose differences and gradients are not numbers
 
 
 class ModelEvidence(NamedTuple):
@@ -24,6 +25,16 @@ class ModelEvidence(NamedTuple):
 
     best: Tensor  # fp32 [N], log p_NMT of it
     favourite: Tensor  # int64 [N]
+
+
+def distrust(model: ModelEvidence, log_probs: Tensor, found: Tensor) -> Tensor:
+    """Compute how many nats a memory's favourite is below the model's, fp32 [N, 1]: 80 at most, and 0 without a favourite.
+
+    Args:
+        log_probs: log p_NMT of the memory's favourite, fp32 [N, 1]; -inf where the model rules it out.
+        found: whether it has one, bool [N, 1].
+    """
+    return (model.best.unsqueeze(1) - log_probs.clamp_min(SILENT)).masked_fill(~found, 0.0)
 
 
 class ModelView(Protocol):

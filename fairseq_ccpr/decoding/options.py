@@ -231,17 +231,17 @@ class TranslationRetrievalConfig(RetrievalConfig, TranslationConfig):
 
 
 def automatic_token_settings(datastore: TokenDatastore, confidence: bool | None = None) -> dict[str, object]:
-    """Choose what suits a datastore's keys where options are left out.
+    """Choose what suits a datastore's keys where options are left out, as it was measured when they were built.
 
     Args:
         confidence: whether lambda is scaled to lambda*, by an option or its being left out; None: left out. lambda* is never
             more than lambda, and less by a third or so: it wants all of it.
     """
-    unit = datastore.section.projection is not None
+    unit, measured = datastore.section.projection is not None, datastore.section.suits
     confident = unit if confidence is None else confidence
     return {
-        "lambda_": 1.0 if confident else 0.5,
-        "temperature": 0.05 if unit else 10.0,
+        "lambda_": 1.0 if confident else measured.get("lambda_", 0.5),
+        "temperature": measured.get("temperature", 0.05 if unit else 10.0),
         "confidence": unit,
         "guard": unit and datastore.section.domain,
     }

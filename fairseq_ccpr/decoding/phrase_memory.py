@@ -16,7 +16,7 @@ from torch import Tensor
 from fairseq_ccpr.decoding.forced import GivenText
 from fairseq_ccpr.decoding.learned_memory import LearnedEntries, LearnedMemory, LearnedPhrases
 from fairseq_ccpr.decoding.memory import Memory, MemoryBatch, Step
-from fairseq_ccpr.decoding.mixture import LookedUp, ModelEvidence, ModelView, Vote
+from fairseq_ccpr.decoding.mixture import LookedUp, ModelEvidence, ModelView, Vote, distrust
 from fairseq_ccpr.decoding.options import PhraseSettings
 from fairseq_ccpr.decoding.phrase_candidates import PhraseCandidates, RememberedCandidates, SentencePhrases
 from fairseq_ccpr.decoding.phrase_votes import Consent, PhraseState, PhraseTable, PhraseVotes, Proposals
@@ -44,10 +44,11 @@ class PhraseEvidence(NamedTuple):
         """Compute `PHRASE_FEATURES`, fp32 [N, F]."""
         highest, place = self.log_probs.max(dim=1, keepdim=True)
         some = self.mass.unsqueeze(1) > 0
-        distrust = (model.best.unsqueeze(1) - self.model.gather(1, place)) * some
         agreement = (self.values.gather(1, place) == model.favourite.unsqueeze(1)) & some
-        columns = torch.stack([self.mass, self.going], dim=1)
-        return torch.cat([columns, highest.exp() * some, distrust, agreement, self.similarity.unsqueeze(1)], dim=1)
+        columns = self.mass, self.going, self.similarity
+        mass, going, similarity = (column.unsqueeze(1) for column in columns)
+        below = distrust(model, self.model.gather(1, place), some)
+        return torch.cat([mass, going, highest.exp() * some, below, agreement, similarity], dim=1)
 
 
 @dataclass(frozen=True)

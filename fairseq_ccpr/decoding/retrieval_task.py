@@ -7,6 +7,7 @@ import inspect
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
+from itertools import zip_longest
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -336,12 +337,19 @@ class RetrievalTask(FairseqTask):
         dictionary = self.target_dictionary
         trust = self.trust.to(next(models[0].parameters()).device) if self.trust is not None else None
         ensemble = RetrievalEnsemble(models, memories, dictionary.pad(), self.mixture_settings, trust)
-        voting = [memory.name for memory in ensemble.voting]
-        if trust is not None and list(trust.memories) != voting:
+        voting = {memory.name: list(memory.features) for memory in ensemble.voting}
+        if trust is not None and list(trust.memories) != list(voting):
             raise ConfigurationError(
                 f"trust was trained in {' and '.join(trust.memories)}, and --task {self.name} has {' and '.join(voting)}: "
                 "tune again with this --task, or give --trust none"
             )
+        for name, known in trust.memories.items() if isinstance(trust, LearnedTrust) else ():
+            if known != voting[name]:
+                other = next(one or two for one, two in zip_longest(voting[name], known, fillvalue="") if one != two)
+                raise ConfigurationError(
+                    f"trust was trained with other features of {name} than --task {self.name} has, '{other}' first: tune "
+                    "again with this --task, or give --trust none"
+                )
         prints = [fingerprint.short(fingerprint.of_parameters(model.named_parameters())) for model in models]
         ensemble.identity = " and ".join(prints)
         found = trained_with(ensemble.identity, memories)

@@ -175,7 +175,7 @@ class TextMemory(Memory):
             places = torch.from_numpy(np.flatnonzero(near))  # in a fifth
             rows, tokens = places // model.size(1), places % model.size(1)
             log_probs = model.reshape(-1).index_select(0, places)
-        steps = ((likeliest.best[rows] - log_probs) * STEPS).long().clamp_(0, LAST)
+        steps = ((likeliest.best[rows] - log_probs) * STEPS).clamp_max_(LAST).long()  # also of what is ruled out
         within = torch.zeros(len(model) * (LAST + 1), dtype=torch.int64, device=model.device)
         within = within.index_add_(0, rows * (LAST + 1) + steps, torch.ones_like(rows)).view(len(model), -1).cumsum(1)
         many = within.view(-1).index_select(0, rows * (LAST + 1) + steps) >= TOKENS

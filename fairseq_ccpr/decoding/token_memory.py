@@ -25,6 +25,7 @@ from fairseq_ccpr.decoding.mixture import (
     ModelEvidence,
     ModelView,
     Vote,
+    distrust,
     neighbour_log_probabilities,
     neighbour_shares,
     retrieval_confidence,
@@ -102,11 +103,10 @@ class TokenEvidence(NamedTuple):
         entropies = torch.special.entr(probabilities)
         sums = torch.stack([entropies, named, probabilities * self.model.exp()], dim=1).sum(dim=2)
         entropy, same, overlap = sums.split(1, dim=1)
-        distrust = (model.best.unsqueeze(1) - self.model.gather(1, place)) * some
         agreement = favourite == model.favourite.unsqueeze(1)
         state, running, position = self.course
         neighbours = scores, count / self.scores.size(1), distinct[:, 1:]
-        consent = same / at_least_one * some, distrust, agreement, overlap
+        consent = same / at_least_one * some, distrust(model, self.model.gather(1, place), some), agreement, overlap
         return torch.cat(
             [*neighbours, highest, entropy, *consent, state, running, torch.log1p(position).unsqueeze(1)], dim=1
         )

@@ -320,8 +320,14 @@ def load_trust(path: Path, parts: Parts, kind: type[Trust] = LearnedTrust) -> Lo
         arguments["memories"] = {
             one.name: one.features for one in (TokenMemory, PhraseMemory) if arguments.pop(one.name)
         }
-    trust = kind(**arguments)
-    trust.load_state_dict(tensors)
+    try:
+        trust = kind(**arguments)
+        trust.load_state_dict(tensors)
+    except (TypeError, RuntimeError) as error:  # of a plug-in that has changed
+        reason = str(error).splitlines()[0]
+        raise ConfigurationError(
+            f"{path} is trust of another {kind.__name__} than --task has ({reason}): tune again, or give --trust none"
+        ) from None
     return LoadedTrust(trust.requires_grad_(False), trained, described)
 
 

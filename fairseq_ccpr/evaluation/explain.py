@@ -35,8 +35,8 @@ def explain_subset(system: System, count: int, numbers: list[int] | None, most_n
     by_number = {one.number: one for one in explanation.sentences}
     explanation.sentences = [by_number[number] for number in numbers]
     if references := [one.reference for one in explanation.sentences if one.reference is not None]:
-        plain = score([one.plain for one in explanation.sentences], references)
-        retrieval = score([one.translation for one in explanation.sentences], references)
+        texts = [one.plain for one in explanation.sentences], [one.translation for one in explanation.sentences]
+        plain, retrieval = (score(text, references, task.cfg.target_lang) for text in texts)
         explanation.bleu = {BASE: plain.bleu, RETRIEVAL: retrieval.bleu}
         explanation.bleu_signature = plain.bleu_signature
     return explanation

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
 from fairseq_ccpr.decoding.forced import ForcedText
-from fairseq_ccpr.decoding.mixture import interpolate_references, limit_weights
+from fairseq_ccpr.decoding.mixture import SILENT, interpolate_references, limit_weights
 from fairseq_ccpr.decoding.options import PhraseSettings, TokenRetrievalSettings
 from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
 from fairseq_ccpr.decoding.token_memory import TokenMemory, TokenRecord
@@ -124,7 +124,7 @@ TRUSTED_LAMBDA = 0.5
 OF_PHRASES = "lambda of phrases"
 
 Settings = TokenRetrievalSettings | PhraseSettings
-SILENT, LEAST = -80.0, 1e-12  # in place of log 0 and of a weight of 0, whose gradients are not numbers
+LEAST = 1e-12  # in place of a weight of 0, whose gradients are not numbers
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from typing import Any
 
 from fairseq import utils
@@ -13,6 +14,7 @@ from fairseq_ccpr.decoding.retrieval_task import RetrievalTask
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.inference import system as inference
 from fairseq_ccpr.inference.system import System
+from fairseq_ccpr.text.languages import script_of
 from fairseq_ccpr.timing import progress_bar, progress_over
 
 BASE, RETRIEVAL = "base", "retrieval"
@@ -59,6 +61,28 @@ def compare_decoding(system: System) -> Comparison:
     return Comparison(system.signature, decode(system.cfg, system.task, system.models, generators))
 
 
+# What sacrebleu divides a script without spaces into words with. Others of these are divided into characters.
+TOKENIZERS = {**dict.fromkeys(("Hani", "Hans", "Hant"), "zh"), "Jpan": "ja-mecab", "Kore": "ko-mecab"}
+CHARACTERS = "char"
+UNSPACED = {"Thai", "Laoo", "Khmr", "Mymr", "Tibt", "Bali", "Java", "Lana", "Talu", "Hira", "Kana", "Yiii"}
+
+
+@cache
+def bleu_tokenizer(language: str) -> str:
+    """Choose sacrebleu's tokenizer for a target language, by its script, among those that are installed.
+
+    >>> [bleu_tokenizer(one) for one in ("zh-Hant", "cmn", "zho_Hans", "tha", "my_MM", "de", "zh-Latn", "")]
+    ['zh', 'zh', 'zh', 'char', 'char', '13a', '13a', '13a']
+    """
+    script = script_of(language)
+    name = TOKENIZERS.get(script, CHARACTERS if script in UNSPACED else BLEU.TOKENIZER_DEFAULT)
+    try:
+        BLEU(tokenize=name)
+    except (RuntimeError, ImportError):  # as sacrebleu has it
+        return CHARACTERS
+    return name
+
+
 @dataclass(frozen=True)
 class TranslationScores:
     """Scores of one system's output, and how they were computed."""
@@ -68,10 +92,20 @@ class TranslationScores:
     bleu_signature: str
     chrf_signature: str
 
+    @property
+    def metric(self) -> str:
+        """The score that systems are chosen by: of characters instead of words, BLEU says little that chrF does not."""
+        return "chrF" if f"|tok:{CHARACTERS}|" in self.bleu_signature else "BLEU"
 
-def score(hypotheses: list[str], references: list[str]) -> TranslationScores:
-    """Score detokenised text by BLEU and chrF, one reference each."""
-    metrics = BLEU(), CHRF()
+    @property
+    def deciding(self) -> float:
+        """That score."""
+        return self.bleu if self.metric == "BLEU" else self.chrf
+
+
+def score(hypotheses: list[str], references: list[str], language: str = "") -> TranslationScores:
+    """Score detokenised text of a language by BLEU and chrF, one reference each."""
+    metrics = BLEU(tokenize=bleu_tokenizer(language)), CHRF()
     results = [round(metric.corpus_score(hypotheses, [references]).score, 2) for metric in metrics]
     return TranslationScores(*results, *(metric.get_signature().format() for metric in metrics))
 
@@ -102,11 +136,13 @@ class Decodings:
     systems: dict[str, SystemOutput]
     sources: dict[int, str] = field(default_factory=dict)
     references: dict[int, str] = field(default_factory=dict)
+    language: str = ""  # of the references
 
     def scores(self, name: str) -> TranslationScores:
         """Score one system by BLEU and chrF."""
         ids = sorted(self.references)
-        return score([self.systems[name].hypotheses[i] for i in ids], [self.references[i] for i in ids])
+        hypotheses = [self.systems[name].hypotheses[i] for i in ids]
+        return score(hypotheses, [self.references[i] for i in ids], self.language)
 
 
 def load(cfg: Any) -> tuple[RetrievalTask, list[Any]]:
@@ -151,7 +187,7 @@ def decode(
     Args:
         samples: batches; none: all, after one to warm up.
     """
-    decodings = Decodings({name: SystemOutput() for name in generators})
+    decodings = Decodings({name: SystemOutput() for name in generators}, language=task.cfg.target_lang)
     to_text = inference.detokeniser(cfg, task)
     given = batches(cfg, task, models)
     if samples is not None:

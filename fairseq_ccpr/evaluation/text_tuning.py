@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
 from fairseq_ccpr.decoding.memory import Step
-from fairseq_ccpr.decoding.mixture import Distribution
+from fairseq_ccpr.decoding.mixture import SILENT, Distribution
 from fairseq_ccpr.decoding.options import TextSettings
 from fairseq_ccpr.decoding.text_memory import Observed, TextMemory, TextWeight
 from fairseq_ccpr.device import one_thread
@@ -55,7 +55,7 @@ def observe_text(
             some_rows = real[:, place].nonzero().squeeze(1)
             step = Step(previous[some_rows, : place + 1], Distribution(log_probs[some_rows, place]))
             targets = target[some_rows, place]
-            model = step.model.log_probs.gather(1, targets.unsqueeze(1)).squeeze(1)
+            model = step.model.log_probs.gather(1, targets.unsqueeze(1)).squeeze(1).clamp_min(SILENT)
             found = Observed(*(part.cpu() for part in memory.observe(step)))
             parts.append((found, targets.cpu(), model.cpu(), some_rows.cpu() + sentences))
         sentences += len(target)

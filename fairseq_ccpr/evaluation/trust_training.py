@@ -13,13 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble, trust_step
-from fairseq_ccpr.decoding.mixture import ALMOST_ALL, interpolate_references
+from fairseq_ccpr.decoding.mixture import ALMOST_ALL, SILENT, interpolate_references
 from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
 from fairseq_ccpr.decoding.phrase_votes import PhraseVotes
 from fairseq_ccpr.decoding.trust import Trust
 from fairseq_ccpr.device import one_thread
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.evaluation.grids import SILENT, Alongside, HeldOut, Worth
+from fairseq_ccpr.evaluation.grids import Alongside, HeldOut, Worth
 from fairseq_ccpr.evaluation.test_set import batches
 from fairseq_ccpr.inference.system import System
 from fairseq_ccpr.storage import fingerprint

@@ -45,7 +45,7 @@ def table(texts: dict[str, TextWorth]) -> list[str]:
         for name, worth in systems.items():
             weights = (f"{worth.weights[one]:.2f}" if one in worth.weights else "" for one in names)
             rows.append(("", name, f"{worth.gain:+.3f}", f"{worth.harm:.3f}", *weights))
-    widths = ("<24", "<18", ">8", ">8", *(">9" for _ in names))
+    widths = ("<24", "<18", ">8", ">8", *(f">{max(9, len(name) + 2)}" for name in names))
     return ["".join(f"{cell:{width}}" for cell, width in zip(row, widths)).rstrip() for row in rows]
 
 
@@ -146,8 +146,8 @@ def tune(system: System, also: list[OtherText], trusting: bool, count: int, pref
     3. The phrases' votes are trained, and trust, on top of the likeliest settings for few neighbours, and for many; of tokens
        with phrases and of tokens alone for one number of neighbours.
     4. A sample of the subset is decoded with each candidate, with other weights of phrases and text, and by the model alone.
-       Keep the best by BLEU, or for speed the fastest within `LEVEL` of it; if none beats the model alone, set the
-       interpolation weights to 0.
+       Keep the best by BLEU, or by chrF where BLEU has no tokenizer for the language, or for speed the fastest within
+       `LEVEL` of it; if none beats the model alone, set the interpolation weights to 0.
 
     Args:
         also: text of other domains, which must not suffer.
@@ -206,16 +206,17 @@ def tune(system: System, also: list[OtherText], trusting: bool, count: int, pref
         bounded = replace(phrases, settings=replace(phrases.settings, consent=CONSENT))
         other = replace(winner, ensemble=winner.ensemble.replacing(bounded, trust=winner.ensemble.trust))
         _decode_as(winner, other, system, sample, scores, took)
-        if scores[other.name].bleu > max(scores[BASE].bleu, scores[winner.name].bleu - LEVEL):
+        if scores[other.name].deciding > max(scores[BASE].deciding, scores[winner.name].deciding - LEVEL):
             winner = other
     if ensemble.memory(TextMemory.name) is not None:  # likelihood wants more of it than translations do, or less
         likeliest, tried_with = winner, [scaled_text(winner.ensemble, factor) for factor in (LESS, MORE, NONE)]
         winner = _or_with(system, likeliest, tried_with[0], sample, scores, took, prefer)
-        if winner is likeliest:
+        halved = winner is not likeliest
+        if not halved:
             winner = _or_with(system, likeliest, tried_with[1], sample, scores, took, prefer)
-        elif ensemble.voting:
+        if ensemble.voting and (halved or prefer == SPEED):
             winner = _or_with(system, winner, tried_with[2], sample, scores, took, prefer)
-    helps = scores[winner.name].bleu > scores[BASE].bleu
+    helps = scores[winner.name].deciding > scores[BASE].deciding
     left_out = None
     if task.phrase_datastore is not None and winner.ensemble.memory(PhraseMemory.name) is None:
         left_out = replace(task.phrase_settings, lambda_=0.0)
@@ -250,13 +251,13 @@ def trusted_neighbours(parts: Parts) -> tuple[int, ...]:
 def choose(
     tried: list[Candidate], scores: dict[str, TranslationScores], seconds: dict[str, float], prefer: str
 ) -> Candidate:
-    """Choose the best by BLEU; for speed, the fastest of those better than the base and at most `LEVEL` below the best."""
-    best = max(tried, key=lambda one: scores[one.name].bleu)
+    """Choose the best; for speed, the fastest of those better than the base and at most `LEVEL` below the best."""
+    best = max(tried, key=lambda one: scores[one.name].deciding)
     if prefer == QUALITY:
         return best
-    least, base = scores[best.name].bleu - LEVEL, scores[BASE].bleu
-    near = [one for one in tried if least <= scores[one.name].bleu > base or one is best]
-    return min(near, key=lambda one: (seconds[one.name], -scores[one.name].bleu))
+    least, base = scores[best.name].deciding - LEVEL, scores[BASE].deciding
+    near = [one for one in tried if least <= scores[one.name].deciding > base or one is best]
+    return min(near, key=lambda one: (seconds[one.name], -scores[one.name].deciding))
 
 
 def _or_with(
@@ -273,8 +274,12 @@ def _decode_as(
     candidate: Candidate, other: Candidate, system: System, sample: list[Any],
     scores: dict[str, TranslationScores], took: dict[str, float],
 ) -> None:  # fmt: skip
-    scores.update(_decode(system, [other], sample, base=False)[0])
-    took[other.name] = took[candidate.name]  # weights cost nothing, and the base did not take turns with this one
+    text, faster = other.ensemble.memory(TextMemory.name), False
+    if text is not None:
+        faster = not text.settings.alpha  # nothing is looked up, which the base takes turns with to be compared
+    found, seconds = _decode(system, [other], sample, base=faster)
+    scores[other.name] = found[other.name]
+    took[other.name] = seconds[other.name] * took[BASE] / seconds[BASE] if faster else took[candidate.name]
 
 
 def _decode(
@@ -284,7 +289,7 @@ def _decode(
     generators = {BASE: system.generator(retrieve=False)} if base else {}
     for candidate in tried:
         generators[candidate.name] = system.generator(retrieve=False)
-        generators[candidate.name].model = candidate.ensemble
+        system.task.equip(generators[candidate.name], candidate.ensemble)
     decodings = decode(system.cfg, system.task, system.models, generators, samples)
     return {name: decodings.scores(name) for name in generators}, {
         n: one.seconds for n, one in decodings.systems.items()
@@ -344,9 +349,12 @@ def is_small(text: HeldOut) -> bool:
 
 def silenced(ensemble: RetrievalEnsemble) -> RetrievalEnsemble:
     """Return the ensemble with weights of 0: it translates as the model alone, to the bit."""
-    settings = [memory.settings for memory in ensemble.voting if isinstance(memory, TokenMemory | PhraseMemory)]
-    silent = with_settings(ensemble, *(replace(one, lambda_=0.0) for one in settings))
-    return scaled_text(silent, 0.0) if silent.memory(TextMemory.name) is not None else silent
+    ours = [memory for memory in ensemble.voting if isinstance(memory, TokenMemory | PhraseMemory)]
+    silent = with_settings(ensemble, *(replace(memory.settings, lambda_=0.0) for memory in ours))
+    silent = scaled_text(silent, 0.0) if silent.memory(TextMemory.name) is not None else silent
+    if len(ours) < len(ensemble.voting):  # memories of one's own, whose weights Lambda_max bounds
+        silent.settings = replace(silent.settings, lambda_max=0.0)
+    return silent
 
 
 def options_of(ensemble: RetrievalEnsemble) -> str:

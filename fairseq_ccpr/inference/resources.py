@@ -22,6 +22,7 @@ from fairseq.tasks import TASK_REGISTRY
 
 from fairseq_ccpr.datastore.manifest import Manifest
 from fairseq_ccpr.datastore.preprocessing import Preprocessing, read_preprocessing, remembered
+from fairseq_ccpr.decoding.options import RETRIEVAL, MixtureSettings
 from fairseq_ccpr.decoding.retrieval_task import RetrievalTask
 from fairseq_ccpr.decoding.task import BILINGUAL, RETRIEVING, TASKS, task_words
 from fairseq_ccpr.errors import ConfigurationError, did_you_mean, explain_usage
@@ -96,7 +97,7 @@ def words_by_name(named: Mapping[str, Any]) -> list[str]:
 
 
 UNKNOWN = "unknown"  # stands for a language that is not known yet, which fairseq's tokenizers want to have
-OF_RETRIEVAL = ("--knn-", "--no-knn-", "--phrase-", "--no-phrase-", "--store-", "--retrieval-")
+OF_RETRIEVAL = tuple(f"--{no}{kind.PREFIX}-" for kind in RETRIEVAL for no in ("", "no-"))
 SENTENCEPIECE = ("spm.model", "sentencepiece.model", "sentencepiece.bpe.model")
 CODES = ("bpecodes", "bpe.codes", "bpe-codes", "codes", "code")
 
@@ -143,9 +144,14 @@ def _task_of(words: list[str]) -> list[str]:
 
 
 def configure_system(words: list[str], data: Path | None = None) -> Any:
-    """Return the same for one system: options of retrieval are refused where there is no datastore."""
+    """Return the same for one system: options of retrieval are refused where there is no datastore.
+
+    A plug-in may have memories without one, which Lambda_max bounds.
+    """
     cfg = configure(words, data)
     wasted = sorted(word.partition("=")[0] for word in words if word.startswith(OF_RETRIEVAL))
+    if TASK_REGISTRY[cfg.task._name].build_memories is not RetrievalTask.build_memories:
+        wasted = [name for name in wasted if not name.startswith(f"--{MixtureSettings.PREFIX}-")]
     if wasted and not cfg.task.datastore:
         raise ConfigurationError(
             f"{wasted[0]} has no effect without a datastore: give --datastore DIR, or leave it out"

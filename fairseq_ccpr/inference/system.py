@@ -173,7 +173,7 @@ class System:
         """Make a generator of fairseq, with retrieval where there is a datastore."""
         made = self.task.build_base_generator(self.models, self.cfg.generation)
         if retrieve and self.ensemble is not None:
-            made.model = self.ensemble
+            self.task.equip(made, self.ensemble)
         return made
 
     def find_memory(self, name: str) -> Any:

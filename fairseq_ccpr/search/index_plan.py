@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import re
 from pathlib import Path
 
 import numpy as np
@@ -115,8 +116,8 @@ def plan_index(
     if choice == "auto" and store is None:
         exact = gpu or size <= EXACT_UP_TO or importlib.util.find_spec("faiss") is None
         choice = "exact" if exact else automatic_factory(size, dimension, metric)
-    # FAISS takes as a factory what begins with no backend's name.
-    named = RESCORED if choice.endswith(SUFFIX) else next(filter(choice.startswith, BACKENDS), "faiss")
+    first = re.split("[:,]", choice, maxsplit=1)[0]  # FAISS takes as a factory what begins with no backend's name
+    named = RESCORED if choice.endswith(SUFFIX) else first if first in BACKENDS else "faiss"
     backend = BACKENDS[named if store is None else store.backend]
     return backend.plan(IndexRequest(choice, metric, parameters, size, dimension, effort, store))
 

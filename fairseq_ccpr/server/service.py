@@ -51,7 +51,7 @@ class Service:
         memories = translator.ensemble.memories if translator.ensemble is not None else ()
         self.memories = [memory.name for memory in memories if memory.acts_on == "vote"]
         self.learns = TokenMemory.name in self.memories
-        self.explains = bool(self.memories) and all(memory.acts_on != "mixture" for memory in memories)
+        self.explains = bool(memories) and not any(memory.unscored for memory in memories)
 
     def of_page(self) -> dict[str, Any]:
         """Return what the page wants to know of this server."""

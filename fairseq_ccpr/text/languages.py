@@ -7,6 +7,8 @@ that in which the language is mostly written (Unicode's likely subtags). Names o
 
 from __future__ import annotations
 
+import unicodedata
+from collections import Counter
 from collections.abc import Iterable
 from functools import cache, lru_cache
 from typing import Any
@@ -48,6 +50,44 @@ def language_code(name: str) -> str:
     usual = langcodes.get(language).maximize().script
     code = language if script == usual else f"{language}-{script}"
     return _ALIASES.get(code, code)
+
+
+def script_of(name: str) -> str:
+    """Return the script that a language is written in, by ISO 15924; empty where the name is that of no language.
+
+    >>> [script_of(one) for one in ("zho_Hant", "jpn", "ko_KR", "my", "source", "")]
+    ['Hant', 'Jpan', 'Kore', 'Mymr', '', '']
+    """
+    import langcodes
+
+    try:
+        return langcodes.get(language_code(name)).maximize().script or ""
+    except ValueError:
+        return ""
+
+
+# The first word of a character's name in Unicode, and a language that is written with it and without spaces.
+_UNSPACED = {
+    "HIRAGANA": "ja", "KATAKANA": "ja", "CJK": "zh", "HANGUL": "ko", "THAI": "th", "LAO": "lo", "KHMER": "km",
+    "MYANMAR": "my", "TIBETAN": "bo",
+}  # fmt: skip
+_KANA = 0.05  # of a text's letters, from which it is Japanese
+
+
+def unspaced_language(lines: Iterable[str]) -> str:
+    """Name a language that most letters of a text are of and that puts no spaces between words; empty for all others.
+
+    >>> [unspaced_language([text]) for text in ("Kein Wort davon: 我们", "我们今天都在 Bonn", "猫がいる")]
+    ['', 'zh', 'ja']
+    """
+    words = Counter(unicodedata.name(one, "").partition(" ")[0] for line in lines for one in line if one.isalpha())
+    found = Counter(dict.fromkeys(_UNSPACED.values(), 0))
+    for word, language in _UNSPACED.items():
+        found[language] += words[word]
+    if found["ja"] > _KANA * words.total():
+        return "ja"
+    language, count = found.most_common(1)[0]
+    return language if 2 * count > words.total() else ""
 
 
 def same_language(one: str, other: str) -> bool:

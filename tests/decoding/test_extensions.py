@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable
@@ -13,10 +14,11 @@ import numpy as np
 import pytest
 import torch
 
-from fairseq_ccpr import Step, Translator
+from fairseq_ccpr import MemoryBatch, Step, Translator
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.decoding.mixture import Distribution
 from fairseq_ccpr.decoding.options import TokenRetrievalSettings
+from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.grids import score_grid
 from fairseq_ccpr.evaluation.test_set import batches, load
 from fairseq_ccpr.inference.resources import parse_generation
@@ -103,6 +105,59 @@ def test_it_is_trusted_and_explained(world: World, bigrams: list[object], tmp_pa
         call("compare", *world.options("--no-progress-bar"), *trust, check=False),
         "trust was trained in tokens and bigrams, and --task translation_retrieval has tokens: tune again",
     )
+
+
+@pytest.fixture(scope="module")
+def avoiding(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[object]]:
+    """Options of decoding with the memory of examples/memory.py, which rules out a frequent word, by what it acts on."""
+    code = (
+        (ROOT / "examples/memory.py").read_text(encoding="utf-8").partition("\nfor task in")[0].replace("▁him", "▁the")
+    )
+    folder, made = tmp_path_factory.mktemp("plug-ins"), {}
+    for place in ("mixture", "model"):
+        name = f"avoiding_{place}"
+        (folder / name).mkdir()
+        own = (
+            code.replace("translation_avoiding", name).replace("AvoidingTask", name).replace('"mixture"', f'"{place}"')
+        )
+        (folder / name / "__init__.py").write_text(own, encoding="utf-8")
+        made[place] = ["--user-dir", folder / name, "--task", name]
+    return made
+
+
+def test_a_memory_that_acts_on_the_mixture_is_scored(
+    decode: Callable, avoiding: dict[str, list[object]], check_rescoring: Callable
+) -> None:
+    words = avoiding["mixture"]
+    check_rescoring(*words, "--beam", 2)
+    usual, without = decode("--score-reference"), decode(*words, "--score-reference")
+    for number, found in without.items():  # references have the word
+        scores, ruled_out = found[0]["positional_scores"], found[0]["positional_scores"] == -torch.inf
+        assert torch.equal(scores[~ruled_out], usual[number][0]["positional_scores"][~ruled_out])
+    assert any(torch.isinf(found[0]["positional_scores"]).any() for found in without.values())
+
+
+@pytest.mark.parametrize("place", ["mixture", "model"])
+def test_it_is_tuned_logged_and_explained(
+    world: World, avoiding: dict[str, list[object]], tmp_path: Path, place: str
+) -> None:
+    words = [*world.options("--no-progress-bar", "--beam", 2), *map(str, avoiding[place])]
+    shown = call("tune", *words, "--output", tmp_path / "options").stdout
+    assert not re.search(r"\b(nan|inf)\b", shown), shown  # though references have the word
+    extra = ["--trust", tmp_path / "options.trust", "--knn-guard"]
+    call("explain", *words, *extra, *subword_options(world), "--output", tmp_path / "page.html", "--sentences", 4)
+    html = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "avoided:1" in html and '"memories":["tokens"]' in html
+    call("fairseq-generate", *words, *extra, "--knn-log", tmp_path / "log")
+    lines = [json.loads(line) for line in (tmp_path / "log").read_text(encoding="utf-8").splitlines()]
+    assert lines and all(line["mixed"] < 0 for line in lines)
+    assert place == "model" or all(line["token"] != "▁the" for line in lines)  # which the datastore may propose again
+
+
+def test_a_batch_without_a_vote_says_what_to_define() -> None:
+    step = Step(torch.zeros(1, 1, dtype=torch.long), Distribution(torch.zeros(1, 9)))
+    with pytest.raises(ConfigurationError, match=r"MemoryBatch has no vote: define it, or let .* \(acts_on\)"):
+        MemoryBatch().vote(step)
 
 
 def plug_in(folder: Path, task: str) -> list[object]:

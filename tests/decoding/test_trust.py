@@ -189,7 +189,7 @@ def test_ensembles_work(world: World, decode: Callable, random_trust: Path) -> N
     assert not equal(decode(*words, *path), decode(*path, "--beam", 2, base=True), tolerance=1e-2)
 
 
-def evidence(count: int, k: int, phrases: int = 0) -> TrustStep:
+def evidence(count: int, k: int, phrases: int = 0, ruled_out: tuple[int, ...] = ()) -> TrustStep:
     """Random evidence, some neighbours missing and values repeated; the last row found nothing."""
     torch.manual_seed(SEED)
     print("seed", SEED)
@@ -199,6 +199,7 @@ def evidence(count: int, k: int, phrases: int = 0) -> TrustStep:
     values = torch.randint(4, 9, (count, k))
     log_probs = neighbour_log_probabilities(scores, values, 0.1)
     distribution = torch.randn(count, 12).log_softmax(dim=1)
+    distribution[:, ruled_out] = -torch.inf
     course = Course(torch.randn(count, 3), torch.randn(count, 3), torch.arange(count).float())
     tokens = TokenEvidence(scores, values, log_probs, distribution.gather(1, values), course)
     weights = (torch.rand(count, 1) * (scores.amax(dim=1, keepdim=True) > float("-inf"))).float()
@@ -214,6 +215,18 @@ def evidence(count: int, k: int, phrases: int = 0) -> TrustStep:
         votes.append(Vote(proposed, merged, 0.4 * mass, seen))
         weights = torch.cat([weights * 0.5, 0.4 * mass.unsqueeze(1)], dim=1)
     return TrustStep(ModelEvidence(*distribution.max(dim=1)), votes, weights)
+
+
+@pytest.mark.parametrize("ruled_out", [(4,), tuple(range(4, 12))], ids=["one", "all that is retrieved"])
+def test_a_token_that_the_model_rules_out_leaves_numbers(ruled_out: tuple[int, ...]) -> None:
+    step = evidence(40, 8, phrases=6, ruled_out=ruled_out)
+    features = trust_features(step.model, step.votes)
+    below = features[:, feature_names(BOTH).index("model of favourite")]
+    assert features.isfinite().all() and below[-1] == 0 and below.max() > 75  # nothing was found in the last row
+    trust = randomised(LearnedTrust(BOTH))
+    trust.prepare(features)
+    weights = trust(step).weights
+    assert weights.isfinite().all() and (weights[-1, 0] == 0) and bool((weights.sum(dim=1) <= 1).all())
 
 
 def rename(step: TrustStep, names: torch.Tensor) -> TrustStep:

@@ -63,10 +63,20 @@ class SystemsComparison:
     signatures: dict[str, str]
 
 
-def compare_systems(systems: dict[str, list[str]], references: list[list[str]], samples: int) -> SystemsComparison:
-    """Score systems, and test each against the first by paired bootstrap resampling (Koehn, 2004) as sacrebleu does."""
-    kinds: dict[str, Any] = {"BLEU": BLEU, "chrF": CHRF, "TER": TER}
-    metrics: dict[str, Metric] = {name: kind(references=references) for name, kind in kinds.items()}
+def compare_systems(
+    systems: dict[str, list[str]], references: list[list[str]], samples: int, tokenizer: str = BLEU.TOKENIZER_DEFAULT
+) -> SystemsComparison:
+    """Score systems, and test each against the first by paired bootstrap resampling (Koehn, 2004) as sacrebleu does.
+
+    Args:
+        tokenizer: sacrebleu's, for BLEU; with another than its default TER also divides Chinese and Japanese.
+    """
+    asian = tokenizer != BLEU.TOKENIZER_DEFAULT
+    metrics: dict[str, Metric] = {
+        "BLEU": BLEU(references=references, tokenize=tokenizer),
+        "chrF": CHRF(references=references),
+        "TER": TER(references=references, normalized=asian, asian_support=asian),
+    }
     lines = len(references[0])
     drawn = np.random.default_rng(SEED).choice(lines, size=(samples, lines), replace=True)
     rows: list[dict[str, Any]] = [{"system": name} for name in systems]

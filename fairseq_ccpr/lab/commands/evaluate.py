@@ -12,6 +12,9 @@ from pathlib import Path
 from typing import Any, Optional
 
 import numpy as np
+from sacrebleu.metrics import BLEU
+from sacrebleu.tokenizers.tokenizer_spm import SPM_MODELS
+from sacrebleu.utils import SACREBLEU_DIR
 
 from fairseq_ccpr.cli.command import check_folders, command, markdown_table, named, print_table, write_results
 from fairseq_ccpr.cli.retrieve import open_phrases
@@ -21,6 +24,7 @@ from fairseq_ccpr.decoding.options import PhraseSearchSettings
 from fairseq_ccpr.decoding.phrase_retriever import PhraseRetriever, find_encoder, query_segmentation
 from fairseq_ccpr.device import choose_device
 from fairseq_ccpr.errors import ConfigurationError, installing
+from fairseq_ccpr.evaluation.test_set import bleu_tokenizer
 from fairseq_ccpr.lab.accuracy import phrase_accuracy, retrieved, type_accuracy
 from fairseq_ccpr.lab.accuracy.alignment_error import measure, read_gold
 from fairseq_ccpr.lab.accuracy.phrase_accuracy import score_system
@@ -55,6 +59,7 @@ from fairseq_ccpr.settings import (
     signature,
 )
 from fairseq_ccpr.storage.fingerprint import of_files, of_strings, short
+from fairseq_ccpr.text.languages import unspaced_language
 from fairseq_ccpr.text.pairs import TextPairs, read_lines, tell_skipped
 from fairseq_ccpr.text.words import word_spans
 
@@ -106,9 +111,16 @@ def evaluate_systems(
         f"sentences: with a word-set Jaccard similarity of {NEAR} or more",
         metavar="TEXT",
     ),
+    target_lang: str = option(
+        "", "language of the translations, which BLEU's tokenizer is chosen for (found by its script)", flags=("-t",),
+        metavar="LANG",
+    ),
+    tokenize: Optional[str] = option(
+        None, "tokenizer of sacrebleu for BLEU, such as flores200 (the language's)", choices=tuple(BLEU.TOKENIZERS)
+    ),
     samples: int = samples_option(),
     json: Optional[Path] = json_option(),
-) -> int:
+) -> int:  # fmt: skip
     references = [_read(path) for path in [reference, *more_references]]
     texts = {name: _read(Path(path)) for name, path in named(systems, "systems").items()}
     for name, lines in [*texts.items(), *zip(map(str, more_references), references[1:])]:
@@ -117,7 +129,9 @@ def evaluate_systems(
                 f"'{name}' has {len(lines):,} lines, but {reference} has {len(references[0]):,}: "
                 "give translations of the same sentences"
             )
-    comparison = compare_systems(texts, references, samples)
+    tokenizer = tokenize or bleu_tokenizer(target_lang or unspaced_language(references[0]))
+    _check_tokenizer(tokenizer)
+    comparison = compare_systems(texts, references, samples, tokenizer)
     print(_compared(comparison))
     print(f"\n{len(references[0]):,} sentences; p against {next(iter(texts))}, {samples:,} bootstrap samples")
     results = asdict(comparison)
@@ -130,11 +144,24 @@ def evaluate_systems(
                 "test set?"
             )
         chosen = {name: [lines[i] for i in rest] for name, lines in texts.items()}
-        apart = compare_systems(chosen, [[lines[i] for i in rest] for lines in references], samples)
+        apart = compare_systems(chosen, [[lines[i] for i in rest] for lines in references], samples, tokenizer)
         print(f"\n{_compared(apart)}\n\n{len(rest):,} sentences without a near-duplicate in {unlike}")
         results["unlike"] = {"text": unlike.name, "below": NEAR, "sentences": len(rest), "rows": apart.rows}
     notes = (f"{metric} {described}" for metric, described in comparison.signatures.items())
     return report({}, notes, json, results)
+
+
+def _check_tokenizer(name: str) -> None:
+    """Check that a tokenizer is installed; sacrebleu would fetch a missing subword model."""
+    model = SPM_MODELS.get(name)
+    file = Path(SACREBLEU_DIR, "models", Path(model["url"]).name) if model else None
+    try:
+        if file is not None and not file.is_file():
+            raise RuntimeError(f"its subword model {file} is missing, which is at {model['url']}")
+        BLEU(tokenize=name)
+    except (RuntimeError, ImportError) as error:
+        reason = " ".join(str(error).split())
+        raise ConfigurationError(f"--tokenize {name} is not installed: {reason}") from None
 
 
 def _read(path: Path) -> list[str]:

@@ -249,7 +249,7 @@ class Plan:
         given = self.config.domains[domain].references
         base = self.config.systems_of(domain)[0]
         reference, *more = given or [str(self.decode(base, domain).outputs[0] / "reference.txt")]
-        words = [reference, *(f"{name}={self.translation(name, domain)}" for name in names)]
+        words = [reference, *(f"{name}={self.translation(name, domain)}" for name in names), *self._languages[2:]]
         words += ["--samples", str(self.config.bootstrap_samples), *(["--more-references", *more] if more else [])]
         output = self.output / "scores" / (f"{domain}.against.{against}.json" if against else f"{domain}.json")
         inputs = tuple((f"domains.{domain}.references", path) for path in given)

@@ -97,7 +97,7 @@ class Distributions:
     fragments: np.ndarray  # int64 [G]
     classes: np.ndarray  # int64 [G]
     probabilities: np.ndarray  # float64 [G]
-    entropies: np.ndarray  # float64 [F], in nats
+    entropies: np.ndarray  # float64 [F], in nats; infinite without a neighbour, which is no certainty
 
 
 def distributions(
@@ -109,6 +109,7 @@ def distributions(
     fragments, summed_classes, sums = _sum_by(rows, classes[rows, columns], weights[rows, columns])
     terms = (rows, weights[rows, columns]) if entropy_over == OVER_NEIGHBOURS else (fragments, sums)
     entropies = np.bincount(terms[0], -terms[1] * np.log(terms[1]), minlength=len(cosines))
+    entropies[~weights.any(axis=1)] = np.inf
     return Distributions(fragments, summed_classes, sums, entropies.round(DECIMALS))
 
 

@@ -57,7 +57,7 @@ def plain_answers(
             sums[sentence] = sums.get(sentence, 0.0) + weight
         of_fragment.append(sums)
         terms = weights if entropy_over == "neighbours" else list(sums.values())
-        entropies.append(-sum(p * math.log(p) for p in terms if p > 0))
+        entropies.append(-sum(p * math.log(p) for p in terms if p > 0) if terms else math.inf)
     partners, scores = [], []
     for sentence in range(sentences):
         own = [f for f in range(len(owners)) if owners[f] == sentence]
@@ -79,7 +79,7 @@ def random_neighbours(
     """Cosines with ties and missing neighbours, classes, owners of which some sentences have none."""
     cosines = -np.sort(-rng.uniform(-0.2, 1, (fragments, k)).round(1), axis=1)
     classes = rng.integers(0, 6, (fragments, k))
-    missing = np.arange(k) >= rng.integers(1, k + 1, fragments)[:, None]
+    missing = np.arange(k) >= rng.integers(0, k + 1, fragments)[:, None]
     cosines[missing], classes[missing] = -np.inf, -1
     return cosines, classes, np.sort(rng.integers(0, sentences, fragments))
 
@@ -91,7 +91,8 @@ def test_answers_equal_a_plain_reference(entropy_over: str, rng: np.random.Gener
         partners, scores, entropies = plain_answers(cosines, classes, owners, 12, beta, keep, entropy_over)
         found = distributions(cosines, classes, beta, entropy_over)
         assert np.allclose(found.entropies, entropies, atol=1e-8)
-        assert np.allclose(np.bincount(found.fragments, found.probabilities), 1)
+        sums = np.bincount(found.fragments, found.probabilities, len(cosines))
+        assert np.allclose(sums, (classes >= 0).any(axis=1)) and sums.min() == 0
         answers = answer(found, entropy_ranks(found.entropies, owners), owners, 12, keep)
         assert answers.partners.tolist() == partners and np.allclose(answers.scores, scores, atol=1e-8)
 
@@ -104,6 +105,18 @@ def test_of_equal_sentences_the_lower_is_the_answer() -> None:
         assert answers.partners.tolist() == [expected, expected, -1] and answers.scores[2] == 0
     same = np.zeros(4)
     assert entropy_ranks(same, np.array([0, 0, 0, 2])).tolist() == [0, 1, 2, 0]  # the earlier fragment is kept
+
+
+def test_a_fragment_without_neighbours_is_not_the_surest() -> None:
+    cosines, classes, owners = (
+        np.array([[-np.inf, -np.inf], [0.9, 0.5]]),
+        np.array([[-1, -1], [4, 2]]),
+        np.zeros(2, int),
+    )
+    for entropy_over in ("sentences", "neighbours"):
+        found = distributions(cosines, classes, 80, entropy_over)
+        answers = answer(found, entropy_ranks(found.entropies, owners), owners, 1, 0.5)
+        assert answers.partners.tolist() == [4] and answers.scores[0] > 0.9
 
 
 def test_neighbours_come_in_one_order(monkeypatch: Any, rng: np.random.Generator) -> None:
