@@ -263,7 +263,7 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
         if any(memory.bounded for memory in self.voting):
             parts["vote"] += [f"{name}:{value}" for name, value in signed(self.settings).items()]
         trust = [self.trust.signature()] if self.trust is not None else []
-        return " ".join([*parts["model"], *parts["vote"], *trust, *parts["mixture"]])
+        return " ".join(filter(None, [*parts["model"], *parts["vote"], *trust, *parts["mixture"]]))
 
 
 def trust_step(model: ModelEvidence, votes: list[Vote]) -> TrustStep:

@@ -12,6 +12,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -156,6 +157,26 @@ class LearnedEntries:
         """Return the pair that a row stands in, and the position of its token."""
         number = int(np.searchsorted(self.rows, row, side="right")) - 1
         return self.pairs[number], row - int(self.rows[number])
+
+    @cached_property
+    def by_source(self) -> dict[int, LearnedPair]:
+        """The pairs by `ReadAs.ids` of their sources; of several that differ in unknown subwords, the newest."""
+        pairs = sorted((*self.moved, *self.pairs), key=lambda pair: pair.id)
+        return {pair.read_as.ids: pair for pair in pairs if pair.read_as is not None}
+
+    def target(self, source: int) -> np.ndarray | None:
+        """Return the target tokens of the pair of a source, with their end, [L]; None where none was learned."""
+        if (pair := self.by_source.get(source)) is None:
+            return None
+        if pair.first_entry is not None:
+            assert self.stored is not None
+            return self.stored[pair.first_entry :][: pair.tokens]
+        row = int(self.rows[self._numbers[pair.id]])
+        return self.values[row : row + pair.tokens].cpu().numpy()
+
+    @cached_property
+    def _numbers(self) -> dict[int, int]:
+        return {pair.id: number for number, pair in enumerate(self.pairs)}
 
     def moved_pair(self, entry: int) -> LearnedPair | None:
         """Return the pair that an entry of the datastore itself was learned from, if it was."""

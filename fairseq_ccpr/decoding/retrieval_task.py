@@ -26,6 +26,7 @@ from fairseq_ccpr.datastore.text import TextDatastore
 from fairseq_ccpr.datastore.token import TokenDatastore, hash_source
 from fairseq_ccpr.datastore.tuned import Datastore, read_tuned, tuned_trust
 from fairseq_ccpr.decoding.breakdown import RetrievalLog
+from fairseq_ccpr.decoding.correction_memory import CorrectionMemory
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble, RetrievalScorer, RunwiseBeamSearch
 from fairseq_ccpr.decoding.glossary_memory import GlossaryCandidates, GlossaryMemory
 from fairseq_ccpr.decoding.learned_memory import LearnedEntries, LearnedMemory, why_not_learned
@@ -378,6 +379,10 @@ class RetrievalTask(FairseqTask):
             candidates = GlossaryCandidates(self.glossary, self._decoder_subwords, self.source_dictionary)
             end, device = self.tags.end_of(self.target_dictionary), next(models[0].parameters()).device
             memories.append(GlossaryMemory.build(candidates, end, device))
+        if self.token_datastore is not None and tokens.learned is not None and self.token_settings.lambda_:
+            memories.append(
+                CorrectionMemory(tokens.learned, self.source_hash, self.tags.end_of(self.target_dictionary))
+            )
         return memories
 
     def _text_memory(
