@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from stat import S_IMODE
 from typing import Any
@@ -75,6 +76,19 @@ def sync_directory(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def only_writer(path: Path) -> Iterator[None]:
+    """Keep others from replacing a file while it is read, changed and replaced; one that is not there has no other writer."""
+    with ExitStack() as held:
+        while path.exists():
+            stream = held.enter_context(path.open("rb"))
+            with suppress(OSError):  # a file system without locks
+                fcntl.flock(stream, fcntl.LOCK_EX)
+            if path.exists() and os.path.samestat(os.fstat(stream.fileno()), path.stat()):
+                break  # or else it was replaced meanwhile, and others lock the new one
+        yield
 
 
 @contextmanager

@@ -177,8 +177,12 @@ def test_an_index_stays_of_its_kind(world: World, tmp_path: Path) -> None:
     call("compact", tmp_path / "ivf", "--quiet", "--cpu")
     datastore = TokenDatastore(tmp_path / "ivf")
     assert datastore.section.index.factory == "IVF8,Flat" and datastore.section.index_recall is not None
-    call("compact", tmp_path / "ivf", "--quiet", "--cpu", "--index", "exact")  # nothing to do: it stays
-    assert TokenDatastore(tmp_path / "ivf").section.index.factory == "IVF8,Flat"
+    keys = datastore.keys
+    call("compact", tmp_path / "ivf", "--quiet", "--cpu", "--index", "exact")  # which is all there is to do
+    datastore = TokenDatastore(tmp_path / "ivf")
+    assert datastore.section.index.backend == "exact" and np.array_equal(datastore.keys, keys)
+    assert datastore.section.generation == 1 and not list((tmp_path / "ivf").rglob("*.faiss"))
+    assert "health         good" in call("inspect", tmp_path / "ivf").stdout
 
 
 def test_stored_index_parameters_stay(world: World, tmp_path: Path) -> None:
