@@ -1,4 +1,4 @@
-"""Kill processes that learn, forget and compact, at drawn moments, or flip bits, and check what is on disk then."""
+"""Kill processes that learn, forget, compact and build, at drawn moments, or flip bits, and check what is on disk then."""
 
 from __future__ import annotations
 
@@ -6,19 +6,26 @@ import os
 import re
 import shutil
 import signal
+import sys
 import threading
 import time
+import traceback
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import NoReturn
 
 import numpy as np
+import torch
 from tqdm import tqdm
 
 from fairseq_ccpr.building.compact import CompactSettings, compact_datastore
+from fairseq_ccpr.building.part import TOKENS, Part, only_builder
+from fairseq_ccpr.building.text_build import Vocabulary, build_text_part
 from fairseq_ccpr.datastore.learned import (
     HEADER,
     LEARNED,
@@ -32,9 +39,12 @@ from fairseq_ccpr.datastore.learned import (
 )
 from fairseq_ccpr.datastore.manifest import Manifest
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
+from fairseq_ccpr.datastore.text import TextDatastore
 from fairseq_ccpr.datastore.token import TokenDatastore
+from fairseq_ccpr.errors import CcprError
+from fairseq_ccpr.search.index_plan import plan_index
 from fairseq_ccpr.storage.journal import Journal
-from tests.helpers import contents
+from tests.helpers import contents, write_lines
 
 SECOND = 1_000_000  # added to the number of a pair for the one that is learned together with it
 
@@ -238,11 +248,14 @@ def flip_bits(folder: Path, flips: int, rng: np.random.Generator) -> int:
     learning.close()
     states = [_without(changes, missing, ids, make) for missing in (*range(len(changes)), None)]
     whole, ends = learning.path.read_bytes(), [0]
-    hit: list[int] = []  # the change that each record is
+    hit: list[int] = []  # the change that each record is; -1: another record says the same
+    written = iter(
+        n if kind == "learn" else -1 for n, (kind, _) in enumerate(changes) for _ in range(1 + (kind != "learn"))
+    )
     for record in Journal(learning.path).read():
         ends.append(ends[-1] + 32 + len(record))
-        hit.append(-1 if record[0] in (HEADER, PHRASE_IDENTITY) else sum(one >= 0 for one in hit))
-    assert ends[-1] == len(whole) and len(changes) == max(hit) + 1
+        hit.append(-1 if record[0] in (HEADER, PHRASE_IDENTITY) else next(written))
+    assert ends[-1] == len(whole) and not list(written)
     saved = 0
     for place in rng.integers(len(whole), size=flips).tolist():
         damaged = bytearray(whole)
@@ -352,3 +365,141 @@ def keys_at(folder: Path) -> list[np.ndarray]:
 
 def _compact(folder: Path) -> None:
     compact_datastore(CompactSettings(folder, cpu=True, quiet=True))
+
+
+VOCABULARY = Vocabulary(lambda line: torch.tensor([*map(int, line.split()), 2]), 40, 2, 3, "a")
+CHANGES = {"os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.link", "os.truncate", "fcntl.flock"}
+
+
+def _count_text(folder: Path) -> None:
+    with only_builder(folder):
+        build_text_part([folder.parent / "text"], [], folder, VOCABULARY, quiet=True)
+
+
+def _index(folder: Path) -> None:
+    with only_builder(folder):
+        section = TokenDatastore(folder).section
+        index = plan_index("IVF4,Flat", section.index.metric, "", section.size, section.dimension)
+        Part(folder, TOKENS, show=False).publish(replace(section, index=index))
+
+
+class Beside:
+    """A function in a process of its own, which may stop or kill itself before one of the changes of files that it makes."""
+
+    def __init__(self, work: Callable[[Path], object], folder: Path, step: int = -1, end: int = signal.SIGKILL) -> None:
+        self._reading, writing = os.pipe()
+        self._process = os.fork()
+        if not self._process:
+            _work_and_exit(partial(self._work, work, folder, step, end), writing)
+        os.close(writing)
+
+    @staticmethod
+    def _work(work: Callable[[Path], object], folder: Path, step: int, end: int, writing: int) -> None:
+        steps = count()
+
+        def hook(event: str, given: tuple[object, ...]) -> None:
+            if event in CHANGES and next(steps) == step:
+                os.kill(os.getpid(), end)
+
+        sys.addaudithook(hook)
+        try:
+            work(folder)
+            said = f"done in {next(steps)}"
+        except CcprError as error:
+            said = str(error)
+        except BaseException:
+            said = traceback.format_exc()
+        os.write(writing, said.encode())
+
+    def ended(self, seconds: float = 60) -> bool:
+        """Wait for it to end or to stop; whether it did in that time."""
+        give_up = time.monotonic() + seconds
+        while not (found := os.waitpid(self._process, os.WNOHANG | os.WUNTRACED))[0]:
+            if time.monotonic() > give_up:
+                return False
+            time.sleep(0.005)
+        self.stopped = os.WIFSTOPPED(found[1])
+        return True
+
+    def said(self) -> str:
+        """What it said when it was done or refused; nothing if it was killed before."""
+        with os.fdopen(self._reading, "rb") as stream:
+            return stream.read().decode()
+
+    def send(self, number: int) -> None:
+        os.kill(self._process, number)
+
+
+def kill_beside(folder: Path, kills: int, rng: np.random.Generator) -> Counter[str]:
+    """Let a build and a compaction of copies of a datastore meet, one stopped before a change while the other works.
+
+    One of them, or both, are killed. All that was published, learned and forgotten is there, and both can be run again.
+
+    Returns:
+        How often each way in which they met came about.
+    """
+    learning, make = store_at(folder), maker(folder)
+    ids = ids_of(learning.learn([make(number) for number in range(1, 9)]))
+    learning.forget(ids[::3])
+    learning.close()
+    texts = {(pair.id, pair.source, pair.target) for pair in learning.find("")}
+    write_lines(folder.parent / "text", *(" ".join(map(str, rng.integers(4, 40, 8))) for _ in range(60)))
+    before, after = TokenDatastore(folder).keys, np.concatenate([TokenDatastore(folder).keys, *(
+        keys for _, keys in learning.entries.values())])  # fmt: skip
+    copy, steps, met = folder.with_name("beside"), {}, Counter[str]()
+    works = {"compaction": _compact, "text": _count_text, "index": _index}
+
+    def begin_again() -> None:
+        shutil.rmtree(copy, ignore_errors=True)
+        shutil.copytree(folder, copy)
+
+    def check() -> Manifest:
+        manifest, found = Manifest.read(copy), store_at(copy)
+        assert manifest.token is not None and {(one.id, one.source, one.target) for one in found.find("")} == texts
+        store = TokenDatastore(copy)
+        assert np.array_equal(store.keys, after if store.section.generation else before) and not store.find_damage()
+        assert store.section.generation or set(found.entries) == set(learning.entries)
+        assert manifest.text is None or not TextDatastore(copy).find_damage()
+        return manifest
+
+    for name, work in works.items():
+        begin_again()
+        whole = Beside(work, copy)
+        assert whole.ended()
+        steps[name] = int(whole.said().removeprefix("done in "))
+    while met.total() < kills:
+        begin_again()
+        build = str(rng.choice(["text", "index"]))
+        first, second = rng.permutation(["compaction", build]).tolist()
+        dies = rng.random() < 0.4
+        one = Beside(works[first], copy, int(rng.integers(steps[first])), signal.SIGSTOP)
+        assert one.ended()
+        other = Beside(works[second], copy, int(rng.integers(steps[second])) if dies else -1)
+        waits = not other.ended(0.5)  # for what the first one has locked
+        killed = not dies or rng.random() < 0.5
+        one.send(signal.SIGKILL if killed else signal.SIGCONT)
+        assert one.ended() and (not waits or other.ended())
+        said = {first: one.said(), second: other.said()}
+        for words in said.values():
+            assert not words or words.startswith("done in") or "by another process meanwhile" in words, words
+        manifest = check()
+        assert manifest.token is not None and (
+            manifest.token.generation or not said["compaction"].startswith("done in")
+        )
+        assert build != "text" or manifest.text is not None or not said["text"].startswith("done in")
+        outcome = {
+            name: words[:4] if words.startswith("done") else "refused" if words else "killed"
+            for name, words in said.items()
+        }
+        met[f"{first} stopped{', killed' if killed else ''}; {second} {'waited' if waits else outcome[second]}"] += 1
+        for name in [second, first, "index", "compaction"]:
+            works[name](copy)
+        manifest = check()
+        assert manifest.token is not None and (manifest.token.generation, manifest.token.index.factory) == (
+            1,
+            "IVF4,Flat",
+        )
+        assert not list(copy.glob("*.partial")) and (manifest.text is not None) == (build == "text")
+        assert len(list(copy.glob("token*"))) == 1
+    shutil.rmtree(copy)
+    return met

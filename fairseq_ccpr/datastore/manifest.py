@@ -293,7 +293,7 @@ class Manifest:
             advice = f"did you mean {near[0].parent}?" if near else build
             raise DatastoreError(f"{directory} is not a datastore: it has no {MANIFEST}; {advice}")
         try:
-            data = read_checked_json(path)
+            data = read_checked_json(path, older=True)
             version = data["format_version"]
             if not isinstance(version, int) or version < 1:
                 raise ValueError(f"it has format version {version!r}, and the first is 1")

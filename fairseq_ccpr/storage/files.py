@@ -137,16 +137,19 @@ def write_checked_json(path: Path, data: dict[str, Any]) -> None:
     write_text(path, _with_checksum(data), follow=False)
 
 
-def read_checked_json(path: Path, version: int | None = None) -> dict[str, Any]:
-    """Read what `write_checked_json` wrote, checksum included, or an older file, which has none; ValueError if damaged.
+def read_checked_json(path: Path, version: int | None = None, older: bool = False) -> dict[str, Any]:
+    """Read what `write_checked_json` wrote, checksum included; ValueError if damaged.
 
     Args:
         version: the only `format_version` that is read.
+        older: whether files without a checksum are read, too: those of formats that had none, see `drop_checksum`.
     """
     text = path.read_bytes().decode("utf-8")
     data = json.loads(text)
     if not isinstance(data, dict):
         raise ValueError("it is no JSON object")
+    if CHECKSUM not in data and not older:
+        raise ValueError(f"it lacks its {CHECKSUM}")
     if CHECKSUM in data and text != _with_checksum({name: data[name] for name in data if name != CHECKSUM}):
         raise ValueError(f"its {CHECKSUM} is not that of its bytes, which have changed since it was written")
     if version is not None and data["format_version"] != version:

@@ -2,10 +2,12 @@
 
 python scripts/recipes/kill_learning.py DATASTORE [KILLS]
 python scripts/recipes/kill_learning.py DATASTORE --flips FLIPS
+python scripts/recipes/kill_learning.py DATASTORE --beside KILLS
 
 Of the kills (2000), three in four are of learning, replacing and forgetting, the others of compacting. With --flips, bits of
 a journal are flipped instead, one at a time: each is noticed, and costs at most the record that it hits, and all pairs of
-other records are there. It needs what the tests need.
+other records are there. With --beside, a build of a text or an index and a compaction meet in one folder, one stopped before
+a change of a file that is drawn, and one of them or both are killed. It needs what the tests need.
 """
 
 import logging
@@ -19,12 +21,12 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
-from tests.killing import flip_bits, kill_compacting, kill_learning
+from tests.killing import flip_bits, kill_beside, kill_compacting, kill_learning
 
 
 def main() -> None:
-    flipping = sys.argv[2:3] == ["--flips"]
-    if len(sys.argv) not in ((4,) if flipping else (2, 3)):
+    flipping, beside = (sys.argv[2:3] == [option] for option in ("--flips", "--beside"))
+    if len(sys.argv) not in ((4,) if flipping or beside else (2, 3)):
         sys.exit(__doc__.strip())
     store, count = Path(sys.argv[1]), int(sys.argv[-1]) if len(sys.argv) > 2 else 2000
     seed = random.randrange(2**32)
@@ -36,6 +38,11 @@ def main() -> None:
             logging.disable()  # each is noticed in a line
             saved = flip_bits(one, count, rng)
             print(f"{count:,} flipped bits: all noticed; {saved:,} pairs of other records, all saved")
+            return
+        if beside:
+            for met, times in sorted(kill_beside(one, count, rng).items()):
+                print(f"{times:4} {met}")
+            print(f"{count:,} kills of a build beside a compaction: nothing lost, nothing half there")
             return
         acknowledged = kill_learning(one, count - count // 4, rng)
         print(

@@ -16,7 +16,7 @@ from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.datastore.tuned import write_tuned
 from fairseq_ccpr.text.pairs import read_pairs
 from tests.helpers import call, contents, files_up_to, refused
-from tests.killing import ids_of, kill_compacting, new_pair, store_at
+from tests.killing import ids_of, kill_beside, kill_compacting, new_pair, store_at
 from tests.small_models import World, build, subword_options
 
 SHORT = {"max_len_b": 45, "device": "cpu", "knn_temperature": 5}
@@ -167,6 +167,10 @@ def test_a_full_disk_is_told_and_changes_nothing(world: World, tmp_path: Path, i
 
 def test_a_kill_at_any_moment_changes_nothing_or_all(store: Path, rng: np.random.Generator) -> None:
     assert kill_compacting(store, 24, rng) <= {0, 1}
+
+
+def test_a_build_and_a_compaction_may_meet_and_be_killed(store: Path, rng: np.random.Generator) -> None:
+    assert kill_beside(store, 12, rng).total() == 12
 
 
 def test_an_index_stays_of_its_kind(world: World, tmp_path: Path) -> None:
