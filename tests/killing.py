@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import shutil
@@ -41,7 +42,7 @@ from fairseq_ccpr.datastore.manifest import Manifest
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.datastore.text import TextDatastore
 from fairseq_ccpr.datastore.token import TokenDatastore
-from fairseq_ccpr.errors import CcprError
+from fairseq_ccpr.errors import CcprError, DatastoreError
 from fairseq_ccpr.search.index_plan import plan_index
 from fairseq_ccpr.storage.journal import Journal
 from tests.helpers import contents, write_lines
@@ -270,6 +271,76 @@ def flip_bits(folder: Path, flips: int, rng: np.random.Generator) -> int:
     return saved
 
 
+def damage_journals(folder: Path, times: int, rng: np.random.Generator) -> Counter[str]:
+    """Damage a journal in all ways: each is harmless, refused, or told, with the pairs that may have been forgotten.
+
+    Whoever writes next tells it again, and changes no more.
+
+    Returns:
+        How often each came about; `back`: of those that are told, a forgotten pair counts again; `cut off`: whole records are
+        missing at the end, which nothing shows.
+    """
+    learning, make, came = store_at(folder), maker(folder), Counter[str]()
+    for number in range(1, 25):
+        learning.learn([make(number)])
+        if number % 2 == 0:
+            learning.learn([make(number, 1)])
+            learning.forget(list(learning.pairs)[-1:-4:-2] if number % 4 else list(learning.replaced)[-1:])
+    learning.close()
+    whole, kept = learning.path.read_bytes(), {one.id: one for one in learning.find("")}
+    forgotten = set(range(1, learning.next_id)) - kept.keys()
+    sentences = list[str]()
+    handler = logging.Handler()
+    handler.emit = lambda record: sentences.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger(LearnedStore.__module__).addHandler(handler)
+    for _ in range(times):
+        data, (first, second) = bytearray(whole), np.sort(rng.integers(len(whole), size=2)).tolist()
+        size = min(int(2 ** rng.uniform(0, 12)), len(whole) - second)
+        match rng.integers(5):
+            case 0:
+                data[first] ^= 1 << int(rng.integers(8))
+            case 1:
+                del data[first:]
+            case 2:
+                data[second : second + size] = bytes(size)
+            case 3:
+                data[first:first] = rng.bytes(size)
+            case _:
+                size = min(size, second - first)
+                data[first : first + size], data[second : second + size] = (
+                    data[second : second + size],
+                    data[first : first + size],
+                )
+        learning.path.write_bytes(data)
+        try:
+            found = LearnedStore(learning.datastore)
+        except DatastoreError:
+            came["refused"] += 1
+            continue
+        now = {one.id: one for one in found.find("")}
+        back = now.keys() & forgotten
+        if not found.damage and whole.startswith(data):
+            came["harmless" if data == whole else "cut off"] += 1
+        elif not found.damage:
+            assert now == kept
+            came["harmless"] += 1
+        else:
+            assert back <= set(found.doubtful) and (
+                "a forgotten pair may count again" in found.damage or not found.doubtful
+            )
+            came["told, back" if back else "told"] += 1
+            damage, sentences[:] = found.damage, []
+            found.lock()
+            assert any(one.startswith(damage) for one in sentences)
+            found.close()
+            assert {one.id: one for one in found.find("")} == now and not store_at(folder).damage
+            for path in learning.path.parent.glob("*.damaged-*"):
+                path.unlink()
+    logging.getLogger(LearnedStore.__module__).removeHandler(handler)
+    learning.path.write_bytes(whole)
+    return came
+
+
 def _without(
     changes: list[tuple[str, tuple[int, int]]],
     missing: int | None,
@@ -371,12 +442,12 @@ VOCABULARY = Vocabulary(lambda line: torch.tensor([*map(int, line.split()), 2]),
 CHANGES = {"os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.link", "os.truncate", "fcntl.flock"}
 
 
-def _count_text(folder: Path) -> None:
+def count_text(folder: Path) -> None:
     with only_builder(folder):
         build_text_part([folder.parent / "text"], [], folder, VOCABULARY, quiet=True)
 
 
-def _index(folder: Path) -> None:
+def index_again(folder: Path) -> None:
     with only_builder(folder):
         section = TokenDatastore(folder).section
         index = plan_index("IVF4,Flat", section.index.metric, "", section.size, section.dimension)
@@ -447,7 +518,7 @@ def kill_beside(folder: Path, kills: int, rng: np.random.Generator) -> Counter[s
     before, after = TokenDatastore(folder).keys, np.concatenate([TokenDatastore(folder).keys, *(
         keys for _, keys in learning.entries.values())])  # fmt: skip
     copy, steps, met = folder.with_name("beside"), {}, Counter[str]()
-    works = {"compaction": _compact, "text": _count_text, "index": _index}
+    works = {"compaction": _compact, "text": count_text, "index": index_again}
 
     def begin_again() -> None:
         shutil.rmtree(copy, ignore_errors=True)

@@ -112,7 +112,7 @@ def test_a_text_decoded_as_fairseq_does_has_what_was_learned_and_the_command_ret
     (source, target), options = pairs[0], [store, "--cpu", "--phrase-k", 3, "--phrase-min-similarity", 0]
     assert "learned 1 pair " in call("learn", *words, "--source", source, "--target", target).stdout
     shown = call("inspect", store).stdout
-    assert "learned         1 pair, in addition to them, 1 of them with phrases (" in shown
+    assert "learned        1 pair, in addition to them, 1 of them with phrases (" in shown
     monkeypatch.setattr("fairseq_ccpr.cli.retrieve.read_standard_input", lambda: iter([source]))
     found = call("retrieve", *options, "--output-format", "jsonl")
     assert '"learned": 1' in found.stdout and "|learned:1-" in found.stderr

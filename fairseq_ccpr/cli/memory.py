@@ -346,7 +346,7 @@ def _inspect_tokens(datastore: TokenDatastore, top: int) -> bool:
             count = sum(len(found.spans) for found in learned.phrases.values())
             phrases = f", {with_phrases:,} of them with phrases ({count:,} not yet the phrase part's own)"
         replaced = f"; {len(learned.replaced):,} replaced by them" if learned.replaced else ""
-        print(f"learned         {counted(len(learned.pairs), 'pair')}, in addition to them{phrases}{replaced}")
+        print(f"learned        {counted(len(learned.pairs), 'pair')}, in addition to them{phrases}{replaced}")
     if _print_damage([learned.damage] if learned.damage else []):
         return False
     symbols, counts = datastore.read_symbols(), np.bincount(datastore.values)

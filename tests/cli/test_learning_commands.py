@@ -87,7 +87,7 @@ def test_from_a_pair_and_files_and_back(store: Path, rows: list[tuple[str, str]]
     done = call("learn", *words, tmp_path / "m.tsv")
     assert "learned 7 pairs (ids 2 to 8); 1 were there already" in done.stdout
     assert "left out 1: its target is empty" in done.stdout and "left out 1: half of its target" in done.stdout
-    assert "learned         8 pairs" in call("inspect", store).stdout
+    assert "learned        8 pairs" in call("inspect", store).stdout
 
     shown = [line.split("\t") for line in call("memory", store).stdout.splitlines()]
     assert [int(line[0]) for line in shown] == list(range(8, 0, -1)) and shown[-1] == ["1", "2", source, target]
@@ -127,7 +127,7 @@ def test_a_correction_of_a_correction_and_a_damaged_journal(store: Path, rows: l
     shown = call("memory", store).stdout.splitlines()
     assert shown[1:] == [f"2\t1\t{source}\t{rows[1][1]}", f"1\t1\t{source}\t{target}\treplaced by 2"]
     assert "2 pairs" in call("memory", store, "--export", store / "m.tmx").stdout
-    assert "learned         2 pairs, in addition to them; 1 replaced by them" in call("inspect", store).stdout
+    assert "learned        2 pairs, in addition to them; 1 replaced by them" in call("inspect", store).stdout
     forgotten = call("forget", store, 2).stdout.splitlines()
     assert forgotten[1:] == [f"1 counts again\t{source}\t{target}", "forgot 1 pair; 2 are left"]
 
