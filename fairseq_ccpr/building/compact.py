@@ -289,22 +289,19 @@ def remove_others(directory: Path) -> None:
     """
     try:
         with only_writer(directory / MANIFEST):  # so that nothing is published meanwhile
-            _remove_others(directory, Manifest.read(directory))
+            manifest = Manifest.read(directory)
+            rmtree(partial_path(directory / SCRATCH), ignore_errors=True)
+            for section in filter(None, (manifest.token, manifest.phrase)):
+                for path in directory.glob(f"{section.PART}*"):
+                    found = re.fullmatch(rf"{section.PART}(?:-(\d+))?", path.name)
+                    if found and int(found[1] or 0) != section.generation and path.is_dir() and not path.is_symlink():
+                        rmtree(path)
+            if manifest.phrase is not None:
+                remove_stale(PhraseDatastore(directory))
+            if manifest.token is not None:
+                remove_superseded(directory, manifest.token.generation)
     except OSError as error:
         raise DatastoreError(
             f"{error.filename or directory} holds what was forgotten, and cannot be removed ({error.strerror}), though all "
             "else is done: remove it"
         ) from None
-
-
-def _remove_others(directory: Path, manifest: Manifest) -> None:
-    rmtree(partial_path(directory / SCRATCH), ignore_errors=True)
-    for section in filter(None, (manifest.token, manifest.phrase)):
-        for path in directory.glob(f"{section.PART}*"):
-            found = re.fullmatch(rf"{section.PART}(?:-(\d+))?", path.name)
-            if found and int(found[1] or 0) != section.generation and path.is_dir() and not path.is_symlink():
-                rmtree(path)
-    if manifest.phrase is not None:
-        remove_stale(PhraseDatastore(directory))
-    if manifest.token is not None:
-        remove_superseded(directory, manifest.token.generation)

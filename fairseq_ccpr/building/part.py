@@ -75,9 +75,8 @@ class Part:
     ) -> None:  # fmt: skip
         self.output, self.kind, self.show = output, kind, show
         self.store = store  # the database that keys move to, so that no file of them stays; None: they stay
-        self.identity = (
-            identity or {}
-        )  # what makes two parts the same, named as in the manifest; empty: nothing is built
+        # What makes two parts the same, named as in the manifest; empty: it is not made from a corpus.
+        self.identity = identity or {}
         manifest = Manifest.read(output) if (output / MANIFEST).exists() else Manifest()
         self.published: Section | None = getattr(manifest, kind.name)  # None until the part is complete
         self.final = output / (self.published.folder if self.published is not None else kind.name)

@@ -321,8 +321,8 @@ class LearnedStore:
             if self.doubtful:
                 few = ", ".join(map(str, self.doubtful[:FEW])) + (", ..." if len(self.doubtful) > FEW else "")
                 self.damage += (
-                    f"; a forgotten pair may count again, one of the {len(self.doubtful):,} learned before the damage "
-                    f"({few}): fairseq-ccpr memory {self.datastore.directory} shows them"
+                    f"; a forgotten pair may count again: see {few}, learned before the damage, with fairseq-ccpr memory "
+                    f"{self.datastore.directory}"
                 )
             self.next_id += lost  # theirs may have been given
 

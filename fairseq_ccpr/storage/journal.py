@@ -129,25 +129,17 @@ class WriterLock:
 
 
 def refuse_unusual(path: Path, folder: bool = False, linked: bool = False) -> None:
-    """Refuse what is there and is no file, or no folder, of its own, through which something else would change.
-
-    Args:
-        folder: whether it is to be a folder.
-        linked: whether a file may be a link, as for reading.
-    """
+    """Refuse what is there and is no file, or `folder`, of its own; where it is only read, it may be `linked`."""
     if not (path.exists() or path.is_symlink()):
         return
     found, what = path.stat() if linked else path.lstat(), "folder" if folder else "file"
-    if stat.S_ISLNK(found.st_mode):
+    if stat.S_ISLNK(found.st_mode) or (found.st_nlink > 1 and what == "file" and not linked):
+        link = "symbolic link" if stat.S_ISLNK(found.st_mode) else "hard link"
         raise DatastoreError(
-            f"{path} is a symbolic link, which nothing is written through: put what it leads to in its place"
+            f"{path} is a {link}, which nothing is written through: put a copy of the {what} in its place"
         )
     if stat.S_IFMT(found.st_mode) != (stat.S_IFDIR if folder else stat.S_IFREG):
         raise DatastoreError(f"{path} is no {what}, and one of that name is needed: move it away")
-    if found.st_nlink > 1 and not (folder or linked):
-        raise DatastoreError(
-            f"{path} is a hard link, and another file would be written to with it: put a copy of it in its place"
-        )
 
 
 def create_journal(path: Path, records: Sequence[bytes]) -> None:
