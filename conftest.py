@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import numpy as np
 import pytest
 import torch
@@ -51,8 +52,23 @@ torch.set_num_threads(1)  # as in the processes the tests start: results are com
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
+        "--free-seeds",
+        action="store_true",
+        help="other examples of Hypothesis in each run; a failure prints how to repeat it",
+    )
+    parser.addoption(
         "--seed", type=int, default=0, help="what random tests draw; each mixes it with its name (default: 0)"
     )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let Hypothesis draw the same in each run, and take its time: a first run depends neither on luck nor on other work."""
+    free = config.getoption("--free-seeds")
+    slow = [hypothesis.HealthCheck.too_slow]
+    hypothesis.settings.register_profile(
+        "ours", derandomize=not free, print_blob=True, deadline=None, suppress_health_check=slow
+    )
+    hypothesis.settings.load_profile("ours")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

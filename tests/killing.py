@@ -1,28 +1,33 @@
-"""Kill processes that learn, forget and compact, at drawn moments, or flip bits, and check what is on disk then."""
+"""Kill processes that learn, forget, compact and build, at drawn moments, or damage journals, and check what is left."""
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import shutil
 import signal
+import sys
 import threading
 import time
-from bisect import bisect_right
+import traceback
+from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import NoReturn
 
 import numpy as np
+import torch
 from tqdm import tqdm
 
 from fairseq_ccpr.building.compact import CompactSettings, compact_datastore
+from fairseq_ccpr.building.part import TOKENS, Part, only_builder
+from fairseq_ccpr.building.text_build import Vocabulary, build_text_part
 from fairseq_ccpr.datastore.learned import (
-    HEADER,
     LEARNED,
-    PHRASE_IDENTITY,
     Learned,
     LearnedPair,
     LearnedStore,
@@ -32,9 +37,11 @@ from fairseq_ccpr.datastore.learned import (
 )
 from fairseq_ccpr.datastore.manifest import Manifest
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
+from fairseq_ccpr.datastore.text import TextDatastore
 from fairseq_ccpr.datastore.token import TokenDatastore
-from fairseq_ccpr.storage.journal import Journal
-from tests.helpers import contents
+from fairseq_ccpr.errors import CcprError, DatastoreError
+from fairseq_ccpr.search.index_plan import plan_index
+from tests.helpers import contents, write_lines
 
 SECOND = 1_000_000  # added to the number of a pair for the one that is learned together with it
 
@@ -221,62 +228,77 @@ def _possible(pairs: Expected, number: int, said: int, next_id: int, make: Calla
     return states
 
 
-def flip_bits(folder: Path, flips: int, rng: np.random.Generator) -> int:
-    """Flip bits of a journal, one at a time: each is noticed, and costs what the record says that it hits.
+def damage_journals(folder: Path, times: int, rng: np.random.Generator) -> Counter[str]:
+    """Damage a journal in all ways: each is harmless, refused, or told, with the pairs that may have been forgotten.
+
+    Whoever writes next tells it again, and changes no more.
 
     Returns:
-        How many pairs the other records had in all: none of them was lost.
+        How often each came about; `back`: of those that are told, a forgotten pair counts again; `cut off`: whole records are
+        missing at the end, which nothing shows.
     """
-    learning, make, ids = store_at(folder), maker(folder), dict[tuple[int, int], int]()
-    learned = [*((n, 0) for n in range(1, 13)), (3, 0), (2, 1), (4, 1), (7, 1), (2, 0), (7, 2), (13, 0), (1, 0)]
-    changes = [("learn", one) for one in learned] + [("forget", one) for one in ((5, 0), (8, 0), (4, 1), (7, 1))]
-    for kind, one in changes:
-        if kind == "learn":
-            ids[one] = learning.learn([make(*one)])[0].id
-        else:
-            learning.forget([ids[one]])
+    learning, make, came = store_at(folder), maker(folder), Counter[str]()
+    for number in range(1, 25):
+        learning.learn([make(number)])
+        if number % 2 == 0:
+            learning.learn([make(number, 1)])
+            learning.forget(list(learning.pairs)[-1:-4:-2] if number % 4 else list(learning.replaced)[-1:])
     learning.close()
-    states = [_without(changes, missing, ids, make) for missing in (*range(len(changes)), None)]
-    whole, ends = learning.path.read_bytes(), [0]
-    hit: list[int] = []  # the change that each record is
-    for record in Journal(learning.path).read():
-        ends.append(ends[-1] + 32 + len(record))
-        hit.append(-1 if record[0] in (HEADER, PHRASE_IDENTITY) else sum(one >= 0 for one in hit))
-    assert ends[-1] == len(whole) and len(changes) == max(hit) + 1
-    saved = 0
-    for place in rng.integers(len(whole), size=flips).tolist():
-        damaged = bytearray(whole)
-        damaged[place] ^= 1 << int(rng.integers(8))
-        learning.path.write_bytes(damaged)
-        found = LearnedStore(learning.datastore)
-        pairs, counts = states[hit[bisect_right(ends, place) - 1]]
-        assert found.damage and found.next_id > max(ids.values()) and same(found, *pairs.divided()), place
-        assert {pair.id: pair.count for pair in found.find("")} == counts, place
-        saved += len(pairs)
-    learning.path.write_bytes(whole)
-    return saved
-
-
-def _without(
-    changes: list[tuple[str, tuple[int, int]]],
-    missing: int | None,
-    ids: dict[tuple[int, int], int],
-    make: Callable[..., NewPair],
-) -> tuple[Expected, dict[int, int]]:
-    """The pairs, and how often each was learned, if all but one of the changes are made."""
-    pairs, counts, written = Expected(), dict[int, int](), set[int]()
-    for place, (kind, one) in enumerate(changes):
-        number = ids[one]
-        again, there = number in written, number in counts
-        written.add(number)
-        if place == missing or (again and not there):  # a record that says less than the pair
+    whole, kept = learning.path.read_bytes(), {one.id: one for one in learning.find("")}
+    forgotten = set(range(1, learning.next_id)) - kept.keys()
+    sentences = list[str]()
+    handler = logging.Handler()
+    handler.emit = lambda record: sentences.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger(LearnedStore.__module__).addHandler(handler)
+    for _ in range(times):
+        data, (first, second) = bytearray(whole), np.sort(rng.integers(len(whole), size=2)).tolist()
+        size = min(int(2 ** rng.uniform(0, 12)), len(whole) - second)
+        match kind := int(rng.integers(5)):
+            case 0:
+                data[first] ^= 1 << int(rng.integers(8))
+            case 1:
+                del data[first:]
+            case 2:
+                data[second : second + size] = bytes(size)
+            case 3:
+                data[first:first] = rng.bytes(size)
+            case _:
+                size = min(size, second - first)
+                data[first : first + size], data[second : second + size] = (
+                    data[second : second + size],
+                    data[first : first + size],
+                )
+        learning.path.write_bytes(data)
+        try:
+            found = LearnedStore(learning.datastore)
+        except DatastoreError:
+            came["refused"] += 1
             continue
-        if kind == "learn":
-            pairs, counts[number] = pairs.learn(number, make(*one)), counts.get(number, 0) + 1
+        now = {one.id: one for one in found.find("")}
+        back = now.keys() & forgotten
+        if not found.damage and whole.startswith(data):
+            came["harmless" if data == whole else "cut off"] += 1
+        elif not found.damage:
+            assert now == kept
+            came["harmless"] += 1
         else:
-            pairs = pairs.forget(number)
-            del counts[number]
-    return pairs, counts
+            assert back <= set(found.doubtful) and (
+                "a forgotten pair may count again" in found.damage or not found.doubtful
+            )
+            assert kind or (
+                not back and len(kept.keys() - now.keys()) <= 1
+            )  # a bit costs the pair whose record it hits
+            came["told, back" if back else "told"] += 1
+            damage, sentences[:] = found.damage, []
+            found.lock()
+            assert any(one.startswith(damage) for one in sentences)
+            found.close()
+            assert {one.id: one for one in found.find("")} == now and not store_at(folder).damage
+            for path in learning.path.parent.glob("*.damaged-*"):
+                path.unlink()
+    logging.getLogger(LearnedStore.__module__).removeHandler(handler)
+    learning.path.write_bytes(whole)
+    return came
 
 
 def kill_compacting(folder: Path, kills: int, rng: np.random.Generator) -> set[int]:
@@ -352,3 +374,141 @@ def keys_at(folder: Path) -> list[np.ndarray]:
 
 def _compact(folder: Path) -> None:
     compact_datastore(CompactSettings(folder, cpu=True, quiet=True))
+
+
+VOCABULARY = Vocabulary(lambda line: torch.tensor([*map(int, line.split()), 2]), 40, 2, 3, "a")
+CHANGES = {"os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.link", "os.truncate", "fcntl.flock"}
+
+
+def count_text(folder: Path) -> None:
+    with only_builder(folder):
+        build_text_part([folder.parent / "text"], [], folder, VOCABULARY, quiet=True)
+
+
+def index_again(folder: Path) -> None:
+    with only_builder(folder):
+        section = TokenDatastore(folder).section
+        index = plan_index("IVF4,Flat", section.index.metric, "", section.size, section.dimension)
+        Part(folder, TOKENS, show=False).publish(replace(section, index=index))
+
+
+class Beside:
+    """A function in a process of its own, which may stop or kill itself before one of the changes of files that it makes."""
+
+    def __init__(self, work: Callable[[Path], object], folder: Path, step: int = -1, end: int = signal.SIGKILL) -> None:
+        self._reading, writing = os.pipe()
+        self._process = os.fork()
+        if not self._process:
+            _work_and_exit(partial(self._work, work, folder, step, end), writing)
+        os.close(writing)
+
+    @staticmethod
+    def _work(work: Callable[[Path], object], folder: Path, step: int, end: int, writing: int) -> None:
+        steps = count()
+
+        def hook(event: str, given: tuple[object, ...]) -> None:
+            if event in CHANGES and next(steps) == step:
+                os.kill(os.getpid(), end)
+
+        sys.addaudithook(hook)
+        try:
+            work(folder)
+            said = f"done in {next(steps)}"
+        except CcprError as error:
+            said = str(error)
+        except BaseException:
+            said = traceback.format_exc()
+        os.write(writing, said.encode())
+
+    def ended(self, seconds: float = 60) -> bool:
+        """Wait for it to end or to stop; whether it did in that time."""
+        give_up = time.monotonic() + seconds
+        while not (found := os.waitpid(self._process, os.WNOHANG | os.WUNTRACED))[0]:
+            if time.monotonic() > give_up:
+                return False
+            time.sleep(0.005)
+        self.stopped = os.WIFSTOPPED(found[1])
+        return True
+
+    def said(self) -> str:
+        """What it said when it was done or refused; nothing if it was killed before."""
+        with os.fdopen(self._reading, "rb") as stream:
+            return stream.read().decode()
+
+    def send(self, number: int) -> None:
+        os.kill(self._process, number)
+
+
+def kill_beside(folder: Path, kills: int, rng: np.random.Generator) -> Counter[str]:
+    """Let a build and a compaction of copies of a datastore meet, one stopped before a change while the other works.
+
+    One of them, or both, are killed. All that was published, learned and forgotten is there, and both can be run again.
+
+    Returns:
+        How often each way in which they met came about.
+    """
+    learning, make = store_at(folder), maker(folder)
+    ids = ids_of(learning.learn([make(number) for number in range(1, 9)]))
+    learning.forget(ids[::3])
+    learning.close()
+    texts = {(pair.id, pair.source, pair.target) for pair in learning.find("")}
+    write_lines(folder.parent / "text", *(" ".join(map(str, rng.integers(4, 40, 8))) for _ in range(60)))
+    before, after = TokenDatastore(folder).keys, np.concatenate([TokenDatastore(folder).keys, *(
+        keys for _, keys in learning.entries.values())])  # fmt: skip
+    copy, steps, met = folder.with_name("beside"), {}, Counter[str]()
+    works = {"compaction": _compact, "text": count_text, "index": index_again}
+
+    def begin_again() -> None:
+        shutil.rmtree(copy, ignore_errors=True)
+        shutil.copytree(folder, copy)
+
+    def check() -> Manifest:
+        manifest, found = Manifest.read(copy), store_at(copy)
+        assert manifest.token is not None and {(one.id, one.source, one.target) for one in found.find("")} == texts
+        store = TokenDatastore(copy)
+        assert np.array_equal(store.keys, after if store.section.generation else before) and not store.find_damage()
+        assert store.section.generation or set(found.entries) == set(learning.entries)
+        assert manifest.text is None or not TextDatastore(copy).find_damage()
+        return manifest
+
+    for name, work in works.items():
+        begin_again()
+        whole = Beside(work, copy)
+        assert whole.ended()
+        steps[name] = int(whole.said().removeprefix("done in "))
+    while met.total() < kills:
+        begin_again()
+        build = str(rng.choice(["text", "index"]))
+        first, second = rng.permutation(["compaction", build]).tolist()
+        dies = rng.random() < 0.4
+        one = Beside(works[first], copy, int(rng.integers(steps[first])), signal.SIGSTOP)
+        assert one.ended()
+        other = Beside(works[second], copy, int(rng.integers(steps[second])) if dies else -1)
+        waits = not other.ended(0.5)  # for what the first one has locked
+        killed = not dies or rng.random() < 0.5
+        one.send(signal.SIGKILL if killed else signal.SIGCONT)
+        assert one.ended() and (not waits or other.ended())
+        said = {first: one.said(), second: other.said()}
+        for words in said.values():
+            assert not words or words.startswith("done in") or "by another process meanwhile" in words, words
+        manifest = check()
+        assert manifest.token is not None and (
+            manifest.token.generation or not said["compaction"].startswith("done in")
+        )
+        assert build != "text" or manifest.text is not None or not said["text"].startswith("done in")
+        outcome = {
+            name: words[:4] if words.startswith("done") else "refused" if words else "killed"
+            for name, words in said.items()
+        }
+        met[f"{first} stopped{', killed' if killed else ''}; {second} {'waited' if waits else outcome[second]}"] += 1
+        for name in [second, first, "index", "compaction"]:
+            works[name](copy)
+        manifest = check()
+        assert manifest.token is not None and (manifest.token.generation, manifest.token.index.factory) == (
+            1,
+            "IVF4,Flat",
+        )
+        assert not list(copy.glob("*.partial")) and (manifest.text is not None) == (build == "text")
+        assert len(list(copy.glob("token*"))) == 1
+    shutil.rmtree(copy)
+    return met

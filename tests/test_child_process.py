@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import sys
@@ -13,6 +14,8 @@ import pytest
 
 from fairseq_ccpr.child_process import locked, run_child
 from fairseq_ccpr.errors import ConfigurationError
+
+FORKED = multiprocessing.get_context("fork")
 
 
 def running(process: int) -> bool:
@@ -44,10 +47,31 @@ def test_interrupted_command_leaves_no_process_behind(tmp_path: Path, own_group:
         os.kill(other, signal.SIGKILL)
 
 
+@pytest.mark.parametrize("own_group", [True, False])
+def test_a_command_ends_when_what_started_it_is_killed(tmp_path: Path, own_group: bool) -> None:
+    program = "import os, time; print(os.getpid(), flush=True); time.sleep(99)"
+
+    def start() -> None:
+        with log.open("w") as to, locked(tmp_path / "out", "another run is at work") as lock:
+            run_child([sys.executable, "-c", program], lock, to, dict(os.environ), tmp_path, own_group)
+
+    log = tmp_path / "log"
+    log.touch()
+    before = FORKED.Process(target=start)
+    before.start()
+    while not log.read_text():
+        time.sleep(0.01)
+    before.kill()
+    before.join()
+    with locked(tmp_path / "out", "another run is at work"):  # at once
+        assert not running(int(log.read_text()))
+
+
 def test_exit_codes_and_output_are_the_commands(tmp_path: Path) -> None:
     with (tmp_path / "log").open("w") as log, locked(tmp_path, "a build is at work") as lock:
         program = "import os, sys; print(os.getcwd(), os.environ['WORD']); sys.exit(7)"
         assert run_child([sys.executable, "-c", program], lock, log, {"WORD": "said"}, tmp_path, True) == 7
-        with pytest.raises(ConfigurationError, match=r"a build is at work in .* \(process \d+\): wait for it"):
+        refusal = pytest.raises(ConfigurationError, match=r"a build is at work in .* \(process \d+\): wait for it")
+        with refusal, patch("fairseq_ccpr.child_process.LINGERS", 0):
             locked(tmp_path, "a build is at work").__enter__()
     assert (tmp_path / "log").read_text() == f"{tmp_path} said\n"

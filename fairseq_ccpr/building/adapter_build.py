@@ -42,7 +42,7 @@ from fairseq_ccpr.search import IndexDescription
 from fairseq_ccpr.search.base import Progress
 from fairseq_ccpr.search.index_plan import plan_index
 from fairseq_ccpr.storage import fingerprint
-from fairseq_ccpr.storage.files import MANIFEST, PLAN, atomic_file, write_json
+from fairseq_ccpr.storage.files import MANIFEST, PLAN, write_json
 from fairseq_ccpr.training.token_contrast import SupervisedContrastiveConfig, TokenContrastConfig
 from fairseq_ccpr.version import __version__
 
@@ -279,9 +279,7 @@ class _Plan:
                 with torch.inference_mode():
                     z = torch.cat([adapter(block.to(self.device).float()) for block in rows.split(BLOCK_ROWS)])
                 pca = fit_pca(torch.nn.functional.normalize(z, dim=1) if normalize else z, self.pca_dim)
-            projection = KeyProjection.fold(adapter.hidden, adapter.output, pca, normalize)
-            with atomic_file(path) as partial:
-                projection.save(partial)
+            KeyProjection.fold(adapter.hidden, adapter.output, pca, normalize).save(path)
         return KeyProjection.load(path).to(self.device)
 
 

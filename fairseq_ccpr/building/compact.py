@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from fairseq_ccpr.building.part import PHRASES, TOKENS, PartKind
+from fairseq_ccpr.building.part import PHRASES, TOKENS, Part, PartKind, only_builder
 from fairseq_ccpr.building.rewrite import (
     Datastore,
     Rows,
@@ -53,13 +53,15 @@ from fairseq_ccpr.datastore.phrase import SOURCES, SPANS, PhraseDatastore, open_
 from fairseq_ccpr.datastore.token import DOMAIN, KEYS, PROVENANCE, SOURCE_HASHES, VALUES, TokenDatastore
 from fairseq_ccpr.datastore.written_subwords import remove_stale
 from fairseq_ccpr.decoding.learned_memory import entries_of
-from fairseq_ccpr.errors import ConfigurationError, DatastoreError
+from fairseq_ccpr.device import choose_device
+from fairseq_ccpr.errors import FULL, ConfigurationError, DatastoreError
 from fairseq_ccpr.search import DISK
 from fairseq_ccpr.search.base import EXACT_UP_TO, Progress
+from fairseq_ccpr.search.index_plan import plan_index
 from fairseq_ccpr.settings import cpu_option, option, quiet_option
 from fairseq_ccpr.storage import fingerprint
 from fairseq_ccpr.storage.arrays import check_space, open_array
-from fairseq_ccpr.storage.files import scratch_directory, sync_directory
+from fairseq_ccpr.storage.files import MANIFEST, only_writer, partial_path, scratch_directory
 from fairseq_ccpr.storage.journal import create_journal
 
 SCRATCH = "compacted"  # the name, less its ending, of the folder that the new parts are written in
@@ -71,28 +73,59 @@ class CompactSettings:
 
     datastore: Path = option(help="the datastore", positional=True, metavar="DIR")
     index: str = option(
-        "", "of tokens, as of fairseq-ccpr build tokens (of the kind there is)", metavar="exact|FACTORY"
+        "",
+        "of tokens, as of fairseq-ccpr build tokens; auto: of phrases, too (of the kind there is)",
+        metavar="exact|FACTORY",
     )
     index_parameters: str = option("", "search parameters (those there are)", metavar="P=V,...")
     cpu: bool = cpu_option()
     quiet: bool = quiet_option()
 
 
-def compact_datastore(settings: CompactSettings) -> tuple[TokenSection, int, int]:
-    """Move learned pairs into a datastore's own entries, erase forgotten ones; returns its token section, and how many."""
+def compact_datastore(settings: CompactSettings) -> tuple[Section, int, int]:
+    """Move learned pairs into a datastore's own entries, and erase forgotten ones.
+
+    Where there are none, another index that the settings ask for replaces that of the keys there are.
+
+    Returns:
+        The token section, that of phrases where there are no tokens; how many pairs were moved, and how many erased.
+    """
+    manifest = Manifest.read(settings.datastore)
+    if manifest.token is None and manifest.phrase is not None and settings.index:
+        _index_again(settings)
+        return PhraseDatastore(settings.datastore).section, 0, 0
     datastore = TokenDatastore(settings.datastore)
     directory = datastore.directory
     with closing(LearnedStore(datastore)) as learned:
         learned.lock()
         refuse_elsewhere(directory)
-        remove_others(directory, Manifest.read(directory))
+        remove_others(directory)
         moved, removed = len(learned.entries.keys() | learned.phrases.keys()), learned.forgotten
         if moved or removed:
             _ = datastore.keys  # refused where a database has them
             with disk_faults_named(directory):
                 _compact(datastore, learned, settings)
-            remove_others(directory, Manifest.read(directory))
+            remove_others(directory)
+        elif settings.index or settings.index_parameters:
+            _index_again(settings)
     return TokenDatastore(directory).section, moved, removed
+
+
+def _index_again(settings: CompactSettings) -> None:
+    """Replace the index alone: that of tokens, or where there are none that of phrases; `auto` replaces both."""
+    directory = settings.datastore
+    with only_builder(directory), disk_faults_named(directory):
+        manifest = Manifest.read(directory)
+        stores: list[tuple[PartKind, Datastore]] = [(TOKENS, TokenDatastore(directory))] if manifest.token else []
+        if manifest.phrase and (settings.index == "auto" or not stores):
+            stores.append((PHRASES, PhraseDatastore(directory)))
+        for kind, store in stores:
+            _ = store.keys  # refused where a database has them
+            section: Section = store.section
+            choice, parameters = settings.index or _existing_kind(section), settings.index_parameters
+            gpu, size, width = choose_device(settings.cpu).type == "cuda", section.size, section.dimension
+            index = plan_index(choice, section.index.metric, parameters, size, width, gpu, kind.effort)
+            Part(directory, kind, not settings.quiet).publish(replace(section, index=index))
 
 
 @contextmanager
@@ -101,20 +134,20 @@ def disk_faults_named(directory: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        advice = "free some space" if error.errno in FULL else f"see to {error.filename or 'the disk'}"
         raise DatastoreError(
-            f"{directory} cannot be compacted ({error.strerror or error}): it is as it was; free some space, or see to the "
-            "disk"
+            f"{directory} cannot be compacted ({error.strerror or error}): it is as it was; {advice}"
         ) from None
 
 
 def _compact(datastore: TokenDatastore, learned: LearnedStore, settings: CompactSettings) -> None:
     directory, pairs = datastore.directory, dict(learned.pairs)
-    manifest = Manifest.read(directory)
     plans: list[tuple[PartKind, Any, Callable[..., Section]]] = [(TOKENS, datastore, _compact_tokens)]
     if learned.phrases or learned.gone_sentences:  # the phrase part lacks some, or has forgotten ones
         plans.append((PHRASES, PhraseDatastore(directory), _compact_phrases))
     sizes = [file["bytes"] for _, store, _ in plans for file in store.section.files.values()]
     check_space(directory, sum(sizes) + learned.path.stat().st_size)
+    sections: dict[str, tuple[Section, Section]] = {}  # of each part, before and after
     with scratch_directory(directory / SCRATCH) as scratch:
         for kind, store, compact in plans:
             before: Section = store.section
@@ -129,16 +162,17 @@ def _compact(datastore: TokenDatastore, learned: LearnedStore, settings: Compact
             grown.files = {f"{grown.folder}/{Path(name).name}": file for name, file in grown.files.items()}
             rmtree(directory / grown.folder, ignore_errors=True)  # left by a run that was killed
             (scratch / kind.name).rename(directory / grown.folder)
-            setattr(manifest, kind.name, grown)
-    assert manifest.token is not None
+            sections[kind.name] = before, grown
     records = [*_records_of_replaced(datastore, learned), *map(moved_record, pairs.values())]
     all_pairs = [*(one.pair for one in learned.replaced.values()), *pairs.values()]
     records += [read_as_record(pair.id, pair.read_as) for pair in all_pairs if pair.read_as is not None]
-    phrases = manifest.phrase if any(one[0] in (PAIR_WITH_PHRASES, MOVED_WITH_PHRASES) for one in records) else None
-    path = journal_path(directory, manifest.token.generation)
-    create_journal(path, [*first_records(manifest.token, learned.next_id, phrases), *records])
-    manifest.write(directory)
-    sync_directory(directory)
+    token = sections[TOKENS.name][1]
+    phrase = sections[PHRASES.name][1] if PHRASES.name in sections else learned.phrase_section
+    assert isinstance(token, TokenSection) and (phrase is None or isinstance(phrase, PhraseSection))
+    has_phrases = any(one[0] in (PAIR_WITH_PHRASES, MOVED_WITH_PHRASES) for one in records)
+    first = first_records(token, learned.next_id, phrase if has_phrases else None)
+    create_journal(journal_path(directory, token.generation), [*first, *records])
+    Manifest.update(directory, sections.values())
 
 
 def _records_of_replaced(datastore: TokenDatastore, learned: LearnedStore) -> Iterator[bytes]:
@@ -249,32 +283,34 @@ def refuse_elsewhere(directory: Path) -> None:
     manifest = Manifest.read(directory)
     for section in filter(None, (manifest.token, manifest.phrase)):
         folder = directory / section.folder
+        new = directory / replace(section, ancestors=[*section.ancestors, ""]).folder
+        if new.is_symlink() or (new.exists() and not new.is_dir()):
+            raise ConfigurationError(f"{new} is no folder, and compacting makes one of that name: move it away")
         if folder.is_symlink() or folder.stat().st_dev != directory.stat().st_dev:
             what = "a symbolic link" if folder.is_symlink() else "on another disk"
             raise ConfigurationError(f"{folder} is {what}, and compacting replaces it: move it into {directory} first")
 
 
-def remove_others(directory: Path, manifest: Manifest) -> None:
-    """Remove parts and journals that compaction has superseded, and those that a killed run left.
+def remove_others(directory: Path) -> None:
+    """Remove parts and journals that compaction has superseded, and what a killed run left.
 
     Phrases written in a model's subwords are removed too: they hold the tokens of forgotten sentences.
     """
     try:
-        _remove_others(directory, manifest)
+        with only_writer(directory / MANIFEST):  # so that nothing is published meanwhile
+            manifest = Manifest.read(directory)
+            rmtree(partial_path(directory / SCRATCH), ignore_errors=True)
+            for section in filter(None, (manifest.token, manifest.phrase)):
+                for path in directory.glob(f"{section.PART}*"):
+                    found = re.fullmatch(rf"{section.PART}(?:-(\d+))?", path.name)
+                    if found and int(found[1] or 0) != section.generation and path.is_dir() and not path.is_symlink():
+                        rmtree(path)
+            if manifest.phrase is not None:
+                remove_stale(PhraseDatastore(directory))
+            if manifest.token is not None:
+                remove_superseded(directory, manifest.token.generation)
     except OSError as error:
         raise DatastoreError(
             f"{error.filename or directory} holds what was forgotten, and cannot be removed ({error.strerror}), though all "
             "else is done: remove it"
         ) from None
-
-
-def _remove_others(directory: Path, manifest: Manifest) -> None:
-    for section in filter(None, (manifest.token, manifest.phrase)):
-        for path in directory.glob(f"{section.PART}*"):
-            found = re.fullmatch(rf"{section.PART}(?:-(\d+))?", path.name)
-            if found and int(found[1] or 0) != section.generation and not path.is_symlink():
-                rmtree(path)
-    if manifest.phrase is not None:
-        remove_stale(PhraseDatastore(directory))
-    if manifest.token is not None:
-        remove_superseded(directory, manifest.token.generation)

@@ -1,6 +1,6 @@
 """Compacting while a memory is in use: translation and learning continue.
 
-1. Copy the datastore as links to its files, with the journal as it is now.
+1. Copy the token part as links to its files, with the journal as it is now.
 2. Compact the copy in a separate process; see `compact`. Pairs may be learned and forgotten meanwhile.
 3. Block learning and forgetting. The copy's part and journal become the datastore's next generation, what was learned and
    forgotten meanwhile is appended to that journal, and the manifest that names them replaces the old one. Batches that have
@@ -18,13 +18,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fairseq_ccpr.building.compact import SCRATCH, disk_faults_named, refuse_elsewhere, remove_others
+from fairseq_ccpr.child_process import ending_with_us
 from fairseq_ccpr.datastore.learned import LEARNED, journal_path
-from fairseq_ccpr.datastore.manifest import Manifest
+from fairseq_ccpr.datastore.manifest import Manifest, TokenSection
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.decoding.learned_memory import LearnedMemory
 from fairseq_ccpr.decoding.token_retriever import LearningRetriever
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
-from fairseq_ccpr.storage.files import PARTIAL, scratch_directory, sync_directory
+from fairseq_ccpr.storage.files import MANIFEST, only_writer, scratch_directory
 from fairseq_ccpr.storage.journal import Journal, create_journal
 
 
@@ -51,11 +52,11 @@ class LiveCompaction:
                 refuse_elsewhere(self.directory)
                 with scratch_directory(self.directory / SCRATCH) as scratch:
                     copy = scratch / self.directory.resolve().name  # which what was learned is named by
-                    reader = self._link(copy)
+                    before, reader = self._link(copy)
                     if not self._compact(copy):
                         return False
                     with self.memory.paused():
-                        self._adopt(copy, reader)
+                        self._adopt(copy, before, reader)
             return True
         finally:
             self._ended.set()
@@ -67,16 +68,18 @@ class LiveCompaction:
             self._process.terminate()
         self._ended.wait()
 
-    def _link(self, copy: Path) -> Journal:
-        """Make the copy; returns a reader that has read the journal as far as the copy has it."""
-        leave = shutil.ignore_patterns(f"*{PARTIAL}", LEARNED)
-        try:
-            shutil.copytree(self.directory, copy, copy_function=os.link, ignore=leave)
-        except shutil.Error as error:
-            raise DatastoreError(
-                f"{self.directory} cannot be compacted while it is in use ({error.args[0][0][2]}), and is as it was: end the "
-                "programs that learn, and run fairseq-ccpr compact"
-            ) from None
+    def _link(self, copy: Path) -> tuple[TokenSection, Journal]:
+        """Make the copy; returns what it is of, and a reader that has read the journal as far as the copy has it."""
+        with only_writer(self.directory / MANIFEST):  # an index that is replaced is removed
+            section, opened = Manifest.read(self.directory).token, self.memory.store.datastore
+            if section is None or section.keys_fingerprint != opened.keys_fingerprint:
+                raise DatastoreError(
+                    f"{self.directory} was compacted or built again: start the programs that use it again"
+                )
+            (copy / section.folder).mkdir(parents=True)
+            for name in section.files:
+                os.link(self.directory / name, copy / name)
+        Manifest(section).write(copy)
         reader = Journal(self.memory.store.path)
         for _ in reader.read():
             pass
@@ -85,14 +88,18 @@ class LiveCompaction:
         (copy / LEARNED).mkdir(mode=0o700)
         with reader.path.open("rb") as journal, (copy / LEARNED / reader.path.name).open("wb") as copied:
             copied.write(journal.read(reader.end))
-        return reader
+        return section, reader
 
     def _compact(self, copy: Path) -> bool:
         # Translation takes priority.
         words = ["nice", "-n", "10", sys.executable, "-m", "fairseq_ccpr", "compact", str(copy), "--quiet"]
         words += ["--cpu"] if self.memory.device.type == "cpu" else []
         self._process = subprocess.Popen(
-            words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+            ending_with_us(words),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
         )
         if self._cancelled.is_set():
             self._process.terminate()
@@ -101,27 +108,20 @@ class LiveCompaction:
             raise DatastoreError(f"{self.directory} could not be compacted, and is as it was: {message}")
         return not self._cancelled.is_set()
 
-    def _adopt(self, copy: Path, reader: Journal) -> None:
-        manifest = Manifest.read(copy)
-        section, before = manifest.token, self.memory.store.datastore.section
-        assert section is not None
+    def _adopt(self, copy: Path, before: TokenSection, reader: Journal) -> None:
+        section = TokenDatastore(copy).section
         if section.generation == before.generation:
             return  # there was nothing to compact
-        known = Manifest.read(self.directory)
-        if known.token is None or known.token.generation != before.generation:  # what is learned goes to this one
-            raise DatastoreError(f"{self.directory} was compacted by another program: start this one again")
         shutil.rmtree(self.directory / section.folder, ignore_errors=True)  # left by a run that was killed
         (copy / section.folder).rename(self.directory / section.folder)
         moved = Journal(journal_path(copy, section.generation))
         create_journal(journal_path(self.directory, section.generation), [*moved.read(), *reader.read()])
-        manifest.write(self.directory)
-        sync_directory(self.directory)
+        Manifest.update(self.directory, [(before, section)])
         try:
             datastore = TokenDatastore(self.directory)
             retriever = self.open_retriever(datastore)
         except Exception:  # what is learned from now on would not be found beside the new part
-            known.write(self.directory)
-            sync_directory(self.directory)
+            Manifest.update(self.directory, [(section, before)])
             raise
         self.memory.go_on_beside(datastore, retriever)
-        remove_others(self.directory, manifest)
+        remove_others(self.directory)

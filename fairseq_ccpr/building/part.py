@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import fcntl
 import json
 import os
-import signal
-import sys
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -26,11 +21,13 @@ from tqdm import tqdm
 from fairseq_ccpr.building.corpus import sample_domain
 from fairseq_ccpr.building.defaults import LogProbs, measure_defaults
 from fairseq_ccpr.building.key_store import KeyStore
+from fairseq_ccpr.child_process import lock_within
 from fairseq_ccpr.datastore import phrase, text, token
 from fairseq_ccpr.datastore.manifest import PHRASE, TEXT, TOKEN, Manifest, Section, TokenSection
 from fairseq_ccpr.datastore.phrase import SPANS
 from fairseq_ccpr.datastore.token import DOMAIN, KEYS, PROVENANCE, SYMBOLS, VALUES, array_shapes
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
+from fairseq_ccpr.parent import end_with_parent
 from fairseq_ccpr.search import Index, IndexDescription, RemoteKeys, build_index, open_index
 from fairseq_ccpr.search.base import Progress
 from fairseq_ccpr.search.index_plan import PHRASE_DEPTH, PHRASE_EFFORT, TOKEN_EFFORT, Effort, index_bytes
@@ -43,7 +40,6 @@ from fairseq_ccpr.timing import progress_bar
 RAW, VALID, ADAPTER = "raw", "valid", "adapter"  # folders alongside the token part while an adapter is trained
 BACK_TRANSLATIONS = "back-translations"  # folder alongside the token part of monolingual text
 PATIENCE = 10.0  # seconds that a folder may stay locked by what reads batches for a build that was killed
-PR_SET_PDEATHSIG = 1  # of Linux's prctl: a signal that a process gets when its parent ends
 # Names in plans and manifests that users know by another one.
 KNOWN_AS = {"share": "fraction", "shard_tokens": "chunk tokens", "shard_sentences": "chunk sentences"}
 
@@ -80,13 +76,17 @@ class Part:
     ) -> None:  # fmt: skip
         self.output, self.kind, self.show = output, kind, show
         self.store = store  # the database that keys move to, so that no file of them stays; None: they stay
-        self.log_probs: LogProbs | None = None  # of the model, of tokens, while it is at hand
-        self.identity = identity or {}  # what makes two parts the same, named as in the manifest
-        self.final, self.partial = output / kind.name, output / f"{kind.name}.partial"
-        self.manifest = Manifest.read(output) if (output / MANIFEST).exists() else Manifest()
-        self.published: Section | None = getattr(self.manifest, kind.name)  # None until the part is complete
+        self.log_probs: LogProbs | None = None  # of the model, of tokens, while it is there to be asked
+        # What makes two parts the same, named as in the manifest; empty: it is not made from a corpus.
+        self.identity = identity or {}
+        manifest = Manifest.read(output) if (output / MANIFEST).exists() else Manifest()
+        self.published: Section | None = getattr(manifest, kind.name)  # None until the part is complete
+        self.final = output / (self.published.folder if self.published is not None else kind.name)
+        self.partial = output / f"{kind.name}.partial"
         if self.published is not None:
-            refuse_differences(output, asdict(self.published), self.identity)
+            if self.identity:
+                refuse_rewritten(output, self.published)
+                refuse_differences(output, asdict(self.published), self.identity)
             check_sizes(output, self.published.files)
 
     @property
@@ -137,15 +137,28 @@ class Part:
         1. Index the keys, unless that was done, and give the folder its final name.
         2. Describe the files and measure the index, in `section`; what was published before keeps its checksum, since a new
            one would vouch for whatever has happened to the file since.
-        3. Write the manifest, if anything is new.
+        3. Write the manifest, if anything is new, and no other process has replaced the part.
         4. Remove everything that it does not name: the plan, marks of progress, an index that was replaced.
         """
         section.store = self.store.address if self.store is not None else None
+        try:
+            self._describe(section)
+        except Exception:
+            if self.published is not None:  # it may have been compacted, and its folder is gone then
+                Manifest.read(self.output).refuse_changed(self.output, self.kind.name, self.published)
+            raise
+        if section != self.published:
+            Manifest.update(self.output, [(self.published, section)])
+            self.published = section
+        names = self.kind.files(section)
+        for path in [path for path in self.final.iterdir() if path.name not in names]:
+            rmtree(path) if path.is_dir() else path.unlink()
+
+    def _describe(self, section: Section) -> None:
         self.make_index(section)
         if self.published is None:
             self.partial.rename(self.final)
-        names = self.kind.files(section)
-        paths = [f"{self.kind.name}/{name}" for name in names]
+        paths = [f"{self.final.name}/{name}" for name in self.kind.files(section)]
         old = {} if self.published is None else self.published.files
         new = describe_files(self.output, [path for path in paths if path not in old])
         section.files = {path: old.get(path) or new[path] for path in paths}
@@ -158,12 +171,6 @@ class Part:
             section.index_recall = recall_of_sample(self.open_index(section), keys, self.kind.depth)
         if isinstance(section, TokenSection):
             section.suits = self._suits(section)
-        if section != self.published:
-            setattr(self.manifest, self.kind.name, section)
-            self.manifest.write(self.output)
-            self.published = section
-        for path in [path for path in self.final.iterdir() if path.name not in names]:
-            rmtree(path) if path.is_dir() else path.unlink()
 
     def _suits(self, section: TokenSection) -> dict[str, float]:
         """Measure the settings that suit the keys, once; what was measured before a part was rewritten may stay."""
@@ -220,6 +227,16 @@ class Part:
 def open_keys(section: Section, folder: Path) -> np.ndarray:
     """Memory-map the keys of a part, fp16 [N, d]."""
     return open_array(folder / f"{KEYS}.npy", (section.size, section.dimension), "float16")
+
+
+def refuse_rewritten(output: Path, section: Section) -> None:
+    """Refuse to build a part again that was merged or compacted: no corpus alone is what it was made from."""
+    if section.sources or section.ancestors:
+        what = "compacted" if section.ancestors else "merged"
+        raise DatastoreError(
+            f"the {section.PART} part of {output} was {what}, and is not what a build makes: give another --output; "
+            f"fairseq-ccpr compact {output} --index auto replaces its index alone"
+        )
 
 
 def refuse_differences(where: Path, found: dict[str, Any], plan: dict[str, Any]) -> None:
@@ -344,11 +361,10 @@ def launched(output: Path) -> Iterator[Processes]:
     They build `output`, and no others may while they do. They end with torchrun, even where it is killed.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        with _locked(output):
+        with only_builder(output):
             yield Processes()
         return
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    end_with_parent()
     # Where torchrun was killed before that, nobody is met.
     store, rank, world = next(dist.rendezvous("env://", timeout=timedelta(minutes=5)))
     if os.environ.get("GROUP_WORLD_SIZE") == "1":  # with several machines, each counts its own restarts
@@ -358,31 +374,24 @@ def launched(output: Path) -> Iterator[Processes]:
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timedelta(days=7))
     try:
         processes = Processes(rank, world, int(os.environ["LOCAL_RANK"]))
-        with _locked(output) if processes.first else contextlib.nullcontext():
+        with only_builder(output) if processes.first else contextlib.nullcontext():
             yield processes
     finally:
         dist.destroy_process_group()
 
 
 @contextmanager
-def _locked(output: Path) -> Iterator[None]:
+def only_builder(output: Path) -> Iterator[None]:
+    """Keep other builds out of a folder, which is made, and removed if nothing is in it at the end."""
     made = not output.exists()
     if made:
         output.mkdir(parents=True)
     # The folder itself is locked: what is in it must be the same, whoever built it.
     descriptor = os.open(output, os.O_RDONLY)
     try:
-        give_up = time.monotonic() + PATIENCE
         with contextlib.suppress(OSError):  # a file system without locks, or without those of folders
-            while True:
-                try:
-                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    if time.monotonic() > give_up:
-                        message = f"{output} is being built by another process: wait for it, or end it"
-                        raise DatastoreError(message) from None
-                    time.sleep(0.1)
+            if not lock_within(PATIENCE, descriptor):
+                raise DatastoreError(f"{output} is being built by another process: wait for it, or end it")
         yield
     finally:
         os.close(descriptor)

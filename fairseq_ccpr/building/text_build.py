@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -65,6 +66,18 @@ class Vocabulary:
     language: str | None = None  # of the text, where the model is multilingual
 
 
+@contextmanager
+def many_files() -> Iterator[None]:
+    """Let as many files be open as the system allows: each chunk is a few mapped ones."""
+    before, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (before, most))
+
+
+@many_files()
 def build_text_part(
     texts: list[Path], against: list[Path], output: Path, vocabulary: Vocabulary, quiet: bool = False
 ) -> tuple[TextSection, TextCounts, float]:
@@ -86,8 +99,6 @@ def build_text_part(
     digests = {"target_dictionary": vocabulary.digest, "corpus": fingerprint.of_files(texts)}
     digests |= {GENERAL: fingerprint.of_files(against)} if against else {}
     digests |= {LANGUAGE: vocabulary.language} if vocabulary.language else {}
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each chunk is a few mapped files
     identity = {"words": vocabulary.words, "order": ORDER, "fingerprints": digests}
     part = Part(output, TEXTS, not quiet, identity)
     if isinstance(part.published, TextSection):
@@ -116,6 +127,7 @@ def build_text_part(
     return section, own.lines, unknown
 
 
+@many_files()
 def merge_text_parts(stores: list[TextDatastore], output: Path, quiet: bool = False) -> TextSection:
     """Write to a new datastore the text part that one build of all texts gives, byte for byte.
 

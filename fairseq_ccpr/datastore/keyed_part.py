@@ -42,7 +42,7 @@ class KeyedPart(OpenedPart[S]):
     def open_index(self, device: torch.device = CPU) -> Index:
         """Open the index over the keys, see `open_for_device`; that of a database is checked when it is first searched."""
         keys = self._keys if self._keys is not None else self.section.remote_keys(self.timeout)
-        rebuild = f"`fairseq-ccpr {self.section.REBUILD} --output {self.directory} --index auto --cpu`"
+        rebuild = f"`fairseq-ccpr compact {self.directory} --index auto --cpu`"
         return open_for_device(self.section.index, keys, self.folder, device, rebuild)
 
     def find_damaged_keys(self, block_rows: int) -> Iterator[str]:

@@ -26,10 +26,10 @@ import numpy as np
 
 from fairseq_ccpr.datastore.manifest import Manifest, PhraseSection, TokenSection
 from fairseq_ccpr.datastore.token import KEYS, PROJECTION, TokenDatastore
-from fairseq_ccpr.errors import ConfigurationError, DatastoreError, NotWritableError
+from fairseq_ccpr.errors import FULL, ConfigurationError, DatastoreError, NotWritableError
 from fairseq_ccpr.storage.files import unfollowed
 from fairseq_ccpr.storage.fingerprint import brief
-from fairseq_ccpr.storage.journal import Journal, WriterLock, begins_as_journal, create_journal
+from fairseq_ccpr.storage.journal import Journal, WriterLock, begins_as_journal, create_journal, refuse_unusual
 from fairseq_ccpr.text.glossary import folded
 
 LEARNED, LOCK = "learnt", "lock"  # the names on disk are older than the word
@@ -45,6 +45,8 @@ _READ_AS = struct.Struct("<BQQQ")  # kind, id, and `ReadAs`
 _PAIR = struct.Struct("<BQIIII")  # kind, id, count, bytes of source and target, tokens
 _PHRASES = struct.Struct("<II")  # P and o
 _INTEGER, _KEY = np.dtype("<i4"), np.dtype("<f2")
+
+FEW = 10  # pairs that a message names
 
 _NAME = re.compile(r"(0|[1-9]\d*)\.journal(\.damaged(-\d+)?|\.partial)?")  # of the files that are written here
 
@@ -203,7 +205,8 @@ class LearnedStore:
                         "forgotten, or never learned"
                     )
                 counted[_identity(kept.pair)] = self._counting[_identity(kept.pair)]
-            self._append([_ID.pack(FORGOTTEN, number) for number in ids])
+            # Twice: where one of the records is damaged, the pair stays forgotten.
+            self._append([_ID.pack(FORGOTTEN, number) for number in ids] * 2)
             now = {source: self._counting.get(source, last) for source, last in counted.items()}
             return [self.pairs[number] for source, number in now.items() if number != counted[source]]
 
@@ -250,11 +253,8 @@ class LearnedStore:
             if self._right is not None:
                 return
             try:
-                for path in (self.folder, self.path, self.folder / LOCK):
-                    if path.is_symlink():
-                        raise DatastoreError(
-                            f"{path} is a symbolic link, which nothing is written through: put what it leads to in its place"
-                        )
+                refuse_unusual(self.folder, folder=True)
+                refuse_unusual(self.path)
                 self.folder.mkdir(
                     mode=0o700, exist_ok=True
                 )  # what is learned is for nobody else, unless its owner says so
@@ -268,7 +268,7 @@ class LearnedStore:
             except OSError as error:
                 fault = f"{self.folder} cannot be written ({error.strerror})"
                 if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
-                    advice = "nothing was changed; free some space, or check the disk"
+                    advice = f"nothing was changed; {'free some space' if error.errno in FULL else 'check the disk'}"
                     raise DatastoreError(f"{fault}: {advice}") from None
                 raise NotWritableError(
                     f"{fault}, as learning requires: nothing was changed; check its permissions, or learn into a copy of the "
@@ -298,9 +298,10 @@ class LearnedStore:
         open(self.path, "r+b", opener=unfollowed).close()
         self._load()
         if self.damage or self._journal.old:
-            if self.damage and (aside := self._journal.put_damage_aside()):
-                self.put_aside = aside
-                logger.warning("the damaged bytes of %s are in %s now", self.path, aside)
+            if self.damage:
+                self.put_aside = self._journal.put_damage_aside()
+                where = f"; the damaged bytes are in {self.put_aside} now" if self.put_aside is not None else ""
+                logger.warning("%s%s", self.damage, where)
             phrases = self.phrase_section if self._has_phrases else None
             records = first_records(self.datastore.section, self.next_id, phrases)
             records += [one for one in Journal(self.path).read() if one[0] not in (HEADER, PHRASE_IDENTITY)]
@@ -325,6 +326,7 @@ class LearnedStore:
         self._unrecorded: list[bytes] = []  # records of hashes that were computed here
         self.forgotten, self.next_id = 0, 1  # how many pairs were forgotten so far
         self.damage = ""  # what is wrong with the journal, a sentence
+        self.doubtful: list[int] = []  # pairs that count, or may again, unless a record of their forgetting is missing
         self._settle()
         self._begun = self._has_phrases = False  # whether the journal says what it, and its phrases belong to
         self._journal = Journal(self.path)
@@ -332,8 +334,14 @@ class LearnedStore:
             if not self.path.exists():
                 self._refuse_changed()  # or else what was learned may have moved elsewhere
                 return
+            refuse_unusual(self.path, linked=True)
+            before = 0
             for record in self._journal.read():
+                if (gaps := self._journal.lost + len(self._journal.damage)) > before:
+                    before, self.doubtful = gaps, list(self._kept)
                 self._apply(record)
+            if self._journal.lost + len(self._journal.damage) > before:
+                self.doubtful = list(self._kept)
         except PermissionError:
             raise DatastoreError(
                 f"{self.path} cannot be read, as it is another user's: ask for permission to read it and its folder, or copy "
@@ -348,6 +356,13 @@ class LearnedStore:
                 f"{self.path}: {lost:,} {'record is' if lost == 1 else 'records are'} missing, {size:,} bytes are damaged or "
                 f"were not completely written; the {len(self.pairs):,} pairs of the other records count"
             )
+            self.doubtful = sorted(number for number in self.doubtful if number in self._kept)
+            if self.doubtful:
+                few = ", ".join(map(str, self.doubtful[:FEW])) + (", ..." if len(self.doubtful) > FEW else "")
+                self.damage += (
+                    f"; a forgotten pair may count again: see {few}, learned before the damage, with fairseq-ccpr memory "
+                    f"{self.datastore.directory}"
+                )
             self.next_id += lost  # theirs may have been given
 
     def _apply(self, record: bytes) -> None:
@@ -385,18 +400,20 @@ class LearnedStore:
         middle = _PAIR.size + source_bytes
         end = middle + target_bytes
         source, target = record[_PAIR.size : middle].decode(), record[middle:end].decode()
-        places: tuple[int, ...] = ()
-        if kind in (MOVED, MOVED_WITH_PHRASES):
-            places = struct.unpack("<q" if kind == MOVED else "<qq", record[end:])
-        pair = LearnedPair(number, source, target, times, tokens, *places)
+        first_entry = sentence = None
+        if kind == MOVED:
+            (first_entry,) = struct.unpack("<q", record[end:])
+        elif kind == MOVED_WITH_PHRASES:
+            first_entry, sentence = struct.unpack("<qq", record[end:])
+        pair = LearnedPair(number, source, target, times, tokens, first_entry, sentence)
         if (forgotten := self._ids.get((source, target))) is not None:
             self._drop(forgotten)  # in a record that is missing: a pair that is there is not learned as a new one
         self._ids[source, target] = number
         self.next_id = max(self.next_id, number + 1)
         kept = self._kept[number] = KeptPair(pair, None, None, self._next_moment())
-        if pair.sentence not in (None, OWN_SENTENCE):
-            self._sentences.add(pair.sentence)
-        if places:
+        if sentence not in (None, OWN_SENTENCE):
+            self._sentences.add(sentence)
+        if first_entry is not None:
             return
         dimension = self.datastore.section.dimension
         values = np.frombuffer(record, _INTEGER, tokens, end)  # which share the record's memory, as keys do

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Self, TypeVar
@@ -14,7 +15,9 @@ from fairseq_ccpr.storage.files import (
     PLAN,
     check_sizes,
     drop_checksum,
+    only_writer,
     read_checked_json,
+    sync_directory,
     write_checked_json,
 )
 from fairseq_ccpr.version import __version__
@@ -69,7 +72,6 @@ class Section:
 
     PART: ClassVar[str]
     COMMAND: ClassVar[str]  # that builds it
-    REBUILD: ClassVar[str] = ""  # the same with what it must be given
     ORDER: ClassVar[str]  # of the entries in the file
     IDENTITY: ClassVar[str] = ""  # entries in which keys that a database has must be the same
 
@@ -139,7 +141,7 @@ class TokenSection(Section):
     Its fingerprints: model, target_dictionary, corpus; adapter, language_pair, reverse_model; keys, if in a database.
     """
 
-    PART, COMMAND, REBUILD = TOKEN, "build tokens", "build tokens DATA_BIN --path MODEL"
+    PART, COMMAND = TOKEN, "build tokens"
     ORDER = (
         "size dimension key_layer subsets fingerprints index projection share files index_recall shard sources domain "
         "ancestors store hashes suits"
@@ -161,7 +163,7 @@ class PhraseSection(Section):
     Its fingerprints: encoder, corpus; lexicon; keys, where a database has them, and no file does.
     """
 
-    PART, COMMAND, REBUILD = PHRASE, "build phrases", "build phrases TEXT --encoder ENCODER"
+    PART, COMMAND = PHRASE, "build phrases"
     ORDER = (
         "size dimension sentences segmentation encoder fingerprints index files share index_recall pooled shard sources "
         "store hashes ancestors"
@@ -244,6 +246,30 @@ class Manifest:
         parts = {part.PART: part.as_json() for part in self.parts}
         data = {"format_version": FORMAT_VERSION, **parts, "created_with": self.created_with}
         write_checked_json(directory / MANIFEST, data)
+        sync_directory(directory)
+
+    @classmethod
+    def update(cls, directory: Path, sections: Iterable[tuple[Section | None, Section]]) -> Manifest:
+        """Put sections in place of those that they were made from, None for a new part; all others stay as they are by now.
+
+        Raises:
+            DatastoreError: another process has replaced one of these meanwhile; nothing has changed.
+        """
+        with only_writer(directory / MANIFEST):
+            manifest = cls.read(directory) if (directory / MANIFEST).exists() else cls()
+            for before, after in sections:
+                manifest.refuse_changed(directory, after.PART, before)
+                setattr(manifest, after.PART, after)
+            manifest.write(directory)
+        return manifest
+
+    def refuse_changed(self, directory: Path, part: str, before: Section | None) -> None:
+        """Refuse to go on from a section of this datastore that is no longer that of its part."""
+        if getattr(self, part) != before:
+            raise DatastoreError(
+                f"the {part} part of {directory} was built, indexed or compacted by another process meanwhile, and stays as "
+                "it is now: run this command again"
+            )
 
     @classmethod
     def read(cls, directory: Path) -> Manifest:
@@ -259,7 +285,7 @@ class Manifest:
                 f"there is no datastore at {directory}: no such directory; build one with fairseq-ccpr build tokens, build "
                 "phrases or build text"
             )
-        if not path.exists():
+        if not path.is_file():
             if any(directory.glob(f"*{PARTIAL}")) or any(directory.glob(f"*/{PLAN}")):
                 raise DatastoreError(
                     f"the datastore {directory} is unfinished: run the command that was building it again, and it resumes"
@@ -269,8 +295,10 @@ class Manifest:
             advice = f"did you mean {near[0].parent}?" if near else build
             raise DatastoreError(f"{directory} is not a datastore: it has no {MANIFEST}; {advice}")
         try:
-            data = read_checked_json(path)
+            data = read_checked_json(path, older=True)
             version = data["format_version"]
+            if not isinstance(version, int) or version < 1:
+                raise ValueError(f"it has format version {version!r}, and the first is 1")
             if version > FORMAT_VERSION:
                 raise DatastoreError(
                     f"{path} has format version {version}, and this fairseq-ccpr ({__version__}) reads up to "

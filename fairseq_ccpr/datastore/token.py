@@ -19,7 +19,7 @@ from fairseq_ccpr.datastore.manifest import TokenSection
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
 from fairseq_ccpr.search import TIMEOUT
 from fairseq_ccpr.storage.arrays import Shapes, open_array
-from fairseq_ccpr.storage.files import check_checksums
+from fairseq_ccpr.storage.files import atomic_file, check_checksums
 from fairseq_ccpr.storage.fingerprint import hash_bytes, short
 
 
@@ -67,8 +67,9 @@ class KeyProjection(nn.Module):
         return (self.pca or self.output).out_features
 
     def save(self, path: Path) -> None:
-        """Write to a safetensors file."""
-        save_file({name: tensor.detach().contiguous() for name, tensor in self.state_dict().items()}, path)
+        """Write to a safetensors file, under its final name only when it is complete."""
+        with atomic_file(path) as partial:
+            save_file({name: tensor.detach().contiguous() for name, tensor in self.state_dict().items()}, partial)
 
     @classmethod
     def load(cls, path: Path) -> KeyProjection:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from fairseq_ccpr.decoding.token_memory import TokenMemory
-from fairseq_ccpr.errors import CcprError
+from fairseq_ccpr.errors import CcprError, ConfigurationError
 from fairseq_ccpr.evaluation.explain import explain_encoded
 from fairseq_ccpr.evaluation.explanation import Explanation, joined
 from fairseq_ccpr.inference.learning import learned_memory
@@ -157,6 +158,9 @@ class Work:
         try:
             self.translator.compact()
             self._pause = FIRST_PAUSE
+        except ConfigurationError as error:  # it would be refused each time
+            logger.warning("%s; this server does not try again", error)
+            self._not_before = math.inf
         except Exception as error:
             told = error if isinstance(error, CcprError) else f"compaction failed with {type(error).__name__}"
             logger.warning("%s; it is tried again in %.0f minutes or more", told, self._pause / 60)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from stat import S_IMODE
 from typing import Any
@@ -78,6 +79,19 @@ def sync_directory(folder: Path) -> None:
 
 
 @contextmanager
+def only_writer(path: Path) -> Iterator[None]:
+    """Keep others from replacing a file while it is read, changed and replaced; one that is not there has no other writer."""
+    with ExitStack() as held:
+        while path.exists():
+            stream = held.enter_context(path.open("rb"))
+            with suppress(OSError):  # a file system without locks
+                fcntl.flock(stream, fcntl.LOCK_EX)
+            if path.exists() and os.path.samestat(os.fstat(stream.fileno()), path.stat()):
+                break  # or else it was replaced meanwhile, and others lock the new one
+        yield
+
+
+@contextmanager
 def atomic_directory(output: Path) -> Iterator[Path]:
     """Yield an empty folder to write to, which then becomes `output`, a new one; nothing stays of it if anything fails."""
     if output.exists():
@@ -123,16 +137,19 @@ def write_checked_json(path: Path, data: dict[str, Any]) -> None:
     write_text(path, _with_checksum(data), follow=False)
 
 
-def read_checked_json(path: Path, version: int | None = None) -> dict[str, Any]:
-    """Read what `write_checked_json` wrote, checksum included, or an older file, which has none; ValueError if damaged.
+def read_checked_json(path: Path, version: int | None = None, older: bool = False) -> dict[str, Any]:
+    """Read what `write_checked_json` wrote, checksum included; ValueError if damaged.
 
     Args:
         version: the only `format_version` that is read.
+        older: whether files without a checksum are read, too: those of formats that had none, see `drop_checksum`.
     """
     text = path.read_bytes().decode("utf-8")
     data = json.loads(text)
     if not isinstance(data, dict):
         raise ValueError("it is no JSON object")
+    if CHECKSUM not in data and not older:
+        raise ValueError(f"it lacks its {CHECKSUM}")
     if CHECKSUM in data and text != _with_checksum({name: data[name] for name in data if name != CHECKSUM}):
         raise ValueError(f"its {CHECKSUM} is not that of its bytes, which have changed since it was written")
     if version is not None and data["format_version"] != version:

@@ -7,6 +7,7 @@ import fcntl
 import hashlib
 import os
 import socket
+import stat
 import struct
 from collections.abc import Iterator, Sequence
 from itertools import count
@@ -106,6 +107,7 @@ class WriterLock:
     """The right to write to a folder, which one process, and in it one object, has at a time. A kill gives it back."""
 
     def __init__(self, path: Path) -> None:
+        refuse_unusual(path)
         # Closed with this object, if not before.
         descriptor = unfollowed(str(path), os.O_RDWR | os.O_CREAT, permissions(path))
         self._stream = os.fdopen(descriptor, "r+b")
@@ -124,6 +126,20 @@ class WriterLock:
     def release(self) -> None:
         """Give it back."""
         self._stream.close()
+
+
+def refuse_unusual(path: Path, folder: bool = False, linked: bool = False) -> None:
+    """Refuse what is there and is no file, or `folder`, of its own; where it is only read, it may be `linked`."""
+    if not (path.exists() or path.is_symlink()):
+        return
+    found, what = path.stat() if linked else path.lstat(), "folder" if folder else "file"
+    if stat.S_ISLNK(found.st_mode) or (found.st_nlink > 1 and what == "file" and not linked):
+        link = "symbolic link" if stat.S_ISLNK(found.st_mode) else "hard link"
+        raise DatastoreError(
+            f"{path} is a {link}, which nothing is written through: put a copy of the {what} in its place"
+        )
+    if stat.S_IFMT(found.st_mode) != (stat.S_IFDIR if folder else stat.S_IFREG):
+        raise DatastoreError(f"{path} is no {what}, and one of that name is needed: move it away")
 
 
 def create_journal(path: Path, records: Sequence[bytes]) -> None:

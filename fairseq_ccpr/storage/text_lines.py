@@ -129,7 +129,7 @@ def read_text_manifest(directory: Path, make: type[M], of: TextFormat) -> M:
         inside = " (give one of its folders, such as train)" if (directory / "train" / MANIFEST).exists() else ""
         raise DatastoreError(f"there are no {of.what} at {directory}: it has no {MANIFEST}{inside}")
     try:
-        data = read_checked_json(path)
+        data = read_checked_json(path, older=True)
         if data.get("kind") != of.kind:
             raise DatastoreError(f"{directory} holds no {of.what}: its {MANIFEST} is that of something else")
         if data["format_version"] > of.version:

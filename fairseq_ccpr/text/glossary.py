@@ -19,6 +19,7 @@ MAX_WORDS = 12  # of a source term, as spaces part them
 # Soft hyphens, joiners and other characters that are not seen, and the Arabic letter that makes words longer.
 _UNSEEN = regex.compile(r"[\p{Default_Ignorable_Code_Point}\u0640]+")
 _APOSTROPHES, _HYPHENS = "‘’‛ʼʹ′׳", "‐‒–−"
+_SEPARATORS = dict.fromkeys(range(0x1C, 0x20), " ")  # spaces for Python, and not for Unicode, which `regex` goes by
 _ALIKE = str.maketrans(dict.fromkeys(_APOSTROPHES, "'") | dict.fromkeys(_HYPHENS, "-"))
 # A space counts between letters and digits of scripts that part words by spaces.
 _SPACE_COUNTS = regex.compile(
@@ -90,6 +91,7 @@ class Glossary:
 
 def _read(text: str) -> tuple[str, dict[int, int], dict[int, int]]:
     """Write a text as terms are compared, and tell where in it terms may begin and end, and where that is in the text."""
+    text = text.translate(_SEPARATORS)
     may_begin = {0, len(text), *(edge.start() for edge in _EDGE.finditer(text))}
     may_begin.update(at for found in _APART.finditer(text) for at in found.span())
     may_end = set(may_begin)

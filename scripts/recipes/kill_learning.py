@@ -1,11 +1,13 @@
 """Kill processes that learn, replace, forget and compact alongside a copy of a datastore; nothing may be lost or half done.
 
 python scripts/recipes/kill_learning.py DATASTORE [KILLS]
-python scripts/recipes/kill_learning.py DATASTORE --flips FLIPS
+python scripts/recipes/kill_learning.py DATASTORE --damages DAMAGES
+python scripts/recipes/kill_learning.py DATASTORE --beside KILLS
 
-Of the kills (2000), three in four are of learning, replacing and forgetting, the others of compacting. With --flips, bits of
-a journal are flipped instead, one at a time: each is noticed, and costs at most the record that it hits, and all pairs of
-other records are there. It needs what the tests need.
+Of the kills (2000), three in four are of learning, replacing and forgetting, the others of compacting. With --damages, a
+journal is damaged instead, its bytes flipped, cut off, zeroed, inserted or exchanged: each is harmless, refused or told. With
+--beside, a build and a compaction meet in one folder, one stopped before a change of a file that is drawn, and one of them or
+both are killed. It needs what the tests need.
 """
 
 import logging
@@ -19,12 +21,12 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
-from tests.killing import flip_bits, kill_compacting, kill_learning
+from tests.killing import damage_journals, kill_beside, kill_compacting, kill_learning
 
 
 def main() -> None:
-    flipping = sys.argv[2:3] == ["--flips"]
-    if len(sys.argv) not in ((4,) if flipping else (2, 3)):
+    mode = sys.argv[2] if sys.argv[2:3] and sys.argv[2].startswith("--") else ""
+    if len(sys.argv) not in ((4,) if mode else (2, 3)) or mode not in ("", "--damages", "--beside"):
         sys.exit(__doc__.strip())
     store, count = Path(sys.argv[1]), int(sys.argv[-1]) if len(sys.argv) > 2 else 2000
     seed = random.randrange(2**32)
@@ -32,10 +34,14 @@ def main() -> None:
     rng = np.random.default_rng(seed)
     with tempfile.TemporaryDirectory() as folder:
         one, two = (Path(shutil.copytree(store, Path(folder) / name)) for name in ("one", "two"))
-        if flipping:
-            logging.disable()  # each is noticed in a line
-            saved = flip_bits(one, count, rng)
-            print(f"{count:,} flipped bits: all noticed; {saved:,} pairs of other records, all saved")
+        if mode == "--damages":
+            logging.lastResort = None  # each is told in a line
+            print(", ".join(f"{times:,} {what}" for what, times in sorted(damage_journals(one, count, rng).items())))
+            return
+        if mode == "--beside":
+            for met, times in sorted(kill_beside(one, count, rng).items()):
+                print(f"{times:4} {met}")
+            print(f"{count:,} kills of a build beside a compaction: nothing lost, nothing half there")
             return
         acknowledged = kill_learning(one, count - count // 4, rng)
         print(

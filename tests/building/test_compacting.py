@@ -16,7 +16,7 @@ from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.datastore.tuned import write_tuned
 from fairseq_ccpr.text.pairs import read_pairs
 from tests.helpers import call, contents, files_up_to, refused
-from tests.killing import ids_of, kill_compacting, new_pair, store_at
+from tests.killing import ids_of, kill_beside, kill_compacting, new_pair, store_at
 from tests.small_models import World, build, subword_options
 
 SHORT = {"max_len_b": 45, "device": "cpu", "knn_temperature": 5}
@@ -169,6 +169,10 @@ def test_a_kill_at_any_moment_changes_nothing_or_all(store: Path, rng: np.random
     assert kill_compacting(store, 24, rng) <= {0, 1}
 
 
+def test_a_build_and_a_compaction_may_meet_and_be_killed(store: Path, rng: np.random.Generator) -> None:
+    assert kill_beside(store, 8, rng).total() == 8
+
+
 def test_an_index_stays_of_its_kind(world: World, tmp_path: Path) -> None:
     build(world, tmp_path / "ivf", "--index", "IVF8,Flat", "--subset", "valid")
     learning = store_at(tmp_path / "ivf")
@@ -177,8 +181,12 @@ def test_an_index_stays_of_its_kind(world: World, tmp_path: Path) -> None:
     call("compact", tmp_path / "ivf", "--quiet", "--cpu")
     datastore = TokenDatastore(tmp_path / "ivf")
     assert datastore.section.index.factory == "IVF8,Flat" and datastore.section.index_recall is not None
-    call("compact", tmp_path / "ivf", "--quiet", "--cpu", "--index", "exact")  # nothing to do: it stays
-    assert TokenDatastore(tmp_path / "ivf").section.index.factory == "IVF8,Flat"
+    keys = datastore.keys
+    call("compact", tmp_path / "ivf", "--quiet", "--cpu", "--index", "exact")  # which is all there is to do
+    datastore = TokenDatastore(tmp_path / "ivf")
+    assert datastore.section.index.backend == "exact" and np.array_equal(datastore.keys, keys)
+    assert datastore.section.generation == 1 and not list((tmp_path / "ivf").rglob("*.faiss"))
+    assert "health         good" in call("inspect", tmp_path / "ivf").stdout
 
 
 def test_stored_index_parameters_stay(world: World, tmp_path: Path) -> None:
@@ -220,3 +228,50 @@ def test_a_merge_refuses_what_was_learned_and_is_not_compacted(store: Path, smal
     learning.close()
     words = [store, f"other={small}", "--output", tmp_path / "merged", "--quiet"]
     refused(call("merge", *words, check=False), r"store has learned pairs \(1\), and only .*: fairseq-ccpr compact")
+
+
+def test_the_index_of_what_was_merged_or_compacted_is_replaced(
+    world: World, store: Path, small: Path, both: Path, phrase_store: Path, tmp_path: Path
+) -> None:
+    """No corpus alone is what such a part was made from: a build refuses it, and what the refusal advises works."""
+    build(world, tmp_path / "test", "--subset", "test")
+    call("merge", small, tmp_path / "test", "--output", merged := tmp_path / "merged", "--quiet")
+    learning = store_at(store)
+    learning.learn([new_pair(1)])
+    learning.close()
+    call("compact", store, "--quiet", "--cpu")
+    for folder, subset in ((merged, "valid"), (store, "valid")):
+        keys, words = np.array(TokenDatastore(folder).keys), ["--subset", subset, "--index", "IVF8,Flat"]
+        done = build(world, folder, *words, check=False)
+        refused(done, rf"the token part of {folder} was (merged|compacted).*fairseq-ccpr compact {folder} --index auto")
+        call("compact", folder, "--index", "IVF8,Flat", "--quiet", "--cpu")
+        datastore = TokenDatastore(folder)
+        assert datastore.section.index.factory == "IVF8,Flat" and np.array_equal(datastore.keys, keys)
+        assert datastore.section.sources and "health         good" in call("inspect", folder).stdout
+    alone, joint = (shutil.copytree(one, tmp_path / one.name) for one in (phrase_store, both))
+    assert "index IVF8,Flat" in call("compact", alone, "--index", "IVF8,Flat", "--quiet", "--cpu").stdout
+    call("compact", alone, "--index", "auto", "--quiet", "--cpu")
+    call("compact", joint, "--index", "auto", "--quiet", "--cpu")
+    sections = Manifest.read(alone).parts + Manifest.read(joint).parts
+    assert [section.index.backend for section in sections] == ["exact"] * 3
+
+
+@pytest.mark.parametrize("name", ["token-1", "learnt/1.journal"])
+def test_what_is_in_the_way_is_named(store: Path, tmp_path: Path, name: str) -> None:
+    learning = store_at(store)
+    learning.learn([new_pair(1)])
+    learning.close()
+    (tmp_path / "elsewhere").mkdir()
+    if name == "token-1":
+        (store / name).symlink_to(tmp_path / "elsewhere")
+    else:
+        (store / name).mkdir()
+    before = contents(store)
+    done = call("compact", store, "--quiet", "--cpu", check=False)
+    refused(done, r"token-1 is no folder.*move it away|Is a directory\): it is as it was; see to .*1\.journal")
+    assert "free some space" not in done.stderr and store_at(store).pairs
+    assert {path: one for path, one in contents(store).items() if "token-1" not in path} == before
+    (store / name).unlink() if name == "token-1" else (store / name).rmdir()
+    (store / "compacted.partial" / "token").mkdir(parents=True)  # left by a run that was killed
+    call("compact", store, "--quiet", "--cpu")
+    assert {path.name for path in store.iterdir()} == {LEARNED, "manifest.json", "preprocessing", "token-1"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,16 @@ import torch
 from fairseq_ccpr import Translator
 from fairseq_ccpr.building.live_compact import LiveCompaction
 from fairseq_ccpr.datastore.learned import LEARNED
+from fairseq_ccpr.datastore.manifest import Manifest
+from fairseq_ccpr.datastore.text import TextDatastore
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
 from fairseq_ccpr.text.pairs import read_pairs
 from tests.building.test_compacting import find_anywhere
-from tests.helpers import call, contents, files_up_to, refused
+from tests.helpers import call, contents, files_up_to, refused, write_lines
+from tests.killing import count_text, index_again
 from tests.small_models import World, build
+from tests.test_child_process import FORKED, running
 
 SHORT: dict[str, Any] = {"max_len_b": 45, "device": "cpu", "knn_temperature": 5}
 KEEN: dict[str, Any] = {**SHORT, "knn_lambda": 0.95, "knn_k": 4, "knn_temperature": 0.5}
@@ -128,6 +133,59 @@ def test_what_is_learned_after_a_failure_at_the_end_is_kept(
         assert [one.id for one in again.memory()] == [2, 1]
 
 
+def test_what_is_published_meanwhile_stays(
+    store: Path, rows: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    translator = Translator(datastore=store, **SHORT)
+    translator.learn(*rows[0])
+    write_lines(store.parent / "text", *(" ".join(map(str, range(4, 10 + n))) for n in range(20)))
+    before_it_is_adopted(monkeypatch, lambda: count_text(store))
+    assert translator.compact()
+    manifest = Manifest.read(store)
+    assert manifest.token is not None and manifest.text is not None and manifest.token.generation == 1
+    assert not TextDatastore(store).find_damage()
+
+
+def test_an_index_that_is_replaced_meanwhile_stays_and_so_does_what_was_learned(
+    store: Path, rows: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    translator = Translator(datastore=store, **SHORT)
+    translator.learn(*rows[0])
+    with monkeypatch.context() as patch, pytest.raises(DatastoreError, match="by another process meanwhile, and stays"):
+        before_it_is_adopted(patch, lambda: index_again(store))
+        translator.compact()
+    section = TokenDatastore(store).section
+    assert section.index.factory == "IVF4,Flat" and section.generation == 0 and not list(store.glob("*.partial"))
+    assert translator.learn(*rows[1]).id == 2 and translator.compact()  # from that index on
+    section = TokenDatastore(store).section
+    assert (section.index.factory, section.generation) == ("IVF4,Flat", 1) and len(translator.memory()) == 2
+
+
+def test_it_ends_with_a_program_that_is_killed(store: Path, rows: list[tuple[str, str]]) -> None:
+    def compact() -> None:
+        translator = Translator(datastore=store, **SHORT)
+        translator.learn(*rows[0])
+        thread = threading.Thread(target=translator.compact)  # as in a server
+        thread.start()
+        thread.join()
+
+    program = FORKED.Process(target=compact)
+    program.start()
+    assert program.pid
+    tasks = Path(f"/proc/{program.pid}/task")
+    while not (begun := [one for task in tasks.glob("*/children") for one in task.read_text().split()]):
+        time.sleep(0.01)
+    program.kill()
+    program.join()
+    for _ in range(100):
+        if not any(running(int(one)) for one in begun):
+            break
+        time.sleep(0.02)
+    assert not any(running(int(one)) for one in begun)
+    call("compact", store, "--quiet", "--cpu")
+    assert TokenDatastore(store).section.generation == 1 and not list(store.glob("*.partial"))
+
+
 def test_a_full_disk_changes_nothing(store: Path, rows: list[tuple[str, str]]) -> None:
     translator = Translator(datastore=store, **SHORT)
     translator.learn(*rows[0])
@@ -143,11 +201,6 @@ def test_what_is_on_another_disk_is_refused_in_a_true_sentence(
     translator = Translator(datastore=store, **SHORT)
     translator.learn(*rows[0])
     with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else tmp_path) as other:
-        if Path(other).stat().st_dev != store.stat().st_dev:
-            shutil.move(store / "preprocessing", other)
-            (store / "preprocessing").symlink_to(Path(other) / "preprocessing")
-            with pytest.raises(DatastoreError, match=r"while it is in use \(.*\), and is as it was: end the programs"):
-                translator.compact()
         shutil.move(store / "token", other)
         (store / "token").symlink_to(Path(other) / "token")
         before, sentence = contents(store), r"store/token is a symbolic link, and compacting replaces it: move it into"

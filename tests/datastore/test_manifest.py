@@ -309,3 +309,27 @@ def test_what_is_no_datastore_is_told_from_what_was_meant(tmp_path: Path) -> Non
     for near in (store / "token", tmp_path):  # above it, and below
         fails(near, f"did you mean {store}[?]")
     fails(store / MANIFEST, "is a file, and a datastore is a folder")
+
+
+@pytest.mark.parametrize("version", [0, -1, "1", None, 1.5])
+def test_a_version_that_never_was_is_damage(tmp_path: Path, version: object) -> None:
+    write_json(tmp_path / MANIFEST, {"format_version": version, "token": {}})
+    with pytest.raises(
+        DatastoreError, match=r"manifest\.json is damaged \(it has format version .*, and the first is 1\)"
+    ):
+        Manifest.read(tmp_path)
+
+
+def test_a_checksum_whose_name_is_damaged_is_missed(tmp_path: Path) -> None:
+    write_checked_json(path := tmp_path / "tuned.json", {"format_version": 1, "tuned": {}})
+    whole = path.read_bytes()
+    for place in range(whole.index(CHECKSUM.encode()), whole.index(CHECKSUM.encode()) + len(CHECKSUM)):
+        for bit in range(8):
+            damaged = bytearray(whole)
+            damaged[place] ^= 1 << bit
+            path.write_bytes(damaged)
+            with pytest.raises(ValueError):
+                read_checked_json(path, 1)
+    write_json(path, {"format_version": 1, "tuned": {}})
+    with pytest.raises(ValueError, match="it lacks its checksum"):
+        read_checked_json(path, 1)

@@ -43,3 +43,9 @@ def test_projection_survives_the_disk(tmp_path: Path) -> None:
         projection.save(tmp_path / "p.safetensors")
         states = torch.randn(4, 5)
         assert torch.equal(KeyProjection.load(tmp_path / "p.safetensors")(states), projection(states))
+
+
+def test_its_file_may_be_read_by_whom_new_files_may(tmp_path: Path) -> None:
+    KeyProjection.scaling(4).save(tmp_path / "p.safetensors")
+    (tmp_path / "new").touch()
+    assert (tmp_path / "p.safetensors").stat().st_mode == (tmp_path / "new").stat().st_mode

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -73,3 +75,22 @@ def test_all_that_is_to_be_learned_counts_before_the_next_round(work: Work, pair
     ended = in_order(long=long, **learned, after=after)
     assert set(ended[:3]) == set(learned) and ended[-1] == "long"
     assert after.result()[0].text == pairs[2][1]
+
+
+def test_a_compaction_that_is_refused_is_told_once(
+    both: Path,
+    pairs: list[tuple[str, str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(working, "COMPACTED_AT", 1)
+    monkeypatch.setattr(working, "SHARE", 10**9)
+    store = shutil.copytree(both, tmp_path / "store")
+    work = Work(Translator(datastore=store, device="cpu", max_len_b=25))
+    for pair in pairs[:3]:
+        work.call(lambda t, pair=pair: t.learn(*pair)).result(60)
+        work.translate([pair[0]]).result(60)
+    work.close()
+    assert caplog.text.count("has phrases as well, and can be compacted while nothing uses it to learn") == 1
+    assert "this server does not try again" in caplog.text and "tried again" not in caplog.text

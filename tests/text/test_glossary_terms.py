@@ -8,7 +8,7 @@ from unicodedata import normalize
 
 import pytest
 import regex
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
 from fairseq_ccpr.errors import ConfigurationError
@@ -65,6 +65,8 @@ TERMS = st.lists(st.text(st.characters(exclude_categories=["Cs"]) | st.sampled_f
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=500)
+@example(words=["a\x1f\u0301"], around="")
+@example(words=["\x1c\u0301", "b\x1d"], around="a")
 @given(words=TERMS, around=st.sampled_from(["", "a", "契", "한", "\u0e01"]))
 def test_any_term_is_found_between_spaces_or_refused(words: list[str], around: str, find: Find) -> None:
     term = " ".join(words).replace("\ufeff", "").translate(dict.fromkeys(map(ord, "\t\n\r")))
