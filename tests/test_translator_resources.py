@@ -109,7 +109,7 @@ def test_other_models_and_languages_are_refused(world: World, tmp_path: Path) ->
                 ("text_beta", 1),
                 ("store_timeout", 3),
                 ("retrieval_lambda_max", 0.5),
-                ("knn_guard", False),
+                ("knn_guard", True),
             )
         ),
         ({"bpe": "sentencepiece", "sentencepiece_model": "DAMAGED"}, "subwords cannot be loaded"),

@@ -350,9 +350,9 @@ class RetrievalTask(FairseqTask):
                 f"trust was trained in {' and '.join(trust.memories)}, and --task {self.name} has {' and '.join(voting)}: "
                 "tune again with this --task, or give --trust none"
             )
-        for name, known in trust.memories.items() if isinstance(trust, LearnedTrust) else ():
-            if known != voting[name]:
-                other = next(one or two for one, two in zip_longest(voting[name], known, fillvalue="") if one != two)
+        for name, features in trust.memories.items() if isinstance(trust, LearnedTrust) else ():
+            if features != voting[name]:
+                other = next(one or two for one, two in zip_longest(voting[name], features, fillvalue="") if one != two)
                 raise ConfigurationError(
                     f"trust was trained with other features of {name} than --task {self.name} has, '{other}' first: tune "
                     "again with this --task, or give --trust none"
