@@ -24,6 +24,7 @@ from fairseq_ccpr.evaluation.tune import Candidate
 from fairseq_ccpr.inference.system import System
 from fairseq_ccpr.text.pairs import read_pairs
 from tests.helpers import call, equal, refused, write_lines
+from tests.server.conftest import served
 from tests.small_models import World, subword_options
 
 
@@ -218,6 +219,9 @@ def test_an_explanation_shows_what_the_text_has(world: World, build_text: Callab
             assert explanation.texts[found.sentence][found.start : found.end] == word
             assert found.symbol == token.symbol
             assert token.text.context.split()[-1] in explanation.texts[found.sentence][: found.start]
+    with served(translator) as server:
+        status, answer = server.ask("/explain", "POST", q=sources[0])
+        assert status == 200 and any(token["text"] for one in answer["sentences"] for token in one["tokens"])
 
 
 def test_text_that_was_added_to_a_tuned_datastore_waits_for_tuning(

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from fairseq_ccpr.evaluation import tune
+from fairseq_ccpr.evaluation.grids import TextWorth, Worth
 from fairseq_ccpr.evaluation.test_set import TranslationScores
 from fairseq_ccpr.evaluation.tune import QUALITY, SPEED, choose
 
@@ -46,6 +47,14 @@ def test_leaving_the_text_out_is_timed_and_other_weights_are_not(monkeypatch: py
         tune._decode_as(whole, other, None, [], scores, took)  # type: ignore[arg-type]
     assert took == {"base": 2.0, "whole": 3.5, "half": 3.5, "none": 3.0} and scores["base"].bleu == 20
     assert choose([whole, half, none], scores, took, SPEED) is none
+
+
+def test_columns_of_a_table_stay_apart() -> None:
+    worth = Worth(0.1, 0.02, {"tokens": 0.3, "phrasebook of mine": 0.25, "text": 0.1})
+    header, _, row = tune.table({"valid": TextWorth(-1.0, {"with trust": worth})})
+    ends = [header.index(name) + len(name) for name in ("gain", "harm", *worth.weights)]
+    assert [row[:end].split()[-1] for end in ends] == ["+0.100", "0.020", "0.30", "0.25", "0.10"]
+    assert all(header[end : end + 2] in ("  ", "") for end in ends)
 
 
 def test_of_equally_fast_ones_the_better_one() -> None:
