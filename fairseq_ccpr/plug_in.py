@@ -11,10 +11,16 @@ from fairseq_ccpr import models as models
 from fairseq_ccpr import training as training
 from fairseq_ccpr.datastore.phrase import PhraseDatastore as PhraseDatastore
 from fairseq_ccpr.datastore.token import TokenDatastore as TokenDatastore
+from fairseq_ccpr.decoding.forced import GivenText as GivenText
+from fairseq_ccpr.decoding.forced import Record as Record
+from fairseq_ccpr.decoding.forced import VoteRecord as VoteRecord
 from fairseq_ccpr.decoding.memory import Memory as Memory
 from fairseq_ccpr.decoding.memory import MemoryBatch as MemoryBatch
 from fairseq_ccpr.decoding.memory import Step as Step
 from fairseq_ccpr.decoding.mixture import Columns as Columns
+from fairseq_ccpr.decoding.mixture import Distribution as Distribution
+from fairseq_ccpr.decoding.mixture import Evidence as Evidence
+from fairseq_ccpr.decoding.mixture import ModelEvidence as ModelEvidence
 from fairseq_ccpr.decoding.mixture import ModelView as ModelView
 from fairseq_ccpr.decoding.mixture import Vote as Vote
 from fairseq_ccpr.decoding.options import PhraseSettings as PhraseSettings

@@ -97,7 +97,21 @@ def test_other_models_and_languages_are_refused(world: World, tmp_path: Path) ->
         ({"datastore": None, "path": "MODEL", "task": "translation"}, "--task translation does not retrieve"),
         ({"device": "gpu"}, "device gpu cannot be used"),
         ({"constraints": "ordered"}, "--constraints is for fairseq-generate alone"),
-        ({"datastore": None, "path": "MODEL", "data": "DATA", "knn_k": 3}, "--knn-k has no effect without a datastore"),
+        *(
+            (
+                {"datastore": None, "path": "MODEL", "data": "DATA", name: value},
+                f"--{name.replace('_', '-')} has no effect",
+            )
+            for name, value in (
+                ("knn_k", 3),
+                ("phrase_reach", 1),
+                ("text_alpha", 0.2),
+                ("text_beta", 1),
+                ("store_timeout", 3),
+                ("retrieval_lambda_max", 0.5),
+                ("knn_guard", True),
+            )
+        ),
         ({"bpe": "sentencepiece", "sentencepiece_model": "DAMAGED"}, "subwords cannot be loaded"),
         ({"datastore": None, "path": "DAMAGED"}, "is truncated"),
         ({"datastore": None, "path": "DIVERGED", "data": "DATA"}, "hold NaN or infinity"),

@@ -18,6 +18,7 @@ from fairseq_ccpr.search import Index
 
 QUERIES, SEED = 1024, 1
 COMPARED = 64  # tokens of a sentence that tell it from others
+LEAST = 10_000  # entries: held-out tokens of fewer find less than text that these are meant for
 OWN = 64  # entries beyond k that are asked for, as those of the own sentence are among the nearest
 FEWEST = 100  # tokens that have neighbours, to measure anything
 LAMBDAS = tuple(round(0.1 * i, 1) for i in range(1, 10))
@@ -41,6 +42,8 @@ def measure_defaults(
     Returns:
         `temperature` and `lambda_`, as far as they could be measured: nothing of too few tokens.
     """
+    if len(keys) < LEAST:
+        return {}
     rows = np.sort(np.random.default_rng(SEED).choice(len(keys), min(QUERIES, len(keys)), replace=False))
     k = TokenRetrievalSettings.k
     scores, ids = index.search(torch.from_numpy(keys[rows]).float(), k + OWN)

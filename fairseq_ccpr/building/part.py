@@ -180,8 +180,8 @@ class Part:
         ):  # in a database alone
             return known
         shapes = array_shapes(section.size, section.dimension)
-        arrays = (open_array(self.final / f"{name}.npy", *shapes[name]) for name in (KEYS, VALUES, PROVENANCE))
-        return known | measure_defaults(self.open_index(section), *arrays, self.log_probs)
+        keys, *others = (open_array(self.final / f"{name}.npy", *shapes[name]) for name in (KEYS, VALUES, PROVENANCE))
+        return known | measure_defaults(self.open_index(section), keys, others[0], others[1], self.log_probs)
 
     def make_index(self, section: Section) -> None:
         """Make the keys searchable as `section.index` says, in the database if there is one, unless an earlier run did."""

@@ -346,10 +346,10 @@ class TextDatastore(OpenedPart[TextSection]):
         before = len(tokens) - 1
         for start in range(0, min(len(self.tokens), SEARCHED), block):
             text = self.tokens[start : start + block + before]
-            same = np.ones(max(len(text) - before, 0), bool)
-            for place, token in enumerate(tokens):
-                same &= text[place : place + len(same)] == token
-            for place in (start + before + np.flatnonzero(same)).tolist():
+            places = np.flatnonzero(text[before:] == tokens[-1])  # of what is compared next, few are left
+            for back, token in enumerate(reversed(tokens[:-1]), 1):
+                places = places[text[places + before - back] == token]
+            for place in (start + before + places).tolist():
                 number = int(np.searchsorted(self.offsets, int(place), "right")) - 1
                 if (position := place - int(self.offsets[number])) >= before:
                     yield number, position

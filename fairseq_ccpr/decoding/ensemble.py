@@ -109,12 +109,8 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
     def with_memories(self, memories: Sequence[Memory], trust: Trust | None) -> RetrievalEnsemble:
         """Return the same models with other memories, and trust in them."""
         other = RetrievalEnsemble(list(self.models), memories, self.pad, self.settings, trust)
-        other.temperature, other.forced, other.end, other.identity = (
-            self.temperature,
-            self.forced,
-            self.end,
-            self.identity,
-        )
+        for name in ("temperature", "forced", "end", "identity"):
+            setattr(other, name, getattr(self, name))
         return other
 
     def replacing(self, *memories: Memory, trust: Trust | None = None) -> RetrievalEnsemble:

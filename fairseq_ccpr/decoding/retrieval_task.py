@@ -7,6 +7,7 @@ import inspect
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from itertools import zip_longest
 from pathlib import Path
 from types import MappingProxyType
@@ -322,6 +323,18 @@ class RetrievalTask(FairseqTask):
         self.bpe, self.splitting["bpe"] = super().build_bpe(args), digest_options(args)
         return self.bpe
 
+    def source_text(self, tokens: Tensor) -> str:
+        """Return the text of a source sentence, int64 [S], for a memory of your own; padding and markers are left out."""
+        return self._subwords.recover(self.source_dictionary, tokens)
+
+    def target_tokens(self, text: str) -> list[int]:
+        """Return the tokens that the decoder writes words with inside a sentence, for a memory of your own.
+
+        They are none where it cannot write them. As `source_text`, it works from the first sentence on: fairseq-generate
+        builds its generator before it reads `--bpe` and `--tokenizer`.
+        """
+        return self._subwords.slice(self._subwords.split_unchecked(text), 0, len(text)) or []
+
     def build_ensemble(self, models: list[Any]) -> RetrievalEnsemble:
         """Join the models and the memories of the datastore in one ensemble."""
         memories = self.build_memories(models)
@@ -344,9 +357,9 @@ class RetrievalTask(FairseqTask):
                 f"trust was trained in {' and '.join(trust.memories)}, and --task {self.name} has {' and '.join(voting)}: "
                 "tune again with this --task, or give --trust none"
             )
-        for name, known in trust.memories.items() if isinstance(trust, LearnedTrust) else ():
-            if known != voting[name]:
-                other = next(one or two for one, two in zip_longest(voting[name], known, fillvalue="") if one != two)
+        for name, features in trust.memories.items() if isinstance(trust, LearnedTrust) else ():
+            if features != voting[name]:
+                other = next(one or two for one, two in zip_longest(voting[name], features, fillvalue="") if one != two)
                 raise ConfigurationError(
                     f"trust was trained with other features of {name} than --task {self.name} has, '{other}' first: tune "
                     "again with this --task, or give --trust none"
@@ -462,6 +475,10 @@ class RetrievalTask(FairseqTask):
         votes = PhraseVotes()
         votes.load_state_dict(self.trained.get(PhraseMemory.name, votes.state_dict()))
         return PhraseMemory(candidates, settings, votes.requires_grad_(False).to(device), device)
+
+    @cached_property
+    def _subwords(self) -> DecoderSubwords:
+        return self._decoder_subwords()
 
     def _decoder_subwords(self) -> DecoderSubwords:
         """Known at the first sentence: fairseq builds its generator before `--bpe` and `--tokenizer`."""

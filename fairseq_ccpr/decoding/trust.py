@@ -320,14 +320,8 @@ def load_trust(path: Path, parts: Parts, kind: type[Trust] = LearnedTrust) -> Lo
         arguments["memories"] = {
             one.name: one.features for one in (TokenMemory, PhraseMemory) if arguments.pop(one.name)
         }
-    try:
-        trust = kind(**arguments)
-        trust.load_state_dict(tensors)
-    except (TypeError, RuntimeError) as error:  # of a plug-in that has changed
-        reason = str(error).splitlines()[0]
-        raise ConfigurationError(
-            f"{path} is trust of another {kind.__name__} than --task has ({reason}): tune again, or give --trust none"
-        ) from None
+    trust = kind(**arguments)
+    trust.load_state_dict(tensors)
     return LoadedTrust(trust.requires_grad_(False), trained, described)
 
 

@@ -334,7 +334,7 @@ class Explainer:
         if not length:
             return None
         gram, places = written[position - length : position + 1].tolist(), []
-        for number, at in memory.datastore.find(gram, MOST_PLACES):
+        for number, at in memory.datastore.find(gram, min(MOST_PLACES, counts[length])):  # beyond the last, in vain
             sentence = torch.from_numpy(memory.datastore.sentence(number).astype(np.int64))
             text = self.to_text(sentence)
             where = place(sentence, at, text, self.to_text)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -17,7 +16,7 @@ from fairseq_ccpr.decoding.options import TextSettings
 from fairseq_ccpr.decoding.text_memory import Observed, TextMemory, TextWeight
 from fairseq_ccpr.device import one_thread
 from fairseq_ccpr.evaluation.grids import TOKENS, TextWorth, Worth, spread
-from fairseq_ccpr.evaluation.trust_training import HARM, HELD_OUT
+from fairseq_ccpr.evaluation.trust_training import HARM, HELD_OUT, keep_best
 from fairseq_ccpr.timing import progress_over
 
 ALPHAS = 0.05, 0.1, 0.2, 0.3, 0.4, 0.6, 0.8
@@ -90,22 +89,18 @@ def _trained(settings: TextSettings, texts: Sequence[Reference]) -> TextWeight:
     features = torch.cat([text.observed.features for text in texts])
     weight.mean.copy_(features.mean(0))
     weight.scale.copy_(features.std(0).clamp_min(1e-3))
-    best, least = copy.deepcopy(weight.state_dict()), float("inf")
     optimizer = torch.optim.AdamW(weight.parameters(), lr=RATE, weight_decay=DECAY)
-    with torch.enable_grad():
-        for update in range(UPDATES + 1):
-            losses = []
-            for place, text in enumerate(texts):
-                likelihood = text.log_likelihood(settings.alpha * weight(text.observed.features), settings.beta)
-                lost = HARM * (text.model - likelihood).clamp_min(0) if place else torch.zeros_like(likelihood)
-                losses.append(lost - likelihood)
-            held = torch.stack([loss[rows].mean() for loss, rows in zip(losses, held_out)]).mean().item()
-            if update % EVERY == 0 and held < least:
-                best, least = copy.deepcopy(weight.state_dict()), held
-            optimizer.zero_grad()
-            torch.stack([loss[~rows].mean() for loss, rows in zip(losses, held_out)]).mean().backward()
-            optimizer.step()
-    weight.load_state_dict(best)
+
+    def loss(rows_of: Sequence[Tensor]) -> Tensor:
+        losses = []
+        for place, (text, rows) in enumerate(zip(texts, rows_of)):
+            likelihood = text.log_likelihood(settings.alpha * weight(text.observed.features), settings.beta)[rows]
+            lost = HARM * (text.model[rows] - likelihood).clamp_min(0) if place else torch.zeros_like(likelihood)
+            losses.append((lost - likelihood).mean())
+        return torch.stack(losses).mean()
+
+    trained = [~rows for rows in held_out]
+    keep_best(weight, range(UPDATES + 1), EVERY, loss, held_out, lambda: trained, optimizer)
     return weight.requires_grad_(False)
 
 

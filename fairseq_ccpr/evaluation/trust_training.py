@@ -138,14 +138,15 @@ def train_votes(memory: PhraseMemory, texts: Sequence[Sequence[Alongside]], seed
         return some
 
     bar = progress_bar("votes", "update", range(VOTE_UPDATES + 1))
-    _keep_best(votes, bar, VOTE_EVERY, loss, held_out, draw, optimizer, schedule)
+    keep_best(votes, bar, VOTE_EVERY, loss, held_out, draw, optimizer, schedule)
     return votes.requires_grad_(False)
 
 
-def _keep_best(
+def keep_best(
     module: nn.Module, updates: Iterable[int], every: int, loss: Callable[[Any], Tensor], held_out: Any,
     draw: Callable[[], Any], optimizer: torch.optim.Optimizer, schedule: torch.optim.lr_scheduler.StepLR | None = None,
 ) -> None:  # fmt: skip
+    """Train by the loss of what is drawn, and keep the state with the lowest loss of what is held out."""
     best, best_loss = copy.deepcopy(module.state_dict()), float("inf")
     with torch.enable_grad():
         for update in updates:
@@ -276,7 +277,7 @@ def train_trust(trust: Trust, texts: list[TrainingText], seed: int = 1) -> Trust
         return torch.stack(losses).mean()
 
     bar = progress_bar(f"trust ({trust.KIND})", "update", range(UPDATES + 1))
-    _keep_best(trust, bar, EVERY, loss, held_out, draw, optimizer)
+    keep_best(trust, bar, EVERY, loss, held_out, draw, optimizer)
     return trust
 
 

@@ -7,8 +7,6 @@ that in which the language is mostly written (Unicode's likely subtags). Names o
 
 from __future__ import annotations
 
-import unicodedata
-from collections import Counter
 from collections.abc import Iterable
 from functools import cache, lru_cache
 from typing import Any
@@ -66,30 +64,6 @@ def script_of(name: str) -> str:
         return ""
 
 
-# The first word of a character's name in Unicode, and a language that is written with it and without spaces.
-_UNSPACED = {
-    "HIRAGANA": "ja", "KATAKANA": "ja", "CJK": "zh", "HANGUL": "ko", "THAI": "th", "LAO": "lo", "KHMER": "km",
-    "MYANMAR": "my", "TIBETAN": "bo",
-}  # fmt: skip
-_KANA = 0.05  # of a text's letters, from which it is Japanese
-
-
-def unspaced_language(lines: Iterable[str]) -> str:
-    """Name a language that most letters of a text are of and that puts no spaces between words; empty for all others.
-
-    >>> [unspaced_language([text]) for text in ("Kein Wort davon: 我们", "我们今天都在 Bonn", "猫がいる")]
-    ['', 'zh', 'ja']
-    """
-    words = Counter(unicodedata.name(one, "").partition(" ")[0] for line in lines for one in line if one.isalpha())
-    found = Counter(dict.fromkeys(_UNSPACED.values(), 0))
-    for word, language in _UNSPACED.items():
-        found[language] += words[word]
-    if found["ja"] > _KANA * words.total():
-        return "ja"
-    language, count = found.most_common(1)[0]
-    return language if 2 * count > words.total() else ""
-
-
 def same_language(one: str, other: str) -> bool:
     """Tell whether two names are of one language, in one script.
 
@@ -106,6 +80,12 @@ def _identifier() -> Any:
     from py3langid import langid  # here, as few commands need it
 
     return langid.LanguageIdentifier.from_model_file(langid.MODEL_FILE)
+
+
+def identify(text: str) -> str:
+    """Name the language that a text seems to be in."""
+    _identifier().set_languages(None)
+    return str(_identifier().classify(text)[0])
 
 
 def look_exchanged(pairs: Iterable[tuple[str, str]], source: str, target: str) -> bool:

@@ -21,6 +21,13 @@ from tests.helpers import call
 from tests.small_models import World, build
 
 
+@pytest.fixture
+def of_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measure small datastores as well."""
+    monkeypatch.setattr(defaults, "LEAST", 1)
+
+
+@pytest.mark.usefixtures("of_few")
 @pytest.mark.parametrize("known", [False, True], ids=["without the model", "with it"])
 @pytest.mark.parametrize("metric", ["l2", "ip"])
 def test_it_is_the_likeliest_of_a_plain_search(metric: str, known: bool, rng: np.random.Generator) -> None:
@@ -53,6 +60,7 @@ def test_it_is_the_likeliest_of_a_plain_search(metric: str, known: bool, rng: np
     assert found.get("lambda_") == (best[2] if known else None)
 
 
+@pytest.mark.usefixtures("of_few")
 def test_of_too_few_tokens_nothing_is_measured(rng: np.random.Generator) -> None:
     keys, values = rng.normal(size=(50, 4)).astype(np.float16), np.full(50, 5, np.int32)
     for sentences in (np.arange(50), np.zeros(50, int)):
@@ -92,7 +100,7 @@ def test_an_older_datastore_measures_when_its_build_is_run_again(world: World, t
 
 
 def test_it_survives_merging_and_compacting(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(defaults, "FEWEST", 20)
+    monkeypatch.setattr(defaults, "LEAST", 300)
     stores = {name: tmp_path / name for name in ("valid", "test")}
     for name, store in stores.items():
         build(world, store, "--subset", name)

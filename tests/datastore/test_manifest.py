@@ -43,7 +43,7 @@ from fairseq_ccpr.storage.files import (
     write_json,
 )
 from fairseq_ccpr.storage.text_lines import write_lines
-from tests.helpers import call, contents, edit_manifest
+from tests.helpers import ROOT, call, contents, edit_manifest
 from tests.vectors import clustered
 
 SENTENCES = ["ein Haus", "das Haus am See", "der Weg zurück"]
@@ -333,3 +333,12 @@ def test_a_checksum_whose_name_is_damaged_is_missed(tmp_path: Path) -> None:
     write_json(path, {"format_version": 1, "tuned": {}})
     with pytest.raises(ValueError, match="it lacks its checksum"):
         read_checked_json(path, 1)
+
+
+def test_the_page_of_formats_names_the_version_that_is_written() -> None:
+    page = (ROOT / "datastores/README.md").read_text(encoding="utf-8")
+    version, history = re.findall(r"^\| `format_version` \| (\d+): (.*)\|$", page, re.MULTILINE)[0]
+    assert int(version) == FORMAT_VERSION
+    assert [int(one) for one in re.findall(r"\b(\d+) (?:brought |a minimum|`)", history)] == [
+        *range(2, FORMAT_VERSION + 1)
+    ]

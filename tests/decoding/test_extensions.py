@@ -21,7 +21,9 @@ from fairseq_ccpr.decoding.options import TokenRetrievalSettings
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.grids import score_grid
 from fairseq_ccpr.evaluation.test_set import batches, load
+from fairseq_ccpr.evaluation.tune import options_of, silenced
 from fairseq_ccpr.inference.resources import parse_generation
+from fairseq_ccpr.inference.system import System, encode
 from fairseq_ccpr.text.pairs import read_pairs
 from tests.helpers import ROOT, call, equal, held_out_text, output_of, refused, run, write_lines
 from tests.small_models import World, subword_options
@@ -152,6 +154,25 @@ def test_it_is_tuned_logged_and_explained(
     lines = [json.loads(line) for line in (tmp_path / "log").read_text(encoding="utf-8").splitlines()]
     assert lines and all(line["mixed"] < 0 for line in lines)
     assert place == "model" or all(line["token"] != "▁the" for line in lines)  # which the datastore may propose again
+
+
+def test_nothing_is_left_of_what_is_silenced(world: World, decode: Callable, bigrams: list[object]) -> None:
+    words = [*map(str, bigrams), "--bigram-lambda", "0.9"]
+    cfg = parse_generation([*world.options("--no-progress-bar"), *words])
+    task, models = load(cfg)
+    silent = silenced(task.build_ensemble(models))
+    assert equal(decode(*words, *options_of(silent).split(), "--beam", 2), decode("--beam", 2, base=True))
+    alone = [word for word in world.options() if word not in ("--datastore", str(world.datastore))]
+    at = alone.index("--knn-temperature")
+    given = [*alone[1:at], *alone[at + 2 :], *words, "--retrieval-lambda-max", "0"]  # has an effect without a datastore
+    assert System.of(given, world.data_bin).ensemble is not None
+
+
+def test_a_memory_gets_text_and_tokens_of_the_task(world: World, sentences: list[str]) -> None:
+    task = Translator(datastore=world.datastore, device="cpu").task
+    assert task.source_text(torch.cat([encode(sentences[0], task), torch.tensor([1, 1])])) == sentences[0]
+    ids = task.target_tokens("the land")
+    assert task.target_dictionary.string(ids, "sentencepiece") == "the land" and task.target_tokens("世界") == []
 
 
 def test_a_batch_without_a_vote_says_what_to_define() -> None:

@@ -119,7 +119,7 @@ def test_what_is_left_out_suits_the_keys(unit: bool, words: str, wanted: dict[st
     gen_parser_from_dataclass(parser, TranslationRetrievalConfig())
     index = SimpleNamespace(metric="ip" if unit else "l2")
     datastore: Any = SimpleNamespace(
-        section=SimpleNamespace(projection="clknn" if unit else None, index=index, domain=True)
+        section=SimpleNamespace(projection="clknn" if unit else None, index=index, domain=True, suits={})
     )
     settings = token_settings(parser.parse_args(["data", *words.split()]), datastore)
     assert {name: getattr(settings, name) for name in wanted} == wanted
@@ -131,7 +131,7 @@ def test_what_was_tuned_for_lambda_star_is_left_out_with_it() -> None:
     parser = argparse.ArgumentParser()
     gen_parser_from_dataclass(parser, TranslationRetrievalConfig())
     datastore: Any = SimpleNamespace(
-        section=SimpleNamespace(projection="clknn", index=SimpleNamespace(metric="ip"), domain=True)
+        section=SimpleNamespace(projection="clknn", index=SimpleNamespace(metric="ip"), domain=True, suits={})
     )
     tuned = {"confidence": True, "lambda_max": 0.9, "lambda_star": "published"}
     assert token_settings(parser.parse_args(["data"]), datastore, tuned).lambda_star == "published"

@@ -24,6 +24,7 @@ from fairseq_ccpr.evaluation.tune import Candidate
 from fairseq_ccpr.inference.system import System
 from fairseq_ccpr.text.pairs import read_pairs
 from tests.helpers import call, equal, refused, write_lines
+from tests.server.conftest import served
 from tests.small_models import World, subword_options
 
 
@@ -152,6 +153,21 @@ def test_tuning_stores_what_decoding_takes(
     assert f"alpha:{memory.settings.alpha}|beta:{BETA}|weight:" in str(translator.signature)
 
 
+def test_for_speed_the_text_is_left_out_where_it_brings_little(
+    world: World, build_text: Callable, references: Path, tmp_path: Path
+) -> None:
+    def scored(system: System, tried: list[Candidate], samples: list[Any], base: bool = True) -> Any:
+        out = {one.name: not one.ensemble.memory("text").settings.alpha for one in tried} | {"base": False}
+        scores = {name: TranslationScores(5 - 0.2 * without, 0.0, "", "") for name, without in out.items()}
+        return scores | {"base": TranslationScores(1.0, 0.0, "", "")}, {n: 1 - 0.1 * one for n, one in out.items()}
+
+    words = world.options("--no-progress-bar", "--datastore", build_text(references, False), *subword_options(world))
+    for prefer, left_out in (("speed", True), ("quality", False)):
+        with patch("fairseq_ccpr.evaluation.tune._decode", scored):
+            call("tune", *words, "--combiner", "fixed", "--prefer", prefer, "--output", tmp_path / prefer)
+        assert ("--text-alpha 0 " in (tmp_path / prefer).read_text()) == left_out
+
+
 def test_what_is_learned_counts_and_what_is_forgotten_does_not(
     world: World, build_text: Callable, references: Path
 ) -> None:
@@ -203,6 +219,9 @@ def test_an_explanation_shows_what_the_text_has(world: World, build_text: Callab
             assert explanation.texts[found.sentence][found.start : found.end] == word
             assert found.symbol == token.symbol
             assert token.text.context.split()[-1] in explanation.texts[found.sentence][: found.start]
+    with served(translator) as server:
+        status, answer = server.ask("/explain", "POST", q=sources[0])
+        assert status == 200 and any(token["text"] for one in answer["sentences"] for token in one["tokens"])
 
 
 def test_text_that_was_added_to_a_tuned_datastore_waits_for_tuning(

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from fairseq_ccpr.evaluation import tune
+from fairseq_ccpr.evaluation.grids import TextWorth, Worth
 from fairseq_ccpr.evaluation.test_set import TranslationScores
 from fairseq_ccpr.evaluation.tune import QUALITY, SPEED, choose
 
@@ -26,6 +28,33 @@ def test_the_best_or_the_fastest_beside_it(bleu: dict[str, float], quality: str,
     seconds = {"a": 3.0, "b": 2.0, "c": 1.0, "base": 0.5}
     for prefer, name in {QUALITY: quality, SPEED: speed}.items():
         assert choose(tried, scores, seconds, prefer).name == name
+
+
+def test_leaving_the_text_out_is_timed_and_other_weights_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    def candidate(name: str, alpha: float) -> Any:
+        memory = SimpleNamespace(settings=SimpleNamespace(alpha=alpha))
+        return SimpleNamespace(name=name, ensemble=SimpleNamespace(memory=lambda name: memory))
+
+    def decoded(system: Any, tried: list[Any], samples: Any, base: bool) -> Any:
+        names = [one.name for one in tried] + ["base"] * base
+        return dict.fromkeys(names, TranslationScores(29.9, 0.0, "", "")), {"base": 4.0} | dict.fromkeys(names[:1], 6.0)
+
+    monkeypatch.setattr(tune, "_decode", decoded)
+    whole, half, none = candidate("whole", 0.4), candidate("half", 0.2), candidate("none", 0.0)
+    scores = {name: TranslationScores(value, 0.0, "", "") for name, value in {"base": 20.0, "whole": 30.0}.items()}
+    took = {"base": 2.0, "whole": 3.5}  # of another decoding, on a machine that was less busy
+    for other in (half, none):
+        tune._decode_as(whole, other, None, [], scores, took)  # type: ignore[arg-type]
+    assert took == {"base": 2.0, "whole": 3.5, "half": 3.5, "none": 3.0} and scores["base"].bleu == 20
+    assert choose([whole, half, none], scores, took, SPEED) is none
+
+
+def test_columns_of_a_table_stay_apart() -> None:
+    worth = Worth(0.1, 0.02, {"tokens": 0.3, "phrasebook of mine": 0.25, "text": 0.1})
+    header, _, row = tune.table({"valid": TextWorth(-1.0, {"with trust": worth})})
+    ends = [header.index(name) + len(name) for name in ("gain", "harm", *worth.weights)]
+    assert [row[:end].split()[-1] for end in ends] == ["+0.100", "0.020", "0.30", "0.25", "0.10"]
+    assert all(header[end : end + 2] in ("  ", "") for end in ends)
 
 
 def test_of_equally_fast_ones_the_better_one() -> None:

@@ -65,6 +65,14 @@ def test_a_new_backend_is_planned_built_opened_and_searched(brute: None, metric:
     index.check()
 
 
+def test_a_backend_is_chosen_by_the_whole_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("exact-gpu", "diskann", "faissy"):
+        monkeypatch.setitem(BACKENDS, name, BruteForce)
+        for choice in (name, f"{name}:32", f"{name},x=1"):
+            assert plan_index(choice, "l2", "", 100, 8).backend == "brute"
+    assert plan_index("exact", "l2", "", 100, 8).backend == "exact"
+
+
 def test_a_new_backend_serves_a_datastore(brute: None, world: World, tmp_path: Path) -> None:
     build(world, store := tmp_path / "store", "--index", "brute")
     shown = call("inspect", store).stdout

@@ -13,8 +13,6 @@ from typing import Any, Optional
 
 import numpy as np
 from sacrebleu.metrics import BLEU
-from sacrebleu.tokenizers.tokenizer_spm import SPM_MODELS
-from sacrebleu.utils import SACREBLEU_DIR
 
 from fairseq_ccpr.cli.command import check_folders, command, markdown_table, named, print_table, write_results
 from fairseq_ccpr.cli.retrieve import open_phrases
@@ -59,10 +57,11 @@ from fairseq_ccpr.settings import (
     signature,
 )
 from fairseq_ccpr.storage.fingerprint import of_files, of_strings, short
-from fairseq_ccpr.text.languages import unspaced_language
+from fairseq_ccpr.text.languages import identify
 from fairseq_ccpr.text.pairs import TextPairs, read_lines, tell_skipped
 from fairseq_ccpr.text.words import word_spans
 
+IDENTIFYING = 100  # lines of a reference, by which its language is told
 samples_option = partial(count_option, 1000, "bootstrap samples")
 
 
@@ -112,7 +111,7 @@ def evaluate_systems(
         metavar="TEXT",
     ),
     target_lang: str = option(
-        "", "language of the translations, which BLEU's tokenizer is chosen for (found by its script)", flags=("-t",),
+        "", "language of the translations, which BLEU's tokenizer is chosen for (identified by the reference)", flags=("-t",),
         metavar="LANG",
     ),
     tokenize: Optional[str] = option(
@@ -129,9 +128,11 @@ def evaluate_systems(
                 f"'{name}' has {len(lines):,} lines, but {reference} has {len(references[0]):,}: "
                 "give translations of the same sentences"
             )
-    tokenizer = tokenize or bleu_tokenizer(target_lang or unspaced_language(references[0]))
-    _check_tokenizer(tokenizer)
-    comparison = compare_systems(texts, references, samples, tokenizer)
+    tokenizer = tokenize or bleu_tokenizer(target_lang or identify(" ".join(references[0][:IDENTIFYING])))
+    try:
+        comparison = compare_systems(texts, references, samples, tokenizer)
+    except (RuntimeError, ImportError, OSError) as error:  # as sacrebleu has it
+        raise ConfigurationError(f"--tokenize {tokenizer} is not installed: {' '.join(str(error).split())}") from None
     print(_compared(comparison))
     print(f"\n{len(references[0]):,} sentences; p against {next(iter(texts))}, {samples:,} bootstrap samples")
     results = asdict(comparison)
@@ -149,19 +150,6 @@ def evaluate_systems(
         results["unlike"] = {"text": unlike.name, "below": NEAR, "sentences": len(rest), "rows": apart.rows}
     notes = (f"{metric} {described}" for metric, described in comparison.signatures.items())
     return report({}, notes, json, results)
-
-
-def _check_tokenizer(name: str) -> None:
-    """Check that a tokenizer is installed; sacrebleu would fetch a missing subword model."""
-    model = SPM_MODELS.get(name)
-    file = Path(SACREBLEU_DIR, "models", Path(model["url"]).name) if model else None
-    try:
-        if file is not None and not file.is_file():
-            raise RuntimeError(f"its subword model {file} is missing, which is at {model['url']}")
-        BLEU(tokenize=name)
-    except (RuntimeError, ImportError) as error:
-        reason = " ".join(str(error).split())
-        raise ConfigurationError(f"--tokenize {name} is not installed: {reason}") from None
 
 
 def _read(path: Path) -> list[str]:
