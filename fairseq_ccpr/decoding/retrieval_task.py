@@ -25,7 +25,7 @@ from fairseq_ccpr.datastore.text import TextDatastore
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.datastore.tuned import Datastore, read_tuned, tuned_trust
 from fairseq_ccpr.decoding.breakdown import RetrievalLog
-from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble, RetrievalScorer, RunwiseBeamSearch
+from fairseq_ccpr.decoding.ensemble import TEXTS, RetrievalEnsemble, RetrievalScorer, RunwiseBeamSearch
 from fairseq_ccpr.decoding.glossary_memory import GlossaryCandidates, GlossaryMemory
 from fairseq_ccpr.decoding.learned_memory import LearnedEntries, LearnedMemory, why_not_learned
 from fairseq_ccpr.decoding.memory import Memory
@@ -299,6 +299,8 @@ class RetrievalTask(FairseqTask):
         if isinstance(getattr(generator, "search", None), DiverseBeamSearch):
             # fairseq's diverse search takes a sentence's id for its place in the batch, and fails where they differ.
             given = {name: value for name, value in sample.items() if name != "id"}
+        if TEXTS in sample and isinstance(getattr(generator, "model", None), RetrievalEnsemble):
+            given = {**given, "net_input": {**sample["net_input"], TEXTS: sample[TEXTS]}}  # of which it has no more
         hypotheses = super().inference_step(generator, models, given, **kwargs)
         if self.log is not None and isinstance(getattr(generator, "model", None), RetrievalEnsemble):
             self.log.write(generator.model, sample, [best[0]["tokens"] for best in hypotheses])
@@ -362,8 +364,8 @@ class RetrievalTask(FairseqTask):
             memories.append(self._text_memory(models, self.text_datastore, tokens.learned if both else None))
         if self.glossary is not None:
             candidates = GlossaryCandidates(self.glossary, self._decoder_subwords, self.source_dictionary)
-            end, device = self.tags.end_of(self.target_dictionary), next(models[0].parameters()).device
-            memories.append(GlossaryMemory.build(candidates, end, device))
+            end, unknown = self.tags.end_of(self.target_dictionary), self.target_dictionary.unk()
+            memories.append(GlossaryMemory.build(candidates, end, unknown, next(models[0].parameters()).device))
         return memories
 
     def _text_memory(
