@@ -102,13 +102,14 @@ def place(alignment: Alignment, marks: list[Mark]) -> Parts:
 
     An element goes around the words next to each other that have the most attention for its text, less that for other text; a
     tag by itself goes before the word with the most attention for what follows it. They have the choice of the words that are
-    left, in the element around them.
+    left, in the element around them; tags of elements that reach beyond the sentence stay in their order.
     """
     source, text, words, share = alignment.source, alignment.text, alignment.words, alignment.share
     free: dict[Mark | None, list[bool]] = {None: [True] * len(words)}  # of an element's words those that are left
     spans: dict[Mark | None, tuple[int, int]] = {None: (0, len(text))}  # of characters
     children: dict[Mark | None, list[Mark]] = {None: []}
     around: list[Mark | None] = [None]
+    passed = 0  # where the last tag is that stays in order
     for mark in marks:
         while (outer := around[-1]) is not None and not (mark.start < outer.stop and mark.stop <= outer.stop):
             around.pop()
@@ -130,8 +131,12 @@ def place(alignment: Alignment, marks: list[Mark]) -> Parts:
         else:
             word = source[: mark.start].rstrip().rfind(" ") + 1
             near = share(word, mark.start) if mark.follows else share(mark.start, mark.start + 1)
-            best = max((n for n, is_left in enumerate(left) if is_left), key=lambda n: near[n])
-            span, chosen = (words[best][mark.follows],) * 2, []
+            edges = [words[n][mark.follows] for n in range(len(words))]
+            may = [n for n, at in enumerate(edges) if left[n] and not (mark.ordered and at < passed)]
+            at = edges[max(may, key=lambda n: near[n])] if may else spans[outer][1]
+            span, chosen = (at, at), []
+        if mark.ordered:
+            passed = span[0]
         spans[mark], children[mark] = span, []
         children[outer].append(mark)
         free[mark] = [n in chosen for n in range(len(words))]

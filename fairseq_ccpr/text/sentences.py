@@ -23,6 +23,8 @@ class Mark:
         before, after: what is written around the translation of the element's text.
         kept: whether `before` is written in place of it.
         follows: whether it belongs to the word before it, as an end tag does.
+        ordered: whether it is a tag of an element that begins or ends outside of the sentence. Such tags stay in their order,
+            in which those that end come before those that begin.
     """
 
     start: int
@@ -31,6 +33,7 @@ class Mark:
     after: Parts = ()
     kept: bool = False
     follows: bool = False
+    ordered: bool = False
     end: Mark | None = None  # the end tag of a start tag
 
 
