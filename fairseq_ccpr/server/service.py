@@ -51,7 +51,7 @@ class Service:
         memories = translator.ensemble.memories if translator.ensemble is not None else ()
         self.memories = [memory.name for memory in memories if memory.acts_on == "vote"]
         self.learns = TokenMemory.name in self.memories
-        self.explains = bool(self.memories) and all(memory.acts_on != "mixture" for memory in memories)
+        self.explains = bool(memories) and all(memory.acts_on != "mixture" for memory in memories)
 
     def of_page(self) -> dict[str, Any]:
         """Return what the page wants to know of this server."""
@@ -59,7 +59,7 @@ class Service:
             "source_language": language_code(self.source), "target_language": language_code(self.target),
             "names": {"source": name_of(self.source), "target": name_of(self.target)},
             "memories": self.memories, "explains": self.explains, "learns": self.learns,
-            "key": self.limits.key is not None, "score_name": "", "texts": [],
+            "key": self.limits.key is not None, "most_characters": self.limits.most_characters, "score_name": "", "texts": [],
         }  # fmt: skip
 
     # ---- LibreTranslate's
@@ -225,6 +225,7 @@ class Service:
     def _copies(self, asked: Parameters) -> bool:
         """Tell whether a request is for a translation from one of the languages into the same."""
         codes = [given.text(asked, name, 100, own) for name, own in (("source", self.source), ("target", self.target))]
+        codes[0] = self.source if codes[0] == AUTO else codes[0]
         known = any(same_language(codes[0], own) for own in (self.source, self.target))
         return known and same_language(*codes) and not same_language(self.source, self.target)
 

@@ -8,7 +8,10 @@ from dataclasses import dataclass, field
 
 # Where a sentence may end: marks, what closes with them, and space, which Chinese and Japanese do without. No place is read
 # twice, so that thousands of dots take no longer than other text.
-_END = re.compile(r"(?<![.!?…])[.!?…]++[\"'”“’‘»«)\]]*+\s++|[。！？]++[」』”]*+\s*+")
+# The marks of most scripts want space after them, as Arabic, Urdu and Armenian do. Ethiopic and Tibetan, as Chinese, do not.
+_MARKS, _WIDE = ".!?…؟۔։।॥၊။។៕෴;‼⁇⁈⁉", "。！？．｡።፧༎"
+_END = re.compile(rf"(?<![{_MARKS}])[{_MARKS}]++[\"'”“’‘»«)\]]*+\s++|[{_WIDE}]++[」』”’）\"]*+\s*+")
+_LINE = re.compile(r"[^\n\r\v\f\x85\u2028\u2029]+")
 _OPENING = "\"'“„«‘‚([¿¡-–— "
 _ABBREVIATIONS = "abs bd bzw ca cf dr etc evtl fig ggf hl jr mr mrs ms nr prof sog sr st str tel usw vgl vol vs"
 _NO_END = frozenset(_ABBREVIATIONS.split())
@@ -89,7 +92,7 @@ class Segments:
 
 def sentences_of(text: str) -> Iterator[tuple[int, int]]:
     """Find the sentences of a text: where they start and end."""
-    for line in re.finditer(r"[^\n\r]+", text):
+    for line in _LINE.finditer(text):
         start, last = line.span()
         for mark in _END.finditer(text, start, last):
             if _ends(text, start, mark):
