@@ -87,8 +87,8 @@ async function translate(signal, say, done = "") {
     let { sentences, after } = await ask("POST", "sentences", { q: piece }, signal);
     if (piece.length < lines.join("").length && sentences.length > 1) { // the last may go on, so the next piece has it
       const { before, source } = sentences.pop();
-      piece = piece.slice(0, piece.length - `${before}${source}${after}`.length);
-      after = "";
+      piece = piece.slice(0, piece.lastIndexOf(source));
+      after = before;
     }
     if (sentences.length) sentences[0].before = work.after + sentences[0].before;
     work.after = sentences.length ? after : work.after + after;

@@ -90,10 +90,14 @@ class Service:
         (text,) = await self._divided([given.text(asked, "q", self.limits.most_characters)], Segments)
         found = await asyncio.wrap_future(self.work.translate(text.sentences, _checked))
         learned = await self._call(partial(_learned, sources=text.sentences)) if self.learns else {}
+        translations = [one.text for one in found]
         sentences = [
-            {"before": before, "source": one.source, "translation": one.text, "learned": learned.get(one.source)}
-            for before, one in zip(text.parts[::2], found)
-        ]
+            {
+                "before": f"{before}{text.space_before(number, translations)}",
+                "source": one.source, "translation": one.text, "learned": learned.get(one.source),
+            }
+            for number, (before, one) in enumerate(zip(text.parts[::2], found))
+        ]  # fmt: skip
         return {"sentences": sentences, "after": text.parts[-1]}
 
     async def languages(self, asked: Parameters) -> list[dict[str, Any]]:

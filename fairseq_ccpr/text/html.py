@@ -220,6 +220,7 @@ class Page(Segments):
 
         for start, end in _sentences(seen, places):
             marks = _inside(run.marks[bisect_left(places, start) : bisect_right(places, end)], start, end, used)
+            self.touching |= {len(self.sentences)} if start == at > 0 else set()
             self.parts += [*between(start), len(self.sentences)]
             if marks:
                 self.marks[len(self.sentences)] = marks
