@@ -44,7 +44,7 @@ def break_down(
     target = collate_tokens(hypotheses, pad)
     previous = collate_tokens(hypotheses, pad, eos, move_eos_to_beginning=True)
     net_input = {**sample["net_input"], "prev_output_tokens": previous}
-    text = ensemble.force_decode({"net_input": net_input, "target": target})
+    text = ensemble.force_decode({**sample, "net_input": net_input, "target": target})
     assert text.whole is not None  # nothing has been dropped
     votes = ensemble.votes(text)
     decided = ensemble.decided(text, votes)

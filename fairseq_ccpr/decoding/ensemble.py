@@ -22,6 +22,7 @@ from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.settings import signed
 from fairseq_ccpr.timing import DECODER, MERGE, phase
 
+TEXTS = "texts"  # of a batch: its source sentences as they were given, where they are known
 RUN = 64  # neighbouring tokens that the likeliest of them stands for
 SMALL = 1 << 17  # log-probabilities of a batch that are compared with one another
 
@@ -131,10 +132,16 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
         moment: dict[int, Any] = {}
         return [memory.now(moment) for memory in self.memories]
 
-    def forward_encoder(self, net_input: dict[str, Tensor]) -> EncodedBatch:
+    def _begin(self, sources: Tensor, texts: Sequence[str] | None) -> list[MemoryBatch]:
+        batches = [memory.begin(sources) for memory in self._snapshots()]
+        for batch in batches:
+            batch.begun(texts)
+        return batches
+
+    def forward_encoder(self, net_input: dict[str, Any]) -> EncodedBatch:
         """Encode the sources; memories begin before, and finish while a GPU encodes."""
-        batches = [memory.begin(net_input["src_tokens"]) for memory in self._snapshots()]
-        outputs: list[Any] = super().forward_encoder(net_input)
+        batches = self._begin(net_input["src_tokens"], net_input.get(TEXTS))
+        outputs: list[Any] = super().forward_encoder({name: x for name, x in net_input.items() if name != TEXTS})
         for batch in batches:
             batch.encoded()
         return EncodedBatch(outputs, batches)
@@ -205,7 +212,7 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
         if refusal := next((memory.unscored for memory in self.memories if memory.unscored), None):
             raise ConfigurationError(refusal)
         net_input, target = sample["net_input"], sample["target"]
-        batches = [memory.begin(net_input["src_tokens"]) for memory in self._snapshots()]
+        batches = self._begin(net_input["src_tokens"], sample.get(TEXTS))
         for batch in batches:
             batch.encoded()
         log_probs, attention = self.force_models(sample, temperature)

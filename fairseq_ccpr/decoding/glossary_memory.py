@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Self
@@ -35,6 +35,7 @@ logger = logging.getLogger(__name__)
 
 # What is taken from log p, in nats, so that terms are written, and as they are.
 END_COST = 5.0  # of the end of the sentence, for each term that is open: none of its translations was written
+UNKNOWN_COST = 10.0  # of an unknown token, where all that is unknown in the source is part of its terms, such as €
 GROWTH_COST = 3.0  # of a token that grows the word with which a term has just ended, "ark" to "arked"
 
 
@@ -79,9 +80,11 @@ class GlossaryCandidates(PhraseCandidates):
         """No."""
         return False
 
-    def start(self, src_tokens: Tensor, learned: LearnedPhrases | None = None) -> Callable[[], list[SentencePhrases]]:
+    def start(
+        self, src_tokens: Tensor, learned: LearnedPhrases | None = None, given: Sequence[str] | None = None
+    ) -> Callable[[], list[SentencePhrases]]:
         """Find the terms of sentences, int64 [B, S]; terms are not learned."""
-        texts = [self.subwords.recover(self.source_dictionary, row) for row in src_tokens.cpu()]
+        texts = given if given is not None else self.recovered(src_tokens)
         return lambda: [SentencePhrases(self._terms_of(text), list, number) for number, text in enumerate(texts)]
 
     def _terms_of(self, text: str) -> Candidates:
@@ -90,6 +93,15 @@ class GlossaryCandidates(PhraseCandidates):
         queries = np.array([query for query, _ in found], np.int64)
         ranks, scores = np.zeros(len(found), np.int64), np.ones(len(found), np.float32)
         return Candidates.of([(ids, []) for _, ids in found], queries, ranks, scores)
+
+    def covers_unknown(self, text: str, source: Tensor) -> bool:
+        """Tell whether a sentence, int64 [S], has unknown subwords, and all in its terms."""
+        unknown = int((source == self.source_dictionary.unk()).sum())
+        return 0 < unknown <= sum(self._unknown_in(text[start:end]) for start, end, _ in self.glossary.find(text))
+
+    def _unknown_in(self, term: str) -> int:
+        symbols = (self.subwords.bpe.encode(term) if self.subwords.bpe is not None else term).split()
+        return sum(symbol not in self.source_dictionary for symbol in symbols)
 
     def _ids_of(self, term: str) -> list[int]:
         if term not in self._ids:
@@ -117,12 +129,15 @@ class GlossaryMemory(Memory):
 
     phrases: PhraseMemory
     end_token: int
+    unknown_token: int
 
     @classmethod
-    def build(cls, candidates: GlossaryCandidates, end_token: int, device: torch.device) -> GlossaryMemory:
+    def build(
+        cls, candidates: GlossaryCandidates, end_token: int, unknown_token: int, device: torch.device
+    ) -> GlossaryMemory:
         """Build the memory of a glossary's terms."""
         votes = GlossaryVotes().requires_grad_(False).to(device)
-        return cls(PhraseMemory(candidates, PhraseSettings(), votes, device), end_token)
+        return cls(PhraseMemory(candidates, PhraseSettings(), votes, device), end_token, unknown_token)
 
     @cached_property
     def growing(self) -> Tensor:
@@ -137,7 +152,9 @@ class GlossaryMemory(Memory):
     def signature(self) -> str:
         """Name the glossary and how it counts."""
         assert isinstance(self.phrases.candidates, GlossaryCandidates)
-        counting = {"votes": self.phrases.votes.digest(), "end": END_COST, "growth": GROWTH_COST}
+        counting = {
+            "votes": self.phrases.votes.digest(), "end": END_COST, "growth": GROWTH_COST, "unknown": UNKNOWN_COST
+        }  # fmt: skip
         return signature({"glossary": short(of_file(self.phrases.candidates.glossary.path)), **counting})
 
 
@@ -148,12 +165,21 @@ class GlossaryBatch(MemoryBatch):
     memory: GlossaryMemory
     phrases: PhraseBatch
     terms: Tensor = field(init=False)  # fp32 [B], how many each sentence has
+    unknown_cost: Tensor = field(init=False)  # fp32 [B], of an unknown token
+
+    def begun(self, texts: Sequence[str] | None) -> None:
+        """Take the texts."""
+        self.phrases.begun(texts)
 
     def encoded(self) -> None:
         """Lay out the terms."""
         self.phrases.encoded()
         counts = [len(set(sentence.candidates.queries.tolist())) for sentence in self.phrases.phrases]
         self.terms = self.phrases.similarity.new_tensor(counts)
+        candidates, texts = self.phrases.memory.candidates, self.phrases.texts or ()
+        assert isinstance(candidates, GlossaryCandidates)
+        covered = [candidates.covers_unknown(*both) for both in zip(texts, self.phrases.sources)]
+        self.unknown_cost = UNKNOWN_COST * self.terms.new_tensor(covered or [0] * len(counts))
 
     def rescore(self, step: Step) -> Tensor:
         """Mix what is to be written into log p, fp32 [H, V], in place, and take the costs."""
@@ -161,6 +187,7 @@ class GlossaryBatch(MemoryBatch):
         open_terms = self.terms.index_select(0, state.rows) - state.covered.sum(dim=1)
         mixed.addr_(state.ended().float(), self.memory.growing, alpha=-GROWTH_COST)
         mixed[:, self.memory.end_token] -= END_COST * open_terms
+        mixed[:, self.memory.unknown_token] -= self.unknown_cost.index_select(0, state.rows)
         return mixed
 
     def reorder(self, order: Tensor) -> Self:

@@ -7,6 +7,7 @@ vocabulary.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
@@ -34,6 +35,9 @@ class MemoryBatch:
 
     It begins with one hypothesis a sentence; `reorder` makes more of them. Nothing of it outlives the batch.
     """
+
+    def begun(self, texts: Sequence[str] | None) -> None:
+        """Take the source sentences as they were given; None where their subwords alone are known."""
 
     def encoded(self) -> None:
         """Finish beginning, now that the models have encoded the sources, or a GPU does so."""

@@ -91,10 +91,20 @@ class PhraseCandidates:
             return split_entries(datastore, self.subwords)
         return lambda entries: (written.tokens, written.cuts(entries))
 
-    def start(self, src_tokens: Tensor, learned: LearnedPhrases | None = None) -> Callable[[], list[SentencePhrases]]:
-        """Start retrieval for sentences, int64 [B, S] with fairseq's padding on the left; returns a function that waits."""
+    def recovered(self, src_tokens: Tensor) -> list[str]:
+        """Recover the text of sentences, int64 [B, S], from their subwords."""
+        return [self.subwords.recover(self.source_dictionary, row) for row in src_tokens.cpu()]
+
+    def start(
+        self, src_tokens: Tensor, learned: LearnedPhrases | None = None, given: Sequence[str] | None = None
+    ) -> Callable[[], list[SentencePhrases]]:
+        """Start retrieval for sentences, int64 [B, S] with fairseq's padding on the left; returns a function that waits.
+
+        Args:
+            given: their texts, where they are known.
+        """
         learned = self._superseding(learned)
-        texts = [self.subwords.recover(self.source_dictionary, row) for row in src_tokens.cpu()]
+        texts = [*given] if given is not None else self.recovered(src_tokens)
         answer = self.retriever.start(texts, learned)
 
         def wait() -> list[SentencePhrases]:
@@ -199,13 +209,15 @@ class RememberedCandidates(PhraseCandidates):
             candidates.retriever, lambda: candidates.subwords, candidates.source_dictionary, candidates.reach
         )
         self._given = candidates
-        self._known: dict[tuple[tuple[int, ...], bytes], list[SentencePhrases]] = {}
+        self._known: dict[tuple[object, ...], list[SentencePhrases]] = {}
 
-    def start(self, src_tokens: Tensor, learned: LearnedPhrases | None = None) -> Callable[[], list[SentencePhrases]]:
+    def start(
+        self, src_tokens: Tensor, learned: LearnedPhrases | None = None, given: Sequence[str] | None = None
+    ) -> Callable[[], list[SentencePhrases]]:
         """Retrieve for sentences, int64 [B, S], or return what an earlier call, with as much learned, retrieved for them."""
-        key = tuple(src_tokens.shape), src_tokens.cpu().numpy().tobytes()
+        key = tuple(src_tokens.shape), src_tokens.cpu().numpy().tobytes(), tuple(given or ())
         if key not in self._known:
-            self._known[key] = self._given.start(src_tokens, learned)()
+            self._known[key] = self._given.start(src_tokens, learned, given)()
         return lambda: self._known[key]
 
 

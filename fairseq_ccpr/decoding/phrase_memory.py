@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Self
@@ -81,15 +81,9 @@ class PhraseMemory(Memory):
 
     @phase(FINDING, whole=True)
     def begin(self, sources: Tensor) -> PhraseBatch:
-        """Begin a batch of sentences, int64 [B, S]. What is learned meanwhile counts for the next one.
-
-        Remote indexes search while the sources are encoded. A local one works when it is waited for, while a GPU encodes.
-        """
+        """Begin a batch of sentences, int64 [B, S]. What is learned meanwhile counts for the next one."""
         # Copied before a GPU has anything else to do, which a copy would wait for.
-        batch = PhraseBatch(self, sources.cpu(), self._learned)
-        if self.candidates.remote:
-            batch.answer = batch.start()
-        return batch
+        return PhraseBatch(self, sources.cpu(), self._learned)
 
     def remembering(self) -> PhraseMemory:
         """Return the memory as it is now, which never retrieves twice for the same batch."""
@@ -127,12 +121,22 @@ class PhraseBatch(MemoryBatch):
     memory: PhraseMemory
     sources: Tensor  # int64 [B, S], on the CPU
     learned: LearnedPhrases | None = None
+    texts: Sequence[str] | None = None  # as they were given, where they are known
     answer: Callable[[], list[SentencePhrases]] | None = None  # of a search that was started
     phrases: list[SentencePhrases] = field(init=False)
     table: PhraseTable = field(init=False)
     state: PhraseState = field(init=False)
     prior: Tensor = field(init=False)  # fp32 [B, A], see `PhraseVotes.prior`
     similarity: Tensor = field(init=False)  # fp32 [B], the highest of each sentence
+
+    def begun(self, texts: Sequence[str] | None) -> None:
+        """Take the texts, and let remote indexes search while the sources are encoded.
+
+        A local one works when it is waited for, while a GPU encodes.
+        """
+        self.texts = texts
+        if self.memory.candidates.remote:
+            self.answer = self.start()
 
     def encoded(self) -> None:
         """Wait for the phrases: one empty hypothesis a sentence."""
@@ -151,7 +155,7 @@ class PhraseBatch(MemoryBatch):
 
     def start(self) -> Callable[[], list[SentencePhrases]]:
         """Start retrieval; returns a function that waits."""
-        return self.memory.candidates.start(self.sources, self.learned)
+        return self.memory.candidates.start(self.sources, self.learned, self.texts)
 
     def lay_out(self, phrases: list[SentencePhrases], table: PhraseTable) -> None:
         """Begin with these phrases, a table on the memory's device: one empty hypothesis a sentence."""

@@ -28,7 +28,7 @@ from fairseq_ccpr.datastore.token import TokenDatastore, hash_source
 from fairseq_ccpr.datastore.tuned import Datastore, read_tuned, tuned_trust
 from fairseq_ccpr.decoding.breakdown import RetrievalLog
 from fairseq_ccpr.decoding.correction_memory import CorrectionMemory
-from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble, RetrievalScorer, RunwiseBeamSearch
+from fairseq_ccpr.decoding.ensemble import TEXTS, RetrievalEnsemble, RetrievalScorer, RunwiseBeamSearch
 from fairseq_ccpr.decoding.glossary_memory import GlossaryCandidates, GlossaryMemory
 from fairseq_ccpr.decoding.learned_memory import LearnedEntries, LearnedMemory, why_not_learned
 from fairseq_ccpr.decoding.memory import Memory
@@ -308,6 +308,8 @@ class RetrievalTask(FairseqTask):
         if isinstance(getattr(generator, "search", None), DiverseBeamSearch):
             # fairseq's diverse search takes a sentence's id for its place in the batch, and fails where they differ.
             given = {name: value for name, value in sample.items() if name != "id"}
+        if TEXTS in sample and isinstance(getattr(generator, "model", None), RetrievalEnsemble):
+            given = {**given, "net_input": {**sample["net_input"], TEXTS: sample[TEXTS]}}  # of which it has no more
         hypotheses = super().inference_step(generator, models, given, **kwargs)
         if self.log is not None and isinstance(getattr(generator, "model", None), RetrievalEnsemble):
             self.log.write(generator.model, sample, [best[0]["tokens"] for best in hypotheses])
@@ -379,7 +381,7 @@ class RetrievalTask(FairseqTask):
     def build_memories(self, models: list[Any]) -> list[Memory]:
         """Build the memories of the options, in the order in which they act; a task of your own may add some."""
         memories: list[Memory] = []
-        learned = None
+        learned, end = None, self.tags.end_of(self.target_dictionary)
         if self.token_datastore is not None:
             memories.append(tokens := self._token_memory(models, self.token_datastore))
             learned = tokens.learned if self._learning_phrases is not None else None
@@ -390,12 +392,10 @@ class RetrievalTask(FairseqTask):
             memories.append(self._text_memory(models, self.text_datastore, tokens.learned if both else None))
         if self.glossary is not None:
             candidates = GlossaryCandidates(self.glossary, self._decoder_subwords, self.source_dictionary)
-            end, device = self.tags.end_of(self.target_dictionary), next(models[0].parameters()).device
-            memories.append(GlossaryMemory.build(candidates, end, device))
+            unknown, device = self.target_dictionary.unk(), next(models[0].parameters()).device
+            memories.append(GlossaryMemory.build(candidates, end, unknown, device))
         if self.token_datastore is not None and tokens.learned is not None and self.token_settings.lambda_:
-            memories.append(
-                CorrectionMemory(tokens.learned, self.source_hash, self.tags.end_of(self.target_dictionary))
-            )
+            memories.append(CorrectionMemory(tokens.learned, self.source_hash, end))
         return memories
 
     def _text_memory(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from fairseq import utils
 from torch import Tensor
 
 from fairseq_ccpr.decoding.breakdown import break_down
+from fairseq_ccpr.decoding.ensemble import TEXTS
 from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
 from fairseq_ccpr.decoding.text_memory import TextMemory
 from fairseq_ccpr.decoding.token_memory import TokenMemory
@@ -18,6 +20,7 @@ from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.explanation import CorpusText, Explainer, Explanation, SentenceExplanation, Texts
 from fairseq_ccpr.evaluation.test_set import BASE, RETRIEVAL, score
 from fairseq_ccpr.inference.system import System, batches_of, encode, length_limit
+from fairseq_ccpr.text.decoder_subwords import UNKNOWN
 from fairseq_ccpr.text.languages import as_bcp47
 from fairseq_ccpr.timing import progress_over
 
@@ -29,8 +32,7 @@ def explain_subset(system: System, count: int, numbers: list[int] | None, most_n
     subset, task = system.cfg.dataset.gen_subset, system.task
     task.load_dataset(subset)
     numbers = _choose(system, count, numbers)
-    source = partial(system.to_text, task.source_dictionary)
-    explanation = _explain(system, _batches(system, numbers), most_neighbours, source)
+    explanation = _explain(system, _batches(system, numbers), most_neighbours)
     explanation.subset, explanation.sentences_in_subset = subset, len(task.dataset(subset))
     by_number = {one.number: one for one in explanation.sentences}
     explanation.sentences = [by_number[number] for number in numbers]
@@ -62,7 +64,7 @@ def encode_sentences(system: System, sentences: list[str]) -> dict[int, Tensor]:
     for number, ids in tokens.items():
         if len(ids) > most:
             raise ConfigurationError(
-                f"sentence {number} has {len(ids):,} tokens, and the model takes {most:,}: divide it"
+                f"sentence {number + 1} has {len(ids):,} tokens, and the model takes {most:,}: divide it"
             )
     return tokens
 
@@ -74,25 +76,18 @@ def explain_encoded(
     numbers = list(tokens)
 
     def samples() -> Iterator[dict[str, Any]]:
-        for sample in batches_of(list(tokens.values()), system.cfg, system.task):
+        texts = [sentences[number] for number in numbers]
+        for sample in batches_of(list(tokens.values()), system.cfg, system.task, sources=texts):
             sample["id"].apply_(lambda place: numbers[place])
             yield sample
 
-    explanation = _explain(system, samples(), most_neighbours, None)
+    explanation = _explain(system, samples(), most_neighbours)
     explanation.sentences.sort(key=lambda one: one.number)
-    for one in explanation.sentences:
-        one.source = sentences[one.number]
     return explanation
 
 
-def _explain(
-    system: System, samples: Iterable[dict[str, Any]], most_neighbours: int, source_text: Callable[[Tensor], str] | None
-) -> Explanation:
-    """Explain batches; the sentences come as they do there.
-
-    Args:
-        source_text: from tokens of the source language to text; None: sources stay empty.
-    """
+def _explain(system: System, samples: Iterable[dict[str, Any]], most_neighbours: int) -> Explanation:
+    """Explain batches; the sentences come as they do there."""
     if system.ensemble is None:
         raise ConfigurationError("there is nothing to explain without a datastore: give --datastore DIR")
     task, models, ensemble = system.task, system.models, system.ensemble.now()
@@ -100,7 +95,8 @@ def _explain(
     # Breaking down does not retrieve phrases for a batch again.
     remembering = [memory.remembering() for memory in ensemble.voting if isinstance(memory, PhraseMemory)]
     ensemble = retrieving.model = ensemble.replacing(*remembering, trust=ensemble.trust)
-    target_text = partial(system.to_text, task.target_dictionary)
+    target_text = partial(system.to_text, task.target_dictionary, unknown=repeat(UNKNOWN))
+    reference_text = partial(target_text, unknown=repeat(2 * UNKNOWN))  # which no translation has
     corpus, score_name = None, SCORE_NAMES["ip"]
     if (tokens := ensemble.memory(TokenMemory.name)) is not None:
         datastore = tokens.retriever.datastore
@@ -113,15 +109,23 @@ def _explain(
     for sample in samples:
         sample = utils.move_to_cuda(sample, system.device) if system.device.type == "cuda" else sample
         alone, written = (
-            [hypotheses[0]["tokens"] for hypotheses in task.inference_step(generator, models, sample)]
+            [hypotheses[0] for hypotheses in task.inference_step(generator, models, sample)]
             for generator in (baseline, retrieving)
         )
-        broken_down = break_down(ensemble, sample, written, task.target_dictionary)
-        for row, number in enumerate(sample["id"].tolist()):
-            source = source_text(sample["net_input"]["src_tokens"][row]) if source_text is not None else ""
-            reference = target_text(sample["target"][row], True) if sample["target"] is not None else None
-            plain, translation = target_text(alone[row]), target_text(written[row])
-            explained.append(explainer.sentence(broken_down, row, number, source, reference, plain, translation))
+        broken_down = break_down(ensemble, sample, [one["tokens"] for one in written], task.target_dictionary)
+        given: list[str | None] = sample.get(TEXTS) or [None] * len(written)
+        for row, (number, tokens) in enumerate(zip(sample["id"].tolist(), sample["net_input"]["src_tokens"])):
+            reference = reference_text(sample["target"][row]) if sample["target"] is not None else None
+            if (text := given[row]) is not None and system.knows_nothing(text, tokens):
+                explained.append(SentenceExplanation(number, text, None, text, [], text, [], [], 0.0, None))
+                continue
+            source = text or system.to_text(task.source_dictionary, tokens, unknown=repeat(UNKNOWN))
+            plain, translation = (system.writer(text, tokens, one[row]) for one in (alone, written))
+            explained.append(
+                explainer.sentence(
+                    broken_down, row, number, source, reference, plain(alone[row]["tokens"]), translation
+                )
+            )
     languages = as_bcp47(task.cfg.source_lang), as_bcp47(task.cfg.target_lang)
     names = [memory.name for memory in ensemble.voting]
     texts = list(explainer.texts.numbers)

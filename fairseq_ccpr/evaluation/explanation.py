@@ -31,6 +31,7 @@ from fairseq_ccpr.decoding.token_memory import TokenMemory
 from fairseq_ccpr.evaluation.page import STYLE, fill
 from fairseq_ccpr.evaluation.test_set import sentence_chrf
 from fairseq_ccpr.storage.files import write_text
+from fairseq_ccpr.text.decoder_subwords import UNKNOWN
 
 SENTENCES = 65536  # remembered as text
 LONGEST = 4096  # tokens of a sentence that are shown
@@ -283,24 +284,33 @@ class Explainer:
     text: TextMemory | None = None
 
     def sentence(
-        self, breakdown: Breakdown, row: int, number: int, source: str, reference: str | None, plain: str, translation: str
+        self, breakdown: Breakdown, row: int, number: int, source: str, reference: str | None, plain: str,
+        to_text: Callable[[Tensor], str],
     ) -> SentenceExplanation:  # fmt: skip
-        """Explain the sentence at a place in a batch, whose translation was broken down; see `SentenceExplanation`."""
+        """Explain the sentence at a place in a batch, whose translation was broken down; see `SentenceExplanation`.
+
+        Args:
+            to_text: writes the translation, or the beginning of it.
+        """
         rows = (breakdown.text.sentences == row).nonzero()[:, 0].tolist()
         written = breakdown.text.targets[rows].cpu()
+        translation = to_text(written)
         phrases = breakdown.text.records.get(PhraseMemory.name)
         gained = None
         if reference is not None:
             gained = round(sentence_chrf(translation, reference) - sentence_chrf(plain, reference), 1)
         changed = 0.0 if plain == translation else round(100 - sentence_chrf(translation, plain), 1)
-        tokens = [self._token(breakdown, one, written, position, translation) for position, one in enumerate(rows)]
+        places = [place(written, position, translation, to_text) for position in range(len(rows))]
+        tokens = [self._token(breakdown, one, written, n, translation, places[n]) for n, one in enumerate(rows)]
         found = self._phrases(phrases.batch.phrases[row]) if phrases is not None else []
         replaced = differences(plain, translation)
         return SentenceExplanation(
             number, source, reference, plain, replaced, translation, tokens, found, changed, gained
         )
 
-    def _token(self, breakdown: Breakdown, row: int, written: Tensor, position: int, text: str) -> TokenExplanation:
+    def _token(
+        self, breakdown: Breakdown, row: int, written: Tensor, position: int, text: str, where: tuple[int, int]
+    ) -> TokenExplanation:
         forced, votes = breakdown.text, breakdown.votes
         target = forced.targets[row : row + 1]
         weights = [float(vote.weight[row]) for vote in votes]
@@ -311,8 +321,8 @@ class Explainer:
         shares = (torch.tensor(weights).double().log() + logs).softmax(dim=0).nan_to_num(0.0)
         token, favourite = int(target), int(forced.likeliest.favourite[row])
         explained = TokenExplanation(
-            self.dictionary.symbols[token],
-            *place(written, position, text, self.to_text),
+            (text[slice(*where)] if token == self.dictionary.unk() else "") or self._symbol(token),
+            *where,
             _short(float(breakdown.mixed[row].double().exp())),
             [_short(p) for p in logs.exp().tolist()],
             [_short(weight) for weight in weights],
@@ -338,7 +348,7 @@ class Explainer:
             sentence = torch.from_numpy(memory.datastore.sentence(number).astype(np.int64))
             text = self.to_text(sentence)
             where = place(sentence, at, text, self.to_text)
-            places.append(TextPlace(self.dictionary.symbols[gram[-1]], self.texts.number(text), *where))
+            places.append(TextPlace(self._symbol(gram[-1]), self.texts.number(text), *where))
         return TextSupport(self.to_text(written[position - length : position]), counts[length], places)
 
     def _add_trust(self, explained: TokenExplanation, breakdown: Breakdown, row: int) -> None:
@@ -364,7 +374,7 @@ class Explainer:
         explained.neighbours_found = len(entries)
         for entry, value, score in zip(entries[: self.most_neighbours], values, scores):
             text, start, end = self.corpus.place(entry)
-            symbol, number = self.dictionary.symbols[value], self.texts.number(text)
+            symbol, number = self._symbol(value), self.texts.number(text)
             pair = self.corpus.learned_pair(entry)
             learned = pair.id if pair is not None else 0
             explained.neighbours.append(Neighbour(symbol, _short(score), number, start, end, learned))
@@ -390,8 +400,12 @@ class Explainer:
         return [self._likely(token, p) for token, p in likely[:MOST_LIKELY] if p > 0]
 
     def _likely(self, token: int, probability: float) -> LikelyToken:
-        symbol = self.dictionary.symbols[token]
+        symbol = self._symbol(token)
         return LikelyToken(symbol, self.to_text(torch.tensor([token])) or symbol, _short(probability))
+
+    def _symbol(self, token: int) -> str:
+        symbol: str = self.dictionary.symbols[token] if token != self.dictionary.unk() else UNKNOWN
+        return symbol
 
     def _phrases(self, found: SentencePhrases) -> list[SourcePhrase]:
         usable = {*zip(found.candidates.queries.tolist(), found.candidates.ranks.tolist())}

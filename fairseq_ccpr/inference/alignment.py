@@ -81,8 +81,10 @@ def _others(tokens: Tensor, markers: set[int]) -> list[int]:
 def _of_words(system: System, one: Translation, looked_at: np.ndarray) -> Alignment:
     """Give words the attention of their subwords [T, S], by the characters that they have of each."""
     words = [word.span() for word in _WORDS.finditer(one.text)]
-    ids = [system.task.target_dictionary.index(token) for token in one.tokens]
-    ends = [len(system.to_text(system.task.target_dictionary, torch.tensor(ids[:n]))) for n in range(len(ids) + 1)]
+    dictionary = system.task.target_dictionary
+    ids = [dictionary.index(token) for token in one.tokens]
+    copied = [token for token, i in zip(one.tokens, ids) if i == dictionary.unk()]
+    ends = [len(system.to_text(dictionary, torch.tensor(ids[:n]), unknown=copied)) for n in range(len(ids) + 1)]
     starts, stops = np.array(words or [(0, 0)])[:, :, None].transpose(1, 0, 2)  # [W, 1] each
     shared = np.clip(np.minimum(stops, ends[1:]) - np.maximum(starts, ends[:-1]), 0, None).astype(np.float32)  # [W, T]
     of_words = shared / np.maximum(shared.sum(axis=1, keepdims=True), 1) @ looked_at  # [W, S]
@@ -100,13 +102,14 @@ def place(alignment: Alignment, marks: list[Mark]) -> Parts:
 
     An element goes around the words next to each other that have the most attention for its text, less that for other text; a
     tag by itself goes before the word with the most attention for what follows it. They have the choice of the words that are
-    left, in the element around them.
+    left, in the element around them; tags of elements that reach beyond the sentence stay in their order.
     """
     source, text, words, share = alignment.source, alignment.text, alignment.words, alignment.share
     free: dict[Mark | None, list[bool]] = {None: [True] * len(words)}  # of an element's words those that are left
     spans: dict[Mark | None, tuple[int, int]] = {None: (0, len(text))}  # of characters
     children: dict[Mark | None, list[Mark]] = {None: []}
     around: list[Mark | None] = [None]
+    passed = 0  # where the last tag is that stays in order
     for mark in marks:
         while (outer := around[-1]) is not None and not (mark.start < outer.stop and mark.stop <= outer.stop):
             around.pop()
@@ -128,8 +131,12 @@ def place(alignment: Alignment, marks: list[Mark]) -> Parts:
         else:
             word = source[: mark.start].rstrip().rfind(" ") + 1
             near = share(word, mark.start) if mark.follows else share(mark.start, mark.start + 1)
-            best = max((n for n, is_left in enumerate(left) if is_left), key=lambda n: near[n])
-            span, chosen = (words[best][mark.follows],) * 2, []
+            edges = [words[n][mark.follows] for n in range(len(words))]
+            may = [n for n, at in enumerate(edges) if left[n] and not (mark.ordered and at < passed)]
+            at = edges[max(may, key=lambda n: near[n])] if may else spans[outer][1]
+            span, chosen = (at, at), []
+        if mark.ordered:
+            passed = span[0]
         spans[mark], children[mark] = span, []
         children[outer].append(mark)
         free[mark] = [n in chosen for n in range(len(words))]

@@ -26,6 +26,7 @@ from fairseq_ccpr.decoding.options import RETRIEVAL, MixtureSettings
 from fairseq_ccpr.decoding.retrieval_task import RetrievalTask
 from fairseq_ccpr.decoding.task import BILINGUAL, RETRIEVING, TASKS, task_words
 from fairseq_ccpr.errors import ConfigurationError, did_you_mean, explain_usage
+from fairseq_ccpr.inference.unknown import OFF
 from fairseq_ccpr.models.checkpoint import read_task
 from fairseq_ccpr.paths import configuration, split_paths
 from fairseq_ccpr.settings import as_words
@@ -55,7 +56,12 @@ def _parsed(words: list[str]) -> argparse.Namespace:
         raise ConfigurationError(f"--task {given.task} does not retrieve: use {RETRIEVING.get(given.task, BILINGUAL)}")
     if given.beam < 1:
         raise ConfigurationError(f"--beam is {given.beam}: at least 1 is needed")
-    alone = "lm_path", "replace_unk", "prefix_size", "score_reference", "constraints", "print_alignment", "knn_log"
+    if given.replace_unk not in (None, BY_ATTENTION, OFF):
+        raise ConfigurationError(
+            f"--replace-unk is {given.replace_unk}, and dictionaries of alignments are for fairseq-generate alone: leave it "
+            f"out, or give {OFF}, which leaves <unk> in translations"
+        )
+    alone = "lm_path", "prefix_size", "score_reference", "constraints", "print_alignment", "knn_log"
     for name in alone:
         if getattr(given, name, None):
             raise ConfigurationError(f"--{name.replace('_', '-')} is for fairseq-generate alone: leave it out here")
@@ -92,10 +98,13 @@ def words_by_name(named: Mapping[str, Any]) -> list[str]:
         has_opposite = value is False and f"no_{name}" in known
         if value in (None, False) and name not in known and not has_opposite:
             raise ConfigurationError(f"there is no option {name}{did_you_mean(name, known)}")
-        given[f"no_{name}" if has_opposite else name] = has_opposite or value
+        given[f"no_{name}" if has_opposite else name] = has_opposite or (
+            OFF if (name, value) == ("replace_unk", False) else value
+        )
     return as_words(given)
 
 
+BY_ATTENTION = "@@ "  # what fairseq takes for --replace-unk without a value
 UNKNOWN = "unknown"  # stands for a language that is not known yet, which fairseq's tokenizers want to have
 OF_RETRIEVAL = tuple(f"--{no}{kind.PREFIX}-" for kind in RETRIEVAL for no in ("", "no-"))
 SENTENCEPIECE = ("spm.model", "sentencepiece.model", "sentencepiece.bpe.model")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import ast
 import copy
 import logging
+import re
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 
 import torch
 from fairseq import tasks, utils
-from fairseq.data import encoders
+from fairseq.data import data_utils, encoders
 from torch import Tensor
 
 from fairseq_ccpr.datastore.preprocessing import Preprocessing
@@ -23,6 +24,7 @@ from fairseq_ccpr.decoding.retrieval_task import RetrievalTask
 from fairseq_ccpr.device import choose_device
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.inference.resources import configure_system, preprocessing_of
+from fairseq_ccpr.inference.unknown import OFF, copies, given_text, nothing_known
 from fairseq_ccpr.models.checkpoint import load_models
 from fairseq_ccpr.paths import split_paths
 from fairseq_ccpr.text.decoder_subwords import check_subwords, loading_subwords, looks_shuffled
@@ -38,7 +40,7 @@ class Translation:
         source: the sentence as it was given.
         text: the best translation.
         score: its log-probability with retrieval, by fairseq's length normalisation (`--lenpen`, `--unnormalized`).
-        tokens: its subwords, without the end of the sentence.
+        tokens: its subwords, without the end of the sentence; what was copied from the source is in place of unknown ones.
         token_scores: log p of each subword, and of the end of the sentence.
         alternatives: the next best translations, where `nbest` asks for more than one.
         fault: why there is no translation; empty where there is one.
@@ -53,17 +55,23 @@ class Translation:
     fault: str = ""
 
     @classmethod
-    def of(cls, source: str, hypotheses: list[dict[str, Any]], system: System) -> Translation:
-        """Make a translation of fairseq's hypotheses, the best first."""
+    def of(cls, source: str, tokens: Tensor, hypotheses: list[dict[str, Any]], system: System) -> Translation:
+        """Make a translation of fairseq's hypotheses, the best first, of a source that has these tokens, [S]."""
         dictionary = system.task.target_dictionary
         best, *others = hypotheses
         tags = system.task.tags.ids(dictionary)
         both = zip(best["tokens"].tolist(), best["positional_scores"].tolist())
         scored = [(token, score) for token, score in both if token not in tags]
-        symbols = tuple(dictionary.symbols[i] for i, _ in scored if i != dictionary.eos())
         scores = tuple(score for _, score in scored)
-        alternatives = tuple(cls.of(source, [other], system) for other in others)
-        text = system.to_text(dictionary, best["tokens"])
+        copied = system.copied(given_text(source, system.task), tokens, best)
+        following = iter(copied or ())
+        symbols = tuple(
+            next(following, dictionary.unk_word) if i == dictionary.unk() else dictionary.symbols[i]
+            for i, _ in scored
+            if i != dictionary.eos()
+        )
+        alternatives = tuple(cls.of(source, tokens, [other], system) for other in others)
+        text = system.to_text(dictionary, best["tokens"], unknown=copied)
         return cls(source, text, float(best["score"]), symbols, scores, alternatives)
 
     @classmethod
@@ -99,22 +107,28 @@ def length_limit(task: Any, models: list[Any]) -> int:
 
 
 def batches_of(
-    tokens: list[Tensor], cfg: Any, task: Any, targets: list[Tensor] | None = None
+    tokens: list[Tensor], cfg: Any, task: Any, targets: list[Tensor] | None = None, sources: Sequence[str] = ()
 ) -> Iterator[dict[str, Any]]:
     """Make fairseq's batches of sentences, similar lengths together, longest first.
 
     Args:
         tokens: of each sentence; a batch has their numbers as `id`.
+        sources: the sentences, where they are known: a batch has them as `texts`, and memories look for phrases and terms
+            there rather than in what subwords leave of them.
     """
     dataset = task.inference_dataset(tokens) if targets is None else task.pair_dataset(tokens, targets)
     order = dataset.ordered_indices()
     sizes = [dataset.src_sizes, *([dataset.tgt_sizes] if targets is not None else [])]
     most = cfg.dataset.max_tokens and max(cfg.dataset.max_tokens, *(int(each.max(initial=1)) for each in sizes))
     for batch in reversed(dataset.batch_by_size(order, most, cfg.dataset.batch_size)):
-        yield dataset.collater([dataset[number] for number in batch])
+        sample: dict[str, Any] = dataset.collater([dataset[number] for number in batch])
+        if sources:
+            sample["texts"] = [given_text(sources[number], task) for number in sample["id"].tolist()]
+        yield sample
 
 
 MAX_UNKNOWN = 0.1  # fraction of unknown subwords above which something is wrong
+HELD = "\0"  # in place of an unknown token, until it is known as what it is written
 WINDOW = 4096  # sentences that are read at once, and sorted by length
 FP32, FP16, BF16 = PRECISIONS = "fp32", "fp16", "bf16"
 
@@ -149,6 +163,7 @@ class System:
             for model in self.models:
                 model.bfloat16()
         self.to_text = detokeniser(cfg, self.task)
+        self.replaces_unknown = cfg.generation.replace_unk != OFF
         for dictionary in (self.task.source_dictionary, self.task.target_dictionary):
             check_subwords(dictionary, self.task.bpe, cfg.common_eval.post_process)
         of_languages = {
@@ -198,7 +213,8 @@ class System:
 
         Args:
             sentences: raw text, each one sentence. An empty one has an empty translation; one that is longer than the models
-                take has an empty translation, too, and the reason as `Translation.fault`.
+                take has an empty translation, too, and the reason as `Translation.fault`. One that has nothing but unknown
+                characters is its own translation.
             done: called with the number of newly translated sentences, before they can be yielded in order.
             window: sentences that are read ahead and sorted by length.
             nbest: translations of each, at most as many as the beam is wide; left out, as `--nbest` has it.
@@ -220,16 +236,22 @@ class System:
         tokens = [encode(sentence, self.task) for sentence in sentences]
         self._warn_of_unknown(tokens)
         most = length_limit(self.task, self.models)
-        fits = [i for i, ids in enumerate(tokens) if 1 < len(ids) <= most]
         translations = [Translation.of_nothing(one, len(ids), most) for one, ids in zip(sentences, tokens)]
+        fits = []
+        for i, ids in enumerate(tokens):
+            if self.knows_nothing(sentences[i], ids):
+                translations[i] = Translation(sentences[i], one_line(sentences[i]), 0.0)
+            elif 1 < len(ids) <= most:
+                fits.append(i)
         done(len(sentences) - len(fits))
         generator = self._generator() if retrieve else self.generator(retrieve=False)
-        for sample in batches_of([tokens[i] for i in fits], self.cfg, self.task) if fits else ():
+        sources = [sentences[i] for i in fits]
+        for sample in batches_of([tokens[i] for i in fits], self.cfg, self.task, sources=sources) if fits else ():
             places = [fits[i] for i in sample["id"].tolist()]
             sample = utils.move_to_cuda(sample, self.device) if self.device.type == "cuda" else sample
             hypotheses = self.task.inference_step(generator, self.models, sample)
-            for place, found in zip(places, hypotheses):
-                translations[place] = Translation.of(sentences[place], found[:nbest], self)
+            for place, row, found in zip(places, sample["net_input"]["src_tokens"], hypotheses):
+                translations[place] = Translation.of(sentences[place], row, found[:nbest], self)
             done(len(places))
         return translations
 
@@ -242,6 +264,21 @@ class System:
             tokenizer = encoders.build_tokenizer(cfg)
         steps = tokenizer, for_target(self.task.bpe)
         return lambda sentence: encode_with(sentence, steps, self.task.target_dictionary)
+
+    def copied(self, text: str | None, tokens: Tensor, hypothesis: dict[str, Any]) -> list[str] | None:
+        """Return what the unknown subwords of a hypothesis are written as, see `copies`; None where they stay."""
+        return copies(self.task, text, tokens, hypothesis) if self.replaces_unknown else None
+
+    def writer(self, text: str | None, tokens: Tensor, hypothesis: dict[str, Any]) -> Callable[[Tensor], str]:
+        """Return a function that writes a hypothesis, or the beginning of one, for the tokens of a source."""
+        unknown = self.copied(text, tokens, hypothesis)
+        return lambda written: self.to_text(self.task.target_dictionary, written, unknown=unknown)
+
+    def knows_nothing(self, sentence: str, tokens: Tensor) -> bool:
+        """Tell whether a sentence has unknown characters alone, and no term of the glossary: it is its own translation."""
+        terms = self.task.glossary
+        nothing = nothing_known(tokens, self.task) and not (terms is not None and any(terms.find(sentence)))
+        return nothing and self.replaces_unknown
 
     def check_open(self) -> None:
         """Check that it was not closed."""
@@ -292,13 +329,19 @@ def load(cfg: Any, device: torch.device | None = None, precision: str = FP32) ->
 def detokeniser(cfg: Any, task: Any) -> Callable[..., str]:
     """Return a function from a dictionary and token ids to text, as fairseq-generate prints it.
 
-    A reference's unknown tokens are written in a way that no hypothesis matches.
+    A reference's unknown tokens are written in a way that no hypothesis matches, unless it is told how, in their order.
     """
 
-    def to_text(dictionary: Any, tokens: torch.Tensor, reference: bool = False) -> str:
+    def to_text(
+        dictionary: Any, tokens: torch.Tensor, reference: bool = False, unknown: Iterable[str] | None = None
+    ) -> str:
         tokens = utils.strip_pad(tokens, dictionary.pad()).int().cpu()
         tags = task.tags.ids(dictionary)
-        text = dictionary.string(tokens, cfg.common_eval.post_process, reference, extra_symbols_to_ignore=tags)
+        sign = None if unknown is None else HELD
+        text = dictionary.string(tokens, None, reference, extra_symbols_to_ignore=tags, unk_string=sign)
+        following = iter(unknown or ())
+        text = re.sub(HELD, lambda _: next(following), text) if unknown is not None else text
+        text = data_utils.post_process(text, cfg.common_eval.post_process)
         text = task.bpe.decode(text) if task.bpe is not None else text
         return one_line(task.tokenizer.decode(text) if task.tokenizer is not None else text)
 

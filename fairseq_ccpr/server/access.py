@@ -59,10 +59,16 @@ def origin_of(address: str, option: str) -> str:
 
     >>> origin_of("https://MT.example.org:443/translate/", "--public-url")
     'https://mt.example.org'
+    >>> origin_of("https://übersetzung.straße.example", "--public-url")
+    'https://xn--bersetzung-8db.xn--strae-oqa.example'
     """
     parts = urlsplit(address)
     try:
         port, host = parts.port, parts.hostname
+        if host and not host.isascii():
+            import idna  # which the server's packages bring; Python's own has older rules than browsers
+
+            host = idna.encode(host, uts46=True).decode()
     except ValueError:
         port = host = None
     if not parts.scheme or not host or parts.username is not None or parts.query or parts.fragment:

@@ -29,7 +29,7 @@ from fairseq_ccpr.errors import CcprError, ConfigurationError
 from fairseq_ccpr.evaluation.explanation import STYLES, TOKENS, Explanation, as_json, as_page
 from fairseq_ccpr.evaluation.page import fill
 from fairseq_ccpr.server import parameters as given
-from fairseq_ccpr.server.access import NOTHING, TEXTS, Limits, fits, foreign
+from fairseq_ccpr.server.access import LOOPBACK, NOTHING, TEXTS, Limits, fits, foreign
 from fairseq_ccpr.server.parameters import Parameters, bad
 from fairseq_ccpr.server.service import Service
 from fairseq_ccpr.server.work import BusyError
@@ -44,6 +44,12 @@ Handler = Callable[[Parameters], Coroutine[Any, Any, Any]]
 SECONDS_TO_FINISH = 60  # in which open requests are answered after a signal to stop
 SECONDS_OF_HEADERS = 10  # in which they have to arrive
 MOST_CONNECTIONS = 512  # so that the files of a datastore can be opened besides them, where 1,024 files are allowed
+MOST_OF_ADDRESS = 64  # of these, so that one machine cannot hold all; a proxy on this machine may
+TOLD = 32  # of those above these limits, which get an answer; others are closed
+FULL_BODY = b'{"error": "too many connections are open: try again later"}'
+FULL = b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nconnection: close\r\n" + (
+    b"content-length: %d\r\n\r\n%b" % (len(FULL_BODY), FULL_BODY)
+)
 LACKING = ("/translate_file", "/download_file", "/metrics", "/spec", "/docs")
 
 
@@ -127,8 +133,9 @@ def _refuse(error: Exception, log: str) -> Response:
 async def _refused(request: Request, error: Exception) -> Response:
     path = request.scope["path"]
     if isinstance(error, HTTPException) and error.status_code == 405:
-        allowed = sorted({*(error.headers or {}).get("Allow", "").split(", ")} - {"HEAD"})
-        return JSONResponse({"error": f"{request.method} is not allowed for {path}: use {' or '.join(allowed)}"}, 405)
+        allow = (error.headers or {}).get("Allow", "")
+        told = f"{request.method} is not allowed for {path}: use {' or '.join(sorted({*allow.split(', ')} - {'HEAD'}))}"
+        return JSONResponse({"error": told}, 405, {"Allow": allow})
     lacks = ", which LibreTranslate has: this server translates text and HTML, no files" if path in LACKING else ""
     return JSONResponse({"error": f"there is no path {path}{lacks}"}, 404)
 
@@ -198,17 +205,25 @@ class _Headers:
 
 
 class _Protocol(H11Protocol):
-    """Closes connections on which the headers of a request do not arrive in time, and those that are too many."""
+    """Closes connections on which the headers of a request do not arrive in time; refuses those that are too many."""
 
     _waiting: asyncio.TimerHandle | None = None
+    _excess = 0  # connections above the limits when it came
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        if len(self.connections) > MOST_CONNECTIONS:
+        host = self.client[0] if self.client else ""
+        same = sum(one.client is not None and one.client[0] == host for one in self.connections)
+        self._excess = max(len(self.connections) - MOST_CONNECTIONS, 0 if host in LOOPBACK else same - MOST_OF_ADDRESS)
+        if self._excess > TOLD:
             transport.abort()
         self._wait()
 
     def data_received(self, data: bytes) -> None:
+        if self._excess > 0:
+            self.transport.write(FULL)
+            self.transport.close()
+            return
         super().data_received(data)
         self._wait()
 
@@ -245,7 +260,6 @@ def make_server(translator: Translator, limits: Limits) -> uvicorn.Server:
     config = uvicorn.Config(
         make_app(Service(translator, limits)), log_config=None, access_log=False, server_header=False,
         proxy_headers=False, timeout_graceful_shutdown=SECONDS_TO_FINISH, lifespan="on", ws="none", http=_Protocol,
-        limit_concurrency=MOST_CONNECTIONS,
     )  # fmt: skip
     return uvicorn.Server(config)
 

@@ -49,13 +49,13 @@ async function attempt(lane, job) {
     (error) => say(stopped(error) ? "Stopped." : error.message, !stopped(error), true));
 }
 
-// Items in groups of about PIECE characters.
+// Items in groups of about PIECE characters, or of as many as the server takes.
 function grouped(items, length) {
-  const groups = [];
-  let size = PIECE;
+  const groups = [], most = Math.min(PIECE, data.most_characters);
+  let size = most;
   for (const item of items) {
     size += length(item);
-    if (size > PIECE) { groups.push([]); size = length(item); }
+    if (size > most) { groups.push([]); size = length(item); }
     groups.at(-1).push(item);
   }
   return groups;
@@ -67,7 +67,7 @@ function grouped(items, length) {
 async function translate(signal, say, done = "") {
   if (byId("memory").open) await list();
   for (const sentence of work.sentences) sentence.changed = false;
-  for (const some of grouped(work.sentences, ({ source }) => source.length)) {
+  for (const some of grouped(work.sentences, ({ source }) => source.length + 1)) {
     say(`${done} Translating again …`);
     const { sentences } = await ask("POST", "sentences", { q: some.map(({ source }) => source).join("\n") }, signal);
     const now = new Map(sentences.map((sentence) => [sentence.source, sentence]));
@@ -80,10 +80,16 @@ async function translate(signal, say, done = "") {
     }
     mark();
   }
-  for (const lines of grouped(work.rest.match(/.*\n|.+/g) ?? [], (line) => line.length)) {
-    const piece = lines.join("");
+  while (work.rest) {
+    const [lines] = grouped(work.rest.match(/[^\n]*\n|[^\n]+/g), (line) => line.length);
+    let piece = lines.join("").slice(0, data.most_characters).replace(/[\ud800-\udbff]$/, "");
     say(`${done} Translating … ${Math.round(100 - (100 * work.rest.length) / work.length)}%`);
-    const { sentences, after } = await ask("POST", "sentences", { q: piece }, signal);
+    let { sentences, after } = await ask("POST", "sentences", { q: piece }, signal);
+    if (piece.length < lines.join("").length && sentences.length > 1) { // the last may go on, so the next piece has it
+      const { before, source } = sentences.pop();
+      piece = piece.slice(0, piece.lastIndexOf(source));
+      after = before;
+    }
     if (sentences.length) sentences[0].before = work.after + sentences[0].before;
     work.after = sentences.length ? after : work.after + after;
     work.sentences.push(...sentences.map((one) => ({ ...one, text: wanted(one), changed: false })));

@@ -71,7 +71,7 @@ async def _read(request: Request, most_characters: int) -> Parameters:
         if kind == JSON:
             given = json.loads(body)
             if not isinstance(given, dict):
-                raise bad(f"the body is JSON, but not an object: expected {{…}}, found {type(given).__name__}")
+                raise bad(f"the body is JSON, but not an object: expected {{…}}, found {kind_of(given)}")
             return _by_name(pairs) | given
     except (ValueError, RecursionError) as error:
         raise bad(f"the body is not valid {kind} in UTF-8: {str(error)[:100]}") from None
@@ -115,13 +115,19 @@ def _by_name(pairs: list[tuple[str, str]]) -> Parameters:
     return named
 
 
+def kind_of(value: object) -> str:
+    """Name the kind of a value of JSON."""
+    kinds = {dict: "an object", list: "a list", str: "a text", bool: "true or false", type(None): "null"}
+    return kinds.get(type(value), "a number")
+
+
 def text(parameters: Parameters, name: str, most_characters: int, default: str | None = None) -> str:
     """Return a parameter that is one text, and not too long."""
     value = parameters.get(name, default)
     if value is None:
         raise bad(f"the parameter {name} is missing")
     if not isinstance(value, str):
-        raise bad(f"the parameter {name} is {type(value).__name__}: expected a text")
+        raise bad(f"the parameter {name} is {kind_of(value)}: expected a text{' or a list of texts' * (name == 'q')}")
     _check([value], name, most_characters)
     return value
 

@@ -59,7 +59,7 @@ class Service:
             "source_language": language_code(self.source), "target_language": language_code(self.target),
             "names": {"source": name_of(self.source), "target": name_of(self.target)},
             "memories": self.memories, "explains": self.explains, "learns": self.learns,
-            "key": self.limits.key is not None, "score_name": "", "texts": [],
+            "key": self.limits.key is not None, "most_characters": self.limits.most_characters, "score_name": "", "texts": [],
         }  # fmt: skip
 
     # ---- LibreTranslate's
@@ -90,10 +90,14 @@ class Service:
         (text,) = await self._divided([given.text(asked, "q", self.limits.most_characters)], Segments)
         found = await asyncio.wrap_future(self.work.translate(text.sentences, _checked))
         learned = await self._call(partial(_learned, sources=text.sentences)) if self.learns else {}
+        translations = [one.text for one in found]
         sentences = [
-            {"before": before, "source": one.source, "translation": one.text, "learned": learned.get(one.source)}
-            for before, one in zip(text.parts[::2], found)
-        ]
+            {
+                "before": f"{before}{text.space_before(number, translations)}",
+                "source": one.source, "translation": one.text, "learned": learned.get(one.source),
+            }
+            for number, (before, one) in enumerate(zip(text.parts[::2], found))
+        ]  # fmt: skip
         return {"sentences": sentences, "after": text.parts[-1]}
 
     async def languages(self, asked: Parameters) -> list[dict[str, Any]]:
@@ -225,6 +229,7 @@ class Service:
     def _copies(self, asked: Parameters) -> bool:
         """Tell whether a request is for a translation from one of the languages into the same."""
         codes = [given.text(asked, name, 100, own) for name, own in (("source", self.source), ("target", self.target))]
+        codes[0] = self.source if codes[0] == AUTO else codes[0]
         known = any(same_language(codes[0], own) for own in (self.source, self.target))
         return known and same_language(*codes) and not same_language(self.source, self.target)
 

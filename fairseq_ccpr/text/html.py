@@ -149,7 +149,7 @@ class Page(Segments):
             self.parts += parts
             return
         mark = self._run.mark(parts)
-        mark.follows = ends
+        mark.follows, mark.ordered = ends, ends or element is not None
         if starts and element is not None:
             element.run, element.mark = self._run, mark
         elif element is not None and element.mark is not None and element.run is self._run:
@@ -220,6 +220,7 @@ class Page(Segments):
 
         for start, end in _sentences(seen, places):
             marks = _inside(run.marks[bisect_left(places, start) : bisect_right(places, end)], start, end, used)
+            self.touching |= {len(self.sentences)} if start == at > 0 else set()
             self.parts += [*between(start), len(self.sentences)]
             if marks:
                 self.marks[len(self.sentences)] = marks
@@ -247,14 +248,18 @@ def _sentences(seen: str, places: list[int]) -> Iterator[tuple[int, int]]:
 def _inside(marks: list[Mark], start: int, end: int, used: set[Mark]) -> list[Mark]:
     """Return the markup inside a sentence by its places there, and add what it was made from to what is used."""
     found = []
-    for mark in marks:
+    for at, mark in enumerate(marks):
+        before, ordered = mark.before, False
         stop, after = (mark.end.start, mark.end.before) if mark.end is not None else (mark.stop, ())
         if mark.start < stop <= end and (mark.kept or (mark.start, stop) != (start, end)):
             used |= {mark, mark.end or mark}
         elif start < mark.start < end and mark not in used:
-            stop, after = mark.start, ()
-            used.add(mark)
+            empty = mark.end is not None and stop == mark.start  # with what is in it, it stays together
+            whole = marks[at : marks.index(mark.end) + 1] if empty and mark.end is not None else [mark]
+            before = [part for one in whole for part in one.before]
+            stop, after, ordered = mark.start, (), mark.ordered and not empty
+            used |= {*whole}
         else:
             continue
-        found.append(Mark(mark.start - start, stop - start, mark.before, after, mark.kept, mark.follows))
+        found.append(Mark(mark.start - start, stop - start, before, after, mark.kept, mark.follows, ordered))
     return found

@@ -110,6 +110,11 @@ class SentencepiecePair(SentencepieceBPE):
         return (found[1], text[found.end() :]) if found else ("", text)
 
 
+def without_tag(bpe: Any, text: str) -> str:
+    """Return a source text without the tag that a subword model takes in front of it."""
+    return bpe._without_tag(text)[1] if isinstance(bpe, SentencepiecePair) else text
+
+
 def implied_bpe(words: list[str]) -> list[str]:
     """Return words of a command line with the --bpe that its SentencePiece models mean, where it is left out.
 

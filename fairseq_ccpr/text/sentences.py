@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+import html
 import re
+import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 # Where a sentence may end: marks, what closes with them, and space, which Chinese and Japanese do without. No place is read
 # twice, so that thousands of dots take no longer than other text.
-_END = re.compile(r"(?<![.!?…])[.!?…]++[\"'”“’‘»«)\]]*+\s++|[。！？]++[」』”]*+\s*+")
+# Marks that stand in no abbreviation, figure or address end a sentence without space: of Chinese, Japanese, Indic scripts,
+# Arabic and Urdu, Armenian, Greek, Burmese, Khmer, Ethiopic, Mongolian, Sinhala, Tibetan and others.
+_MARKS = ".!?…‼‽⁇⁈⁉"
+_ALWAYS = "。！？｡।॥؟۔։\u037e။។៕።፧፨᠃᠉෴༎᱾᱿꯫܀"
+_CLOSING = "」』”’）】》〉»"
+_END = re.compile(
+    rf"(?<![{_MARKS}{_ALWAYS}])[{_MARKS}]++[\"'”“’‘»«)\]]*+\s++|(?<=[Ͱ-Ͽἀ-῾]);\s++"
+    rf"|[{_ALWAYS}][{_ALWAYS}{_MARKS}]*+[{_CLOSING}]*+(?:[\"')\]]++(?=\s))?+\s*+"
+)
+_LINE = re.compile(r"[^\n\r\v\f\x85\u2028\u2029]+")
 _OPENING = "\"'“„«‘‚([¿¡-–— "
 _ABBREVIATIONS = "abs bd bzw ca cf dr etc evtl fig ggf hl jr mr mrs ms nr prof sog sr st str tel usw vgl vol vs"
 _NO_END = frozenset(_ABBREVIATIONS.split())
+# Not before a figure.
+_OF_FIGURES = "abb abschn anh anl anm art aufl bl bsp fn gl jg kap lit mio mrd no nrn pkt pos pp rn rz sec tab tsd ziff"
+_BEFORE_FIGURES = frozenset(_OF_FIGURES.split())
 Parts = Sequence["str | int"]  # of a text; a number stands for the translation of that sentence
 
 
@@ -23,6 +37,8 @@ class Mark:
         before, after: what is written around the translation of the element's text.
         kept: whether `before` is written in place of it.
         follows: whether it belongs to the word before it, as an end tag does.
+        ordered: whether it is a tag of an element that begins or ends outside of the sentence. Such tags stay in their order,
+            in which those that end come before those that begin.
     """
 
     start: int
@@ -31,6 +47,7 @@ class Mark:
     after: Parts = ()
     kept: bool = False
     follows: bool = False
+    ordered: bool = False
     end: Mark | None = None  # the end tag of a start tag
 
 
@@ -48,6 +65,7 @@ class Segments:
     sentences: list[str] = field(default_factory=list)
     parts: list[str | int] = field(default_factory=list)
     marks: dict[int, list[Mark]] = field(default_factory=dict)  # of the sentences that have markup inside
+    touching: set[int] = field(default_factory=set)  # the sentences that no space parts from the one before
 
     @classmethod
     def of(cls, text: str) -> Segments:
@@ -61,6 +79,7 @@ class Segments:
         parts: list[str | int] = []
         at = 0
         for start, end in sentences_of(text):
+            self.touching |= {len(self.sentences)} if parts and start == at else set()
             parts += [escape(text[at:start]), len(self.sentences)]
             self.sentences.append(text[start:end])
             at = end
@@ -70,11 +89,22 @@ class Segments:
         """Return the text with each of its sentences replaced by its translation, in order."""
         return "".join(self._texts(self.parts, translations))
 
+    def space_before(self, number: int, translations: Sequence[str | Parts]) -> str:
+        """Return what parts a sentence's translation from the one before, where the source does without and it does not."""
+        if number not in self.touching:
+            return ""
+        both = ("".join(map(str, translations[n])) for n in (number - 1, number))
+        before, after = (re.sub("<[^>]*>", "", html.unescape(text)).strip(f"{_CLOSING}{_MARKS} ") for text in both)
+        wide = any(unicodedata.east_asian_width(one) in "WF" for one in before[-1:] + after[:1])
+        return "" if wide or not (before and after) else " "
+
     def _texts(self, parts: Parts, translations: Sequence[str | Parts]) -> Iterator[str]:
         for part in parts:
             if isinstance(part, str):
                 yield part
-            elif isinstance(translation := translations[part], str):
+                continue
+            yield self.space_before(part, translations)
+            if isinstance(translation := translations[part], str):
                 yield self.escaped(part, translation)
             else:
                 yield from self._texts(translation, translations)
@@ -86,7 +116,7 @@ class Segments:
 
 def sentences_of(text: str) -> Iterator[tuple[int, int]]:
     """Find the sentences of a text: where they start and end."""
-    for line in re.finditer(r"[^\n\r]+", text):
+    for line in _LINE.finditer(text):
         start, last = line.span()
         for mark in _END.finditer(text, start, last):
             if _ends(text, start, mark):
@@ -97,7 +127,7 @@ def sentences_of(text: str) -> Iterator[tuple[int, int]]:
 
 def _ends(text: str, start: int, mark: re.Match[str]) -> bool:
     """Tell whether a sentence ends with a mark: not after `Dr.`, `3.`, `z. B.`, nor before a small letter."""
-    if mark[0][0] in "。！？":
+    if mark[0][0] in _ALWAYS + ";":
         return True
     following = text[mark.end() : mark.end() + 8].lstrip(_OPENING)[:1]
     if not following or following.islower():
@@ -106,7 +136,8 @@ def _ends(text: str, start: int, mark: re.Match[str]) -> bool:
         return True
     words = text[max(start, mark.start() - 40) : mark.start()].split()
     word = words[-1].lstrip(_OPENING).casefold() if words else ""
-    return len(word) > 1 and not word.isdigit() and word not in _NO_END and "." not in word
+    known = word in _NO_END or (following.isdigit() and word in _BEFORE_FIGURES)
+    return len(word) > 1 and not word.isdigit() and not known and "." not in word
 
 
 def trimmed(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:

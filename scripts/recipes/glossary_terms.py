@@ -130,7 +130,8 @@ def constrained(system: Translator, rows: Rows, wanted: Wanted) -> list[str]:
         elif found is None:
             again = [one.text for one in system.translate([rows[places[0]][0]])]
         else:
-            again = [Translation.of(rows[at][0], of[:1], system).text for at, of in zip(places, found)]
+            each = zip(places, sample["net_input"]["src_tokens"], found)
+            again = [Translation.of(rows[at][0], tokens, of[:1], system).text for at, tokens, of in each]
         for place, text in zip(places, again):
             texts[place] = text
     return texts

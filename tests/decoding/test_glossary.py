@@ -12,7 +12,14 @@ import pytest
 import torch
 
 from fairseq_ccpr import Translator
-from fairseq_ccpr.decoding.glossary_memory import END_COST, GROWTH_COST, GlossaryBatch, GlossaryMemory, GlossaryVotes
+from fairseq_ccpr.decoding.glossary_memory import (
+    END_COST,
+    GROWTH_COST,
+    UNKNOWN_COST,
+    GlossaryBatch,
+    GlossaryMemory,
+    GlossaryVotes,
+)
 from fairseq_ccpr.decoding.memory import Step
 from fairseq_ccpr.decoding.mixture import Distribution
 from fairseq_ccpr.decoding.options import PhraseSettings
@@ -112,12 +119,13 @@ def test_a_step_is_a_plain_computation_of_votes_and_costs(rng: np.random.Generat
     table = make_table([[Found(term, query, 1.0, []) for query, term in zip(queries, of)] for of in terms])
     votes, rows = GlossaryVotes(), torch.tensor(rng.integers(0, sentences, hypotheses))
     phrases = PhraseMemory(None, PhraseSettings(), votes, torch.device("cpu"))  # type: ignore[arg-type]
-    memory = GlossaryMemory(phrases, end_token=2)
+    memory = GlossaryMemory(phrases, end_token=2, unknown_token=3)
     growing = torch.tensor([0.0] * 6 + [1.0] * (words - 6))
     memory.__dict__["growing"] = growing
     batch = GlossaryBatch(memory, PhraseBatch(phrases, None))  # type: ignore[arg-type]
     batch.phrases.lay_out([], table)
     batch.phrases.state, batch.terms = PhraseState(table, rows), torch.full((sentences,), 3.0)
+    batch.unknown_cost = torch.tensor([0.0, UNKNOWN_COST, 0.0])  # of the sentence whose terms have all that is unknown
     written = torch.tensor(rng.integers(4, words, (hypotheses, length)))
     ended_ones = covered_ones = 0
     for step in range(length + 1):
@@ -141,6 +149,7 @@ def test_a_step_is_a_plain_computation_of_votes_and_costs(rng: np.random.Generat
                 wanted[token] += weight / total
             wanted = wanted.log() - GROWTH_COST * growing * any(ends)
             wanted[2] -= END_COST * (3 - len(covered))
+            wanted[3] -= UNKNOWN_COST * float(rows[row] == 1)
             torch.testing.assert_close(found[row], wanted, rtol=1e-4, atol=1e-4)
             ended_ones, covered_ones = ended_ones + any(ends), covered_ones + len(covered)
     assert ended_ones > 20 and covered_ones > 20

@@ -190,6 +190,8 @@ def test_too_many_connections_end_and_others_are_answered_later(
     monkeypatch.setattr(app, "SECONDS_OF_HEADERS", 3)
     with served(new_translator()) as server:
         idle = [connect(server) for _ in range(5)]
+        assert server.ask("/health") == (503, {"error": "too many connections are open: try again later"})
+        monkeypatch.setattr(app, "TOLD", 0)
         with pytest.raises(OSError):
             server.ask("/health")
         for one in idle:
@@ -203,6 +205,20 @@ def test_too_many_connections_end_and_others_are_answered_later(
                 time.sleep(0.1)
         else:
             pytest.fail("the server does not answer again")
+
+
+def test_one_address_cannot_hold_all_connections(
+    new_translator: Callable[[], Translator], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A proxy on this machine may; the other machine is this one, under a name that is not known to be so."""
+    monkeypatch.setattr(app, "MOST_OF_ADDRESS", 3)
+    with served(new_translator()) as server:
+        idle = [connect(server) for _ in range(4)]
+        assert server.ask("/health")[0] == 200
+        monkeypatch.setattr(app, "LOOPBACK", ())
+        assert server.ask("/health")[0] == 503
+        for one in idle:
+            one.close()
 
 
 def test_the_log_has_nothing_that_a_user_wrote_unless_asked(

@@ -14,6 +14,7 @@ import pytest
 
 from fairseq_ccpr import Translator
 from fairseq_ccpr.text.pairs import read_pairs
+from fairseq_ccpr.text.sentences import Segments
 from fairseq_ccpr.text.translation_memory import read_memory
 from tests.server.conftest import Served, served
 from tests.small_models import World
@@ -216,6 +217,26 @@ def test_a_long_text_is_stopped_and_is_corrected_before_its_end(
     assert shown.text.count("\n") == text.count("\n") and shown.marked("remembered") == [pairs[0][1]] * 3
     shown.page.unroute_all()
     shown.close()
+
+
+def test_any_line_end_and_lines_of_any_length(
+    server: Served, browser: Any, new_translator: Callable[[], Translator]
+) -> None:
+    """U+2028 and U+2029 part lines as others do; a line that is longer than the server takes is divided at sentences."""
+    text = "Es werde Licht.\u2028Gott sprach.\u2029Und es ward Licht.\n Und Gott sah.\n"
+    with served(new_translator(), most_characters=100) as small:
+        for one, url in (
+            (text, server.url),
+            (text * 2, small.url),
+            ("Es werde Licht! Gott 😀 sprach. " * 9 + "Ja", small.url),
+        ):
+            shown = Shown(browser, url)
+            shown.translate(one)
+            expect(shown.page.locator("#translating [role=status]")).to_contain_text("sentence")
+            wanted = Segments.of(one)
+            translations = [one.text for one in server.translator.translate(wanted.sentences)]
+            assert shown.text == wanted.join(translations)
+            shown.close()
 
 
 def test_a_reload_and_another_tab_know_what_was_done(server: Served, browser: Any, pairs: list[Pair]) -> None:

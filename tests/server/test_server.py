@@ -143,6 +143,8 @@ def test_the_same_language_is_copied_and_a_list_detected(server: Served, pairs: 
             "/translate", "POST", q=["<b>x", ""], source=language, target=language, alternatives=1
         )
         assert status == 200 and answer == {"translatedText": ["<b>x", ""], "alternatives": [[], []]}
+    status, answer = server.ask("/translate", "POST", q="x y", source="auto", target="de")
+    assert (status, answer["translatedText"], answer["detectedLanguage"]["language"]) == (200, "x y", "de")
     assert server.ask("/translate", "POST", q="x", source="fr", target="fr")[0] == 400
     (one,) = server.ask("/detect", "POST", q=[source for source, _ in pairs[:3]])[1]
     assert one["language"] == "de" and one["confidence"] > 90
@@ -350,13 +352,13 @@ def test_clients_at_the_same_time_get_what_they_would_alone(server: Served, pair
     ("sent", "status", "sentence"),
     [
         ({"source": "de"}, 400, "the parameter q is missing"),
-        ({"q": 3}, 400, "the parameter q is int: expected a text"),
+        ({"q": 3}, 400, "the parameter q is a number: expected a text or a list of texts"),
         ({"q": ["a", 3]}, 400, "the parameter q is a list with something else than texts"),
         ({"q": "a" * 3001}, 400, "has 3,001 characters, and this server takes 3,000: divide it"),
         ({"q": [""] * 3001}, 400, "has 3,001 characters"),
         ({"q": "a", "source": "fr"}, 400, "source is fr: this server translates from de to en"),
         ({"q": "a", "target": "auto"}, 400, "target is auto: this server translates from de to en"),
-        ({"q": "a", "target": ["en"]}, 400, "the parameter target is list: expected a text"),
+        ({"q": "a", "target": ["en"]}, 400, "the parameter target is a list: expected a text$"),
         ({"q": "a", "format": "pdf"}, 400, "the format pdf is not known: text or html"),
         ({"q": "a", "alternatives": 1.5}, 400, "the parameter alternatives is '1.5': expected a whole number from 0"),
         ({"q": None}, 400, "the parameter q is missing"),
@@ -376,7 +378,7 @@ def test_what_cannot_be_translated_is_refused(server: Served, sent: dict, status
     ("path", "body", "headers", "status", "sentence"),
     [
         ("/translate", b'{"q": ', {"Content-Type": "application/json"}, 400, "the body is not valid application/json"),
-        ("/translate", b"[1]", {"Content-Type": "application/json"}, 400, "expected {…}, found list"),
+        ("/translate", b"[1]", {"Content-Type": "application/json"}, 400, "expected {…}, found a list"),
         ("/translate", b"[" * 100_000, {"Content-Type": "application/json"}, 400, "not valid application/json"),
         ("/translate", b'{"q": "\xff"}', {"Content-Type": "application/json"}, 400, "not valid application/json"),
         ("/translate", b"q=%ff", FORM, 400, "not valid application/x-www-form-urlencoded in UTF-8"),
@@ -417,6 +419,18 @@ def test_malformed_requests_are_answered_with_an_error(
     found, answer = server.send(path, body, FORM | headers)
     assert found == status and list(answer) == ["error"] and sentence in answer["error"], answer
     assert server.ask("/health") == (200, {"status": "ok"})
+
+
+def test_methods_that_are_allowed_are_named(server: Served) -> None:
+    for path, allowed in (
+        ("/health", {"GET", "HEAD"}),
+        ("/translate", {"POST"}),
+        ("/explain", {"GET", "HEAD", "POST"}),
+    ):
+        with pytest.raises(HTTPError) as refused:
+            urlopen(Request(server.url + path, method="PUT"), timeout=60)
+        with refused.value as answer:
+            assert answer.code == 405 and {*answer.headers["Allow"].split(", ")} == allowed
 
 
 def test_bytes_that_are_no_http_and_clients_that_leave_harm_nobody(server: Served) -> None:

@@ -8,7 +8,7 @@ from collections import Counter
 from random import Random
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fairseq_ccpr.inference.alignment import Alignment, place
@@ -189,3 +189,35 @@ def test_no_page_takes_more_than_its_share_of_time(part: str) -> None:
 )
 def test_a_slash_of_an_attribute_ends_no_element(page: str) -> None:
     assert translated(Page.of(page)) == page
+
+
+INLINE = st.recursive(
+    st.sampled_from(["Wort ", "x", ". Und ", "! ", " ", "<img/>", "(neu) ", "<code>y. Z</code>"]),
+    lambda inside: st.tuples(st.sampled_from("abiu"), st.lists(inside, max_size=4)).map(
+        lambda one: f"<{one[0]}>{''.join(one[1])}</{one[0]}>"
+    ),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=300)
+@given(st.lists(INLINE, max_size=8).map("".join), st.randoms(use_true_random=False))
+@example("<b>Wir haben. Du und das Brot</b> <i>gegessen er. Er ging.</i>", Random(4))
+@example("<b>A. Brot</b> <i><img/><u></u></i> da <u>drei. Vier</u>", Random(1))
+def test_what_is_well_formed_stays_so(content: str, random: Random) -> None:
+    """Whatever the order of the translation's words: each element once and closed, whichever sentences it spans."""
+    page = Page.of(f"<p>{content}</p>")
+    sentences = []
+    for number, source in enumerate(page.sentences):
+        order = [*range(len(re.findall(r"\w+|[^\w\s]", source)))]
+        random.shuffle(order)
+        sentences.append(written(page, number, {}, order))
+    translation = page.join(sentences)
+    open_elements = []
+    for tag in TAG.findall(translation):
+        if not tag.startswith("</"):
+            open_elements += [tag[1:-1]] * (not tag.endswith("/>"))
+        else:
+            assert open_elements.pop() == tag[2:-1], translation
+    assert not open_elements
+    assert Counter(TAG.findall(translation)) == Counter(TAG.findall(f"<p>{content}</p>"))

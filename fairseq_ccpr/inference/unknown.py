@@ -1,0 +1,94 @@
+"""Unknown subwords of a translation become what the model attended to when it wrote them, as with --replace-unk."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from typing import Any
+
+import torch
+from fairseq.data.encoders.sentencepiece_bpe import SentencepieceBPE
+from torch import Tensor
+
+from fairseq_ccpr.text.decoder_subwords import UNKNOWN
+from fairseq_ccpr.text.pairs import one_line
+from fairseq_ccpr.text.sentencepiece import without_tag
+from fairseq_ccpr.text.tokenizers import BLANK, piece_spans
+
+OFF = "none"  # the value of --replace-unk that leaves <unk> in translations
+REACHED = 0.1  # the least attention with which unknown characters are copied, of all that a token has
+
+
+def given_text(sentence: str, task: Any) -> str:
+    """Return a source sentence in one line, without the language tag that some models want in front of it."""
+    return without_tag(task.bpe, one_line(sentence))
+
+
+def nothing_known(sources: Tensor, task: Any) -> bool:
+    """Tell whether a source sentence, int64 [S], has an unknown subword, and none that is known but blanks."""
+    dictionary = task.source_dictionary
+    symbols = {without_tag(task.bpe, dictionary[token]) for token in _text_tokens(sources, task)[0]}
+    return dictionary.unk_word in symbols <= {dictionary.unk_word, BLANK, ""}
+
+
+def copies(task: Any, text: str | None, sources: Tensor, hypothesis: dict[str, Any]) -> list[str]:
+    """Return what each of the U unknown subwords of a hypothesis is written as: subwords of the source, or nothing.
+
+    It is the subword that it attends to most, or the whole run of unknown ones, each once: of two that attend to the same,
+    the one that attends to it more has it, and the other the next best run of unknown ones, if any.
+
+    Args:
+        text: the source as it was given; None where its subwords alone are known, so that unknown ones become a sign.
+        sources: its tokens, int64 [S], with padding and tags.
+        hypothesis: of fairseq's generator, with `attention` [S, T].
+    """
+    target = task.target_dictionary
+    written = hypothesis["tokens"].tolist()
+    places = [place for place, token in enumerate(written) if token == target.unk()]
+    tokens, columns = _text_tokens(sources, task)
+    found: dict[int, str] = {}
+    if not places or not tokens or not hypothesis["attention"].numel():
+        return [""] * len(places)
+    looked = hypothesis["attention"][columns][:, places].float().cpu()
+    unk, blank = task.source_dictionary.unk(), task.source_dictionary.index(BLANK)
+    runs = [[*run] for _, run in groupby(range(len(tokens)), lambda n: -1 if tokens[n] == unk else n)]
+    units = [run for run in runs if tokens[run[0]] != blank or blank == unk]
+    share = torch.stack([looked[unit].sum(dim=0) for unit in units])  # [units, U]
+    favourites, used = share.argmax(dim=0).tolist(), set[int]()
+    for pair in share.flatten().argsort(descending=True, stable=True).tolist():
+        unit, number = divmod(pair, len(places))
+        is_unknown = tokens[units[unit][0]] == unk and share[unit, number] >= REACHED
+        if number in found or unit in used or not (is_unknown or favourites[number] == unit):
+            continue
+        used.add(unit)
+        symbols = _written(task, text, tokens, units[unit])
+        after_blank = places[number] > 0 and target[written[places[number] - 1]] == BLANK
+        found[number] = symbols.removeprefix(BLANK) if after_blank else symbols
+    return [found.get(number, "") for number in range(len(places))]
+
+
+def _text_tokens(sources: Tensor, task: Any) -> tuple[list[int], list[int]]:
+    """Return the tokens that are text, and where they are."""
+    dictionary = task.source_dictionary
+    others = {dictionary.pad(), dictionary.eos(), *task.tags.ids(dictionary)}
+    both = [(token, column) for column, token in enumerate(sources.tolist()) if token not in others]
+    return [token for token, _ in both], [column for _, column in both]
+
+
+def _written(task: Any, text: str | None, tokens: list[int], unit: list[int]) -> str:
+    """Return neighbouring subwords of a source as the decoder would write them, with the characters that were given."""
+    first, last = unit[0], unit[-1]
+    dictionary, symbols, bpe = task.source_dictionary, list[str](), task.bpe
+    if text is not None:
+        text = task.tokenizer.encode(text) if task.tokenizer is not None else text
+        symbols = (bpe.encode(text) if bpe is not None else text).split()
+    if text is None or len(symbols) != len(tokens):
+        symbols = [UNKNOWN if token == dictionary.unk() else dictionary[token] for token in tokens]
+    elif isinstance(bpe, SentencepieceBPE):  # whose pieces are normalised, as … to three dots
+        pieces = [(start, end) for piece, start, end in piece_spans(bpe.sp, text) for _ in piece.split()]
+        ahead = len(symbols) - len(pieces)  # a tag
+        before, after = pieces[: max(0, first - ahead)], pieces[last - ahead + 1 :]
+        start, end = (pieces[n - ahead][side] for side, n in enumerate((first, last))) if first >= ahead else (0, 0)
+        # ½ is three pieces, of which one may be unknown.
+        if start < end and not (before and before[-1][1] > start) and not (after and after[0][0] < end):
+            return BLANK * symbols[first].startswith(BLANK) + text[start:end].replace(" ", BLANK)
+    return " ".join(symbols[first : last + 1])
