@@ -140,9 +140,10 @@ def test_codes_that_phrase_writes_into_the_text_are_codes(tmp_path: Path) -> Non
     metadata = "".join(
         f'<m:mark id="{one}"><m:content>{content}</m:content></m:mark>' for one, content in marks.items()
     )
-    unit = "<trans-unit m:confirmed='1'><source>Die {1>rote&lt;1}{2}Lampe{3}dort {0} {4}</source><target>The {1>red&lt;1}{2}lamp"
-    text = xliff_1(f"{unit}{{3}}there {{0}} {{4}}</target><m:tunit-metadata>{metadata}</m:tunit-metadata></trans-unit>")
-    expected = [("Die rote Lampe dort {0} {4}", "The red lamp there {0} {4}")]
+    source, target = "Die {1>rote&lt;1}{2}Lampe{3}dort {0}", "The {1>red&lt;1}{2}lamp{3}there {0}"
+    unit = UNIT.format('m:confirmed="1"', "", f"<m:tunit-metadata>{metadata}</m:tunit-metadata>")
+    text = xliff_1(unit.replace("Die Lampe", source).replace("The lamp", target))
+    expected = [("Die rote Lampe dort {0}", "The red lamp there {0}")]
     assert read(tmp_path / "a.mxliff", text)[0] == expected
 
 
