@@ -22,14 +22,13 @@ from fairseq_ccpr.paths import configuration
 from fairseq_ccpr.storage.data_bin import TRAIN
 from fairseq_ccpr.storage.equal_strings import first_of_equals
 from fairseq_ccpr.text.decoder_subwords import loading_subwords
-from fairseq_ccpr.text.languages import look_exchanged, name_of
+from fairseq_ccpr.text.languages import SAMPLE, refuse_exchanged
 from fairseq_ccpr.text.pairs import one_line, read_pairs, read_together, reasons, tell_skipped
 from fairseq_ccpr.text.sentencepiece import for_target
 
 logger = logging.getLogger(__name__)
 
 MANY = 0.1  # of a subset's pairs, which are worth a warning if they are in the training text
-SAMPLE, ENOUGH = 200, 10  # pairs whose languages are identified, and how many say something
 SPECIAL_PIECES = 3  # <unk>, <s> and </s>, which fairseq's dictionary adds by itself
 
 
@@ -125,11 +124,7 @@ def binarise(
     counts = dict.fromkeys(subsets, 0)
     for name, path in subsets.items():
         sample = list(islice(read_subset(path, *languages, skipped=Counter()), SAMPLE))
-        if len(sample) >= ENOUGH and look_exchanged(sample, *languages):
-            raise ConfigurationError(
-                f"--{name} {path} has {name_of(target_lang)} before {name_of(source_lang)}, and -s is {source_lang}: "
-                "exchange the two columns, or files"
-            )
+        refuse_exchanged(f"--{name} {path}", sample, *languages)
     unseen = {
         name: set(read_subset(path, *languages, skipped=Counter())) for name, path in subsets.items() if name != TRAIN
     }

@@ -55,10 +55,10 @@ on, and is on disk before the command says so.
   fairseq-ccpr learn --datastore datastores/mine --source "Guten Morgen." --target "Good morning."
   fairseq-ccpr learn --datastore datastores/mine memory.tmx project.xlf pairs.tsv
 
-Files are TMX, XLIFF (1.2 or 2) or TSV, plain, .gz or .xz. A pair that is already there is counted, not stored twice. A pair
-replaces the one learned before with the same source. Pairs
-with an empty or too long side, and lines of a TSV that are no pair or not UTF-8, are left out and counted by reason. An
-interrupted run may be run again.
+Files are TMX, XLIFF (1.2 or 2, as Trados, memoQ and Phrase write it too) or TSV, plain, .gz, .xz or .bz2. A pair that is
+already there is counted, not stored twice. A pair replaces the one learned before with the same source. What a tool says is
+not confirmed, copies of the source, pairs with an empty or too long side, and lines of a TSV that are no pair or not UTF-8,
+are left out and counted by reason. An interrupted run may be run again.
 
 memory shows what was learned, and exports it; forget removes pairs.
 """)
@@ -67,6 +67,7 @@ def learn(
     files: list[Path] = option([], "translation memories", positional=True, nargs="*", metavar="FILE"),
     source: Optional[str] = option(None, "a sentence", metavar="TEXT"),
     target: Optional[str] = option(None, "its translation", metavar="TEXT"),
+    unconfirmed: bool = option(False, "learn also what the files say is not confirmed, or rejected"),
     data: Optional[Path] = data_option(),
     quiet: bool = quiet_option(),
 ) -> int:
@@ -99,7 +100,7 @@ def learn(
             learn_pairs([(source, target)])
         for path in files:
             try:
-                learn_pairs(read_memory(path, *languages, skipped))
+                learn_pairs(read_memory(path, *languages, skipped, unconfirmed))
             except ConfigurationError:  # the file is damaged from somewhere on; what came before counts already
                 if ids or counts["again"]:
                     report()

@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from traceback import format_exception, format_tb
 from typing import Any
@@ -71,7 +72,12 @@ def endpoint(
             if reason := foreign(request.headers, limits):
                 raise bad(reason, 403)
             asked = dict(request.query_params) if file else await given.read_parameters(request, limits.most_characters)
-            asked |= {"body": request.stream()} if file else request.path_params
+            own = (
+                {"body": request.stream(), "unless_gone": partial(_unless_gone, request)}
+                if file
+                else request.path_params
+            )
+            asked |= own
             kind, _, bearer = request.headers.get("authorization", "").partition(" ")
             key = asked.get("api_key", bearer if kind.lower() == "bearer" else None)
             if limits.key is not None and not open_to_all and not fits(limits.key, key):
@@ -184,6 +190,16 @@ def make_app(service: Service) -> Starlette:
     return app
 
 
+class _Server(uvicorn.Server):
+    """Ends the reading of files when it begins to stop."""
+
+    service: Service
+
+    def handle_exit(self, sig: int, frame: Any) -> None:
+        self.service.stopping.set()
+        super().handle_exit(sig, frame)
+
+
 class _Headers:
     """Adds to every answer what keeps browsers from guessing, framing, telling and keeping it."""
 
@@ -257,11 +273,14 @@ def listen(host: str, port: int) -> socket.socket:
 
 def make_server(translator: Translator, limits: Limits) -> uvicorn.Server:
     """Make the server of a translator, which owns it from now on."""
+    service = Service(translator, limits)
     config = uvicorn.Config(
-        make_app(Service(translator, limits)), log_config=None, access_log=False, server_header=False,
+        make_app(service), log_config=None, access_log=False, server_header=False,
         proxy_headers=False, timeout_graceful_shutdown=SECONDS_TO_FINISH, lifespan="on", ws="none", http=_Protocol,
     )  # fmt: skip
-    return uvicorn.Server(config)
+    server = _Server(config)
+    server.service = service
+    return server
 
 
 def serve(translator: Translator, limits: Limits, listening: socket.socket) -> None:

@@ -12,6 +12,7 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from threading import Event
 from typing import Any, TypeVar
 
 from starlette.responses import Response, StreamingResponse
@@ -36,6 +37,7 @@ from fairseq_ccpr.translator import Translator
 
 AUTO = "auto"
 TEXT, HTML = "text", "html"
+LEAST_UNPACKED, PACKING, MOST_UNPACKED = 1 << 24, 100, 1 << 30  # bytes of a file: at least, as a multiple, at most
 MOST_PAIRS = 100  # of the memory that one answer has unless asked for more
 
 T = TypeVar("T")
@@ -45,7 +47,7 @@ class Service:
     """Answers the requests; only this may use the translator from now on."""
 
     def __init__(self, translator: Translator, limits: Limits) -> None:
-        self.work, self.limits = Work(translator), limits
+        self.work, self.limits, self.stopping = Work(translator), limits, Event()
         task = translator.cfg.task
         self.source, self.target = task.source_lang, task.target_lang
         memories = translator.ensemble.memories if translator.ensemble is not None else ()
@@ -165,20 +167,34 @@ class Service:
         return Response(await asyncio.to_thread("\n".join, lines), 200, told, "application/x-tmx+xml")
 
     async def add(self, asked: Parameters) -> Response:
-        """Learn the pairs of the file `body`, whose `name` tells its kind; answers a line of JSON for every few of them."""
+        """Learn the pairs of the file `body`, whose `name` tells its kind; answers a line of JSON for every few of them.
+
+        `unconfirmed` 1 takes also what is not confirmed. Reading ends at once where the client leaves, or the server stops.
+        """
+        unconfirmed, left = bool(given.number(asked, "unconfirmed", 0)), Event()
         name = re.sub(r"[^\w. -]", "_", given.text(asked, "name", 1000)).lstrip(".")[-60:] or "file"
         skipped = Counter[str]()
         with ExitStack() as stack:
             folder = stack.enter_context(TemporaryDirectory())
             await given.save(asked["body"], Path(folder, name))
+            most = min(max(LEAST_UNPACKED, PACKING * Path(folder, name).stat().st_size), MOST_UNPACKED)
+            stack.callback(left.set)
+
+            def watch(count: int) -> None:
+                if left.is_set() or self.stopping.is_set():
+                    raise BusyError("the server is stopping")
+                if count > most:
+                    raise ConfigurationError(
+                        f"the file is more than {most >> 20:,} MiB unpacked: use fairseq-ccpr learn"
+                    )
 
             def told_here(error: Exception) -> str:
                 return str(error).replace(f"{folder}/", "")
 
             try:
-                pairs = read_memory(Path(folder, name), self.source, self.target, skipped)
+                pairs = read_memory(Path(folder, name), self.source, self.target, skipped, unconfirmed, watch)
                 batches = iter(lambda: list(islice(pairs, BATCH)), [])
-                first: list[Pair] = await asyncio.to_thread(next, batches, [])
+                first: list[Pair] = await asked["unless_gone"](asyncio.to_thread(next, batches, []))
             except ConfigurationError as error:  # this is no such file
                 raise ConfigurationError(told_here(error)) from None
             kept = stack.pop_all()

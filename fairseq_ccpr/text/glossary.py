@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterator
 from functools import lru_cache
 from itertools import pairwise
@@ -12,7 +13,8 @@ from unicodedata import normalize
 import regex
 
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.text.pairs import read_lines
+from fairseq_ccpr.text.languages import NAMES, language_code
+from fairseq_ccpr.text.pairs import read_lines, read_rows, reasons
 
 MAX_WORDS = 12  # of a source term, as spaces part them
 
@@ -39,6 +41,7 @@ _OF_SEVERAL = regex.compile(r"[^\p{GCB=Other}\p{GCB=LV}\p{GCB=LVT}\p{GCB=Control
 class Glossary:
     """Terms of a TSV: a source term, and after tabs its translations, variants of which any will do, as on further lines.
 
+    Cells may be quoted; columns that DeepL and memoQ write besides terms are passed over.
     A term is found as whole words, in scripts without spaces anywhere, however it is composed, capitalised or hyphenated; of
     terms that overlap the longest counts, and of these the first. `searched` and `found` count sentences and terms.
     """
@@ -50,16 +53,19 @@ class Glossary:
         self.searched = self.found = 0
         if not path.is_file():
             raise ConfigurationError(f"--glossary: there is no file {path}")
-        for number, line in enumerate(read_lines(path), 1):
-            if line.strip():
-                self._add(line, number)
+        skipped = Counter[str]()
+        rows = [[" ".join(cell.split()) for cell in row] for row in read_rows(read_lines(path), skipped)]
+        if skipped:
+            raise ConfigurationError(f"--glossary: {path} cannot be read ({reasons(skipped)}): save it without quotes")
+        for number, row in enumerate(_terms(rows), 1):
+            if any(row):
+                self._add(row, number)
         if not self.variants:
             raise ConfigurationError(f"--glossary: {path} has no term: write source term, tab, target term")
 
-    def _add(self, line: str, number: int) -> None:
-        columns = [" ".join(column.split()) for column in line.split("\t")]
+    def _add(self, row: list[str], number: int) -> None:
         where = f"--glossary: {self.path}, line {number}"
-        source, *targets = columns
+        source, *targets = row
         targets = [one for one in targets if _UNSEEN.sub("", one)]  # spreadsheets end short lines with empty cells
         term = _read(source)[0]
         if not term or not targets:
@@ -87,6 +93,27 @@ class Glossary:
                     past = stop
                     yield start, ends[stop], variants
                     break
+
+
+def _terms(rows: list[list[str]]) -> Iterator[list[str]]:
+    """Leave out columns that are no terms: DeepL's codes of both languages, and the fields of memoQ, which its header names.
+
+    Of memoQ's languages the first is the source; a row may have several terms of it, each of which has all the others.
+    """
+    codes = {tuple(row[2:]) for row in rows if len(row) > 2}
+    of_deepl = len(codes) == 1 and len(both := [language_code(one) for one in next(iter(codes))]) == 2
+    if of_deepl and NAMES.keys() >= set(both) and both[0] != both[1]:
+        yield from (row[:2] for row in rows)
+    elif rows and any(cell.startswith("Entry_") for cell in rows[0]):
+        fields = [(at, name) for at, name in enumerate(rows[0]) if not name.startswith(("Entry_", "Term_"))]
+        columns = [(at, name) for at, name in fields if name and not name.endswith("_Def")]
+        yield []
+        for row in rows[1:]:
+            terms = [(name == columns[0][1], row[at]) for at, name in columns if at < len(row) and row[at]]
+            targets = [term for is_source, term in terms if not is_source]
+            yield from ([term, *targets] for is_source, term in terms if is_source)
+    else:
+        yield from rows
 
 
 def _read(text: str) -> tuple[str, dict[int, int], dict[int, int]]:

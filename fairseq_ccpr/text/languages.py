@@ -7,9 +7,12 @@ that in which the language is mostly written (Unicode's likely subtags). Names o
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from functools import cache, lru_cache
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Any
+
+from fairseq_ccpr.errors import ConfigurationError
+from fairseq_ccpr.text.words import word_spans
 
 _NAMES = """
 af Afrikaans|ar Arabic|az Azerbaijani|be Belarusian|bg Bulgarian|bn Bengali|bs Bosnian|ca Catalan|cs Czech
@@ -26,6 +29,8 @@ NAMES = dict(one.split(" ", 1) for line in _NAMES.split("\n") if line for one in
 
 
 EXCHANGED = 0.8  # fraction of pairs, of which single ones may be names, numbers or copies
+SAMPLE, ENOUGH = 200, 10  # lines whose languages are identified, and how many say something
+COPIED_WORDS, COPIED_SURELY = 3, 0.95  # of a copy: names and terms have fewer, or are of no language for sure
 
 # `no` is nearly always Bokmål, `zt` and `tl` are LibreTranslate's, and NLLB's script of Korean is without Hanja.
 _ALIASES = {"no": "nb", "zt": "zh-Hant", "fil": "tl", "ko-Hang": "ko"}
@@ -75,11 +80,22 @@ def same_language(one: str, other: str) -> bool:
     return language_code(one) == language_code(other)
 
 
-@cache
-def _identifier() -> Any:
+@lru_cache(4)
+def _identifier(*names: str) -> Any:
+    """Return what identifies one of these languages, or of all without any; None where it does not know one of them."""
     from py3langid import langid  # here, as few commands need it
 
-    return langid.LanguageIdentifier.from_model_file(langid.MODEL_FILE)
+    identifier = langid.LanguageIdentifier.from_model_file(langid.MODEL_FILE, norm_probs=True)
+    try:
+        identifier.set_languages([_identified(one) for one in names] or None)
+    except ValueError:
+        return None
+    return identifier
+
+
+def _identified(name: str) -> str:
+    language = language_code(name).partition("-")[0]
+    return {"nb": "no"}.get(language, language)
 
 
 def identify(text: str) -> str:
@@ -95,13 +111,52 @@ def look_exchanged(pairs: Iterable[tuple[str, str]], source: str, target: str) -
     >>> look_exchanged(pairs, "de_DE", "eng_Latn"), look_exchanged(pairs, "en", "de"), look_exchanged(pairs, "xx", "de")
     (True, False, False)
     """
-    languages = [language_code(one).partition("-")[0] for one in (source, target)]
-    try:
-        _identifier().set_languages(languages)  # one of the two
-    except ValueError:  # it does not know one of them
+    languages, identifier = [_identified(one) for one in (source, target)], _identifier(source, target)
+    if identifier is None or languages[0] == languages[1]:
         return False
-    found = [[_identifier().classify(side)[0] for side in pair] == languages[::-1] for pair in pairs]
-    return languages[0] != languages[1] and sum(found) > EXCHANGED * len(found)
+    found = [[identifier.classify(side)[0] for side in pair] == languages[::-1] for pair in pairs]
+    return sum(found) > EXCHANGED * len(found)
+
+
+def refuse_exchanged(where: str, pairs: Sequence[tuple[str, str]], source: str, target: str) -> None:
+    """Refuse sentence pairs whose columns look exchanged, if they are enough to tell."""
+    if len(pairs) >= ENOUGH and look_exchanged(pairs, source, target):
+        raise ConfigurationError(
+            f"{where} has {name_of(target)} before {name_of(source)}, and the source language is {source}: exchange the two "
+            "columns, or files"
+        )
+
+
+def look_copied(source: str, target: str, source_lang: str, target_lang: str) -> bool:
+    """Tell whether a target is its source once more, several words that are surely of the source language.
+
+    >>> [look_copied(one, one, "de", "en") for one in ("Die Tür klemmt.", "Ludwig van Beethoven", "Computer")]
+    [True, False, False]
+    """
+    if " ".join(source.split()).casefold() != " ".join(target.split()).casefold():
+        return False
+    if len(word_spans(source)) < COPIED_WORDS or same_language(source_lang, target_lang):
+        return False
+    identifier = _identifier(source_lang, target_lang)
+    if identifier is None:
+        return False
+    language, probability = identifier.classify(source)
+    return bool(language == _identified(source_lang) and probability >= COPIED_SURELY)
+
+
+def look_foreign(lines: Sequence[str], expected: str) -> str:
+    """Return the code of the language in which nearly all of a text is, if not the expected one; otherwise nothing.
+
+    >>> look_foreign(["Das ist ein Satz auf Deutsch.", "Hier ist noch einer."] * 5, "en_GB")
+    'de'
+    """
+    identifier, language = _identifier(), _identified(expected)
+    if len(lines) < ENOUGH or language not in identifier.nb_classes:
+        return ""
+    parts = [" ".join(lines[first : first + ENOUGH]) for first in range(0, len(lines), ENOUGH)]  # one line says little
+    found = [identifier.classify(part)[0] for part in parts]
+    most = max(found, key=found.count)
+    return most if most != language and found.count(most) > EXCHANGED * len(found) else ""
 
 
 def as_bcp47(name: str) -> str:

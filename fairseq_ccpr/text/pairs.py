@@ -1,7 +1,8 @@
-"""Sentence pairs as text: two files line by line, or a TSV, plain, `.gz` or `.xz`, with or without alignments.
+"""Sentence pairs as text: two files line by line, or a TSV, plain or packed, with or without alignments.
 
 Only a line feed ends a line, as in other tools for parallel text. What other readers take for a line end becomes a space.
 What is no pair is left out and counted by reason, or else, where lines belong to those of another file, an error.
+Cells of a TSV may be quoted, as spreadsheets save them.
 
 Raises:
     ConfigurationError: bytes that are not UTF-8 (by line), a line that is no pair, files of different lengths.
@@ -9,27 +10,41 @@ Raises:
 
 from __future__ import annotations
 
+import bz2
 import codecs
 import gzip
+import io
 import logging
 import lzma
 import re
 import sys
 import zlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import zip_longest
+from itertools import chain, islice, zip_longest
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from fairseq_ccpr.errors import ConfigurationError
 
-PACKED: dict[str, Any] = {".xz": lzma.open, ".gz": gzip.open}  # by the ends of their names
+PACKED_NAMES = (".gz", ".xz", ".bz2")
+BLOCK = 1 << 16  # bytes that are unpacked at a time
 LONGEST = 1 << 22  # bytes of a line
+SAMPLE = 1000  # rows of a table by which it is decided whether its cells are quoted
+MOSTLY = 0.9  # of the cells with quotation marks
+BROKEN = "a quoted cell does not end, or ends in the middle"
+MOST_LINES = 100  # of a quoted cell
+BYTE_ORDER_MARK = "\ufeff"  # is no text: it stands inside where files were joined
+PACKED: dict[bytes, Any] = {  # by the bytes that they begin with, whatever their names
+    rb"\xfd7zXZ\0": lzma.open, rb"\x1f\x8b": gzip.open, rb"BZh[1-9]1AY&SY": bz2.open,
+}  # fmt: skip
+Watch = Callable[[int], None]  # is called with the bytes that were unpacked so far, and raises to stop
 _SCORE = re.compile(r"-?\d+\.\d+")
+_QUOTED = re.compile(r'"(?:[^"\t]|"")*+"')
+_ROW = re.compile(rf"(?:(?:{_QUOTED.pattern}|[^\"\t]*+)(?:\t|$))*")
 _LINE_ENDS = re.compile("[\n\v\f\r\x1c-\x1f\x85\u2028\u2029]")
 
 logger = logging.getLogger(__name__)
@@ -44,14 +59,36 @@ def one_line(text: str) -> str:
     return _LINE_ENDS.sub(" ", text)
 
 
+class _Watched(io.RawIOBase):
+    """A stream that tells how many bytes were read, and gives those before damage before it raises."""
+
+    def __init__(self, stream: Any, watch: Watch | None) -> None:
+        self.stream, self.watch, self.count = stream, watch, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self.stream.read1(len(buffer))
+        buffer[: len(data)] = data
+        self.count += len(data)
+        if self.watch is not None:
+            self.watch(self.count)
+        return len(data)
+
+
 @contextmanager
-def open_packed(path: Path) -> Iterator[Any]:
-    """Open a file, compressed or not, for reading bytes; damage may show only while it is read."""
-    with PACKED.get(path.suffix.lower(), open)(path, "rb") as stream:
+def open_packed(path: Path, watch: Watch | None = None) -> Iterator[io.BufferedReader]:
+    """Open a file, packed or not by its first bytes, for reading bytes; damage may show only while it is read."""
+    with path.open("rb") as file:
+        head = file.peek(10)
+        if head.startswith(b"PK\3\4"):
+            raise ConfigurationError(f"{path} is a ZIP archive: unpack it, and give the file that is in it")
+        unpack = next((unpack for magic, unpack in PACKED.items() if re.match(magic, head)), lambda plain: plain)
         try:
-            yield stream
-        except (lzma.LZMAError, zlib.error, EOFError, gzip.BadGzipFile, UnicodeError) as error:
-            raise ConfigurationError(f"{path} is damaged, or not what its name says: {error}") from None
+            yield io.BufferedReader(_Watched(unpack(file), watch), BLOCK)
+        except (lzma.LZMAError, zlib.error, EOFError, OSError, UnicodeError) as error:
+            raise ConfigurationError(f"{path} is damaged: {error}") from None
 
 
 def read_lines(path: Path) -> Iterator[str]:
@@ -59,8 +96,8 @@ def read_lines(path: Path) -> Iterator[str]:
     return (line for line in _read(path, None) if line is not None)
 
 
-def _read(path: Path, skipped: Counter[str] | None) -> Iterator[str | None]:
-    with open_packed(path) as stream:
+def _read(path: Path, skipped: Counter[str] | None, watch: Watch | None = None) -> Iterator[str | None]:
+    with open_packed(path, watch) as stream:
         yield from _decoded(stream, str(path), skipped)
 
 
@@ -83,7 +120,7 @@ def _decoded(stream: BinaryIO, name: str, skipped: Counter[str] | None = None) -
         if number == 1 and (encoding := _wide_encoding(line)):
             raise ConfigurationError(f"{name} is {encoding.upper()}: convert it with iconv -f {encoding} -t utf-8")
         try:
-            text = line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
+            text = line.decode("utf-8").replace(BYTE_ORDER_MARK, "").rstrip("\r\n")
         except UnicodeDecodeError:
             if skipped is None:
                 raise ConfigurationError(
@@ -105,21 +142,29 @@ def _wide_encoding(line: bytes) -> str | None:
     return next((name for name, half in halves.items() if len(half) > 1 and half.count(0) > len(half) / 2), None)
 
 
-def read_pairs(path: Path, empty_lines: bool = False, skipped: Counter[str] | None = None) -> Iterator[tuple[str, str]]:
+def read_pairs(
+    path: Path, empty_lines: bool = False, skipped: Counter[str] | None = None, watch: Watch | None = None
+) -> Iterator[tuple[str, str]]:
     """Read the sentence pairs of a TSV file: source, tab, target, and perhaps another tab and a score.
 
     Args:
         empty_lines: whether an empty line is a pair of empty texts.
-        skipped: counts lines that are no pair, by reason, and leaves them out; without it the first is an error.
+        skipped: counts lines that are no pair, by reason, and leaves them out; without it the first is an error, and no
+            cell is quoted.
+        watch: sees how much was read, and may stop it.
     """
-    for number, line in enumerate(_read(path, skipped), 1):
-        if line is None:
-            continue
-        columns = line.split("\t") if line.strip() or not empty_lines else ["", ""]
+    lines = _read(path, skipped, watch)
+    rows = (
+        read_rows(lines, skipped) if skipped is not None else (line.split("\t") for line in lines if line is not None)
+    )
+    for number, columns in enumerate(rows, 1):
+        empty = not any(map(str.strip, columns))
+        if empty and empty_lines:
+            columns = ["", ""]
         if len(columns) == 3 and _SCORE.fullmatch(columns[2]):
             del columns[2]
         if len(columns) != 2 and skipped is not None:
-            skipped[f"a line has {len(columns)} columns, and a pair has 2" if line.strip() else "a line is empty"] += 1
+            skipped["a line is empty" if empty else f"a line has {len(columns)} columns, and a pair has 2"] += 1
             continue
         if len(columns) != 2:
             raise ConfigurationError(
@@ -127,6 +172,70 @@ def read_pairs(path: Path, empty_lines: bool = False, skipped: Counter[str] | No
                 "tab, target"
             )
         yield columns[0], columns[1]
+
+
+def read_rows(lines: Iterable[str | None], skipped: Counter[str]) -> Iterator[list[str]]:
+    """Read the rows of a table, their cells as they were before a spreadsheet quoted them.
+
+    A table is quoted if nearly all cells with marks are, of which some have doubled marks or several lines, or there are no
+    other cells. Otherwise marks are text, but around doubled ones. Lines of a cell become one. Rows whose quoted cells do
+    not end are left out and counted.
+    """
+    rows, fault = _whole_rows((line for line in lines if line is not None), skipped), None
+    sample: list[tuple[list[str], int]] = []
+    try:
+        for one in islice(rows, SAMPLE):
+            sample.append(one)
+    except ConfigurationError as error:  # the file is damaged from there on
+        fault = error
+    cells = [cell for row, _ in sample for cell in row if cell]
+    marked = [cell for cell in cells if '"' in cell]
+    sure = any(count > 1 for _, count in sample) or any('""' in cell[1:-1] for cell in marked) or marked == cells
+    quoted = sure and sum(map(bool, map(_QUOTED.fullmatch, marked))) >= MOSTLY * len(marked)
+    for row, _ in chain(sample, rows):
+        whole = [_QUOTED.fullmatch(cell) for cell in row]
+        if quoted and any(cell.startswith('"') and not found for cell, found in zip(row, whole)):
+            skipped[BROKEN] += 1
+            continue
+        yield [
+            cell[1:-1].replace('""', '"') if found and (quoted or '""' in cell[1:-1]) else cell
+            for cell, found in zip(row, whole)
+        ]
+    if fault is not None:
+        raise fault
+
+
+def _whole_rows(lines: Iterator[str], skipped: Counter[str]) -> Iterator[tuple[list[str], int]]:
+    """Join the lines of each row, and count them.
+
+    In prose too a cell may begin with a mark that it does not end with. But each of its lines has a tab: so only a line
+    without one is continued by a line with one, and those after that have none.
+    """
+    waiting: list[str] = []
+    while (line := waiting.pop(0) if waiting else next(lines, None)) is not None:
+        row, more = line, list[str]()
+        while _begins_quoted(row) and len(more) < MOST_LINES and len(row) < LONGEST:
+            following = waiting.pop(0) if waiting else next(lines, None)
+            if following is None:
+                break
+            if "\t" in following and ("\t" in row or '"' not in following):
+                waiting.insert(0, following)
+                break
+            more.append(following)
+            row = f"{row} {following}"
+        if not more or _ROW.fullmatch(row):
+            yield row.split("\t"), 1 + len(more)
+        elif '"' in "".join(more):
+            skipped[BROKEN] += 1 + len(more)
+        else:
+            waiting = more + waiting
+            yield line.split("\t"), 1
+
+
+def _begins_quoted(row: str) -> bool:
+    """Tell whether the last cell begins with a mark, and does not end as a quoted one."""
+    last = row.rpartition("\t")[2]
+    return last.startswith('"') and not _QUOTED.fullmatch(last)
 
 
 def reasons(skipped: Counter[str]) -> str:

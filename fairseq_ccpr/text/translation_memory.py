@@ -1,4 +1,6 @@
-"""Translation memories as other tools exchange them: TMX is read and written, XLIFF 1.2 and 2 is read.
+"""Translation memories as other tools exchange them: TMX is read and written, XLIFF 1.2 and 2, and its kinds, is read.
+
+What a tool says of a translation counts: only what a person has confirmed is read, with tracked changes accepted.
 
 Units are cut out of the text as it comes, and expat parses each by itself: so memory does not grow with the file, but for the
 dates of a TMX, and a damaged unit costs no other. A file that declares entities is refused, which no translation memory
@@ -11,9 +13,12 @@ from __future__ import annotations
 import codecs
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from html import unescape
 from html.entities import html5
+from itertools import islice
 from json import detect_encoding
 from pathlib import Path
 from xml.etree.ElementTree import Element, TreeBuilder
@@ -21,29 +26,50 @@ from xml.parsers import expat
 from xml.sax.saxutils import escape, quoteattr
 
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.text.languages import same_language
-from fairseq_ccpr.text.pairs import PACKED, one_line, open_packed, read_pairs
+from fairseq_ccpr.text.languages import SAMPLE, look_copied, refuse_exchanged, same_language
+from fairseq_ccpr.text.pairs import BLOCK, BYTE_ORDER_MARK, PACKED_NAMES, Watch, one_line, open_packed, read_pairs
 from fairseq_ccpr.version import __version__
 
-TMX, XLIFF, TSV = (".tmx",), (".xlf", ".xliff", ".sdlxliff", ".mqxliff"), (".tsv", ".txt")
-BLOCK = 1 << 16  # bytes that are decoded at a time
+TMX, XLIFF, TSV = (".tmx",), (".xlf", ".xliff", ".sdlxliff", ".mqxliff", ".mxliff"), (".tsv", ".txt")
 MOST = 1 << 22  # characters of a unit, a comment or a tag
 UNITS = {"tu", "trans-unit", "unit"}
 # Elements inside a segment whose content is not text: codes of the document's own format.
 CODES = {"bpt", "ept", "it", "ph", "ut", "x", "bx", "ex", "sc", "ec"}
+ALONE = {"ph", "ut", "x"}  # of these, such as are not one of a pair
 SAYING = ("type", "ctype", "subType", "equiv", "equiv-text", "equivStart", "equivEnd", "disp", "dispStart", "dispEnd")
-UNTRANSLATED = {"new", "initial", "needs-translation"}
+# What a tool says of a translation that a person has confirmed, by attribute, in lower case; anything else is not confirmed.
+CONFIRMED = {
+    "state": "translated reviewed signed-off final",  # XLIFF 1.2, of a target, and 2, of a segment
+    "conf": "translated approvedtranslation approvedsignoff",  # Trados: sdl:seg, and a property in TMX
+    "status": "manuallyconfirmed reviewer1confirmed proofread confirmed confirmedtranslator confirmedreviewer1 "
+    "confirmedreviewer2",  # memoQ
+    "confirmed": "1 2 3 4 5 6 7 8 9 10 11 12 true",  # Phrase: the workflow step up to which it is confirmed
+}
+FINISHED = ("signed-off", "final")  # states that outweigh where a translation is from
 LANGUAGES = {"source-language": "source", "srcLang": "source", "target-language": "target", "trgLang": "target"}
 BREAK = "\udc82"  # in place of a code that separates what is before and after it, until the text is complete
 SEAM = "\udc81"  # likewise where a segment begins and ends
+GAP = "\udc83"  # likewise of a code by itself, which may stand for a space, a character or nothing
 DAMAGED = "\udc80"  # in place of bytes that are not of the encoding; no text has it, and expat refuses it
 XML_LANG = "xml:lang"
 
 _DECLARATION = re.compile(r"\A[\s\ufeff]*<\?xml\s[^>]*\?>")
+_SAYING = re.compile(r"<(?:[\w.-]+:)?(?:trans-unit|segment|target)\s[^<>]*?\b(state|status|confirmed)\s*=")
+_REJECTED, _FROM_MACHINE = re.compile("rejected-"), re.compile("(x-)?(fuzzy|mt-|tm-suggestion|leveraged-mt)")
+_DELETED = re.compile("(.*[-:])?del(eted|etion|ete)?", re.IGNORECASE)  # types of marked text that was taken out
+UNWRITTEN = {"note", "comment", "annotation", "cmt"}  # elements in a segment that are none of its text
+_SPACES = re.compile(r"[^\S\u00a0\u2007\u202f]+")  # but no-break spaces
 _ENTITY = re.compile(r"&([A-Za-z][\w.-]*);")
 _NO_XML = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _BEFORE_MARK = re.compile(rf"\s*(?:{BREAK}\s*)+(?=[.,;:!?](?:\s|{BREAK}|$))")
 _BLOCKS = "br|p|div|hr|li|tr|td|th|h[1-6]|img|image|tab|cr|lb|pb|cb"
+_BETWEEN_WORDS = re.compile(rf"(?<=\w){GAP}+(?=\w)")
+_WRITTEN = re.compile(r"(?:\{|(?=<\w+\})<)(\w{1,5})[}>]")
+_VALUE = re.compile(r"""=["']([^"'<>]*)["']""")
+_WHITE = re.compile(r"(?:\s|\\[nrtvf])+")
+_FORMAT = re.compile(  # a code that is one of a pair
+    r"(?:\w+[:-])*(?:b|i|u|bold|italic|underlined?|link)|</?\w[^<>]*(?<!/)>|\{\\.*|\}", re.DOTALL | re.IGNORECASE,
+)  # fmt: skip
 _BREAKING = re.compile(  # the kind of a code, or its content
     rf"(?:\w+[:-])*(?:{_BLOCKS})|(?:\s|\\[nrtvf]|&(?:nbsp|#(?:10|13|160|x0*[AD]|xA0));|</?(?:\w+:)?(?:{_BLOCKS})(?:\s[^<>]*)?/?>"
     r"|\{?\\(?:line|par|tab|page)\b ?\}?)+", re.IGNORECASE,
@@ -62,23 +88,32 @@ codecs.register_error("fairseq_ccpr.damaged", lambda error: (DAMAGED, error.end)
 Pair = tuple[str, str]
 
 
-def read_memory(path: Path, source: str, target: str, skipped: Counter[str]) -> Iterator[Pair]:
-    """Read the pairs of a TMX, XLIFF or TSV file, plain, `.gz` or `.xz`, recognised by its name.
+def read_memory(
+    path: Path, source: str, target: str, skipped: Counter[str], unconfirmed: bool = False, watch: Watch | None = None
+) -> Iterator[Pair]:
+    """Read the pairs of a TMX, XLIFF or TSV file, packed or not, recognised by its name.
 
     Languages are such as de and en, which de-AT and en_GB are as well; a TSV does not name its own. `skipped` counts what is
-    no pair of them, by reason. A file that ends too early is an error once all before it is read.
+    no pair of them, by reason, and what is not confirmed, unless that is to be read. `watch` sees how much was read, and may
+    stop it. A file that ends too early is an error once all before it is read.
     """
     if not path.is_file():
         raise ConfigurationError(f"there is no file {path}")
-    kind = Path(path.stem if path.suffix.lower() in PACKED else path.name).suffix.lower()
-    if kind in TSV:
-        return read_pairs(path, skipped=skipped)
-    if kind not in TMX + XLIFF:
+    kind = Path(path.stem if path.suffix.lower() in PACKED_NAMES else path.name).suffix.lower()
+    if kind not in TMX + XLIFF + TSV:
         raise ConfigurationError(
             f"{path} is no TSV, TMX or XLIFF file by its name: it should end in .tsv, .tmx or .xlf"
         )
-    reading = _Tmx(path, source, target, skipped) if kind in TMX else _Xliff(path, source, target, skipped)
-    return reading.read()
+    reading = _Tmx if kind in TMX else _Xliff if kind in XLIFF else _Tsv
+    return _without_copies(reading(path, source, target, skipped, unconfirmed, watch))
+
+
+def _without_copies(reading: _Reading) -> Iterator[Pair]:
+    for pair in reading.read():
+        if look_copied(*pair, reading.source, reading.target):
+            reading.skipped["its target is its source once more"] += 1
+        else:
+            yield pair
 
 
 def tmx_lines(source: str, target: str, pairs: Iterable[tuple[str, str, str]]) -> Iterator[str]:
@@ -111,6 +146,9 @@ class _Reading:
     source: str
     target: str
     skipped: Counter[str]
+    unconfirmed: bool = False  # whether these are read as well
+    watch: Watch | None = None
+    required: set[str] = field(default_factory=set)  # what each translation has to say to be confirmed
     encoding: str = "utf-8"
     damages: dict[str, str] = field(default_factory=dict)  # by kind: the reason that counts it, with the first line
 
@@ -145,16 +183,36 @@ class _Reading:
     def unit(self, unit: Element) -> Iterator[Pair]:
         raise NotImplementedError
 
-    def pair(self, source: str, target: str) -> Iterator[Pair]:
+    def pair(self, source: str, target: str, said: Mapping[str, str]) -> Iterator[Pair]:
+        """Yield a pair of what `_text` made, unless it has no text, or a tool says that it is not confirmed."""
         texts = [text.replace(SEAM + SEAM, BREAK).replace(SEAM, "") for text in (source, target)]
-        source, target = (" ".join(_BEFORE_MARK.sub("", text).replace(BREAK, " ").split()) for text in texts)
-        if source and target:
-            yield source, target
-        else:
+        gap = " " if all(map(_BETWEEN_WORDS.search, texts)) else ""
+        texts = [_BEFORE_MARK.sub("", _BETWEEN_WORDS.sub(gap, text)).replace(BREAK, " ") for text in texts]
+        source, target = (
+            _SPACES.sub(" ", text.replace(GAP, "").replace(BYTE_ORDER_MARK, "")).strip() for text in texts
+        )
+        if not source or not target:
             self.skipped["without text"] += 1
+        elif doubt := not self.unconfirmed and self._doubt(said):
+            self.skipped[f"not confirmed: {doubt}"] += 1
+        else:
+            yield source, target
+
+    def _doubt(self, said: Mapping[str, str]) -> str:
+        """Return the attribute by which a translation is not confirmed."""
+        for name, values in CONFIRMED.items():
+            value = said.get(name, "missing" if name in self.required else None)
+            if value is not None and value.lower() not in values.split():
+                return f"{name} is {value[:30]}"
+        origin, approved = said.get("state-qualifier", ""), said.get("approved")
+        if _REJECTED.match(origin) or (
+            _FROM_MACHINE.match(origin) and approved != "yes" and said.get("state") not in FINISHED
+        ):
+            return f"state-qualifier is {origin[:30]}"
+        return "approved is no" if approved == "no" and not said.keys() & CONFIRMED.keys() else ""
 
     def _decoded(self) -> Iterator[str]:
-        with open_packed(self.path) as stream:
+        with open_packed(self.path, self.watch) as stream:
             block = stream.read(1024)
             self.encoding = self._encoding(block)
             decoder = codecs.getincrementaldecoder(self.encoding)("fairseq_ccpr.damaged")
@@ -271,6 +329,16 @@ class _Reading:
 
 
 @dataclass
+class _Tsv(_Reading):
+    def read(self) -> Iterator[Pair]:
+        sample: list[Pair] = []
+        with suppress(ConfigurationError):  # of damage, which shows again
+            sample.extend(islice(read_pairs(self.path, skipped=Counter(), watch=self.watch), SAMPLE))
+        refuse_exchanged(str(self.path), sample, self.source, self.target)
+        yield from read_pairs(self.path, skipped=self.skipped, watch=self.watch)
+
+
+@dataclass
 class _Tmx(_Reading):
     dates: dict[str, str] = field(default_factory=dict)  # by source: when the newest translation of it was changed
 
@@ -279,16 +347,16 @@ class _Tmx(_Reading):
     def unit(self, unit: Element) -> Iterator[Pair]:
         segments = [(seg, tuv) for tuv in unit.iter("tuv") for seg in tuv.findall("seg")]
         sides = [(seg.get(XML_LANG) or tuv.get(XML_LANG) or tuv.get("lang") or "", seg, tuv) for seg, tuv in segments]
-        source, target = (
-            next((side[1:] for side in sides if same_language(side[0], one)), None)
-            for one in (self.source, self.target)
-        )
-        if source is None or target is None:
+        both = [[side for side in reversed(sides) if same_language(side[0], one)] for one in (self.source, self.target)]
+        if not all(both):
             self.skipped[f"not in both {self.source} and {self.target}"] += 1
             return
-        dated = [one.get(name, "") for one in (unit, target[1]) for name in ("creationdate", "changedate")]
-        date = max(re.sub(r"\D", "", one) for one in dated)  # as in 20240131T235959Z; the last of them
-        for pair in self.pair(_text(source[0], {}), _text(target[0], {})):
+        if others := sum(map(len, both)) - len(both):
+            self.skipped["older than another variant of its language, or before it"] += others
+        (_, source, _), (_, target, of_target) = (max(variants, key=lambda side: _date(side[2])) for variants in both)
+        date = max(_date(unit), _date(of_target))
+        level = next((one.text for one in unit.iter("prop") if "ConfirmationLevel" in one.get("type", "")), None)
+        for pair in self.pair(_text(source, {}), _text(target, {}), {"conf": level} if level else {}):
             if date and date < self.dates.get(pair[0], ""):
                 self.skipped["older by its date than another translation of the same source"] += 1
                 continue
@@ -316,26 +384,48 @@ class _Xliff(_Reading):
             self.languages |= {one: attributes.get(one, "") for one in own}
             self.translate = [attributes.get("translate", "yes")]
 
+    def read(self) -> Iterator[Pair]:
+        before = ""
+        with suppress(ConfigurationError):  # which shows again
+            for block in self._decoded() if not self.unconfirmed else ():
+                self.required.update(_SAYING.findall(before + block))
+                before = block[-1000:]
+        yield from super().read()
+
     def unit(self, unit: Element) -> Iterator[Pair]:
-        data = {one.get("id"): "".join(one.itertext()) for one in unit.iter("data")}
+        codes = {one.get("id"): "".join(one.itertext()) for one in unit.iter("data")}
+        codes |= {"{" + one.get("id", ""): "".join(one.itertext()) for one in unit.iter("mark")}
+        levels = {one.get("id"): one.get("conf", "unspecified") for one in unit.iter("seg")}
+        if unit.tag == "trans-unit":
+            self.required.discard("state")  # which has no default in XLIFF 1.2
         for segment in [unit] if unit.tag == "trans-unit" else unit.iter("segment"):
-            source, target = segment.find("source"), segment.find("target")
+            source, targets = segment.find("source"), segment.findall("target")
             if unit.get("translate", self.translate[-1]) == "no":
                 self.skipped["not to be translated"] += 1
-            elif source is None or target is None or (target.get("state") or segment.get("state")) in UNTRANSLATED:
+                continue
+            if source is None or not targets:
                 self.skipped["not translated"] += 1
-            elif foreign := self._foreign(source, target):
-                self.skipped[foreign] += 1
-            else:
-                ours, theirs = (
-                    {one.get("mid"): _text(one, data) for one in side.iter("mrk") if one.get("mtype") == "seg"}
-                    for side in (next(segment.iterfind("seg-source"), source), target)
+                continue
+            if not (fitting := [one for one in targets if not self._foreign(source, one)]):
+                self.skipped[self._foreign(source, targets[-1])] += 1
+                continue
+            target = fitting[-1]
+            said = {
+                name.rpartition(":")[2]: value for one in (unit, segment, target) for name, value in one.attrib.items()
+            }
+            ours, theirs = (
+                {one.get("mid"): _text(one, codes) for one in side.iter("mrk") if one.get("mtype") == "seg"}
+                for side in (next(segment.iterfind("seg-source"), source), target)
+            )
+            if not ours or not theirs or None in ours | theirs or len(ours) == len(theirs) == 1:
+                worst = min(levels.values(), key=lambda level: level.lower() in CONFIRMED["conf"].split(), default="")
+                yield from self.pair(
+                    _text(source, codes), _text(target, codes), said | ({"conf": worst} if worst else {})
                 )
-                if not ours or not theirs or None in ours | theirs or len(ours) == len(theirs) == 1:
-                    yield from self.pair(_text(source, data), _text(target, data))
-                else:
-                    for mid in ours | theirs:
-                        yield from self.pair(ours.get(mid, ""), theirs.get(mid, ""))
+            else:
+                for mid in ours | theirs:
+                    level = {"conf": levels[mid]} if mid in levels else {}
+                    yield from self.pair(ours.get(mid, ""), theirs.get(mid, ""), said | level)
 
     def _foreign(self, source: Element, target: Element) -> str:
         said = [("source", source.get(XML_LANG, "")), ("target", target.get(XML_LANG, ""))]
@@ -345,18 +435,46 @@ class _Xliff(_Reading):
         return ""
 
 
-def _text(element: Element, data: dict[str | None, str]) -> str:
-    """Return the text of a sentence, with marks where codes, whose `data` is by id, separate, and where segments end."""
-    texts = [element.text or ""]
+def _date(element: Element) -> str:
+    """Return when an element of TMX was changed, or made, as the digits of 20240131T235959Z; or nothing."""
+    return max(re.sub(r"\D", "", element.get(name, "")) for name in ("creationdate", "changedate"))
+
+
+def _text(element: Element, codes: Mapping[str | None, str]) -> str:
+    """Return the text of a sentence, with marks where codes, whose content is by id, separate, and where segments end."""
+    texts = [_with_written_codes(element.text or "", codes)]
     for child in element:
         code = child.tag in CODES
         said = [child.get(name) for name in SAYING]
-        said += [data.get(child.get(name)) for name in ("dataRef", "dataRefStart", "dataRefEnd")]
+        said += [codes.get(child.get(name)) for name in ("dataRef", "dataRefStart", "dataRefEnd")]
         said += ["".join(child.itertext())] if code else []
-        mark = BREAK if any(_BREAKING.fullmatch(one) for one in said if one) else ""
+        mark = _mark([one for one in said if one], child.tag in ALONE)
         if child.tag == "mrk" and child.get("mtype") == "seg":
             mark = SEAM
         elif child.tag == "cp":  # a character that XML has no place for
             mark = " "
-        texts += [mark, "" if code else _text(child, data) + mark, child.tail or ""]
+        kinds = [child.tag, child.get("mtype", ""), child.get("type", "")]
+        if child.tag in UNWRITTEN or any(map(_DELETED.fullmatch, kinds)):
+            texts.append(mark)
+        else:
+            texts += [mark, "" if code else _text(child, codes) + mark]
+        texts.append(_with_written_codes(child.tail or "", codes))
     return "".join(texts)
+
+
+def _mark(said: list[str], alone: bool) -> str:
+    """Return the mark of a code, by its kind and content: what it shows is a space, or it may be, where it stands alone."""
+    shown = [unescape(value) for one in said for value in _VALUE.findall(one)]
+    if any(map(_BREAKING.fullmatch, said)) or any(map(_WHITE.fullmatch, shown)):
+        return BREAK
+    return GAP if alone and not any(map(_FORMAT.fullmatch, said)) else ""
+
+
+def _with_written_codes(text: str, codes: Mapping[str | None, str]) -> str:
+    """Replace the codes that Phrase writes into a text, {1} alone, {1> and <1} as a pair, by their marks."""
+
+    def mark(code: re.Match[str]) -> str:
+        content = codes.get("{" + code[1])
+        return code[0] if content is None else _mark([content], code[0][0] + code[0][-1] == "{}")
+
+    return _WRITTEN.sub(mark, text)

@@ -151,8 +151,8 @@ def test_bad_lines_are_left_out_and_a_damaged_file_says_what_was_learned(
     done = call("learn", *words, tmp_path / "m.tsv")
     assert done.stdout.splitlines() == [
         "learned 3 pairs (ids 1 to 3)",
-        "left out 1: a line has 3 columns, and a pair has 2",
         "left out 1: a line is not UTF-8",
+        "left out 1: a line has 3 columns, and a pair has 2",
     ]
     packed = gzip.compress(b"".join(lines) + bytes(random.randrange(97, 123) for _ in range(9000)))
     (tmp_path / "cut.tsv.gz").write_bytes(packed[:-2000])

@@ -90,6 +90,29 @@ def test_terms_of_nothing_that_is_seen_are_refused(tmp_path: Path) -> None:
         Glossary(tmp_path / "terms.tsv")
 
 
+@pytest.mark.parametrize(
+    ("table", "variants"),
+    [
+        ('"Münze"\t"coin"\n"""Rote"" Karte"\t"red\ncard"\n', {"münze": ["coin"], '"rote"karte': ["red card"]}),
+        ('"Halt"\t"stop"\nMünze\tcoin\n', {'"halt"': ['"stop"'], "münze": ["coin"]}),
+        ("Münze\tcoin\tDE\tEN-US\nTor\tgate\tDE\tEN-US\n", {"münze": ["coin"], "tor": ["gate"]}),
+        ("Münze\tcoin\tpiece\tcash\nTor\tgate\n", {"münze": ["coin", "piece", "cash"], "tor": ["gate"]}),
+        ("Entry_ID\tEntry_Note\tGerman\tGerman_Def\tTerm_Info\tGerman\tTerm_Info\tEnglish_UK\tEnglish_UK_Def\tTerm_Info\n"
+         '7\tx\tTor\td\tCase\tPforte\tCase\tgate\td\t"Case; ""no"""\n8\t\tMünze\t\t\t\t\tcoin\n',
+         {"tor": ["gate"], "pforte": ["gate"], "münze": ["coin"]}),
+        ("\ufeffMünze\tcoin\n\ufeffTor\tgate\n", {"münze": ["coin"], "tor": ["gate"]}),
+    ],
+)  # fmt: skip
+def test_tables_of_spreadsheets_and_of_other_tools_are_read(
+    tmp_path: Path, table: str, variants: dict[str, list[str]]
+) -> None:
+    (tmp_path / "terms.tsv").write_text(table, encoding="utf-8", newline="\n")
+    assert Glossary(tmp_path / "terms.tsv").variants == variants
+    (tmp_path / "terms.tsv").write_text('a\t"b "c\nd"\n', encoding="utf-8")
+    with pytest.raises(ConfigurationError, match=r"terms\.tsv cannot be read .*a quoted cell does not end"):
+        Glossary(tmp_path / "terms.tsv")
+
+
 def test_a_large_glossary_takes_time_by_the_sentence_alone(find: Find) -> None:
     terms = [f"Wort{number} Vertrag" for number in range(3000)]
     assert find("Der Wort2999 Vertrag " * 100, terms) == ["Wort2999 Vertrag"] * 100

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import csv
 import lzma
 from collections import Counter
 from io import BytesIO, TextIOWrapper
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.text.pairs import TextPairs, read_pairs, read_standard_input, read_together
@@ -53,6 +56,56 @@ def test_a_line_that_is_too_long_is_refused_or_counted(tmp_path: Path, monkeypat
     skipped = Counter[str]()
     assert list(read_pairs(tmp_path / "a.tsv", skipped=skipped)) == [("a", "b"), (17 * "c", "d")]
     assert skipped == {"a line is longer than 20 bytes, as no sentence is": 1}
+
+
+@pytest.mark.parametrize(
+    ("text", "pairs", "left_out"),
+    [
+        ('"Erste Zeile\nZweite"\t"First\n\nand second"\nGut.\tGood.\n', [("Erste Zeile Zweite", "First  and second")], 0),
+        ('"Er sagte ""ja""."\t"He said ""yes""."\n"Ja, ja"\tYes\n',
+         [('Er sagte "ja".', 'He said "yes".'), ("Ja, ja", "Yes")], 0),
+        ('"Er sagte "Halt\nund ging"\tHe said\n', [], 2),  # where marks inside were not doubled
+        ('Ruf\t"He said "stop\nand left"\n', [], 2),
+        ('"Er sagte ""ja""."\tx\n"offen\tx\n' + '"a"\t"b"\n' * 9, [('Er sagte "ja".', "x"), *[("a", "b")] * 9], 1),
+        ('"Halt," rief er.\t"Stop," he cried.\n"Halt!"\t"Stop!"\n',
+         [('"Halt," rief er.', '"Stop," he cried.'), ('"Halt!"', '"Stop!"')], 0),
+        ('"Ich gehe.\t"I go.\nUnd komme."\tAnd come.\n', [('"Ich gehe.', '"I go.'), ('Und komme."', "And come.")], 0),
+        ('Er sagte:\t"I go.\n\n\nEr ging.\tHe went."\n', [("Er sagte:", '"I go.'), ("Er ging.", 'He went."')], 2),
+        ('5" Rohr\t5" pipe\n"\t""\n', [('5" Rohr', '5" pipe'), ('"', '""')], 0),
+    ],
+)  # fmt: skip
+def test_quoted_cells_are_read_and_marks_of_prose_are_kept(
+    tmp_path: Path, text: str, pairs: list[tuple[str, str]], left_out: int
+) -> None:
+    (tmp_path / "a.tsv").write_text(text + "Gut.\tGood.\n", encoding="utf-8", newline="\n")
+    skipped = Counter[str]()
+    assert list(dict.fromkeys(read_pairs(tmp_path / "a.tsv", skipped=skipped))) == [
+        *dict.fromkeys([*pairs, ("Gut.", "Good.")])
+    ]
+    assert skipped.total() == left_out
+
+
+CELLS = st.text(
+    st.sampled_from('a "\n.,b\t') | st.characters(exclude_categories=["Cc", "Cs", "Zl", "Zp"]), min_size=1, max_size=8
+)
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(rows=st.lists(st.tuples(CELLS, CELLS), min_size=1, max_size=6), every=st.booleans())
+def test_what_a_spreadsheet_saves_is_read_as_it_was_or_left_out(
+    tmp_path: Path, rows: list[tuple[str, str]], every: bool
+) -> None:
+    """Python's writer of tables is the oracle, with all cells in quotes or those that need it; tabs are no text of a cell."""
+    rows = [(one.replace("\t", "") + "x", two.replace("\t", "") + "x") for one, two in rows]
+    rows.append(('der "Halt"\nrief', "x"))
+    with (tmp_path / "a.tsv").open("w", encoding="utf-8", newline="") as file:
+        csv.writer(
+            file, "excel-tab", lineterminator="\n", quoting=csv.QUOTE_ALL if every else csv.QUOTE_MINIMAL
+        ).writerows(rows)
+    read = list(read_pairs(tmp_path / "a.tsv", skipped=Counter()))
+    assert read == [
+        tuple(cell.replace("\n", " ").replace("\ufeff", "").replace("\x85", " ") for cell in row) for row in rows
+    ]
 
 
 def test_what_is_no_pair_is_counted_but_never_where_lines_belong_together(tmp_path: Path) -> None:

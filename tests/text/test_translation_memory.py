@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import lzma
 import re
@@ -35,7 +36,8 @@ TMX = """<?xml version="1.0" encoding="{encoding}"?>
 <tu><tuv xml:lang="de"><seg>Ja</seg></tuv><tuv xml:lang="en"><seg>Yes</seg></tuv><tuv xml:lang="en"><seg>Yeah</seg></tuv></tu>
 </body></tmx>
 """
-OF_TMX = [("Grüß Gott, Welt & mehr!", "Hello, world & more!"), ("Guten Morgen.", "Good morning."), ("Ja", "Yes")]
+OF_TMX = [("Grüß Gott, Welt & mehr!", "Hello, world & more!"), ("Guten Morgen.", "Good morning."), ("Ja", "Yeah")]
+OLDER = "older than another variant of its language, or before it"
 
 XLIFF_1 = """<xliff version="1.2" xmlns="urn:oasis:names:tc:xliff:document:1.2">
 <file original="a" source-language="de-DE" target-language="en-US" datatype="plaintext"><body><group>
@@ -67,13 +69,13 @@ def read(path: Path, text: str | bytes, *languages: str) -> tuple[list[tuple[str
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
 def test_tmx(tmp_path: Path, encoding: str) -> None:
     pairs, skipped = read(tmp_path / "m.tmx", TMX.format(encoding=encoding).encode(encoding))
-    assert pairs == OF_TMX and skipped == {"not in both de and en": 1, "without text": 1}
+    assert pairs == OF_TMX and skipped == {"not in both de and en": 1, "without text": 1, OLDER: 1}
     turned, _ = read(tmp_path / "m.tmx", TMX.format(encoding=encoding).encode(encoding), "en", "de")
     assert turned == [(target, source) for source, target in OF_TMX]
 
 
 def test_packed_files_are_read_and_a_long_one_piece_by_piece(tmp_path: Path) -> None:
-    for name, pack in (("m.TMX.gz", gzip.compress), ("m.tmx.xz", lzma.compress)):
+    for name, pack in (("m.TMX.gz", gzip.compress), ("m.tmx.gz", lzma.compress), ("m.tmx", bz2.compress)):
         assert read(tmp_path / name, pack(TMX.format(encoding="utf-8").encode()))[0] == OF_TMX
     pairs = [(f"Satz {n} <&> äöü", f'sentence "{n}" 中') for n in range(3000)]
     lines = tmx_lines("de", "en", ((str(n), *pair) for n, pair in enumerate(pairs)))
@@ -118,12 +120,15 @@ def test_what_is_exported_is_xml_for_others(tmp_path: Path) -> None:
 def test_xliff(tmp_path: Path) -> None:
     pairs, skipped = read(tmp_path / "p.xlf", XLIFF_1)
     assert pairs == [("Das Haus ist groß.", "The house is big.")]
-    assert skipped == {"not translated": 2, "without text": 1}
+    assert skipped == {
+        "not translated": 1, "without text": 1, "not confirmed: state is needs-translation": 1,
+    }  # fmt: skip
     pairs, skipped = read(tmp_path / "p.xliff", XLIFF_2)
-    assert pairs == [("Ein Satz.", "A sentence."), ("Und noch", "And more")] and skipped == {"not translated": 1}
+    assert pairs == [("Ein Satz.", "A sentence.")]
+    assert skipped == {"not confirmed: state is initial": 1, "not confirmed: state is missing": 1}
     for text, language in ((XLIFF_1, "en-US"), (XLIFF_2, "en")):
         pairs, skipped = read(tmp_path / "p.xlf", text, "de", "fr")
-        assert not pairs and skipped[f"its target is in {language}, not fr"] == 2
+        assert not pairs and skipped[f"its target is in {language}, not fr"] >= 2
 
 
 @pytest.mark.parametrize(
@@ -139,7 +144,8 @@ def test_xliff(tmp_path: Path) -> None:
         ("a.tmx", "", "is no well-formed XML"),
         ("a.tmx", XLIFF_1, "is no TMX: it begins with the element 'xliff'"),
         ("a.xlf", "<tmx/>", "is no XLIFF: it begins with the element 'tmx'"),
-        ("a.tmx.gz", "<tmx/>", "is damaged, or not what its name says"),
+        ("a.tmx.gz", gzip.compress(b"<tmx/>")[:-4], "is damaged"),
+        ("a.tmx", b"PK\3\4", "is a ZIP archive: unpack it"),
         ("a.docx", "", "is no TSV, TMX or XLIFF file by its name"),
     ],
 )
@@ -164,7 +170,7 @@ def test_a_missing_file_and_an_external_document_type(tmp_path: Path) -> None:
         read_memory(tmp_path / "none.tmx", "de", "en", Counter())
     text = '<!DOCTYPE tmx SYSTEM "file:///etc/passwd">' + tmx(tu("a&root;b", "c"), tu("d&uuml;&nbsp;&lt;&amp;", "&LT;"))
     pairs, skipped = read(tmp_path / "a.tmx", text)  # nothing was fetched
-    assert pairs == [("dü <&", "<")]
+    assert pairs == [("dü\u00a0<&", "<")]
     assert skipped == {"is damaged: undefined entity &root;, as in line 2 of a.tmx": 1}
 
 
@@ -217,7 +223,10 @@ def test_segments_are_paired_by_their_ids(tmp_path: Path, target: str, pairs: li
         ("<ut>{\\line }</ut>", " "), ("<bpt i='1'>&lt;p class='x'&gt;</bpt>", " "), ('<ph type="image"/>', " "),
         ('<x id="1" ctype="lb"/>', " "), ('<x id="1" ctype="x-html-br"/>', " "), ('<x equiv-text="&lt;br&gt;"/>', " "),
         ('<ph id="1" type="fmt" subType="xlf:lb"/>', " "), ('<ph disp="&#xA;"/>', " "), ('<ph dataRef="d"/>', " "),
-        ('<x id="1"/>', ""), ('<ph dataRef="e"/>', ""), ("<ph>%s<sub>beside</sub></ph>", ""), ("<!-- x --><?y z?>", ""),
+        ('<x id="1"/>', " "), ('<ph dataRef="e"/>', ""), ("<ph>%s<sub>beside</sub></ph>", " "), ("<!-- x --><?y z?>", ""),
+        ('<ph>&lt;mq:ch val="&#160;" /&gt;</ph>', " "), ('<ph>&lt;mq:ch val="&amp;#9;" /&gt;</ph>', " "),
+        ('<ph>&lt;mq:rxt displaytext="x" val="\\n" /&gt;</ph>', " "), ('<g id="1"/>', ""), ("<ph>&lt;/b&gt;</ph>", ""),
+        ("<ut>{\\b </ut>", ""), ('<it pos="end">x</it>', ""),
         ('<bpt i="1">&lt;b&gt;</bpt>', ""), ("<![CDATA[<br/>]]>", "<br/>"),
     ],
 )  # fmt: skip
@@ -329,7 +338,7 @@ assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < before + 70_000, ski
 @example(("<&>]]>\"'\x85", "&uuml;&amp;uuml;")).via("markup")
 @example(("\ufeffa", "b\ufeff")).via("byte order marks")
 def test_any_text_that_goes_in_comes_out_or_is_refused_by_name(tmp_path: Path, row: tuple[str, str]) -> None:
-    tidied = (tidy(row[0]), tidy(row[1]))
+    tidied = (tidy(row[0].replace("\ufeff", "")), tidy(row[1].replace("\ufeff", "")))
     of_tsv = "\t".join(side.replace("\t", " ").replace("\n", " ") for side in row).encode("utf-8", "surrogatepass")
     of_xliff = xliff(unit(*map(escape, row))).encode("utf-8", "surrogatepass")
     texts = {"a.tsv": b"\n" + of_tsv, "a.xlf": of_xliff}
