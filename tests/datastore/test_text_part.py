@@ -209,7 +209,7 @@ def test_sentences_that_are_added_count_as_if_they_were_built(texts: tuple[Path,
         one, other = (counts.look_up(torch.tensor([tokens]), rows, all_tokens) for counts in (both, whole))
         torch.testing.assert_close(one.text, other.text)
         assert one.length.equal(other.length) and one.seen.equal(other.seen)
-    assert base.plus([], END).more is None
+    assert not base.plus([], END).more
 
 
 def test_places_are_found(texts: tuple[Path, Path], tmp_path: Path) -> None:
