@@ -20,14 +20,12 @@ QUERIES, SEED = 1024, 1
 COMPARED = 64  # tokens of a sentence that tell it from others
 LEAST = 10_000  # entries: held-out tokens of fewer find less than text that these are meant for
 OWN = 64  # entries beyond k that are asked for, as those of the own sentence are among the nearest
-FEWEST = 100  # tokens that have neighbours, to measure anything
 LAMBDAS = tuple(round(0.1 * i, 1) for i in range(1, 10))
 FACTORS = tuple(2 ** (i / 2) for i in range(-10, 5))  # of how much worse than the nearest the last neighbour is
 FLOOR = 0.01  # what a model that is not at hand is taken to say of any token
 
-LogProbs = Callable[
-    [np.ndarray, np.ndarray, np.ndarray], Tensor
-]  # log p_NMT fp32 [N] of rows, by their keys and values
+# From N rows, their keys and their values to log p_NMT of these, fp32 [N].
+LogProbs = Callable[[np.ndarray, np.ndarray, np.ndarray], Tensor]
 
 
 def measure_defaults(
@@ -53,21 +51,17 @@ def measure_defaults(
     scores, order = scores.masked_fill(own, float("-inf")).topk(min(k, scores.size(1)), dim=1)
     matches = torch.from_numpy(values[near] == values[rows, None]).gather(1, order)
     whole = (scores > float("-inf")).all(dim=1)
-    if whole.sum() < FEWEST:
-        return {}
     scores, matches = scores[whole], matches[whole]
     spread = float((scores[:, 0] - scores[:, -1]).median())
-    known = torch.full((len(scores),), FLOOR).log()
-    if model is not None:
-        known = model(rows, keys[rows], values[rows])[whole]
-    best: dict[tuple[float, float], float] = {}
-    for factor in FACTORS if spread > 0 else ():
-        said = target_log_probabilities(scores, matches, factor * spread)
-        for one in LAMBDAS if model is not None else (0.5,):
-            mixed = torch.logaddexp(known + np.log(1 - one), said + np.log(one))
-            best[factor * spread, one] = float(mixed.mean())
-    if not best:
+    if not spread > 0:  # as of no tokens
         return {}
+    known = torch.full((len(rows),), FLOOR).log() if model is None else model(rows, keys[rows], values[rows])
+    best: dict[tuple[float, float], float] = {}
+    for temperature in (factor * spread for factor in FACTORS):
+        said = target_log_probabilities(scores, matches, temperature)
+        for one in LAMBDAS if model is not None else (0.5,):
+            mixed = torch.logaddexp(known[whole] + np.log(1 - one), said + np.log(one))
+            best[temperature, one] = float(mixed.mean())
     temperature, lambda_ = max(best, key=lambda point: best[point])
     measured = {"temperature": float(f"{temperature:.2g}")}
     return measured | ({"lambda_": lambda_} if model is not None else {})

@@ -8,7 +8,6 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from itertools import zip_longest
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -359,13 +358,11 @@ class RetrievalTask(FairseqTask):
                 f"trust was trained in {' and '.join(trust.memories)}, and --task {self.name} has {' and '.join(voting)}: "
                 "tune again with this --task, or give --trust none"
             )
-        for name, features in trust.memories.items() if isinstance(trust, LearnedTrust) else ():
-            if features != voting[name]:
-                other = next(one or two for one, two in zip_longest(voting[name], features, fillvalue="") if one != two)
-                raise ConfigurationError(
-                    f"trust was trained with other features of {name} than --task {self.name} has, '{other}' first: tune "
-                    "again with this --task, or give --trust none"
-                )
+        if isinstance(trust, LearnedTrust) and (other := [one for one in voting if trust.memories[one] != voting[one]]):
+            raise ConfigurationError(
+                f"trust was trained with other features of {' and '.join(other)} than --task {self.name} has: tune again "
+                "with this --task, or give --trust none"
+            )
         prints = [fingerprint.short(fingerprint.of_parameters(model.named_parameters())) for model in models]
         ensemble.identity = " and ".join(prints)
         found = trained_with(ensemble.identity, memories)
