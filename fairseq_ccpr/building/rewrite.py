@@ -296,8 +296,10 @@ def merge_datastores(settings: MergeSettings) -> Manifest:
     manifests = {name: Manifest.read(path) for name, path in directories.items()}
     tokens = [(name, TokenDatastore(directories[name])) for name, one in manifests.items() if one.token]
     phrases = [(name, _open_phrases(directories[name])) for name, one in manifests.items() if one.phrase]
+    superseded: dict[Path, np.ndarray] = {}
     for _, store in tokens:
         learned = LearnedStore(store)
+        superseded[store.directory] = learned.superseded
         if learned.entries or learned.gone or learned.phrases or learned.gone_sentences:
             raise ConfigurationError(
                 f"{store.directory} has learned pairs ({len(learned.pairs):,}), and only a datastore's own entries are "
@@ -313,8 +315,11 @@ def merge_datastores(settings: MergeSettings) -> Manifest:
         logger.warning("%s", reason)
         texts = []
     plans: list[tuple[PartKind, Callable[..., Section], list[Input], list[Source]]] = []
-    for kind, merge_kind, stores in ((TOKENS, _merge_tokens, tokens), (PHRASES, _merge_phrases, phrases)):
+    merge_tokens = partial(_merge_tokens, superseded)
+    for kind, merge_kind, stores in ((TOKENS, merge_tokens, tokens), (PHRASES, _merge_phrases, phrases)):
         inputs = _in_order([(store, sources_of(name, store)) for name, store in stores])
+        if kind is TOKENS:
+            inputs = [(store, _without(sources, superseded[store.directory])) for store, sources in inputs]
         plans.append((kind, merge_kind, inputs, _sources_together(inputs)))
     names = list(dict.fromkeys(source.name for *_, sources in plans for source in sources))
     directory = next(iter(directories.values()))  # the only one where corpora are removed
@@ -368,22 +373,35 @@ def _open_phrases(directory: Path) -> PhraseDatastore:
     return store
 
 
-def _merge_tokens(inputs: list[Input], kept: list[Source], folder: Path, progress: Progress) -> TokenSection:
-    """Append tokens. Of states that a projection has made keys of, the samples are joined, as far as all have one."""
+def _without(sources: list[Source], rows: np.ndarray) -> list[Source]:
+    """Return the corpora of a datastore without some of its rows, int64, ascending."""
+    counts = np.diff(np.searchsorted(rows, np.cumsum([0, *(source.size for source in sources)])))
+    return [replace(source, size=source.size - int(count)) for source, count in zip(sources, counts)]
+
+
+def _merge_tokens(
+    superseded: dict[Path, np.ndarray], inputs: list[Input], kept: list[Source], folder: Path, progress: Progress
+) -> TokenSection:
+    """Append tokens. Of states that a projection has made keys of, the samples are joined, as far as all have one.
+
+    Args:
+        superseded: rows that leave, of each datastore: corrections of their sources are among its own rows, too.
+    """
     starts = dict(zip((source.corpus for source in kept), np.cumsum([0, *(one.sentences for one in kept)]).tolist()))
     parts, base = [], inputs[0][0]
     samples: list[tuple[Domain, int]] | None = [] if base.section.projection is not None else None
     for store, sources in inputs:
         ends = np.cumsum([source.sentences for source in sources])
         shifts = np.array([starts.get(source.corpus, LEAVES) + source.sentences for source in sources]) - ends
-        parts.append(rows_of(TOKENS, store, partial(_shift, ends, shifts)))
+        left = np.unique(store.provenance[superseded[store.directory], 0])
+        parts.append(rows_of(TOKENS, store, partial(_shift, ends, shifts, left)))
         if samples is not None and (domain := store.open_domain()) is None:
             logger.warning(
                 "%s lacks statistics of its own text, so the merged datastore has none: build it again", store.directory
             )
             samples = None
         if samples is not None:
-            numbers = torch.from_numpy(_shift(ends, shifts, domain.numbers.numpy()))
+            numbers = torch.from_numpy(_shift(ends, shifts, left, domain.numbers.numpy()))
             for source in (source for source in sources if source.corpus in starts):
                 inside = (numbers >= starts[source.corpus]) & (numbers < starts[source.corpus] + source.sentences)
                 if inside.any():
@@ -395,9 +413,13 @@ def _merge_tokens(inputs: list[Input], kept: list[Source], folder: Path, progres
     return replace(merged, suits={name: value for name, value in merged.suits.items() if name != "temperature"})
 
 
-def _shift(ends: np.ndarray, shifts: np.ndarray, sentences: np.ndarray) -> np.ndarray:
-    """Renumber sentences by what that corpus is shifted which each is of; `ends` and `shifts` are of the corpora."""
-    return np.maximum(sentences + shifts[np.searchsorted(ends, sentences, "right")], -1)
+def _shift(ends: np.ndarray, shifts: np.ndarray, left: np.ndarray, sentences: np.ndarray) -> np.ndarray:
+    """Renumber sentences by what that corpus is shifted which each is of; `ends` and `shifts` are of the corpora.
+
+    Those that are `left` out are -1.
+    """
+    numbers = np.maximum(sentences + shifts[np.searchsorted(ends, sentences, "right")], -1)
+    return np.where(np.isin(sentences, left), -1, numbers)
 
 
 def _merge_phrases(inputs: list[Input], kept: list[Source], folder: Path, progress: Progress) -> PhraseSection:

@@ -132,6 +132,9 @@ class LearnedStore:
         self._lock = threading.RLock()
         self._right: WriterLock | None = None
         self._read: Callable[[str], ReadAs] | None = None  # hashes a source
+        self._rows_of: dict[
+            int, np.ndarray
+        ] = {}  # the datastore's own entries by `ReadAs.ids`, as far as they were wanted
         self.put_aside: Path | None = None  # where damaged bytes of the journal are, once it was repaired
         self._load()
         if self.damage:
@@ -157,6 +160,22 @@ class LearnedStore:
     def gone_sentences(self) -> list[int]:
         """Sentences that the phrase part has only because they were learned, by pairs that do not count."""
         return sorted(self._sentences - {pair.sentence for pair in self.pairs.values()})
+
+    @property
+    def first_learned(self) -> int:
+        """The first of the datastore's own entries that was learned, or was and is forgotten; their number where none was."""
+        moved = (kept.pair.first_entry for kept in self._kept.values())
+        firsts = [first for first in moved if first is not None] + [first for first, _ in self._forgotten]
+        return min(firsts, default=self.datastore.section.size)
+
+    @property
+    def superseded(self) -> np.ndarray:
+        """The entries that the datastore was built with whose source is that of a pair that counts, int64, ascending."""
+        sources = {pair.read_as.ids for pair in self.pairs.values() if pair.read_as is not None}
+        if new := sources - self._rows_of.keys():
+            self._rows_of |= dict.fromkeys(new, np.empty(0, np.int64)) | self.datastore.rows_of_sources(new)
+        rows = np.concatenate([np.empty(0, np.int64), *(self._rows_of[source] for source in sources)])
+        return np.sort(rows[rows < self.first_learned])
 
     def learn(self, pairs: Sequence[NewPair]) -> list[Learned]:
         """Learn pairs, all or none; they are on disk when this returns. One that is there is counted, and keeps its id."""

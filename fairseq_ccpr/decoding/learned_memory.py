@@ -256,9 +256,6 @@ class LearnedMemory:
         self._lists: GrowingLists | None = None
         self._listed = 0  # rows that are in lists, or were
         self._gone: list[tuple[int, int]] = []  # the rows after those that are gone, as of `_rows`
-        self._stored: dict[
-            int, np.ndarray
-        ] = {}  # entries of the datastore itself by source, as far as they were wanted
 
     def _update(self) -> None:
         kept = self.store.entries
@@ -283,9 +280,9 @@ class LearnedMemory:
         moved = tuple(pair for pair in self.store.pairs.values() if pair.first_entry is not None)
         in_segment = tuple(self.store.pairs[number] for number in self._rows)
         datastore = self.store.datastore
-        first = min((one.first_entry for one in moved if one.first_entry is not None), default=datastore.section.size)
+        first = self.store.first_learned
         forgotten = _numbers((begin, begin + count) for begin, count in self.store.gone)
-        rows = np.setdiff1d(self._with_learned_source(first), forgotten)
+        rows = self.store.superseded
         gone = torch.from_numpy(np.union1d(forgotten, rows)).to(self.device)
         ends = np.flatnonzero(np.diff(datastore.provenance[rows, 0])) + 1
         superseded = tuple(np.split(datastore.values[rows], ends)) if len(rows) else ()
@@ -295,14 +292,6 @@ class LearnedMemory:
             index, self._values.rows, in_segment, moved, gone, first, starts, self._retriever, phrases, datastore.values,
             superseded,
         )  # fmt: skip
-
-    def _with_learned_source(self, first: int) -> np.ndarray:
-        """List the entries before the first learned one whose source is that of a pair, int64, ascending."""
-        sources = {pair.read_as.ids for pair in self.store.pairs.values() if pair.read_as is not None}
-        if new := sources - self._stored.keys():
-            self._stored |= dict.fromkeys(new, np.empty(0, np.int64)) | self.store.datastore.rows_of_sources(new)
-        rows = np.sort(np.concatenate([np.empty(0, np.int64), *(self._stored[source] for source in sources)]))
-        return rows[: np.searchsorted(rows, first)]
 
     def _drop(self, lost: list[int]) -> None:
         """Take pairs out. Where there are no lists, or most rows are gone, the others are written again instead."""
