@@ -60,12 +60,13 @@ def options() -> str:
     for name in COMMANDS:
         command = load(name)
         own = [
-            [action.option_strings or [action.dest], action.nargs, action.choices, action.metavar, _shown(action)]
-            for action in command.parser()._actions
+            [group.title, action.option_strings or [action.dest], _shown(action), action.nargs, _named(action)]
+            for group in command.parser()._action_groups
+            for action in group._group_actions
             if action.help != argparse.SUPPRESS
         ]
-        of_fairseq = sorted(command.passed_on())
-        lines.append(f"{json.dumps(name)}: {json.dumps({'own': own, 'of_fairseq': of_fairseq})}")
+        said = {"text": command.text, "own": own, "of_fairseq": sorted(command.passed_on())}
+        lines.append(f"{json.dumps(name)}: {json.dumps(said)}")
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
@@ -111,6 +112,17 @@ def _command(name: str, what: str) -> str:
 
 def _shown(action: argparse.Action) -> str:
     return HelpFormatter("")._expand_help(action)
+
+
+def _named(action: argparse.Action) -> dict[str, Any]:
+    if action.nargs == 0:
+        return {}
+    named = {
+        "choices": action.choices,
+        "metavar": action.metavar,
+        "required": bool(action.option_strings) and action.required,
+    }
+    return {name: value for name, value in named.items() if value}
 
 
 def _own_option(action: argparse.Action) -> list[str]:

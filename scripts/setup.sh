@@ -26,7 +26,7 @@ if [ ! -e "$stamp" ] || [ -n "$(find setup.py pyproject.toml constraints.txt -ne
       echo "$cpu cannot be reached: torch may come with CUDA, 5 GB in .venv" >&2
     fi
   fi
-  echo "installing (a few minutes the first time)" >&2
+  echo "installing this checkout into .venv, in place of another copy of the package (a few minutes the first time)" >&2
   quiet=--quiet
   [ ! -t 2 ] || quiet= # whoever looks on sees pip's bars
   python -m pip install $quiet --disable-pip-version-check -c constraints.txt -e ".[$EXTRAS]"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import gc
 import json
 import os
@@ -56,6 +57,7 @@ RESEARCH = {
     "experiment report": "show the results of experiments as a page",
 }
 COMMANDS = DAILY | RESEARCH
+CLOSED_PIPE = 141  # the exit code, as of a shell
 COMPLETION = "completion"  # prints a script for the shell
 MODULES = {  # of commands by their first word, and of those that have another
     "demo": "cli.demo", "build": "cli.build", "convert": "cli.text", "prepare": "cli.text", "extract": "cli.text",
@@ -68,7 +70,18 @@ MODULES = {  # of commands by their first word, and of those that have another
 
 
 def main() -> None:
-    """Run the subcommand that the command line names."""
+    """Run the subcommand that the command line names; where what reads its output has left, it ends silently."""
+    try:
+        try:
+            _main()
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else Python tells it again at exit
+        sys.exit(CLOSED_PIPE)
+
+
+def _main() -> None:
     in_utf8()
     gc.set_threshold(100_000)  # importing and loading make many objects and hardly a cycle
     # Before torch: otherwise its threads spin for each other, which on a busy machine takes most of the time.
@@ -80,6 +93,9 @@ def main() -> None:
     if command is not None:
         sys.argv = [f"{PROGRAM} {command}", *words[len(command.split()) :]]
         if command in COMMANDS:
+            if {"-h", "--help"} & {*sys.argv[1:]} and "--help-all" not in sys.argv:
+                print_help(command)
+                return
             refuse_misspelt(command, sys.argv[1:])
         try:
             load(command)()
@@ -123,15 +139,37 @@ def load(command: str) -> Command:
 def declared() -> dict[str, Any]:
     """Return the options of all commands, which scripts/reference.py wrote down: to read these loads no command.
 
-    Of each command, its own, as names, nargs, choices, metavar and help, and the names of those that fairseq has.
+    Of each command, what `--help` says before them, those that it shows, with their group, names, help and arguments of
+    argparse, and the names of those that fairseq has.
     """
     options: dict[str, Any] = json.loads(Path(__file__).with_name("options.json").read_text("utf-8"))
     return options
 
 
+def add_declared(parser: argparse.ArgumentParser, command: str) -> None:
+    """Add the options that a command shows to a parser, which can do no more than complete or show them."""
+    groups: dict[str, Any] = {one.title: one for one in parser._action_groups if one.title}
+    for title, names, text, nargs, named in declared()[command]["own"]:
+        if title not in groups:
+            groups[title] = parser.add_argument_group(title)
+        flag = {"action": "help" if "--help" in names or "--help-all" in names else "store_true"}
+        groups[title].add_argument(
+            *names, help=text.replace("%", "%%"), **(flag if nargs == 0 else {"nargs": nargs}), **named
+        )
+
+
+def print_help(command: str) -> None:
+    """Print the help of a command, without loading it."""
+    formatter = argparse.RawDescriptionHelpFormatter
+    name, text = f"{PROGRAM} {command}", declared()[command]["text"]
+    parser = argparse.ArgumentParser(prog=name, description=text, formatter_class=formatter, add_help=False)
+    add_declared(parser, command)
+    print(parser.format_help(), end="")
+
+
 def refuse_misspelt(command: str, words: list[str]) -> None:
     """Refuse an option that does not exist and looks like one that does, as the command's parser would seconds later."""
-    known = [name for names, *_ in declared()[command]["own"] for name in names] + declared()[command]["of_fairseq"]
+    known = [name for _, names, *_ in declared()[command]["own"] for name in names] + declared()[command]["of_fairseq"]
     names = [word.partition("=")[0] for word in words[: words.index("--") if "--" in words else None]]
     for name in names if "--user-dir" not in names else ():  # whose tasks may have options of their own
         if name.startswith("--") and " " not in name and name not in known and did_you_mean(name, known):

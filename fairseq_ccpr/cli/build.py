@@ -13,7 +13,7 @@ from fairseq_ccpr.building.part import launched
 from fairseq_ccpr.building.phrase_build import PhraseBuildSettings, TextCounts, build_phrase_datastore
 from fairseq_ccpr.building.text_build import Vocabulary, build_text_part
 from fairseq_ccpr.building.token_build import NO_ADAPTER, TokenBuildSettings, build_token_datastore, write_empty_store
-from fairseq_ccpr.cli.command import command
+from fairseq_ccpr.cli.command import MODEL, command
 from fairseq_ccpr.datastore.manifest import TextSection
 from fairseq_ccpr.datastore.preprocessing import remember, remembered
 from fairseq_ccpr.datastore.text import GRAMS
@@ -129,7 +129,8 @@ def _print_left_out(lines: TextCounts) -> None:
         print(f"{lines.empty:,} empty lines and {lines.repeated:,} repeated sentences were left out")
 
 
-@command("""\
+@command(
+    """\
 Build a text memory from text of the target language alone: count which subwords follow which. Beam search then weighs what
 the text would say next against what is general, before tokens and phrases vote.
 
@@ -140,7 +141,9 @@ target language, such as the model's own training text; without it, what is freq
 
 The text has a sentence per line, plain, .gz or .xz; the same sentence counts once. Run the same command again to resume an
 interrupted build.
-""")
+""",
+    shown=MODEL,
+)
 def build_text(
     rest: list[str],
     text: list[Path] = option(help="files of one sentence per line", positional=True, nargs="+", metavar="TEXT"),
@@ -191,7 +194,8 @@ def _count_text(
     return counted
 
 
-@command("""\
+@command(
+    """\
 Build all that target-language text alone gives, into one datastore: a text memory; phrases, with --encoder; and the tokens of
 its back-translations, with --reverse-model. fairseq-ccpr tune then decides how far each is trusted.
 
@@ -200,7 +204,9 @@ its back-translations, with --reverse-model. fairseq-ccpr tune then decides how 
 
 It runs build text, build phrases and build tokens --monolingual, which have more options each. Run the same command again to
 resume an interrupted build; to add one part to a datastore, give the text again and what that part needs.
-""")
+""",
+    shown=MODEL,
+)
 def build_monolingual(
     rest: list[str],
     text: list[Path] = option(help="files of one sentence per line", positional=True, nargs="+", metavar="TEXT"),
@@ -251,7 +257,8 @@ def build_monolingual(
     return 0
 
 
-@command("""\
+@command(
+    """\
 Make an empty token datastore: fairseq-ccpr learn adds sentence pairs, one or many at a time, each of which counts from the
 next translation on.
 
@@ -260,7 +267,9 @@ next translation on.
 It stores model, languages, dictionaries and subwords. If there is text of the domain, build from that instead (fairseq-ccpr
 build tokens), and learn in addition. A datastore of phrases alone, which cannot learn without tokens, gets an empty token
 part.
-""")
+""",
+    shown=MODEL,
+)
 def build_memory(
     rest: list[str],
     output: Path = option(help="the datastore: a folder that does not exist, or one of phrases alone", metavar="DIR"),

@@ -10,7 +10,7 @@ import logging
 import os
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import Field, fields, make_dataclass
 from functools import partial
 from pathlib import Path
@@ -18,11 +18,11 @@ from typing import Any, NoReturn, get_args, get_origin, get_type_hints
 
 import shtab
 
-from fairseq_ccpr.cli import COMMANDS, declared
+from fairseq_ccpr.cli import CLOSED_PIPE, COMMANDS, add_declared
 from fairseq_ccpr.errors import PROGRAM, ConfigurationError, describe, did_you_mean, explain_usage, naming
 from fairseq_ccpr.settings import add_options, check, option, read_options
 
-CLOSED_PIPE, INTERRUPTED = 141, 130  # exit codes, as of a shell
+INTERRUPTED = 130  # the exit code, as of a shell
 SHELLS = ("bash", "zsh", "fish")
 # What `--help` shows of the options that are passed on, with other words than fairseq's where these say too little.
 EVERYDAY = {
@@ -41,6 +41,7 @@ EVERYDAY = {
         "--lenpen": "length penalty: above 1 favours long translations, below 1 short ones",
         "--max-len-a": "with B of --max-len-b, a translation has at most A times the subwords of the source, and B",
         "--max-len-b": "see --max-len-a",
+        "--replace-unk": "none: unknown characters are written as <unk>, not copied from the source by attention",
     },
     "batches and device": {
         "--batch-size": "sentences in a batch, at most",
@@ -56,6 +57,9 @@ EVERYDAY = {
         ), ""
     ),
 }  # fmt: skip
+# What commands show of these that do not read all.
+MODEL, SHOWN = frozenset(EVERYDAY["model"]), frozenset(name for group in EVERYDAY.values() for name in group)
+DEVICE = frozenset({"--cpu", "--fp16", "--bf16"})
 
 
 class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
@@ -102,9 +106,11 @@ class Command:
             is a `settings.option`; a dataclass, for all options of that; a callable that returns a dataclass, and reads its
             options given what was tuned, see `read_options`; and `rest`, the words of options of fairseq.
         retrieval: whether these are all options of decoding; otherwise those of tokenizers and subwords alone.
+        shown: those of every day that it reads, which `--help` shows.
     """
 
-    def __init__(self, text: str, work: Callable[..., int], retrieval: bool) -> None:
+    def __init__(self, text: str, work: Callable[..., int], retrieval: bool, shown: Collection[str]) -> None:
+        self.shown = shown
         self.name, self.text, self.work = f"{PROGRAM} {work.__name__.replace('_', ' ')}", text, work
         parameters, hints = inspect.signature(work).parameters.values(), get_type_hints(work)
         self.rest, self.retrieval = "rest" in hints, retrieval
@@ -134,9 +140,9 @@ class Command:
         taken = {name for action in parser._actions for name in action.option_strings}
         passed_on = self.passed_on()
         for title, names in (*EVERYDAY.items(), ("all other options", dict.fromkeys(passed_on, ""))):
-            group, hidden = parser.add_argument_group(title), title not in EVERYDAY and not help_all
+            group = parser.add_argument_group(title)
             for name, text in names.items():
-                action = passed_on.get(name)
+                action, hidden = passed_on.get(name), not help_all and name not in self.shown
                 if action is not None and name not in taken:
                     free = [one for one in action.option_strings if one not in taken]
                     taken.update(free)
@@ -200,9 +206,11 @@ class Command:
         run(self.name, checked)
 
 
-def command(text: str, retrieval: bool = True) -> Callable[[Callable[..., int]], Command]:
+def command(
+    text: str, retrieval: bool = True, shown: Collection[str] = SHOWN
+) -> Callable[[Callable[..., int]], Command]:
     """Return a decorator that makes a function a command; see `Command`."""
-    return lambda work: Command(text, work, retrieval)
+    return lambda work: Command(text, work, retrieval, shown)
 
 
 def counted(number: int, noun: str) -> str:
@@ -308,9 +316,6 @@ def completion(shell: str = option(help="bash, zsh or fish", positional=True, me
         if last and group not in groups:
             groups[group] = commands.add_parser(group, help=f"{group} ...").add_subparsers(dest=group)
         parser = (groups[group] if last else commands).add_parser(last or group, help=what, add_help=False)
-        for names, nargs, choices, metavar, text in declared()[name]["own"]:
-            flag = {"action": "help" if "--help" in names else "store_true"}
-            named = flag if nargs == 0 else {"nargs": nargs, "choices": choices, "metavar": metavar}
-            parser.add_argument(*names, **named, help=text)
+        add_declared(parser, name)
     print(shtab.complete(root, shell))
     return 0

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Optional
 from urllib.parse import urlsplit
 
-from fairseq_ccpr.cli.command import check_folders, command, markdown_table
+from fairseq_ccpr.cli.command import SHOWN, check_folders, command, markdown_table
 from fairseq_ccpr.datastore.preprocessing import remember, remembered
 from fairseq_ccpr.datastore.tuned import trust_path, write_tuned
 from fairseq_ccpr.errors import ConfigurationError, installing
@@ -36,7 +36,8 @@ CHANCE = 20.0  # BLEU, divided by the root of the sentences: what systems that a
 TEXT, JSONL = "text", "jsonl"
 
 
-@command("""\
+@command(
+    """\
 Tune retrieval on held-out pairs: settings (--knn-k, --knn-lambda, --knn-temperature for tokens; --phrase-lambda with
 --combiner fixed), the votes of retrieved phrases, and trust, a small network that weighs model, tokens and phrases at each
 token. The result is stored with the datastore, where every command and fairseq-generate find it:
@@ -59,7 +60,9 @@ For an adapter's keys the grid has both a fixed lambda and lambda*; --knn-confid
 one of them, --knn-k and --knn-temperature to one value. These are not tuned, and are stored as given:
 --knn-lambda-star, --knn-min-similarity, --knn-lambda-max, --knn-guard, --phrase-k, --phrase-min-similarity,
 --phrase-threshold, --phrase-segmentation, --phrase-reach, --retrieval-lambda-max.
-""")
+""",
+    shown=SHOWN - {"--trust", "--glossary", "--untuned", "--nbest", "--replace-unk"},
+)
 def tune(
     rest: list[str],
     data_bin: Path = data_bin_option(),
@@ -264,7 +267,8 @@ def serve(
     return 0
 
 
-@command("""\
+@command(
+    """\
 Translate sentences with and without retrieval, and write a page for any browser, one file that needs no network. It shows
 how much of each token's probability came from the model, the token datastore and the phrase datastore. It lists the
 neighbours and phrases that proposed the token, in their sentences, and what the model alone would have written.
@@ -273,7 +277,9 @@ neighbours and phrases that proposed the token, in their sentences, and what the
 
 DATA_BIN is what prepare makes of pairs; Translator.explain, in Python, explains sentences without references.
 All other options are those of fairseq-generate --task translation_retrieval. A file of that name is overwritten.
-""")
+""",
+    shown=SHOWN - {"--glossary", "--nbest"},
+)
 def explain(
     rest: list[str],
     data_bin: Path = data_bin_option(),
@@ -294,13 +300,16 @@ def explain(
     return 0
 
 
-@command("""\
+@command(
+    """\
 Decode a subset with the base model and with retrieval, in turns. Print BLEU, chrF and speed of both, and three
 sentences that retrieval improved. All options are those of fairseq-generate --task translation_retrieval:
 --knn-k, --knn-lambda, --knn-temperature, --gen-subset, --beam, --max-tokens, --bpe and so on. With
 --results-path DIR it writes base.txt, retrieval.txt, source.txt, reference.txt and comparison.json there once both
 are decoded. Without --datastore the base model decodes alone.
-""")
+""",
+    shown=SHOWN - {"--nbest", "--replace-unk"},
+)
 def compare(rest: list[str], data_bin: Path = data_bin_option()) -> int:
     system = System.of(rest, data_bin)
     done = compare_decoding(system)

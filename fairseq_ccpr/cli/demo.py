@@ -37,9 +37,10 @@ def demo() -> int:
             print(f"{name:10} {text}")
     before, after = (BLEU().corpus_score(found, [references]).score for found in (base, retrieval))
     print(f"""
-BLEU is {before:.1f} for the model alone and {after:.1f} with retrieval. The verses are from Mark 10, and the datastore holds
-the 110 other verses that share most with them, so this is an easy case: bash scripts/demo.sh, in the repository, translates
-1,289 verses with a datastore of all others. Now a sentence of your own:
+BLEU is {before:.1f} for the model alone and {after:.1f} with retrieval. Read what retrieval writes against the source: so far
+from the model's own texts, some of its sentences are fluent and say something else. The verses are from Mark 10, and the
+datastore holds the 110 other verses that share most with them, so this is an easy case: bash scripts/demo.sh, in the
+repository, translates 1,289 verses with a datastore of all others. Now a sentence of your own:
 
   echo 'Und Jesus segnete die Kinder.' | fairseq-ccpr translate {shlex.join(words)}""")
     return 0

@@ -15,7 +15,7 @@ import numpy as np
 
 from fairseq_ccpr.building.compact import CompactSettings, compact_datastore
 from fairseq_ccpr.building.rewrite import MergeSettings, merge_datastores
-from fairseq_ccpr.cli.command import check_folders, command, counted, markdown_table, named
+from fairseq_ccpr.cli.command import DEVICE, MODEL, check_folders, command, counted, markdown_table, named
 from fairseq_ccpr.cli.retrieve import marked
 from fairseq_ccpr.datastore.learned import LearnedStore
 from fairseq_ccpr.datastore.manifest import REVERSE_MODEL, Manifest, PhraseSection, TokenSection
@@ -48,7 +48,8 @@ WINDOW = 256  # pairs that are learned together
 SEARCHED = {"disk": "from disk, mapped", "host": "in memory, on the CPU", "device": "on one GPU", "devices": "on GPUs"}
 
 
-@command("""\
+@command(
+    """\
 Learn sentence pairs into a datastore: corrections, or a translation memory. What was learned counts from the next translation
 on, and is on disk before the command says so.
 
@@ -61,7 +62,9 @@ not confirmed, copies of the source, pairs with an empty or too long side, and l
 are left out and counted by reason. An interrupted run may be run again.
 
 memory shows what was learned, and exports it; forget removes pairs.
-""")
+""",
+    shown=MODEL | {"--datastore", "--phrase-encoder", "--batch-size", "--max-tokens"} | DEVICE,
+)
 def learn(
     rest: list[str],
     files: list[Path] = option([], "translation memories", positional=True, nargs="*", metavar="FILE"),

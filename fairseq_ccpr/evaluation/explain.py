@@ -120,7 +120,10 @@ def _explain(system: System, samples: Iterable[dict[str, Any]], most_neighbours:
                 explained.append(SentenceExplanation(number, text, None, text, [], text, [], [], 0.0, None))
                 continue
             source = text or system.to_text(task.source_dictionary, tokens, unknown=repeat(UNKNOWN))
-            plain, translation = (system.writer(text, tokens, one[row]) for one in (alone, written))
+            plain, translation = (
+                partial(system.to_text, task.target_dictionary, unknown=system.copied(text, tokens, one[row]))
+                for one in (alone, written)
+            )
             explained.append(
                 explainer.sentence(
                     broken_down, row, number, source, reference, plain(alone[row]["tokens"]), translation

@@ -269,11 +269,6 @@ class System:
         """Return what the unknown subwords of a hypothesis are written as, see `copies`; None where they stay."""
         return copies(self.task, text, tokens, hypothesis) if self.replaces_unknown else None
 
-    def writer(self, text: str | None, tokens: Tensor, hypothesis: dict[str, Any]) -> Callable[[Tensor], str]:
-        """Return a function that writes a hypothesis, or the beginning of one, for the tokens of a source."""
-        unknown = self.copied(text, tokens, hypothesis)
-        return lambda written: self.to_text(self.task.target_dictionary, written, unknown=unknown)
-
     def knows_nothing(self, sentence: str, tokens: Tensor) -> bool:
         """Tell whether a sentence has unknown characters alone, and no term of the glossary: it is its own translation."""
         terms = self.task.glossary

@@ -228,8 +228,8 @@ class _Protocol(H11Protocol):
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        host = self.client[0] if self.client else ""
-        same = sum(one.client is not None and one.client[0] == host for one in self.connections)
+        host = _host(self)
+        same = sum(_host(one) == host for one in self.connections)
         self._excess = max(len(self.connections) - MOST_CONNECTIONS, 0 if host in LOOPBACK else same - MOST_OF_ADDRESS)
         if self._excess > TOLD:
             transport.abort()
@@ -254,6 +254,10 @@ class _Protocol(H11Protocol):
             self._waiting = None
         elif self.conn.their_state is h11.IDLE and self._waiting is None:
             self._waiting = self.loop.call_later(SECONDS_OF_HEADERS, self.transport.abort)
+
+
+def _host(connection: Any) -> str:
+    return str(connection.client[0]) if connection.client else ""
 
 
 def listen(host: str, port: int) -> socket.socket:

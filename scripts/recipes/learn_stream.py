@@ -35,6 +35,7 @@ from fairseq_ccpr import Translator
 from fairseq_ccpr.cli.command import markdown_table
 from fairseq_ccpr.evaluation.test_set import score
 from fairseq_ccpr.text.pairs import read_pairs
+from fairseq_ccpr.timing import progress_over
 
 ALONE, STREAM, OTHERS = SYSTEMS = "alone", "stream", "others"
 POINTS = 40  # of the curve
@@ -85,7 +86,7 @@ def translate(
     texts = {ALONE: [one.text for one in translator.translate(sources)]}
     ids: list[int] = []
     texts[STREAM] = []
-    for source, reference in rows:
+    for source, reference in progress_over(rows, STREAM, "pair", lambda _: 1):
         texts[STREAM].extend(one.text for one in translator.translate([source]))
         if replace:
             translator.learn(source, texts[STREAM][-1])

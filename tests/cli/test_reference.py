@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 import fairseq_ccpr
-from fairseq_ccpr.cli import COMMANDS
+from fairseq_ccpr.cli import COMMANDS, declared, load, print_help
 from scripts import reference, results
 from tests.helpers import ROOT
 
@@ -16,6 +19,38 @@ from tests.helpers import ROOT
 def test_the_options_that_are_kept_are_up_to_date() -> None:
     kept = reference.OPTIONS.read_text(encoding="utf-8")
     assert reference.options() == kept, f"{reference.OPTIONS.name} is out of date: run python scripts/reference.py"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_needs_no_command_and_is_what_its_parser_says(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    print_help(name)
+    assert capsys.readouterr().out == load(name).parser().format_help()
+
+
+def test_help_shows_what_a_command_reads() -> None:
+    shown = {
+        name: {option for _, options, *_ in said["own"] for option in options} for name, said in declared().items()
+    }
+    decoding = {"--beam", "--lenpen", "--knn-k", "--trust", "--glossary", "--phrase-lambda", "--text-alpha", "--nbest"}
+    for name in ("build text", "build monolingual", "build memory", "learn"):
+        assert shown[name] & (decoding | {"--untuned", "--replace-unk"}) == set() and "--bpe" in shown[name], name
+    assert shown["build memory"] & {"--datastore"} == set() and "--datastore" in shown["learn"]
+    assert shown["tune"] & {"--trust", "--glossary", "--nbest"} == set() and "--knn-k" in shown["tune"]
+    assert shown["translate"] >= decoding | {"--replace-unk"}
+
+
+@pytest.mark.parametrize(
+    ("words", "loads"), [("translate --help", False), ("--help", False), ("completion bash", None)]
+)
+def test_a_reader_that_leaves_ends_a_command_silently(words: str, loads: bool | None) -> None:
+    """And help is there before torch is imported."""
+    code = f"import sys; sys.argv[1:] = {words.split()}; from fairseq_ccpr.cli import main\n"
+    code += f"try: main()\nfinally: assert {loads} is None or ('torch' in sys.modules) == {loads}"
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "wb") as left:
+        done = subprocess.run([sys.executable, "-c", code], stdout=left, stderr=subprocess.PIPE, timeout=120)
+    assert (done.returncode, done.stderr) == (141, b"")
 
 
 def test_the_site_has_the_reference_and_the_results_as_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,7 @@ from fairseq_ccpr.text.pairs import read_pairs
 from fairseq_ccpr.text.translation_memory import read_memory
 from tests.helpers import begin, call, files_up_to, refused
 from tests.server.conftest import Served, served
-from tests.small_models import World
+from tests.small_models import World, subword_options
 
 FORM = {"Content-Type": "application/x-www-form-urlencoded"}
 PARTS = {"Content-Type": "multipart/form-data; boundary=b"}
@@ -528,3 +528,15 @@ def test_the_page_is_one_file_that_asks_this_server_alone(server: Served) -> Non
     assert not re.search(r"""(src|href)=["'](?!#|data:)""", page) and "http" not in page
     settings = json.loads(re.search(r'id="data">(.*?)</script>', page, re.DOTALL)[1])  # type: ignore[index]
     assert settings["names"] == {"source": "German", "target": "English"} and settings["learns"]
+
+
+def test_a_text_memory_alone_is_explained(world: World, pairs: list[tuple[str, str]], tmp_path: Path) -> None:
+    text, store = tmp_path / "text", tmp_path / "store"
+    text.write_text("\n".join(target for _, target in pairs), encoding="utf-8")
+    where = ["--path", world.model, "--data", world.data_bin, *subword_options(world)]
+    call("build text", text, *where, "--output", store)
+    with served(Translator(datastore=store, device="cpu", max_len_b=25)) as server:
+        status, answer = server.ask("/explain", "POST", q=pairs[0][0])
+        assert status == 200 and answer["sentences"][0]["tokens"]
+        status, answer = server.ask("/explain", "POST", q="ja " * 1500)
+        assert (status, answer["error"].split(" has ")[0]) == (400, "sentence 1")

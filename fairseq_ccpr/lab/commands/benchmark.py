@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Optional
 
-from fairseq_ccpr.cli.command import check_folders, command, markdown_table, named, write_results
+from fairseq_ccpr.cli.command import SHOWN, check_folders, command, markdown_table, named, write_results
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.decoding.retrieval_task import find_parts
 from fairseq_ccpr.device import choose_device
@@ -35,7 +35,8 @@ from fairseq_ccpr.timing import DECODER, FINDING, MERGE, PHRASES, PROJECTION, SE
 PHASES = (DECODER, PROJECTION, SEARCH, MERGE, FINDING, PHRASES, REST)
 
 
-@command("""\
+@command(
+    """\
 Measure, for token datastores of any size, decoding speed relative to plain fairseq in the same process, and search alone.
 
   fairseq-ccpr benchmark decoding DATA_BIN --path model.pt -s de -t en --bpe sentencepiece --sentencepiece-model spm.model \\
@@ -54,7 +55,9 @@ one of the two.
 The floor is the least time of exact search: to read 2Nd bytes or to do 2HNd operations, whichever takes longer at the
 bandwidth and the operations a second that are measured first. Peak memory is what tensors held on the GPU in each
 measurement; on a CPU, what the process held so far.
-""")
+""",
+    shown=SHOWN - {"--nbest", "--replace-unk"},
+)
 def benchmark_decoding(
     rest: list[str],
     data_bin: Path = data_bin_option(),

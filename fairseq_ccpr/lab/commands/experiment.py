@@ -62,6 +62,10 @@ def experiment_run(
             state = "to do" if stage in todo else "done" if runner.done(stage) else "not needed"
             words = [word if word.startswith("$(cat ") else shlex.quote(word) for word in runner.command(stage)]
             print(f"\n# {stage.name}: {state}\npython {' '.join(words)}")
+        try:
+            runner.check_inputs(todo)
+        except ConfigurationError as error:
+            print(f"it would not run: {error}", file=sys.stderr)
         return 0
     runner.check_inputs(todo)
     with locked(runner.output, "another run is at work") as lock:
