@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from itertools import accumulate
 
 import torch
 from torch import Tensor
 
+logger = logging.getLogger(__name__)
 ALIGN = 16  # bytes; every dtype may begin at a multiple
 
 
@@ -20,6 +23,13 @@ def choose_device(cpu: bool) -> torch.device:
 def has_bf16(device: torch.device) -> bool:
     """Return whether products in bfloat16 are worth it; a CPU with no more than AVX2 takes many times as long as in fp32."""
     return device.type != "cpu" or torch.backends.cpu.get_cpu_capability() != "AVX2"
+
+
+@cache
+def tell_slow_fp16(device: torch.device) -> None:
+    """Warn, once, where half precision makes computing slower."""
+    if device.type == "cpu":
+        logger.warning("--fp16 makes a CPU many times slower than fp32: leave it out")
 
 
 @contextmanager

@@ -4,7 +4,9 @@
 
 import os as _os
 from argparse import Namespace as _Namespace
+from typing import Any as _Any
 
+import numpy as _np
 import torch as _torch
 
 from fairseq_ccpr import models as models
@@ -51,8 +53,11 @@ if _os.environ.get("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "0").lower() in ("1", "y"
         "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD is set in the environment, which lets checkpoints run code: unset it, as "
         "fairseq-ccpr reads nothing but tensors and plain settings from them"
     )
-# fairseq keeps its settings in checkpoints as a Namespace. Naming that one class lets torch load them with
-# weights_only on, so that nothing in a checkpoint can run.
-_torch.serialization.add_safe_globals([_Namespace])
+# fairseq keeps its settings in checkpoints as a Namespace, and scores may be NumPy's numbers. Naming these classes lets torch
+# load them with weights_only on, so that nothing in a checkpoint can run.
+_scalar: _Any = _np.float64(0).__reduce__()[0]
+_kinds = (type(_np.dtype(code)) for code in f"?SUMm{_np.typecodes['AllInteger']}{_np.typecodes['AllFloat']}")
+_torch.serialization.add_safe_globals([_Namespace, _np.dtype, _scalar, *set(_kinds)])
+_torch.serialization.add_safe_globals([(_scalar, "numpy.core.multiarray.scalar")])  # as NumPy 1 saves it
 _refuse_retrieval_by_hub()
 _show_options_of_tasks()

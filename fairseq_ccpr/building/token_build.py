@@ -48,6 +48,7 @@ from fairseq_ccpr.datastore.token import (
 from fairseq_ccpr.datastore.tuned import UNTUNED, write_tuned
 from fairseq_ccpr.decoding.retrieval_task import LANGUAGE_PAIR
 from fairseq_ccpr.decoding.task import BILINGUAL, task_words
+from fairseq_ccpr.device import tell_slow_fp16
 from fairseq_ccpr.errors import CheckpointError, ConfigurationError, DatastoreError
 from fairseq_ccpr.models.checkpoint import load_models
 from fairseq_ccpr.models.key_layer import KEY_LAYERS, KeyCapture, key_module
@@ -218,6 +219,8 @@ class TokenBuildSettings:
 def load(settings: TokenBuildSettings, device: torch.device) -> tuple[Any, Any]:
     """Load the task of DATA_BIN, and the model."""
     task = _load_task(settings, settings.data_bin)
+    if settings.fp16:
+        tell_slow_fp16(device)
     return task, load_model(settings.path, task, device, settings.fp16)
 
 

@@ -26,6 +26,7 @@ from fairseq_ccpr.models.key_layer import KEY_LAYERS
 from fairseq_ccpr.settings import bf16_option, cpu_option, data_option, option, quiet_option
 from fairseq_ccpr.storage import fingerprint
 from fairseq_ccpr.storage.fingerprint import short
+from fairseq_ccpr.text.languages import tell_foreign
 
 
 @command("""\
@@ -61,6 +62,8 @@ def build_tokens(settings: TokenBuildSettings) -> int:
     settings = replace(settings, source_lang=preprocessing.source_lang, target_lang=preprocessing.target_lang)
     start = time.monotonic()
     with launched(settings.output) as processes:
+        for text in settings.monolingual if processes.first else ():
+            tell_foreign(text, preprocessing.target_lang)
         if settings.monolingual:
             settings = replace(settings, pseudo_pairs=back_translate(settings, preprocessing, processes))
         else:
@@ -107,6 +110,9 @@ an API key, are taken from the URI or, better, from the environment variable MIL
 def build_phrases(settings: PhraseBuildSettings) -> int:
     settings.check()
     start = time.monotonic()
+    if known := remembered(settings.output):  # of its other parts
+        for text in settings.text:
+            tell_foreign(text, known.target_lang)
     with launched(settings.output) as processes:
         report = build_phrase_datastore(settings, processes)
     if report is None:
@@ -188,6 +194,8 @@ def _count_text(
         system.target_encoder(), len(dictionary), tags.end_of(dictionary), dictionary.unk(),
         fingerprint.of_strings(dictionary.symbols), language if tags.languages else None,
     )  # fmt: skip
+    for path in [*text, *against]:
+        tell_foreign(path, language)
     counted = build_text_part(text, against, output, vocabulary, quiet)
     if (known := remembered(output)) is None or not known.options:  # or it has what its tokens need
         remember(system.preprocessing, output)

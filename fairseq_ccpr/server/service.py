@@ -37,7 +37,7 @@ from fairseq_ccpr.translator import Translator
 
 AUTO = "auto"
 TEXT, HTML = "text", "html"
-LEAST_UNPACKED, PACKING, MOST_UNPACKED = 1 << 24, 100, 1 << 30  # bytes of a file: at least, as a multiple, at most
+LEAST_UNPACKED, PACKING, MOST_UNPACKED = 1 << 22, 100, 1 << 30  # bytes of a file: at least, as a multiple, at most
 MOST_PAIRS = 100  # of the memory that one answer has unless asked for more
 
 T = TypeVar("T")
@@ -185,7 +185,7 @@ class Service:
                     raise BusyError("the server is stopping")
                 if count > most:
                     raise ConfigurationError(
-                        f"the file is more than {most >> 20:,} MiB unpacked: use fairseq-ccpr learn"
+                        f"the file is more than {most >> 10:,} KiB unpacked: use fairseq-ccpr learn"
                     )
 
             def told_here(error: Exception) -> str:

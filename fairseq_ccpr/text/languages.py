@@ -7,11 +7,15 @@ that in which the language is mostly written (Unicode's likely subtags). Names o
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
 from fairseq_ccpr.errors import ConfigurationError
+from fairseq_ccpr.text.pairs import read_lines
 from fairseq_ccpr.text.words import word_spans
 
 _NAMES = """
@@ -25,6 +29,7 @@ ps Pashto|pt Portuguese|ro Romanian|ru Russian|si Sinhala|sk Slovak|sl Slovenian
 sr Serbian|sr-Latn Serbian (Latin)|sv Swedish|sw Swahili|ta Tamil|te Telugu|th Thai|tl Tagalog|tr Turkish|uk Ukrainian|ur Urdu
 uz Uzbek|vi Vietnamese|xh Xhosa|yo Yoruba|zh Chinese|zh-Hant Chinese (traditional)|zu Zulu
 """
+logger = logging.getLogger(__name__)
 NAMES = dict(one.split(" ", 1) for line in _NAMES.split("\n") if line for one in line.split("|"))
 
 
@@ -157,6 +162,13 @@ def look_foreign(lines: Sequence[str], expected: str) -> str:
     found = [identifier.classify(part)[0] for part in parts]
     most = max(found, key=found.count)
     return most if most != language and found.count(most) > EXCHANGED * len(found) else ""
+
+
+@cache
+def tell_foreign(path: Path, expected: str) -> None:
+    """Warn, once, if a text of one sentence per line looks as if it were in another language than the expected one."""
+    if path.is_file() and (found := look_foreign(list(islice(read_lines(path), SAMPLE)), expected)):
+        logger.warning("%s looks %s, where %s is expected: give text of that", path, name_of(found), name_of(expected))
 
 
 def as_bcp47(name: str) -> str:

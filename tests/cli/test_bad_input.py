@@ -9,6 +9,7 @@ import resource
 import shutil
 import subprocess
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,10 @@ from fairseq import checkpoint_utils
 from fairseq_ccpr.datastore.manifest import FORMAT_VERSION, Manifest
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.errors import DatastoreError
+from fairseq_ccpr.models.checkpoint import embedded_symbols
 from fairseq_ccpr.storage import arrays
 from fairseq_ccpr.storage.files import describe_files
+from fairseq_ccpr.text.pairs import read_pairs
 from tests.helpers import (
     DEMO,
     PROGRAM,
@@ -244,6 +247,91 @@ def test_malicious_checkpoint_is_refused_and_nothing_runs(world: World, tmp_path
     assert [p.name for p in tmp_path.iterdir()] == ["bad.pt"]
 
 
+@pytest.mark.parametrize("zipped", [True, False])
+def test_numbers_of_numpy_in_a_checkpoint_are_read(world: World, tmp_path: Path, zipped: bool) -> None:
+    numbers = {
+        "best": np.float64(7.25),
+        "step": np.int64(3),
+        "done": np.bool_(True),
+        "name": np.str_("x"),
+        "loss": np.float32(0.5),
+    }
+    path = tmp_path / "model.pt"
+    torch.save(torch.load(world.model) | {"extra_state": numbers}, path, _use_new_zipfile_serialization=zipped)
+    assert checkpoint_utils.load_checkpoint_to_cpu(str(path))["extra_state"].items() >= numbers.items()
+    if not zipped:  # as NumPy 1 wrote it
+        path.write_bytes(path.read_bytes().replace(b"numpy._core.multiarray", b"numpy.core.multiarray"))
+        assert checkpoint_utils.load_checkpoint_to_cpu(str(path))["extra_state"].items() >= numbers.items()
+    assert embedded_symbols(path) == embedded_symbols(world.model)
+
+
+def test_dictionaries_are_compared_with_the_model_where_data_are_prepared(world: World, tmp_path: Path) -> None:
+    for file in (world.model, *world.data_bin.glob("dict.*.txt"), world.spm):
+        shutil.copy(
+            file, tmp_path / ("model.pt" if file == world.model else "spm.model" if file == world.spm else file.name)
+        )
+    words = [
+        "prepare",
+        "--test",
+        world.folder / "test.tsv",
+        "--path",
+        tmp_path / "model.pt",
+        "--output",
+        tmp_path / "out",
+    ]
+    call(*words, "-s", "de", "-t", "en")
+    refused(
+        call(*words, "-s", "fr", "-t", "en", check=False),
+        r"there is no dict\.fr\.txt, but dict\.de\.txt, dict\.en\.txt: put",
+    )
+    lines = (tmp_path / "dict.en.txt").read_text("utf-8").splitlines()
+    write_lines(tmp_path / "dict.en.txt", *lines[:-7])
+    shutil.rmtree(tmp_path / "out")
+    refused(
+        call(*words, "-s", "de", "-t", "en", check=False),
+        rf"embeddings of .*, but .* and dict\.en\.txt {len(lines) - 3:,}: put",
+    )
+    assert not (tmp_path / "out").exists()
+
+
+def test_text_in_another_language_and_half_precision_on_a_cpu_are_warned_of(
+    world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    german, english = (tmp_path / f"text.{language}" for language in ("de", "en"))
+    rows = [*islice(read_pairs(DEMO / "bible.valid.tsv.xz"), 40)]
+    write_lines(german, *(row[0] for row in rows))
+    write_lines(english, *(row[1] for row in rows))
+    words = ["--data", world.data_bin, "--path", world.model, "--cpu", "--fp16"]
+    for text, warned in ((english, False), (german, True)):
+        call("build", "text", text, *words, "--output", tmp_path / f"store{text.suffix}")
+        assert ("text.de looks German, where English is expected" in caplog.text) == warned
+    assert caplog.text.count("--fp16 makes a CPU many times slower") == 1
+    table = write_lines(tmp_path / "table.tsv", *("\t".join(cell[:30] for cell in row) for row in rows[:12]))
+    for file, told in (
+        (table, "the input has tabs: "),
+        (english, "looks English: it is translated from German"),
+        (german, ""),
+    ):
+        done = call(
+            "translate",
+            "--data",
+            world.data_bin,
+            "--path",
+            world.model,
+            "--cpu",
+            "--beam",
+            1,
+            "--max-len-b",
+            3,
+            "--input",
+            file,
+        )
+        assert told in done.stderr and ("tabs" in done.stderr, "looks" in done.stderr) == (
+            "tabs" in told,
+            "looks" in told,
+        )
+
+
 def trusting(load: Callable[..., Any]) -> Callable[..., Any]:
     """torch.load as fairseq's main branch calls it, which asks for whatever a checkpoint holds."""
     return lambda *args, **options: load(*args, **options | {"weights_only": False})
@@ -284,7 +372,10 @@ def test_exchanged_columns_are_noticed(world: World, tmp_path: Path) -> None:
     pairs = [line.split("\t") for line in (world.folder / "train.tsv").read_text("utf-8").splitlines()]
     exchanged = write_lines(tmp_path / "train.tsv", *("\t".join(reversed(pair)) for pair in pairs))
     words = ["prepare", "-s", "de_AT", "-t", "eng", "--pieces", 500, "--output", tmp_path / "out"]
-    refused(call(*words, "--train", exchanged, check=False), r"train\.tsv has English before German, and -s is de_AT")
+    refused(
+        call(*words, "--train", exchanged, check=False),
+        r"train\.tsv has English before German, .* source language is de_AT",
+    )
     assert call(*words, "--train", world.folder / "train.tsv").returncode == 0
 
 

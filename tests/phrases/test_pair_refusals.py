@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import lzma
 import shutil
 import subprocess
 from pathlib import Path
@@ -48,7 +49,7 @@ def test_bad_text_is_refused(text: Path, tmp_path: Path) -> None:
         call("extract", *words, check=False),
         r"skipped: 1 a line has 1 columns, and a pair has 2, 1 empty|1 empty, 1 a line",
     )
-    (bad / "text.tsv.xz").write_bytes(b"no archive")
+    (bad / "text.tsv.xz").write_bytes(lzma.compress(b"ein\tone\n")[:-9])
     refused(
         call("extract", "--pairs", bad / "text.tsv.xz", "--output", output, "--quiet", check=False),
         r"text\.tsv\.xz is damaged",

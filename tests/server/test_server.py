@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import html
 import json
+import lzma
 import os
 import re
 import shutil
@@ -17,15 +18,16 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.error import HTTPError
-from urllib.parse import quote, urlencode
+from urllib.parse import quote, urlencode, urlsplit
 from urllib.request import Request, urlopen
+from xml.sax.saxutils import escape
 
 import pytest
 from libretranslatepy import LibreTranslateAPI
 
 from fairseq_ccpr import Translator
 from fairseq_ccpr.datastore.token import TokenDatastore
-from fairseq_ccpr.server import work
+from fairseq_ccpr.server import service, work
 from fairseq_ccpr.server.service import HTML
 from fairseq_ccpr.text.pairs import read_pairs
 from fairseq_ccpr.text.translation_memory import read_memory
@@ -216,7 +218,7 @@ def test_sentences_come_with_what_was_learned_for_them(server: Served, pairs: li
 
 
 def import_file(server: Served, name: str, content: bytes) -> tuple[int, list[dict]]:
-    request = Request(f"{server.url}/memory?name={quote(name)}", content, method="POST")
+    request = Request(f"{server.url}/memory?name={quote(name, safe='&=')}", content, method="POST")
     try:
         with urlopen(request, timeout=60) as answer:
             return answer.status, [json.loads(line) for line in answer]
@@ -277,6 +279,48 @@ def test_a_client_that_leaves_ends_what_it_imports(server: Served, pairs: list[t
         before = now
         time.sleep(0.5)
     assert work.BATCH <= now < 1000
+    server.translator.forget(*(pair.id for pair in server.translator.memory()))
+
+
+def reading() -> bool:
+    return any(frame.f_code.co_filename.endswith("pairs.py") for frame in sys._current_frames().values())
+
+
+def test_a_file_that_grows_is_refused_or_left_where_its_client_leaves_or_the_server_stops(
+    server: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent = lzma.compress(b"\n" * 60_000_000, preset=0)
+    monkeypatch.setattr(service, "LEAST_UNPACKED", 1 << 17)
+    monkeypatch.setattr(service, "PACKING", 1)
+    status, (answer,) = import_file(server, "c.tsv", sent)
+    assert status == 400 and re.search(
+        r"^the file is more than 128 KiB unpacked: use fairseq-ccpr learn$", answer["error"]
+    )
+    for name in ("LEAST_UNPACKED", "MOST_UNPACKED"):
+        monkeypatch.setattr(service, name, 1 << 40)
+    host, port = urlsplit(server.url).netloc.split(":")
+    with socket.create_connection((host, int(port))) as client:
+        client.sendall(
+            b"POST /memory?name=c.tsv HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: %d\r\n\r\n%b" % (len(sent), sent)
+        )
+        wait_until(reading)
+    wait_until(lambda: not reading())
+    assert server.ask("/health")[0] == 200
+
+
+def wait_until(true: Callable[[], bool], seconds: float = 10) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_what_is_not_confirmed_is_learned_where_it_is_asked_for(server: Served, pairs: list[tuple[str, str]]) -> None:
+    source, target = map(escape, pairs[0])
+    unit = f'<trans-unit><source>{source}</source><target state="needs-translation">{target}</target></trans-unit>'
+    content = f'<xliff version="1.2"><file><body>{unit}</body></file></xliff>'.encode()
+    assert import_file(server, "a.xlf", content)[1][-1]["skipped"] == {"not confirmed: state is needs-translation": 1}
+    assert import_file(server, "a.xlf&unconfirmed=1", content)[1][-1]["learned"] == 1
     server.translator.forget(*(pair.id for pair in server.translator.memory()))
 
 
@@ -476,13 +520,15 @@ def test_the_command_serves_and_ends_when_told(
         pass
     for command in (["compact", store, "--quiet"], ["serve", "--datastore", store, "--cpu", "--port", 0]):
         refused(call(*command, check=False), f"is being written to by process {process.pid} on ")
-    with ThreadPoolExecutor(1) as pool:
+    with ThreadPoolExecutor(2) as pool:
         answer = pool.submit(server.ask, "/translate", "POST", q=[source for source, _ in pairs])
+        growing = pool.submit(import_file, server, "c.tsv", gzip.compress(b"\n" * 4_000_000))
         while not (lines := server.ask("/health")) or lines[0] != 200:
             pass
         assert process.pid is not None
         os.kill(process.pid, told)
         status, answered = answer.result()
+        assert growing.result() == (503, [{"error": "the server is stopping"}])
     process.join(60)
     err = (tmp_path / "err").read_text(encoding="utf-8")
     assert status == 200 and len(answered["translatedText"]) == len(pairs)
