@@ -29,7 +29,14 @@ from fairseq_ccpr.datastore.token import KEYS, PROJECTION, TokenDatastore
 from fairseq_ccpr.errors import FULL, ConfigurationError, DatastoreError, NotWritableError
 from fairseq_ccpr.storage.files import unfollowed
 from fairseq_ccpr.storage.fingerprint import brief
-from fairseq_ccpr.storage.journal import Journal, WriterLock, begins_as_journal, create_journal, refuse_unusual
+from fairseq_ccpr.storage.journal import (
+    Journal,
+    WriterLock,
+    begins_as_journal,
+    create_journal,
+    read_note,
+    refuse_unusual,
+)
 from fairseq_ccpr.text.glossary import folded
 
 LEARNED, LOCK = "learnt", "lock"  # the names on disk are older than the word
@@ -277,13 +284,12 @@ class LearnedStore:
                 self.folder.mkdir(
                     mode=0o700, exist_ok=True
                 )  # what is learned is for nobody else, unless its owner says so
-                right = WriterLock(self.folder / LOCK)
+                self._right = WriterLock(self.folder / LOCK)
                 try:
-                    self._begin_writing()
+                    self._begin_writing(self._right)
                 except BaseException:
-                    right.release()
+                    self.close()
                     raise
-                self._right = right
             except OSError as error:
                 fault = f"{self.folder} cannot be written ({error.strerror})"
                 if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
@@ -310,7 +316,7 @@ class LearnedStore:
                 self._right.release()
                 self._right = None
 
-    def _begin_writing(self) -> None:
+    def _begin_writing(self, right: WriterLock) -> None:
         self._refuse_changed()
         if not self.path.exists():
             create_journal(self.path, first_records(self.datastore.section, self.next_id))
@@ -325,12 +331,24 @@ class LearnedStore:
             records = first_records(self.datastore.section, self.next_id, phrases)
             records += [one for one in Journal(self.path).read() if one[0] not in (HEADER, PHRASE_IDENTITY)]
             create_journal(self.path, records)
+            right.note("")
             self._load()
+        self._note_end()
         self._record_hashes()
+
+    def _note_end(self) -> None:
+        """Note how many records there are: nothing in the journal shows that its last ones are missing."""
+        if self._right is not None:
+            self._right.note(f"{self.path.name} {self._journal.count}")
+
+    def _noted_end(self) -> int:
+        found = re.fullmatch(r"(\S+) (\d+)", read_note(self.folder / LOCK))
+        return int(found[2]) if found and found[1] == self.path.name else 0
 
     def _append(self, records: list[bytes]) -> None:
         if records:
             self._journal.append(records)
+            self._note_end()
         for record in records:
             self._apply(record)
         self._settle()
@@ -354,11 +372,13 @@ class LearnedStore:
                 self._refuse_changed()  # or else what was learned may have moved elsewhere
                 return
             refuse_unusual(self.path, linked=True)
-            before = 0
+            before, end = 0, self._noted_end()
             for record in self._journal.read():
                 if (gaps := self._journal.lost + len(self._journal.damage)) > before:
                     before, self.doubtful = gaps, list(self._kept)
                 self._apply(record)
+            if not (self._journal.old or any(start >= self._journal.end for start, _ in self._journal.damage)):
+                self._journal.lost += max(0, end - self._journal.count)
             if self._journal.lost + len(self._journal.damage) > before:
                 self.doubtful = list(self._kept)
         except PermissionError:

@@ -115,17 +115,30 @@ class WriterLock:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            holder = os.pread(file, 200, 0).decode("utf-8", "replace") or "another process"
+            holder = os.pread(file, 200, 0).decode("utf-8", "replace").partition("\n")[0] or "another process"
             self.release()
             raise DatastoreError(
                 f"{path.parent} is being written to by {holder}: end that process, or make the change there"
             ) from None
+        self.note(read_note(path))
+
+    def note(self, text: str) -> None:
+        """Leave a line beside the name of the process, for whoever reads or writes next."""
+        file = self._stream.fileno()
         os.ftruncate(file, 0)
-        os.write(file, f"process {os.getpid()} on {socket.gethostname()}".encode())
+        os.pwrite(file, f"process {os.getpid()} on {socket.gethostname()}\n{text}".encode(), 0)
 
     def release(self) -> None:
         """Give it back."""
         self._stream.close()
+
+
+def read_note(path: Path) -> str:
+    """Return what the last to hold a `WriterLock` has noted; nothing where none has, or it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").partition("\n")[2] if path.is_file() else ""
+    except OSError:
+        return ""
 
 
 def refuse_unusual(path: Path, folder: bool = False, linked: bool = False) -> None:

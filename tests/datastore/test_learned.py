@@ -178,6 +178,20 @@ def test_a_record_that_was_cut_out_is_missed_and_one_that_depends_on_it_does_no_
     assert same(store_at(folder), {1: pairs[1], 3: pairs[3]})
 
 
+def test_records_that_are_missing_at_the_end_are_missed(folder: Path) -> None:
+    """Cut off between two records, or with the whole journal put back as it was before."""
+    pairs, ends = learned_one_by_one(folder, 4)
+    path = journal_path(folder, 0)
+    whole = path.read_bytes()
+    for end, lost in ((ends[3], 1), (ends[1], 3)):
+        path.write_bytes(whole[:end])
+        found = store_at(folder)
+        assert f"{lost} record{'s are' if lost > 1 else ' is'} missing" in found.damage and len(found.pairs) == 4 - lost
+    assert ids_of(found.learn([new_pair(9)])) == [5]  # ids of those that are missing are not given again
+    found.close()
+    assert not store_at(folder).damage and same(store_at(folder), {1: pairs[1], 5: new_pair(9)})
+
+
 def test_a_pair_whose_forgetting_is_lost_is_there_once(folder: Path) -> None:
     store = store_at(folder)
     store.learn([new_pair(1), new_pair(2)])
