@@ -22,7 +22,7 @@ LEAST = 10_000  # entries: held-out tokens of fewer find less than text that the
 OWN = 64  # entries beyond k that are asked for, as those of the own sentence are among the nearest
 LAMBDAS = tuple(round(0.1 * i, 1) for i in range(1, 10))
 FACTORS = tuple(2 ** (i / 2) for i in range(-10, 5))  # of how much worse than the nearest the last neighbour is
-FLOOR = 0.01  # what a model that is not at hand is taken to say of any token
+FLOOR = 0.01  # p of any token, where the model is not loaded
 
 # From N rows, their keys and their values to log p_NMT of these, fp32 [N].
 LogProbs = Callable[[np.ndarray, np.ndarray, np.ndarray], Tensor]

@@ -96,7 +96,7 @@ class TextWeight(nn.Module):
 
 
 class LearnedTargets:
-    """The targets of learned pairs, equal ones once, counted alongside a text, in the place of those they supersede.
+    """The targets of learned pairs, equal ones once, counted alongside a text; what they supersede is taken away.
 
     Those that have moved into the datastore are counted when they have, the others whenever one changes.
     """

@@ -61,7 +61,7 @@ from fairseq_ccpr.text.languages import identify
 from fairseq_ccpr.text.pairs import TextPairs, read_lines, tell_skipped
 from fairseq_ccpr.text.words import word_spans
 
-IDENTIFYING = 100  # lines of a reference, by which its language is told
+IDENTIFYING = 100  # lines of a reference whose language is identified
 samples_option = partial(count_option, 1000, "bootstrap samples")
 
 
