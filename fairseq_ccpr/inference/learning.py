@@ -6,7 +6,6 @@ If it has phrases, those of the targets are found in the same way as in its text
 from __future__ import annotations
 
 import logging
-import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -18,7 +17,7 @@ from fairseq import utils
 from torch import Tensor
 
 from fairseq_ccpr.building.phrase_build import without_repeats
-from fairseq_ccpr.datastore.learned import Learned, NewPair, PairPhrases, ReadAs
+from fairseq_ccpr.datastore.learned import Learned, NewPair, PairPhrases
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
 from fairseq_ccpr.decoding.learned_memory import LearnedMemory, why_not_learned
@@ -26,12 +25,11 @@ from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
 from fairseq_ccpr.decoding.token_memory import TokenMemory
 from fairseq_ccpr.decoding.token_retriever import LearningRetriever
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
-from fairseq_ccpr.inference.system import System, batches_of, encode, split
+from fairseq_ccpr.inference.system import System, batches_of, encode, read_as
 from fairseq_ccpr.models.phrase_finder import PhraseFinder, Segmentation
 from fairseq_ccpr.storage import fingerprint
-from fairseq_ccpr.storage.fingerprint import hash_bytes
+from fairseq_ccpr.text.pairs import tidy
 
-_SPACE = re.compile(r"[^\S\u00a0\u2007\u202f]+")
 TOO_MANY_UNKNOWN = 0.5  # fraction of a sentence's subwords that are unknown
 
 logger = logging.getLogger(__name__)
@@ -113,7 +111,7 @@ class Learner:
             for number, k, v in zip(sample["id"].tolist(), keys.split(lengths), values.split(lengths)):
                 place: int = fits[number]
                 source, target = pairs[place]
-                made[place] = NewPair(source, target, v.numpy(), k.numpy(), read_as=read_as(system, source))
+                made[place] = NewPair(source, target, v.numpy(), k.numpy(), read_as=read_as(task, source))
                 if not k.isfinite().all():
                     made[place] = "the model computes numbers that a key cannot hold"
         return made
@@ -173,25 +171,8 @@ def learned_memory(system: System) -> LearnedMemory:
         raise ConfigurationError(
             "learning needs a token datastore: give one with --datastore, or make an empty one with fairseq-ccpr build memory"
         )
-    tokens.learned.identify(partial(read_as, system))
+    tokens.learned.identify(partial(read_as, system.task))
     return tokens.learned
-
-
-def read_as(system: System, source: str) -> ReadAs:
-    """Hash what the model reads as a source: texts that it reads alike are one source, whatever their form."""
-    task = system.task
-    subwords = split(tidy(source), (task.tokenizer, task.bpe))
-    ids = task.source_dictionary.encode_line(subwords, add_if_not_exist=False)
-    return ReadAs(hash_bytes(subwords.encode()), task.source_hash(ids))
-
-
-def tidy(text: str) -> str:
-    """Make one line of a text: white space becomes single spaces, none at its ends; no-break spaces stay.
-
-    >>> tidy(" Guten\\n Morgen. ")
-    'Guten Morgen.'
-    """
-    return _SPACE.sub(" ", text).strip()
 
 
 def text_fault(source: str, target: str) -> str:

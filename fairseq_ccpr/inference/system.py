@@ -18,7 +18,9 @@ from fairseq import tasks, utils
 from fairseq.data import data_utils, encoders
 from torch import Tensor
 
+from fairseq_ccpr.datastore.learned import ReadAs
 from fairseq_ccpr.datastore.preprocessing import Preprocessing
+from fairseq_ccpr.decoding.correction_memory import CorrectionMemory
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
 from fairseq_ccpr.decoding.retrieval_task import RetrievalTask
 from fairseq_ccpr.device import choose_device, tell_slow_fp16
@@ -27,8 +29,9 @@ from fairseq_ccpr.inference.resources import configure_system, preprocessing_of
 from fairseq_ccpr.inference.unknown import OFF, copies, given_text, nothing_known
 from fairseq_ccpr.models.checkpoint import load_models
 from fairseq_ccpr.paths import split_paths
+from fairseq_ccpr.storage.fingerprint import hash_bytes
 from fairseq_ccpr.text.decoder_subwords import check_subwords, loading_subwords, looks_shuffled
-from fairseq_ccpr.text.pairs import one_line
+from fairseq_ccpr.text.pairs import one_line, tidy
 from fairseq_ccpr.text.sentencepiece import for_target
 
 
@@ -71,7 +74,8 @@ class Translation:
             if i != dictionary.eos()
         )
         alternatives = tuple(cls.of(source, tokens, [other], system) for other in others)
-        text = system.to_text(dictionary, best["tokens"], unknown=copied)
+        text = system.learned_text(source, best["tokens"])
+        text = system.to_text(dictionary, best["tokens"], unknown=copied) if text is None else text
         return cls(source, text, float(best["score"]), symbols, scores, alternatives)
 
     @classmethod
@@ -98,6 +102,13 @@ def split(sentence: str, steps: tuple[Any, ...]) -> str:
     for step in steps:
         sentence = step.encode(sentence) if step is not None else sentence
     return sentence
+
+
+def read_as(task: Any, source: str) -> ReadAs:
+    """Hash what the model reads as a source: texts that it reads alike are one source, whatever their form."""
+    subwords = split(tidy(source), (task.tokenizer, task.bpe))
+    ids = task.source_dictionary.encode_line(subwords, add_if_not_exist=False)
+    return ReadAs(hash_bytes(subwords.encode()), task.source_hash(ids))
 
 
 def length_limit(task: Any, models: list[Any]) -> int:
@@ -192,6 +203,16 @@ class System:
         if retrieve and self.ensemble is not None:
             self.task.equip(made, self.ensemble)
         return made
+
+    def learned_text(self, source: str, tokens: Tensor) -> str | None:
+        """Return the text of what was learned for a source, where its tokens are these, int64 [T]; else None."""
+        memory = self.find_memory(CorrectionMemory.name)
+        if memory is None or not memory.learned.entries.by_source:
+            return None
+        read = read_as(self.task, source)
+        pair, target = memory.learned.entries.by_source.get(read.ids), memory.learned.entries.target(read.ids)
+        same = pair is not None and pair.read_as == read and target.tolist() == tokens[self.task.tags.forced :].tolist()
+        return pair.target if same else None
 
     def find_memory(self, name: str) -> Any:
         """Look up a memory; None without one."""

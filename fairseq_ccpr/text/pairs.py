@@ -50,6 +50,9 @@ _LINE_ENDS = re.compile("[\n\v\f\r\x1c-\x1f\x85\u2028\u2029]")
 logger = logging.getLogger(__name__)
 
 
+_SPACE = re.compile(r"[^\S\u00a0\u2007\u202f]+")  # but for what does not break a line
+
+
 def one_line(text: str) -> str:
     """Replace each character that some reader takes for a line end by a space.
 
@@ -75,6 +78,15 @@ class _Watched(io.RawIOBase):
         if self.watch is not None:
             self.watch(self.count)
         return len(data)
+
+
+def tidy(text: str) -> str:
+    """Make one line of a text: white space becomes single spaces, none at its ends; no-break spaces stay.
+
+    >>> tidy(" Guten\\n Morgen. ")
+    'Guten Morgen.'
+    """
+    return _SPACE.sub(" ", text).strip()
 
 
 @contextmanager

@@ -49,6 +49,15 @@ def test_a_correction_comes_out_as_it_was_learned(
         assert [(one.text, one.score) for one in translator.translate(sources)] == before
 
 
+@pytest.mark.parametrize("target", ["He  went to 東 – {it}…", "Seite\u00a05: He came", "Ｈe came"])
+def test_a_correction_keeps_its_characters(store: Path, target: str) -> None:
+    """Also those that subwords do not tell, or that are unknown; not for a source with other unknown characters."""
+    with Translator(datastore=store, device="cpu") as translator:
+        translator.learn("Er ging zu 東", target)
+        (found, other) = translator.translate(["Er ging zu 東", "Er ging zu 京"])
+        assert found.text == target.replace("  ", " ") and "東" not in other.text
+
+
 def test_a_weight_of_zero_for_tokens_is_the_model_alone(store: Path, pairs: list[tuple[str, str]]) -> None:
     with Translator(datastore=store, device="cpu", knn_lambda=0) as translator:
         plain = [(one.text, one.score) for one in translator.translate([pairs[0][0]], retrieve=False)]
