@@ -18,7 +18,7 @@ import re
 import struct
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -102,6 +102,9 @@ class LearnedPair:
     sentence: int | None = None
     replaced_by: int | None = None  # the pair of its source that counts; None: this one does
     read_as: ReadAs | None = None  # None: not known, as of pairs that earlier versions learned
+    moment: int = field(
+        default=0, compare=False
+    )  # when it was last learned: of one source, the pair with the highest counts
 
 
 class Learned(NamedTuple):
@@ -117,11 +120,9 @@ class KeptPair:
     """A pair that was learned and not forgotten, with the values, keys and phrases that are in the journal."""
 
     pair: LearnedPair
-    entries: (
-        tuple[np.ndarray, np.ndarray] | None
-    )  # values int32 [n], keys fp16 [n, d]; None: they moved into the datastore
-    phrases: PairPhrases | None
-    moment: int  # when it was last learned: of one source, the pair with the highest counts
+    # Values int32 [n] and keys fp16 [n, d]; None: they moved into the datastore.
+    entries: tuple[np.ndarray, np.ndarray] | None = None
+    phrases: PairPhrases | None = None
 
 
 class LearnedStore:
@@ -281,9 +282,8 @@ class LearnedStore:
             try:
                 refuse_unusual(self.folder, folder=True)
                 refuse_unusual(self.path)
-                self.folder.mkdir(
-                    mode=0o700, exist_ok=True
-                )  # what is learned is for nobody else, unless its owner says so
+                # What is learned is for nobody else, unless its owner says so.
+                self.folder.mkdir(mode=0o700, exist_ok=True)
                 self._right = WriterLock(self.folder / LOCK)
                 try:
                     self._begin_writing(self._right)
@@ -330,8 +330,8 @@ class LearnedStore:
             phrases = self.phrase_section if self._has_phrases else None
             records = first_records(self.datastore.section, self.next_id, phrases)
             records += [one for one in Journal(self.path).read() if one[0] not in (HEADER, PHRASE_IDENTITY)]
-            create_journal(self.path, records)
             right.note("")
+            create_journal(self.path, records)
             self._load()
         self._note_end()
         self._record_hashes()
@@ -348,10 +348,10 @@ class LearnedStore:
     def _append(self, records: list[bytes]) -> None:
         if records:
             self._journal.append(records)
-            self._note_end()
         for record in records:
             self._apply(record)
         self._settle()
+        self._note_end()
 
     def _load(self) -> None:
         """Another process may have written to the journal, or in place of it: it is read from its beginning."""
@@ -422,7 +422,8 @@ class LearnedStore:
                 elif kind == READ_AS:
                     kept.pair = replace(kept.pair, read_as=ReadAs(*_READ_AS.unpack(record)[2:]))
                 else:
-                    kept.pair, kept.moment = replace(kept.pair, count=kept.pair.count + 1), self._next_moment()
+                    self._moment += 1
+                    kept.pair = replace(kept.pair, count=kept.pair.count + 1, moment=self._moment)
                     if kind == PHRASES:
                         self._keep_phrases(kept, _read_phrases(record, _ID.size))
             elif kind in (PAIR, MOVED, PAIR_WITH_PHRASES, MOVED_WITH_PHRASES):
@@ -449,7 +450,8 @@ class LearnedStore:
             self._drop(forgotten)  # in a record that is missing: a pair that is there is not learned as a new one
         self._ids[source, target] = number
         self.next_id = max(self.next_id, number + 1)
-        kept = self._kept[number] = KeptPair(pair, None, None, self._next_moment())
+        self._moment += 1
+        kept = self._kept[number] = KeptPair(replace(pair, moment=self._moment))
         if sentence not in (None, OWN_SENTENCE):
             self._sentences.add(sentence)
         if first_entry is not None:
@@ -474,10 +476,6 @@ class LearnedStore:
             )
         kept.phrases = phrases
 
-    def _next_moment(self) -> int:
-        self._moment += 1
-        return self._moment
-
     def _drop(self, number: int) -> None:
         pair = self._kept.pop(number).pair
         del self._ids[pair.source, pair.target]
@@ -488,7 +486,7 @@ class LearnedStore:
     def _settle(self) -> None:
         """Decide which pairs count: of each source the one that was learned last."""
         self._counting: dict[int | str, int] = {}
-        for number, kept in sorted(self._kept.items(), key=lambda one: one[1].moment):
+        for number, kept in sorted(self._kept.items(), key=lambda one: one[1].pair.moment):
             self._counting[_identity(kept.pair)] = number
         numbers = sorted(self._counting.values())
         counting, found = set(numbers), [(number, self._kept[number]) for number in numbers]
@@ -497,7 +495,7 @@ class LearnedStore:
         self.entries = {number: kept.entries for number, kept in found if kept.entries is not None}
         self.phrases = {number: kept.phrases for number, kept in found if kept.phrases is not None}
         aside = [(number, kept) for number, kept in self._kept.items() if number not in counting]
-        self.replaced = dict(sorted(aside, key=lambda one: one[1].moment))
+        self.replaced = dict(sorted(aside, key=lambda one: one[1].pair.moment))
 
     def _listed(self, number: int) -> LearnedPair:
         pair = self._kept[number].pair

@@ -55,10 +55,17 @@ class PhraseDatastore(KeyedPart[PhraseSection]):
         self.spans = open_array(folder / f"{SPANS}.npy", (section.size, 3), "int32")
         self.hashes = open_array(folder / f"{HASHES}.npy", (section.size,), "uint64") if section.hashes else None
         self.sentences = open_sentences(folder, section.sentences)
+        self._numbers: dict[str, int | None] = {}  # of sentences that were looked for
 
     def sentence(self, number: int) -> str:
         """Return a sentence as it stood in the text."""
         return self.sentences[number]
+
+    def number(self, sentence: str) -> int | None:
+        """Find the number of a sentence, once; None where it is not there."""
+        if sentence not in self._numbers:
+            self._numbers[sentence] = self.sentences.find(sentence)
+        return self._numbers[sentence]
 
     def string_hashes(self, entries: np.ndarray) -> np.ndarray:
         """Hash the strings of entries, int64 [n] -> uint64 [n]."""

@@ -158,12 +158,8 @@ class Counts:
         return Counts(contexts, following, grams, counts, self.order, self.words, more)
 
     def plus(self, added: list[np.ndarray], end: int, removed: Iterable[np.ndarray] = ()) -> Counts:
-        """Return these with sentences added, and others taken away, each int64 [L] with its end.
-
-        What is taken away must have been counted: a sentence with an n-gram that is not counted is left alone.
-        """
-        removed = [one for one in removed if self._counts_all(Grams.of(one, np.array([0, len(one)]), end, self.order))]
-        signed = [(1, added), (-1, removed)]
+        """Return these with sentences added, and others taken away that were counted, each int64 [L] with its end."""
+        signed = [(1, added), (-1, list(removed))]
         parts = [
             (sign, Grams.of(np.concatenate(some), np.cumsum([0, *map(len, some)]), end, self.order))
             for sign, some in signed
@@ -188,9 +184,6 @@ class Counts:
 
     def _with(self, *more: Counts) -> Counts:
         return Counts(self.contexts, self.following, self.grams, self.counts, self.order, self.words, more)
-
-    def _counts_all(self, grams: Grams) -> bool:
-        return bool((self._counted(grams.contexts, grams.tokens) >= grams.counts).all())
 
     def _counted(self, contexts: np.ndarray, tokens: np.ndarray) -> np.ndarray:
         """Count n-grams in the text, int64 [G], by hash of the context, and token."""

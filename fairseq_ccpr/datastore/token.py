@@ -124,6 +124,7 @@ def _linear(weight: Tensor, bias: Tensor) -> nn.Linear:
 KEYS, VALUES, PROVENANCE, SOURCE_HASHES = "keys", "values", "provenance", "source-hashes"
 PROJECTION = "projection.safetensors"  # where keys are not the decoder's own states
 DOMAIN = "domain.safetensors"  # what it knows of its own text; older datastores have none
+BLOCK_ROWS = 1 << 20  # rows whose sources are compared at a time
 UNKNOWN = "<unk>"  # fairseq's symbol for what the dictionary does not have; retrieval never proposes it
 SYMBOLS = "symbols.txt"  # the target vocabulary, one per line by id, so that values can be read without the model
 
@@ -180,12 +181,12 @@ class TokenDatastore(KeyedPart[TokenSection]):
 
     def rows_of_sources(self, hashes: Collection[int]) -> dict[int, np.ndarray]:
         """Find the entries of the sentences with these sources: int64, ascending, by hash; none of those that it lacks."""
-        rows = (
-            np.flatnonzero(np.isin(self.source_hashes, np.fromiter(hashes, np.uint64))) if self.section.hashes else ()
-        )
-        found: dict[int, list[int]] = {}
-        for row in map(int, rows):
-            found.setdefault(int(self.source_hashes[row]), []).append(row)
+        wanted, found = np.sort(np.fromiter(hashes, np.uint64)), dict[int, list[int]]()
+        for start in range(0, self.section.size if self.section.hashes else 0, BLOCK_ROWS):
+            block = self.source_hashes[start : start + BLOCK_ROWS]
+            places = np.searchsorted(wanted, block).clip(max=len(wanted) - 1)
+            for row in np.flatnonzero(wanted[places] == block).tolist():
+                found.setdefault(int(block[row]), []).append(start + row)
         return {number: np.array(some, np.int64) for number, some in found.items()}
 
     def open_projection(self) -> KeyProjection | None:

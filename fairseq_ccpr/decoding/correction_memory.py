@@ -3,7 +3,7 @@
     p'(v) = (1 - w) p(v) + w [v = y_t]
 
 at step t of hypotheses that begin with y_1 ... y_(t-1), y being the target of a pair whose source the model reads as it reads
-this one. So a correction counts whatever k, T, lambda and trust are. Hypotheses that have left it may end only after it has:
+this one. So a correction counts whatever k, T, lambda and trust are. No hypothesis of the sentence may end before it does:
 fairseq ends a search once as many hypotheses have ended as the beam is wide, and poor short ones would be the first.
 
 Letters: B sentences, H hypotheses, L tokens of the longest target.
@@ -11,14 +11,17 @@ Letters: B sentences, H hypotheses, L tokens of the longest target.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
+from fairseq_ccpr.datastore.learned import ReadAs
 from fairseq_ccpr.decoding.learned_memory import LearnedEntries, LearnedMemory
 from fairseq_ccpr.decoding.memory import Memory, MemoryBatch, Step
 from fairseq_ccpr.decoding.mixture import Vote, interpolate_
@@ -36,6 +39,8 @@ class CorrectionMemory(Memory):
     Args:
         learned: live, or as a snapshot.
         hash_source: identifies a source of the batch, int64 [S], as `ReadAs.ids` does.
+        read_as: hashes what the model reads as a text.
+        end_token: ends target sentences.
     """
 
     name = "corrections"
@@ -43,6 +48,7 @@ class CorrectionMemory(Memory):
 
     learned: LearnedMemory | LearnedEntries
     hash_source: Callable[[Tensor], int]
+    read_as: Callable[[str], ReadAs]
     end_token: int
 
     def now(self, moment: dict[int, Any]) -> CorrectionMemory:
@@ -50,54 +56,74 @@ class CorrectionMemory(Memory):
         return replace(self, learned=moment.setdefault(id(self.learned), self.learned.entries))
 
     def begin(self, sources: Tensor) -> CorrectionBatch:
-        """Look up the sources of a batch, int64 [B, S]."""
-        entries, empty = self.learned.entries, torch.empty(0, dtype=torch.int64)
-        if not entries.by_source:
-            return CorrectionBatch(self)
-        found = [entries.target(self.hash_source(source)) for source in sources.cpu()]
-        if all(target is None for target in found):
-            return CorrectionBatch(self)
-        targets = [empty if target is None else torch.as_tensor(target, dtype=torch.int64) for target in found]
-        table = pad_sequence([*targets], batch_first=True, padding_value=NOTHING)
-        table = torch.nn.functional.pad(table, (0, 1), value=NOTHING).to(sources.device)
-        rows = torch.arange(len(sources), device=sources.device)
-        return CorrectionBatch(self, table, rows, torch.ones_like(rows, dtype=torch.bool))
+        """Begin a batch of sentences, int64 [B, S]."""
+        return CorrectionBatch(self, sources)
+
+    def target(self, source: Tensor, text: str | None) -> np.ndarray | None:
+        """Return the target that was learned for a source, int64 [S], and its text if that is known; None where none was.
+
+        Of several that differ in unknown subwords it is that of the text, or else the one that was learned last.
+        """
+        entries = self.learned.entries
+        if not (pairs := entries.by_source.get(self.hash_source(source), [])):
+            return None
+        read_as = self.read_as(text) if text is not None else None
+        return entries.target(next((pair for pair in reversed(pairs) if pair.read_as == read_as), pairs[-1]))
 
     def signature(self) -> str:
         """Name the weight, where there is something to weigh."""
         return signature({self.name: WEIGHT}) if self.learned.entries.by_source else ""
 
 
+class Followed(NamedTuple):
+    """The corrections of a batch, and which hypotheses have followed them so far."""
+
+    table: Tensor  # int64 [B, L + 1], their tokens, then `NOTHING`
+    rows: Tensor  # int64 [H], the sentence of each hypothesis
+    following: Tensor  # bool [H]
+
+
 @dataclass
 class CorrectionBatch(MemoryBatch):
-    """The corrections of a batch, and which hypotheses have followed them so far; without a table there are none."""
+    """The memory during a batch; without corrections of its sources it does nothing."""
 
     memory: CorrectionMemory
-    table: Tensor | None = None  # int64 [B, L + 1], their tokens, then `NOTHING`
-    rows: Tensor | None = None  # int64 [H], the sentence of each hypothesis
-    following: Tensor | None = None  # bool [H]
+    sources: Tensor  # int64 [B, S]
+    followed: Followed | None = None
+
+    def begun(self, texts: Sequence[str] | None) -> None:
+        """Look up the sources."""
+        if not self.memory.learned.entries.by_source:
+            return
+        known = texts if texts is not None else [None] * len(self.sources)
+        found = [self.memory.target(*one) for one in zip(self.sources.cpu(), known)]
+        if all(target is None for target in found):
+            return
+        targets = [torch.tensor([] if target is None else target.tolist(), dtype=torch.int64) for target in found]
+        table = pad(pad_sequence(targets, batch_first=True, padding_value=NOTHING), (0, 1), value=NOTHING)
+        rows = torch.arange(len(targets), device=self.sources.device)
+        self.followed = Followed(table.to(rows.device), rows, torch.ones_like(rows, dtype=torch.bool))
 
     def rescore(self, step: Step) -> Tensor:
         """Mix in the next token of corrections that hypotheses follow, in place: log p fp32 [H, V]."""
-        if self.table is None or self.rows is None or self.following is None:
+        if self.followed is None or (place := step.tokens.size(1) - 1) >= self.followed.table.size(1):
             return step.model.log_probs
-        place, last = step.tokens.size(1) - 1, self.table.size(1) - 1
-        if place > last:
-            return step.model.log_probs
-        targets = self.table.index_select(0, self.rows)
+        table, rows, following = self.followed
+        targets = table.index_select(0, rows)
         if place:
-            self.following = self.following & (targets[:, place - 1] == step.tokens[:, -1])
-        under_way = targets[:, place] != NOTHING
-        follows = self.following & under_way
+            following = following & (targets[:, place - 1] == step.tokens[:, -1])
+            self.followed = Followed(table, rows, following)
+        next_token = targets[:, place]
+        follows = following & (next_token != NOTHING)
         said = torch.zeros_like(follows, dtype=torch.float32).masked_fill(~follows, float("-inf"))
-        vote = Vote(targets[:, place : place + 1].clamp_min(0), said.unsqueeze(1), WEIGHT * follows)
-        mixed = interpolate_(step.model.log_probs, [vote])
-        mixed[:, self.memory.end_token] -= END_COST * (under_way & ~follows)
+        vote = Vote(next_token.clamp_min(0).unsqueeze(1), said.unsqueeze(1), WEIGHT * follows)
+        mixed, end = interpolate_(step.model.log_probs, [vote]), self.memory.end_token
+        mixed[:, end] -= END_COST * ((next_token != NOTHING) & (next_token != end))
         return mixed
 
     def reorder(self, order: Tensor) -> Self:
-        """Follow the beam."""
-        if self.rows is None or self.following is None:
+        """Follow the beam: hypothesis i continues what hypothesis order[i] was, int64 [H']."""
+        if self.followed is None:
             return self
-        rows, following = (one.index_select(0, order) for one in (self.rows, self.following))
-        return replace(self, rows=rows, following=following)
+        table, *others = self.followed
+        return replace(self, followed=Followed(table, *(one.index_select(0, order) for one in others)))

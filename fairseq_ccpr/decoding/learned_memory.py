@@ -51,6 +51,7 @@ class LearnedPhrases:
         moved: by sentence of the datastore itself that it has because it was learned: a pair of which it is the target.
         gone: int64 [m], entries of the datastore itself that do not count, ascending.
         superseded: see `LearnedEntries`.
+        kept: targets of pairs whose phrases are those of the same sentence of the datastore itself.
     """
 
     datastore: PhraseDatastore
@@ -61,6 +62,7 @@ class LearnedPhrases:
     moved: Mapping[int, LearnedPair]
     gone: np.ndarray
     superseded: tuple[np.ndarray, ...] = ()
+    kept: frozenset[str] = frozenset()
 
     @property
     def empty(self) -> bool:
@@ -69,8 +71,8 @@ class LearnedPhrases:
 
     def without(self, targets: set[str]) -> LearnedPhrases:
         """Return the same without the phrases of these sentences of the datastore itself."""
-        numbers = [number for target in targets if (number := self.datastore.sentences.find(target)) is not None]
-        kept = sorted(set(numbers) - self.moved.keys())
+        numbers = {self.datastore.number(target) for target in targets - self.kept}
+        kept = sorted(number for number in numbers if number is not None and number not in self.moved)
         return replace(self, gone=np.union1d(self.gone, entries_of(self.datastore, kept)), superseded=())
 
     def joined(self, index: Index) -> Index | JoinedIndex:
@@ -159,15 +161,16 @@ class LearnedEntries:
         return self.pairs[number], row - int(self.rows[number])
 
     @cached_property
-    def by_source(self) -> dict[int, LearnedPair]:
-        """The pairs by `ReadAs.ids` of their sources; of several that differ in unknown subwords, the newest."""
-        pairs = sorted((*self.moved, *self.pairs), key=lambda pair: pair.id)
-        return {pair.read_as.ids: pair for pair in pairs if pair.read_as is not None}
+    def by_source(self) -> dict[int, list[LearnedPair]]:
+        """The pairs by `ReadAs.ids` of their sources, the one that was learned last at the end."""
+        found: dict[int, list[LearnedPair]] = {}
+        for pair in sorted((*self.moved, *self.pairs), key=lambda pair: pair.moment):
+            if pair.read_as is not None:
+                found.setdefault(pair.read_as.ids, []).append(pair)
+        return found
 
-    def target(self, source: int) -> np.ndarray | None:
-        """Return the target tokens of the pair of a source, with their end, [L]; None where none was learned."""
-        if (pair := self.by_source.get(source)) is None:
-            return None
+    def target(self, pair: LearnedPair) -> np.ndarray:
+        """Return the target tokens of a pair, with their end, [L]."""
         if pair.first_entry is not None:
             assert self.stored is not None
             return self.stored[pair.first_entry :][: pair.tokens]
@@ -346,7 +349,7 @@ class PhraseSegment:
         return LearnedPhrases(
             self.datastore, ExactIndex(self._keys.rows, "ip"), np.concatenate(self._spans), np.concatenate(self._hashes),
             tuple(store.pairs[number] for number in self._ids), moved, entries_of(self.datastore, store.gone_sentences),
-            superseded,
+            superseded, frozenset(pair.target for pair in store.pairs.values() if pair.sentence == OWN_SENTENCE),
         )  # fmt: skip
 
 

@@ -19,6 +19,7 @@ from fairseq.tasks import FairseqTask
 from omegaconf import DictConfig
 from torch import Tensor
 
+from fairseq_ccpr.datastore.learned import ReadAs
 from fairseq_ccpr.datastore.manifest import Manifest
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.datastore.preprocessing import digest_options
@@ -56,8 +57,10 @@ from fairseq_ccpr.paths import literal, split_paths
 from fairseq_ccpr.settings import read_options
 from fairseq_ccpr.storage import fingerprint
 from fairseq_ccpr.storage.data_bin import check_whole, parts_of, what_is_there
-from fairseq_ccpr.text.decoder_subwords import DecoderSubwords
+from fairseq_ccpr.storage.fingerprint import hash_bytes
+from fairseq_ccpr.text.decoder_subwords import DecoderSubwords, split_text
 from fairseq_ccpr.text.glossary import Glossary
+from fairseq_ccpr.text.pairs import tidy
 
 logger = logging.getLogger(__name__)
 
@@ -249,6 +252,12 @@ class RetrievalTask(FairseqTask):
         left_out = {dictionary.pad(), dictionary.eos(), *self.tags.ids(dictionary)}
         return hash_source(token for token in tokens.tolist() if token not in left_out)
 
+    def read_as(self, text: str) -> ReadAs:
+        """Hash what the model reads as a source: texts that it reads alike are one source, whatever their form."""
+        subwords = " ".join(split_text(tidy(text), (self.tokenizer, self.bpe)).split())
+        ids = self.source_dictionary.encode_line(subwords, add_if_not_exist=False)
+        return ReadAs(hash_bytes(subwords.encode()), self.source_hash(ids))
+
     def inference_dataset(self, tokens: list[Tensor]) -> Any:
         """Make a dataset of source sentences as `encode_line` gives them, with the tags that the model wants."""
         dataset = self.build_dataset_for_inference(tokens, [len(ids) for ids in tokens])
@@ -391,8 +400,13 @@ class RetrievalTask(FairseqTask):
             candidates = GlossaryCandidates(self.glossary, self._decoder_subwords, self.source_dictionary)
             unknown, device = self.target_dictionary.unk(), next(models[0].parameters()).device
             memories.append(GlossaryMemory.build(candidates, end, unknown, device))
-        if self.token_datastore is not None and tokens.learned is not None and self.token_settings.lambda_:
-            memories.append(CorrectionMemory(tokens.learned, self.source_hash, end))
+        # Tuning may have set lambda to 0, and what was corrected since then counts all the same.
+        if (
+            self.token_datastore is not None
+            and tokens.learned is not None
+            and getattr(self.cfg, "knn_lambda", None) != 0
+        ):
+            memories.append(CorrectionMemory(tokens.learned, self.source_hash, self.read_as, end))
         return memories
 
     def _text_memory(
@@ -405,7 +419,7 @@ class RetrievalTask(FairseqTask):
         weight.load_state_dict(self.trained.get(TextMemory.name, weight.state_dict()))
         weight = weight.requires_grad_(False).to(device)
         end = self.tags.end_of(dictionary)
-        targets = LearnedTargets(learned, counts, end) if isinstance(learned, LearnedMemory) else None
+        targets = LearnedTargets(learned, datastore, counts, end) if isinstance(learned, LearnedMemory) else None
         return TextMemory(datastore, counts, self.text_settings, weight, special, end, targets)
 
     def _token_memory(self, models: list[Any], datastore: TokenDatastore) -> TokenMemory:

@@ -38,6 +38,8 @@ FEATURES = (
 )  # fmt: skip
 HIDDEN = 8
 PRIOR = 2  # tokens of a prefix that are of neither text
+UNSETTLED = 256  # sentences that are taken away again at each change
+PLACES = 64  # longer sentences that end as one that is looked for, at most
 MOST, FARTHEST = 4.0, 4.0  # of log alpha's change, and of a feature from its mean, in standard deviations
 
 
@@ -98,28 +100,40 @@ class TextWeight(nn.Module):
 class LearnedTargets:
     """The targets of learned pairs, equal ones once, counted alongside a text; what they supersede is taken away.
 
-    Those that have moved into the datastore are counted when they have, the others whenever one changes.
+    Those that have moved into the datastore, and what was superseded before, are counted once, and not at each change.
     """
 
-    def __init__(self, learned: LearnedMemory, counts: Counts, end: int) -> None:
-        self.learned, self.counts, self.end = learned, counts, end
+    def __init__(self, learned: LearnedMemory, datastore: TextDatastore, counts: Counts, end: int) -> None:
+        self.learned, self.datastore, self.counts, self.end = learned, datastore, counts, end
         self._last: tuple[LearnedEntries | None, Counts] = (None, counts)
-        self._moved: tuple[set[bytes], Counts] = (set(), counts)
+        self._settled: tuple[set[bytes], set[bytes], Counts] = (set(), set(), counts)  # moved, superseded
+        self._in_text: dict[bytes, bool] = {}
 
     def counted(self, entries: LearnedEntries) -> Counts:
         """Return the counts of the text with those of the pairs of a snapshot added."""
         before, counts = self._last
         if before is not entries:
             stored, values = entries.stored, entries.values.cpu().numpy()
-            moved = [] if stored is None else [stored[pair.first_entry :][: pair.tokens] for pair in entries.moved]
-            known = _distinct(moved)
-            if known.keys() != self._moved[0]:
-                self._moved = set(known), self.counts.plus(list(known.values()), self.end)
+            moved = _distinct(
+                [] if stored is None else [stored[one.first_entry :][: one.tokens] for one in entries.moved]
+            )
+            removed = {name: one for name, one in _distinct(entries.superseded).items() if self._is_in_text(name, one)}
+            known, gone, counts = self._settled
+            if known != moved.keys() or not gone <= removed.keys() or len(removed) - len(gone) > UNSETTLED:
+                known, gone = set(moved), set(removed)
+                counts = self.counts.plus(list(moved.values()), self.end, removed.values())
+                self._settled = known, gone, counts
             learned = _distinct(values[row : row + pair.tokens] for pair, row in zip(entries.pairs, entries.rows))
             new = [target for name, target in learned.items() if name not in known]
-            counts = self._moved[1].plus(new, self.end, _distinct(entries.superseded).values())
+            counts = counts.plus(new, self.end, [target for name, target in removed.items() if name not in gone])
             self._last = entries, counts
         return counts
+
+    def _is_in_text(self, name: bytes, target: np.ndarray) -> bool:
+        if name not in self._in_text:
+            sentences = (self.datastore.sentence(number) for number, _ in self.datastore.find(target.tolist(), PLACES))
+            self._in_text[name] = any(np.array_equal(sentence, target) for sentence in sentences)
+        return self._in_text[name]
 
 
 def _distinct(targets: Iterable[np.ndarray]) -> dict[bytes, np.ndarray]:

@@ -10,7 +10,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 
 import torch
 from fairseq import utils
@@ -25,7 +25,7 @@ from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
 from fairseq_ccpr.decoding.token_memory import TokenMemory
 from fairseq_ccpr.decoding.token_retriever import LearningRetriever
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
-from fairseq_ccpr.inference.system import System, batches_of, encode, read_as
+from fairseq_ccpr.inference.system import System, batches_of, encode
 from fairseq_ccpr.models.phrase_finder import PhraseFinder, Segmentation
 from fairseq_ccpr.storage import fingerprint
 from fairseq_ccpr.text.pairs import tidy
@@ -111,7 +111,7 @@ class Learner:
             for number, k, v in zip(sample["id"].tolist(), keys.split(lengths), values.split(lengths)):
                 place: int = fits[number]
                 source, target = pairs[place]
-                made[place] = NewPair(source, target, v.numpy(), k.numpy(), read_as=read_as(task, source))
+                made[place] = NewPair(source, target, v.numpy(), k.numpy(), read_as=task.read_as(source))
                 if not k.isfinite().all():
                     made[place] = "the model computes numbers that a key cannot hold"
         return made
@@ -171,7 +171,6 @@ def learned_memory(system: System) -> LearnedMemory:
         raise ConfigurationError(
             "learning needs a token datastore: give one with --datastore, or make an empty one with fairseq-ccpr build memory"
         )
-    tokens.learned.identify(partial(read_as, system.task))
     return tokens.learned
 
 

@@ -18,20 +18,20 @@ from fairseq import tasks, utils
 from fairseq.data import data_utils, encoders
 from torch import Tensor
 
-from fairseq_ccpr.datastore.learned import ReadAs
 from fairseq_ccpr.datastore.preprocessing import Preprocessing
 from fairseq_ccpr.decoding.correction_memory import CorrectionMemory
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
+from fairseq_ccpr.decoding.learned_memory import LearnedMemory
 from fairseq_ccpr.decoding.retrieval_task import RetrievalTask
+from fairseq_ccpr.decoding.token_memory import TokenMemory
 from fairseq_ccpr.device import choose_device, tell_slow_fp16
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.inference.resources import configure_system, preprocessing_of
 from fairseq_ccpr.inference.unknown import OFF, copies, given_text, nothing_known
 from fairseq_ccpr.models.checkpoint import load_models
 from fairseq_ccpr.paths import split_paths
-from fairseq_ccpr.storage.fingerprint import hash_bytes
-from fairseq_ccpr.text.decoder_subwords import check_subwords, loading_subwords, looks_shuffled
-from fairseq_ccpr.text.pairs import one_line, tidy
+from fairseq_ccpr.text.decoder_subwords import check_subwords, loading_subwords, looks_shuffled, split_text
+from fairseq_ccpr.text.pairs import one_line
 from fairseq_ccpr.text.sentencepiece import for_target
 
 
@@ -92,23 +92,8 @@ def encode(sentence: str, task: Any) -> Tensor:
 
 def encode_with(sentence: str, steps: tuple[Any, ...], dictionary: Any) -> Tensor:
     """Encode a sentence with fairseq's tokenizer and subword model, either of which may be None."""
-    tokens: Tensor = dictionary.encode_line(split(sentence, steps), add_if_not_exist=False).long()
+    tokens: Tensor = dictionary.encode_line(split_text(sentence, steps), add_if_not_exist=False).long()
     return tokens
-
-
-def split(sentence: str, steps: tuple[Any, ...]) -> str:
-    """Split a sentence into subwords with spaces between them."""
-    sentence = one_line(sentence)
-    for step in steps:
-        sentence = step.encode(sentence) if step is not None else sentence
-    return sentence
-
-
-def read_as(task: Any, source: str) -> ReadAs:
-    """Hash what the model reads as a source: texts that it reads alike are one source, whatever their form."""
-    subwords = split(tidy(source), (task.tokenizer, task.bpe))
-    ids = task.source_dictionary.encode_line(subwords, add_if_not_exist=False)
-    return ReadAs(hash_bytes(subwords.encode()), task.source_hash(ids))
 
 
 def length_limit(task: Any, models: list[Any]) -> int:
@@ -209,10 +194,11 @@ class System:
         memory = self.find_memory(CorrectionMemory.name)
         if memory is None or not memory.learned.entries.by_source:
             return None
-        read = read_as(self.task, source)
-        pair, target = memory.learned.entries.by_source.get(read.ids), memory.learned.entries.target(read.ids)
-        same = pair is not None and pair.read_as == read and target.tolist() == tokens[self.task.tags.forced :].tolist()
-        return pair.target if same else None
+        read, entries = self.task.read_as(source), memory.learned.entries
+        for pair in entries.by_source.get(read.ids, []):
+            if pair.read_as == read and entries.target(pair).tolist() == tokens[self.task.tags.forced :].tolist():
+                return str(pair.target)
+        return None
 
     def find_memory(self, name: str) -> Any:
         """Look up a memory; None without one."""
@@ -308,6 +294,9 @@ class System:
         if not self._encodes:  # it looks at the whole dictionary, which a program that translates one sentence feels
             check_subwords(self.task.source_dictionary, self.task.bpe)
             self._encodes = True
+            tokens = self.find_memory(TokenMemory.name)
+            if tokens is not None and isinstance(tokens.learned, LearnedMemory):
+                tokens.learned.identify(self.task.read_as)
 
     def _warn_of_unknown(self, tokens: list[Tensor]) -> None:
         pieces = sum(map(len, tokens))

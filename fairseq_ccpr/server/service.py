@@ -24,7 +24,7 @@ from fairseq_ccpr.evaluation.explain import encode_sentences
 from fairseq_ccpr.evaluation.explanation import Explanation, unexplained
 from fairseq_ccpr.inference.alignment import align, place
 from fairseq_ccpr.inference.learning import count_learned, learned_memory
-from fairseq_ccpr.inference.system import Translation, encode, read_as
+from fairseq_ccpr.inference.system import Translation, encode
 from fairseq_ccpr.server import parameters as given
 from fairseq_ccpr.server.access import Limits
 from fairseq_ccpr.server.parameters import Parameters, bad
@@ -309,5 +309,5 @@ def _known(translator: Translator, text: str) -> float:
 
 def _learned(translator: Translator, sources: list[str]) -> dict[str, dict[str, Any]]:
     store = learned_memory(translator).store
-    found = {source: store.counting(read_as(translator.task, source)) for source in sources}
+    found = {source: store.counting(translator.task.read_as(source)) for source in sources}
     return {source: of_pair(pair) for source, pair in found.items() if pair is not None}

@@ -10,6 +10,7 @@ import socket
 import stat
 import struct
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 
@@ -123,10 +124,11 @@ class WriterLock:
         self.note(read_note(path))
 
     def note(self, text: str) -> None:
-        """Leave a line beside the name of the process, for whoever reads or writes next."""
+        """Leave a line beside the name of the process, for whoever reads or writes next; none where the disk is full."""
         file = self._stream.fileno()
-        os.ftruncate(file, 0)
-        os.pwrite(file, f"process {os.getpid()} on {socket.gethostname()}\n{text}".encode(), 0)
+        with suppress(OSError):
+            os.ftruncate(file, 0)
+            os.pwrite(file, f"process {os.getpid()} on {socket.gethostname()}\n{text}".encode(), 0)
 
     def release(self) -> None:
         """Give it back."""

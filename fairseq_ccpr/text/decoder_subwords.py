@@ -20,6 +20,7 @@ from fairseq.data.encoders.sentencepiece_bpe import SentencepieceBPE
 from torch import Tensor
 
 from fairseq_ccpr.errors import ConfigurationError
+from fairseq_ccpr.text.pairs import one_line
 from fairseq_ccpr.text.sentencepiece import for_target
 from fairseq_ccpr.text.tokenizers import BLANK, piece_spans
 from fairseq_ccpr.text.words import LETTER, MARK, SIGNS, SPACE, kinds_of
@@ -249,6 +250,14 @@ class _Origins:
 
     def span(self, start: int, end: int) -> tuple[int, int]:
         return self.starts[start], self.ends[end - 1] if end > start else self.starts[start]
+
+
+def split_text(sentence: str, steps: tuple[Any, ...]) -> str:
+    """Split a sentence into subwords with spaces between them; fairseq's tokenizer or BPE may be None."""
+    sentence = one_line(sentence)
+    for step in steps:
+        sentence = step.encode(sentence) if step is not None else sentence
+    return sentence
 
 
 @contextmanager

@@ -11,9 +11,19 @@ import pytest
 import torch
 
 from fairseq_ccpr import Translator
-from fairseq_ccpr.decoding.correction_memory import END_COST, NOTHING, WEIGHT, CorrectionBatch, CorrectionMemory
+from fairseq_ccpr.datastore.token import TokenDatastore
+from fairseq_ccpr.datastore.tuned import write_tuned
+from fairseq_ccpr.decoding.correction_memory import (
+    END_COST,
+    NOTHING,
+    WEIGHT,
+    CorrectionBatch,
+    CorrectionMemory,
+    Followed,
+)
 from fairseq_ccpr.decoding.memory import Step
 from fairseq_ccpr.decoding.mixture import Distribution
+from fairseq_ccpr.inference.system import encode
 from fairseq_ccpr.text.pairs import read_pairs
 from tests.small_models import World
 
@@ -58,6 +68,29 @@ def test_a_correction_keeps_its_characters(store: Path, target: str) -> None:
         assert found.text == target.replace("  ", " ") and "東" not in other.text
 
 
+def test_sources_that_differ_in_unknown_characters_have_their_own(store: Path, pairs: list[tuple[str, str]]) -> None:
+    """Where the text is given; fairseq-generate, which has subwords alone, takes the one that was learned last."""
+    sources, (one, other) = ["Er ging zu 東", "Er ging zu 京"], [target for _, target in pairs[:2]]
+    with Translator(datastore=store, device="cpu") as translator:
+        first = translator.learn(sources[0], one)
+        second = translator.learn(sources[1], other)
+        assert first.replaced is second.replaced is None
+        assert [found.text for found in translator.translate(sources)] == [one, other]
+        translator.learn(sources[0], one)
+        memory, batch = translator.find_memory("corrections"), encode(sources[1], translator.task)
+        assert memory.target(batch, None).tolist() == memory.target(batch, sources[0]).tolist()
+        assert memory.target(batch, None).tolist() != memory.target(batch, sources[1]).tolist()
+
+
+def test_corrections_count_where_tuning_set_the_weight_to_zero(store: Path, pairs: list[tuple[str, str]]) -> None:
+    write_tuned({"token": TokenDatastore(store)}, {"knn": {"lambda_": 0.0}}, "tuned before")
+    with Translator(datastore=store, device="cpu") as translator:
+        plain = [one.text for one in translator.translate([source for source, _ in pairs[:2]], retrieve=False)]
+        assert [one.text for one in translator.translate([source for source, _ in pairs[:2]])] == plain
+        translator.learn(pairs[0][0], pairs[3][1])
+        assert next(iter(translator.translate([pairs[0][0]]))).text == pairs[3][1]
+
+
 def test_a_weight_of_zero_for_tokens_is_the_model_alone(store: Path, pairs: list[tuple[str, str]]) -> None:
     with Translator(datastore=store, device="cpu", knn_lambda=0) as translator:
         plain = [(one.text, one.score) for one in translator.translate([pairs[0][0]], retrieve=False)]
@@ -75,12 +108,12 @@ def test_scores_of_given_targets_are_those_of_beam_search(store: Path, pairs: li
 
 def test_it_is_followed_and_left_as_a_plain_loop_says(rng: np.random.Generator) -> None:
     """Hypotheses of three sentences, one of which has no correction, through steps at which beams are reordered."""
-    memory = CorrectionMemory(None, lambda source: 0, END)  # type: ignore[arg-type]
+    memory = CorrectionMemory(*[None] * 3, END)  # type: ignore[arg-type]
     targets = [[5, 6, 7, END], [], [5, END]]
     table = torch.full((3, 5), NOTHING)
     for row, target in zip(table, targets):
         row[: len(target)] = torch.tensor(target, dtype=torch.int64)
-    batch = CorrectionBatch(memory, table, torch.arange(3), torch.ones(3, dtype=torch.bool))
+    batch = CorrectionBatch(memory, table, Followed(table, torch.arange(3), torch.ones(3, dtype=torch.bool)))
     rows, hypotheses = np.repeat(np.arange(3), 4), torch.full((12, 1), END)
     batch = batch.reorder(torch.from_numpy(rows))
     for step in range(6):
@@ -92,7 +125,7 @@ def test_it_is_followed_and_left_as_a_plain_loop_says(rng: np.random.Generator) 
                 if hypothesis == target[: len(hypothesis)]:
                     expected = expected * (1 - WEIGHT)
                     expected[target[len(hypothesis)]] += WEIGHT
-                else:
+                if target[len(hypothesis)] != END:
                     expected[END] *= np.exp(-END_COST)
             torch.testing.assert_close(after.exp().double(), expected, rtol=1e-5, atol=1e-9)
         order = np.concatenate([np.flatnonzero(rows == row)[rng.integers(4, size=4)] for row in range(3)])
