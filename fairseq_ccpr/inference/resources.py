@@ -153,7 +153,7 @@ def _task_of(words: list[str]) -> list[str]:
 
 
 def configure_system(words: list[str], data: Path | None = None) -> Any:
-    """Return the same for one system: options of retrieval are refused where there is no datastore.
+    """Read the configuration as `configure` does; refuse options of retrieval where there is no datastore.
 
     A plug-in may have memories without one, which Lambda_max bounds.
     """

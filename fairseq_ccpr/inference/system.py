@@ -21,7 +21,7 @@ from torch import Tensor
 from fairseq_ccpr.datastore.learned import ReadAs
 from fairseq_ccpr.datastore.preprocessing import Preprocessing
 from fairseq_ccpr.decoding.correction_memory import CorrectionMemory
-from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
+from fairseq_ccpr.decoding.ensemble import TEXTS, RetrievalEnsemble
 from fairseq_ccpr.decoding.retrieval_task import RetrievalTask
 from fairseq_ccpr.device import choose_device, tell_slow_fp16
 from fairseq_ccpr.errors import ConfigurationError
@@ -134,7 +134,7 @@ def batches_of(
     for batch in reversed(dataset.batch_by_size(order, most, cfg.dataset.batch_size)):
         sample: dict[str, Any] = dataset.collater([dataset[number] for number in batch])
         if sources:
-            sample["texts"] = [given_text(sources[number], task) for number in sample["id"].tolist()]
+            sample[TEXTS] = [given_text(sources[number], task) for number in sample["id"].tolist()]
         yield sample
 
 
