@@ -347,7 +347,7 @@ def is_small(text: HeldOut) -> bool:
 
 
 def silenced(ensemble: RetrievalEnsemble) -> RetrievalEnsemble:
-    """Return the ensemble with weights of 0: it translates as the model alone, to the bit, but for what has none here.
+    """Return the ensemble with weights of 0: it translates as the model alone, to the bit, but for what no weight turns off.
 
     That is corrections, and memories of your own that act on the model or the mixture, or whose votes are not `bounded`.
     """

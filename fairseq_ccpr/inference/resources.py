@@ -341,9 +341,8 @@ def show_options_of_tasks() -> None:
         words = [word for word in sys.argv[1:] if word not in ("-h", "--help")]
         if input_args is None and words != sys.argv[1:]:
             with contextlib.suppress(RuntimeError):  # fairseq-train's, without --arch
-                parse(
-                    parser, [".", *words], *others, **named | {"parse_known": True}
-                )  # which gives the parser all of them
+                # This gives the parser all of them.
+                parse(parser, [".", *words], *others, **named | {"parse_known": True})
         return parse(parser, input_args, *others, **named)
 
     options.parse_args_and_arch = shown
