@@ -17,9 +17,8 @@ from fairseq.tasks import TASK_DATACLASS_REGISTRY
 from omegaconf import OmegaConf
 
 _split_anywhere = utils.split_paths
-_OF_FAIRSEQ = re.compile(
-    rf"\$\{{({'|'.join(FairseqConfig.__dataclass_fields__)})\.\w+\}}"
-)  # defaults that it refers to
+# Defaults that it refers to.
+_OF_FAIRSEQ = re.compile(rf"\$\{{({'|'.join(FairseqConfig.__dataclass_fields__)})\.\w+\}}")
 
 
 def split_paths(paths: str, separator: str = os.pathsep) -> list[str]:

@@ -175,9 +175,8 @@ class Part:
     def _suits(self, section: TokenSection) -> dict[str, float]:
         """Measure the settings that suit the keys, once; what was measured before a part was rewritten may stay."""
         known = self.published.suits if isinstance(self.published, TokenSection) else section.suits
-        if (
-            "temperature" in known or not section.size or not (self.final / f"{KEYS}.npy").exists()
-        ):  # in a database alone
+        # Keys may be in a database alone.
+        if "temperature" in known or not section.size or not (self.final / f"{KEYS}.npy").exists():
             return known
         shapes = array_shapes(section.size, section.dimension)
         keys, *others = (open_array(self.final / f"{name}.npy", *shapes[name]) for name in (KEYS, VALUES, PROVENANCE))

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from fairseq import options, tasks, utils
 from fairseq.data.iterators import EpochBatchIterator
+from torch.nn.functional import cross_entropy
 
 from fairseq_ccpr.building.corpus import (
     Chunk,
@@ -64,6 +65,7 @@ from fairseq_ccpr.storage.files import MANIFEST, atomic_directory, write_text
 
 NO_ADAPTER, TRAINED_ADAPTER = "none", "clknn"
 PCA_DIMENSION = 128  # the paper's
+AT_ONCE = 64  # tokens that the model is asked for, each with scores of its whole vocabulary
 COLLECTION = "_tokens"  # what the name of a collection ends in: phrases of the same folder have one as well
 
 
@@ -291,9 +293,10 @@ class Extraction:
 
         @torch.inference_mode()
         def log_probs(rows: np.ndarray, keys: np.ndarray, values: np.ndarray) -> torch.Tensor:
-            inputs = torch.from_numpy(keys if states is None else states[rows]).to(projection.weight)
-            targets = torch.from_numpy(values.astype(np.int64)).to(inputs.device).unsqueeze(1)
-            return projection(inputs).float().log_softmax(dim=1).gather(1, targets).squeeze(1).cpu()
+            inputs = torch.from_numpy(keys if states is None else states[rows]).to(projection.weight).split(AT_ONCE)
+            targets = torch.from_numpy(values.astype(np.int64)).to(projection.weight.device).split(AT_ONCE)
+            costs = [cross_entropy(projection(x).float(), y, reduction="none") for x, y in zip(inputs, targets)]
+            return -torch.cat(costs).cpu()
 
         part.log_probs = log_probs if self.settings.key_layer == KEY_LAYERS[0] else None
 

@@ -70,7 +70,7 @@ MODULES = {  # of commands by their first word, and of those that have another
 
 
 def main() -> None:
-    """Run the subcommand that the command line names; where what reads its output has left, it ends silently."""
+    """Run the subcommand that the command line names; where the reader of its output left, as `head` does, end silently."""
     try:
         try:
             _main()

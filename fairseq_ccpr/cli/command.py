@@ -18,7 +18,7 @@ from typing import Any, NoReturn, get_args, get_origin, get_type_hints
 
 import shtab
 
-from fairseq_ccpr.cli import CLOSED_PIPE, COMMANDS, add_declared
+from fairseq_ccpr.cli import COMMANDS, add_declared
 from fairseq_ccpr.errors import PROGRAM, ConfigurationError, describe, did_you_mean, explain_usage, naming
 from fairseq_ccpr.settings import add_options, check, option, read_options
 
@@ -285,8 +285,8 @@ def run(name: str, command: Callable[[], int]) -> None:
     except KeyboardInterrupt:
         print(f"{name}: interrupted", file=sys.stderr)
         code = INTERRUPTED
-    except BrokenPipeError:  # the reader stopped early, as `head` does
-        code = CLOSED_PIPE
+    except BrokenPipeError:  # which ends `main` silently
+        raise
     except Exception as error:
         sentence = describe(error)
         if sentence is None:

@@ -51,11 +51,11 @@ the datastore's domain helps there and harms elsewhere.
 
 One teacher-forced pass over each text scores hundreds of settings by the likelihood of the references. Trust is learned
 with the best temperature, for 8 and for 32 neighbours, and starts from a weight of 0.5. A third of the held-out pairs is
-then decoded with each candidate and with the model alone. If none beats the model, all weights are set to 0. Trust
-in tokens and phrases together takes the number of neighbours that was tuned for the tokens alone, or else 32. Where the
-tokens alone are better, the weight of phrases becomes 0. A bound on their votes (--phrase-consent 3) is tried unless one is
-given, and kept unless it costs more than 0.3 BLEU. --output FILE writes the options there instead, for $(cat FILE),
-and trust to FILE.trust.
+then decoded with each candidate and with the model alone. If none beats the model, the weights of tokens, phrases and text
+are set to 0. Trust in tokens and phrases together takes the number of neighbours that was tuned for the tokens alone, or
+else 32. Where the tokens alone are better, the weight of phrases becomes 0. A bound on their votes (--phrase-consent 3) is
+tried unless one is given, and kept unless it costs more than 0.3 BLEU or chrF. --output FILE writes the options there
+instead, for $(cat FILE), and trust to FILE.trust.
 
 For an adapter's keys the grid has both a fixed lambda and lambda*; --knn-confidence or --no-knn-confidence restricts it to
 one of them, --knn-k and --knn-temperature to one value. These are not tuned, and are stored as given:
@@ -78,7 +78,7 @@ def tune(
     ),
     decode: int = count_option(8, "how many settings to decode with (--combiner fixed)"),
     prefer: str = option(
-        tuning.QUALITY, f"choose the best by BLEU, or the fastest of those at most {tuning.LEVEL:g} below it",
+        tuning.QUALITY, f"choose the best by BLEU or chrF, or the fastest of those at most {tuning.LEVEL:g} below it",
         choices=(tuning.QUALITY, tuning.SPEED),
     ),
 ) -> int:  # fmt: skip
@@ -140,9 +140,10 @@ def _print_what_was_tried(tuned: tuning.Tuned, subset: str) -> None:
             "without which translations say more that the source does not"
         )
     print(f"retrieval {tuned.best.ensemble.signature()}")
+    scored, decoded = len(tuned.token_grid) + len(tuned.phrase_grid), len(tuned.scores) - 1
     print(
-        f"{len(tuned.token_grid) + len(tuned.phrase_grid):,} settings by likelihood, {len(tuned.scores) - 1} by BLEU, in "
-        f"{tuned.seconds:.0f} s: {tuned.seconds / tuned.base_seconds:.1f} times a decoding of {subset} without retrieval"
+        f"{scored:,} settings by likelihood, {decoded} by {base.metric}, in {tuned.seconds:.0f} s: "
+        f"{tuned.seconds / tuned.base_seconds:.1f} times a decoding of {subset} without retrieval"
     )
     if tuned.left_out is not None and tuned.helps:
         print("phrases bring nothing here: their weight is 0, and they are not retrieved")

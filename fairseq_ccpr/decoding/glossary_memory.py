@@ -168,7 +168,7 @@ class GlossaryBatch(MemoryBatch):
     unknown_cost: Tensor = field(init=False)  # fp32 [B], of an unknown token
 
     def begun(self, texts: Sequence[str] | None) -> None:
-        """Take the texts."""
+        """Take the source sentences as they were given, in which terms are looked for."""
         self.phrases.begun(texts)
 
     def encoded(self) -> None:

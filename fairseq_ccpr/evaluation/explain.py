@@ -87,7 +87,7 @@ def explain_encoded(
 
 
 def _explain(system: System, samples: Iterable[dict[str, Any]], most_neighbours: int) -> Explanation:
-    """Explain batches; the sentences come as they do there."""
+    """Explain the sentences of fairseq's batches, in their order; those with a `target` have a reference."""
     if system.ensemble is None:
         raise ConfigurationError("there is nothing to explain without a datastore: give --datastore DIR")
     task, models, ensemble = system.task, system.models, system.ensemble.now()

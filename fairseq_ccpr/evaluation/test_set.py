@@ -94,12 +94,12 @@ class TranslationScores:
 
     @property
     def metric(self) -> str:
-        """The score that systems are chosen by: of characters instead of words, BLEU says little that chrF does not."""
+        """Name the score that systems are chosen by: of characters instead of words, BLEU says little that chrF does not."""
         return "chrF" if f"|tok:{CHARACTERS}|" in self.bleu_signature else "BLEU"
 
     @property
     def deciding(self) -> float:
-        """That score."""
+        """Return the score that `metric` names, 0 to 100."""
         return self.bleu if self.metric == "BLEU" else self.chrf
 
 

@@ -138,7 +138,7 @@ class Tuned:
 
 
 def tune(system: System, also: list[OtherText], trusting: bool, count: int, prefer: str = QUALITY) -> Tuned:
-    """Choose by likelihood what to decode with, and by BLEU what of that to keep.
+    """Choose by likelihood what to decode with, and by the score of translations what of that to keep.
 
     0. The text memory is tuned alone: it acts on the model before others vote.
     1. A teacher-forced pass over each text keeps what the model and each memory say of each reference token.
@@ -146,8 +146,8 @@ def tune(system: System, also: list[OtherText], trusting: bool, count: int, pref
     3. The phrases' votes are trained, and trust, on top of the likeliest settings for few neighbours, and for many; of tokens
        with phrases and of tokens alone for one number of neighbours.
     4. A sample of the subset is decoded with each candidate, with other weights of phrases and text, and by the model alone.
-       Keep the best by BLEU, or by chrF where BLEU has no tokenizer for the language, or for speed the fastest within
-       `LEVEL` of it; if none beats the model alone, set the interpolation weights to 0.
+       Keep the best by `TranslationScores.deciding`, or for speed the fastest within `LEVEL` of it; if none beats the
+       model alone, see `silenced`.
 
     Args:
         also: text of other domains, which must not suffer.
@@ -174,9 +174,8 @@ def tune(system: System, also: list[OtherText], trusting: bool, count: int, pref
         texts.append(force_decode_text(other, batched[other], widest, TOKENS // len(also), quiet))
     grids = Grids.score(cfg, ensemble.on(CPU), texts[0])
     if not ensemble.voting:
-        trust = (
-            LearnedTrust({}, hidden=0).requires_grad_(False) if trusting else None
-        )  # it keeps what was trained of the text
+        # It keeps what was trained of the text.
+        trust = LearnedTrust({}, hidden=0).requires_grad_(False) if trusting else None
         tried = [Candidate(ensemble.with_memories(ensemble.memories, trust))]
     elif not trusting:
         tried = [Candidate(with_settings(ensemble, *chosen)) for chosen in grids.best_settings(count)]
@@ -348,7 +347,10 @@ def is_small(text: HeldOut) -> bool:
 
 
 def silenced(ensemble: RetrievalEnsemble) -> RetrievalEnsemble:
-    """Return the ensemble with weights of 0: it translates as the model alone, to the bit."""
+    """Return the ensemble with weights of 0: it translates as the model alone, to the bit, but for what no weight turns off.
+
+    That is corrections, and memories of your own that act on the model or the mixture, or whose votes are not `bounded`.
+    """
     ours = [memory for memory in ensemble.voting if isinstance(memory, TokenMemory | PhraseMemory)]
     silent = with_settings(ensemble, *(replace(memory.settings, lambda_=0.0) for memory in ours))
     silent = scaled_text(silent, 0.0) if silent.memory(TextMemory.name) is not None else silent

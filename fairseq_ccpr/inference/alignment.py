@@ -56,9 +56,8 @@ def align(system: System, translations: Sequence[Translation]) -> list[Alignment
         sample = utils.move_to_cuda(sample) if system.device.type == "cuda" else sample
         given = sample["net_input"]
         encoded, layers = model.encoder.forward_torchscript(given), len(model.decoder.layers)
-        at = [
-            _attention(model, given["prev_output_tokens"], encoded, layer) for layer in range(layers)
-        ]  # [B, T, S] each
+        # [B, T, S] each.
+        at = [_attention(model, given["prev_output_tokens"], encoded, layer) for layer in range(layers)]
         for row, number in enumerate(sample["id"].tolist()):
             columns = _others(given["src_tokens"][row], markers[0])
             read, written = (_others(t[row], markers[1]) for t in (given["prev_output_tokens"], sample["target"]))

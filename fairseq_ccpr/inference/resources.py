@@ -153,7 +153,7 @@ def _task_of(words: list[str]) -> list[str]:
 
 
 def configure_system(words: list[str], data: Path | None = None) -> Any:
-    """Return the same for one system: options of retrieval are refused where there is no datastore.
+    """Read the configuration as `configure` does; refuse options of retrieval where there is no datastore.
 
     A plug-in may have memories without one, which Lambda_max bounds.
     """
@@ -341,9 +341,8 @@ def show_options_of_tasks() -> None:
         words = [word for word in sys.argv[1:] if word not in ("-h", "--help")]
         if input_args is None and words != sys.argv[1:]:
             with contextlib.suppress(RuntimeError):  # fairseq-train's, without --arch
-                parse(
-                    parser, [".", *words], *others, **named | {"parse_known": True}
-                )  # which gives the parser all of them
+                # This gives the parser all of them.
+                parse(parser, [".", *words], *others, **named | {"parse_known": True})
         return parse(parser, input_args, *others, **named)
 
     options.parse_args_and_arch = shown

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fairseq_ccpr.datastore.preprocessing import Preprocessing
 from fairseq_ccpr.decoding.correction_memory import CorrectionMemory
-from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
+from fairseq_ccpr.decoding.ensemble import TEXTS, RetrievalEnsemble
 from fairseq_ccpr.decoding.learned_memory import LearnedMemory
 from fairseq_ccpr.decoding.retrieval_task import RetrievalTask
 from fairseq_ccpr.decoding.token_memory import TokenMemory
@@ -119,7 +119,7 @@ def batches_of(
     for batch in reversed(dataset.batch_by_size(order, most, cfg.dataset.batch_size)):
         sample: dict[str, Any] = dataset.collater([dataset[number] for number in batch])
         if sources:
-            sample["texts"] = [given_text(sources[number], task) for number in sample["id"].tolist()]
+            sample[TEXTS] = [given_text(sources[number], task) for number in sample["id"].tolist()]
         yield sample
 
 

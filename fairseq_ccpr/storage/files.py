@@ -83,7 +83,7 @@ def only_writer(path: Path) -> Iterator[None]:
     """Keep others from replacing a file while it is read, changed and replaced; one that is not there has no other writer."""
     with ExitStack() as held:
         while path.exists():
-            stream = held.enter_context(path.open("rb"))
+            stream = held.enter_context(path.open("r+b" if os.access(path, os.W_OK) else "rb"))  # NFS wants r+b
             with suppress(OSError):  # a file system without locks
                 fcntl.flock(stream, fcntl.LOCK_EX)
             if path.exists() and os.path.samestat(os.fstat(stream.fileno()), path.stat()):

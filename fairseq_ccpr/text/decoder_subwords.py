@@ -28,9 +28,8 @@ from fairseq_ccpr.text.words import LETTER, MARK, SIGNS, SPACE, kinds_of
 MAX_UNKNOWN = 0.1  # fraction of unknown pieces above which the subwords are not the model's
 ENOUGH_PIECES = 1000  # before that fraction says anything: one line in another script may have a dozen
 ENOUGH_KNOWN = 0.5  # fraction of a dictionary that its own SentencePiece model has; the rest are rare characters
-IN_ORDER = (
-    0.2  # fraction of a dictionary's symbols that may be before the one above; in a shuffled one, half of them are
-)
+# Fraction of a dictionary's symbols that may be before the one above; in a shuffled one, half of them are.
+IN_ORDER = 0.2
 RARE = 0.001  # fraction of a dictionary's symbols below which a mark in them is chance
 SIGN = '"'  # for any that words may stand after
 SEPARATOR = "@@"  # how subword-nmt and fastBPE mark a piece inside a word

@@ -74,7 +74,8 @@ def main() -> None:
             texts[name] += translate(rows[some], wanted[some])
             seconds[name] += time.process_time() - start
     table = [["", "terms in the output", "BLEU", "sentences/s of processor time"]]
-    table += [row(name, texts[name], rows, wanted, seconds[name]) for name in systems]
+    language = plain.task.cfg.target_lang
+    table += [row(name, texts[name], rows, wanted, seconds[name], language) for name in systems]
     print(markdown_table(table))
     print(signature)
 
@@ -121,9 +122,8 @@ def constrained(system: Translator, rows: Rows, wanted: Wanted) -> list[str]:
             try:
                 packed = pack_constraints([terms[place] for place in places])
                 found = task.inference_step(generator, system.models, sample, constraints=packed)
-            except (
-                AssertionError
-            ):  # fairseq gives up where a sentence is at its greatest length and terms are still open
+            except AssertionError:
+                # fairseq gives up where a sentence is at its greatest length and terms are still open.
                 found = None
         if found is None and len(places) > 1:
             again = [constrained(system, [rows[place]], [wanted[place]])[0] for place in places]
@@ -137,9 +137,9 @@ def constrained(system: Translator, rows: Rows, wanted: Wanted) -> list[str]:
     return texts
 
 
-def row(name: str, texts: list[str], rows: Rows, wanted: Wanted, seconds: float) -> list[str]:
+def row(name: str, texts: list[str], rows: Rows, wanted: Wanted, seconds: float, language: str) -> list[str]:
     there = [bool(in_text(variants, text)) for text, of in zip(texts, wanted) for variants in of]
-    bleu = score(texts, [reference for _, reference in rows]).bleu
+    bleu = score(texts, [reference for _, reference in rows], language).bleu
     return [name, f"{100 * sum(there) / len(there):.1f}%", f"{bleu:.2f}", f"{len(rows) / seconds:.1f}"]
 
 

@@ -52,14 +52,14 @@ def main() -> None:
     most = int(given["--most"]) if "--most" in given else None
     rows = list(islice(read_pairs(Path(pairs)), most))
     with tempfile.TemporaryDirectory() as folder:
-        texts, seconds, signature = translate(
+        texts, seconds, signature, language = translate(
             Path(shutil.copytree(store, Path(folder) / "store")), rows, options, replace
         )
     print(signature)
     references = [reference for _, reference in rows]
     print(markdown_table([["sentences", *(f"{one}, {name}" for name in ("BLEU", "chrF") for one in SYSTEMS)],
-                          *tenths(texts, references)]))  # fmt: skip
-    scores = {name: score(texts[name], references) for name in SYSTEMS}
+                          *tenths(texts, references, language)]))  # fmt: skip
+    scores = {name: score(texts[name], references, language) for name in SYSTEMS}
     gained, could = (scores[name].bleu - scores[ALONE].bleu for name in (STREAM, OTHERS))
     share = f", {gained / could:.0%} of that" if could > 0 else ""
     print(f"all other pairs gain {could:+.2f} BLEU, the stream {gained:+.2f}{share}")
@@ -74,13 +74,13 @@ def main() -> None:
         shown = {"signature": signature, "scores": {name: asdict(one) for name, one in scores.items()},
                  "recall": words_found, "seconds to learn": seconds, "translations": texts}  # fmt: skip
         (results / "stream.json").write_text(json.dumps(shown, ensure_ascii=False, indent=1), encoding="utf-8")
-        draw(texts, references, results / "stream.png", Path(pairs).name)
+        draw(texts, references, language, results / "stream.png", Path(pairs).name)
 
 
 def translate(
     store: Path, rows: list[tuple[str, str]], options: dict[str, Any], replace: bool
-) -> tuple[dict[str, list[str]], list[float], str]:
-    """Translate with all systems; returns translations, the seconds that learning took in the stream, and a signature."""
+) -> tuple[dict[str, list[str]], list[float], str, str]:
+    """Translate with all systems; returns translations, the seconds each learning took, signature and target language."""
     sources = [source for source, _ in rows]
     translator, seconds = Translator(datastore=store, **options), []
     texts = {ALONE: [one.text for one in translator.translate(sources)]}
@@ -102,15 +102,15 @@ def translate(
                 translator.forget(draft.id)
         texts[OTHERS].extend(one.text for one in translator.translate([source]))
         translator.learn(source, reference)
-    return texts, seconds, signature
+    return texts, seconds, signature, translator.task.cfg.target_lang
 
 
-def tenths(texts: dict[str, list[str]], references: list[str]) -> list[list[object]]:
+def tenths(texts: dict[str, list[str]], references: list[str], language: str) -> list[list[object]]:
     ends = [len(references) * tenth // 10 for tenth in range(11)]
     parts: list[slice[Any, Any, Any]] = [slice(a, b) for a, b in pairwise(ends) if b > a] + [slice(None)]
     rows: list[list[object]] = []
     for part in parts:
-        scores = [score(texts[name][part], references[part]) for name in SYSTEMS]
+        scores = [score(texts[name][part], references[part], language) for name in SYSTEMS]
         name = f"{part.start + 1} to {part.stop}" if part.stop else "all"
         rows.append([name, *(one.bleu for one in scores), *(one.chrf for one in scores)])
     return rows
@@ -129,13 +129,13 @@ def recall(alone: list[str], written: list[str], references: list[str]) -> dict[
     return dict(counts)
 
 
-def draw(texts: dict[str, list[str]], references: list[str], path: Path, title: str) -> None:
+def draw(texts: dict[str, list[str]], references: list[str], language: str, path: Path, title: str) -> None:
     from fairseq_ccpr.lab.plots import COLOURS, lines
 
     points = sorted({max(1, len(references) * point // POINTS) for point in range(1, POINTS + 1)})
     with lines(path) as axes:
         for number, name in enumerate(SYSTEMS):
-            curve = [score(texts[name][:point], references[:point]).bleu for point in points]
+            curve = [score(texts[name][:point], references[:point], language).bleu for point in points]
             axes.plot(points, curve, label=name, color=COLOURS(number))
         axes.set(xlabel="sentences so far", ylabel="BLEU of them")
         axes.set_title(title, fontsize=8)

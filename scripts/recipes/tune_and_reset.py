@@ -134,7 +134,8 @@ def main() -> None:
             texts[name] += [one.text for one in system.translate([source])]
             seconds[name] += time.process_time() - start
     table = [[f"{len(test):,} sentences", "BLEU", "chrF", "seconds per sentence"]]
-    for name, of in ((name, score(lines, references)) for name, lines in texts.items()):
+    language = systems["alone"].task.cfg.target_lang
+    for name, of in ((name, score(lines, references, language)) for name, lines in texts.items()):
         table.append([name, f"{of.bleu:.2f}", f"{of.chrf:.2f}", f"{seconds[name] / len(test):.3f}"])
     print(f"{pairs} pairs, learning rate {rate:g}, updates: {updates}\n\n{markdown_table(table)}")
     options.output.mkdir(parents=True, exist_ok=True)

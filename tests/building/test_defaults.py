@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import shutil
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 import torch
 
 from fairseq_ccpr import Translator
-from fairseq_ccpr.building import defaults
+from fairseq_ccpr.building import defaults, token_build
 from fairseq_ccpr.building.defaults import FACTORS, LAMBDAS, measure_defaults
 from fairseq_ccpr.datastore.manifest import Manifest
 from fairseq_ccpr.datastore.token import TokenDatastore
@@ -95,8 +96,10 @@ def test_an_older_datastore_measures_when_its_build_is_run_again(world: World, t
     manifest.write(store)
     settings = Translator(datastore=store, device="cpu").ensemble.memory("tokens").settings  # type: ignore[union-attr]
     assert (settings.temperature, settings.lambda_) == (10, 0.5)
-    build(world, store)
+    with patch.object(token_build, "cross_entropy", wraps=token_build.cross_entropy) as asked:
+        build(world, store)
     assert TokenDatastore(store).section.suits == known
+    assert {len(one.args[0]) for one in asked.call_args_list} == {64}
 
 
 def test_it_survives_merging_and_compacting(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

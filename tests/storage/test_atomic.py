@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 from stat import S_IMODE
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.storage.files import (
     atomic_directory,
     atomic_file,
+    only_writer,
     partial_path,
     scratch_directory,
     write_json,
@@ -40,6 +42,12 @@ def test_nothing_stays_of_a_file_that_cannot_be_written(tmp_path: Path):
     with pytest.raises(FileNotFoundError), atomic_file(path):
         pass  # nothing was written
     assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
+
+
+def test_what_is_locked_is_open_for_writing_as_nfs_wants(tmp_path: Path):
+    write_text(tmp_path / "file", "old")
+    with patch("fcntl.flock") as lock, only_writer(tmp_path / "file"):
+        assert lock.call_args.args[0].writable() and (tmp_path / "file").read_text() == "old"
 
 
 @pytest.mark.parametrize("mask", [0o022, 0o002, 0o077])

@@ -88,9 +88,8 @@ def benchmark_decoding(
         opened.setdefault(parts["token"], (name, TokenDatastore(parts["token"])))
     for _, store in opened.values():
         for choice, size in ((choice, size) for choice in index for size in sizes):
-            plan_index(
-                choice, store.section.index.metric, "", size, store.section.dimension
-            )  # a typing error shows now
+            # A typing error shows now.
+            plan_index(choice, store.section.index.metric, "", size, store.section.dimension)
     cfg = configure(rest, data_bin)
     cfg.common.no_progress_bar = True
     device = choose_device(cfg.common.cpu)
