@@ -54,7 +54,7 @@ class Glossary:
         if not path.is_file():
             raise ConfigurationError(f"--glossary: there is no file {path}")
         skipped = Counter[str]()
-        rows = [[" ".join(cell.split()) for cell in row] for row in read_rows(read_lines(path), skipped)]
+        rows = [[" ".join(cell.split()) for cell in row] for row in read_rows(read_lines(path), skipped, enough=1)]
         if skipped:
             raise ConfigurationError(f"--glossary: {path} cannot be read ({reasons(skipped)}): save it without quotes")
         for number, row in enumerate(_terms(rows), 1):

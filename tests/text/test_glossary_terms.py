@@ -95,6 +95,7 @@ def test_terms_of_nothing_that_is_seen_are_refused(tmp_path: Path) -> None:
     [
         ('"Münze"\t"coin"\n"""Rote"" Karte"\t"red\ncard"\n', {"münze": ["coin"], '"rote"karte': ["red card"]}),
         ('"Halt"\t"stop"\nMünze\tcoin\n', {'"halt"': ['"stop"'], "münze": ["coin"]}),
+        ('"Hund, großer"\tbig dog\nTor\tgate\n', {"hund, großer": ["big dog"], "tor": ["gate"]}),
         ("Münze\tcoin\tDE\tEN-US\nTor\tgate\tDE\tEN-US\n", {"münze": ["coin"], "tor": ["gate"]}),
         ("Münze\tcoin\tpiece\tcash\nTor\tgate\n", {"münze": ["coin", "piece", "cash"], "tor": ["gate"]}),
         ("Entry_ID\tEntry_Note\tGerman\tGerman_Def\tTerm_Info\tGerman\tTerm_Info\tEnglish_UK\tEnglish_UK_Def\tTerm_Info\n"
