@@ -129,7 +129,7 @@ def sentences_of(text: str) -> Iterator[tuple[int, int]]:
 def _ends(text: str, start: int, mark: re.Match[str]) -> bool:
     """Tell whether a sentence ends with a mark: not after `Dr.`, `3.`, `z. B.`, nor before a small letter."""
     if mark[0][0] == _WIDE:
-        return re.fullmatch(rf"[\d\s{_WIDE}]*+", text[start : mark.start()]) is None
+        return re.fullmatch(rf"[\d{_WIDE}]*+", text[start : mark.start()]) is None
     if mark[0][0] in _ALWAYS + ";":
         return True
     following = text[mark.end() : mark.end() + 8].lstrip(_OPENING)[:1]

@@ -79,7 +79,7 @@ def test_markup_and_attributes_part_them_as_well() -> None:
     assert joined == '<b>A file.</b> Windows. <i title="Door. Door">Is</i>.'
 
 
-@pytest.mark.parametrize("part", [".", '."', "。", "!?", "a. ", "a\n", " . ", "„“"])
+@pytest.mark.parametrize("part", [".", "１． ", '."', "。", "!?", "a. ", "a\n", " . ", "„“"])
 def test_no_text_takes_more_than_its_share_of_time(part: str) -> None:
     """Ten times the text takes about ten times the time; a hundred times would be five minutes."""
     start = time.process_time()
