@@ -100,6 +100,12 @@ def copied(bpe: Any, text: str | None, source: list[str], target: list[str], loo
     return copies(task, text, padded, {"tokens": tokens, "attention": attention})
 
 
+def test_no_source_is_read_where_nothing_is_unknown() -> None:
+    """That of a GPU would be waited for; these are on a device without any values."""
+    task, sources = SimpleNamespace(target_dictionary=Dictionary()), torch.empty(3, device="meta", dtype=torch.int64)
+    assert copies(task, None, sources, {"tokens": torch.tensor([4, 2])}) == []
+
+
 @pytest.mark.parametrize(
     ("source", "target", "looked_at", "expected"),
     [

@@ -44,9 +44,11 @@ def copies(task: Any, text: str | None, sources: Tensor, hypothesis: dict[str, A
     target = task.target_dictionary
     written = hypothesis["tokens"].tolist()
     places = [place for place, token in enumerate(written) if token == target.unk()]
+    if not places:  # as in most, for which no source is copied from the GPU
+        return []
     tokens, columns = _text_tokens(sources, task)
     found: dict[int, str] = {}
-    if not places or not tokens or not hypothesis["attention"].numel():
+    if not tokens or not hypothesis["attention"].numel():
         return [""] * len(places)
     looked = hypothesis["attention"][columns][:, places].float().cpu()
     unk, blank = task.source_dictionary.unk(), task.source_dictionary.index(BLANK)

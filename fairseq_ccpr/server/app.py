@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 from functools import partial
+from ipaddress import ip_address
 from pathlib import Path
 from traceback import format_exception, format_tb
 from typing import Any
@@ -257,7 +258,9 @@ class _Protocol(H11Protocol):
 
 
 def _host(connection: Any) -> str:
-    return str(connection.client[0]) if connection.client else ""
+    """Return the address of who connects; that of IPv4 where a socket of IPv6 maps it."""
+    address = ip_address(connection.client[0]) if connection.client else ""
+    return str(getattr(address, "ipv4_mapped", None) or address)
 
 
 def listen(host: str, port: int) -> socket.socket:

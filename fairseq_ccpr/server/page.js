@@ -8,7 +8,7 @@ const work = { sentences: [], after: "", rest: "", length: 0 }; // and what is t
 const running = byId("translation"), card = byId("sentence");
 let current = null, listed = 100, deleted = []; // the sentence at the cursor; how many pairs are shown; those that can come back
 
-const tidy = (text) => text.split(/\s+/).filter(Boolean).join(" "); // as texts are compared when they are learned
+const tidy = (text) => text.replace(/[^\S\u00a0\u2007\u202f]+/g, " ").trim(); // as the server makes one line of what it learns
 const wanted = (sentence) => sentence.learned?.target ?? sentence.translation;
 const edited = (sentence) => tidy(sentence.text) !== tidy(wanted(sentence));
 const counted = (number, one) => `${number.toLocaleString("en")} ${one}${number === 1 ? "" : "s"}`;

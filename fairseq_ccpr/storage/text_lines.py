@@ -132,9 +132,12 @@ def read_text_manifest(directory: Path, make: type[M], of: TextFormat) -> M:
         data = read_checked_json(path, older=True)
         if data.get("kind") != of.kind:
             raise DatastoreError(f"{directory} holds no {of.what}: its {MANIFEST} is that of something else")
-        if data["format_version"] > of.version:
+        version = data["format_version"]
+        if not isinstance(version, int) or version < 1:
+            raise ValueError(f"it has format version {version!r}, and the first is 1")
+        if version > of.version:
             raise DatastoreError(
-                f"{path} has format version {data['format_version']}, and this fairseq-ccpr ({__version__}) reads up to "
+                f"{path} has format version {version}, and this fairseq-ccpr ({__version__}) reads up to "
                 f"{of.version}: upgrade fairseq-ccpr"
             )
         drop_checksum(data, CHECKSUM_SINCE)

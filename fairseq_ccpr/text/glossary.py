@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import csv
+import logging
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import lru_cache
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from pathlib import Path
 from unicodedata import normalize
 
@@ -17,6 +20,8 @@ from fairseq_ccpr.text.languages import NAMES, language_code
 from fairseq_ccpr.text.pairs import read_lines, read_rows, reasons
 
 MAX_WORDS = 12  # of a source term, as spaces part them
+_HEADING = regex.compile(r"(source|target|src|tgt)([ _-]?(term|text|lang|language))?|term|translation", regex.I)
+logger = logging.getLogger(__name__)
 
 # Soft hyphens, joiners and other characters that are not seen, and the Arabic letter that makes words longer.
 _UNSEEN = regex.compile(r"[\p{Default_Ignorable_Code_Point}\u0640]+")
@@ -41,7 +46,8 @@ _OF_SEVERAL = regex.compile(r"[^\p{GCB=Other}\p{GCB=LV}\p{GCB=LVT}\p{GCB=Control
 class Glossary:
     """Terms of a TSV: a source term, and after tabs its translations, variants of which any will do, as on further lines.
 
-    Cells may be quoted; columns that DeepL and memoQ write besides terms are passed over.
+    Cells may be quoted; columns that DeepL and memoQ write besides terms are passed over. A table without tabs may have
+    commas or semicolons instead, if one of them divides all lines into equally many cells.
     A term is found as whole words, in scripts without spaces anywhere, however it is composed, capitalised or hyphenated; of
     terms that overlap the longest counts, and of these the first. `searched` and `found` count sentences and terms.
     """
@@ -53,11 +59,12 @@ class Glossary:
         self.searched = self.found = 0
         if not path.is_file():
             raise ConfigurationError(f"--glossary: there is no file {path}")
-        skipped = Counter[str]()
-        rows = [[" ".join(cell.split()) for cell in row] for row in read_rows(read_lines(path), skipped)]
+        skipped, lines = Counter[str](), list(read_lines(path))
+        table = read_rows(lines, skipped, enough=1) if "\t" in "".join(lines) else _divided(path, lines)
+        rows = [[" ".join(cell.split()) for cell in row] for row in table]
         if skipped:
             raise ConfigurationError(f"--glossary: {path} cannot be read ({reasons(skipped)}): save it without quotes")
-        for number, row in enumerate(_terms(rows), 1):
+        for number, row in enumerate(_terms(path, rows), 1):
             if any(row):
                 self._add(row, number)
         if not self.variants:
@@ -95,25 +102,60 @@ class Glossary:
                     break
 
 
-def _terms(rows: list[list[str]]) -> Iterator[list[str]]:
-    """Leave out columns that are no terms: DeepL's codes of both languages, and the fields of memoQ, which its header names.
+def _divided(path: Path, lines: list[str]) -> list[list[str]]:
+    """Divide the lines of a table without tabs at their commas or semicolons; refuse those of which this is not sure."""
+    tables, found = [], [one for one in ",;" if one in "".join(lines)]
+    for separator in found:
+        with suppress(csv.Error):
+            table = list(csv.reader((f"{line}\n" for line in lines), delimiter=separator, strict=True))
+            in_prose = any(cell.startswith(" ") for row in table for cell in row)
+            if not in_prose and len(widths := {len(row) for row in table if row}) == 1 and widths != {1}:
+                tables.append(table)
+    if found and len(tables) != 1:
+        raise ConfigurationError(
+            f"--glossary: {path} has no tabs, and {' or '.join(found)} may be part of terms: save it with tabs"
+        )
+    return tables[0] if found else [[line] for line in lines]
+
+
+@lru_cache(1 << 12)
+def _language(cell: str) -> str:
+    """Return the code of a language that is named by its code or English name; otherwise nothing."""
+    code = next((code for code, name in NAMES.items() if name.casefold() == cell.casefold()), language_code(cell))
+    return code if code in NAMES else ""
+
+
+def _terms(path: Path, rows: list[list[str]]) -> Iterator[list[str]]:
+    """Leave out what is no term: a header, columns of language codes (DeepL), fields that memoQ's header names.
 
     Of memoQ's languages the first is the source; a row may have several terms of it, each of which has all the others.
     """
-    codes = {tuple(row[2:]) for row in rows if len(row) > 2}
-    of_deepl = len(codes) == 1 and len(both := [language_code(one) for one in next(iter(codes))]) == 2
-    if of_deepl and NAMES.keys() >= set(both) and both[0] != both[1]:
-        yield from (row[:2] for row in rows)
-    elif rows and any(cell.startswith("Entry_") for cell in rows[0]):
+    head = [cell for cell in rows[0] if cell] if rows else []
+    if any(cell.startswith("Entry_") for cell in head):
         fields = [(at, name) for at, name in enumerate(rows[0]) if not name.startswith(("Entry_", "Term_"))]
-        columns = [(at, name) for at, name in fields if name and not name.endswith("_Def")]
+        named = [(at, name) for at, name in fields if name and not name.endswith("_Def")]
         yield []
         for row in rows[1:]:
-            terms = [(name == columns[0][1], row[at]) for at, name in columns if at < len(row) and row[at]]
+            terms = [(name == named[0][1], row[at]) for at, name in named if at < len(row) and row[at]]
             targets = [term for is_source, term in terms if not is_source]
             yield from ([term, *targets] for is_source, term in terms if is_source)
-    else:
-        yield from rows
+        return
+    of_targets: list[list[str]] = []
+    if 1 < len(head) == len(set(head)) and all(_HEADING.fullmatch(cell) or _language(cell) for cell in head):
+        logger.warning("--glossary: %s: line 1 names the columns (%s), and is no term", path, ", ".join(head))
+        of_targets, rows = [[*filter(None, map(_language, head[1:]))]], [[], *rows[1:]]
+    columns = [[cell for cell in column if cell] for column in zip_longest(*rows, fillvalue="")]
+    beside = [column for column in columns[2:] if column]
+    may_be_codes = len(beside) == 2 or (len(beside) == 1 and len(beside[0]) == sum(map(any, rows)) > 1)
+    of_codes = may_be_codes and all(_language(cell) for column in beside for cell in column)
+    codes = [[_language(cell) for cell in column] for column in beside] if of_codes else []
+    if len(codes) == 2 and codes[0] == codes[1]:
+        codes = []
+    for several in (sorted(set(one)) for one in codes + of_targets if len(set(one)) > 1):
+        raise ConfigurationError(
+            f"--glossary: {path} has terms of several languages ({', '.join(several)}): keep those of one pair"
+        )
+    yield from (row[:2] if codes else row for row in rows)
 
 
 def _read(text: str) -> tuple[str, dict[int, int], dict[int, int]]:

@@ -35,6 +35,7 @@ BLOCK = 1 << 16  # bytes that are unpacked at a time
 LONGEST = 1 << 22  # bytes of a line
 SAMPLE = 1000  # rows of a table by which it is decided whether its cells are quoted
 MOSTLY = 0.9  # of the cells with quotation marks
+ENOUGH = 3  # quoted cells with commas, which tell of a spreadsheet that quotes all of them
 BROKEN = "a quoted cell does not end, or ends in the middle"
 MOST_LINES = 100  # of a quoted cell
 BYTE_ORDER_MARK = "\ufeff"  # is no text: it stands inside where files were joined
@@ -186,12 +187,13 @@ def read_pairs(
         yield columns[0], columns[1]
 
 
-def read_rows(lines: Iterable[str | None], skipped: Counter[str]) -> Iterator[list[str]]:
+def read_rows(lines: Iterable[str | None], skipped: Counter[str], enough: int = ENOUGH) -> Iterator[list[str]]:
     """Read the rows of a table, their cells as they were before a spreadsheet quoted them.
 
     A table is quoted if nearly all cells with marks are, of which some have doubled marks or several lines, or there are no
-    other cells. Otherwise marks are text, but around doubled ones. Lines of a cell become one. Rows whose quoted cells do
-    not end are left out and counted.
+    other cells; or if those with commas (or with semicolons) are quoted, `enough` of them, and no others. Otherwise marks
+    are text, but in rows with doubled marks or several lines. Lines of a cell become one. Rows whose quoted cells do not
+    end are left out and counted.
     """
     rows, fault = _whole_rows((line for line in lines if line is not None), skipped), None
     sample: list[tuple[list[str], int]] = []
@@ -203,16 +205,15 @@ def read_rows(lines: Iterable[str | None], skipped: Counter[str]) -> Iterator[li
     cells = [cell for row, _ in sample for cell in row if cell]
     marked = [cell for cell in cells if '"' in cell]
     sure = any(count > 1 for _, count in sample) or any('""' in cell[1:-1] for cell in marked) or marked == cells
+    sure = sure or any(len(marked) >= enough and marked == [cell for cell in cells if mark in cell] for mark in ",;")
     quoted = sure and sum(map(bool, map(_QUOTED.fullmatch, marked))) >= MOSTLY * len(marked)
-    for row, _ in chain(sample, rows):
+    for row, count in chain(sample, rows):
         whole = [_QUOTED.fullmatch(cell) for cell in row]
         if quoted and any(cell.startswith('"') and not found for cell, found in zip(row, whole)):
             skipped[BROKEN] += 1
             continue
-        yield [
-            cell[1:-1].replace('""', '"') if found and (quoted or '""' in cell[1:-1]) else cell
-            for cell, found in zip(row, whole)
-        ]
+        unquoted = quoted or count > 1 or any(found and '""' in found[0][1:-1] for found in whole)
+        yield [cell[1:-1].replace('""', '"') if found and unquoted else cell for cell, found in zip(row, whole)]
     if fault is not None:
         raise fault
 

@@ -14,10 +14,11 @@ from dataclasses import dataclass, field
 # Arabic and Urdu, Armenian, Greek, Burmese, Khmer, Ethiopic, Mongolian, Sinhala, Tibetan and others.
 _MARKS = ".!?…‼‽⁇⁈⁉"
 _ALWAYS = "。！？｡।॥؟۔։\u037e။។៕።፧፨᠃᠉෴༎᱾᱿꯫܀"
+_WIDE = "．"  # which is no end in ３．５ and Ｎｏ．１, nor after the number of a heading
 _CLOSING = "」』”’）】》〉»"
 _END = re.compile(
-    rf"(?<![{_MARKS}{_ALWAYS}])[{_MARKS}]++[\"'”“’‘»«)\]]*+\s++|(?<=[Ͱ-Ͽἀ-῾]);\s++"
-    rf"|[{_ALWAYS}][{_ALWAYS}{_MARKS}]*+[{_CLOSING}]*+(?:[\"')\]]++(?=\s))?+\s*+"
+    rf"(?<![{_MARKS}{_ALWAYS}{_WIDE}])[{_MARKS}]++[\"'”“’‘»«)\]]*+\s++|(?<=[Ͱ-Ͽἀ-῾]);\s++"
+    rf"|(?:[{_ALWAYS}]|{_WIDE}(?!(?<=[\dA-Za-zＡ-Ｚａ-ｚ]{_WIDE})\d))[{_ALWAYS}{_WIDE}{_MARKS}]*+[{_CLOSING}]*+(?:[\"')\]]++(?=\s))?+\s*+"
 )
 _LINE = re.compile(r"[^\n\r\v\f\x85\u2028\u2029]+")
 _OPENING = "\"'“„«‘‚([¿¡-–— "
@@ -127,6 +128,8 @@ def sentences_of(text: str) -> Iterator[tuple[int, int]]:
 
 def _ends(text: str, start: int, mark: re.Match[str]) -> bool:
     """Tell whether a sentence ends with a mark: not after `Dr.`, `3.`, `z. B.`, nor before a small letter."""
+    if mark[0][0] == _WIDE:
+        return re.fullmatch(rf"[\d{_WIDE}]*+", text[start : mark.start()]) is None
     if mark[0][0] in _ALWAYS + ";":
         return True
     following = text[mark.end() : mark.end() + 8].lstrip(_OPENING)[:1]

@@ -86,6 +86,8 @@ def test_store_refuses_what_is_not_whole(text: Path, tmp_path: Path) -> None:
             PhrasePairs(train)
 
     opening_fails("format version 9.*upgrade", format_version=9)
+    for version in (0, -1, "2", 1.5, None):
+        opening_fails(f"damaged .it has format version {version!r}, and the first is 1", format_version=version)
     opening_fails("holds no phrase pairs", kind="else")
     opening_fails("names other files", files={})
     opening_fails("manifest says int32", size=1)

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -215,6 +216,7 @@ def test_one_address_cannot_hold_all_connections(
     with served(new_translator()) as server:
         idle = [connect(server) for _ in range(4)]
         assert server.ask("/health")[0] == 200
+        assert app._host(SimpleNamespace(client=("::ffff:127.0.0.1", 1))) in app.LOOPBACK
         monkeypatch.setattr(app, "LOOPBACK", ())
         assert server.ask("/health")[0] == 503
         for one in idle:

@@ -132,6 +132,9 @@ def test_the_translation_is_text_that_is_edited_and_copied(
     text = shown.translate(f"{sources[0]} {sources[1]}\n\n  {sources[2]}\n")
     made = [alone(server, source) for source in sources]
     assert text == f"{made[0]} {made[1]}\n\n  {made[2]}\n"
+    shown.rewrite(made[0], unbroken := made[0].replace(" ", "\u00a0", 1))
+    assert len(shown.marked("edited")) == 1
+    shown.rewrite(unbroken, made[0])
     shown.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     shown.rewrite(made[1], "In other words.")
     assert shown.marked("edited") == ["In other words."]

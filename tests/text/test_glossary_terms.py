@@ -95,7 +95,15 @@ def test_terms_of_nothing_that_is_seen_are_refused(tmp_path: Path) -> None:
     [
         ('"Münze"\t"coin"\n"""Rote"" Karte"\t"red\ncard"\n', {"münze": ["coin"], '"rote"karte': ["red card"]}),
         ('"Halt"\t"stop"\nMünze\tcoin\n', {'"halt"': ['"stop"'], "münze": ["coin"]}),
+        ('"Hund, großer"\tbig dog\nTor\tgate\n', {"hund,grosser": ["big dog"], "tor": ["gate"]}),
         ("Münze\tcoin\tDE\tEN-US\nTor\tgate\tDE\tEN-US\n", {"münze": ["coin"], "tor": ["gate"]}),
+        ("Source\tTarget\nMünze\tcoin\tDE\tEN-US\nTor\tgate\tDE\tEN-GB\n", {"münze": ["coin"], "tor": ["gate"]}),
+        ("German\tEN-GB\tEN-US\nTor\tgate\tdoor\n", {"tor": ["gate", "door"]}),
+        ("Münze\tcoin\tEN-US\n\nTor\tgate\tEN-GB\n", {"münze": ["coin"], "tor": ["gate"]}),
+        ("EDV\tdata processing\tIT\nTor\tgate\n", {"edv": ["data processing", "IT"], "tor": ["gate"]}),
+        ('Münze,coin,DE,EN\n"Hund, großer",big dog,DE,EN\n', {"münze": ["coin"], "hund,grosser": ["big dog"]}),
+        ('Entry_ID;German;English\n7;Tor;"gate; ""door"""\n8;Hund, der;dog\n',
+         {"tor": ['gate; "door"'], "hund,der": ["dog"]}),
         ("Münze\tcoin\tpiece\tcash\nTor\tgate\n", {"münze": ["coin", "piece", "cash"], "tor": ["gate"]}),
         ("Entry_ID\tEntry_Note\tGerman\tGerman_Def\tTerm_Info\tGerman\tTerm_Info\tEnglish_UK\tEnglish_UK_Def\tTerm_Info\n"
          '7\tx\tTor\td\tCase\tPforte\tCase\tgate\td\t"Case; ""no"""\n8\t\tMünze\t\t\t\t\tcoin\n',
@@ -110,6 +118,26 @@ def test_tables_of_spreadsheets_and_of_other_tools_are_read(
     assert Glossary(tmp_path / "terms.tsv").variants == variants
     (tmp_path / "terms.tsv").write_text('a\t"b "c\nd"\n', encoding="utf-8")
     with pytest.raises(ConfigurationError, match=r"terms\.tsv cannot be read .*a quoted cell does not end"):
+        Glossary(tmp_path / "terms.tsv")
+
+
+@pytest.mark.parametrize(
+    ("table", "fault"),
+    [
+        ("Tor,gate\nMünze,coin,piece\n", "has no tabs, and [,] may be part of terms"),
+        ("Tor, das\nMünze, die\n", "has no tabs, and [,] may be part of terms"),
+        ("Tor,x;gate\nMünze,y;coin\n", "has no tabs, and [,] or ; may be part of terms"),
+        (
+            "Tor\tgate\tDE\tEN\nTor\tporte\tDE\tFR\n",
+            r"has terms of several languages \(en, fr\): keep those of one pair",
+        ),
+        ("de\ten\tfr\nTor\tgate\tporte\n", r"has terms of several languages \(en, fr\)"),
+        ("Tor\tgate\tDE\tEN\ngate\tTor\tEN\tDE\n", r"has terms of several languages \(de, en\)"),
+    ],
+)
+def test_tables_that_are_not_clear_are_refused(tmp_path: Path, table: str, fault: str) -> None:
+    (tmp_path / "terms.tsv").write_text(table, encoding="utf-8")
+    with pytest.raises(ConfigurationError, match=f"terms.tsv {fault}"):
         Glossary(tmp_path / "terms.tsv")
 
 

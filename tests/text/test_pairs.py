@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.text.pairs import TextPairs, read_pairs, read_standard_input, read_together
+from fairseq_ccpr.text.pairs import SAMPLE, TextPairs, read_pairs, read_standard_input, read_together
 
 
 def test_pairs_are_read_from_plain_and_compressed_files(tmp_path: Path) -> None:
@@ -72,6 +72,12 @@ def test_a_line_that_is_too_long_is_refused_or_counted(tmp_path: Path, monkeypat
         ('"Ich gehe.\t"I go.\nUnd komme."\tAnd come.\n', [('"Ich gehe.', '"I go.'), ('Und komme."', "And come.")], 0),
         ('Er sagte:\t"I go.\n\n\nEr ging.\tHe went."\n', [("Er sagte:", '"I go.'), ("Er ging.", 'He went."')], 2),
         ('5" Rohr\t5" pipe\n"\t""\n', [('5" Rohr', '5" pipe'), ('"', '""')], 0),
+        ('"Er kam, sah."\tHe came.\n"Ja, gut."\t"Yes, good."\n',  # as Excel saves text
+         [("Er kam, sah.", "He came."), ("Ja, gut.", "Yes, good.")], 0),
+        ('"Ja, gut."\t"Yes, good."\n"Ja, ja."\t"Yes."\n', [('"Ja, gut."', '"Yes, good."'), ('"Ja, ja."', '"Yes."')], 0),
+        ('"Ja, gut."\t"Yes, good."\n"Ja, ja."\tYes, yes.\n', [('"Ja, gut."', '"Yes, good."'), ('"Ja, ja."', "Yes, yes.")], 0),
+        ('a, b\t"c, d"\n' * SAMPLE + '"Er\nkam"\t"He came"\n"""a"" b"\t"c"\n"a"\tb\n',
+         [("a, b", '"c, d"'), ("Er kam", "He came"), ('"a" b', "c"), ('"a"', "b")], 0),
     ],
 )  # fmt: skip
 def test_quoted_cells_are_read_and_marks_of_prose_are_kept(

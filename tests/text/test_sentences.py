@@ -23,6 +23,10 @@ from fairseq_ccpr.text.sentences import Segments
         ("Was?! so sagte er... und ging.", ["Was?! so sagte er... und ging."]),
         ("Eins\r\nzwei", ["Eins", "zwei"]),
         ("起初。神創造天地！地是空虛", ["起初。", "神創造天地！", "地是空虛"]),
+        (
+            "起初．神創造天地．Ｎｏ．１や３．５は．１．２．数",
+            ["起初．", "神創造天地．", "Ｎｏ．１や３．５は．", "１．２．数"],
+        ),
         ("यह घर है। वह बड़ा है॥ क्या?", ["यह घर है।", "वह बड़ा है॥", "क्या?"]),
         ("هل هذا بيت؟! نعم.", ["هل هذا بيت؟!", "نعم."]),
         ("یہ گھر ہے۔ وہ بڑا ہے۔", ["یہ گھر ہے۔", "وہ بڑا ہے۔"]),
@@ -75,7 +79,7 @@ def test_markup_and_attributes_part_them_as_well() -> None:
     assert joined == '<b>A file.</b> Windows. <i title="Door. Door">Is</i>.'
 
 
-@pytest.mark.parametrize("part", [".", '."', "。", "!?", "a. ", "a\n", " . ", "„“"])
+@pytest.mark.parametrize("part", [".", "１． ", '."', "。", "!?", "a. ", "a\n", " . ", "„“"])
 def test_no_text_takes_more_than_its_share_of_time(part: str) -> None:
     """Ten times the text takes about ten times the time; a hundred times would be five minutes."""
     start = time.process_time()
