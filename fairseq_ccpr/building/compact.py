@@ -288,7 +288,7 @@ def refuse_elsewhere(directory: Path) -> None:
             raise ConfigurationError(f"{new} is no folder, and compacting makes one of that name: move it away")
         if folder.is_symlink() or folder.stat().st_dev != directory.stat().st_dev:
             what = "a symbolic link" if folder.is_symlink() else "on another disk"
-            raise ConfigurationError(f"{folder} is {what}, and compacting replaces it: move it into {directory} first")
+            raise DatastoreError(f"{folder} is {what}, and compacting replaces it: move it into {directory} first")
 
 
 def remove_others(directory: Path) -> None:

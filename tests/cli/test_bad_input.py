@@ -20,6 +20,7 @@ from fairseq import checkpoint_utils
 
 from fairseq_ccpr.datastore.manifest import FORMAT_VERSION, Manifest
 from fairseq_ccpr.datastore.token import TokenDatastore
+from fairseq_ccpr.device import tell_slow_fp16
 from fairseq_ccpr.errors import DatastoreError
 from fairseq_ccpr.models.checkpoint import embedded_symbols
 from fairseq_ccpr.storage import arrays
@@ -297,6 +298,7 @@ def test_dictionaries_are_compared_with_the_model_where_data_are_prepared(world:
 def test_text_in_another_language_and_half_precision_on_a_cpu_are_warned_of(
     world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    tell_slow_fp16.cache_clear()  # of other tests
     german, english = (tmp_path / f"text.{language}" for language in ("de", "en"))
     rows = [*islice(read_pairs(DEMO / "bible.valid.tsv.xz"), 40)]
     write_lines(german, *(row[0] for row in rows))

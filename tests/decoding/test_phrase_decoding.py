@@ -132,10 +132,12 @@ def test_phrases_of_the_references_help_and_those_of_other_sentences_do_not(
 
     targets = [target for _, target in pairs]
     with retrieving(targets, number):
-        assert overlap(decode(*words)) > base + 0.1
+        helped = overlap(decode(*words))
     random.Random(1).shuffle(targets)
     with retrieving(targets, number):
-        assert overlap(decode(*words)) < base + 0.05
+        shuffled = overlap(decode(*words))
+    # Words of other verses are among a reference's as well, in some tiny models more than in others.
+    assert helped > base + 0.1 and shuffled - base < (helped - base) / 3, (base, helped, shuffled)
 
 
 def test_ensembles_take_phrases_beside_tokens(world: World, decode: Callable, joint: list[object]) -> None:

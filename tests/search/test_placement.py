@@ -90,7 +90,7 @@ def test_a_cpu_that_must_compare_with_many_keys_says_what_to_run(world: World, t
     monkeypatch.setattr(index_plan, "MANY", 1000)
     TokenDatastore(store).open_index()
     [message] = log.messages
-    assert f"`fairseq-ccpr build tokens DATA_BIN --path MODEL --output {store} --index auto --cpu`" in message
+    assert f"`fairseq-ccpr compact {store} --index auto" in message
     build(world, store, "--index", "IVF16,Flat", "--cpu")  # what it says, with an index that so small a store has
     log.clear()
     TokenDatastore(store).open_index()

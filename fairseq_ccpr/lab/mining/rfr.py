@@ -108,7 +108,7 @@ def distributions(
     rows, columns = np.nonzero(weights)
     fragments, summed_classes, sums = _sum_by(rows, classes[rows, columns], weights[rows, columns])
     terms = (rows, weights[rows, columns]) if entropy_over == OVER_NEIGHBOURS else (fragments, sums)
-    entropies = np.bincount(terms[0], -terms[1] * np.log(terms[1]), minlength=len(cosines))
+    entropies = np.bincount(terms[0], -terms[1] * np.log(terms[1]), minlength=len(cosines)).astype(float)
     entropies[~weights.any(axis=1)] = np.inf
     return Distributions(fragments, summed_classes, sums, entropies.round(DECIMALS))
 
