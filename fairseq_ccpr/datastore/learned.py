@@ -102,9 +102,8 @@ class LearnedPair:
     sentence: int | None = None
     replaced_by: int | None = None  # the pair of its source that counts; None: this one does
     read_as: ReadAs | None = None  # None: not known, as of pairs that earlier versions learned
-    moment: int = field(
-        default=0, compare=False
-    )  # when it was last learned: of one source, the pair with the highest counts
+    # When it was last learned: of one source, the pair with the highest counts.
+    moment: int = field(default=0, compare=False)
 
 
 class Learned(NamedTuple):
@@ -140,9 +139,7 @@ class LearnedStore:
         self._lock = threading.RLock()
         self._right: WriterLock | None = None
         self._read: Callable[[str], ReadAs] | None = None  # hashes a source
-        self._rows_of: dict[
-            int, np.ndarray
-        ] = {}  # the datastore's own entries by `ReadAs.ids`, as far as they were wanted
+        self._rows_of: dict[int, np.ndarray] = {}  # the datastore's own entries by `ReadAs.ids`, of those looked up
         self.put_aside: Path | None = None  # where damaged bytes of the journal are, once it was repaired
         self._load()
         if self.damage:
@@ -194,7 +191,6 @@ class LearnedStore:
             if not self._has_phrases and any(pair.phrases is not None for pair in pairs):
                 records += [_json_record(PHRASE_IDENTITY, identity_of_phrases(self.phrase_section))] * 2
             for pair in pairs:
-                kept = None
                 if new := (number := known.get((pair.source, pair.target))) is None:
                     number = known[pair.source, pair.target] = new_id
                     made = LearnedPair(number, pair.source, pair.target, 1, len(pair.values))
