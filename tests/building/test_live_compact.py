@@ -204,7 +204,7 @@ def test_what_is_on_another_disk_is_refused_in_a_true_sentence(
         shutil.move(store / "token", other)
         (store / "token").symlink_to(Path(other) / "token")
         before, sentence = contents(store), r"store/token is a symbolic link, and compacting replaces it: move it into"
-        with pytest.raises(ConfigurationError, match=sentence):
+        with pytest.raises(DatastoreError, match=sentence):
             translator.compact()
         translator.close()
         refused(call("compact", store, "--quiet", check=False), sentence)
