@@ -336,7 +336,7 @@ def load(cfg: Any, device: torch.device | None = None, precision: str = FP32) ->
 def detokeniser(cfg: Any, task: Any) -> Callable[..., str]:
     """Return a function from a dictionary and token ids to text, as fairseq-generate prints it.
 
-    A reference's unknown tokens are written in a way that no hypothesis matches, unless it is told how, in their order.
+    A reference's unknown tokens are written in a way that no hypothesis matches, unless the caller says how, in their order.
     """
 
     def to_text(

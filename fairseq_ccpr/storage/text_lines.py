@@ -47,7 +47,7 @@ class TextLines:
         return self._bytes[self.offsets[number] : self.offsets[number + 1] - 1].decode("utf-8")
 
     def find(self, line: str) -> int | None:
-        """Find the first line that is equal to one; None where none is."""
+        """Find the first line that is equal to this; None if there is none."""
         wanted, place = line.encode() + b"\n", -1
         while (place := self._bytes.find(wanted, place + 1)) >= 0:
             number = int(np.searchsorted(self.offsets, place))

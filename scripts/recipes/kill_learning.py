@@ -35,7 +35,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         one, two = (Path(shutil.copytree(store, Path(folder) / name)) for name in ("one", "two"))
         if mode == "--damages":
-            logging.lastResort = None  # each is told in a line
+            logging.lastResort = None  # each would print a line
             print(", ".join(f"{times:,} {what}" for what, times in sorted(damage_journals(one, count, rng).items())))
             return
         if mode == "--beside":
