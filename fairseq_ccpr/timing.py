@@ -23,7 +23,7 @@ import torch
 from tqdm import tqdm
 
 # Of a decoding step; the rest is the encoder and beam search. Phrases are found once per sentence, then followed each step.
-DECODER, PROJECTION, SEARCH, MERGE = "decoder", "projection", "search", "merge"
+DECODER, PROJECTION, SEARCH, LIKENESS, MERGE = "decoder", "projection", "search", "likeness", "merge"
 FINDING, PHRASES, TEXT = "finding phrases", "phrases", "text"
 # Of mining.
 ENCODING, INDEXING, VOTING = "encoding", "indexing", "voting"

@@ -39,7 +39,7 @@ from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
 from fairseq_ccpr.decoding.learned_memory import LearnedMemory
 from fairseq_ccpr.decoding.mixture import Distribution, Vote
 from fairseq_ccpr.decoding.phrase_memory import PHRASE_FEATURES
-from fairseq_ccpr.decoding.token_memory import TOKEN_FEATURES, TokenBatch, TokenMemory
+from fairseq_ccpr.decoding.token_memory import TOKEN_FEATURES, TokenMemory
 from fairseq_ccpr.decoding.token_retriever import Neighbours
 from fairseq_ccpr.errors import install_report
 from fairseq_ccpr.evaluation.grids import HeldOut, force_decode_text
@@ -312,7 +312,8 @@ def vote(memory: TokenMemory, states: torch.Tensor, log_probs: torch.Tensor) -> 
 
 def neighbours_of(memory: TokenMemory, states: torch.Tensor) -> Neighbours:
     """What a token memory finds for given states, [N, d]."""
-    return TokenBatch(memory, memory.searched, 1).search(states, memory.settings.k)
+    batch = memory.begin(torch.zeros(1, 1, dtype=torch.int64))
+    return batch.search(states, torch.zeros(len(states), dtype=torch.int64))
 
 
 def held_out_text(ensemble: RetrievalEnsemble, samples: list[Any], k: int = 64) -> HeldOut:

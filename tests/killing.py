@@ -70,7 +70,7 @@ def new_pair(number: int, version: int = 0, dimension: int = 32, width: int = 0,
     target, phrases = f"Target {number} 中{version or ''}", None
     source, read_as = f"Quelle {number} äöß", None
     if forms:
-        source, read_as = normalize(FORMS[version % len(FORMS)], source), ReadAs(number, number)
+        source, read_as = normalize(FORMS[version % len(FORMS)], source), ReadAs(number, (4 + number,))
     if width:
         places = [span for span in ([0, 6], [0, len(target)], [7, len(target)]) if rng.random() < 0.8]
         spans = np.array(places, np.int32).reshape(-1, 2)

@@ -29,7 +29,6 @@ from fairseq_ccpr.datastore.token import (
     KEYS,
     PROJECTION,
     PROVENANCE,
-    SOURCE_HASHES,
     VALUES,
     KeyProjection,
     TokenDatastore,
@@ -170,7 +169,7 @@ def build_projected_datastore(settings: TokenBuildSettings, processes: Processes
         if processes.first:
             plan.project(raw, valid, part)
     if processes.first:
-        part.finish()
+        plan.extraction.finish(part)
         if unfinished and not settings.keep_raw_keys:
             shutil.rmtree(valid_folder, ignore_errors=True)
             if settings.raw_datastore is None:
@@ -261,7 +260,7 @@ class _Plan:
                     states = torch.from_numpy(raw.keys[rows].astype(np.float32)).to(self.device)
                     keys = projection(states).half().cpu().numpy()
                 done(len(keys))
-                kept = {VALUES: raw.values, PROVENANCE: raw.provenance, SOURCE_HASHES: raw.source_hashes}
+                kept = {VALUES: raw.values, PROVENANCE: raw.provenance}
                 yield number, rows.start, {KEYS: keys} | {name: array[rows] for name, array in kept.items()}
 
         # An older raw datastore has no statistics of its own text, but has the states to compute them from.
@@ -291,6 +290,6 @@ def extract(extraction: Extraction, folder: Path, processes: Processes, show: bo
     if raw.published is None:  # any existing index will do
         extraction.fill(raw)
         if processes.first:
-            raw.finish()
+            extraction.finish(raw)
         processes.barrier()
     return TokenDatastore(folder)

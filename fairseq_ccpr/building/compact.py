@@ -50,7 +50,7 @@ from fairseq_ccpr.datastore.learned import (
 )
 from fairseq_ccpr.datastore.manifest import Manifest, PhraseSection, Section, Source, TokenSection
 from fairseq_ccpr.datastore.phrase import SOURCES, SPANS, PhraseDatastore, open_sentences  # fmt: skip
-from fairseq_ccpr.datastore.token import DOMAIN, KEYS, PROVENANCE, SOURCE_HASHES, VALUES, TokenDatastore
+from fairseq_ccpr.datastore.token import DOMAIN, KEYS, PROVENANCE, VALUES, TokenDatastore
 from fairseq_ccpr.datastore.written_subwords import remove_stale
 from fairseq_ccpr.decoding.learned_memory import entries_of
 from fairseq_ccpr.device import choose_device
@@ -211,18 +211,15 @@ def _compact_tokens(
     gone_before = np.cumsum([0, *gone[:, 1]])
     gone_sentences = datastore.provenance[gone[:, 0], 0]
     blocks = [
-        {
-            KEYS: keys,
-            VALUES: values,
-            PROVENANCE: np.stack([np.full(len(values), n), np.arange(len(values))], axis=1),
-            SOURCE_HASHES: np.full(len(values), read.ids if (read := pairs[number].read_as) else 0, np.uint64),
-        }
-        for n, (number, (values, keys)) in enumerate(learned.entries.items())
+        {KEYS: keys, VALUES: values, PROVENANCE: np.stack([np.full(len(values), n), np.arange(len(values))], axis=1)}
+        for n, (values, keys) in enumerate(learned.entries.values())
     ]
     first_sentence, first_row = sum(section.subsets.values()), section.size - int(gone_before[-1])
+    read = (pairs[number].read_as for number in learned.entries)
+    sources_read = [(n, np.array(one.ids if one is not None else (), np.int32)) for n, one in enumerate(read)]
     parts = [
         rows_of(TOKENS, datastore, lambda numbers: np.where(np.isin(numbers, gone_sentences), -1, numbers)),
-        Rows(_joined(TOKENS, section.dimension, blocks), lambda numbers: numbers + first_sentence),
+        Rows(_joined(TOKENS, section.dimension, blocks), lambda numbers: numbers + first_sentence, sources_read),
     ]
     for number, pair in pairs.items():
         if pair.first_entry is not None:

@@ -70,6 +70,14 @@ class Corpus:
         moved = [replace(one, number=one.number - number, first_row=one.first_row - row) for one in mine]
         return replace(self, chunks=moved)
 
+    def sources(self) -> Iterator[tuple[int, np.ndarray]]:
+        """Yield the number of each sentence, counted through all subsets, and its source's subwords, int32 [L]."""
+        before = dict(zip(self.subsets, np.cumsum([0, *self.subsets.values()]).tolist()))
+        for chunk in self.chunks:
+            dataset = self.task.dataset(chunk.subset)
+            for number in chunk.sentences.tolist():
+                yield before[chunk.subset] + number, self.task.source_subwords(dataset[number]["source"])
+
     def batches(self, chunk: Chunk, max_tokens: int) -> list[Any]:
         """Divide a chunk's sentences into fairseq's batches of at most `max_tokens` tokens per side, alike in length."""
         dataset = self.task.dataset(chunk.subset)

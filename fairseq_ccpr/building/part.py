@@ -25,6 +25,7 @@ from fairseq_ccpr.child_process import lock_within
 from fairseq_ccpr.datastore import phrase, text, token
 from fairseq_ccpr.datastore.manifest import PHRASE, TEXT, TOKEN, Manifest, Section, TokenSection
 from fairseq_ccpr.datastore.phrase import SPANS
+from fairseq_ccpr.datastore.source_index import Sources, write_source_index
 from fairseq_ccpr.datastore.token import DOMAIN, KEYS, PROVENANCE, SYMBOLS, VALUES, array_shapes
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
 from fairseq_ccpr.parent import end_with_parent
@@ -272,11 +273,12 @@ class TokenPart(Part):
         self, output: Path, section: TokenSection, symbols: list[str], show: bool, store: KeyStore | None = None
     ) -> None:
         values = asdict(section)
-        free = ("index", "files", "index_recall", "sources", "domain", "ancestors", "store", "hashes", "suits")
+        free = ("index", "files", "index_recall", "sources", "domain", "ancestors", "store", "source_index", "suits")
         # Options come before the size, which follows from them: a refusal names the cause.
         identity = {name: values[name] for name in ("share", "shard", *values) if name not in free}
         super().__init__(output, TOKENS, show, identity, store)
-        section.hashes = not isinstance(self.published, TokenSection) or self.published.hashes
+        if isinstance(self.published, TokenSection):
+            section.source_index = self.published.source_index
         self.section, self.symbols = section, symbols
         self.shapes = array_shapes(section.size, section.dimension)
         self.writer = ArrayWriter(self.partial, self.shapes)
@@ -285,7 +287,7 @@ class TokenPart(Part):
         """Take the space of the arrays and the index; `batching`, which decides what shares a batch, must stay the same."""
         arrays = sum(int(np.prod(shape)) * np.dtype(dtype).itemsize for shape, dtype in self.shapes.values())
         needed = arrays + index_bytes(self.section.index, self.section.size, self.section.dimension)
-        self.prepare(batching | {"hashes": True}, self.writer.create, needed)
+        self.prepare(batching, self.writer.create, needed)
 
     def fill(
         self, chunks: dict[int, int], write: Callable[[list[int], Progress], Iterable[ChunkRows]], what: str
@@ -309,14 +311,22 @@ class TokenPart(Part):
                     self.discard()
                 raise
 
-    def finish(self) -> None:
-        """Publish the part, with the vocabulary and the statistics of its own text alongside its arrays."""
+    def finish(self, sources: Sources, vocabulary: int, unknown: int) -> None:
+        """Publish the part, with the vocabulary, its sources, and the statistics of its own text alongside its arrays.
+
+        Args:
+            sources: see `write_source_index`, as `vocabulary` and `unknown`.
+        """
+        provenance = open_array(self.folder / f"{PROVENANCE}.npy", *self.shapes[PROVENANCE])
         if self.published is None:
             with atomic_file(self.partial / SYMBOLS) as path:
                 path.write_bytes("".join(f"{symbol}\n" for symbol in self.symbols).encode())
+            folder = self.partial if self.partial.exists() else self.final  # where it was killed while publishing
+            with self.progress("source index", 0, unit="sentence") as bar:
+                described = write_source_index(folder, sources, provenance, vocabulary, unknown, bar.update)
+            self.section.source_index = described
         domain = self.folder / DOMAIN
         if not domain.exists() and self.section.projection is None:
-            provenance = open_array(self.folder / f"{PROVENANCE}.npy", *self.shapes[PROVENANCE])
             sample_domain(open_keys(self.section, self.folder), provenance).save(domain)
         self.section.domain = domain.exists()
         self.publish(self.section)

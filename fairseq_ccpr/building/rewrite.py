@@ -12,9 +12,10 @@ from __future__ import annotations
 import json
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from shutil import copyfile, rmtree
 from typing import Any, NamedTuple, TypeVar, Union
@@ -39,6 +40,7 @@ from fairseq_ccpr.datastore.phrase import (
     write_string_hashes,
 )  # fmt: skip
 from fairseq_ccpr.datastore.preprocessing import remember, remembered
+from fairseq_ccpr.datastore.source_index import Sources, write_source_index
 from fairseq_ccpr.datastore.text import GENERAL, LANGUAGE, TextDatastore
 from fairseq_ccpr.datastore.token import DOMAIN, PROJECTION, PROVENANCE, SYMBOLS, TokenDatastore
 from fairseq_ccpr.device import choose_device
@@ -72,13 +74,14 @@ class Rows(NamedTuple):
 
     arrays: dict[str, np.ndarray]  # see `PartKind.shapes`
     renumber: Renumber  # of their sentences
+    sources: Sources | None = None  # of tokens, by their old numbers; None: they are not known
 
 
 def copy_rows(kind: PartKind, dimension: int, parts: Iterable[Rows], folder: Path, progress: Progress) -> int:
     """Write the rows of sentences that stay, part after part and each in its order; return how many."""
     shapes = kind.shapes(0, dimension)
     written = {name: GrowingArray(folder / f"{name}.npy", shape[1:], dtype) for name, (shape, dtype) in shapes.items()}
-    for arrays, renumber in parts:
+    for arrays, renumber, _ in parts:
         for start in range(0, len(arrays[kind.places]), BLOCK_ROWS):
             block = {name: arrays[name][start : start + BLOCK_ROWS] for name in written}
             places = block[kind.places] = np.array(block[kind.places])
@@ -94,7 +97,9 @@ def copy_rows(kind: PartKind, dimension: int, parts: Iterable[Rows], folder: Pat
 
 def rows_of(kind: PartKind, store: Datastore, renumber: Renumber) -> Rows:
     """Take the rows of a datastore."""
-    return Rows({name: getattr(store, name.replace("-", "_")) for name in kind.shapes(0, 0)}, renumber)
+    index = store.source_index if isinstance(store, TokenDatastore) else None
+    arrays = {name: getattr(store, name.replace("-", "_")) for name in kind.shapes(0, 0)}
+    return Rows(arrays, renumber, index.sources() if index is not None else None)
 
 
 def write_tokens(
@@ -104,12 +109,28 @@ def write_tokens(
     size = copy_rows(TOKENS, base.section.dimension, parts, folder, progress)
     for name in (SYMBOLS, *([PROJECTION] if base.section.projection else [])):
         copyfile(base.folder / name, folder / name)
-    section = replace(_describe(base.section, sources), size=size, hashes=True)
+    section = replace(_describe(base.section, sources), size=size, source_index=None)
+    provenance = open_array(folder / f"{PROVENANCE}.npy", *TOKENS.shapes(size, 0)[PROVENANCE])
+    if (described := base.section.source_index) is not None and all(part.sources is not None for part in parts):
+        found, vocabulary, unknown = _renumbered(parts), described.vocabulary, described.unknown
+        section.source_index = write_source_index(folder, found, provenance, vocabulary, unknown)
+    else:
+        logger.warning(
+            "not all source sentences are known, as some were built before these were kept: the result has none; build it "
+            "again to have them"
+        )
     if section.projection is None and size:
-        provenance = open_array(folder / f"{PROVENANCE}.npy", *TOKENS.shapes(size, 0)[PROVENANCE])
         sample_domain(open_keys(section, folder), provenance).save(folder / DOMAIN)
     section.domain = (folder / DOMAIN).exists()
     return section
+
+
+def _renumbered(parts: list[Rows]) -> Iterator[tuple[int, np.ndarray]]:
+    for part in parts:
+        sources = iter(part.sources or ())
+        while block := list(islice(sources, BLOCK_ROWS)):
+            numbers = part.renumber(np.array([number for number, _ in block])).tolist()
+            yield from ((number, source) for number, (_, source) in zip(numbers, block) if number >= 0)
 
 
 class Text(NamedTuple):

@@ -35,11 +35,11 @@ from fairseq_ccpr.building.corpus import (
 from fairseq_ccpr.building.key_store import KeyStore, collection_option, store_option, store_timeout_option
 from fairseq_ccpr.building.part import TOKENS, VALID, ChunkRows, Part, Processes, TokenPart
 from fairseq_ccpr.datastore.manifest import REVERSE_MODEL, Manifest, ProjectionDescription, TokenSection
+from fairseq_ccpr.datastore.source_index import write_source_index
 from fairseq_ccpr.datastore.token import (
     KEYS,
     PROJECTION,
     PROVENANCE,
-    SOURCE_HASHES,
     SYMBOLS,
     VALUES,
     KeyProjection,
@@ -59,7 +59,7 @@ from fairseq_ccpr.search.base import Progress
 from fairseq_ccpr.search.index_plan import plan_index
 from fairseq_ccpr.settings import as_words, check, cpu_option, data_bin_option, option, quiet_option
 from fairseq_ccpr.storage import fingerprint
-from fairseq_ccpr.storage.arrays import save_array
+from fairseq_ccpr.storage.arrays import open_array, save_array
 from fairseq_ccpr.storage.data_bin import TRAIN, check_data_bin, has_subset
 from fairseq_ccpr.storage.files import MANIFEST, atomic_directory, write_text
 
@@ -300,6 +300,11 @@ class Extraction:
 
         part.log_probs = log_probs if self.settings.key_layer == KEY_LAYERS[0] else None
 
+    def finish(self, part: TokenPart) -> None:
+        """Publish a part that is full."""
+        dictionary = self.task.source_dictionary
+        part.finish(self.corpus.sources(), len(dictionary), dictionary.unk())
+
     def fill(self, part: TokenPart) -> None:
         """Force-decode the corpus into `part`, empty or partly filled by an earlier run; all processes share the work."""
         if self.processes.first:
@@ -346,7 +351,7 @@ def build_token_datastore(settings: TokenBuildSettings, processes: Processes) ->
         extraction.fill(part)
     if processes.first:
         extraction.tell(part)
-        part.finish()
+        extraction.finish(part)
     processes.barrier()
     return part.section, extraction.corpus.left_out
 
@@ -421,8 +426,6 @@ def _decode_chunk(
     keys = np.empty((chunk.rows, capture.dimension), dtype=np.float16)
     values = np.empty(chunk.rows, dtype=np.int32)
     provenance = np.empty((chunk.rows, 2), dtype=np.int32)
-    source_hashes = np.empty(chunk.rows, dtype=np.uint64)
-    read_source = corpus.task.source_hash
     filled = 0
     for sample in samples:
         target = sample["target"]
@@ -435,8 +438,6 @@ def _decode_chunk(
         keys[rows] = capture.force_decode(sample["net_input"])[real].half().cpu().numpy()
         values[rows] = target[real].numpy()
         provenance[rows] = np.stack([sentence + offset, position], axis=1)
-        hashes = [read_source(source) for source in sample["net_input"]["src_tokens"]]
-        source_hashes[rows] = np.repeat(np.array(hashes, np.uint64), length)
         filled += len(rows)
         done(len(rows))
     if filled != chunk.rows:
@@ -447,7 +448,7 @@ def _decode_chunk(
             f"the model computes numbers that a key cannot hold (NaN, or beyond fp16's range), first in sentence "
             f"{provenance[row, 0]} of the corpus: check the model; without --fp16 it may do better"
         )
-    return {KEYS: keys, VALUES: values, PROVENANCE: provenance, SOURCE_HASHES: source_hashes}
+    return {KEYS: keys, VALUES: values, PROVENANCE: provenance}
 
 
 # While little is learned, most neighbours are far even if the nearest is not: it alone decides, and only if it is near.
@@ -462,9 +463,13 @@ EMPTY_SETTINGS = {
 
 
 def write_empty_store(
-    models: list[Any], symbols: list[str], key_layer: str, languages: str | None, output: Path
+    models: list[Any], source: Any, symbols: list[str], key_layer: str, languages: str | None, output: Path
 ) -> TokenSection:
-    """Write an empty datastore, under its final name only when it is complete, or add tokens to a phrase-only one."""
+    """Write an empty datastore, under its final name only when it is complete, or add tokens to a phrase-only one.
+
+    Args:
+        source: the source dictionary of fairseq.
+    """
     if len(models) > 1:
         raise ConfigurationError(
             f"--path names an ensemble of {len(models)} models, and a datastore belongs to one model"
@@ -482,7 +487,6 @@ def write_empty_store(
             **({LANGUAGE_PAIR: languages} if languages else {}),
         },
         index=IndexDescription("exact", "ip"),
-        hashes=True,
         projection=ProjectionDescription(dimension, 0, pca=False, normalize_before_pca=False),
     )
     beside_phrases = (output / MANIFEST).exists() and Manifest.read(output).token is None
@@ -494,6 +498,8 @@ def write_empty_store(
             save_array(part.partial / f"{name}.npy", np.empty(shape, dtype))
         write_text(part.partial / SYMBOLS, "".join(f"{symbol}\n" for symbol in symbols), follow=False)
         KeyProjection.scaling(dimension).save(part.partial / PROJECTION)
+        provenance = open_array(part.partial / f"{PROVENANCE}.npy", *array_shapes(0, dimension)[PROVENANCE])
+        section.source_index = write_source_index(part.partial, (), provenance, len(source), source.unk())
         part.publish(section)
         write_tuned({"token": TokenDatastore(folder)}, {"knn": EMPTY_SETTINGS}, UNTUNED)
     return section

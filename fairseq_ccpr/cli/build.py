@@ -287,8 +287,9 @@ def build_memory(
     ),
 ) -> int:
     system = System.of(rest, data)
-    symbols, languages = system.task.target_dictionary.symbols, system.task.tags.languages
-    section = write_empty_store(system.models, symbols, key_layer, languages, output)
+    task = system.task
+    symbols, languages = task.target_dictionary.symbols, task.tags.languages
+    section = write_empty_store(system.models, task.source_dictionary, symbols, key_layer, languages, output)
     remember(system.preprocessing, output)
     print(f"{output}: nothing yet, for entries of width {section.dimension}; fairseq-ccpr learn adds to it")
     return 0

@@ -53,7 +53,7 @@ EVERYDAY = {
     "retrieval": dict.fromkeys(
         (
             "--datastore", "--untuned", "--trust", "--glossary", "--knn-k", "--knn-lambda", "--knn-temperature",
-            "--phrase-k", "--phrase-lambda", "--phrase-encoder", "--text-alpha", "--text-beta",
+            "--knn-likeness", "--phrase-k", "--phrase-lambda", "--phrase-encoder", "--text-alpha", "--text-beta",
         ), ""
     ),
 }  # fmt: skip

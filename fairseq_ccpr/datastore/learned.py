@@ -2,7 +2,7 @@
 
 The datastore stays unchanged. `learnt/N.journal` belongs to its generation N, and to exactly its keys, model, key layer and
 projection, as its first record says. Each other record is a pair that was learned, one that was learned again, one that was
-forgotten, one that has moved into the datastore's own entries, or a hash of what the model reads as a pair's source. Of the
+forgotten, one that has moved into the datastore's own entries, or what the model reads as a pair's source. Of the
 pairs of one source, the one that was learned last counts. Texts that the model reads alike are one source. If the datastore
 has a phrase part, pairs have the phrases of their targets, too, and a record before them says which encoder, segmentation and
 set of phrases these belong to. Both records of what the others belong to are there twice: nothing can be read without them.
@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fairseq_ccpr.datastore.manifest import Manifest, PhraseSection, TokenSection
+from fairseq_ccpr.datastore.source_index import hash_source
 from fairseq_ccpr.datastore.token import KEYS, PROJECTION, TokenDatastore
 from fairseq_ccpr.errors import FULL, ConfigurationError, DatastoreError, NotWritableError
 from fairseq_ccpr.storage.files import unfollowed
@@ -40,15 +41,16 @@ from fairseq_ccpr.storage.journal import (
 from fairseq_ccpr.text.glossary import folded
 
 LEARNED, LOCK = "learnt", "lock"  # the names on disk are older than the word
-FORMAT_VERSION = 4  # 2 brought phrases; 3 records that are found and checked one by one; 4 hashes of sources
+# 2 brought phrases, 3 records that are found and checked one by one, 4 hashes of sources, 5 their subwords.
+FORMAT_VERSION = 5
 OWN_SENTENCE = -1  # in place of the number of a sentence that the datastore was built with
 
 # Numbers are little-endian, texts UTF-8, arrays NumPy's bytes.
 (
-    HEADER, PAIR, AGAIN, FORGOTTEN, MOVED, PAIR_WITH_PHRASES, PHRASES, PHRASE_IDENTITY, MOVED_WITH_PHRASES, READ_AS,
-) = range(10)  # fmt: skip
+    HEADER, PAIR, AGAIN, FORGOTTEN, MOVED, PAIR_WITH_PHRASES, PHRASES, PHRASE_IDENTITY, MOVED_WITH_PHRASES, HASHED, READ_AS,
+) = range(11)  # fmt: skip
 _ID = struct.Struct("<BQ")
-_READ_AS = struct.Struct("<BQQQ")  # kind, id, and `ReadAs`
+_READ_AS = struct.Struct("<BQQ")  # kind, id, and the hash of `ReadAs`, before its ids
 _PAIR = struct.Struct("<BQIIII")  # kind, id, count, bytes of source and target, tokens
 _PHRASES = struct.Struct("<II")  # P and o
 _INTEGER, _KEY = np.dtype("<i4"), np.dtype("<f2")
@@ -69,10 +71,10 @@ class PairPhrases:
 
 
 class ReadAs(NamedTuple):
-    """What a model reads as a source, hashed: uint64, never 0."""
+    """What a model reads as a source."""
 
-    subwords: int  # as text: sources with the same are one
-    ids: int  # `hash_source`, as the token part has it; the same for sources that differ in unknown subwords alone
+    subwords: int  # hash of them as text, uint64, never 0: sources with the same are one
+    ids: tuple[int, ...]  # of subwords; the same for sources that differ in unknown ones alone
 
 
 @dataclass(frozen=True)
@@ -139,7 +141,7 @@ class LearnedStore:
         self._lock = threading.RLock()
         self._right: WriterLock | None = None
         self._read: Callable[[str], ReadAs] | None = None  # hashes a source
-        self._rows_of: dict[int, np.ndarray] = {}  # the datastore's own entries by `ReadAs.ids`, of those looked up
+        self._rows_of: dict[int, np.ndarray] = {}  # the datastore's own entries by `hash_source`, of those looked up
         self.put_aside: Path | None = None  # where damaged bytes of the journal are, once it was repaired
         self._load()
         if self.damage:
@@ -176,7 +178,7 @@ class LearnedStore:
     @property
     def superseded(self) -> np.ndarray:
         """The entries that the datastore was built with whose source is that of a pair that counts, int64, ascending."""
-        sources = {pair.read_as.ids for pair in self.pairs.values() if pair.read_as is not None}
+        sources = {hash_source(pair.read_as.ids) for pair in self.pairs.values() if pair.read_as is not None}
         if new := sources - self._rows_of.keys():
             self._rows_of |= dict.fromkeys(new, np.empty(0, np.int64)) | self.datastore.rows_of_sources(new)
         rows = np.concatenate([np.empty(0, np.int64), *(self._rows_of[source] for source in sources)])
@@ -408,7 +410,7 @@ class LearnedStore:
             elif kind == PHRASE_IDENTITY:
                 self._refuse_others(json.loads(record[1:]), identity_of_phrases(self.phrase_section))
                 self._has_phrases = True
-            elif kind in (AGAIN, PHRASES, FORGOTTEN, READ_AS):
+            elif kind in (AGAIN, PHRASES, FORGOTTEN, READ_AS, HASHED):
                 _, number = _ID.unpack_from(record)
                 self.next_id = max(self.next_id, number + 1)
                 if (kept := self._kept.get(number)) is None:
@@ -416,8 +418,10 @@ class LearnedStore:
                 if kind == FORGOTTEN:
                     self._drop(number)
                 elif kind == READ_AS:
-                    kept.pair = replace(kept.pair, read_as=ReadAs(*_READ_AS.unpack(record)[2:]))
-                else:
+                    ids = np.frombuffer(record, _INTEGER, offset=_READ_AS.size)
+                    read_as = ReadAs(_READ_AS.unpack_from(record)[2], tuple(ids.tolist()))
+                    kept.pair = replace(kept.pair, read_as=read_as)
+                elif kind != HASHED:  # of version 4: hashes alone, which are computed again
                     self._moment += 1
                     kept.pair = replace(kept.pair, count=kept.pair.count + 1, moment=self._moment)
                     if kind == PHRASES:
@@ -540,7 +544,7 @@ def learned_record(pair: LearnedPair, values: np.ndarray, keys: np.ndarray, phra
 
 def read_as_record(number: int, read_as: ReadAs) -> bytes:
     """Make the record of what the model reads as the source of a pair."""
-    return _READ_AS.pack(READ_AS, number, *read_as)
+    return _READ_AS.pack(READ_AS, number, read_as.subwords) + np.array(read_as.ids, _INTEGER).tobytes()
 
 
 def moved_record(pair: LearnedPair) -> bytes:

@@ -39,11 +39,24 @@ class ProjectionDescription:
         return f"clknn{self.adapter_dimension}{f'+{before}pca' if self.pca else ''}"
 
 
+@dataclass(frozen=True)
+class SourceIndexDescription:
+    """The index of the source sentences of a token part, see `datastore.source_index`."""
+
+    sentences: int  # numbers of sentences, some of which may have no entries
+    known: int  # that have
+    subwords: int  # of all of them
+    postings: int
+    vocabulary: int  # source subwords that the model knows
+    unknown: int  # of these the one for all others
+    mean_length: float  # of a sentence, in subwords; at least 1
+
+
 # 2 brought projections, 3 phrases, 4 keys in Milvus, 5 the checksum of the manifest, 6 what tokens know of their own text,
 # 7 token parts that what was learned has moved into, 8 phrase parts likewise, and hashes of their strings, 9 texts whose
 # sources are back-translations among those that were merged, 10 a minimum of candidates among the index parameters, 11 text,
-# 12 tokens' keys in Milvus, 13 hashes of the sources of tokens
-FORMAT_VERSION = 13
+# 12 tokens' keys in Milvus, 14 the source sentences of tokens, of which 13 had hashes alone
+FORMAT_VERSION = 14
 CHECKSUM_SINCE = 5
 TOKEN, PHRASE, TEXT = "token", "phrase", "text"  # the folders of the parts
 REVERSE_MODEL = "reverse_model"  # fingerprint of the model whose back-translations are the sources of tokens
@@ -128,7 +141,8 @@ class Section:
         values = _known(cls, data)
         values["sources"] = [Source(**source) for source in values.get("sources", [])]
         values["index"] = IndexDescription(**values["index"])
-        for name, kind in (("projection", ProjectionDescription), ("store", StoreAddress)):
+        kinds = ("projection", ProjectionDescription), ("store", StoreAddress), ("source_index", SourceIndexDescription)
+        for name, kind in kinds:
             if values.get(name) is not None:
                 values[name] = kind(**values[name])
         return cls(**values)
@@ -144,7 +158,7 @@ class TokenSection(Section):
     PART, COMMAND = TOKEN, "build tokens"
     ORDER = (
         "size dimension key_layer subsets fingerprints index projection share files index_recall shard sources domain "
-        "ancestors store hashes suits"
+        "ancestors store source_index suits"
     )
     IDENTITY = "dimension key_layer projection subsets share shard fingerprints size"
 
@@ -152,8 +166,13 @@ class TokenSection(Section):
     subsets: dict[str, int]  # name -> sentences; provenance counts sentences through them in this order
     projection: ProjectionDescription | None = None  # from the decoder's states to the keys; None: they are the keys
     domain: bool = False  # whether it knows its own text, as datastores built before did not
-    hashes: bool = False  # whether its sentences' sources are known by hash, as of datastores built before they are not
+    source_index: SourceIndexDescription | None = None  # None: built before, so its sources are not known
     suits: dict[str, float] = field(default_factory=dict)  # settings by name, measured when it was built; empty before
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Self:
+        """Make a section of parsed JSON; what format 13 says of hashes is left out."""
+        return super().from_json({name: value for name, value in data.items() if name != "hashes"})
 
 
 @dataclass(kw_only=True)

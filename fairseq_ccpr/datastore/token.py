@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,14 +13,16 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from fairseq_ccpr import timing
+from fairseq_ccpr.datastore import source_index
 from fairseq_ccpr.datastore.domain import Domain
 from fairseq_ccpr.datastore.keyed_part import KeyedPart
 from fairseq_ccpr.datastore.manifest import TokenSection
+from fairseq_ccpr.datastore.source_index import SourceIndex
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
 from fairseq_ccpr.search import TIMEOUT
 from fairseq_ccpr.storage.arrays import Shapes, open_array
 from fairseq_ccpr.storage.files import atomic_file, check_checksums
-from fairseq_ccpr.storage.fingerprint import hash_bytes, short
+from fairseq_ccpr.storage.fingerprint import short
 
 
 class KeyProjection(nn.Module):
@@ -121,40 +123,25 @@ def _linear(weight: Tensor, bias: Tensor) -> nn.Linear:
     return layer.requires_grad_(False)
 
 
-KEYS, VALUES, PROVENANCE, SOURCE_HASHES = "keys", "values", "provenance", "source-hashes"
+KEYS, VALUES, PROVENANCE = "keys", "values", "provenance"
 PROJECTION = "projection.safetensors"  # where keys are not the decoder's own states
 DOMAIN = "domain.safetensors"  # what it knows of its own text; older datastores have none
-BLOCK_ROWS = 1 << 20  # rows whose sources are compared at a time
 UNKNOWN = "<unk>"  # fairseq's symbol for what the dictionary does not have; retrieval never proposes it
 SYMBOLS = "symbols.txt"  # the target vocabulary, one per line by id, so that values can be read without the model
 
 
 def array_shapes(size: int, dimension: int) -> Shapes:
     """Return shapes and dtypes of the arrays of a token datastore of `size` entries."""
-    return {
-        KEYS: ((size, dimension), "float16"),
-        VALUES: ((size,), "int32"),
-        PROVENANCE: ((size, 2), "int32"),
-        SOURCE_HASHES: ((size,), "uint64"),
-    }
+    return {KEYS: ((size, dimension), "float16"), VALUES: ((size,), "int32"), PROVENANCE: ((size, 2), "int32")}
 
 
 def part_files(section: TokenSection) -> list[str]:
     """Return the names of all files of a token part, as its manifest lists them."""
     others = [PROJECTION] if section.projection is not None else []
     others += [DOMAIN] if section.domain else []
-    missing = {KEYS: section.store is not None, SOURCE_HASHES: not section.hashes}
-    arrays = [name for name in array_shapes(0, 0) if not missing.get(name)]
+    others += source_index.FILES if section.source_index is not None else ()
+    arrays = [name for name in array_shapes(0, 0) if name != KEYS or section.store is None]
     return [*(f"{name}.npy" for name in arrays), SYMBOLS, *others, *section.index.files]
-
-
-def hash_source(subwords: Iterable[int]) -> int:
-    """Identify a source sentence by the ids of its subwords, without tags and end: a uint64, never 0.
-
-    >>> hash_source([5, 9]) == hash_source([5, 9]) != hash_source([9, 5])
-    True
-    """
-    return hash_bytes(np.fromiter(subwords, "<i4").tobytes())
 
 
 class TokenDatastore(KeyedPart[TokenSection]):
@@ -163,7 +150,7 @@ class TokenDatastore(KeyedPart[TokenSection]):
     Attributes:
         values: int32 [N].
         provenance: int32 [N, 2], sentence and position.
-        source_hashes: uint64 [N], `hash_source` of each entry's sentence; 0 where an earlier version built it.
+        source_index: of the source sentences; None where an earlier version built it.
 
     Raises:
         DatastoreError: missing, unfinished, damaged, or without a token part.
@@ -175,19 +162,14 @@ class TokenDatastore(KeyedPart[TokenSection]):
         self.values, self.provenance = (
             open_array(self.folder / f"{name}.npy", *shapes[name]) for name in (VALUES, PROVENANCE)
         )
-        self.source_hashes: np.ndarray = np.broadcast_to(np.uint64(0), self.section.size)
-        if self.section.hashes:
-            self.source_hashes = open_array(self.folder / f"{SOURCE_HASHES}.npy", *shapes[SOURCE_HASHES])
+        described = self.section.source_index
+        self.source_index = SourceIndex(self.folder, described) if described is not None else None
 
     def rows_of_sources(self, hashes: Collection[int]) -> dict[int, np.ndarray]:
-        """Find the entries of the sentences with these sources: int64, ascending, by hash; none of those that it lacks."""
-        wanted, found = np.sort(np.fromiter(hashes, np.uint64)), dict[int, list[int]]()
-        for start in range(0, self.section.size if self.section.hashes else 0, BLOCK_ROWS):
-            block = self.source_hashes[start : start + BLOCK_ROWS]
-            places = np.searchsorted(wanted, block).clip(max=len(wanted) - 1)
-            for row in np.flatnonzero(wanted[places] == block).tolist():
-                found.setdefault(int(block[row]), []).append(start + row)
-        return {number: np.array(some, np.int64) for number, some in found.items()}
+        """Find the entries of the sentences with these sources: int64, ascending, by hash; it may have none of some."""
+        if (index := self.source_index) is None:
+            return {}
+        return {one: index.entries(sentences) for one, sentences in index.find(hashes).items()}
 
     def open_projection(self) -> KeyProjection | None:
         """Load the projection from the decoder's states to keys, on the CPU; None where the states are the keys."""
@@ -238,6 +220,8 @@ class TokenDatastore(KeyedPart[TokenSection]):
                 faults.append(f"values: tokens outside the dictionary in rows {start:,} to {start + block_rows:,}")
         self.open_projection()
         self.open_domain()
+        if self.source_index is not None:
+            faults += self.source_index.find_damage(self.section.size)
         return faults
 
     def count_unknown(self) -> int:

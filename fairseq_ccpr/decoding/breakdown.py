@@ -16,6 +16,7 @@ from fairseq_ccpr.decoding.forced import ForcedText
 from fairseq_ccpr.decoding.mixture import Vote, interpolate_references
 from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
 from fairseq_ccpr.decoding.token_memory import TokenMemory
+from fairseq_ccpr.decoding.token_retriever import Neighbours
 from fairseq_ccpr.decoding.trust import LearnedTrust
 from fairseq_ccpr.errors import ConfigurationError
 
@@ -33,6 +34,7 @@ class Breakdown:
     features: Tensor | None = None  # fp32 [N, F]
     attributions: Tensor | None = None  # fp32 [N, M, F], see `LearnedTrust.attributions`
     phrase_votes: Tensor | None = None  # fp32 [N, A], what each candidate phrase gave to the token it proposed
+    neighbours: Neighbours | None = None  # [N, k], those that voted, best first
 
 
 @torch.no_grad()
@@ -62,6 +64,8 @@ def break_down(
     for memory in ensemble.voting:
         if isinstance(memory, PhraseMemory):
             made.phrase_votes = text.records[memory.name].votes(memory)
+        elif isinstance(memory, TokenMemory):
+            made.neighbours = text.records[memory.name].best(memory.settings).neighbours
     return made
 
 
@@ -74,8 +78,9 @@ class RetrievalLog:
 
     A line has the `sentence`, the `position` and the `token`; log-probabilities of the token: `model`, `retrieval` (the
     token memory's, null where no neighbour names it), `phrases` (the phrase memory's, null likewise) and `mixed`; the weights
-    of the memories, `lambda` and `phrase_lambda`; and the `neighbours`, nearest first, each with its `entry` in the
-    datastore, its `token` and its `score` (similarity, or minus the squared distance).
+    of the memories, `lambda` and `phrase_lambda`; and the `neighbours`, best first, each with its `entry` in the datastore,
+    its `token`, its `score` (similarity, or minus the squared distance, less what its sentence costs) and the `likeness` of
+    its source sentence, where the datastore has the sentences.
     """
 
     def __init__(self, path: Path, dictionary: Any) -> None:
@@ -109,11 +114,15 @@ class RetrievalLog:
         self.stream.flush()
 
     def _neighbours(self, breakdown: Breakdown) -> list[list[dict[str, Any]]]:
-        record = breakdown.text.records.get(TokenMemory.name)
-        if record is None:
+        if (found := breakdown.neighbours) is None:
             return [[] for _ in breakdown.mixed]
-        symbols, rows = self.dictionary.symbols, zip(*(part.tolist() for part in record.neighbours))
-        return [
-            [{"entry": i, "token": symbols[value], "score": score} for i, score, value in zip(*row) if i >= 0]
-            for row in rows
-        ]
+        parts = {name: part.tolist() for name, part in found._asdict().items() if part is not None}
+        names = {"ids": "entry", "values": "token", "scores": "score"}
+        logged = []
+        for row in range(len(found.ids)):
+            each = zip(*(part[row] for part in parts.values()))
+            lines = [dict(zip([names.get(name, name) for name in parts], one)) for one in each]
+            logged.append(
+                [one | {"token": self.dictionary.symbols[one["token"]]} for one in lines if one["entry"] >= 0]
+            )
+        return logged

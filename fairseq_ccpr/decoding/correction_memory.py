@@ -38,7 +38,7 @@ class CorrectionMemory(Memory):
 
     Args:
         learned: live, or as a snapshot.
-        hash_source: identifies a source of the batch, int64 [S], as `ReadAs.ids` does.
+        read_tokens: the subwords of a source of the batch, int64 [S], as `ReadAs.ids` has them.
         read_as: hashes what the model reads as a text.
         end_token: ends target sentences.
     """
@@ -47,7 +47,7 @@ class CorrectionMemory(Memory):
     acts_on = "mixture"
 
     learned: LearnedMemory | LearnedEntries
-    hash_source: Callable[[Tensor], int]
+    read_tokens: Callable[[Tensor], np.ndarray]
     read_as: Callable[[str], ReadAs]
     end_token: int
 
@@ -65,7 +65,7 @@ class CorrectionMemory(Memory):
         Of several that differ in unknown subwords it is that of the text, or else the one that was learned last.
         """
         entries = self.learned.entries
-        if not (pairs := entries.by_source.get(self.hash_source(source), [])):
+        if not (pairs := entries.by_source.get(tuple(self.read_tokens(source).tolist()), [])):
             return None
         read_as = self.read_as(text) if text is not None else None
         return entries.target(next((pair for pair in reversed(pairs) if pair.read_as == read_as), pairs[-1]))

@@ -22,10 +22,12 @@ from torch import Tensor
 
 from fairseq_ccpr.datastore.learned import OWN_SENTENCE, Learned, LearnedPair, LearnedStore, NewPair, ReadAs
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
+from fairseq_ccpr.datastore.source_index import SentenceMemory, SourceIndex
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.search import ExactIndex, Index
 from fairseq_ccpr.search.exact import half_norms
 from fairseq_ccpr.search.live import GrowingLists, JoinedIndex, Segment, can_grow
+from fairseq_ccpr.storage.arrays import as_tensor
 from fairseq_ccpr.storage.equal_strings import hash_strings
 from fairseq_ccpr.storage.fingerprint import of_strings, short
 from fairseq_ccpr.storage.text_lines import LinesInMemory
@@ -131,6 +133,8 @@ class LearnedEntries:
         phrases: of the same pairs, where a phrase memory learns.
         stored: values of the datastore that `moved` are in.
         superseded: targets of the datastore's own sentences whose source is that of a learned pair, int32 [L] each.
+        source_index: of the datastore's own source sentences; None where it was built without.
+        stored_sentences: the sentence of each of the datastore's own entries, int32 [N], on the device.
     """
 
     index: Segment
@@ -144,6 +148,28 @@ class LearnedEntries:
     phrases: LearnedPhrases | None = None
     stored: np.ndarray | None = None
     superseded: tuple[np.ndarray, ...] = ()
+    source_index: SourceIndex | None = None
+    stored_sentences: Tensor | None = None
+
+    @cached_property
+    def sentences(self) -> SentenceMemory | None:
+        """The source sentences: the datastore's own, less those that are gone, then those of `pairs`; None: not known."""
+        if self.source_index is None:
+            return None
+        learned = [np.array(pair.read_as.ids if pair.read_as is not None else (), np.int64) for pair in self.pairs]
+        assert self.stored_sentences is not None
+        return SentenceMemory(self.source_index, learned, self.stored_sentences[self.gone].unique().cpu().numpy())
+
+    def sentences_of(self, entries: Tensor) -> Tensor:
+        """Return the sentences of entries as `sentences` numbers them, int64 [N, k]; any for one that is missing."""
+        stored = self.stored_sentences
+        assert stored is not None and self.source_index is not None
+        own, size = self.source_index.described.sentences, len(stored)
+        numbers = stored[entries.clamp(0, size - 1)].long() if size else torch.zeros_like(entries)
+        if not len(self.rows):
+            return numbers
+        learned = torch.searchsorted(torch.from_numpy(self.rows).to(entries.device), entries - size, right=True) - 1
+        return torch.where(entries >= size, own + learned, numbers)
 
     @property
     def entries(self) -> LearnedEntries:
@@ -161,9 +187,9 @@ class LearnedEntries:
         return self.pairs[number], row - int(self.rows[number])
 
     @cached_property
-    def by_source(self) -> dict[int, list[LearnedPair]]:
+    def by_source(self) -> dict[tuple[int, ...], list[LearnedPair]]:
         """The pairs by `ReadAs.ids` of their sources, the one that was learned last at the end."""
-        found: dict[int, list[LearnedPair]] = {}
+        found: dict[tuple[int, ...], list[LearnedPair]] = {}
         for pair in sorted((*self.moved, *self.pairs), key=lambda pair: pair.moment):
             if pair.read_as is not None:
                 found.setdefault(pair.read_as.ids, []).append(pair)
@@ -207,6 +233,7 @@ class LearnedMemory:
         self._identified = False
         self._lists_help = device.type == "cpu" and can_grow()
         self.entries: LearnedEntries  # what counts
+        self._open(datastore)
         self._clear()
         self._update()
 
@@ -233,6 +260,7 @@ class LearnedMemory:
     def go_on_beside(self, datastore: TokenDatastore, retriever: LearningRetriever) -> None:
         """Continue with the datastore's next generation, which a retriever searches; the memory must be `paused`."""
         self.store, self._retriever = self.store.handed_on(datastore), retriever
+        self._open(datastore)
         self._clear()
         self._update()
 
@@ -259,6 +287,9 @@ class LearnedMemory:
         self._lists: GrowingLists | None = None
         self._listed = 0  # rows that are in lists, or were
         self._gone: list[tuple[int, int]] = []  # the rows after those that are gone, as of `_rows`
+
+    def _open(self, datastore: TokenDatastore) -> None:
+        self._stored_sentences = as_tensor(datastore.provenance)[:, 0].to(self.device)
 
     def _update(self) -> None:
         kept = self.store.entries
@@ -293,7 +324,7 @@ class LearnedMemory:
         phrases = self._phrases.update(superseded) if self._phrases is not None else None
         return LearnedEntries(
             index, self._values.rows, in_segment, moved, gone, first, starts, self._retriever, phrases, datastore.values,
-            superseded,
+            superseded, datastore.source_index, self._stored_sentences,
         )  # fmt: skip
 
     def _drop(self, lost: list[int]) -> None:

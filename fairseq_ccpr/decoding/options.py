@@ -63,6 +63,12 @@ class TokenRetrievalSettings:
         "equation 8 of the CLKNN paper, of all k, missing ones as 0",
         choices=(NEAREST, PUBLISHED), sign="mean", automatic=True,
     )  # fmt: skip
+    likeness: float = option(
+        0.0,
+        "nats by which a neighbour counts less where its source sentence is nothing like the one that is translated; 0: what "
+        "sentence it is from does not count",
+        within="[0, inf)", needs="a number of nats of at least 0", sign="gamma", automatic=True,
+    )  # fmt: skip
     guard: bool = option(
         False,
         "lower the weight the further a hypothesis is from the datastore's own text, to 0 beyond the 99th percentile of that "
@@ -243,6 +249,7 @@ def automatic_token_settings(datastore: TokenDatastore, confidence: bool | None 
         "lambda_": 1.0 if confident else measured.get("lambda_", 0.5),
         "temperature": measured.get("temperature", 0.05 if unit else 10.0),
         "confidence": unit,
+        "likeness": measured.get("likeness", 0.0),
         "guard": unit and datastore.section.domain,
     }
 
@@ -266,6 +273,11 @@ def token_settings(
         raise ConfigurationError(
             f"--knn-guard needs statistics of the datastore's text, and {datastore.directory} was built before these were "
             "kept: build it again"
+        )
+    if settings.likeness and datastore.section.source_index is None:
+        raise ConfigurationError(
+            f"--knn-likeness needs the source sentences, and {datastore.directory} was built before these were kept: build "
+            "it again, or give 0"
         )
     if unit and settings.temperature >= 1:
         logger.warning(

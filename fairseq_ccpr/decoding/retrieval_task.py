@@ -12,6 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import torch
 from fairseq.data import LanguagePairDataset
 from fairseq.search import BeamSearch, DiverseBeamSearch
@@ -24,7 +25,7 @@ from fairseq_ccpr.datastore.manifest import Manifest
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.datastore.preprocessing import digest_options
 from fairseq_ccpr.datastore.text import TextDatastore
-from fairseq_ccpr.datastore.token import TokenDatastore, hash_source
+from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.datastore.tuned import Datastore, read_tuned, tuned_trust
 from fairseq_ccpr.decoding.breakdown import RetrievalLog
 from fairseq_ccpr.decoding.correction_memory import CorrectionMemory
@@ -246,17 +247,21 @@ class RetrievalTask(FairseqTask):
                 f"{filename} is no dictionary of fairseq ({str(error).splitlines()[0]}): copy it, or prepare the data, again"
             ) from None
 
-    def source_hash(self, tokens: Tensor) -> int:
-        """Identify a source sentence, int64 [L], by what the model reads; padding, tags and its end are no part of it."""
+    def source_subwords(self, tokens: Tensor) -> np.ndarray:
+        """Return the subwords of a source sentence, int64 [L] -> int32 [L'], without padding, tags and its end."""
+        found = tokens.cpu().numpy()
+        return found[~np.isin(found, self._markers)].astype(np.int32)
+
+    @cached_property
+    def _markers(self) -> np.ndarray:
         dictionary = self.source_dictionary
-        left_out = {dictionary.pad(), dictionary.eos(), *self.tags.ids(dictionary)}
-        return hash_source(token for token in tokens.tolist() if token not in left_out)
+        return np.array([dictionary.pad(), dictionary.eos(), *self.tags.ids(dictionary)])
 
     def read_as(self, text: str) -> ReadAs:
         """Hash what the model reads as a source: texts that it reads alike are one source, whatever their form."""
         subwords = " ".join(split_text(tidy(text), (self.tokenizer, self.bpe)).split())
         ids = self.source_dictionary.encode_line(subwords, add_if_not_exist=False)
-        return ReadAs(hash_bytes(subwords.encode()), self.source_hash(ids))
+        return ReadAs(hash_bytes(subwords.encode()), tuple(self.source_subwords(ids).tolist()))
 
     def inference_dataset(self, tokens: list[Tensor]) -> Any:
         """Make a dataset of source sentences as `encode_line` gives them, with the tags that the model wants."""
@@ -406,7 +411,7 @@ class RetrievalTask(FairseqTask):
             and tokens.learned is not None
             and getattr(self.cfg, "knn_lambda", None) != 0
         ):
-            memories.append(CorrectionMemory(tokens.learned, self.source_hash, self.read_as, end))
+            memories.append(CorrectionMemory(tokens.learned, self.source_subwords, self.read_as, end))
         return memories
 
     def _text_memory(
@@ -451,7 +456,7 @@ class RetrievalTask(FairseqTask):
         domain = datastore.open_domain()
         return TokenMemory(
             capture, retriever, self.token_settings, self.target_dictionary.unk(), self._policy,
-            domain.to(device) if domain is not None else None, learned, remote,
+            domain.to(device) if domain is not None else None, learned, remote, self.source_subwords,
         )  # fmt: skip
 
     @property

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from typing import Any, NamedTuple, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -36,11 +37,14 @@ from fairseq_ccpr.decoding.remote_answers import RemoteAnswers
 from fairseq_ccpr.decoding.token_retriever import LearningRetriever, Neighbours, Retriever
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.models.key_layer import KeyCapture
+from fairseq_ccpr.search.exact import largest
 from fairseq_ccpr.settings import signature, signed
-from fairseq_ccpr.timing import MERGE, phase
+from fairseq_ccpr.timing import LIKENESS, MERGE, phase
 
 RANKS = (1, 2, 4, 8, 16, 32, 64)
 TYPICAL_RANK = 8  # whose score is followed along a hypothesis
+DEEP = 64  # neighbours that the k best are chosen among where their sentences count
+SENTENCE_FEATURES = ("likeness of nearest", "highest likeness", "mean likeness", "likeness of best sentence")
 STATE_FEATURES = ("state distance", "state cosine", "state norm")
 RUNNING_FEATURES = ("running score", "running distance", "running agreement")
 
@@ -49,24 +53,25 @@ TOKEN_FEATURES = (
     *(f"distinct {rank}" for rank in RANKS[1:]),
     "highest p_tok", "entropy of p_tok", "count of favourite",
     "model of favourite", "agreement", "overlap",
-    *STATE_FEATURES, *RUNNING_FEATURES, "position",
+    *SENTENCE_FEATURES, *STATE_FEATURES, *RUNNING_FEATURES, "position",
 )  # fmt: skip
 
 
 class Course(NamedTuple):
-    """How N hypotheses have gone so far, this token included."""
+    """How N hypotheses have gone so far, this token included, and what they translate."""
 
     state: Tensor  # fp32 [N, 3], `STATE_FEATURES`, of this token alone
     running: Tensor  # fp32 [N, 3], `RUNNING_FEATURES`
     position: Tensor  # fp32 [N], tokens before this one
+    best: Tensor  # fp32 [N], the likeness of the datastore's sentence that is most like the source; 0 where not known
 
     @classmethod
-    def of(cls, state: Tensor, sums: Tensor, length: Tensor | int) -> Course:
+    def of(cls, state: Tensor, sums: Tensor, length: Tensor | int, best: Tensor | None) -> Course:
         """Make it of the sums of what was `observed` at each token, fp32 [N, 4], and their number."""
         running = sums[:, :3] / sums[:, 3:].clamp_min(1)
         running[:, 1] = sums[:, 1] / length
         position = length - 1.0 if isinstance(length, Tensor) else sums.new_full((len(sums),), length - 1.0)
-        return cls(state, running, position)
+        return cls(state, running, position, torch.zeros_like(position) if best is None else best)
 
     @property
     def running_distance(self) -> Tensor:
@@ -79,6 +84,7 @@ class TokenEvidence(NamedTuple):
 
     scores: Tensor  # fp32 [N, k], inner products or minus squared distances; -inf where a neighbour is missing
     values: Tensor  # int64 [N, k]
+    likeness: Tensor | None  # fp32 [N, k], of their sentences
     log_probs: Tensor  # fp32 [N, k], log p_tok, duplicates merged
     model: Tensor  # fp32 [N, k], log p_NMT of `values`
     course: Course
@@ -104,12 +110,13 @@ class TokenEvidence(NamedTuple):
         sums = torch.stack([entropies, named, probabilities * self.model.exp()], dim=1).sum(dim=2)
         entropy, same, overlap = sums.split(1, dim=1)
         agreement = favourite == model.favourite.unsqueeze(1)
-        state, running, position = self.course
+        state, running, position, best = self.course
         neighbours = scores, count / self.scores.size(1), distinct[:, 1:]
         consent = same / at_least_one * some, distrust(model, self.model.gather(1, place), some), agreement, overlap
-        return torch.cat(
-            [*neighbours, highest, entropy, *consent, state, running, torch.log1p(position).unsqueeze(1)], dim=1
-        )
+        likeness = torch.zeros_like(self.scores) if self.likeness is None else self.likeness * found
+        alike = likeness[:, :1], likeness.amax(dim=1, keepdim=True), likeness.sum(dim=1, keepdim=True) / at_least_one
+        course = best.unsqueeze(1), state, running, torch.log1p(position).unsqueeze(1)
+        return torch.cat([*neighbours, highest, entropy, *consent, *alike, *course], dim=1)
 
 
 def observed(scores: Tensor, values: Tensor, state: Tensor, favourite: Tensor) -> Tensor:
@@ -153,6 +160,23 @@ def first_occurrences(values: Tensor) -> Tensor:
 @cache
 def _ranks(device: torch.device) -> Tensor:
     return 2 ** torch.arange(len(RANKS), device=device)  # made there: a copy would be waited for
+
+
+def best_neighbours(found: Neighbours, settings: TokenRetrievalSettings) -> tuple[Neighbours, Tensor | None]:
+    """Choose the k best of the neighbours found by their scores and their sentences' likeness to the source.
+
+    A neighbour of sentence s scores gamma T (sim(x, s) - 1) less, so that its share of p_r is that of
+    exp(score / T + gamma (sim(x, s) - 1)).
+
+    Returns:
+        The neighbours, best first, and their places among those found, int64 [N, k]; None: they are the first k.
+    """
+    if not settings.likeness or found.likeness is None:
+        return found.nearest(settings.k), None
+    scores = found.scores + settings.temperature * settings.likeness * (found.likeness - 1)
+    best, places = largest(scores, min(settings.k, scores.size(1)))
+    ids, values, likeness = (part.gather(1, places) for part in (found.ids, found.values, found.likeness))
+    return Neighbours(ids, best, values, likeness), places
 
 
 # The nearest neighbours that lambda* averages, however many there are: of many, most are far whatever the first are.
@@ -204,6 +228,7 @@ class TokenMemory(Memory):
         domain: what the datastore knows of its own text, on the model's device; None where it was built without.
         learned: what is learned alongside the datastore, live or as a snapshot; None: nothing.
         remote: what to do where a database has the keys and does not answer; None: an error.
+        read_tokens: returns the subwords of a source, int64 [S], without padding and markers; None: sentences do not count.
     """
 
     name = "tokens"
@@ -218,6 +243,7 @@ class TokenMemory(Memory):
     domain: Domain | None = None
     learned: LearnedMemory | LearnedEntries | None = None
     remote: RemoteAnswers | None = None
+    read_tokens: Callable[[Tensor], np.ndarray] | None = None
 
     def now(self, moment: dict[int, Any]) -> TokenMemory:
         """Return a snapshot of the memory, unaffected by later learning and forgetting."""
@@ -229,7 +255,8 @@ class TokenMemory(Memory):
     def begin(self, sources: Tensor) -> TokenBatch:
         """Begin a batch: only the decoder has queries. What is learned meanwhile counts for the next batch."""
         now = self.now({})
-        return TokenBatch(now, now.searched, len(sources))
+        rows = torch.arange(len(sources), device=sources.device)
+        return TokenBatch(now, now.searched, SourceLikeness(now, sources), rows)
 
     @property
     def searched(self) -> Retriever:
@@ -259,8 +286,7 @@ class TokenMemory(Memory):
         if self.domain is None or not self.may_drop:
             return neighbours
         far = (self.domain.familiarity(running_distance) <= 0).unsqueeze(1)
-        ids, scores, values = neighbours
-        return Neighbours(ids.masked_fill(far, -1), scores.masked_fill(far, float("-inf")), values)
+        return neighbours.without(far)
 
     def observe(self, queries: Tensor) -> Tensor:
         """Compare queries [N, d] with the datastore's own text: `STATE_FEATURES`, fp32 [N, 3]; what is not known is 0."""
@@ -306,7 +332,7 @@ class TokenMemory(Memory):
             retrieved = neighbour_log_probabilities(scores, values, temperature)
         evidence = None
         if trusted and course is not None:
-            evidence = TokenEvidence(scores, values, retrieved, model.neighbours, course)
+            evidence = TokenEvidence(scores, values, neighbours.likeness, retrieved, model.neighbours, course)
         return Vote(values, retrieved, weight, evidence)
 
     def on(self, device: torch.device) -> TokenMemory:
@@ -316,6 +342,36 @@ class TokenMemory(Memory):
     def signature(self) -> str:
         """Return everything that decides what is retrieved and how it counts, as one line to print with results."""
         return signature({**self.searched.describe(), **signed(self.settings), "weight": name_of(self.policy)})
+
+
+@dataclass
+class SourceLikeness:
+    """How much the datastore's sentences are like the sources of a batch; computed when it is first asked for."""
+
+    memory: TokenMemory
+    sources: Tensor  # int64 [B, S]
+
+    @cached_property
+    def _compared(self) -> tuple[LearnedEntries, Tensor, Tensor] | None:
+        """What was learned, sim fp32 [B, S'], and the highest of each source, fp32 [B]."""
+        learned, read_tokens = self.memory.learned, self.memory.read_tokens
+        if learned is None or read_tokens is None or (sentences := learned.entries.sentences) is None:
+            return None
+        with phase(LIKENESS):
+            found = sentences.likeness([read_tokens(source) for source in self.sources.cpu()])
+            sims, best = (torch.from_numpy(part).to(self.sources.device) for part in found)
+        return learned.entries, sims, best
+
+    def of(self, found: Neighbours, rows: Tensor) -> Neighbours:
+        """Add the likeness of the neighbours' sentences to the sources in these rows of the batch, int64 [N]."""
+        if found.likeness is not None or self._compared is None:
+            return found
+        entries, sims, _ = self._compared
+        return found._replace(likeness=sims[rows.unsqueeze(1), entries.sentences_of(found.ids)])
+
+    def best(self, rows: Tensor) -> Tensor | None:
+        """Return the likeness of the sentence most like each of these rows' sources, fp32 [N]; None where not known."""
+        return self._compared[2][rows] if self._compared is not None else None
 
 
 @cache
@@ -333,13 +389,20 @@ class TokenBatch(MemoryBatch):
 
     memory: TokenMemory
     retriever: Retriever
-    sentences: int
+    likeness: SourceLikeness
+    rows: Tensor  # int64 [H], the sentence of each hypothesis
     _stream: torch.cuda.Stream | None = None
     _first: bool = True
     _skipped: bool = False  # whether its sentences were counted as going without
-    # Of this step: queries [H, d], their neighbours, and log p_r of these, fp32 [H, k]; None where the guard may drop them.
-    _found: list[tuple[Tensor, Neighbours, Tensor | None]] = field(default_factory=list)
+    # Of this step: queries [H, d], all that was found, the k best, and log p_r of these, fp32 [H, k]; None where the guard
+    # may drop them.
+    _found: list[tuple[Tensor, Neighbours, Neighbours, Tensor | None]] = field(default_factory=list)
     _sums: Tensor | None = None  # fp32 [H, 4], see `Course.of`
+
+    def encoded(self) -> None:
+        """Compare the sources with the datastore's sentences, while a GPU encodes them."""
+        if self.memory.settings.likeness:
+            _ = self.likeness.best(self.rows)
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -356,24 +419,35 @@ class TokenBatch(MemoryBatch):
         copies, self._first = len(queries) // self.sentences if self._first else 1, False
         with self._on_second_stream(queries):
             settings, retrieved = self.memory.settings, None
-            neighbours = self.search(queries[::copies], settings.k)
+            found = self.search(queries[::copies], self.rows[::copies])
             if copies > 1:
-                neighbours = Neighbours(*(one.repeat_interleave(copies, dim=0) for one in neighbours))
+                found = found.changed(lambda part: part.repeat_interleave(copies, dim=0))
+            best, _ = best_neighbours(found, settings)
             if not self.memory.may_drop:
-                retrieved = neighbour_log_probabilities(neighbours.scores, neighbours.values, settings.temperature)
-        self._found.append((queries, neighbours, retrieved))
+                retrieved = neighbour_log_probabilities(best.scores, best.values, settings.temperature)
+        self._found.append((queries, found, best, retrieved))
 
-    def search(self, queries: Tensor, k: int) -> Neighbours:
-        """Find the k nearest entries of queries [N, d]; those of the unknown token count as missing, in their places."""
+    @property
+    def sentences(self) -> int:
+        """The sentences of the batch as it began."""
+        return len(self.likeness.sources)
+
+    def search(self, queries: Tensor, rows: Tensor) -> Neighbours:
+        """Find the entries nearest to queries [N, d] of the sentences in these rows of the batch, int64 [N].
+
+        They are k, or as many as the best k are chosen among where their sentences count. Those of the unknown token count as
+        missing, in their places.
+        """
+        settings = self.memory.settings
+        k = max(settings.k, DEEP) if settings.likeness else settings.k
         remote, search = self.memory.remote, partial(self.retriever.search, queries, k)
         found = remote.ask(search, 0 if self._skipped else self.sentences) if remote is not None else search()
         if found is None:
             self._skipped = True
             missing = queries.new_full((len(queries), k), -1, dtype=torch.int64)
             return Neighbours(missing, missing.float().fill_(float("-inf")), missing.clamp_min(0))
-        ids, scores, values = found
-        unknown = values == self.memory.unknown
-        return Neighbours(ids.masked_fill(unknown, -1), scores.masked_fill(unknown, float("-inf")), values)
+        found = found.without(found.values == self.memory.unknown)
+        return self.likeness.of(found, rows) if settings.likeness else found
 
     @contextmanager
     def _on_second_stream(self, queries: Tensor) -> Iterator[None]:
@@ -390,22 +464,26 @@ class TokenBatch(MemoryBatch):
     @phase(MERGE)
     def vote(self, step: Step) -> Vote:
         """Vote for the next token of each hypothesis."""
-        queries, neighbours, retrieved = self._found.pop()
+        queries, found, best, retrieved = self._found.pop()
         memory, model = self.memory, step.model
         if not step.trusted and not memory.settings.guard:
-            return memory.vote(neighbours, model.view(neighbours.values), None, False, retrieved)
+            return memory.vote(best, model.view(best.values), None, False, retrieved)
         length = step.tokens.size(1)
         state, favourite = memory.observe(queries), model.likeliest.favourite
         distance = state[:, 0] if self._sums is None else (self._sums[:, 1] + state[:, 0]) / length
-        neighbours = memory.unguarded(neighbours, distance)
-        seen = observed(neighbours.scores, neighbours.values, state, favourite)
+        found = memory.unguarded(found, distance)
+        seen = observed(found.scores, found.values, state, favourite)
         self._sums = seen if self._sums is None else self._sums + seen
-        course = Course.of(state, self._sums, length)
-        return memory.vote(neighbours, model.view(neighbours.values), course, step.trusted, retrieved)
+        course = Course.of(state, self._sums, length, self.likeness.best(self.rows) if step.trusted else None)
+        best = memory.unguarded(best, distance)
+        if step.trusted:
+            best = self.likeness.of(best, self.rows)
+        return memory.vote(best, model.view(best.values), course, step.trusted, retrieved)
 
     def reorder(self, order: Tensor) -> Self:
         """Follow the beam: hypothesis i continues what hypothesis order[i] was."""
-        return self if self._sums is None else replace(self, _sums=self._sums.index_select(0, order))
+        sums = self._sums.index_select(0, order) if self._sums is not None else None
+        return replace(self, rows=self.rows.index_select(0, order), _sums=sums)
 
     def force(self, text: GivenText) -> TokenRecord:
         """Search, and follow given targets as beam search does, for all tokens at once."""
@@ -414,38 +492,37 @@ class TokenBatch(MemoryBatch):
         state, favourite = self.memory.observe(queries), model.likeliest.favourite
         positions = (real.long().cumsum(dim=1) - 1)[real]
         distance = along_sentences(state[:, :1], positions)[:, 0] / (positions + 1)
-        neighbours = self.memory.unguarded(self.search(queries, self.memory.settings.k), distance)
-        seen = observed(neighbours.scores, neighbours.values, state, favourite)
-        view = model.view(neighbours.values)
-        return TokenRecord(
-            neighbours, LookedUp(view.neighbours, view.best, view.favourite),
-            Course.of(state, along_sentences(seen, positions), positions + 1),
-        )  # fmt: skip
+        rows = real.nonzero()[:, 0]
+        found = self.memory.unguarded(self.search(queries, rows), distance)
+        seen, found = observed(found.scores, found.values, state, favourite), self.likeness.of(found, rows)
+        view = model.view(found.values)
+        course = Course.of(state, along_sentences(seen, positions), positions + 1, self.likeness.best(rows))
+        return TokenRecord(found, LookedUp(view.neighbours, view.best, view.favourite), course)
 
 
 @dataclass
 class TokenRecord:
     """What the token memory found at N tokens of given targets."""
 
-    neighbours: Neighbours  # [N, k], nearest first
+    neighbours: Neighbours  # [N, n], nearest first; the best k are chosen among them
     model: LookedUp  # what the model says of them
     course: Course
 
     def vote(self, memory: TokenMemory, trusted: bool) -> Vote:
-        """Vote as the decoder does, with the nearest `memory.settings.k`."""
-        nearest = self.nearest(memory.settings.k)
-        return memory.vote(nearest.neighbours, nearest.model, self.course, trusted)
+        """Vote as the decoder does."""
+        best = self.best(memory.settings)
+        return memory.vote(best.neighbours, best.model, self.course, trusted)
 
-    def nearest(self, k: int) -> TokenRecord:
-        """Keep the k nearest neighbours only."""
-        if k >= self.neighbours.ids.size(1):
-            return self
-        neighbours = Neighbours(*(part[:, :k] for part in self.neighbours))
-        return TokenRecord(neighbours, self.model._replace(neighbours=self.model.neighbours[:, :k]), self.course)
+    def best(self, settings: TokenRetrievalSettings) -> TokenRecord:
+        """Keep the k best neighbours only, with scores as `best_neighbours` has them."""
+        best, places = best_neighbours(self.neighbours, settings)
+        said = self.model.neighbours
+        said = said[:, : settings.k] if places is None else said.gather(1, places)
+        return TokenRecord(best, self.model._replace(neighbours=said), self.course)
 
     def retrieved(self, targets: Tensor, temperature: float) -> Tensor:
         """Compute log p_tok of given tokens, int64 [N] -> fp32 [N]."""
-        ids, scores, values = self.neighbours
+        ids, scores, values, _ = self.neighbours
         return target_log_probabilities(scores, (values == targets.unsqueeze(1)) & (ids >= 0), temperature)
 
     def select(self, rows: Tensor) -> TokenRecord:
@@ -463,6 +540,6 @@ class TokenRecord:
 
     @classmethod
     def _changed(cls, records: Sequence[TokenRecord], change: Callable[[list[Tensor]], Tensor]) -> TokenRecord:
-        parts = [[*one.neighbours, *one.model, *one.course] for one in records]
-        changed = [change(list(column)) for column in zip(*parts)]
-        return cls(Neighbours(*changed[:3]), LookedUp(*changed[3:6]), Course(*changed[6:]))
+        found, parts = [one.neighbours for one in records], [[*one.model, *one.course] for one in records]
+        columns = [change(list(column)) for column in zip(*parts)]
+        return cls(Neighbours.joined(found, change), LookedUp(*columns[:3]), Course(*columns[3:]))

@@ -6,6 +6,7 @@ Letters: N queries, d decoder width, k neighbours.
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -27,11 +28,33 @@ class Neighbours(NamedTuple):
         ids: int64 [N, k], entries; -1 where one is missing.
         scores: fp32 [N, k], inner products or minus squared distances; -inf where one is missing.
         values: int64 [N, k], their tokens; any token where one is missing.
+        likeness: fp32 [N, k], how much their source sentences are like the one that is translated, 0 to 1; None: not known.
     """
 
     ids: Tensor
     scores: Tensor
     values: Tensor
+    likeness: Tensor | None = None
+
+    @classmethod
+    def joined(cls, several: Sequence[Neighbours], join: Callable[[list[Tensor]], Tensor]) -> Neighbours:
+        """Join each part of several, all of which know the likeness, or none."""
+        ids, scores, values, likeness = zip(*several)
+        together = join(list(likeness)) if likeness[0] is not None else None
+        return cls(join(list(ids)), join(list(scores)), join(list(values)), together)
+
+    def changed(self, change: Callable[[Tensor], Tensor]) -> Neighbours:
+        """Change all parts alike."""
+        return self.joined([self], lambda parts: change(parts[0]))
+
+    def nearest(self, k: int) -> Neighbours:
+        """Return the first k of each query."""
+        return self if k >= self.ids.size(1) else self.changed(lambda part: part[:, :k])
+
+    def without(self, missing: Tensor) -> Neighbours:
+        """Return the same neighbours, some of which are missing: bool [N, k], or [N, 1] for all of a query."""
+        ids, scores = self.ids.masked_fill(missing, -1), self.scores.masked_fill(missing, float("-inf"))
+        return self._replace(ids=ids, scores=scores)
 
 
 class Retriever(Protocol):

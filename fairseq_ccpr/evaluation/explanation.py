@@ -27,7 +27,6 @@ from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
 from fairseq_ccpr.decoding.phrase_retriever import RetrievedPhrase
 from fairseq_ccpr.decoding.phrase_votes import WRITTEN
 from fairseq_ccpr.decoding.text_memory import TextMemory
-from fairseq_ccpr.decoding.token_memory import TokenMemory
 from fairseq_ccpr.evaluation.page import STYLE, fill
 from fairseq_ccpr.evaluation.test_set import sentence_chrf
 from fairseq_ccpr.storage.files import write_text
@@ -366,11 +365,11 @@ class Explainer:
         ]
 
     def _add_neighbours(self, explained: TokenExplanation, breakdown: Breakdown, row: int) -> None:
-        record = breakdown.text.records.get(TokenMemory.name)
-        if record is None or self.corpus is None:
+        if (neighbours := breakdown.neighbours) is None or self.corpus is None:
             return
-        found = record.neighbours.ids[row] >= 0
-        entries, scores, values = (part[row][found].tolist() for part in record.neighbours)
+        found = neighbours.ids[row] >= 0
+        parts = neighbours.ids, neighbours.scores, neighbours.values
+        entries, scores, values = (part[row][found].tolist() for part in parts)
         explained.neighbours_found = len(entries)
         for entry, value, score in zip(entries[: self.most_neighbours], values, scores):
             text, start, end = self.corpus.place(entry)

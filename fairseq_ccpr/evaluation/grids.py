@@ -116,6 +116,7 @@ LAMBDAS = tuple(round(0.1 * i, 1) for i in range(1, 11))
 PHRASE_LAMBDAS = (0.2, 0.4, 0.6, 0.8, 1.0)
 # In squared distances, of which the decoder's states lie some tens to hundreds apart.
 TEMPERATURES = (1.0, 2.0, 5.0, 10.0, 15.0, 20.0, 30.0, 50.0, 100.0, 200.0)
+LIKENESSES = (0.0, 2.0, 4.0, 8.0)  # in nats
 # In inner products of unit vectors.
 UNIT_TEMPERATURES = (0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5)
 # The lambda that trust starts from: it multiplies odds, which can fall as far as they can rise from here. A weight near 1
@@ -275,12 +276,15 @@ def _score_tokens(cfg: Any, memory: TokenMemory, text: HeldOut) -> dict[TokenRet
     temperatures: tuple[float, ...] = UNIT_TEMPERATURES if unit else TEMPERATURES
     if cfg.task.knn_temperature is not None:
         temperatures = (given.temperature,)
-    return score_grid(memory, text, neighbours, temperatures, kinds)
+    likenesses = LIKENESSES if text.found.neighbours.likeness is not None else (0.0,)
+    if cfg.task.knn_likeness is not None:
+        likenesses = (given.likeness,)
+    return score_grid(memory, text, neighbours, temperatures, kinds, likenesses)
 
 
 def score_grid(
     memory: TokenMemory, text: HeldOut, neighbours: tuple[int, ...], temperatures: tuple[float, ...],
-    confidences: tuple[bool, ...],
+    confidences: tuple[bool, ...], likenesses: tuple[float, ...] = (0.0,),
 ) -> dict[TokenRetrievalSettings, float]:  # fmt: skip
     """Mean log-likelihood of the references at every point of the grid, with lambda fixed and, or, scaled to lambda*.
 
@@ -288,17 +292,16 @@ def score_grid(
         memory: whatever has no grid is as in its settings.
     """
     grid, given = {}, memory.settings
-    for k in neighbours:
-        nearest = text.found.nearest(k)
-        for temperature in temperatures:
-            retrieved = nearest.retrieved(text.targets, temperature)
-            for confidence, lambda_ in product(confidences, LAMBDAS):
-                settings = TokenRetrievalSettings(k, lambda_, temperature, confidence=False, guard=given.guard)
-                if confidence:
-                    settings = replace(given, k=k, lambda_=lambda_, temperature=temperature, confidence=True)
-                one = replace(memory, settings=settings)
-                kept = one.kept(nearest.neighbours, nearest.course)
-                weight = one.weight(nearest.neighbours, nearest.model, kept)
-                mixed = interpolate_references(text.log_probs, [(retrieved, weight)])
-                grid[one.settings] = float(mixed.mean())
+    for k, temperature, likeness in product(neighbours, temperatures, likenesses):
+        point = TokenRetrievalSettings(k, 1.0, temperature, confidence=False, guard=given.guard, likeness=likeness)
+        best = text.found.best(point)
+        retrieved = best.retrieved(text.targets, temperature)
+        for confidence, lambda_ in product(confidences, LAMBDAS):
+            settings = replace(given if confidence else point, k=k, lambda_=lambda_, temperature=temperature)
+            settings = replace(settings, confidence=confidence, likeness=likeness)
+            one = replace(memory, settings=settings)
+            kept = one.kept(best.neighbours, best.course)
+            weight = one.weight(best.neighbours, best.model, kept)
+            mixed = interpolate_references(text.log_probs, [(retrieved, weight)])
+            grid[one.settings] = float(mixed.mean())
     return grid

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import torch
 
+from fairseq_ccpr.datastore import source_index
 from fairseq_ccpr.datastore.manifest import PhraseSection, TokenSection
 from fairseq_ccpr.device import has_bf16
 from fairseq_ccpr.errors import ConfigurationError
@@ -261,8 +262,9 @@ def parse_speeds(words: list[str]) -> dict[str, float]:
 
 
 def _stored_bytes(section: TokenSection | PhraseSection) -> float:
-    hashes = 8 if section.hashes else 0
+    sizes = {Path(name).name: file["bytes"] for name, file in section.files.items()}
     if isinstance(section, TokenSection):
-        return 2 * section.dimension + 4 + 8 + hashes  # key, value, provenance
-    text_bytes = [file["bytes"] for name, file in section.files.items() if "/sentence" in name]
-    return 2 * section.dimension + 12 + hashes + sum(text_bytes) / section.size
+        sources = sum(size for name, size in sizes.items() if name in source_index.FILES)
+        return 2 * section.dimension + 4 + 8 + sources / max(section.size, 1)  # key, value, provenance
+    hashes, text = 8 if section.hashes else 0, sum(sizes[name] for name in sizes if name.startswith("sentence"))
+    return 2 * section.dimension + 12 + hashes + text / section.size

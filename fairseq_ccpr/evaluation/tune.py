@@ -54,7 +54,7 @@ FEW, MANY = 8, 32  # neighbours that trust is trained with: the more, the better
 SAMPLED = 3  # one batch in so many is decoded
 BATCHES = 12  # at least, so that those are of all lengths
 # Fields that the grids have: written into FILE even where they are at their default.
-TUNED_TOKEN_FIELDS = ("k", "lambda_", "temperature")
+TUNED_TOKEN_FIELDS = ("k", "lambda_", "temperature", "likeness")
 TUNED_PHRASE_FIELDS = ("lambda_", "consent")
 SEED = 1  # of what is trained
 LESS, NONE, MORE = 0.5, 0.0, 1.5  # times alpha, that are tried

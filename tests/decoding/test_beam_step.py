@@ -306,7 +306,7 @@ def test_search_begins_before_the_projection_to_the_vocabulary(
 def test_second_stream_waits_for_its_input_and_is_waited_for() -> None:
     capture: Any = SimpleNamespace(telling=lambda search: nullcontext())
     memory: Any = SimpleNamespace(capture=capture)
-    batch = TokenBatch(memory, memory, 1)
+    batch = TokenBatch(memory, memory, memory, memory)
     for number in range(1, 20):
         given = torch.full((1 << 24,), float(number), device="cuda")
         with batch.listening(), batch._on_second_stream(given):
@@ -326,6 +326,6 @@ def test_batches_search_on_one_stream(monkeypatch) -> None:
     queries: Any = SimpleNamespace(is_cuda=True, device=torch.device("cuda", 99), record_stream=lambda stream: None)
     for _ in range(40):
         nothing: Any = None
-        with TokenBatch(nothing, nothing, 1)._on_second_stream(queries):
+        with TokenBatch(nothing, nothing, nothing, nothing)._on_second_stream(queries):
             pass
     assert made == [queries.device]

@@ -13,12 +13,16 @@ import pytest
 import sacrebleu
 import torch
 
+from fairseq_ccpr import Translator
 from fairseq_ccpr.building.token_build import load_model, load_task
+from fairseq_ccpr.datastore.source_index import SentenceMemory
 from fairseq_ccpr.datastore.token import TokenDatastore
+from fairseq_ccpr.decoding.token_memory import DEEP
 from fairseq_ccpr.decoding.token_retriever import Neighbours, TokenRetriever
 from fairseq_ccpr.evaluation.test_set import load
 from fairseq_ccpr.inference.resources import parse_generation
 from fairseq_ccpr.search.faiss_index import automatic_factory
+from fairseq_ccpr.text.pairs import read_pairs
 from tests.helpers import ROOT, call, equal, output_of, run
 from tests.small_models import PAIRS, World, build
 
@@ -49,10 +53,12 @@ def test_retrieval_changes_every_kind_of_search(decode: Callable, search: list) 
     assert not equal(decode(*search, "--knn-lambda", 0.8), decode(*search, base=True), tolerance=1e-2)
 
 
-def test_retrieval_does_not_depend_on_the_batch(decode: Callable) -> None:
-    together = decode("--knn-lambda", 0.6)
+@pytest.mark.parametrize("likeness", [0, 6])
+def test_retrieval_does_not_depend_on_the_batch(decode: Callable, likeness: float) -> None:
+    words = ["--knn-lambda", 0.6, "--knn-likeness", likeness]
+    together = decode(*words)
     for size in (1, 7):
-        assert equal(decode("--knn-lambda", 0.6, "--batch-size", size), together, tolerance=2e-3)
+        assert equal(decode(*words, "--batch-size", size), together, tolerance=2e-3)
 
 
 @pytest.mark.parametrize("parameters, bounds", [("", (90, 100.1)), ("nprobe=1,k_factor_rf=1", (0, 60))])
@@ -73,11 +79,14 @@ def test_translations_of_the_default_index_are_nearly_those_of_exact_search(
     assert bounds[0] <= bleu < bounds[1]
 
 
-def test_scores_equal_a_dense_float64_computation(world: World, decode: Callable) -> None:
+@pytest.mark.parametrize("likeness", [0.0, 6.0])
+def test_scores_equal_a_dense_float64_computation(world: World, decode: Callable, likeness: float) -> None:
     """p(y_t | x, y_<t) of what beam search wrote, computed again by brute force over the whole store and vocabulary."""
     k, lam, temperature = 8, 0.6, 5.0
-    found = decode("--knn-k", k, "--knn-lambda", lam, "--batch-size", 1)
+    found = decode("--knn-k", k, "--knn-lambda", lam, "--knn-likeness", likeness, "--batch-size", 1)
     store = TokenDatastore(world.datastore)
+    assert store.source_index is not None
+    sentences = SentenceMemory(store.source_index, [], np.empty(0, np.int64))
     keys = np.asarray(store.keys, dtype=np.float64)
     task = load_task(world.data_bin, "de", "en")
     task.load_dataset("test")
@@ -86,21 +95,46 @@ def test_scores_equal_a_dense_float64_computation(world: World, decode: Callable
     for sentence in (0, 11, PAIRS["test"] - 1):
         best = found[sentence][0]
         item = dataset[sentence]
+        sims = sentences.likeness([task.source_subwords(item["source"])]).sims[0].astype(np.float64)
         sample = dataset.collater([{**item, "target": best["tokens"]}])
         with torch.no_grad():
             features, _ = model(**sample["net_input"], features_only=True)
             p = model.decoder.output_layer(features)[0].double().softmax(1).numpy()
         for t, token in enumerate(best["tokens"].tolist()):
             distances = ((keys - features[0, t].double().numpy()) ** 2).sum(1)
-            nearest = np.argsort(distances, kind="stable")[:k]
-            weights = np.exp(-(distances[nearest] - distances[nearest[0]]) / temperature)
+            nearest = np.argsort(distances, kind="stable")[: DEEP if likeness else k]
+            logits = -distances[nearest] / temperature + likeness * (sims[store.provenance[nearest, 0]] - 1)
+            best_k = np.argsort(-logits, kind="stable")[:k]
+            nearest, weights = nearest[best_k], np.exp(logits[best_k] - logits.max())
             retrieved = weights[store.values[nearest] == token].sum() / weights.sum()
             wanted = np.log((1 - lam) * p[t, token] + lam * retrieved)
             assert abs(best["positional_scores"][t].item() - wanted) < 5e-3
 
 
-def test_scoring_a_hypothesis_gives_the_score_beam_search_gave(check_rescoring: Callable) -> None:
-    check_rescoring("--knn-lambda", 0.6)
+@pytest.mark.parametrize("likeness", [0, 6])
+def test_scoring_a_hypothesis_gives_the_score_beam_search_gave(check_rescoring: Callable, likeness: float) -> None:
+    check_rescoring("--knn-lambda", 0.6, "--knn-likeness", likeness)
+
+
+def test_what_was_learned_is_like_its_source_and_forgotten_as_if_it_never_was(
+    world: World, decode: Callable, tmp_path: Path
+) -> None:
+    """Its sentence counts as one of the datastore's own does, which no longer counts itself if its source is the same."""
+    folder = Path(shutil.copytree(world.datastore, tmp_path / "store"))
+    words = ["--datastore", folder, "--knn-lambda", 0.6, "--knn-likeness", 6, "--beam", 2]
+    before = decode(*words)
+    with Translator(datastore=folder, device="cpu", knn_likeness=6) as translator:
+        own = TokenDatastore(folder)
+        first, _ = next(iter(read_pairs(world.folder / "train.tsv")))
+        source = translator.task.read_as(first).ids
+        learned = translator.learn(first, "He came.").id
+        memory = translator.ensemble.memory("tokens").learned
+        rows = torch.arange(own.section.size, own.section.size + memory.entries.index.size)
+        sims, best = memory.entries.sentences.likeness([np.array(source)])
+        assert best.tolist() == pytest.approx([1.0]) and (sims[0, memory.entries.sentences_of(rows)] == best).all()
+        assert not equal(decode(*words), before)
+        translator.forget(learned)
+    assert equal(decode(*words), before)
 
 
 def test_ensembles_mix_with_the_member_the_datastore_belongs_to(world: World, decode: Callable) -> None:

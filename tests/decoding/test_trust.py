@@ -209,8 +209,8 @@ def evidence(count: int, k: int, phrases: int = 0, ruled_out: tuple[int, ...] = 
     log_probs = neighbour_log_probabilities(scores, values, 0.1)
     distribution = torch.randn(count, 12).log_softmax(dim=1)
     distribution[:, ruled_out] = -torch.inf
-    course = Course(torch.randn(count, 3), torch.randn(count, 3), torch.arange(count).float())
-    tokens = TokenEvidence(scores, values, log_probs, distribution.gather(1, values), course)
+    course = Course(torch.randn(count, 3), torch.randn(count, 3), torch.arange(count).float(), torch.rand(count))
+    tokens = TokenEvidence(scores, values, torch.rand(count, k), log_probs, distribution.gather(1, values), course)
     weights = (torch.rand(count, 1) * (scores.amax(dim=1, keepdim=True) > float("-inf"))).float()
     votes = [Vote(values, log_probs, weights[:, 0], tokens)]
     if phrases:
@@ -332,7 +332,7 @@ def test_running_means_equal_a_plain_loop() -> None:
     scores[5] = float("-inf")
     state, favourite = torch.randn(12, 3), torch.randint(0, 3, (12,))
     seen = observed(scores, values, state, favourite)
-    course = Course.of(state, along_sentences(seen, positions), positions + 1)
+    course = Course.of(state, along_sentences(seen, positions), positions + 1, None)
     start = 0
     for length in lengths:
         for t in range(length):
