@@ -7,13 +7,18 @@ a token of new text. Letters: N tokens, k neighbours.
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fairseq_ccpr.datastore.source_index import SentenceMemory, SourceIndex
+from fairseq_ccpr.datastore.token import FAMILIAR, STRANGE
 from fairseq_ccpr.decoding.mixture import target_log_probabilities
 from fairseq_ccpr.decoding.options import TokenRetrievalSettings
+from fairseq_ccpr.decoding.token_memory import DEEP, best_neighbours
+from fairseq_ccpr.decoding.token_retriever import Neighbours
 from fairseq_ccpr.search import Index
 
 QUERIES, SEED = 1024, 1
@@ -22,6 +27,7 @@ LEAST = 10_000  # entries: held-out tokens of fewer find less than text that the
 OWN = 64  # entries beyond k that are asked for, as those of the own sentence are among the nearest
 LAMBDAS = tuple(round(0.1 * i, 1) for i in range(1, 10))
 FACTORS = tuple(2 ** (i / 2) for i in range(-10, 5))  # of how much worse than the nearest the last neighbour is
+LIKENESSES = (0.0, 2.0, 4.0, 8.0)  # of gamma, in nats
 FLOOR = 0.01  # p of any token, where the model is not loaded
 
 # From N rows, their keys and their values to log p_NMT of these, fp32 [N].
@@ -29,42 +35,73 @@ LogProbs = Callable[[np.ndarray, np.ndarray, np.ndarray], Tensor]
 
 
 def measure_defaults(
-    index: Index, keys: np.ndarray, values: np.ndarray, provenance: np.ndarray, model: LogProbs | None = None
-) -> dict[str, float]:
-    """Choose T, and with the model lambda, under which a sample of the datastore's own tokens is likeliest.
+    index: Index, keys: np.ndarray, values: np.ndarray, provenance: np.ndarray, model: LogProbs | None = None,
+    sources: SourceIndex | None = None,
+) -> dict[str, float]:  # fmt: skip
+    """Choose T, with the model lambda, and with the sources gamma, under which a sample of its own tokens is likeliest.
 
     Args:
         keys: fp16 [N, d], which `index` is of.
         values, provenance: int32 [N] and [N, 2], as in the datastore.
+        sources: of the sentences; None: gamma is not measured.
 
     Returns:
-        `temperature` and `lambda_`, as far as they could be measured: nothing of too few tokens.
+        `temperature`, `lambda_` and `likeness`, as far as they could be measured: nothing of too few tokens.
     """
     if len(keys) < LEAST:
         return {}
     rows = np.sort(np.random.default_rng(SEED).choice(len(keys), min(QUERIES, len(keys)), replace=False))
     k = TokenRetrievalSettings.k
-    scores, ids = index.search(torch.from_numpy(keys[rows]).float(), k + OWN)
+    depth = k if sources is None else DEEP
+    scores, ids = index.search(torch.from_numpy(keys[rows]).float(), depth + OWN)
     near = ids.clamp_min(0).numpy()
     texts = _texts(values, provenance, np.concatenate([rows[:, None], near], axis=1))
     own = torch.from_numpy(texts[:, 1:] == texts[:, :1]) | (ids < 0)
-    scores, order = scores.masked_fill(own, float("-inf")).topk(min(k, scores.size(1)), dim=1)
-    matches = torch.from_numpy(values[near] == values[rows, None]).gather(1, order)
-    whole = (scores > float("-inf")).all(dim=1)
-    scores, matches = scores[whole], matches[whole]
-    spread = float((scores[:, 0] - scores[:, -1]).median())
+    scores, order = scores.masked_fill(own, float("-inf")).topk(min(depth, scores.size(1)), dim=1)
+    found = Neighbours(ids.gather(1, order), scores, torch.from_numpy(values[near]).long().gather(1, order))
+    if sources is not None:
+        found = found._replace(likeness=_likeness(sources, provenance[rows, 0], provenance[found.ids.clamp_min(0), 0]))
+    targets = torch.from_numpy(values[rows]).long().unsqueeze(1)
+    whole = (scores[:, :k] > float("-inf")).all(dim=1)
+    found, targets = found.changed(lambda part: part[whole]), targets[whole]
+    spread = float((found.scores[:, 0] - found.scores[:, :k][:, -1]).median())
     if not spread > 0:  # as of no tokens
         return {}
     known = torch.full((len(rows),), FLOOR).log() if model is None else model(rows, keys[rows], values[rows])
-    best: dict[tuple[float, float], float] = {}
-    for temperature in (factor * spread for factor in FACTORS):
-        said = target_log_probabilities(scores, matches, temperature)
+    best: dict[tuple[float, float, float], float] = {}
+    for temperature, likeness in product((factor * spread for factor in FACTORS), LIKENESSES if sources else (0.0,)):
+        near_ones, _ = best_neighbours(found, TokenRetrievalSettings(k, 1.0, temperature, likeness=likeness))
+        said = target_log_probabilities(near_ones.scores, near_ones.values == targets, temperature)
         for one in LAMBDAS if model is not None else (0.5,):
             mixed = torch.logaddexp(known[whole] + np.log(1 - one), said + np.log(one))
-            best[temperature, one] = float(mixed.mean())
-    temperature, lambda_ = max(best, key=lambda point: best[point])
+            best[temperature, likeness, one] = float(mixed.mean())
+    temperature, likeness, lambda_ = max(best, key=lambda point: best[point])
     measured = {"temperature": float(f"{temperature:.2g}")}
-    return measured | ({"lambda_": lambda_} if model is not None else {})
+    measured |= {"lambda_": lambda_} if model is not None else {}
+    if sources is None:
+        return measured
+    strange, familiar = np.quantile(_own_likeness(sources, values, provenance, rows), (0.01, 0.05))
+    return measured | {"likeness": likeness, STRANGE: float(strange), FAMILIAR: float(familiar)}
+
+
+def _own_likeness(sources: SourceIndex, values: np.ndarray, provenance: np.ndarray, rows: np.ndarray) -> list[float]:
+    """Compute how much the sentences of some rows are like the most alike one with another target."""
+    memory, found = SentenceMemory(sources, [], np.empty(0, np.int64)), []
+    for number in np.unique(provenance[rows, 0]).tolist():
+        sims = memory.likeness([sources.source(number)]).sims[0]
+        near = np.argpartition(sims, -min(OWN, len(sims)))[-OWN:]
+        near = near[sources.hashes[near] != 0]
+        first = sources.sentences[np.append(number, near), 0]
+        texts = _texts(values, provenance, first[None])[0]
+        found.append(float(sims[near][texts[1:] != texts[0]].max(initial=0.0)))
+    return found
+
+
+def _likeness(sources: SourceIndex, asked: np.ndarray, found: np.ndarray) -> Tensor:
+    """Compare the sentences of tokens, int [N], with those of their neighbours, [N, n]: fp32 [N, n]."""
+    memory = SentenceMemory(sources, [], np.empty(0, np.int64))
+    rows = (memory.likeness([sources.source(one)]).sims[0, some] for one, some in zip(asked.tolist(), found))
+    return torch.from_numpy(np.stack(list(rows)))
 
 
 def _texts(values: np.ndarray, provenance: np.ndarray, rows: np.ndarray) -> np.ndarray:

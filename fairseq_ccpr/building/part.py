@@ -25,7 +25,7 @@ from fairseq_ccpr.child_process import lock_within
 from fairseq_ccpr.datastore import phrase, text, token
 from fairseq_ccpr.datastore.manifest import PHRASE, TEXT, TOKEN, Manifest, Section, TokenSection
 from fairseq_ccpr.datastore.phrase import SPANS
-from fairseq_ccpr.datastore.source_index import Sources, write_source_index
+from fairseq_ccpr.datastore.source_index import SourceIndex, Sources, write_source_index
 from fairseq_ccpr.datastore.token import DOMAIN, KEYS, PROVENANCE, SYMBOLS, VALUES, array_shapes
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
 from fairseq_ccpr.parent import end_with_parent
@@ -181,7 +181,9 @@ class Part:
             return known
         shapes = array_shapes(section.size, section.dimension)
         keys, *others = (open_array(self.final / f"{name}.npy", *shapes[name]) for name in (KEYS, VALUES, PROVENANCE))
-        return known | measure_defaults(self.open_index(section), keys, others[0], others[1], self.log_probs)
+        sources = SourceIndex(self.final, section.source_index) if section.source_index is not None else None
+        index, (values, provenance) = self.open_index(section), others
+        return known | measure_defaults(index, keys, values, provenance, self.log_probs, sources)
 
     def make_index(self, section: Section) -> None:
         """Make the keys searchable as `section.index` says, in the database if there is one, unless an earlier run did."""

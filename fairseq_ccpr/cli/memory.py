@@ -17,12 +17,13 @@ from fairseq_ccpr.building.compact import CompactSettings, compact_datastore
 from fairseq_ccpr.building.rewrite import MergeSettings, merge_datastores
 from fairseq_ccpr.cli.command import DEVICE, MODEL, check_folders, command, counted, markdown_table, named
 from fairseq_ccpr.cli.retrieve import marked
+from fairseq_ccpr.datastore import source_index
 from fairseq_ccpr.datastore.learned import LearnedStore
 from fairseq_ccpr.datastore.manifest import REVERSE_MODEL, Manifest, PhraseSection, TokenSection
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.datastore.preprocessing import remembered
 from fairseq_ccpr.datastore.text import CONTEXTS, GRAMS, TextDatastore
-from fairseq_ccpr.datastore.token import KEYS, UNKNOWN, TokenDatastore
+from fairseq_ccpr.datastore.token import FAMILIAR, KEYS, STRANGE, UNKNOWN, TokenDatastore
 from fairseq_ccpr.datastore.tuned import tuned_signatures
 from fairseq_ccpr.decoding.phrase_retriever import RetrievedPhrase
 from fairseq_ccpr.errors import ConfigurationError
@@ -331,19 +332,24 @@ def _inspect_tokens(datastore: TokenDatastore, top: int) -> bool:
         print(f"adapter        {section.projection}, from states {section.projection.query_dimension} wide")
     print(f"sentences      {', '.join(f'{name} {count:,}' for name, count in section.subsets.items())}")
     if REVERSE_MODEL in section.fingerprints:
-        print("sources        back-translations by the reverse model")
+        print("pairs          back-translations by the reverse model")
     _print_origin(section)
     if _print_damage(datastore.find_damage()):
         return False
     if unknown := datastore.count_unknown():
         print(f"unused         {unknown:,} of unknown tokens ({UNKNOWN}), which decoding passes over")
     if (domain := datastore.open_domain()) is not None:
+        print(f"own text       {len(domain.states):,} states of {len(domain.lengths):,} sentences")
+    if (index := section.source_index) is not None:
+        size = sum(file["bytes"] for name, file in section.files.items() if Path(name).name in source_index.FILES)
+        each = size / max(index.subwords, 1)
+        print(f"sources        {index.known:,} sentences of {index.subwords:,} subwords, {each:.1f} bytes for each")
+    else:
         print(
-            f"own text       {len(domain.states):,} states of {len(domain.lengths):,} sentences; their log distance is below "
-            f"{domain.near:.2f} at 90% of the positions, {domain.far:.2f} at 99%"
+            "sources        not known, as it was built before they were kept: their likeness does not count; build it again"
         )
     if suits := section.suits:
-        names = {"temperature": "T", "lambda_": "lambda"}
+        names = {"temperature": "T", "lambda_": "lambda", "likeness": "gamma", STRANGE: STRANGE, FAMILIAR: FAMILIAR}
         values = ", ".join(f"{name} {suits[one]:g}" for one, name in names.items() if one in suits)
         print(f"defaults       {values}: measured on its own tokens, where an option is left out and nothing is tuned")
     learned = LearnedStore(datastore)

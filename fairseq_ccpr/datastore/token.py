@@ -124,6 +124,10 @@ def _linear(weight: Tensor, bias: Tensor) -> nn.Linear:
 
 
 KEYS, VALUES, PROVENANCE = "keys", "values", "provenance"
+STRANGE, FAMILIAR = (
+    "strange",
+    "familiar",
+)  # likeness of the most alike sentence, of 1% and 5% of the datastore's own ones
 PROJECTION = "projection.safetensors"  # where keys are not the decoder's own states
 DOMAIN = "domain.safetensors"  # what it knows of its own text; older datastores have none
 UNKNOWN = "<unk>"  # fairseq's symbol for what the dictionary does not have; retrieval never proposes it

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from fairseq_ccpr.datastore.domain import Domain
+from fairseq_ccpr.datastore.token import FAMILIAR, STRANGE
 from fairseq_ccpr.decoding.forced import GivenText
 from fairseq_ccpr.decoding.learned_memory import LearnedEntries, LearnedMemory
 from fairseq_ccpr.decoding.memory import Memory, MemoryBatch, Step
@@ -72,11 +73,6 @@ class Course(NamedTuple):
         running[:, 1] = sums[:, 1] / length
         position = length - 1.0 if isinstance(length, Tensor) else sums.new_full((len(sums),), length - 1.0)
         return cls(state, running, position, torch.zeros_like(position) if best is None else best)
-
-    @property
-    def running_distance(self) -> Tensor:
-        """The mean of the log distance of the states to the datastore's text, fp32 [N]."""
-        return self.running[:, 1]
 
 
 class TokenEvidence(NamedTuple):
@@ -276,17 +272,16 @@ class TokenMemory(Memory):
         entries = self.learned.entries if self.learned is not None else None
         return entries.first if entries is not None and (entries.pairs or entries.moved) else None
 
-    @property
-    def may_drop(self) -> bool:
-        """Whether the guard may drop all neighbours of a token."""
-        return self.domain is not None and self.settings.guard and self.first_learned is None
+    def familiarity(self, best: Tensor) -> Tensor:
+        """Return what the guard multiplies the weight by, by the likeness of the sentence most like a source, fp32 [N]."""
+        strange, familiar = self.guarded
+        return ((best - strange) / max(familiar - strange, 1e-6)).clamp(0, 1)
 
-    def unguarded(self, neighbours: Neighbours, running_distance: Tensor) -> Neighbours:
-        """Return the neighbours; all are missing where the guard gives them no weight."""
-        if self.domain is None or not self.may_drop:
-            return neighbours
-        far = (self.domain.familiarity(running_distance) <= 0).unsqueeze(1)
-        return neighbours.without(far)
+    @property
+    def guarded(self) -> tuple[float, float]:
+        """The likeness at or below which the guard leaves nothing, and from which on all, as measured of its own text."""
+        suits = self.retriever.datastore.section.suits
+        return suits[STRANGE], suits[FAMILIAR]
 
     def observe(self, queries: Tensor) -> Tensor:
         """Compare queries [N, d] with the datastore's own text: `STATE_FEATURES`, fp32 [N, 3]; what is not known is 0."""
@@ -298,9 +293,9 @@ class TokenMemory(Memory):
 
     def kept(self, neighbours: Neighbours, course: Course | None) -> Tensor | None:
         """Compute what fraction of each neighbour the guard keeps, fp32 [N, k], or [N, 1] where all are alike; None: all."""
-        if self.domain is None or not self.settings.guard or course is None:
+        if not self.settings.guard or course is None:
             return None
-        familiarity = self.domain.familiarity(course.running_distance).unsqueeze(1)
+        familiarity = self.familiarity(course.best).unsqueeze(1)
         if self.first_learned is None:
             return familiarity
         return familiarity.expand_as(neighbours.scores).masked_fill(neighbours.ids >= self.first_learned, 1.0)
@@ -369,6 +364,13 @@ class SourceLikeness:
         entries, sims, _ = self._compared
         return found._replace(likeness=sims[rows.unsqueeze(1), entries.sentences_of(found.ids)])
 
+    @cached_property
+    def familiar(self) -> Tensor | None:
+        """Tell which sources the guard leaves any neighbours, bool [B] on the host; None: all of them."""
+        if not self.memory.settings.guard or self.memory.first_learned is not None or self._compared is None:
+            return None
+        return self.memory.familiarity(self._compared[2].cpu()) > 0
+
     def best(self, rows: Tensor) -> Tensor | None:
         """Return the likeness of the sentence most like each of these rows' sources, fp32 [N]; None where not known."""
         return self._compared[2][rows] if self._compared is not None else None
@@ -394,26 +396,25 @@ class TokenBatch(MemoryBatch):
     _stream: torch.cuda.Stream | None = None
     _first: bool = True
     _skipped: bool = False  # whether its sentences were counted as going without
-    # Of this step: queries [H, d], all that was found, the k best, and log p_r of these, fp32 [H, k]; None where the guard
-    # may drop them.
-    _found: list[tuple[Tensor, Neighbours, Neighbours, Tensor | None]] = field(default_factory=list)
+    # Of this step: queries [H, d], all that was found, the k best, and log p_r of these, fp32 [H, k].
+    _found: list[tuple[Tensor, Neighbours, Neighbours, Tensor]] = field(default_factory=list)
     _sums: Tensor | None = None  # fp32 [H, 4], see `Course.of`
 
     def encoded(self) -> None:
         """Compare the sources with the datastore's sentences, while a GPU encodes them."""
-        if self.memory.settings.likeness:
+        if self.memory.settings.likeness or self.memory.settings.guard:
             _ = self.likeness.best(self.rows)
 
     @contextmanager
     def listening(self) -> Iterator[None]:
         """Search as soon as the decoder has computed its states."""
-        with self.memory.capture.telling(self._search):
+        with self.memory.capture.telling(self._begin_step):
             yield
         if self._stream is not None:
             torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
 
     @phase(MERGE)
-    def _search(self) -> None:
+    def _begin_step(self) -> None:
         queries = self.memory.capture.read()[:, -1]  # [H, T, d] -> [H, d]
         # All hypotheses of a sentence are alike at the first step: one search serves them.
         copies, self._first = len(queries) // self.sentences if self._first else 1, False
@@ -423,8 +424,7 @@ class TokenBatch(MemoryBatch):
             if copies > 1:
                 found = found.changed(lambda part: part.repeat_interleave(copies, dim=0))
             best, _ = best_neighbours(found, settings)
-            if not self.memory.may_drop:
-                retrieved = neighbour_log_probabilities(best.scores, best.values, settings.temperature)
+            retrieved = neighbour_log_probabilities(best.scores, best.values, settings.temperature)
         self._found.append((queries, found, best, retrieved))
 
     @property
@@ -438,16 +438,28 @@ class TokenBatch(MemoryBatch):
         They are k, or as many as the best k are chosen among where their sentences count. Those of the unknown token count as
         missing, in their places.
         """
-        settings = self.memory.settings
+        settings, familiar = self.memory.settings, self.likeness.familiar
         k = max(settings.k, DEEP) if settings.likeness else settings.k
+        if familiar is not None and not familiar.all():
+            if queries.is_cuda and familiar.any():  # to know which hypotheses those are would take a round trip
+                found = self._search(queries, k).without(~familiar.to(rows.device)[rows].unsqueeze(1))
+            else:
+                found = Neighbours.missing(queries, k)
+                known = familiar[rows.cpu()].nonzero()[:, 0] if familiar.any() else rows[:0]
+                if len(known):
+                    found.put(known, self._search(queries[known], k))
+        else:
+            found = self._search(queries, k)
+        found = found.without(found.values == self.memory.unknown)
+        return self.likeness.of(found, rows) if settings.likeness else found
+
+    def _search(self, queries: Tensor, k: int) -> Neighbours:
         remote, search = self.memory.remote, partial(self.retriever.search, queries, k)
         found = remote.ask(search, 0 if self._skipped else self.sentences) if remote is not None else search()
         if found is None:
             self._skipped = True
-            missing = queries.new_full((len(queries), k), -1, dtype=torch.int64)
-            return Neighbours(missing, missing.float().fill_(float("-inf")), missing.clamp_min(0))
-        found = found.without(found.values == self.memory.unknown)
-        return self.likeness.of(found, rows) if settings.likeness else found
+            return Neighbours.missing(queries, k)
+        return found
 
     @contextmanager
     def _on_second_stream(self, queries: Tensor) -> Iterator[None]:
@@ -470,12 +482,9 @@ class TokenBatch(MemoryBatch):
             return memory.vote(best, model.view(best.values), None, False, retrieved)
         length = step.tokens.size(1)
         state, favourite = memory.observe(queries), model.likeliest.favourite
-        distance = state[:, 0] if self._sums is None else (self._sums[:, 1] + state[:, 0]) / length
-        found = memory.unguarded(found, distance)
         seen = observed(found.scores, found.values, state, favourite)
         self._sums = seen if self._sums is None else self._sums + seen
-        course = Course.of(state, self._sums, length, self.likeness.best(self.rows) if step.trusted else None)
-        best = memory.unguarded(best, distance)
+        course = Course.of(state, self._sums, length, self.likeness.best(self.rows))
         if step.trusted:
             best = self.likeness.of(best, self.rows)
         return memory.vote(best, model.view(best.values), course, step.trusted, retrieved)
@@ -491,10 +500,9 @@ class TokenBatch(MemoryBatch):
         queries = self.memory.capture.read()[:, -real.size(1) :][real]  # without those of forced tags
         state, favourite = self.memory.observe(queries), model.likeliest.favourite
         positions = (real.long().cumsum(dim=1) - 1)[real]
-        distance = along_sentences(state[:, :1], positions)[:, 0] / (positions + 1)
         rows = real.nonzero()[:, 0]
-        found = self.memory.unguarded(self.search(queries, rows), distance)
-        seen, found = observed(found.scores, found.values, state, favourite), self.likeness.of(found, rows)
+        found = self.likeness.of(self.search(queries, rows), rows)
+        seen = observed(found.scores, found.values, state, favourite)
         view = model.view(found.values)
         course = Course.of(state, along_sentences(seen, positions), positions + 1, self.likeness.best(rows))
         return TokenRecord(found, LookedUp(view.neighbours, view.best, view.favourite), course)

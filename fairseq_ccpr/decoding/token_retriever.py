@@ -37,6 +37,17 @@ class Neighbours(NamedTuple):
     likeness: Tensor | None = None
 
     @classmethod
+    def missing(cls, queries: Tensor, k: int) -> Neighbours:
+        """Return no neighbours of queries, [N, d]."""
+        ids = queries.new_full((len(queries), k), -1, dtype=torch.int64)
+        return cls(ids, torch.full_like(ids, float("-inf"), dtype=torch.float32), torch.zeros_like(ids))
+
+    def put(self, rows: Tensor, found: Neighbours) -> None:
+        """Put neighbours in the places of those of some queries, int64 [n]."""
+        for part, other in zip(self[:3], found[:3]):
+            part[rows] = other
+
+    @classmethod
     def joined(cls, several: Sequence[Neighbours], join: Callable[[list[Tensor]], Tensor]) -> Neighbours:
         """Join each part of several, all of which know the likeness, or none."""
         ids, scores, values, likeness = zip(*several)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fairseq_ccpr.building.defaults import LIKENESSES
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
 from fairseq_ccpr.decoding.forced import ForcedText
 from fairseq_ccpr.decoding.mixture import SILENT, interpolate_references, limit_weights
@@ -116,7 +117,6 @@ LAMBDAS = tuple(round(0.1 * i, 1) for i in range(1, 11))
 PHRASE_LAMBDAS = (0.2, 0.4, 0.6, 0.8, 1.0)
 # In squared distances, of which the decoder's states lie some tens to hundreds apart.
 TEMPERATURES = (1.0, 2.0, 5.0, 10.0, 15.0, 20.0, 30.0, 50.0, 100.0, 200.0)
-LIKENESSES = (0.0, 2.0, 4.0, 8.0)  # in nats
 # In inner products of unit vectors.
 UNIT_TEMPERATURES = (0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5)
 # The lambda that trust starts from: it multiplies odds, which can fall as far as they can rise from here. A weight near 1

@@ -5,45 +5,85 @@ from __future__ import annotations
 import gc
 import json
 import re
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
+import numpy as np
 import pytest
 import torch
 
-from fairseq_ccpr.datastore.domain import Domain
+from fairseq_ccpr.building.token_build import load_task
+from fairseq_ccpr.datastore.manifest import Manifest
+from fairseq_ccpr.datastore.source_index import SentenceMemory
 from fairseq_ccpr.datastore.token import TokenDatastore
+from fairseq_ccpr.decoding.token_retriever import TokenRetriever
 from fairseq_ccpr.evaluation.test_set import load
 from fairseq_ccpr.inference.resources import parse_generation
-from tests.helpers import equal, run
+from tests.helpers import call, equal, refused, run
 from tests.small_models import World
 
 
-def test_scores_agree_in_batches_of_any_size(check_rescoring: Callable) -> None:
+@pytest.fixture
+def guarded_store(world: World, tmp_path: Path) -> Callable[..., Path]:
+    """Copies the datastore, and says from which likeness on the guard leaves it to translate."""
+
+    def make(**bounds: float) -> Path:
+        folder = Path(shutil.copytree(world.datastore, tmp_path / f"store{len([*tmp_path.iterdir()])}"))
+        manifest = Manifest.read(folder)
+        assert manifest.token is not None
+        replace(manifest, token=replace(manifest.token, suits=bounds)).write(folder)
+        return folder
+
+    return make
+
+
+def test_scores_agree_in_batches_of_any_size(check_rescoring: Callable, guarded_store: Callable[..., Path]) -> None:
     """Of what beam search wrote: near ties may be decided otherwise in another batch."""
     for size in (40, 3):
-        check_rescoring("--knn-lambda", 0.6, "--knn-guard", "--batch-size", size)
+        words = ["--knn-lambda", 0.6, "--batch-size", size, "--knn-guard", "--datastore"]
+        check_rescoring(*words, guarded_store(strange=0.1, familiar=0.5))
 
 
-def test_the_guard_keeps_far_text_from_the_datastore(decode: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
-    guarded = decode("--knn-lambda", 0.6, "--knn-guard")
-    assert not equal(guarded, decode(base=True), tolerance=1e-2)  # text of its own domain is retrieved for
-    known = TokenDatastore.open_domain
+def test_the_guard_keeps_sentences_like_none_of_the_datastores_from_it(
+    world: World, decode: Callable, guarded_store: Callable[..., Path]
+) -> None:
+    """The weight falls with likeness, and sentences at its end are translated as without a datastore, unsearched."""
+    words = ["--knn-lambda", 0.6, "--knn-likeness", 4, "--datastore"]
+    without, plain = decode(*words, world.datastore), decode(base=True)
+    task = load_task(world.data_bin, "de", "en")
+    task.load_dataset("test")
+    index, sources = TokenDatastore(world.datastore).source_index, task.dataset("test").src
+    assert index is not None
+    memory = SentenceMemory(index, [], np.empty(0, np.int64))
+    best = memory.likeness([task.source_subwords(sources[i]) for i in range(len(sources))]).best
+    low, middle, high = np.quantile(best, [0.3, 0.5, 0.7]).tolist()
+    searched: list[int] = []
+    search = TokenRetriever.search
 
-    def of_elsewhere(self: TokenDatastore) -> Domain | None:
-        domain = known(self)
-        return replace(domain, near=domain.near - 50, far=domain.far - 50) if domain is not None else None
+    def watched(self: TokenRetriever, queries: torch.Tensor, k: int) -> Any:
+        searched.append(len(queries))
+        return search(self, queries, k)
 
-    monkeypatch.setattr(TokenDatastore, "open_domain", of_elsewhere)
-    assert equal(decode("--knn-lambda", 0.6, "--knn-guard"), decode(base=True))
+    with patch.object(TokenRetriever, "search", watched):
+        found = decode(*words, guarded_store(strange=middle, familiar=middle))
+        few, searched[:] = sum(searched), []
+        assert equal(decode(*words, guarded_store(strange=2.0, familiar=2.0)), plain) and not searched
+        assert equal(decode(*words, guarded_store(strange=-1.0, familiar=0.0)), without)
+    assert 0 < few < 0.7 * sum(searched)
+    for number, one in enumerate(best.tolist()):
+        expected = plain if one <= middle else without
+        assert equal({0: found[number]}, {0: expected[number]}, tolerance=2e-3)
+    between = decode(*words, guarded_store(strange=low, familiar=high))
+    assert not any(equal(between, other, tolerance=1e-2) for other in (plain, without, found))
 
 
-def test_the_guard_wants_a_datastore_that_knows_its_text(world: World) -> None:
-    domain = TokenDatastore(world.datastore).open_domain()
-    assert domain is not None
-    far = domain.far.expand(3) + torch.tensor([-99.0, 0.0, 1.0])
-    assert domain.familiarity(far).tolist() == [1, 0, 0]
+def test_the_guard_wants_a_datastore_that_knows_its_text(world: World, guarded_store: Callable[..., Path]) -> None:
+    words = world.options("--knn-guard", "--datastore", guarded_store())
+    refused(call("fairseq-generate", *words, check=False), "--knn-guard needs to know how much", "build it again")
 
 
 def test_temperature_is_the_same_after_beam_search(world: World, decode: Callable, tmp_path: Path) -> None:

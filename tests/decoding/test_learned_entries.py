@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fairseq_ccpr.datastore.learned import LearnedPair, NewPair
-from fairseq_ccpr.datastore.token import TokenDatastore
+from fairseq_ccpr.datastore.token import FAMILIAR, STRANGE, TokenDatastore
 from fairseq_ccpr.decoding import learned_memory
 from fairseq_ccpr.decoding.learned_memory import LearnedEntries, LearnedMemory
 from fairseq_ccpr.decoding.mixture import Distribution, interpolate_
@@ -226,12 +226,10 @@ def test_the_guard_is_for_the_datastores_own_entries_alone(metric: str) -> None:
     made = entries(keys[30:], values[30:], metric, first=30)
     settings = TokenRetrievalSettings(6, 0.8, 0.3, confidence=False, guard=True)
     familiarity = torch.tensor([0.0, 0.3, 1.0])
-    domain: Any = SimpleNamespace(familiarity=lambda running: familiarity)
-    course: Any = SimpleNamespace(running_distance=None)
-    capture: Any = None
-    memory = TokenMemory(
-        capture, retriever_over(keys[:30], values[:30], metric), settings, 3, domain=domain, learned=made
-    )
+    course: Any = SimpleNamespace(best=0.2 + 0.4 * familiarity)
+    retriever, capture = retriever_over(keys[:30], values[:30], metric), cast(Any, None)
+    retriever.datastore.section.suits = {STRANGE: 0.2, FAMILIAR: 0.6}
+    memory = TokenMemory(capture, retriever, settings, 3, learned=made)
     queries, log_probs = torch.randn(3, 16), torch.randn(3, 9).log_softmax(dim=1)
     neighbours = neighbours_of(memory, queries)
     given = memory.vote(neighbours, Distribution(log_probs).view(neighbours.values), course, False)
