@@ -57,7 +57,7 @@ function matchList({ matches }, open = false) {
     make("span", language(data.source_language), one.source), " → ",
     make("span", language(data.target_language), one.target), learnedTag(one));
   return make("details", { class: "phrases", open },
-    make("summary", {}, `Sentences of the datastore most like this one (the first ${percent(matches[0].likeness)})`),
+    make("summary", {}, `Sentences of the datastore most like this one: ${matches.map((one) => percent(one.likeness)).join(", ")}`),
     make("ul", { class: "found" }, ...matches.map(item)));
 }
 
