@@ -220,6 +220,16 @@ def test_of_equal_sentences_the_newest_comes_first_and_each_pair_once(
     assert len({(one.source, one.target) for one in twice}) == len(twice) == 5
 
 
+@pytest.mark.parametrize("likeness", [0, 3])
+def test_an_empty_datastore_shows_what_it_learns(world: World, tmp_path: Path, likeness: float) -> None:
+    where = ["--path", world.model, "--data", world.data_bin, *subword_options(world)]
+    call("build memory", *where, "--output", tmp_path / "empty", "--cpu")
+    translator = Translator(datastore=tmp_path / "empty", device="cpu", max_len_b=25, knn_likeness=likeness)
+    assert matches_of(translator, "Er kam.") == [] and next(translator.translate(["Er kam."])).text
+    number = translator.learn("Er kam.", "He came.").id
+    assert matches_of(translator, "Er kam.") == [Match(1, "Er kam.", "He came.", number)]
+
+
 def test_unknown_characters_are_not_taken_for_others(translator: Translator) -> None:
     """The model reads both alike."""
     source, other = "Preis: 5 €", "Preis: 5 $"
