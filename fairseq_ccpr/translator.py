@@ -206,6 +206,8 @@ class Translator(System):
     def explain(self, sentences: str | list[str], neighbours: int = 16) -> Explanation:
         """Translate with and without retrieval, and say where each token came from.
 
+        The `matches` of each sentence are the sentences of the datastore most like it, as a translation memory lists them.
+
         Args:
             sentences: one, or several.
             neighbours: entries of the token datastore that are kept of each token, at most.

@@ -352,6 +352,8 @@ class SourceLikeness:
         learned, read_tokens = self.memory.learned, self.memory.read_tokens
         if learned is None or read_tokens is None or (sentences := learned.entries.sentences) is None:
             return None
+        if not sentences.size:  # no neighbour has one
+            return None
         with phase(LIKENESS):
             found = sentences.likeness([read_tokens(source) for source in self.sources.cpu()])
             sims, best = (torch.from_numpy(part).to(self.sources.device) for part in found)

@@ -95,12 +95,16 @@ def _explain(system: System, samples: Iterable[dict[str, Any]], most_neighbours:
     # Breaking down does not retrieve phrases for a batch again.
     remembering = [memory.remembering() for memory in ensemble.voting if isinstance(memory, PhraseMemory)]
     ensemble = retrieving.model = ensemble.replacing(*remembering, trust=ensemble.trust)
-    target_text = partial(system.to_text, task.target_dictionary, unknown=repeat(UNKNOWN))
+    source_text, target_text = (
+        partial(system.to_text, dictionary, unknown=repeat(UNKNOWN))
+        for dictionary in (task.source_dictionary, task.target_dictionary)
+    )
     reference_text = partial(target_text, unknown=repeat(2 * UNKNOWN))  # which no translation has
     corpus, score_name = None, SCORE_NAMES["ip"]
     if (tokens := ensemble.memory(TokenMemory.name)) is not None:
         datastore = tokens.retriever.datastore
-        corpus = CorpusText(datastore, target_text, tokens.learned.entries if tokens.learned is not None else None)
+        learned = tokens.learned.entries if tokens.learned is not None else None
+        corpus = CorpusText(datastore, target_text, learned, source_text)
         score_name = SCORE_NAMES[datastore.section.index.metric]
     explainer = Explainer(
         task.target_dictionary, target_text, corpus, Texts(), most_neighbours, ensemble.memory(TextMemory.name)
@@ -117,16 +121,17 @@ def _explain(system: System, samples: Iterable[dict[str, Any]], most_neighbours:
         for row, (number, tokens) in enumerate(zip(sample["id"].tolist(), sample["net_input"]["src_tokens"])):
             reference = reference_text(sample["target"][row]) if sample["target"] is not None else None
             if (text := given[row]) is not None and system.knows_nothing(text, tokens):
-                explained.append(SentenceExplanation(number, text, None, text, [], text, [], [], 0.0, None))
+                explained.append(SentenceExplanation(number, text, None, text, [], text, [], [], 0.0, None, []))
                 continue
-            source = text or system.to_text(task.source_dictionary, tokens, unknown=repeat(UNKNOWN))
+            source = text or source_text(tokens)
+            likeness = corpus.likeness(task.source_subwords(tokens), source) if corpus is not None else None
             plain, translation = (
                 partial(system.to_text, task.target_dictionary, unknown=system.copied(text, tokens, one[row]))
                 for one in (alone, written)
             )
             explained.append(
                 explainer.sentence(
-                    broken_down, row, number, source, reference, plain(alone[row]["tokens"]), translation
+                    broken_down, row, number, source, reference, plain(alone[row]["tokens"]), translation, likeness
                 )
             )
     languages = as_bcp47(task.cfg.source_lang), as_bcp47(task.cfg.target_lang)

@@ -14,7 +14,7 @@ function phraseList(sentence) {
   const item = (found) => make("li", {},
     make("span", { class: "score" }, found.score.toFixed(2)),
     marked(found, "by-phrase", 60),
-    found.learned ? make("span", { class: "muted" }, ` · learned: ${found.learned}`) : null,
+    learnedTag(found),
     found.usable ? null
       : make("span", { class: "muted" }, " · not used: its subwords are those of a better one, or cannot be cut out"));
   const list = make("ul");
@@ -47,10 +47,12 @@ function makeCard(sentence, order) {
     make("dl", {},
       row("Model alone", target, ...changes(sentence)),
       sentence.reference === null ? null : row("Reference", target, sentence.reference)),
+    matchList(sentence),
     has("phrases") ? phraseList(sentence) : null);
   card.text = [sentence.number, sentence.source, sentence.reference || "", sentence.plain, sentence.translation,
     ...sentence.phrases.flatMap((phrase) => [phrase.text,
       ...phrase.retrieved.map((found) => cut(data.texts[found.sentence], found.start, found.end))]),
+    ...(sentence.matches ?? []).flatMap(({ source, target }) => [source, target]),
   ].join("\n").toLowerCase();
   return card;
 }

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from fairseq_ccpr.datastore.learned import LearnedPair
+from fairseq_ccpr.datastore.source_index import hash_source
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.decoding.breakdown import Breakdown
 from fairseq_ccpr.decoding.learned_memory import LearnedEntries
@@ -38,6 +39,12 @@ MOST_LIKELY = 5  # likeliest tokens of a memory that are kept
 MOST_PLACES = 4  # of a token in the text
 MOST_VOTES = 16  # phrases that proposed a token, likewise
 MOST_FEATURES = 8  # that trust looked at, likewise
+MOST_MATCHES, MOST_COMPARED = (
+    5,
+    200,
+)  # sentences like the source, likewise; how many are read to find as many different ones
+LEAST_LIKENESS = 0.3  # of these
+NEARLY_SAME = 0.99  # likeness, at most, of sentences that have the same subwords in another order or number
 DIGITS = 6  # significant, of a number that is kept
 
 
@@ -56,13 +63,28 @@ def _common_prefix(one: str, two: str) -> int:
     return next((i for i, (a, b) in enumerate(zip(one, two)) if a != b), min(len(one), len(two)))
 
 
+@dataclass
+class Match:
+    """A sentence of the datastore that is like the source: what translation memories call a fuzzy match."""
+
+    likeness: float  # 0 to 1; 1 where it is the same sentence
+    source: str
+    target: str
+    learned: int = 0  # the id of the pair, where it was learned; 0: the datastore was built with it
+
+
 class CorpusText:
-    """The target sentences that a token datastore was built from, read from its own values."""
+    """The sentences that a token datastore was built from, read from its own values and source index, and those learned.
+
+    Args:
+        source_text: makes text of subwords of the source; only `matches` needs it.
+    """
 
     def __init__(
-        self, datastore: TokenDatastore, to_text: Callable[[Tensor], str], learned: LearnedEntries | None = None
-    ) -> None:
-        self.datastore, self.to_text, self.learned = datastore, to_text, learned
+        self, datastore: TokenDatastore, to_text: Callable[[Tensor], str], learned: LearnedEntries | None = None,
+        source_text: Callable[[Tensor], str] | None = None,
+    ) -> None:  # fmt: skip
+        self.datastore, self.to_text, self.learned, self.source_text = datastore, to_text, learned, source_text
         self._text_once = lru_cache(SENTENCES)(lambda first: to_text(self._tokens(first)))
 
     def place(self, entry: int) -> tuple[str, int, int]:
@@ -83,6 +105,51 @@ class CorpusText:
             return None
         row = entry - self.datastore.section.size
         return self.learned.place(row)[0] if row >= 0 else self.learned.moved_pair(entry)
+
+    def likeness(self, source: np.ndarray, text: str) -> np.ndarray | None:
+        """Compare a source, given as subwords, int [L], and as text, with the sentences of the datastore.
+
+        Returns:
+            fp32 [S'], numbered as in `LearnedEntries.sentences`: 1 for the same sentence, less for any other. None: the
+            datastore was built without its source sentences.
+        """
+        if self.learned is None or (sentences := self.learned.sentences) is None:
+            return None
+        index, ids = sentences.index, tuple(source.tolist())
+        stored = index.find([hash_source(ids)]).get(hash_source(ids), np.empty(0, np.int64))
+        same = np.setdiff1d(stored, sentences.gone).tolist()
+        read = (pair.read_as.ids if pair.read_as is not None else None for pair in self.learned.pairs)
+        same += [number for number, one in enumerate(read, index.described.sentences) if one == ids]
+        if index.described.unknown in ids:  # which may stand for other characters
+            same = [number for number in same if self._pair(number)[0] == text]
+        likeness: np.ndarray = np.minimum(sentences.likeness([source]).sims[0], np.float32(NEARLY_SAME))
+        likeness[same] = 1.0
+        return likeness
+
+    def matches(self, likeness: np.ndarray) -> list[Match]:
+        """Return the sentences most like a source, of equal ones the newest first, and each pair once."""
+        found: dict[tuple[str, str, int], Match] = {}
+        alike = np.flatnonzero(likeness >= LEAST_LIKENESS)[::-1]
+        order = np.argsort(-likeness[alike], kind="stable")[:MOST_COMPARED]
+        for number in alike[order].tolist():
+            pair = self._pair(number)
+            found.setdefault(pair, Match(_short(float(likeness[number])), *pair))
+            if len(found) == MOST_MATCHES:
+                break
+        return list(found.values())
+
+    def _pair(self, number: int) -> tuple[str, str, int]:
+        """Return source and target of a sentence, as `likeness` numbers them, and its id if it was learned, else 0."""
+        assert self.learned is not None and self.learned.source_index is not None and self.source_text is not None
+        index = self.learned.source_index
+        if (place := number - index.described.sentences) >= 0:
+            pair: LearnedPair | None = self.learned.pairs[place]
+        else:
+            first = int(index.sentences[number, 0])
+            pair = self.learned.moved_pair(first)
+        if pair is not None:
+            return pair.source, pair.target, pair.id
+        return self.source_text(torch.from_numpy(index.source(number).astype(np.int64))), self._text_once(first), 0
 
     def _tokens(self, first: int) -> Tensor:
         rows = slice(first, first + LONGEST)
@@ -111,6 +178,7 @@ class Neighbour:
     start: int
     end: int  # of the token; `start` where it is the end of the sentence
     learned: int = 0  # the id of the pair that it was learned from; 0: the datastore was built with it
+    likeness: float | None = None  # of its sentence to the source, as of `Match`; None: not known
 
 
 @dataclass
@@ -208,6 +276,7 @@ class SentenceExplanation:
     phrases: list[SourcePhrase]
     changed: float  # 100 - chrF of the translation against the plain one
     gained: float | None  # chrF against the reference, less that of the plain one
+    matches: list[Match] | None = None  # most alike first; None: there is no datastore that has its source sentences
 
 
 @dataclass(repr=False)
@@ -284,12 +353,13 @@ class Explainer:
 
     def sentence(
         self, breakdown: Breakdown, row: int, number: int, source: str, reference: str | None, plain: str,
-        to_text: Callable[[Tensor], str],
+        to_text: Callable[[Tensor], str], likeness: np.ndarray | None = None,
     ) -> SentenceExplanation:  # fmt: skip
         """Explain the sentence at a place in a batch, whose translation was broken down; see `SentenceExplanation`.
 
         Args:
             to_text: writes the translation, or the beginning of it.
+            likeness: of the datastore's sentences, see `CorpusText.likeness`.
         """
         rows = (breakdown.text.sentences == row).nonzero()[:, 0].tolist()
         written = breakdown.text.targets[rows].cpu()
@@ -301,10 +371,13 @@ class Explainer:
         changed = 0.0 if plain == translation else round(100 - sentence_chrf(translation, plain), 1)
         places = [place(written, position, translation, to_text) for position in range(len(rows))]
         tokens = [self._token(breakdown, one, written, n, translation, places[n]) for n, one in enumerate(rows)]
+        for one, token in zip(rows, tokens):
+            self._add_neighbours(token, breakdown, one, likeness)
+        matches = self.corpus.matches(likeness) if self.corpus is not None and likeness is not None else None
         found = self._phrases(phrases.batch.phrases[row]) if phrases is not None else []
         replaced = differences(plain, translation)
         return SentenceExplanation(
-            number, source, reference, plain, replaced, translation, tokens, found, changed, gained
+            number, source, reference, plain, replaced, translation, tokens, found, changed, gained, matches
         )
 
     def _token(
@@ -329,7 +402,6 @@ class Explainer:
             self._likely(favourite, float(forced.likeliest.best[row].exp())) if favourite != token else None,
             [self._most_likely(vote.values[row].tolist(), vote.log_probs[row].exp().tolist()) for vote in votes],
         )
-        self._add_neighbours(explained, breakdown, row)
         self._add_votes(explained, breakdown, row)
         self._add_trust(explained, breakdown, row)
         if self.text is not None:
@@ -364,7 +436,9 @@ class Explainer:
             SeenFeature(breakdown.names[i], _short(seen[i]), [_short(x) for x in moves[i]]) for i in order
         ]
 
-    def _add_neighbours(self, explained: TokenExplanation, breakdown: Breakdown, row: int) -> None:
+    def _add_neighbours(
+        self, explained: TokenExplanation, breakdown: Breakdown, row: int, likeness: np.ndarray | None
+    ) -> None:
         if (neighbours := breakdown.neighbours) is None or self.corpus is None:
             return
         found = neighbours.ids[row] >= 0
@@ -377,6 +451,10 @@ class Explainer:
             pair = self.corpus.learned_pair(entry)
             learned = pair.id if pair is not None else 0
             explained.neighbours.append(Neighbour(symbol, _short(score), number, start, end, learned))
+        if likeness is not None and self.corpus.learned is not None:
+            sentences = self.corpus.learned.sentences_of(neighbours.ids[row][found]).tolist()
+            for one, sentence in zip(explained.neighbours, sentences):
+                one.likeness = _short(float(likeness[sentence]))
 
     def _add_votes(self, explained: TokenExplanation, breakdown: Breakdown, row: int) -> None:
         record, gave = breakdown.text.records.get(PhraseMemory.name), breakdown.phrase_votes

@@ -45,6 +45,22 @@ function marked({ sentence, start, end, symbol }, by, context = Infinity) {
   return make("span", language(data.target_language), before, make("mark", { class: by }, inside), after);
 }
 
+const learnedTag = ({ learned: id }) => (id ? make("span", { class: "muted" }, ` · learned: ${id}`) : null);
+
+// The sentences of the datastore most like the source, as translation memories list fuzzy matches.
+function matchList({ matches }, open = false) {
+  const line = (text) => make("p", { class: "small muted" }, text);
+  if (!has("tokens")) return null;
+  if (!matches) return line("The datastore lacks its source sentences: build it again to see those most like this one.");
+  if (!matches.length) return line("No sentence of the datastore is much like this one.");
+  const item = (one) => make("li", {}, make("b", {}, `${percent(one.likeness)} like: `),
+    make("span", language(data.source_language), one.source), " → ",
+    make("span", language(data.target_language), one.target), learnedTag(one));
+  return make("details", { class: "phrases", open },
+    make("summary", {}, `Sentences of the datastore most like this one: ${matches.map((one) => percent(one.likeness)).join(", ")}`),
+    make("ul", { class: "found" }, ...matches.map(item)));
+}
+
 function bar(shares) {
   const label = ALL.map((part) => `${PARTS[part].name} ${percent(shares[part])}`).join(", ");
   const pieces = ALL.filter((part) => shares[part] > 0);
@@ -166,7 +182,7 @@ function neighbours(token) {
   const item = (one) => make("li", {},
     make("span", { class: "score" }, score(one.score)),
     marked(one, one.symbol === token.symbol ? "by-token" : "by-model"),
-    one.learned ? make("span", { class: "muted" }, ` · learned: ${one.learned}`) : null);
+    one.likeness === null ? null : make("span", { class: "muted" }, ` · ${percent(one.likeness)} like`), learnedTag(one));
   const count = token.neighbours.length, all = token.neighbours_found;
   return make("section", {},
     make("h4", {}, "Token datastore"),
@@ -185,7 +201,7 @@ function votes(sentence, token) {
       make("div", {}, make("span", { class: "score" }, found.score.toFixed(2)),
         make("b", language(data.target_language), cut(data.texts[found.sentence], found.start, found.end)), " for ",
         make("span", language(data.source_language), quoted(query.text)),
-        make("span", { class: "muted" }, ` · ${PLACES[vote.place]}${found.learned ? ` · learned: ${found.learned}` : ""}`)),
+        make("span", { class: "muted" }, ` · ${PLACES[vote.place]}`), learnedTag(found)),
       make("div", { class: "small" }, marked(found, "by-phrase")));
   };
   const some = token.votes_found === 1 ? "1 phrase" : `${token.votes_found} phrases`;

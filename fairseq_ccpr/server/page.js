@@ -204,7 +204,8 @@ async function explain() {
     const cards = moreCards(await ask("POST", "explain", { q: current.source }));
     for (const one of cards) one.tokens = tokenRow(one);
     const colours = ALL.map((part) => make("li", {}, make("i", { class: `swatch ${PARTS[part].by}` }), PARTS[part].name));
-    why.replaceChildren(make("ul", { class: "key small", "aria-label": "Colours" }, ...colours), ...cards.map(({ tokens }) => tokens));
+    why.replaceChildren(make("ul", { class: "key small", "aria-label": "Colours" }, ...colours),
+      ...cards.flatMap(({ tokens, sentence }) => [tokens, matchList(sentence, true)]).filter(Boolean));
   } catch (error) {
     why.replaceChildren(error.message);
   }

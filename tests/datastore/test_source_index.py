@@ -187,6 +187,9 @@ def test_an_older_datastore_works_without_its_sentences(
     words = ["translate", "--datastore", folder, "--path", world.model, "--data", world.data_bin]
     done = call(*words, "--knn-likeness", 3, check=False)
     refused(done, "--knn-likeness needs the source sentences", "was built before these were kept", "build it again")
+    call("explain", world.data_bin, *words[1:5], "--cpu", "--sentences", 1, "--output", tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert '"matches":null' in page and '"likeness":null' in page
     build(world, tmp_path / "valid", "--subset", "valid")
     call("merge", folder, tmp_path / "valid", "--output", tmp_path / "merged")
     assert "the result has none; build it again to have them" in caplog.text

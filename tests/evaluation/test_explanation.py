@@ -12,9 +12,12 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from fairseq_ccpr.evaluation.explanation import Explanation, SentenceExplanation, as_page
+from fairseq_ccpr import Translator
+from fairseq_ccpr.datastore.source_index import SentenceMemory
+from fairseq_ccpr.evaluation.explanation import Explanation, Match, SentenceExplanation, as_page
 from fairseq_ccpr.text.pairs import read_pairs
 from tests.helpers import call, refused, run
 from tests.small_models import PAIRS, World, build, subword_options
@@ -132,6 +135,108 @@ def test_neighbours_are_marked_in_their_sentences(world: World, explained: Calla
             assert (
                 token["probabilities"][1] == pytest.approx(named.get(token["symbol"], 0), abs=1e-4) or len(named) == 5
             )
+
+
+@pytest.fixture
+def translator(world: World, tmp_path: Path) -> Translator:
+    """Over a datastore that it may write to. What sentence a neighbour is from does not count, and is shown."""
+    store = shutil.copytree(world.datastore, tmp_path / "store")
+    made = Translator(datastore=store, device="cpu", max_len_b=25)
+    assert made.find_memory("tokens").settings.likeness == 0
+    return made
+
+
+def long_pair(world: World) -> tuple[str, str]:
+    return next(pair for pair in read_pairs(world.folder / "train.tsv") if len(pair[0].split()) > 6)
+
+
+def matches_of(translator: Translator, source: str) -> list[Match]:
+    (explained,) = translator.explain(source).sentences
+    assert explained.matches is not None
+    return explained.matches
+
+
+def test_the_sentences_most_like_the_source_are_shown_with_their_translations(
+    translator: Translator, world: World, sentences: list[str]
+) -> None:
+    rows, known = list(read_pairs(world.folder / "train.tsv")), Counter[bool]()
+    index = translator.find_memory("tokens").retriever.datastore.source_index
+    everything = SentenceMemory(index, [], np.empty(0, np.int64))
+    for source in sentences[:6]:
+        explanation = translator.explain(source)
+        (explained,) = explanation.sentences
+        read = np.array(translator.task.read_as(source).ids)
+        wanted = np.sort(everything.likeness([read]).sims[0])[::-1][:5]
+        assert explained.matches is not None
+        found = {one.target: one.likeness for one in explained.matches}
+        np.testing.assert_allclose([*found.values()], wanted[wanted >= 0.3], rtol=1e-4)
+        known.update((one.source, one.target) in rows for one in explained.matches)
+        neighbours = [one for token in explained.tokens for one in token.neighbours]
+        assert len({one.likeness for one in neighbours}) > 3
+        for one in neighbours:
+            assert one.likeness is not None
+            likeness = found.get(explanation.texts[one.sentence])
+            assert one.likeness == likeness if likeness else one.likeness <= max(wanted[-1], 0.3) + 1e-5
+    assert known[True] > known[False], known  # of the others the model knows not every character
+
+
+def test_only_the_same_sentence_is_100_percent_like(translator: Translator, world: World) -> None:
+    source, _ = long_pair(world)
+    best = matches_of(translator, source)[0]
+    assert (best.likeness, best.source) == (1, source)
+    first, *others = source.split()
+    for changed in (f"{' '.join(others)} {first}", f"{source} {source}", " ".join(others)):
+        other = matches_of(translator, changed)[0]
+        assert (other.source, other.target) == (best.source, best.target) and 0.5 < other.likeness <= 0.99, changed
+
+
+def test_what_is_learned_is_shown_at_once_and_what_does_not_count_never(translator: Translator, world: World) -> None:
+    source, _ = long_pair(world)
+    before = matches_of(translator, source)
+    first = translator.learn(source, "In other words.").id
+    (learned, *rest) = matches_of(translator, source)
+    assert learned == Match(1, source, "In other words.", first) and before[0] not in rest
+    last = translator.learn(source, "Once more.").id
+    assert matches_of(translator, source) == [Match(1, source, "Once more.", last), *rest]
+    translator.compact()
+    moved, *others = matches_of(translator, source)
+    assert moved == Match(1, source, "Once more.", last) and [one.source for one in others] == [
+        one.source for one in rest
+    ]
+    translator.forget(last, first)
+    assert [one.target for one in matches_of(translator, source)] == [one.target for one in before]
+
+
+def test_of_equal_sentences_the_newest_comes_first_and_each_pair_once(
+    translator: Translator, world: World, tmp_path: Path
+) -> None:
+    for number, source in enumerate(("da sprach er sofort", "sofort sprach er da")):
+        translator.learn(source, f"He spoke {number}.")
+    found = matches_of(translator, "er sprach sofort da")
+    assert [(one.target, one.likeness) for one in found[:2]] == [("He spoke 1.", 0.99), ("He spoke 0.", 0.99)]
+    build(world, tmp_path / "both", "--subset", "valid", "train")
+    call("merge", world.datastore, tmp_path / "both", "--output", tmp_path / "twice", "--quiet")
+    twice = matches_of(Translator(datastore=tmp_path / "twice", device="cpu"), long_pair(world)[0])
+    assert len({(one.source, one.target) for one in twice}) == len(twice) == 5
+
+
+@pytest.mark.parametrize("likeness", [0, 3])
+def test_an_empty_datastore_shows_what_it_learns(world: World, tmp_path: Path, likeness: float) -> None:
+    where = ["--path", world.model, "--data", world.data_bin, *subword_options(world)]
+    call("build memory", *where, "--output", tmp_path / "empty", "--cpu")
+    translator = Translator(datastore=tmp_path / "empty", device="cpu", max_len_b=25, knn_likeness=likeness)
+    assert matches_of(translator, "Er kam.") == [] and next(translator.translate(["Er kam."])).text
+    number = translator.learn("Er kam.", "He came.").id
+    assert matches_of(translator, "Er kam.") == [Match(1, "Er kam.", "He came.", number)]
+
+
+def test_unknown_characters_are_not_taken_for_others(translator: Translator) -> None:
+    """The model reads both alike."""
+    source, other = "Preis: 5 €", "Preis: 5 $"
+    assert translator.task.read_as(source).ids == translator.task.read_as(other).ids
+    number = translator.learn(source, "Price: 5 €").id
+    assert matches_of(translator, source)[0] == Match(1, source, "Price: 5 €", number)
+    assert matches_of(translator, other)[0] == Match(0.99, source, "Price: 5 €", number)
 
 
 def test_phrases_that_wanted_a_token_are_those_that_have_it_next(explained: Callable[..., Any]) -> None:

@@ -164,10 +164,15 @@ def test_the_last_correction_counts_and_undo_brings_back_the_one_before(
     assert alone(server, source) == target and shown.marked("remembered") == [target]
     assert shown.marked("changed") and similar not in shown.text
     shown.button("Where from?").click()
+    matches = shown.page.locator(".why .phrases li")
+    expect(matches.first).to_have_text(
+        re.compile(rf"^100% like: {re.escape(source)} → {re.escape(target)} · learned: \d+$")
+    )
     shown.page.locator(".token").first.click()
     expect(shown.page.locator(".panel")).to_contain_text("learned:")
     shown.button("Hide tokens").click()
     expect(shown.page.locator(".token")).to_have_count(0)
+    expect(matches).to_have_count(0)
     shown.button("Undo").click()
     shown.said("Undone.")
     assert shown.marked("remembered") == [other_words] and alone(server, source) == other_words

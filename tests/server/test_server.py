@@ -189,6 +189,8 @@ def test_what_is_learned_counts_is_shown_and_is_forgotten(server: Served, pairs:
     _, explanation = server.ask(f"/explain?q={quote(source)}")
     learned = {one["learned"] for token in explanation["sentences"][0]["tokens"] for one in token["neighbours"]}
     assert number in learned and explanation["sentences"][0]["translation"] == target
+    match = {"likeness": 1.0, "source": source, "target": target, "learned": number}
+    assert explanation["sentences"][0]["matches"][0] == match
     other = pairs[3][1]
     _, answer = server.ask("/learn", "POST", q=source, s=other)
     assert answer["replaced"] == {**learned_pair, "replaced_by": answer["id"]} and answer["new"]
@@ -198,6 +200,8 @@ def test_what_is_learned_counts_is_shown_and_is_forgotten(server: Served, pairs:
     assert server.ask("/translate", "POST", q=source)[1]["translatedText"] == target
     assert server.ask(f"/memory/{number}", "DELETE") == (200, {"success": True, "restored": []})
     assert server.ask("/translate", "POST", q=source)[1]["translatedText"] == before
+    _, explanation = server.ask(f"/explain?q={quote(source)}")
+    assert not any(one["learned"] for one in explanation["sentences"][0]["matches"])
     status, answer = server.ask(f"/memory/{number}", "DELETE")
     assert status == 404 and answer["error"] == f"there is no pair {number} among what was learned"
 
