@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fairseq_ccpr.datastore.source_index import SentenceMemory, SourceIndex
-from fairseq_ccpr.datastore.token import FAMILIAR, STRANGE
+from fairseq_ccpr.datastore.token import FAMILIAR
 from fairseq_ccpr.decoding.mixture import target_log_probabilities
 from fairseq_ccpr.decoding.options import TokenRetrievalSettings
 from fairseq_ccpr.decoding.token_memory import DEEP, best_neighbours
@@ -80,8 +80,8 @@ def measure_defaults(
     measured |= {"lambda_": lambda_} if model is not None else {}
     if sources is None:
         return measured
-    strange, familiar = np.quantile(_own_likeness(sources, values, provenance, rows), (0.01, 0.05))
-    return measured | {"likeness": likeness, STRANGE: float(strange), FAMILIAR: float(familiar)}
+    familiar = float(np.quantile(_own_likeness(sources, values, provenance, rows), 0.01))
+    return measured | {"likeness": likeness, FAMILIAR: float(f"{familiar:.3f}")}
 
 
 def _own_likeness(sources: SourceIndex, values: np.ndarray, provenance: np.ndarray, rows: np.ndarray) -> list[float]:

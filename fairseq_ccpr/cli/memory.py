@@ -23,7 +23,7 @@ from fairseq_ccpr.datastore.manifest import REVERSE_MODEL, Manifest, PhraseSecti
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.datastore.preprocessing import remembered
 from fairseq_ccpr.datastore.text import CONTEXTS, GRAMS, TextDatastore
-from fairseq_ccpr.datastore.token import FAMILIAR, KEYS, STRANGE, UNKNOWN, TokenDatastore
+from fairseq_ccpr.datastore.token import FAMILIAR, KEYS, UNKNOWN, TokenDatastore
 from fairseq_ccpr.datastore.tuned import tuned_signatures
 from fairseq_ccpr.decoding.phrase_retriever import RetrievedPhrase
 from fairseq_ccpr.errors import ConfigurationError
@@ -349,7 +349,7 @@ def _inspect_tokens(datastore: TokenDatastore, top: int) -> bool:
             "sources        not known, as it was built before they were kept: their likeness does not count; build it again"
         )
     if suits := section.suits:
-        names = {"temperature": "T", "lambda_": "lambda", "likeness": "gamma", STRANGE: STRANGE, FAMILIAR: FAMILIAR}
+        names = {"temperature": "T", "lambda_": "lambda", "likeness": "gamma", FAMILIAR: "guard"}
         values = ", ".join(f"{name} {suits[one]:g}" for one, name in names.items() if one in suits)
         print(f"defaults       {values}: measured on its own tokens, where an option is left out and nothing is tuned")
     learned = LearnedStore(datastore)

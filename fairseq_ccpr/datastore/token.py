@@ -124,10 +124,8 @@ def _linear(weight: Tensor, bias: Tensor) -> nn.Linear:
 
 
 KEYS, VALUES, PROVENANCE = "keys", "values", "provenance"
-STRANGE, FAMILIAR = (
-    "strange",
-    "familiar",
-)  # likeness of the most alike sentence, of 1% and 5% of the datastore's own ones
+# Of what was measured: so much are 99% of its own sentences like the most alike one with another target.
+FAMILIAR = "familiar"
 PROJECTION = "projection.safetensors"  # where keys are not the decoder's own states
 DOMAIN = "domain.safetensors"  # what it knows of its own text; older datastores have none
 UNKNOWN = "<unk>"  # fairseq's symbol for what the dictionary does not have; retrieval never proposes it

@@ -151,6 +151,25 @@ class LearnedEntries:
     source_index: SourceIndex | None = None
     stored_sentences: Tensor | None = None
 
+    @classmethod
+    def none(cls, datastore: TokenDatastore, sentences: Tensor, device: torch.device) -> LearnedEntries:
+        """Make a snapshot in which nothing was learned, of a datastore whose entries are of these sentences, int32 [N]."""
+        nothing = torch.empty(0, dtype=torch.int64, device=device)
+        keys = torch.empty(0, datastore.section.dimension, dtype=torch.float16, device=device)
+        segment = Segment(keys, nothing.float(), datastore.section.index.metric)
+        size, index = len(sentences), datastore.source_index
+        return cls(
+            segment,
+            nothing.int(),
+            (),
+            (),
+            nothing,
+            size,
+            np.empty(0, np.int64),
+            source_index=index,
+            stored_sentences=sentences,
+        )
+
     @cached_property
     def sentences(self) -> SentenceMemory | None:
         """The source sentences: the datastore's own, less those that are gone, then those of `pairs`; None: not known."""

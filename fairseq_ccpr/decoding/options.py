@@ -10,7 +10,7 @@ from typing import ClassVar, Optional
 from fairseq.dataclass import FairseqDataclass
 from fairseq.tasks.translation import TranslationConfig
 
-from fairseq_ccpr.datastore.token import STRANGE, TokenDatastore
+from fairseq_ccpr.datastore.token import FAMILIAR, TokenDatastore
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.search import TIMEOUT
 from fairseq_ccpr.settings import check, option, read_options, with_options
@@ -250,7 +250,7 @@ def automatic_token_settings(datastore: TokenDatastore, confidence: bool | None 
         "temperature": measured.get("temperature", 0.05 if unit else 10.0),
         "confidence": unit,
         "likeness": measured.get("likeness", 0.0),
-        "guard": STRANGE in measured,
+        "guard": FAMILIAR in measured,
     }
 
 
@@ -269,7 +269,7 @@ def token_settings(
             f"--knn-confidence needs keys of length 1, but those of {datastore.directory} are the decoder's own states: "
             "build the datastore with --adapter clknn"
         )
-    if settings.guard and STRANGE not in datastore.section.suits:
+    if settings.guard and FAMILIAR not in datastore.section.suits:
         raise ConfigurationError(
             f"--knn-guard needs to know how much the sentences of {datastore.directory} are like one another, which is "
             "measured of 10,000 entries or more, when they are built: build it again, or leave the guard out"

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fairseq_ccpr.datastore.domain import Domain
-from fairseq_ccpr.datastore.token import FAMILIAR, STRANGE
+from fairseq_ccpr.datastore.token import FAMILIAR
 from fairseq_ccpr.decoding.forced import GivenText
 from fairseq_ccpr.decoding.learned_memory import LearnedEntries, LearnedMemory
 from fairseq_ccpr.decoding.memory import Memory, MemoryBatch, Step
@@ -44,6 +44,7 @@ from fairseq_ccpr.timing import LIKENESS, MERGE, phase
 
 RANKS = (1, 2, 4, 8, 16, 32, 64)
 TYPICAL_RANK = 8  # whose score is followed along a hypothesis
+STRANGE = 0.8  # of the likeness that is familiar: the guard leaves nothing of sentences that are as little like any
 DEEP = 64  # neighbours that the k best are chosen among where their sentences count
 SENTENCE_FEATURES = ("likeness of nearest", "highest likeness", "mean likeness", "likeness of best sentence")
 STATE_FEATURES = ("state distance", "state cosine", "state norm")
@@ -274,14 +275,8 @@ class TokenMemory(Memory):
 
     def familiarity(self, best: Tensor) -> Tensor:
         """Return what the guard multiplies the weight by, by the likeness of the sentence most like a source, fp32 [N]."""
-        strange, familiar = self.guarded
-        return ((best - strange) / max(familiar - strange, 1e-6)).clamp(0, 1)
-
-    @property
-    def guarded(self) -> tuple[float, float]:
-        """The likeness at or below which the guard leaves nothing, and from which on all, as measured of its own text."""
-        suits = self.retriever.datastore.section.suits
-        return suits[STRANGE], suits[FAMILIAR]
+        familiar = max(self.retriever.datastore.section.suits[FAMILIAR], 1e-6)
+        return ((best / familiar - STRANGE) / (1 - STRANGE)).clamp(0, 1)
 
     def observe(self, queries: Tensor) -> Tensor:
         """Compare queries [N, d] with the datastore's own text: `STATE_FEATURES`, fp32 [N, 3]; what is not known is 0."""

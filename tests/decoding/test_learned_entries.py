@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fairseq_ccpr.datastore.learned import LearnedPair, NewPair
-from fairseq_ccpr.datastore.token import FAMILIAR, STRANGE, TokenDatastore
+from fairseq_ccpr.datastore.token import FAMILIAR, TokenDatastore
 from fairseq_ccpr.decoding import learned_memory
 from fairseq_ccpr.decoding.learned_memory import LearnedEntries, LearnedMemory
 from fairseq_ccpr.decoding.mixture import Distribution, interpolate_
@@ -226,9 +226,9 @@ def test_the_guard_is_for_the_datastores_own_entries_alone(metric: str) -> None:
     made = entries(keys[30:], values[30:], metric, first=30)
     settings = TokenRetrievalSettings(6, 0.8, 0.3, confidence=False, guard=True)
     familiarity = torch.tensor([0.0, 0.3, 1.0])
-    course: Any = SimpleNamespace(best=0.2 + 0.4 * familiarity)
+    course: Any = SimpleNamespace(best=0.4 + 0.1 * familiarity)
     retriever, capture = retriever_over(keys[:30], values[:30], metric), cast(Any, None)
-    retriever.datastore.section.suits = {STRANGE: 0.2, FAMILIAR: 0.6}
+    retriever.datastore.section.suits = {FAMILIAR: 0.5}
     memory = TokenMemory(capture, retriever, settings, 3, learned=made)
     queries, log_probs = torch.randn(3, 16), torch.randn(3, 9).log_softmax(dim=1)
     neighbours = neighbours_of(memory, queries)

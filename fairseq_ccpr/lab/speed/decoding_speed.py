@@ -14,6 +14,7 @@ from fairseq import tasks, utils
 from torch import Tensor
 
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
+from fairseq_ccpr.decoding.learned_memory import LearnedEntries
 from fairseq_ccpr.decoding.options import MixtureSettings
 from fairseq_ccpr.decoding.token_memory import TokenMemory
 from fairseq_ccpr.decoding.token_retriever import TokenRetriever
@@ -71,7 +72,7 @@ class SpeedTest:
 
     def resize(self, entries: int, choice: str) -> None:
         """Give every system a token datastore of so many entries, made from its own; systems that share one still do."""
-        made: dict[Path, tuple[Index, Tensor, str]] = {}
+        made: dict[Path, tuple[Index, Tensor, Tensor, str]] = {}
         for name, generator in self.generators.items():
             if name in ALONE:
                 continue
@@ -85,10 +86,13 @@ class SpeedTest:
             store = retriever.datastore
             if store.directory not in made:
                 unit = store.section.projection is not None
-                keys, values = grow(store.keys, store.values, entries, unit, self.device)
+                known = np.column_stack([store.values, store.provenance[:, 0]])
+                keys, found = grow(store.keys, known, entries, unit, self.device)
                 index, description, _ = make_index(keys, choice, store.section.index.metric)
-                made[store.directory] = index, values, str(description)
-            tokens = replace(tokens, retriever=retriever.with_entries(*made[store.directory]), learned=None)
+                made[store.directory] = index, found[:, 0], found[:, 1], str(description)
+            index, values, sentences, described = made[store.directory]
+            learned = LearnedEntries.none(store, sentences, self.device)
+            tokens = replace(tokens, retriever=retriever.with_entries(index, values, described), learned=learned)
             generator.model = ensemble.replacing(tokens, trust=ensemble.trust)
             self.signatures[f"{name}, {entries:,} keys"] = generator.model.signature()
 

@@ -31,9 +31,10 @@ def grow(
     other, give or take one, and all but the first copy are moved by random noise.
 
     Keys are fp16 [N, d] and may be memory-mapped; `unit` tells whether they have length 1, which the new ones then have too.
+    Values are int32 [N, ...].
 
     Returns:
-        keys fp16 [size, d], values int32 [size].
+        keys fp16 [size, d], values int32 [size, ...].
     """
     chance = torch.Generator(device).manual_seed(seed)
     source = torch.from_numpy(np.ascontiguousarray(keys)).to(device)
@@ -41,7 +42,7 @@ def grow(
     real = len(source)
     spread = source[:BLOCK].float().std(dim=0, correction=0) * NOISE  # [d]
     made = torch.empty(size, source.size(1), dtype=torch.float16, device=device)
-    made_values = torch.empty(size, dtype=torch.int32, device=device)
+    made_values = torch.empty(size, *tokens.shape[1:], dtype=torch.int32, device=device)
     order = torch.randperm(real, generator=chance, device=device)
     for start in range(0, size, BLOCK):
         places = torch.arange(start, min(start + BLOCK, size), device=device)
