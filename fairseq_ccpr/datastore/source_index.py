@@ -158,6 +158,9 @@ class SentenceMemory:
         self.idf = np.log1p((total - frequencies + 0.5) / (frequencies + 0.5)).astype(np.float32)  # [V]
         self.idf[frequencies > max(FEW, COMMON * total)] = 0.0
 
+    def __len__(self) -> int:
+        return self.size
+
     def likeness(self, sources: Sequence[np.ndarray]) -> Likeness:
         """Compare sources, int [L] each, with all sentences."""
         index, own = self.index, self.index.described.sentences

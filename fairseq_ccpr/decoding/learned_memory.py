@@ -22,7 +22,7 @@ from torch import Tensor
 
 from fairseq_ccpr.datastore.learned import OWN_SENTENCE, Learned, LearnedPair, LearnedStore, NewPair, ReadAs
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
-from fairseq_ccpr.datastore.source_index import SentenceMemory, SourceIndex
+from fairseq_ccpr.datastore.source_index import SentenceMemory, SourceIndex, ranges
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.search import ExactIndex, Index
 from fairseq_ccpr.search.exact import half_norms
@@ -157,18 +157,8 @@ class LearnedEntries:
         nothing = torch.empty(0, dtype=torch.int64, device=device)
         keys = torch.empty(0, datastore.section.dimension, dtype=torch.float16, device=device)
         segment = Segment(keys, nothing.float(), datastore.section.index.metric)
-        size, index = len(sentences), datastore.source_index
-        return cls(
-            segment,
-            nothing.int(),
-            (),
-            (),
-            nothing,
-            size,
-            np.empty(0, np.int64),
-            source_index=index,
-            stored_sentences=sentences,
-        )
+        empty = cls(segment, nothing.int(), (), (), nothing, len(sentences), np.empty(0, np.int64))
+        return replace(empty, source_index=datastore.source_index, stored_sentences=sentences)
 
     @cached_property
     def sentences(self) -> SentenceMemory | None:
@@ -176,8 +166,31 @@ class LearnedEntries:
         if self.source_index is None:
             return None
         learned = [np.array(pair.read_as.ids if pair.read_as is not None else (), np.int64) for pair in self.pairs]
+        return SentenceMemory(self.source_index, learned, self._sentences_gone)
+
+    @cached_property
+    def _sentences_gone(self) -> np.ndarray:
         assert self.stored_sentences is not None
-        return SentenceMemory(self.source_index, learned, self.stored_sentences[self.gone].unique().cpu().numpy())
+        return self.stored_sentences[self.gone].unique().cpu().numpy()
+
+    def most_alike(self, sims: np.ndarray, count: int) -> np.ndarray:
+        """List the entries of the sentences with the highest likeness, fp32 [S'], until they are `count`: int64 [n].
+
+        They are none where nothing is like the source at all.
+        """
+        assert self.source_index is not None
+        own, counted = self.source_index.described.sentences, np.array([pair.tokens for pair in self.pairs], np.int64)
+        if not sims.max(initial=0.0):
+            return np.empty(0, np.int64)
+        sizes = np.concatenate([np.diff(self.source_index.sentences[:, 0]), counted])
+        sizes[self._sentences_gone] = 0
+        order = np.argpartition(-sims, min(count, len(sims)) - 1)[:count]
+        order = order[np.lexsort((-order, -sims[order]))]  # of equal ones the newest first
+        order = order[: int(np.searchsorted(np.cumsum(sizes[order]), count)) + 1]
+        order = order[sizes[order] > 0]
+        stored, learned = order[order < own], order[order >= own] - own
+        first = self.rows[learned] + len(self.stored_sentences if self.stored_sentences is not None else ())
+        return np.concatenate([self.source_index.entries(stored), ranges(first, first + counted[learned])])
 
     def sentences_of(self, entries: Tensor) -> Tensor:
         """Return the sentences of entries as `sentences` numbers them, int64 [N, k]; any for one that is missing."""

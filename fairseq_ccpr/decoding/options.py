@@ -69,6 +69,11 @@ class TokenRetrievalSettings:
         "sentence it is from does not count",
         within="[0, inf)", needs="a number of nats of at least 0", sign="gamma", automatic=True,
     )  # fmt: skip
+    sentences: int = option(
+        0,
+        "search exactly, and only, among about so many entries, of the sentences most like the one that is translated; 0: "
+        "among all, with the index", within="[0, inf)", needs="at least 0 entries", sign="among", automatic=True,
+    )  # fmt: skip
     guard: bool = option(
         False,
         "lower the weight the further a hypothesis is from the datastore's own text, to 0 beyond the 99th percentile of that "
@@ -274,10 +279,16 @@ def token_settings(
             f"--knn-guard needs to know how much the sentences of {datastore.directory} are like one another, which is "
             "measured of 10,000 entries or more, when they are built: build it again, or leave the guard out"
         )
-    if settings.likeness and datastore.section.source_index is None:
+    if (settings.likeness or settings.sentences) and datastore.section.source_index is None:
+        name = "likeness" if settings.likeness else "sentences"
         raise ConfigurationError(
-            f"--knn-likeness needs the source sentences, and {datastore.directory} was built before these were kept: build "
+            f"--knn-{name} needs the source sentences, and {datastore.directory} was built before these were kept: build "
             "it again, or give 0"
+        )
+    if settings.sentences and datastore.section.store is not None:
+        raise ConfigurationError(
+            f"--knn-sentences needs keys in the folder, and those of {datastore.directory} are in {datastore.section.store}: "
+            "leave it out"
         )
     if unit and settings.temperature >= 1:
         logger.warning(

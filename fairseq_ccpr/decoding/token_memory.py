@@ -10,13 +10,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fairseq_ccpr.datastore.domain import Domain
+from fairseq_ccpr.datastore.source_index import Likeness
 from fairseq_ccpr.datastore.token import FAMILIAR
 from fairseq_ccpr.decoding.forced import GivenText
 from fairseq_ccpr.decoding.learned_memory import LearnedEntries, LearnedMemory
@@ -35,9 +36,10 @@ from fairseq_ccpr.decoding.mixture import (
 )
 from fairseq_ccpr.decoding.options import PUBLISHED, TokenRetrievalSettings
 from fairseq_ccpr.decoding.remote_answers import RemoteAnswers
-from fairseq_ccpr.decoding.token_retriever import LearningRetriever, Neighbours, Retriever
+from fairseq_ccpr.decoding.token_retriever import LearningRetriever, Neighbours, Retriever, TokenRetriever
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.models.key_layer import KeyCapture
+from fairseq_ccpr.search.candidates import Candidates
 from fairseq_ccpr.search.exact import largest
 from fairseq_ccpr.settings import signature, signed
 from fairseq_ccpr.timing import LIKENESS, MERGE, phase
@@ -342,35 +344,60 @@ class SourceLikeness:
     sources: Tensor  # int64 [B, S]
 
     @cached_property
-    def _compared(self) -> tuple[LearnedEntries, Tensor, Tensor] | None:
-        """What was learned, sim fp32 [B, S'], and the highest of each source, fp32 [B]."""
+    def _found(self) -> Likeness | None:
+        """What is known of the sources, on the host; None without an index of source sentences, and without sentences."""
         learned, read_tokens = self.memory.learned, self.memory.read_tokens
-        if learned is None or read_tokens is None or (sentences := learned.entries.sentences) is None:
-            return None
-        if not sentences.size:  # no neighbour has one
+        if learned is None or read_tokens is None or not (sentences := learned.entries.sentences):
             return None
         with phase(LIKENESS):
-            found = sentences.likeness([read_tokens(source) for source in self.sources.cpu()])
-            sims, best = (torch.from_numpy(part).to(self.sources.device) for part in found)
-        return learned.entries, sims, best
+            return sentences.likeness([read_tokens(source) for source in self.sources.cpu()])
+
+    @cached_property
+    def _sims(self) -> Tensor | None:
+        return torch.from_numpy(self._found.sims).to(self.sources.device) if self._found is not None else None
+
+    @cached_property
+    def _best(self) -> Tensor | None:
+        return torch.from_numpy(self._found.best).to(self.sources.device) if self._found is not None else None
+
+    def prepare(self) -> None:
+        """Compute what the settings will ask for at each step."""
+        settings = self.memory.settings
+        if settings.likeness or settings.guard:
+            _ = self.strange, self._sims, self._best
+        if settings.sentences:
+            _ = self.candidates
+
+    @cached_property
+    def candidates(self) -> Candidates:
+        """The entries of the sentences most like each source, about as many as the settings say."""
+        retriever, entries = self.memory.searched, cast(LearnedMemory, self.memory.learned).entries
+        if not isinstance(retriever, TokenRetriever):
+            raise ConfigurationError(
+                f"--knn-sentences is for the retriever {TokenRetriever.__name__}, and this is a {type(retriever).__name__}: "
+                "leave it out"
+            )
+        rows = self._found.sims if self._found is not None else np.zeros((len(self.sources), 0), np.float32)
+        return retriever.candidates([entries.most_alike(row, self.memory.settings.sentences) for row in rows])
 
     def of(self, found: Neighbours, rows: Tensor) -> Neighbours:
         """Add the likeness of the neighbours' sentences to the sources in these rows of the batch, int64 [N]."""
-        if found.likeness is not None or self._compared is None:
+        if found.likeness is not None or self._sims is None or self.memory.learned is None:
             return found
-        entries, sims, _ = self._compared
-        return found._replace(likeness=sims[rows.unsqueeze(1), entries.sentences_of(found.ids)])
+        sentences = self.memory.learned.entries.sentences_of(found.ids)
+        return found._replace(likeness=self._sims[rows.unsqueeze(1), sentences])
 
     @cached_property
-    def familiar(self) -> Tensor | None:
-        """Tell which sources the guard leaves any neighbours, bool [B] on the host; None: all of them."""
-        if not self.memory.settings.guard or self.memory.first_learned is not None or self._compared is None:
+    def strange(self) -> tuple[bool, Tensor] | None:
+        """Tell whether the guard leaves no source any neighbours, and which not, bool [B]; None where all have some."""
+        if not self.memory.settings.guard or self.memory.first_learned is not None or self._found is None:
             return None
-        return self.memory.familiarity(self._compared[2].cpu()) > 0
+        strange = self.memory.familiarity(torch.from_numpy(self._found.best)) <= 0
+        return (bool(strange.all()), strange.to(self.sources.device)) if strange.any() else None
 
     def best(self, rows: Tensor) -> Tensor | None:
         """Return the likeness of the sentence most like each of these rows' sources, fp32 [N]; None where not known."""
-        return self._compared[2][rows] if self._compared is not None else None
+        return self._best[rows] if self._best is not None else None
 
 
 @cache
@@ -391,7 +418,7 @@ class TokenBatch(MemoryBatch):
     likeness: SourceLikeness
     rows: Tensor  # int64 [H], the sentence of each hypothesis
     _stream: torch.cuda.Stream | None = None
-    _first: bool = True
+    _beam: int = 0  # hypotheses of a sentence; 0 before the first step
     _skipped: bool = False  # whether its sentences were counted as going without
     # Of this step: queries [H, d], all that was found, the k best, and log p_r of these, fp32 [H, k].
     _found: list[tuple[Tensor, Neighbours, Neighbours, Tensor]] = field(default_factory=list)
@@ -399,8 +426,7 @@ class TokenBatch(MemoryBatch):
 
     def encoded(self) -> None:
         """Compare the sources with the datastore's sentences, while a GPU encodes them."""
-        if self.memory.settings.likeness or self.memory.settings.guard:
-            _ = self.likeness.best(self.rows)
+        self.likeness.prepare()
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -414,10 +440,11 @@ class TokenBatch(MemoryBatch):
     def _begin_step(self) -> None:
         queries = self.memory.capture.read()[:, -1]  # [H, T, d] -> [H, d]
         # All hypotheses of a sentence are alike at the first step: one search serves them.
-        copies, self._first = len(queries) // self.sentences if self._first else 1, False
+        copies, each = (1, self._beam) if self._beam else (len(queries) // self.sentences, 1)
+        self._beam = self._beam or copies
         with self._on_second_stream(queries):
-            settings, retrieved = self.memory.settings, None
-            found = self.search(queries[::copies], self.rows[::copies])
+            settings = self.memory.settings
+            found = self.search(queries[::copies], self.rows[::copies], each)
             if copies > 1:
                 found = found.changed(lambda part: part.repeat_interleave(copies, dim=0))
             best, _ = best_neighbours(found, settings)
@@ -429,28 +456,33 @@ class TokenBatch(MemoryBatch):
         """The sentences of the batch as it began."""
         return len(self.likeness.sources)
 
-    def search(self, queries: Tensor, rows: Tensor) -> Neighbours:
+    def search(self, queries: Tensor, rows: Tensor, each: int | None = None) -> Neighbours:
         """Find the entries nearest to queries [N, d] of the sentences in these rows of the batch, int64 [N].
 
         They are k, or as many as the best k are chosen among where their sentences count. Those of the unknown token count as
         missing, in their places.
+
+        Args:
+            each: how many queries each sentence has that has any; None: they differ.
         """
-        settings, familiar = self.memory.settings, self.likeness.familiar
+        settings, strange = self.memory.settings, self.likeness.strange
         k = max(settings.k, DEEP) if settings.likeness else settings.k
-        if familiar is not None and not familiar.all():
-            if queries.is_cuda and familiar.any():  # to know which hypotheses those are would take a round trip
-                found = self._search(queries, k).without(~familiar.to(rows.device)[rows].unsqueeze(1))
-            else:
-                found = Neighbours.missing(queries, k)
-                known = familiar[rows.cpu()].nonzero()[:, 0] if familiar.any() else rows[:0]
-                if len(known):
-                    found.put(known, self._search(queries[known], k))
-        else:
-            found = self._search(queries, k)
+        if strange is None:
+            found = self._search(queries, rows, k, each)
+        elif (everything := strange[0]) or not queries.is_cuda:
+            found = Neighbours.missing(queries, k)
+            if not everything and len(searched := (~strange[1][rows]).nonzero()[:, 0]):
+                found.put(searched, self._search(queries[searched], rows[searched], k, each))
+        else:  # to leave some out, a GPU would have to be asked how many
+            found = self._search(queries, rows, k, each).without(strange[1][rows].unsqueeze(1))
         found = found.without(found.values == self.memory.unknown)
         return self.likeness.of(found, rows) if settings.likeness else found
 
-    def _search(self, queries: Tensor, k: int) -> Neighbours:
+    def _search(self, queries: Tensor, rows: Tensor, k: int, each: int | None) -> Neighbours:
+        if self.memory.settings.sentences:
+            retriever, candidates = self.retriever, self.likeness.candidates
+            assert isinstance(retriever, TokenRetriever)  # or there are no candidates
+            return retriever.search_among(candidates, queries, rows, k, each)
         remote, search = self.memory.remote, partial(self.retriever.search, queries, k)
         found = remote.ask(search, 0 if self._skipped else self.sentences) if remote is not None else search()
         if found is None:

@@ -293,7 +293,9 @@ def score_grid(
     """
     grid, given = {}, memory.settings
     for k, temperature, likeness in product(neighbours, temperatures, likenesses):
-        point = TokenRetrievalSettings(k, 1.0, temperature, confidence=False, guard=given.guard, likeness=likeness)
+        point = TokenRetrievalSettings(
+            k, 1.0, temperature, guard=given.guard, sentences=given.sentences, likeness=likeness
+        )
         best = text.found.best(point)
         retrieved = best.retrieved(text.targets, temperature)
         for confidence, lambda_ in product(confidences, LAMBDAS):

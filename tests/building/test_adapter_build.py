@@ -200,9 +200,11 @@ def test_tuner_scores_equal_a_direct_computation(
     task, models = load(cfg)
     ensemble = task.build_ensemble(models)
     text = held_out_text(ensemble, list(batches(cfg, task, models)))
-    settings = TokenRetrievalSettings(16, 0.7, 0.07, guard=True, **kind)
+    likeness = ensemble.memory("tokens").settings.likeness
+    settings = TokenRetrievalSettings(16, 0.7, 0.07, guard=True, likeness=likeness, **kind)
     memory = replace(ensemble.memory("tokens"), settings=TokenRetrievalSettings(guard=True, **kind))
-    grid = score_grid(memory, text, (16,), (0.07,), (kind["confidence"],))
+    grid = score_grid(memory, text, (16,), (0.07,), (kind["confidence"],), (likeness,))
+    assert likeness
     assert grid[settings] == pytest.approx(wanted.item(), abs=1e-4)
 
 
@@ -212,10 +214,10 @@ def test_tuning_an_adapters_store_tries_both_kinds_of_share(world: World, clknn:
     del words[at : at + 2]
     fixed = ["--combiner", "fixed"]
     shown = call("tune", *words, *fixed, "--output", tmp_path / "options", "--decode", 4).stdout
-    assert "1,400 settings" in shown and "4 by BLEU" in shown
+    assert "5,600 settings" in shown and "4 by BLEU" in shown
     assert "--knn-confidence" in (chosen := (tmp_path / "options").read_text()) or "--no-knn-confidence" in chosen
     shown = call("tune", *words, *fixed, "--no-knn-confidence", "--output", tmp_path / "fixed", "--decode", 1).stdout
-    assert "700 settings" in shown and "--no-knn-confidence" in (tmp_path / "fixed").read_text()
+    assert "2,800 settings" in shown and "--no-knn-confidence" in (tmp_path / "fixed").read_text()
 
 
 def test_retrieval_is_measured_and_drawn(world: World, clknn: Path, tmp_path: Path) -> None:

@@ -141,9 +141,7 @@ def test_neighbours_are_marked_in_their_sentences(world: World, explained: Calla
 def translator(world: World, tmp_path: Path) -> Translator:
     """Over a datastore that it may write to. What sentence a neighbour is from does not count, and is shown."""
     store = shutil.copytree(world.datastore, tmp_path / "store")
-    made = Translator(datastore=store, device="cpu", max_len_b=25)
-    assert made.find_memory("tokens").settings.likeness == 0
-    return made
+    return Translator(datastore=store, device="cpu", max_len_b=25, knn_likeness=0)
 
 
 def long_pair(world: World) -> tuple[str, str]:
