@@ -236,7 +236,7 @@ def _compact_tokens(
     sources.append(Source(name, corpus, size, sentences, 1.0, {LEARNED: sentences}))
     if section.domain:  # of the decoder's states, which keys of an adapter are not; replaced where they are
         copyfile(datastore.folder / DOMAIN, folder / DOMAIN)
-    return write_tokens(datastore, parts, sources, folder, progress)
+    return write_tokens(datastore, parts, sources, folder, progress, grown=True)
 
 
 def _compact_phrases(

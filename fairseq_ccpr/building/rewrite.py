@@ -103,9 +103,18 @@ def rows_of(kind: PartKind, store: Datastore, renumber: Renumber) -> Rows:
 
 
 def write_tokens(
-    base: TokenDatastore, parts: list[Rows], sources: list[Source], folder: Path, progress: Progress
+    base: TokenDatastore,
+    parts: list[Rows],
+    sources: list[Source],
+    folder: Path,
+    progress: Progress,
+    grown: bool = False,
 ) -> TokenSection:
-    """Write a token part without its index; statistics of its text that no sample of keys gives are in the folder already."""
+    """Write a token part without its index; statistics of its text that no sample of keys gives are in the folder already.
+
+    Args:
+        grown: whether it is `base` with what was learned, by which the likeness of its sentences must not change.
+    """
     size = copy_rows(TOKENS, base.section.dimension, parts, folder, progress)
     for name in (SYMBOLS, *([PROJECTION] if base.section.projection else [])):
         copyfile(base.folder / name, folder / name)
@@ -113,7 +122,8 @@ def write_tokens(
     provenance = open_array(folder / f"{PROVENANCE}.npy", *TOKENS.shapes(size, 0)[PROVENANCE])
     if (described := base.section.source_index) is not None and all(part.sources is not None for part in parts):
         found, vocabulary, unknown = _renumbered(parts), described.vocabulary, described.unknown
-        section.source_index = write_source_index(folder, found, provenance, vocabulary, unknown)
+        mean = described.mean_length if grown and described.known else None
+        section.source_index = write_source_index(folder, found, provenance, vocabulary, unknown, mean_length=mean)
     else:
         logger.warning(
             "not all source sentences are known, as some were built before these were kept: the result has none; build it "

@@ -65,7 +65,7 @@ class Terms(NamedTuple):
 
     sentences: np.ndarray  # int64 [n], places of the sentences, ascending
     subwords: np.ndarray  # int64 [n]
-    worth: np.ndarray  # fp64 [n]
+    worth: np.ndarray  # fp16 [n]
 
     @classmethod
     def of(cls, subwords: np.ndarray, lengths: np.ndarray, described: SourceIndexDescription) -> Terms:
@@ -75,7 +75,14 @@ class Terms(NamedTuple):
         both = places[terms] * described.vocabulary + subwords[terms]
         both, counts = np.unique(both, return_counts=True)
         places = both // described.vocabulary
-        return cls(places, both % described.vocabulary, worth(counts, lengths[places], described.mean_length))
+        worths = worth(counts, lengths[places], described.mean_length).astype(np.float16)
+        return cls(places, both % described.vocabulary, worths)
+
+    @classmethod
+    def joined(cls, sources: Sequence[np.ndarray], described: SourceIndexDescription) -> Terms:
+        """Count the subwords of sources, int [L] each."""
+        subwords = np.concatenate([np.empty(0, np.int64), *sources]).astype(np.int64)
+        return cls.of(subwords, np.array([len(one) for one in sources], np.int64), described)
 
 
 class SourceIndex:
@@ -148,13 +155,13 @@ class SentenceMemory:
     def __init__(self, index: SourceIndex, learned: Sequence[np.ndarray], gone: np.ndarray) -> None:
         described = index.described
         self.index, self.size, self.gone = index, described.sentences + len(learned), gone
-        lengths = np.array([len(one) for one in learned], np.int64)
-        subwords = np.concatenate([np.empty(0, np.int64), *learned]).astype(np.int64)
-        if not described.known:  # nothing is there to take a mean of but what was learned
-            described = replace(described, mean_length=max(1.0, float(lengths.mean())) if len(learned) else 1.0)
-        self.described, self._learned = described, Terms.of(subwords, lengths, described)
-        frequencies = index.document_frequencies + np.bincount(self._learned.subwords, minlength=described.vocabulary)
-        total = described.known + len(learned)
+        if not described.known and learned:  # nothing else is there to take a mean of
+            described = replace(described, mean_length=max(1.0, float(np.mean([len(one) for one in learned]))))
+        self.described, self._learned = described, Terms.joined(learned, described)
+        lost = Terms.joined([index.source(number) for number in gone.tolist()], described)
+        more, fewer = (np.bincount(terms.subwords, minlength=described.vocabulary) for terms in (self._learned, lost))
+        frequencies = index.document_frequencies + more - fewer
+        total = described.known + len(learned) - len(gone)
         self.idf = np.log1p((total - frequencies + 0.5) / (frequencies + 0.5)).astype(np.float32)  # [V]
         self.idf[frequencies > max(FEW, COMMON * total)] = 0.0
 
@@ -166,7 +173,7 @@ class SentenceMemory:
         index, own = self.index, self.index.described.sentences
         sims, asked = np.zeros((len(sources), self.size), np.float32), np.zeros_like(self.idf)
         for source, row in zip(sources, sims):
-            _, terms, worths = Terms.of(source, np.array([len(source)]), self.described)
+            _, terms, worths = Terms.joined([source], self.described)
             perfect = float((self.idf[terms] * worths).sum())
             terms = terms[self.idf[terms] > 0]
             if not len(terms):
@@ -198,7 +205,7 @@ def ranges(starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
 
 def write_source_index(
     folder: Path, sources: Sources, provenance: np.ndarray, vocabulary: int, unknown: int,
-    progress: Callable[[int], object] = lambda count: None,
+    progress: Callable[[int], object] = lambda count: None, mean_length: float | None = None,
 ) -> SourceIndexDescription:  # fmt: skip
     """Write the index of a token part's source sentences; memory holds a block of them at a time.
 
@@ -206,6 +213,7 @@ def write_source_index(
         sources: of all sentences that have entries.
         provenance: int32 [N, 2], sentence and position of each entry; the sentences ascend.
         unknown: the unknown subword.
+        mean_length: m, where it is to stay what it was; None: that of these sentences.
     """
     spans = GrowingArray(folder / f"{SENTENCES}.npy", (2,), "int64")
     subwords = GrowingArray(folder / f"{SUBWORDS}.npy", (), "int32")
@@ -223,7 +231,7 @@ def write_source_index(
     spans.append(np.array([[len(provenance), subwords.rows]], np.int64))
     for array in (spans, subwords, hashes):
         array.close()
-    mean = max(1.0, subwords.rows / max(known, 1))
+    mean = max(1.0, subwords.rows / max(known, 1)) if mean_length is None else mean_length
     described = SourceIndexDescription(hashes.rows, known, subwords.rows, 0, vocabulary, unknown, mean)
     return replace(described, postings=_write_postings(folder, described))
 

@@ -250,12 +250,13 @@ def automatic_token_settings(datastore: TokenDatastore, confidence: bool | None 
     """
     unit, measured = datastore.section.projection is not None, datastore.section.suits
     confident = unit if confidence is None else confidence
+    of_sources = measured if datastore.section.source_index is not None else {}  # a merged part may have lost them
     return {
         "lambda_": 1.0 if confident else measured.get("lambda_", 0.5),
         "temperature": measured.get("temperature", 0.05 if unit else 10.0),
         "confidence": unit,
-        "likeness": measured.get("likeness", 0.0),
-        "guard": FAMILIAR in measured,
+        "likeness": of_sources.get("likeness", 0.0),
+        "guard": FAMILIAR in of_sources,
     }
 
 
@@ -274,7 +275,7 @@ def token_settings(
             f"--knn-confidence needs keys of length 1, but those of {datastore.directory} are the decoder's own states: "
             "build the datastore with --adapter clknn"
         )
-    if settings.guard and FAMILIAR not in datastore.section.suits:
+    if settings.guard and not (FAMILIAR in datastore.section.suits and datastore.section.source_index):
         raise ConfigurationError(
             f"--knn-guard needs to know how much the sentences of {datastore.directory} are like one another, which is "
             "measured of 10,000 entries or more, when they are built: build it again, or leave the guard out"

@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 import torch
 
+from fairseq_ccpr.datastore import source_index
 from fairseq_ccpr.datastore.manifest import TOKEN, Manifest
-from fairseq_ccpr.datastore.token import DOMAIN, SYMBOLS, TokenDatastore, array_shapes
+from fairseq_ccpr.datastore.token import DOMAIN, SYMBOLS, TokenDatastore, array_shapes, part_files
 from fairseq_ccpr.evaluation.planning import Limits, needs
 from fairseq_ccpr.search import ExactIndex, build_index, exact, faiss_index, open_index
 from fairseq_ccpr.search.index_plan import plan_index
@@ -118,7 +119,7 @@ def test_what_cannot_stay_on_disk_is_refused(factory: str, world: World, tmp_pat
 def repeated(store: TokenDatastore, times: int, output: Path) -> Path:
     """A datastore of the same entries many times over."""
     (output / TOKEN).mkdir(parents=True)
-    section = replace(store.section, size=store.section.size * times)
+    section = replace(store.section, size=store.section.size * times, source_index=None, suits={})
     arrays = {name: np.concatenate([getattr(store, name.replace("-", "_"))] * times) for name in array_shapes(0, 0)}
     writer = ArrayWriter(output / TOKEN, array_shapes(section.size, section.dimension))
     writer.create()
@@ -126,7 +127,7 @@ def repeated(store: TokenDatastore, times: int, output: Path) -> Path:
     shutil.rmtree(output / TOKEN / "done")
     for name in (SYMBOLS, DOMAIN):
         shutil.copy(store.directory / TOKEN / name, output / TOKEN)
-    section.files = describe_files(output, list(section.files))
+    section.files = describe_files(output, [f"{TOKEN}/{name}" for name in part_files(section)])
     Manifest(section).write(output)
     return output
 
@@ -150,7 +151,7 @@ def limited(command: str, *words: object) -> subprocess.CompletedProcess[str]:
 
 def test_a_store_three_times_the_memory_limit_is_built_and_decoded_from_disk(world: World, tmp_path: Path) -> None:
     store = TokenDatastore(world.datastore)
-    bytes_each = 2 * store.section.dimension + 20
+    bytes_each = 2 * store.section.dimension + 12
     one = repeated(store, 3 * LIMIT // (2 * bytes_each * store.section.size) + 1, tmp_path / "one")
     shutil.copytree(one, two := tmp_path / "two", copy_function=os.link)
     manifest = Manifest.read(two)
@@ -182,7 +183,9 @@ def test_a_plan_says_what_each_way_to_search_needs(world: World) -> None:
     assert re.fullmatch(r"this machine: [\d,]+ GB free on disk, [\d,]+ GB of memory, (GPUs of .*|no GPU)", room)
     rows = {(cells[1], cells[2]): cells[3:-1] for line in lines[3:] for cells in [[c.strip() for c in line.split("|")]]}
     width = TokenDatastore(world.datastore).section.dimension
-    disk = f"{(2 * width + 20):,.4g} GB"
+    section = TokenDatastore(world.datastore).section
+    sources = sum(file["bytes"] for name, file in section.files.items() if Path(name).name in source_index.FILES)
+    disk = f"{2 * width + 12 + sources / section.size:,.4g} GB"
     assert rows["exact", "from disk, mapped"] == [disk, "0 GB", "0 GB", "64 GB", "32 s"]
     assert rows["exact", "on one GPU"] == [disk, "0 GB", "72 GB", "64 GB", "64 ms"]
     lists = next(cells for (index, _), cells in rows.items() if index.startswith("disk:IVF32768,SQ8;nprobe=16"))

@@ -116,7 +116,7 @@ def test_the_manifest_names_the_reverse_model(world: World, whole: Path, reverse
                  "--output", whole.parent / "memory").returncode  # fmt: skip
     assert model == 0 and digest == TokenDatastore(whole.parent / "memory").section.fingerprints["model"]
     shown = call("inspect", whole).stdout
-    assert "sources        back-translations" in shown and f"reverse_model  {digest}" in shown
+    assert "pairs          back-translations" in shown and f"reverse_model  {digest}" in shown
     assert "reverse_model" not in TokenDatastore(world.datastore).section.fingerprints
     assert "back-translations" not in call("inspect", world.datastore).stdout
 

@@ -48,7 +48,7 @@ def plain(
     source: np.ndarray, stored: dict[int, np.ndarray], learned: list[np.ndarray], gone: set[int], size: int
 ) -> list[float]:
     """BM25 as it is written, in float64."""
-    counts = {number: Counter(one.tolist()) for number, one in stored.items()}
+    counts = {number: Counter(one.tolist()) for number, one in stored.items() if number not in gone}
     everything = [*counts.values(), *(Counter(one.tolist()) for one in learned)]
     total = len(everything)
     lengths = [len(one) for one in stored.values()] or [len(one) for one in learned]
@@ -67,7 +67,7 @@ def plain(
         )
 
     perfect = score(Counter(source.tolist()))
-    own = [score(counts[n]) if n in counts and n not in gone else 0.0 for n in range(size)]
+    own = [score(counts[n]) if n in counts else 0.0 for n in range(size)]
     found = [*own, *(score(Counter(one.tolist())) for one in learned)]
     return [min(1.0, one / perfect) if perfect else 0.0 for one in found]
 

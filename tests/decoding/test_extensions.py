@@ -38,13 +38,14 @@ def reference_log_probs(decode: Callable, *words: object) -> float:
 
 
 def test_a_policy_of_ones_own_is_tuned_as_it_decodes(world: World, decode: Callable) -> None:
-    cfg = parse_generation([*world.options("--no-progress-bar"), *map(str, OF_THE_EXAMPLE)])
+    alone = ["--knn-likeness", 0, "--no-knn-guard"]  # as the grid has it
+    cfg = parse_generation([*world.options("--no-progress-bar", *alone), *map(str, OF_THE_EXAMPLE)])
     task, models = load(cfg)
     ensemble = task.build_ensemble(models)
     text = held_out_text(ensemble, list(batches(cfg, task, models)))
     grid = score_grid(ensemble.memory("tokens"), text, (8,), (5.0,), (False,))
     settings = TokenRetrievalSettings(8, 0.6, 5.0)
-    words = ["--knn-k", 8, "--knn-lambda", 0.6, "--knn-temperature", 5]
+    words = ["--knn-k", 8, "--knn-lambda", 0.6, "--knn-temperature", 5, *alone]
     assert grid[settings] == pytest.approx(reference_log_probs(decode, *words, *OF_THE_EXAMPLE), abs=1e-4)
     assert abs(grid[settings] - reference_log_probs(decode, *words)) > 1e-2  # of lambda as it is
 
@@ -252,8 +253,9 @@ def test_the_extended_retriever_of_the_page_finds_four(world: World, decode: Cal
     (tmp_path / "nearest/__init__.py").write_text(
         HEAD + code + task + "    retriever_class = Nearest\n", encoding="utf-8"
     )
-    words = ["--user-dir", tmp_path / "nearest", "--task", "nearest", "--beam", 1, "--knn-lambda", 0.6]
-    assert equal(decode(*words, "--knn-k", 16), decode("--beam", 1, "--knn-lambda", 0.6, "--knn-k", 4))
+    common = ["--beam", 1, "--knn-lambda", 0.6, "--knn-likeness", 0]
+    words = ["--user-dir", tmp_path / "nearest", "--task", "nearest", *common]
+    assert equal(decode(*words, "--knn-k", 16), decode(*common, "--knn-k", 4))
 
 
 def test_threads_that_share_an_ensemble_do_not_mix_their_sentences(world: World, joint: list[object]) -> None:

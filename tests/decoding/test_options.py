@@ -14,6 +14,7 @@ import pytest
 import torch
 from fairseq.dataclass.utils import gen_parser_from_dataclass
 
+from fairseq_ccpr.datastore.token import FAMILIAR
 from fairseq_ccpr.decoding.mixture import Distribution
 from fairseq_ccpr.decoding.options import (
     MixtureSettings,
@@ -35,8 +36,9 @@ from tests.small_models import World
 # Of each field the options that change it.
 TOKENS: dict[str, list[object]] = {
     "k": ["--knn-k", 3], "lambda_": ["--knn-lambda", 0.9], "temperature": ["--knn-temperature", 50],
-    "guard": ["--knn-guard"],
+    "likeness": ["--knn-likeness", 2], "sentences": ["--knn-sentences", 100],
 }  # fmt: skip
+OF_OTHER_TEXT = ("guard",)  # see test_followed_hypotheses
 OF_UNIT_KEYS = ("confidence", "lambda_max", "min_similarity", "lambda_star")
 PHRASES: dict[str, list[object]] = {
     "k": ["--phrase-k", 1], "min_similarity": ["--phrase-min-similarity", 0.8], "threshold": ["--phrase-threshold", 0.2],
@@ -78,7 +80,7 @@ def test_no_option_is_forgotten() -> None:
         (kind, one.name): one.metadata["unsigned"]
         for kind in (TokenRetrievalSettings, PhraseSettings, StoreSettings, MixtureSettings) for one in fields(kind)
     }  # fmt: skip
-    tried = {(TokenRetrievalSettings, name) for name in (*TOKENS, *OF_UNIT_KEYS)}
+    tried = {(TokenRetrievalSettings, name) for name in (*TOKENS, *OF_UNIT_KEYS, *OF_OTHER_TEXT)}
     tried |= {(PhraseSettings, name) for name in PHRASES} | {(MixtureSettings, name) for name in MIXTURE}
     for untried in reasons.keys() - tried:
         assert reasons[untried], untried
@@ -104,7 +106,7 @@ def test_options_of_unit_keys_change_the_weight(change: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("unit", "words", "wanted"),
     [
-        (False, "", {"lambda_": 0.5, "temperature": 10.0, "confidence": False, "guard": False}),
+        (False, "", {"lambda_": 0.5, "temperature": 10.0, "confidence": False, "guard": True}),
         (True, "", {"lambda_": 1.0, "temperature": 0.05, "confidence": True, "guard": True}),
         (True, "--no-knn-guard", {"guard": False}),
         (True, "--knn-confidence", {"lambda_": 1.0, "confidence": True}),
@@ -119,7 +121,9 @@ def test_what_is_left_out_suits_the_keys(unit: bool, words: str, wanted: dict[st
     gen_parser_from_dataclass(parser, TranslationRetrievalConfig())
     index = SimpleNamespace(metric="ip" if unit else "l2")
     datastore: Any = SimpleNamespace(
-        section=SimpleNamespace(projection="clknn" if unit else None, index=index, domain=True, suits={})
+        section=SimpleNamespace(
+            projection="clknn" if unit else None, index=index, source_index=True, suits={FAMILIAR: 0.2}
+        )
     )
     settings = token_settings(parser.parse_args(["data", *words.split()]), datastore)
     assert {name: getattr(settings, name) for name in wanted} == wanted

@@ -73,7 +73,7 @@ def test_tuning_chooses_tokens_and_phrases_together(
     shaping = ["--phrase-threshold", "0.4", "--retrieval-lambda-max", "0.8"]
     with patch("fairseq_ccpr.evaluation.tune._decode", scored):
         shown = call("tune", *words, *shaping, "--output", tmp_path / "options", "--decode", 3).stdout
-    assert "75 settings" in shown and "entries" in shown and "phrases:" in shown
+    assert "285 settings" in shown and "entries" in shown and "phrases:" in shown
     chosen = (tmp_path / "options").read_text().split()
     assert "--knn-k" in chosen and options_in(chosen, shaping)
     *tried, halved, bounded = lambdas

@@ -99,7 +99,7 @@ def test_tuner_log_and_explanation_agree_with_decoding(
     world: World, store: Path, decode: Callable, tmp_path: Path
 ) -> None:
     k, lambda_ = 8, 0.9
-    words = ["--datastore", store, "--knn-k", k, "--knn-lambda", lambda_]
+    words = ["--datastore", store, "--knn-k", k, "--knn-lambda", lambda_, "--knn-likeness", 0, "--no-knn-guard"]
     scored = decode(*words, "--score-reference")
     wanted = torch.cat([hypotheses[0]["positional_scores"] for hypotheses in scored.values()]).mean()
     cfg = parse_generation(world.options(*words, "--no-progress-bar"))
