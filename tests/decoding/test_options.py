@@ -135,7 +135,7 @@ def test_what_was_tuned_for_lambda_star_is_left_out_with_it() -> None:
     parser = argparse.ArgumentParser()
     gen_parser_from_dataclass(parser, TranslationRetrievalConfig())
     datastore: Any = SimpleNamespace(
-        section=SimpleNamespace(projection="clknn", index=SimpleNamespace(metric="ip"), domain=True, suits={})
+        section=SimpleNamespace(projection="clknn", index=SimpleNamespace(metric="ip"), source_index=True, suits={})
     )
     tuned = {"confidence": True, "lambda_max": 0.9, "lambda_star": "published"}
     assert token_settings(parser.parse_args(["data"]), datastore, tuned).lambda_star == "published"
