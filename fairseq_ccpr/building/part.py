@@ -323,9 +323,8 @@ class TokenPart(Part):
         if self.published is None:
             with atomic_file(self.partial / SYMBOLS) as path:
                 path.write_bytes("".join(f"{symbol}\n" for symbol in self.symbols).encode())
-            folder = self.partial if self.partial.exists() else self.final  # where it was killed while publishing
             with self.progress("source index", 0, unit="sentence") as bar:
-                described = write_source_index(folder, sources, provenance, vocabulary, unknown, bar.update)
+                described = write_source_index(self.folder, sources, provenance, vocabulary, unknown, bar.update)
             self.section.source_index = described
         domain = self.folder / DOMAIN
         if not domain.exists() and self.section.projection is None:

@@ -19,6 +19,7 @@ import struct
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -178,7 +179,7 @@ class LearnedStore:
     @property
     def superseded(self) -> np.ndarray:
         """The entries that the datastore was built with whose source is that of a pair that counts, int64, ascending."""
-        sources = {hash_source(pair.read_as.ids) for pair in self.pairs.values() if pair.read_as is not None}
+        sources = {_hash_ids(pair.read_as.ids) for pair in self.pairs.values() if pair.read_as is not None}
         if new := sources - self._rows_of.keys():
             self._rows_of |= dict.fromkeys(new, np.empty(0, np.int64)) | self.datastore.rows_of_sources(new)
         rows = np.concatenate([np.empty(0, np.int64), *(self._rows_of[source] for source in sources)])
@@ -526,6 +527,9 @@ class LearnedStore:
             raise DatastoreError(
                 f"{self.datastore.directory} was compacted or built again since it was opened: open it again"
             )
+
+
+_hash_ids = lru_cache(1 << 17)(hash_source)
 
 
 def first_records(section: TokenSection, first_id: int, phrases: PhraseSection | None = None) -> list[bytes]:

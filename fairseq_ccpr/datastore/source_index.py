@@ -130,8 +130,12 @@ class SourceIndex:
         described, faults = self.described, []
         if tuple(self.sentences[-1]) != (size, described.subwords) or (np.diff(self.sentences, axis=0) < 0).any():
             faults.append(f"{SENTENCES}: entries or subwords outside the part")
-        if int(self.firsts[-1]) != described.postings or (self.document_frequencies < 0).any():
+        if (int(self.firsts[0]), int(self.firsts[-1])) != (0, described.postings) or (
+            self.document_frequencies < 0
+        ).any():
             faults.append(f"{FIRSTS}: postings that are not there")
+        if not np.isfinite(self.worths).all():
+            faults.append(f"{WORTHS}: NaN or infinite numbers")
         if described.postings and not 0 <= self.postings.min() <= self.postings.max() < described.sentences:
             faults.append(f"{POSTINGS}: sentences that are not there")
         return faults
@@ -140,8 +144,8 @@ class SourceIndex:
 class Likeness(NamedTuple):
     """How much sentences are like B sources: sim(x, s) in [0, 1]."""
 
-    sims: np.ndarray  # fp32 [B, S'], of those of the datastore, then of those that were learned
-    best: np.ndarray  # fp32 [B], the highest of each
+    sims: np.ndarray  # fp16 [B, S'], of those of the datastore, then of those that were learned
+    best: np.ndarray  # fp16 [B], the highest of each
 
 
 class SentenceMemory:
@@ -165,14 +169,11 @@ class SentenceMemory:
         self.idf = np.log1p((total - frequencies + 0.5) / (frequencies + 0.5)).astype(np.float32)  # [V]
         self.idf[frequencies > max(FEW, COMMON * total)] = 0.0
 
-    def __len__(self) -> int:
-        return self.size
-
     def likeness(self, sources: Sequence[np.ndarray]) -> Likeness:
         """Compare sources, int [L] each, with all sentences."""
         index, own = self.index, self.index.described.sentences
-        sims, asked = np.zeros((len(sources), self.size), np.float32), np.zeros_like(self.idf)
-        for source, row in zip(sources, sims):
+        sims, asked = np.zeros((len(sources), self.size), np.float16), np.zeros_like(self.idf)
+        for source, found in zip(sources, sims):
             _, terms, worths = Terms.joined([source], self.described)
             perfect = float((self.idf[terms] * worths).sum())
             terms = terms[self.idf[terms] > 0]
@@ -181,6 +182,7 @@ class SentenceMemory:
             starts, ends = index.firsts[terms], index.firsts[terms + 1]
             places = ranges(starts, ends)
             weights = np.repeat(self.idf[terms], ends - starts) * index.worths[places]
+            row = np.empty(self.size, np.float32)
             row[:own] = np.bincount(index.postings[places], weights, minlength=own)
             row[self.gone] = 0.0
             if self.size > own:
@@ -188,8 +190,8 @@ class SentenceMemory:
                 weights = asked[self._learned.subwords] * self._learned.worth
                 row[own:] = np.bincount(self._learned.sentences, weights, minlength=self.size - own)
                 asked[terms] = 0.0
-            row /= perfect
-        return Likeness(np.minimum(sims, 1.0, out=sims), sims.max(axis=1, initial=0.0))
+            found[:] = np.minimum(row / perfect, 1.0)
+        return Likeness(sims, sims.max(axis=1, initial=0.0))
 
 
 def ranges(starts: np.ndarray, ends: np.ndarray) -> np.ndarray:

@@ -173,24 +173,35 @@ class LearnedEntries:
         assert self.stored_sentences is not None
         return self.stored_sentences[self.gone].unique().cpu().numpy()
 
+    @cached_property
+    def _sizes(self) -> np.ndarray:
+        """How many entries each sentence has, int64 [S']; 0 where they do not count."""
+        assert self.source_index is not None
+        learned = np.array([pair.tokens for pair in self.pairs], np.int64)
+        sizes = np.concatenate([np.diff(self.source_index.sentences[:, 0]), learned])
+        sizes[self._sentences_gone] = 0
+        return sizes
+
     def most_alike(self, sims: np.ndarray, count: int) -> np.ndarray:
-        """List the entries of the sentences with the highest likeness, fp32 [S'], until they are `count`: int64 [n].
+        """List the entries of the sentences with the highest likeness, [S'], until they are `count`: int64 [n].
 
         They are none where nothing is like the source at all.
         """
-        assert self.source_index is not None
-        own, counted = self.source_index.described.sentences, np.array([pair.tokens for pair in self.pairs], np.int64)
         if not sims.max(initial=0.0):
             return np.empty(0, np.int64)
-        sizes = np.concatenate([np.diff(self.source_index.sentences[:, 0]), counted])
-        sizes[self._sentences_gone] = 0
-        order = np.argpartition(-sims, min(count, len(sims)) - 1)[:count]
-        order = order[np.lexsort((-order, -sims[order]))]  # of equal ones the newest first
-        order = order[: int(np.searchsorted(np.cumsum(sizes[order]), count)) + 1]
-        order = order[sizes[order] > 0]
-        stored, learned = order[order < own], order[order >= own] - own
-        first = self.rows[learned] + len(self.stored_sentences if self.stored_sentences is not None else ())
-        return np.concatenate([self.source_index.entries(stored), ranges(first, first + counted[learned])])
+        assert self.source_index is not None and self.stored_sentences is not None
+        there = np.flatnonzero(self._sizes)
+        near = there[np.argpartition(-sims[there], min(count, len(there)) - 1)[:count]]
+        near = near[np.lexsort((-near, -sims[near]))]  # of equal ones the newest first
+        near = near[: int(np.searchsorted(np.cumsum(self._sizes[near]), count)) + 1]
+        own = self.source_index.described.sentences
+        stored, learned = near[near < own], near[near >= own]
+        first = self.rows[learned - own] + len(self.stored_sentences)
+        return np.concatenate([self.source_index.entries(stored), ranges(first, first + self._sizes[learned])])
+
+    @cached_property
+    def _first_rows(self) -> Tensor:
+        return torch.from_numpy(self.rows).to(self.values.device)
 
     def sentences_of(self, entries: Tensor) -> Tensor:
         """Return the sentences of entries as `sentences` numbers them, int64 [N, k]; any for one that is missing."""
@@ -200,7 +211,7 @@ class LearnedEntries:
         numbers = stored[entries.clamp(0, size - 1)].long() if size else torch.zeros_like(entries)
         if not len(self.rows):
             return numbers
-        learned = torch.searchsorted(torch.from_numpy(self.rows).to(entries.device), entries - size, right=True) - 1
+        learned = torch.searchsorted(self._first_rows, entries - size, right=True) - 1
         return torch.where(entries >= size, own + learned, numbers)
 
     @property

@@ -76,8 +76,8 @@ class TokenRetrievalSettings:
     )  # fmt: skip
     guard: bool = option(
         False,
-        "lower the weight the further a hypothesis is from the datastore's own text, to 0 beyond the 99th percentile of that "
-        "text; on for an adapter's keys",
+        "translate sentences that none of the datastore's is like without it, and lower the weight for those that are little "
+        "like any; on where that was measured",
         automatic=True,
     )  # fmt: skip
 
@@ -256,15 +256,20 @@ def automatic_token_settings(datastore: TokenDatastore, confidence: bool | None 
         "temperature": measured.get("temperature", 0.05 if unit else 10.0),
         "confidence": unit,
         "likeness": of_sources.get("likeness", 0.0),
-        "guard": FAMILIAR in of_sources,
+        "guard": _guards(datastore),
     }
+
+
+def _guards(datastore: TokenDatastore) -> bool:
+    """Check whether a datastore knows which sentences are like its own; older ones were tuned with another guard."""
+    return datastore.section.source_index is not None and FAMILIAR in datastore.section.suits
 
 
 def token_settings(
     cfg: RetrievalConfig, datastore: TokenDatastore, tuned: Mapping[str, object] | None = None
 ) -> TokenRetrievalSettings:
     """Read the `--knn-*` options; those left out are as tuned, or else what suits a datastore's keys."""
-    known = tuned or {}
+    known = {name: value for name, value in (tuned or {}).items() if name != "guard" or not value or _guards(datastore)}
     suits = {"confidence": known.get("confidence", automatic_token_settings(datastore)["confidence"])}
     confidence = read_options(TokenRetrievalSettings, cfg, suits).confidence
     suits = {**automatic_token_settings(datastore, confidence), **known, **({} if confidence else OF_LAMBDA_STAR)}
@@ -275,7 +280,7 @@ def token_settings(
             f"--knn-confidence needs keys of length 1, but those of {datastore.directory} are the decoder's own states: "
             "build the datastore with --adapter clknn"
         )
-    if settings.guard and not (FAMILIAR in datastore.section.suits and datastore.section.source_index):
+    if settings.guard and not _guards(datastore):
         raise ConfigurationError(
             f"--knn-guard needs to know how much the sentences of {datastore.directory} are like one another, which is "
             "measured of 10,000 entries or more, when they are built: build it again, or leave the guard out"

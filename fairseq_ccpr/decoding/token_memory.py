@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
-from typing import Any, NamedTuple, Self, cast
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -255,7 +255,7 @@ class TokenMemory(Memory):
         """Begin a batch: only the decoder has queries. What is learned meanwhile counts for the next batch."""
         now = self.now({})
         rows = torch.arange(len(sources), device=sources.device)
-        return TokenBatch(now, now.searched, SourceLikeness(now, sources), rows)
+        return TokenBatch(now, now.searched, SourceLikeness(now, sources.cpu(), sources.device), rows)
 
     @property
     def searched(self) -> Retriever:
@@ -341,59 +341,57 @@ class SourceLikeness:
     """How much the datastore's sentences are like the sources of a batch; computed when it is first asked for."""
 
     memory: TokenMemory
-    sources: Tensor  # int64 [B, S]
+    sources: Tensor  # int64 [B, S], on the host: later, it would have to be waited for
+    device: torch.device  # of the model
 
     @cached_property
     def _found(self) -> Likeness | None:
         """What is known of the sources, on the host; None without an index of source sentences, and without sentences."""
         learned, read_tokens = self.memory.learned, self.memory.read_tokens
-        if learned is None or read_tokens is None or not (sentences := learned.entries.sentences):
+        if learned is None or read_tokens is None:
+            return None
+        sentences = learned.entries.sentences
+        if sentences is None or not sentences.size:
             return None
         with phase(LIKENESS):
-            return sentences.likeness([read_tokens(source) for source in self.sources.cpu()])
+            return sentences.likeness([read_tokens(source) for source in self.sources])
 
     @cached_property
     def _sims(self) -> Tensor | None:
-        return torch.from_numpy(self._found.sims).to(self.sources.device) if self._found is not None else None
+        return torch.from_numpy(self._found.sims).to(self.device) if self._found is not None else None
 
     @cached_property
     def _best(self) -> Tensor | None:
-        return torch.from_numpy(self._found.best).to(self.sources.device) if self._found is not None else None
+        return torch.from_numpy(self._found.best).to(self.device).float() if self._found is not None else None
 
     def prepare(self) -> None:
-        """Compute what the settings will ask for at each step."""
-        settings = self.memory.settings
-        if settings.likeness or settings.guard:
-            _ = self.strange, self._sims, self._best
-        if settings.sentences:
+        """Compute what steps may ask for."""
+        _ = self.strange, self._sims, self._best
+        if self.memory.settings.sentences:
             _ = self.candidates
 
     @cached_property
     def candidates(self) -> Candidates:
         """The entries of the sentences most like each source, about as many as the settings say."""
-        retriever, entries = self.memory.searched, cast(LearnedMemory, self.memory.learned).entries
-        if not isinstance(retriever, TokenRetriever):
-            raise ConfigurationError(
-                f"--knn-sentences is for the retriever {TokenRetriever.__name__}, and this is a {type(retriever).__name__}: "
-                "leave it out"
-            )
-        rows = self._found.sims if self._found is not None else np.zeros((len(self.sources), 0), np.float32)
-        return retriever.candidates([entries.most_alike(row, self.memory.settings.sentences) for row in rows])
+        retriever, learned = self.memory.searched, self.memory.learned
+        assert isinstance(retriever, TokenRetriever) and learned is not None  # as the task has made sure
+        rows = self._found.sims if self._found is not None else np.zeros((len(self.sources), 0), np.float16)
+        return retriever.candidates([learned.entries.most_alike(row, self.memory.settings.sentences) for row in rows])
 
     def of(self, found: Neighbours, rows: Tensor) -> Neighbours:
         """Add the likeness of the neighbours' sentences to the sources in these rows of the batch, int64 [N]."""
         if found.likeness is not None or self._sims is None or self.memory.learned is None:
             return found
         sentences = self.memory.learned.entries.sentences_of(found.ids)
-        return found._replace(likeness=self._sims[rows.unsqueeze(1), sentences])
+        return found._replace(likeness=self._sims[rows.unsqueeze(1), sentences].float())
 
     @cached_property
     def strange(self) -> tuple[bool, Tensor] | None:
         """Tell whether the guard leaves no source any neighbours, and which not, bool [B]; None where all have some."""
         if not self.memory.settings.guard or self.memory.first_learned is not None or self._found is None:
             return None
-        strange = self.memory.familiarity(torch.from_numpy(self._found.best)) <= 0
-        return (bool(strange.all()), strange.to(self.sources.device)) if strange.any() else None
+        strange = self.memory.familiarity(torch.from_numpy(self._found.best).float()) <= 0
+        return (bool(strange.all()), strange.to(self.device)) if strange.any() else None
 
     def best(self, rows: Tensor) -> Tensor | None:
         """Return the likeness of the sentence most like each of these rows' sources, fp32 [N]; None where not known."""

@@ -160,9 +160,10 @@ class TokenRetriever:
         most = max(1, *(len(one) for one in entries))
         dtype = torch.float16 if device.type == "cuda" else torch.float32
         if (needed := len(entries) * most * keys.size(1) * dtype.itemsize) > MOST_BYTES:
+            smaller = len(entries) * MOST_BYTES // needed
             raise ConfigurationError(
                 f"--knn-sentences gathers {most:,} keys for each of {len(entries):,} sentences, {needed / 1e9:.0f} GB: give "
-                f"fewer, or a --batch-size of up to {max(1, len(entries) * MOST_BYTES // needed):,}"
+                f"fewer{f', or a --batch-size of up to {smaller:,}' if smaller else ''}"
             )
         gathered = torch.zeros(len(entries), most, keys.size(1), dtype=dtype, device=device)
         numbers = torch.full((len(entries), most), -1)

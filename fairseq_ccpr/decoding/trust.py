@@ -247,6 +247,7 @@ def needs_of(parts: Parts) -> dict[str, str]:
                 "key layer": section.key_layer,
                 "metric": section.index.metric,
                 "knowledge of its own text": "yes" if section.domain else "no",
+                "knowledge of its sources": "yes" if section.source_index is not None else "no",
                 "projection": section.digest(PROJECTION) or "none",
             }
         elif isinstance(part, PhraseDatastore):

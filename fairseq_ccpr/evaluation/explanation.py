@@ -39,10 +39,8 @@ MOST_LIKELY = 5  # likeliest tokens of a memory that are kept
 MOST_PLACES = 4  # of a token in the text
 MOST_VOTES = 16  # phrases that proposed a token, likewise
 MOST_FEATURES = 8  # that trust looked at, likewise
-MOST_MATCHES, MOST_COMPARED = (
-    5,
-    200,
-)  # sentences like the source, likewise; how many are read to find as many different ones
+MOST_MATCHES = 5  # sentences like the source, likewise
+MOST_COMPARED = 200  # of these that are looked at, since some are the same
 LEAST_LIKENESS = 0.3  # of these
 NEARLY_SAME = 0.99  # likeness, at most, of sentences that have the same subwords in another order or number
 DIGITS = 6  # significant, of a number that is kept
@@ -173,7 +171,7 @@ class Neighbour:
     """An entry of the token datastore."""
 
     symbol: str
-    score: float  # similarity, or minus the squared distance
+    score: float  # similarity, or minus the squared distance, less what its sentence costs
     sentence: int
     start: int
     end: int  # of the token; `start` where it is the end of the sentence

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fairseq_ccpr.search.exact import SPARE, half_norms, largest, scores_of
+from fairseq_ccpr.search.exact import LARGEST_HALF, SPARE, half_norms, largest, scores_of
 from fairseq_ccpr.timing import SEARCH, phase
 
 
@@ -16,7 +16,7 @@ class Candidates:
     """The keys that the queries of each sentence are compared with.
 
     Args:
-        keys: of any float dtype, [B, M, d]; a CPU wants fp32.
+        keys: fp32 [B, M, d] on a CPU, fp16 on a GPU.
         entries: int64 [B, M]; -1 where a sentence has fewer.
         metric: l2 or ip.
     """
@@ -62,7 +62,12 @@ class Candidates:
         """Search for queries [B, n, d]."""
         sentences, each, width = queries.shape
         most = self.entries.size(1)
-        near = torch.bmm(queries.to(self.keys.dtype), self.keys.transpose(1, 2)).float() - self.less.unsqueeze(1)
+        if self.keys.is_cuda:  # as `ExactIndex` does
+            rounded = queries.clamp(-LARGEST_HALF, LARGEST_HALF).to(self.keys.dtype)
+            near = torch.bmm(rounded, self.keys.transpose(1, 2), out_dtype=torch.float32)
+        else:
+            near = torch.bmm(queries, self.keys.transpose(1, 2))
+        near -= self.less.unsqueeze(1)
         near, places = near.flatten(0, 1).topk(min(k + SPARE, most), dim=1)
         places += torch.arange(sentences, device=places.device).repeat_interleave(each).unsqueeze(1) * most
         scores = scores_of(self.keys.flatten(0, 1), queries.reshape(-1, width), places, self.metric)

@@ -23,7 +23,7 @@ from fairseq_ccpr.evaluation.test_set import load
 from fairseq_ccpr.inference.resources import parse_generation
 from fairseq_ccpr.search.faiss_index import automatic_factory
 from fairseq_ccpr.text.pairs import read_pairs
-from tests.helpers import ROOT, call, equal, output_of, refused, run
+from tests.helpers import ROOT, call, equal, output_of, refused, run, texts
 from tests.small_models import PAIRS, World, build
 
 SEARCHES = [
@@ -127,6 +127,26 @@ def test_among_all_sentences_is_exact_search(world: World, decode: Callable, lik
         assert equal(decode(*words, TokenDatastore(world.datastore).section.size + more), everything, tolerance=1e-4)
     some = decode(*words, 300)
     assert not equal(some, everything, tolerance=1e-2) and not equal(some, decode(base=True), tolerance=1e-2)
+
+
+def test_among_sentences_of_any_datastore(world: World, decode: Callable, tmp_path: Path) -> None:
+    """Of few numbers, through an approximate index, learned into, and empty."""
+    build(world, few := tmp_path / "few", "--fraction", 0.1, "--index", "exact")
+    words = ["--datastore", few, "--knn-lambda", 0.6, "--beam", 2, "--knn-sentences"]
+    assert equal(decode(*words, TokenDatastore(few).section.size), decode(*words, 0), tolerance=1e-4)
+    call("build memory", "--path", world.model, "--data", world.data_bin, "--output", empty := tmp_path / "empty")
+    source, target = next(iter(read_pairs(world.folder / "train.tsv")))
+    with Translator(datastore=empty, device="cpu", knn_sentences=100) as translator:
+        before = texts(translator, [source])
+        translator.learn(source, target)
+        assert texts(translator, [source]) == [target] != before
+    shutil.copytree(world.datastore, copied := tmp_path / "copied")
+    build(world, copied, "--index", "IVF16,SQ8", "--index-parameters", "nprobe=1")
+    with Translator(datastore=copied, device="cpu", knn_sentences=10**6, knn_lambda=0.6) as translator:
+        translator.learn(source, "Nothing like it.")
+        among = translator.translate([source + " " + source])
+        rows = translator.find_memory("tokens").learned.entries.sentences
+        assert rows.size == TokenDatastore(copied).section.source_index.sentences + 1 and next(iter(among)).text
 
 
 def test_keys_of_too_many_sentences_are_refused(world: World) -> None:

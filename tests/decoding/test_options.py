@@ -27,6 +27,7 @@ from fairseq_ccpr.decoding.options import (
 )
 from fairseq_ccpr.decoding.token_memory import confidence_weight, token_weight
 from fairseq_ccpr.decoding.token_retriever import Neighbours
+from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.test_set import load
 from fairseq_ccpr.inference.resources import parse_generation
 from fairseq_ccpr.settings import as_options, option_name
@@ -129,6 +130,17 @@ def test_what_is_left_out_suits_the_keys(unit: bool, words: str, wanted: dict[st
     assert {name: getattr(settings, name) for name in wanted} == wanted
     written = as_options(settings, automatic=automatic_token_settings(datastore, settings.confidence))
     assert set(written.split()) == set(words.split()) - ({"--knn-confidence"} if unit else set())
+
+
+def test_a_guard_of_older_datastores_is_left_out() -> None:
+    """By the states, it was on by default, so that what was tuned names it."""
+    parser = argparse.ArgumentParser()
+    gen_parser_from_dataclass(parser, TranslationRetrievalConfig())
+    section = SimpleNamespace(projection="clknn", index=SimpleNamespace(metric="ip"), source_index=None, suits={})
+    datastore: Any = SimpleNamespace(section=section, directory="old")
+    assert not token_settings(parser.parse_args(["data"]), datastore, {"guard": True}).guard
+    with pytest.raises(ConfigurationError, match="--knn-guard needs to know"):
+        token_settings(parser.parse_args(["data", "--knn-guard"]), datastore, {"guard": True})
 
 
 def test_what_was_tuned_for_lambda_star_is_left_out_with_it() -> None:

@@ -83,6 +83,8 @@ class SpeedTest:
                 raise ConfigurationError(
                     f"the retriever {type(retriever).__name__} cannot be given entries: benchmark TokenRetriever"
                 )
+            if tokens.settings.sentences:
+                raise ConfigurationError("--knn-sentences reads keys of the datastore itself: benchmark without it")
             store = retriever.datastore
             if store.directory not in made:
                 unit = store.section.projection is not None
