@@ -27,7 +27,7 @@ from fairseq_ccpr.text.pairs import read_pairs
 
 DEMO = ROOT / "datastores/demo"
 FIRST, VERSES, KEPT = 956, 20, 110
-SETTINGS = {"k": 64, "lambda_": 0.8, "temperature": 20.0}  # of knn.options, tuned for the whole text
+SETTINGS = {"k": 64, "lambda_": 0.8, "temperature": 30.0, "likeness": 8.0}  # of knn.options, tuned for the whole text
 
 
 def ngrams(sentence: str) -> set[tuple[str, ...]]:
