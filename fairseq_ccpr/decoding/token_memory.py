@@ -164,7 +164,7 @@ def _ranks(device: torch.device) -> Tensor:
 def best_neighbours(found: Neighbours, settings: TokenRetrievalSettings) -> tuple[Neighbours, Tensor | None]:
     """Choose the k best of the neighbours found by their scores and their sentences' likeness to the source.
 
-    A neighbour of sentence s scores gamma T (sim(x, s) - 1) less, so that its share of p_r is that of
+    A neighbour of sentence s scores gamma T (1 - sim(x, s)) less, so that its share of p_r is that of
     exp(score / T + gamma (sim(x, s) - 1)).
 
     Returns:
