@@ -29,13 +29,14 @@ def test_tuner_computes_the_likelihood_that_scoring_gives(
     world: World, decode: Callable, k: int, lambda_: float, temperature: float
 ) -> None:
     options = ["--knn-k", k, "--knn-lambda", lambda_, "--knn-temperature", temperature]
+    options += ["--knn-likeness", 4, "--no-knn-guard"]
     scored = decode(*options, "--score-reference")
     wanted = torch.cat([hypotheses[0]["positional_scores"] for hypotheses in scored.values()]).mean()
     cfg = parse_generation(world.options("--no-progress-bar"))
     task, models = load(cfg)
     ensemble = task.build_ensemble(models)
     text = held_out_text(ensemble, list(batches(cfg, task, models)))
-    settings = TokenRetrievalSettings(k, lambda_, temperature, confidence=False)
+    settings = TokenRetrievalSettings(k, lambda_, temperature, confidence=False, likeness=4.0)
     vote = text.found.vote(replace(ensemble.memory("tokens"), settings=settings), False)
     votes = [(vote.log_prob(text.targets), vote.weight)]
     assert abs(interpolate_references(text.log_probs, votes).mean().item() - wanted.item()) < 1e-4
@@ -45,9 +46,10 @@ def test_tuning_writes_options_that_decoding_takes(world: World, tmp_path: Path)
     build(world, tmp_path / "oracle", "--subset", "valid", "test")
     words = [*world.options("--datastore", tmp_path / "oracle"), "--remove-bpe", "sentencepiece", "--no-progress-bar"]
     shown = call("tune", *words, "--output", tmp_path / "options").stdout
-    assert "70 settings" in shown and "base" in shown and "valid is small: trust is a linear function" in shown
+    assert "280 settings" in shown and "base" in shown and "valid is small: trust is a linear function" in shown
     chosen = (tmp_path / "options").read_text().split()
-    assert chosen[::2] == ["--knn-k", "--knn-lambda", "--knn-temperature", "--trust"]
+    likeness = ["--knn-likeness"] if "--knn-likeness" in chosen else []  # 0 is the default of so small a datastore
+    assert chosen[::2] == ["--knn-k", "--knn-lambda", "--knn-temperature", *likeness, "--trust"]
     with patch("fairseq_ccpr.evaluation.test_set.bleu_tokenizer", lambda language: "char"):
         shown = call("tune", *words, "--combiner", "fixed", "--decode", 2, "--output", tmp_path / "fixed").stdout
     assert "2 by chrF" in shown

@@ -57,9 +57,9 @@ def test_same_translations_as_from_a_folder_and_one_request_a_step(decode: Calla
         asked.extend([len(kwargs["data"])] if method == "search" else [])
         return ask(self, method, *args, **kwargs)
 
-    def stepping(self: TokenBatch, queries: torch.Tensor, k: int) -> Any:
+    def stepping(self: TokenBatch, queries: torch.Tensor, *others: Any) -> Any:
         steps.append(len(queries))
-        return search(self, queries, k)
+        return search(self, queries, *others)
 
     with patch.object(MilvusServer, "ask", counting):
         for store in (local, stored):
