@@ -101,7 +101,7 @@ def _likeness(sources: SourceIndex, asked: np.ndarray, found: np.ndarray) -> Ten
     """Compare the sentences of tokens, int [N], with those of their neighbours, [N, n]: fp32 [N, n]."""
     memory = SentenceMemory(sources, [], np.empty(0, np.int64))
     rows = (memory.likeness([sources.source(one)]).sims[0, some] for one, some in zip(asked.tolist(), found))
-    return torch.from_numpy(np.stack(list(rows)))
+    return torch.from_numpy(np.stack(list(rows))).float()
 
 
 def _texts(values: np.ndarray, provenance: np.ndarray, rows: np.ndarray) -> np.ndarray:

@@ -39,9 +39,9 @@ TEXT, JSONL = "text", "jsonl"
 
 @command(
     """\
-Tune retrieval on held-out pairs: settings (--knn-k, --knn-lambda, --knn-temperature for tokens; --phrase-lambda with
---combiner fixed), the votes of retrieved phrases, and trust, a small network that weighs model, tokens and phrases at each
-token. The result is stored with the datastore, where every command and fairseq-generate find it:
+Tune retrieval on held-out pairs: settings (--knn-k, --knn-lambda, --knn-temperature, --knn-likeness for tokens;
+--phrase-lambda with --combiner fixed), the votes of retrieved phrases, and trust, a small network that weighs model, tokens
+and phrases at each token. The result is stored with the datastore, where every command and fairseq-generate find it:
 
   fairseq-ccpr tune data-bin --path model.pt --datastore datastores/mine --also other-data-bin
   fairseq-ccpr translate --datastore datastores/mine < in.txt > out.txt
@@ -58,8 +58,8 @@ tried unless one is given, and kept unless it costs more than 0.3 BLEU or chrF. 
 instead, for $(cat FILE), and trust to FILE.trust.
 
 For an adapter's keys the grid has both a fixed lambda and lambda*; --knn-confidence or --no-knn-confidence restricts it to
-one of them, --knn-k and --knn-temperature to one value. These are not tuned, and are stored as given:
---knn-lambda-star, --knn-min-similarity, --knn-lambda-max, --knn-guard, --phrase-k, --phrase-min-similarity,
+one of them, --knn-k, --knn-temperature and --knn-likeness to one value. These are not tuned, and are stored as given:
+--knn-sentences, --knn-lambda-star, --knn-min-similarity, --knn-lambda-max, --knn-guard, --phrase-k, --phrase-min-similarity,
 --phrase-threshold, --phrase-segmentation, --phrase-reach, --retrieval-lambda-max.
 """,
     shown=SHOWN - {"--trust", "--glossary", "--untuned", "--nbest", "--replace-unk"},
