@@ -23,7 +23,17 @@ from fairseq_ccpr.phrases.pair_store import PhrasePairs
 from fairseq_ccpr.text.pairs import read_pairs
 from tests import quick_start
 from tests.helpers import DEMO, call, run, write_lines
-from tests.small_models import PAIRS, Ccpr, World, Xpr, build, build_phrases, random_context, subword_options, train
+from tests.small_models import (
+    PAIRS,
+    Ccpr,
+    World,
+    Xpr,
+    build,
+    build_phrases,
+    random_context,
+    subword_options,
+    train,
+)
 from tests.trained import Workshop
 
 LONGEST = [
@@ -153,7 +163,9 @@ def sentences(world: World) -> list[str]:
 @pytest.fixture(scope="session")
 def ccpr(workshop: Workshop) -> Ccpr:
     folder = workshop.folder / "ccpr"
-    made = Ccpr(folder / "pairs.tsv", folder / "context", folder / "phrases", folder / "run/checkpoint_best.pt", "")
+    made = Ccpr(
+        folder / "pairs.tsv", folder / "context", folder / "phrases", folder / "run/checkpoint_best.pt", ""
+    )
 
     def make(folder: Path) -> None:
         rows = list(itertools.islice(read_pairs(DEMO / "bible.train.tsv.xz"), 300))
@@ -174,7 +186,9 @@ def ccpr(workshop: Workshop) -> Ccpr:
 def xpr(ccpr: Ccpr, workshop: Workshop) -> Xpr:
     folder = workshop.folder / "xpr"
     texts = folder / "text.de", folder / "text.en"
-    made = Xpr(folder / "pairs.tsv", texts, ccpr.context, folder / "lexicon", folder / "run/checkpoint_best.pt", "")
+    made = Xpr(
+        folder / "pairs.tsv", texts, ccpr.context, folder / "lexicon", folder / "run/checkpoint_best.pt", ""
+    )
 
     def make(folder: Path) -> None:
         rows = list(read_pairs(ccpr.pairs))
@@ -211,9 +225,20 @@ def phrase_store(world: World, ccpr: Ccpr, workshop: Workshop) -> Path:
     """Phrases alone."""
 
     def make(folder: Path) -> None:
-        lines = [t for name in ("train", "test") for _, t in list(read_pairs(world.folder / f"{name}.tsv"))[-150:]]
+        lines = [
+            t for name in ("train", "test") for _, t in list(read_pairs(world.folder / f"{name}.tsv"))[-150:]
+        ]
         mono = write_lines(folder / "mono.txt", *lines)
-        words = ["--encoder", ccpr.checkpoint, "--output", folder / "alone", "--segmentation", "all", "--max-words", 3]
+        words = [
+            "--encoder",
+            ccpr.checkpoint,
+            "--output",
+            folder / "alone",
+            "--segmentation",
+            "all",
+            "--max-words",
+            3,
+        ]
         call("build phrases", mono, *words, "--cpu", "--quiet")
         both = folder / "both"
         shutil.copytree(world.datastore, both)
@@ -271,7 +296,9 @@ def repeated_text(ccpr: Ccpr, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Target sentences, some of them twice, and one that is too long for the encoder."""
     lines = [target for _, target in itertools.islice(read_pairs(ccpr.pairs), 90)]
     path = tmp_path_factory.mktemp("repeated") / "text.txt"
-    path.write_text("\n".join([*lines, "", *lines[:20], "  ", "so it was " * 70, lines[0]]) + "\n", encoding="utf-8")
+    path.write_text(
+        "\n".join([*lines, "", *lines[:20], "  ", "so it was " * 70, lines[0]]) + "\n", encoding="utf-8"
+    )
     return path
 
 

@@ -1,4 +1,6 @@
-"""What pyproject.toml cannot say: where the repository is, by the variable REPOSITORY when a release is built."""
+"""What pyproject.toml cannot say: where the repository is, by the variable REPOSITORY when a release is
+built.
+"""
 
 import os
 import re

@@ -35,14 +35,18 @@ def states(source: Tensor, prefix: Tensor) -> Tensor:
 def build(pairs: list[list[str]]) -> tuple[Tensor, Tensor]:
     """Force-decode all pairs: states are the keys, the tokens they predict the values -> building/token_build.py."""
     targets = [encode(target, hub.tgt_dict) for _, target in pairs]
-    prefixes = [tokens.roll(1) for tokens in targets]  # </s> y1 ... yn, and so to be predicted is y1 ... yn </s>
+    prefixes = [
+        tokens.roll(1) for tokens in targets
+    ]  # </s> y1 ... yn, and so to be predicted is y1 ... yn </s>
     keys = [states(encode(source, hub.src_dict), prefix) for (source, _), prefix in zip(pairs, prefixes)]
     return torch.cat(keys), torch.cat(targets, dim=1)[0]  # kept on disk -> datastore/token.py
 
 
 def vote(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     """Compute p_kNN, [V]: the nearest neighbours of a state [1, d] vote for their tokens."""
-    distances, entries = torch.cdist(query, keys)[0].square().topk(K, largest=False)  # -> search/, token_retriever.py
+    distances, entries = (
+        torch.cdist(query, keys)[0].square().topk(K, largest=False)
+    )  # -> search/, token_retriever.py
     shares = torch.softmax(-distances / TEMPERATURE, dim=0)  # -> decoding/mixture.py
     return torch.zeros(len(hub.tgt_dict)).index_add(0, values[entries], shares)  # of equal tokens the sum
 
@@ -62,5 +66,8 @@ def translate(sentence: str, datastore: tuple[Tensor, Tensor], weight: float) ->
 
 with torch.inference_mode():
     datastore = build([line.split("\t") for line in Path(TSV).read_text(encoding="utf-8").splitlines()])
-    for name, weight in {"model": 0.0, "kNN-MT": WEIGHT}.items():  # λ at every token by trust -> decoding/trust.py
+    for name, weight in {
+        "model": 0.0,
+        "kNN-MT": WEIGHT,
+    }.items():  # λ at every token by trust -> decoding/trust.py
         print(f"{name:10} {translate(SENTENCE, datastore, weight)}")

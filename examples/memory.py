@@ -4,7 +4,14 @@ from typing import Any
 
 import torch
 
-from fairseq_ccpr import Memory, MemoryBatch, Step, TranslationRetrievalConfig, TranslationRetrievalTask, Translator
+from fairseq_ccpr import (
+    Memory,
+    MemoryBatch,
+    Step,
+    TranslationRetrievalConfig,
+    TranslationRetrievalTask,
+    Translator,
+)
 from fairseq.tasks import register_task  # after fairseq_ccpr, as fairseq alone would print what it loads
 
 SENTENCES = ["Jesus aber sprach zu ihm: Komm!"]

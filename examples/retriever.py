@@ -2,7 +2,13 @@
 
 import torch
 
-from fairseq_ccpr import Neighbours, TokenDatastore, TranslationRetrievalConfig, TranslationRetrievalTask, Translator
+from fairseq_ccpr import (
+    Neighbours,
+    TokenDatastore,
+    TranslationRetrievalConfig,
+    TranslationRetrievalTask,
+    Translator,
+)
 from fairseq.tasks import register_task  # after fairseq_ccpr, as fairseq alone would print what it loads
 
 
@@ -12,7 +18,10 @@ class Cosine:
     def __init__(self, datastore: TokenDatastore, device: torch.device) -> None:
         self.datastore = datastore
         keys = torch.tensor(datastore.keys).float().to(device)
-        self.keys, self.values = torch.nn.functional.normalize(keys), torch.tensor(datastore.values).long().to(device)
+        self.keys, self.values = (
+            torch.nn.functional.normalize(keys),
+            torch.tensor(datastore.values).long().to(device),
+        )
 
     def search(self, queries: torch.Tensor, k: int) -> Neighbours:
         """Search with decoder states [N, d]; entries, scores and tokens are [N, k], the nearest first."""
@@ -32,7 +41,10 @@ class CosineTask(TranslationRetrievalTask):
 
 
 with Translator(
-    "datastores/demo/model.pt", datastore="datastores/demo/ready", task="translation_cosine", knn_temperature=0.1
+    "datastores/demo/model.pt",
+    datastore="datastores/demo/ready",
+    task="translation_cosine",
+    knn_temperature=0.1,
 ) as translator:
     for translation in translator.translate(["Und es traten Pharisäer herzu und fragten ihn."]):
         print(translation.text)

@@ -1,7 +1,8 @@
 """fairseq-ccpr: retrieval-augmented machine translation as a fairseq plug-in (`--user-dir fairseq_ccpr`).
 
-Importing this loads neither torch nor fairseq, so that a command answers `--help` at once. What it gives is loaded, and
-registered with fairseq, as soon as anything needs it: a public name, a module of this package, or fairseq itself.
+Importing this loads neither torch nor fairseq, so that a command answers `--help` at once. What it gives is
+loaded, and registered with fairseq, as soon as anything needs it: a public name, a module of this package, or
+fairseq itself.
 """
 
 import logging
@@ -22,10 +23,12 @@ if TYPE_CHECKING:
     from fairseq_ccpr.plug_in import *  # noqa: F403
 
 _PLUG_IN = f"{__name__}.plug_in"
-_LIGHT = ("__main__", "cli", "errors", "extras", "plug_in", "settings", "version")  # that need nothing registered
+# that need nothing registered
+_LIGHT = ("__main__", "cli", "errors", "extras", "plug_in", "settings", "version")
 
-# fairseq's main branch passes weights_only=False to torch.load. This torch switch overrides callers, here and in child
-# processes. It is set at once: a checkpoint is never loaded without it where this package was imported.
+# fairseq's main branch passes weights_only=False to torch.load. This torch switch overrides callers, here and
+# in child processes. It is set at once: a checkpoint is never loaded without it where this package was
+# imported.
 os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = "1"
 
 
@@ -82,10 +85,13 @@ def _load() -> ModuleType:
 class _Registration:
     """Load and register everything before fairseq, or a module of this package that needs it, is first imported.
 
-    fairseq imports a `--user-dir` only where no module of its name was imported before: a program may have done so.
+    fairseq imports a `--user-dir` only where no module of its name was imported before: a program may have
+    done so.
     """
 
-    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
         package, _, module = name.partition(".")
         needed = name == "fairseq" or (package == __name__ and module.partition(".")[0] not in _LIGHT)
         loader: Any = self  # by duck typing, as importlib.abc is slow to import

@@ -64,7 +64,12 @@ def ending_with_us(command: list[str]) -> list[str]:
 
 
 def run_child(
-    command: list[str], lock: IO[str], output: IO[str], environment: dict[str, str], folder: Path, own_group: bool
+    command: list[str],
+    lock: IO[str],
+    output: IO[str],
+    environment: dict[str, str],
+    folder: Path,
+    own_group: bool,
 ) -> int:
     """Run a command, which ends when this function does, and return its exit code.
 
@@ -73,9 +78,15 @@ def run_child(
         own_group: whether it leads a process group, which ends with it; else it is in ours.
     """
     process = subprocess.Popen(
-        ending_with_us(command), cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=output,
-        stderr=subprocess.STDOUT, start_new_session=own_group, pass_fds=[lock.fileno()],
-    )  # fmt: skip
+        ending_with_us(command),
+        cwd=folder,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        start_new_session=own_group,
+        pass_fds=[lock.fileno()],
+    )
     lock.truncate(0)
     print(process.pid, end="", file=lock, flush=True)
     send = partial(os.killpg, process.pid) if own_group else process.send_signal

@@ -34,9 +34,14 @@ ACTIVATIONS = {
     "gelu_pytorch_tanh": "gelu_accurate",
 }  # fmt: skip
 SIZES = (
-    "d_model", "encoder_layers", "decoder_layers", "encoder_attention_heads", "decoder_attention_heads", "encoder_ffn_dim",
+    "d_model",
+    "encoder_layers",
+    "decoder_layers",
+    "encoder_attention_heads",
+    "decoder_attention_heads",
+    "encoder_ffn_dim",
     "decoder_ffn_dim",
-)  # fmt: skip
+)
 # Options by which older configs describe other Transformer variants; off if absent.
 OTHERWISE = ("normalize_before", "normalize_embedding", "add_final_layer_norm")
 SOURCE_VOCABULARY, TARGET_VOCABULARY = "vocab.json", "target_vocab.json"
@@ -87,11 +92,17 @@ def read_settings(folder: Path) -> tuple[Namespace, bool, int]:
     arguments = {
         f"{side}_{ours}": sizes[f"{side}_{theirs}"]
         for side in SIDES
-        for ours, theirs in (("layers", "layers"), ("attention_heads", "attention_heads"), ("ffn_embed_dim", "ffn_dim"))
+        for ours, theirs in (
+            ("layers", "layers"),
+            ("attention_heads", "attention_heads"),
+            ("ffn_embed_dim", "ffn_dim"),
+        )
     } | {f"{side}_embed_dim": sizes["d_model"] for side in SIDES}
     shared = bool(config.get("share_encoder_decoder_embeddings", True))
     tied = bool(config.get("tie_word_embeddings", True))
-    most = _size(path, config, "max_position_embeddings") if "max_position_embeddings" in config else POSITIONS
+    most = (
+        _size(path, config, "max_position_embeddings") if "max_position_embeddings" in config else POSITIONS
+    )
     return Namespace(
         arch=ARCHITECTURE, activation_fn=ACTIVATIONS[activation],
         no_scale_embedding=not config.get("scale_embedding", False), share_all_embeddings=shared and tied,
@@ -104,7 +115,9 @@ def read_settings(folder: Path) -> tuple[Namespace, bool, int]:
 def _size(path: Path, config: Mapping[str, Any], name: str, least: int = 1) -> int:
     value = config.get(name)
     if not isinstance(value, int) or value < least:
-        raise CheckpointError(f"{path} has no {name}, or none that is a number: copy the model's whole folder again")
+        raise CheckpointError(
+            f"{path} has no {name}, or none that is a number: copy the model's whole folder again"
+        )
     return value
 
 
@@ -134,8 +147,8 @@ class Vocabulary:
             symbol, other = self.symbols[row], f"<marian:{row}>"
             while other in names:
                 other += ">"
-            # A line of dict.txt cannot hold white space, and some vocabularies have a word that reads <s>. No text is split
-            # into these, so another name does; the row stays, and with it the probabilities.
+            # A line of dict.txt cannot hold white space, and some vocabularies have a word that reads <s>. No
+            # text is split into these, so another name does; the row stays, and with it the probabilities.
             plain = symbol == "".join(symbol.split()) and symbol != made.bos_word and symbol
             made.add_symbol(symbol if plain else other)
         return made
@@ -152,24 +165,33 @@ def _read(path: Path) -> Vocabulary:
     ids: Mapping[str, object] = read_json(path)
     symbols = {number: symbol for symbol, number in ids.items() if isinstance(number, int)}
     if len(symbols) != len(ids) or sorted(symbols) != list(range(len(ids))):
-        raise CheckpointError(f"{path} does not number its {len(ids):,} entries from 0 on, each once: copy it again")
+        raise CheckpointError(
+            f"{path} does not number its {len(ids):,} entries from 0 on, each once: copy it again"
+        )
     if missing := [symbol for symbol in SPECIALS if symbol not in ids]:
         raise CheckpointError(f"{path} has no {missing[0]}: give the vocabulary of a Marian model")
     return Vocabulary(path, [symbols[number] for number in range(len(symbols))])
 
 
 def convert_weights(
-    marian: dict[str, Tensor], arguments: Namespace, shared: bool, start: int,
-    vocabularies: tuple[Vocabulary, Vocabulary], folder: Path,
-) -> dict[str, Tensor]:  # fmt: skip
+    marian: dict[str, Tensor],
+    arguments: Namespace,
+    shared: bool,
+    start: int,
+    vocabularies: tuple[Vocabulary, Vocabulary],
+    folder: Path,
+) -> dict[str, Tensor]:
     """Return the weights of fairseq's model, in fp32."""
     left = dict(marian)
-    converted = _embeddings(left, arguments.share_decoder_input_output_embed, shared, start, vocabularies, folder)
+    converted = _embeddings(
+        left, arguments.share_decoder_input_output_embed, shared, start, vocabularies, folder
+    )
     for side in SIDES:
         positions = left.pop(f"{BEFORE}{side}.embed_positions.weight", None)
         if positions is None:
             positions = sinusoids(arguments.max_source_positions, arguments.encoder_embed_dim)
-        before = positions.new_zeros(Dictionary().pad() + 1, positions.size(1))  # fairseq counts from the next row
+        # fairseq counts from the next row
+        before = positions.new_zeros(Dictionary().pad() + 1, positions.size(1))
         converted[f"{side}.embed_positions.weight"] = torch.cat([before, positions])
     layers = [name for name in left if name.startswith(tuple(f"{BEFORE}{side}.layers." for side in SIDES))]
     converted |= {name.removeprefix(BEFORE): left.pop(name) for name in layers}
@@ -193,7 +215,9 @@ def _embeddings(
                 "of one model; copy the model's whole folder again"
             )
         if (found := tensor if other is None else other) is None:
-            raise CheckpointError(f"the weights of {folder} have no {name}: copy the model's whole folder again")
+            raise CheckpointError(
+                f"the weights of {folder} have no {name}: copy the model's whole folder again"
+            )
         return found
 
     both = left.pop("model.shared.weight", None) if shared else None
@@ -204,9 +228,11 @@ def _embeddings(
     projection = take(PROJECTION, decoder if tied else None, left.pop(PROJECTION, None))
     bias = left.pop(BIAS, torch.zeros(1, len(target.symbols))).reshape(-1, 1)
     for vocabulary, tensor, name in (
-        (source, encoder, "the encoder's embedding"), (target, decoder, "the decoder's embedding"),
-        (target, projection, PROJECTION), (target, bias, BIAS),
-    ):  # fmt: skip
+        (source, encoder, "the encoder's embedding"),
+        (target, decoder, "the decoder's embedding"),
+        (target, projection, PROJECTION),
+        (target, bias, BIAS),
+    ):
         if len(tensor) != len(vocabulary.symbols):
             raise CheckpointError(
                 f"{vocabulary.path} has {len(vocabulary.symbols):,} entries, and {name} has {len(tensor):,}: they are not "
@@ -241,9 +267,12 @@ def sinusoids(count: int, width: int) -> Tensor:
 
 
 def _loaded(
-    converted: dict[str, Tensor], others: list[str], arguments: Namespace, vocabularies: tuple[Vocabulary, Vocabulary],
+    converted: dict[str, Tensor],
+    others: list[str],
+    arguments: Namespace,
+    vocabularies: tuple[Vocabulary, Vocabulary],
     folder: Path,
-) -> dict[str, Tensor]:  # fmt: skip
+) -> dict[str, Tensor]:
     source, target = (vocabulary.dictionary() for vocabulary in vocabularies)
     task: Any = SimpleNamespace(source_dictionary=source, target_dictionary=target)
     full = Namespace(**vars(arguments))
@@ -257,7 +286,9 @@ def _loaded(
             "alignment and other variants cannot be converted"
         )
     if missing := sorted(set(untrained) - set(converted)):
-        raise CheckpointError(f"the weights of {folder} have no {missing[0]}: copy the model's whole folder again")
+        raise CheckpointError(
+            f"the weights of {folder} have no {missing[0]}: copy the model's whole folder again"
+        )
     for name, tensor in converted.items():
         if tensor.shape != untrained[name].shape:
             raise CheckpointError(
@@ -265,7 +296,9 @@ def _loaded(
                 f"{tuple(untrained[name].shape)}: they are not of one model; copy the model's whole folder again"
             )
         if not tensor.isfinite().all():
-            raise CheckpointError(f"{name} in the weights of {folder} has NaN or infinite values: copy it again")
+            raise CheckpointError(
+                f"{name} in the weights of {folder} has NaN or infinite values: copy it again"
+            )
     model.load_state_dict({name: tensor.float() for name, tensor in converted.items()}, strict=True)
     return dict(model.state_dict())
 
@@ -318,14 +351,18 @@ def convert_marian(
 ) -> Converted:
     """Write checkpoint, dictionaries and SentencePiece models to `output`, which appears when it is complete.
 
-    The languages, and the tag that names the target language in front of a source sentence, are by default the folder's.
+    The languages, and the tag that names the target language in front of a source sentence, are by default
+    the folder's.
     """
     arguments, shared, start = read_settings(folder)
     vocabularies = read_vocabularies(folder)
     for name, vocabulary in zip((SOURCE_PIECES, TARGET_PIECES), vocabularies):
         _check_pieces(folder / name, vocabulary)
     known = read_json(folder / TOKENIZER_CONFIG) if (folder / TOKENIZER_CONFIG).is_file() else {}
-    source, target = str(source or known.get("source_lang") or ""), str(target or known.get("target_lang") or "")
+    source, target = (
+        str(source or known.get("source_lang") or ""),
+        str(target or known.get("target_lang") or ""),
+    )
     if not source or not target:
         raise ConfigurationError(f"{folder} does not say which languages it translates: give -s and -t")
     if source == target:
@@ -346,7 +383,9 @@ def convert_marian(
         for name in (SOURCE_PIECES, TARGET_PIECES):
             shutil.copymode(partial / CHECKPOINT, partial / name)  # downloads may be read-only
         partial.replace(output)
-    parameters = sum(tensor.numel() for tensor in {tensor.data_ptr(): tensor for tensor in weights.values()}.values())
+    parameters = sum(
+        tensor.numel() for tensor in {tensor.data_ptr(): tensor for tensor in weights.values()}.values()
+    )
     return Converted(source, target, tag, arguments, parameters)
 
 

@@ -15,7 +15,8 @@ from pathlib import Path
 from types import TracebackType
 
 PROGRAM = "fairseq-ccpr"
-FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)  # of a disk, of the size that a file may have, of what a user may
+# of a disk, of the size that a file may have, of what a user may
+FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 
 
 class CcprError(Exception):
@@ -62,9 +63,12 @@ def explain_usage(message: str, known: Iterable[str]) -> str:
     >>> explain_usage("unrecognized arguments: --baem 5", ["--beam"])
     'there is no option --baem; did you mean --beam?'
     >>> explain_usage("argument --task: invalid choice: 'tranlation' (choose from 'denoising', 'translation')", [])
-    '--task tranlation: there is no such choice (a task of your own needs --user-dir); did you mean translation?'
+    '--task tranlation: there is no such choice (a task of your own needs --user-dir); did you mean
+    translation?'
     """
-    if choice := re.fullmatch(r"argument (\S+): invalid choice: '(.*?)' \(choose from (.*)\)", message, re.DOTALL):
+    if choice := re.fullmatch(
+        r"argument (\S+): invalid choice: '(.*?)' \(choose from (.*)\)", message, re.DOTALL
+    ):
         option, word, listed = choice.groups()
         choices = [one.strip(" '") for one in listed.split(",")]
         near = did_you_mean(word, choices) or f"; give one of {', '.join(choices)}"
@@ -98,8 +102,11 @@ def describe(error: BaseException) -> str | None:
     }:
         return f"--user-dir: there is no folder {error.name} to import"
     if isinstance(error, UnicodeEncodeError) and error.encoding != "utf-8":
-        return f"the locale's encoding, {error.encoding}, has no {error.object[error.start]!r}: set PYTHONUTF8=1"
-    if isinstance(error, RuntimeError) and "out of memory" in str(error):  # of torch, and of FAISS in a search
+        return (
+            f"the locale's encoding, {error.encoding}, has no {error.object[error.start]!r}: set PYTHONUTF8=1"
+        )
+    # of torch, and of FAISS in a search
+    if isinstance(error, RuntimeError) and "out of memory" in str(error):
         return (
             f"the GPU is out of memory ({str(error).strip().splitlines()[0]}): make batches smaller with --max-tokens or "
             "--batch-size, give --fp16, or work on the CPU with --cpu"
@@ -107,7 +114,9 @@ def describe(error: BaseException) -> str | None:
     if isinstance(error, OSError):
         if not error.strerror:  # as fairseq raises them, with nothing but the path
             missing = isinstance(error, FileNotFoundError) and str(error).strip()
-            return f"{error}: there is no such file or folder" if missing and " " not in missing else str(error)
+            return (
+                f"{error}: there is no such file or folder" if missing and " " not in missing else str(error)
+            )
         names = " -> ".join(str(n) for n in (error.filename, error.filename2) if n is not None)
         return f"{names}: {error.strerror}" if names else error.strerror
     return None
@@ -123,8 +132,12 @@ def naming(path: Path | str) -> Iterator[None]:
             error.filename = str(path)
         raise
     except Exception as error:  # of safetensors and torch, which have errors of their own
-        if any(os.strerror(number) in str(error) for number in FULL) or "PytorchStreamWriter failed" in str(error):
-            raise OSError(errno.ENOSPC, "the disk is full, or the file would be too large", str(path)) from None
+        if any(os.strerror(number) in str(error) for number in FULL) or "PytorchStreamWriter failed" in str(
+            error
+        ):
+            raise OSError(
+                errno.ENOSPC, "the disk is full, or the file would be too large", str(path)
+            ) from None
         raise
 
 
@@ -132,8 +145,8 @@ def install_report() -> bool:
     """Make uncaught `CcprError`s, refused checkpoints and missing files end a fairseq command with one sentence.
 
     fairseq's own entry points know nothing of this package, so the interpreter's last resort is the one place
-    where its errors can be reported without a traceback. Everything else goes to the hook that was installed before.
-    Another program has nothing installed: how it ends is its own affair.
+    where its errors can be reported without a traceback. Everything else goes to the hook that was installed
+    before. Another program has nothing installed: how it ends is its own affair.
 
     Returns:
         Whether this is a command of fairseq.

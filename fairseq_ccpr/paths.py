@@ -50,17 +50,26 @@ def configuration(args: Namespace) -> Any:
 
     This is fairseq's `convert_namespace_to_omegaconf` without Hydra, which takes half a second for it.
     """
-    kinds = {name: field.type for name, field in FairseqConfig.__dataclass_fields__.items() if name != "_name"}
-    kinds |= {name: known["dataclass_registry"].get(getattr(args, name, None)) for name, known in REGISTRIES.items()}
+    kinds = {
+        name: field.type for name, field in FairseqConfig.__dataclass_fields__.items() if name != "_name"
+    }
+    kinds |= {
+        name: known["dataclass_registry"].get(getattr(args, name, None)) for name, known in REGISTRIES.items()
+    }
     kinds["task"] = TASK_DATACLASS_REGISTRY.get(args.task)
     kinds["model"] = None
-    cfg: Any = OmegaConf.create({name: _section(kind, args) if kind else None for name, kind in kinds.items()})
+    cfg: Any = OmegaConf.create(
+        {name: _section(kind, args) if kind else None for name, kind in kinds.items()}
+    )
     for name in ("task", *REGISTRIES):
-        if (chosen := getattr(args, name, None)) is not None:  # a class without a dataclass has no options but its name
+        # a class without a dataclass has no options but its name
+        if (chosen := getattr(args, name, None)) is not None:
             if not kinds[name]:
                 cfg[name] = {}
             cfg[name]._name = chosen
-    cfg = OmegaConf.create(OmegaConf.to_container(cfg, resolve=True, enum_to_str=True), flags={"allow_objects": True})
+    cfg = OmegaConf.create(
+        OmegaConf.to_container(cfg, resolve=True, enum_to_str=True), flags={"allow_objects": True}
+    )
     if kinds["task"] is None:  # a class without a dataclass, which gets the options as they were parsed
         cfg.task = Namespace(**vars(args), _name=args.task)
     OmegaConf.set_struct(cfg, True)

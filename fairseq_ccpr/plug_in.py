@@ -46,15 +46,15 @@ from fairseq_ccpr.inference.system import Translation as Translation
 from fairseq_ccpr.lab import xpr as _xpr  # noqa: F401
 from fairseq_ccpr.translator import Translator as Translator
 
-# torch refuses its switch that __init__.py sets together with this, its opposite. That one allows what this package rules
-# out, but is not dropped silently: other code in the process may rely on it.
+# torch refuses its switch that __init__.py sets together with this, its opposite. That one allows what this
+# package rules out, but is not dropped silently: other code in the process may rely on it.
 if _os.environ.get("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "0").lower() in ("1", "y", "yes", "true"):
     raise _ConfigurationError(
         "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD is set in the environment, which lets checkpoints run code: unset it, as "
         "fairseq-ccpr reads nothing but tensors and plain settings from them"
     )
-# fairseq keeps its settings in checkpoints as a Namespace, and scores may be NumPy's numbers. Naming these classes lets torch
-# load them with weights_only on, so that nothing in a checkpoint can run.
+# fairseq keeps its settings in checkpoints as a Namespace, and scores may be NumPy's numbers. Naming these
+# classes lets torch load them with weights_only on, so that nothing in a checkpoint can run.
 _scalar: _Any = _np.float64(0).__reduce__()[0]
 _kinds = (type(_np.dtype(code)) for code in f"?SUMm{_np.typecodes['AllInteger']}{_np.typecodes['AllFloat']}")
 _torch.serialization.add_safe_globals([_Namespace, _np.dtype, _scalar, *set(_kinds)])

@@ -5,8 +5,9 @@
         PREFIX: ClassVar[str] = "knn"
         k: int = option(8, "neighbours retrieved for each token", within="[1, inf)", needs="at least 1 neighbour")
 
-gives argparse and fairseq the option `--knn-k` with its help and default, refuses `--knn-k 0` (`check`), reads the options
-back (`read_options`), writes them out (`as_options`), and names the value in signatures (`signed`).
+gives argparse and fairseq the option `--knn-k` with its help and default, refuses `--knn-k 0` (`check`),
+reads the options back (`read_options`), writes them out (`as_options`), and names the value in signatures
+(`signed`).
 """
 
 from __future__ import annotations
@@ -29,10 +30,20 @@ C = TypeVar("C", bound=type)
 
 
 def option(
-    default: Any = MISSING, help: str = "", *, within: str = "", needs: str = "", choices: tuple[str, ...] = (),
-    sign: str = "", unsigned: str = "", automatic: bool = False, metavar: str | None = None, flags: tuple[str, ...] = (),
-    nargs: str | None = None, positional: bool = False,
-) -> Any:  # fmt: skip
+    default: Any = MISSING,
+    help: str = "",
+    *,
+    within: str = "",
+    needs: str = "",
+    choices: tuple[str, ...] = (),
+    sign: str = "",
+    unsigned: str = "",
+    automatic: bool = False,
+    metavar: str | None = None,
+    flags: tuple[str, ...] = (),
+    nargs: str | None = None,
+    positional: bool = False,
+) -> Any:
     """Return a dataclass field that is an option.
 
     Args:
@@ -43,8 +54,8 @@ def option(
         choices: the values of a string.
         sign: the name in signatures, if not that of the field.
         unsigned: why no signature has the value; every other value is in one.
-        automatic: an option that is left out may have another value than the field's default, such as one that was tuned:
-            `read_options` is given it.
+        automatic: an option that is left out may have another value than the field's default, such as one
+            that was tuned: `read_options` is given it.
         flags: other names of the option in our own commands, such as -s.
         metavar, nargs: as in argparse.
         positional: an argument without a name.
@@ -131,7 +142,8 @@ def read_options(kind: type[S], options: Any, automatic: Mapping[str, Any] | Non
     """Return the settings that a parser, or fairseq, has read.
 
     Args:
-        automatic: values of the automatic fields whose option was left out, where they are not the field's default.
+        automatic: values of the automatic fields whose option was left out, where they are not the field's
+            default.
         others: values of the fields that are no options.
     """
     values = {}
@@ -155,7 +167,9 @@ def read_options(kind: type[S], options: Any, automatic: Mapping[str, Any] | Non
     return kind(**others, **values)
 
 
-def as_options(settings: Any, always: tuple[str, ...] = (), automatic: Mapping[str, Any] | None = None) -> str:
+def as_options(
+    settings: Any, always: tuple[str, ...] = (), automatic: Mapping[str, Any] | None = None
+) -> str:
     """Write the options that give these settings: those that differ from what they are when left out.
 
     Args:
@@ -169,7 +183,9 @@ def as_options(settings: Any, always: tuple[str, ...] = (), automatic: Mapping[s
         if value == left_out and one.name not in always:
             continue
         if isinstance(value, bool):
-            words += [name] if value != _negated(one) else [f"--no{name[1:]}"] if one.metadata["automatic"] else []
+            words += (
+                [name] if value != _negated(one) else [f"--no{name[1:]}"] if one.metadata["automatic"] else []
+            )
         else:
             words.append(f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}")
     return " ".join(words)
@@ -181,20 +197,32 @@ def as_words(options: Mapping[str, Any]) -> list[str]:
     >>> as_words({"beam": 5, "knn_k": 8, "bf16": True, "quiet": False})
     ['--beam', '5', '--knn-k', '8', '--bf16']
     """
-    given = {f"--{_dashed(name)}": value for name, value in options.items() if value is not None and value is not False}
-    return [word for name, value in given.items() for word in ([name] if value is True else [name, str(value)])]
+    given = {
+        f"--{_dashed(name)}": value
+        for name, value in options.items()
+        if value is not None and value is not False
+    }
+    return [
+        word for name, value in given.items() for word in ([name] if value is True else [name, str(value)])
+    ]
 
 
 def automatic_values(settings: Any) -> dict[str, Any]:
     """Return the values of the automatic fields, as `read_options` takes them."""
-    return {one.name: getattr(settings, one.name) for one in _options_of(type(settings)) if one.metadata["automatic"]}
+    return {
+        one.name: getattr(settings, one.name)
+        for one in _options_of(type(settings))
+        if one.metadata["automatic"]
+    }
 
 
 def signed(settings: Any) -> dict[str, object]:
     """Tell what a signature says of settings: every value that is not marked `unsigned`, by its short name."""
     signing = [one for one in _options_of(type(settings)) if not one.metadata["unsigned"]]
     values = {one.metadata["sign"] or one.name.rstrip("_"): getattr(settings, one.name) for one in signing}
-    return {name: ("no", "yes")[value] if isinstance(value, bool) else value for name, value in values.items()}
+    return {
+        name: ("no", "yes")[value] if isinstance(value, bool) else value for name, value in values.items()
+    }
 
 
 def signature(parts: Mapping[str, object]) -> str:
@@ -243,7 +271,11 @@ def _help(one: Field[Any]) -> str:
 
 def _bare(hint: Any) -> Any:
     kinds = [kind for kind in get_args(hint) if kind is not type(None)]
-    return kinds[0] if get_origin(hint) is not list and len(kinds) == 1 and type(None) in get_args(hint) else hint
+    return (
+        kinds[0]
+        if get_origin(hint) is not list and len(kinds) == 1 and type(None) in get_args(hint)
+        else hint
+    )
 
 
 def _item(hint: Any) -> Any:
@@ -262,7 +294,10 @@ def inside(value: float, interval: str) -> bool:
 
 
 data_bin_option = partial(
-    option, help="folder that fairseq-ccpr prepare or fairseq-preprocess wrote", positional=True, metavar="DATA_BIN"
+    option,
+    help="folder that fairseq-ccpr prepare or fairseq-preprocess wrote",
+    positional=True,
+    metavar="DATA_BIN",
 )
 data_option = partial(
     option,

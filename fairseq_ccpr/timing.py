@@ -22,13 +22,15 @@ from typing import TypeVar
 import torch
 from tqdm import tqdm
 
-# Of a decoding step; the rest is the encoder and beam search. Phrases are found once per sentence, then followed each step.
+# Of a decoding step; the rest is the encoder and beam search. Phrases are found once per sentence, then
+# followed each step.
 DECODER, PROJECTION, SEARCH, LIKENESS, MERGE = "decoder", "projection", "search", "likeness", "merge"
 FINDING, PHRASES, TEXT = "finding phrases", "phrases", "text"
 # Of mining.
 ENCODING, INDEXING, VOTING = "encoding", "indexing", "voting"
 
 _active: ContextVar[PhaseTimer | None] = ContextVar("timer", default=None)
+T = TypeVar("T")
 
 
 class phase(ContextDecorator):
@@ -101,13 +103,16 @@ class PhaseTimer:
         self._since = now
 
 
-T = TypeVar("T")
-
-
 def progress_bar(
-    what: str, unit: str, items: Iterable[T] | None = None, *, total: int | None = None, done: int = 0,
-    quiet: bool = False, delay: float = 0.0,
-) -> tqdm[T]:  # fmt: skip
+    what: str,
+    unit: str,
+    items: Iterable[T] | None = None,
+    *,
+    total: int | None = None,
+    done: int = 0,
+    quiet: bool = False,
+    delay: float = 0.0,
+) -> tqdm[T]:
     """Return a bar over items, or one that advances by `update`.
 
     Args:
@@ -115,9 +120,18 @@ def progress_bar(
         done: how many of them an earlier run has done; they are not in the rate.
         delay: seconds before it is shown.
     """
-    scaled, hidden = total is not None or items is None, quiet or None  # None: hidden where there is no terminal
+    # None: hidden where there is no terminal
+    scaled, hidden = total is not None or items is None, quiet or None
     return tqdm(
-        items, what, total, unit=unit, unit_scale=scaled, initial=done, disable=hidden, delay=delay, dynamic_ncols=True
+        items,
+        what,
+        total,
+        unit=unit,
+        unit_scale=scaled,
+        initial=done,
+        disable=hidden,
+        delay=delay,
+        dynamic_ncols=True,
     )
 
 

@@ -32,7 +32,9 @@ def choose(device: str | torch.device | None) -> torch.device | None:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
-        raise ConfigurationError(f"device {device} cannot be used ({reason}): give one such as cpu or cuda") from None
+        raise ConfigurationError(
+            f"device {device} cannot be used ({reason}): give one such as cpu or cuda"
+        ) from None
     return torch.device(device)
 
 
@@ -48,21 +50,23 @@ class Translator(System):
     >>> [(one.source, len(one.text) > 0, one.score < 0) for one in translations], found
     ([('Und Gott sprach:', True, True), ('Es werde Licht!', True, True)], ['Let there be light!'])
 
-    Everything is loaded once. Several threads may translate with one translator at the same time. `close`, or the end of
-    `with`, lets others learn into the datastore; a translator that was closed does no more work.
+    Everything is loaded once. Several threads may translate with one translator at the same time. `close`, or
+    the end of `with`, lets others learn into the datastore; a translator that was closed does no more work.
 
     Args:
-        path: the model's checkpoint; several of an ensemble are separated by colons. Left out, the one that the datastore was
-            built with.
-        datastore: a folder with tokens, phrases or both; two folders, separated by a colon, where they are apart. Left out,
-            the model translates alone.
-        data: a folder with the model's dictionaries, such as DATA_BIN. Left out, they are found in the datastore, or next to
-            the model; so are the subwords, unless `bpe` and `sentencepiece_model` or `bpe_codes` name them.
+        path: the model's checkpoint; several of an ensemble are separated by colons. Left out, the one that
+            the datastore was built with.
+        datastore: a folder with tokens, phrases or both; two folders, separated by a colon, where they are
+            apart. Left out, the model translates alone.
+        data: a folder with the model's dictionaries, such as DATA_BIN. Left out, they are found in the
+            datastore, or next to the model; so are the subwords, unless `bpe` and `sentencepiece_model` or
+            `bpe_codes` name them.
         beam: width of beam search.
         device: such as "cpu" or "cuda:1"; left out, the GPU where there is one.
         precision: of the model, "fp32", "fp16" or "bf16".
-        options: any other option of fairseq-generate by its name, and of retrieval, such as `lenpen=1.2` or `knn_k=16`.
-            Settings of retrieval that are left out are as `fairseq-ccpr tune` left them with the datastore.
+        options: any other option of fairseq-generate by its name, and of retrieval, such as `lenpen=1.2` or
+            `knn_k=16`. Settings of retrieval that are left out are as `fairseq-ccpr tune` left them with the
+            datastore.
 
     Raises:
         ConfigurationError: an option that does not exist, or something that was not found.
@@ -71,9 +75,16 @@ class Translator(System):
     """
 
     def __init__(
-        self, path: str | Path | None = None, *, datastore: str | Path | None = None, data: str | Path | None = None,
-        beam: int = 5, device: str | torch.device | None = None, precision: str = FP32, **options: Any,
-    ) -> None:  # fmt: skip
+        self,
+        path: str | Path | None = None,
+        *,
+        datastore: str | Path | None = None,
+        data: str | Path | None = None,
+        beam: int = 5,
+        device: str | torch.device | None = None,
+        precision: str = FP32,
+        **options: Any,
+    ) -> None:
         if precision not in PRECISIONS:
             raise ConfigurationError(f"precision is {precision}: choose one of {', '.join(PRECISIONS)}")
         named = {"path": path, "datastore": datastore, "beam": beam, "no_progress_bar": True, **options}
@@ -103,18 +114,19 @@ class Translator(System):
     def learn(self, source: str, target: str) -> Learned:
         """Learn a sentence and its translation, such as a correction: it counts from the next sentence on.
 
-        It replaces what was learned before of the same sentence, which is kept and counts again once it is learned again, or
-        this pair is forgotten.
+        It replaces what was learned before of the same sentence, which is kept and counts again once it is
+        learned again, or this pair is forgotten.
 
-        It is on disk, in the datastore's folder, when this returns. From then on no other process, and no other translator,
-        can learn into this datastore until `close`, or until this process ends.
+        It is on disk, in the datastore's folder, when this returns. From then on no other process, and no
+        other translator, can learn into this datastore until `close`, or until this process ends.
 
         Returns:
             Its id, and what it replaced. A pair that was learned before keeps its id, and is counted.
 
         Raises:
-            ConfigurationError: there is no token datastore, or the pair cannot be learned, as where it is empty or too long.
-            DatastoreError: another process learns, or the journal cannot be written: nothing was learned then.
+            ConfigurationError: there is no token datastore, or the pair cannot be learned, as where it is
+            empty or too long. DatastoreError: another process learns, or the journal cannot be written:
+            nothing was learned then.
         """
         (learned,) = self._learner.learn([(source, target)])
         if isinstance(learned, str):
@@ -147,7 +159,8 @@ class Translator(System):
 
         Raises:
             ConfigurationError: there is no token datastore.
-            DatastoreError: another process learns, or the journal cannot be written: nothing was learned then.
+            DatastoreError: another process learns, or the journal cannot be written: nothing was learned
+            then.
         """
         return self._learner.learn(pairs)
 
@@ -159,7 +172,8 @@ class Translator(System):
 
         Raises:
             ConfigurationError: there is no token datastore, or no such pair.
-            DatastoreError: another process learns, or the journal cannot be written: nothing was forgotten then.
+            DatastoreError: another process learns, or the journal cannot be written: nothing was forgotten
+            then.
         """
         return learned_memory(self).forget(ids)
 
@@ -176,7 +190,8 @@ class Translator(System):
     def compact(self) -> bool:
         """Move what was learned into the datastore's own entries, as fairseq-ccpr compact does, while this one is in use.
 
-        Other threads may translate, learn and forget meanwhile. The work is done in a process of its own; `close` ends it.
+        Other threads may translate, learn and forget meanwhile. The work is done in a process of its own;
+        `close` ends it.
 
         Returns:
             Whether it was done, and not ended.
@@ -206,7 +221,8 @@ class Translator(System):
     def explain(self, sentences: str | list[str], neighbours: int = 16) -> Explanation:
         """Translate with and without retrieval, and say where each token came from.
 
-        The `matches` of each sentence are the sentences of the datastore most like it, as a translation memory lists them.
+        The `matches` of each sentence are the sentences of the datastore most like it, as a translation
+        memory lists them.
 
         Args:
             sentences: one, or several.
@@ -218,4 +234,6 @@ class Translator(System):
         Raises:
             ConfigurationError: there is no datastore, or a sentence is too long.
         """
-        return explain_sentences(self, [sentences] if isinstance(sentences, str) else list(sentences), neighbours)
+        return explain_sentences(
+            self, [sentences] if isinstance(sentences, str) else list(sentences), neighbours
+        )

@@ -79,7 +79,9 @@ def with_fairseq(folder: Path, beam: int, tokens: int, batch: int) -> Callable[[
     with tempfile.TemporaryDirectory() as made:
         convert_marian(folder, Path(made) / "model", None, None, None)
         lengths: dict[str, Any] = {"min_len": tokens, "max_len_b": tokens} if tokens else {"max_len_b": 200}
-        translator = Translator(Path(made) / "model" / CHECKPOINT, beam=beam, device="cpu", batch_size=batch, **lengths)
+        translator = Translator(
+            Path(made) / "model" / CHECKPOINT, beam=beam, device="cpu", batch_size=batch, **lengths
+        )
     return lambda texts: sum(len(one.tokens) for one in translator.translate(texts))
 
 
@@ -98,7 +100,12 @@ def with_transformers(folder: Path, beam: int, tokens: int, batch: int) -> Calla
         for start in range(0, len(ordered), batch):
             inputs = tokenizer(ordered[start : start + batch], return_tensors="pt", padding=True)
             made = model.generate(
-                **inputs, num_beams=beam, early_stopping=True, do_sample=False, bad_words_ids=[[pad]], **lengths
+                **inputs,
+                num_beams=beam,
+                early_stopping=True,
+                do_sample=False,
+                bad_words_ids=[[pad]],
+                **lengths,
             )
             count += int(((made != pad) & (made != model.config.eos_token_id)).sum())
         return count
@@ -116,7 +123,9 @@ def with_ctranslate2(folder: Path, beam: int, tokens: int, batch: int) -> Callab
             f"{made}/model", device="cpu", compute_type="float32", intra_threads=threads()
         )
     lengths: dict[str, Any] = (
-        {"min_decoding_length": tokens, "max_decoding_length": tokens} if tokens else {"max_decoding_length": 200}
+        {"min_decoding_length": tokens, "max_decoding_length": tokens}
+        if tokens
+        else {"max_decoding_length": 200}
     )
 
     def translate(texts: list[str]) -> int:
@@ -127,7 +136,11 @@ def with_ctranslate2(folder: Path, beam: int, tokens: int, batch: int) -> Callab
     return translate
 
 
-SYSTEMS = {"fairseq-ccpr, converted": with_fairseq, "transformers": with_transformers, "CTranslate2": with_ctranslate2}
+SYSTEMS = {
+    "fairseq-ccpr, converted": with_fairseq,
+    "transformers": with_transformers,
+    "CTranslate2": with_ctranslate2,
+}
 
 
 def threads() -> int:
@@ -135,14 +148,18 @@ def threads() -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path)
     parser.add_argument("--text", type=Path, help="source sentences, one per line (the demo's test text)")
     parser.add_argument("--sentences", type=int, default=64)
     parser.add_argument("--beam", type=int, default=5)
     parser.add_argument("--batch", type=int, default=16, help="sentences in a batch")
     parser.add_argument("--tokens", type=int, default=0, help="length of each translation (0: as they end)")
-    parser.add_argument("--repeats", type=int, default=3, help="of which the best counts; the systems take turns")
+    parser.add_argument(
+        "--repeats", type=int, default=3, help="of which the best counts; the systems take turns"
+    )
     parser.add_argument("--vocabulary", type=int, default=16000, help="entries of a random model")
     options = parser.parse_args()
     if not options.folder.exists():
@@ -154,9 +171,14 @@ def main() -> None:
     texts = texts[: options.sentences]
     torch.set_num_threads(threads())
     kinds = {
-        name: make for name, make in SYSTEMS.items() if name != "CTranslate2" or importlib.util.find_spec("ctranslate2")
+        name: make
+        for name, make in SYSTEMS.items()
+        if name != "CTranslate2" or importlib.util.find_spec("ctranslate2")
     }
-    systems = {name: make(options.folder, options.beam, options.tokens, options.batch) for name, make in kinds.items()}
+    systems = {
+        name: make(options.folder, options.beam, options.tokens, options.batch)
+        for name, make in kinds.items()
+    }
     clock = time.process_time if threads() == 1 else time.perf_counter
     best: dict[str, tuple[float, int]] = {}
     for _ in range(options.repeats):
@@ -164,7 +186,9 @@ def main() -> None:
             start = clock()
             count = translate(texts)
             best[name] = min(best.get(name, (float("inf"), 0)), (clock() - start, count))
-    rows = [[name, count, f"{seconds:.2f}", f"{count / seconds:,.0f}"] for name, (seconds, count) in best.items()]
+    rows = [
+        [name, count, f"{seconds:.2f}", f"{count / seconds:,.0f}"] for name, (seconds, count) in best.items()
+    ]
     print(markdown_table([["system", "tokens", "seconds", "tokens/s"], *rows]))
 
 

@@ -60,7 +60,13 @@ def options() -> str:
     for name in COMMANDS:
         command = load(name)
         own = [
-            [group.title, action.option_strings or [action.dest], _shown(action), action.nargs, _named(action)]
+            [
+                group.title,
+                action.option_strings or [action.dest],
+                _shown(action),
+                action.nargs,
+                _named(action),
+            ]
             for group in command.parser()._action_groups
             for action in group._group_actions
             if action.help != argparse.SUPPRESS
@@ -85,7 +91,10 @@ def python() -> str:
     for name in CLASSES:
         kind = getattr(fairseq_ccpr, name)
         parts += [f"## {name}", _documented(name, kind)]
-        members = {**{inherited: getattr(kind, inherited) for inherited in INHERITED.get(name, ())}, **vars(kind)}
+        members = {
+            **{inherited: getattr(kind, inherited) for inherited in INHERITED.get(name, ())},
+            **vars(kind),
+        }
         for method, value in members.items():
             function = value.__func__ if isinstance(value, (classmethod, staticmethod)) else value
             if method.startswith("_"):
@@ -101,10 +110,14 @@ def _command(name: str, what: str) -> str:
     command = load(name)
     parts = [f"### {name}", f"{what[0].upper()}{what[1:]}.", _code(command.text)]
     rows = [["option", "default", "meaning"]]
-    rows += [_own_option(action) for action in command.parser(everything=False)._actions if action.dest != "help"]
+    rows += [
+        _own_option(action) for action in command.parser(everything=False)._actions if action.dest != "help"
+    ]
     parts += [markdown_table(rows)] if len(rows) > 1 else []
     if command.rest and command.retrieval:
-        parts.append("It also accepts the [options of decoding](decoding-options.md) and those of fairseq-generate.")
+        parts.append(
+            "It also accepts the [options of decoding](decoding-options.md) and those of fairseq-generate."
+        )
     elif command.rest:
         parts.append("It also accepts fairseq's options of tokenizers and subwords.")
     return "\n\n".join(parts)
@@ -148,7 +161,8 @@ def _default(value: Any) -> str:
 def _cell(text: str) -> str:
     text = " ".join(text.replace("%%", "%").split())
     return "".join(
-        f"\\{letter}" if letter in "|<>*_[]" and text[at - 1] != "\\" else letter for at, letter in enumerate(text)
+        f"\\{letter}" if letter in "|<>*_[]" and text[at - 1] != "\\" else letter
+        for at, letter in enumerate(text)
     )
 
 
@@ -156,7 +170,9 @@ def _documented(name: str, thing: Any) -> str:
     doc = inspect.getdoc(thing) or ""
     if getattr(thing, "_is_protocol", False):
         return _code(f"{name}, an interface\n\n{doc}")
-    function = thing.__new__ if _is_named_tuple(thing) else thing.__init__ if inspect.isclass(thing) else thing
+    function = (
+        thing.__new__ if _is_named_tuple(thing) else thing.__init__ if inspect.isclass(thing) else thing
+    )
     signature = str(inspect.signature(function)).replace("(self, ", "(").replace("(self)", "()")
     signature = re.sub(r"<function .+? at 0x\w+>", "...", signature)  # whose address is another each time
     return _code(f"{name}{signature}\n\n{doc}")

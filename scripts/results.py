@@ -16,7 +16,9 @@ FOLDER = Path(__file__).resolve().parent.parent / "docs" / "results"
 
 def files() -> dict[str, str]:
     pages = {path.stem: read(path.read_text(encoding="utf-8")) for path in sorted(FOLDER.glob("*.md"))}
-    return {f"{name}.json": json.dumps(page, ensure_ascii=False, indent=1) + "\n" for name, page in pages.items()}
+    return {
+        f"{name}.json": json.dumps(page, ensure_ascii=False, indent=1) + "\n" for name, page in pages.items()
+    }
 
 
 def read(page: str) -> dict[str, Any]:

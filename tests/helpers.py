@@ -63,7 +63,8 @@ def begin(
 ) -> BaseProcess:
     """Begin a command of this project or of fairseq, or a script, in a process of its own, on one thread, in the checkout.
 
-    It is forked off a process that has imported everything, which spares it the seconds that this takes, and leads a group.
+    It is forked off a process that has imported everything, which spares it the seconds that this takes, and
+    leads a group.
     """
     words = [str(word) for word in command]
     process = FORKS.Process(target=_execute, args=(words, os.environ | environment, str(out), str(err)))
@@ -215,7 +216,9 @@ def files_up_to(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def equal(one: dict[int, list[dict[str, Any]]], two: dict[int, list[dict[str, Any]]], tolerance: float = 0.0) -> bool:
+def equal(
+    one: dict[int, list[dict[str, Any]]], two: dict[int, list[dict[str, Any]]], tolerance: float = 0.0
+) -> bool:
     """Whether two decodings have the same hypotheses, and scores that differ by no more than `tolerance`."""
     pairs = [(a, b) for i in one for a, b in zip(one[i], two[i])]
     return (

@@ -58,10 +58,13 @@ def ids_of(learned: list[Learned]) -> list[int]:
     return [one.id for one in learned]
 
 
-def new_pair(number: int, version: int = 0, dimension: int = 32, width: int = 0, forms: bool = False) -> NewPair:
+def new_pair(
+    number: int, version: int = 0, dimension: int = 32, width: int = 0, forms: bool = False
+) -> NewPair:
     """A pair of random content, which its number and version decide, with phrases whose keys are so wide, or without.
 
-    Versions are translations of the same source; with `forms` each has another form of it, which a model reads alike.
+    Versions are translations of the same source; with `forms` each has another form of it, which a model
+    reads alike.
     """
     rng = np.random.default_rng([number, version])
     length = int(rng.integers(1, 12))
@@ -160,7 +163,8 @@ def killed(work: Callable[[int], object], seconds: float, begun: bool = False) -
 
 
 def _work_and_exit(work: Callable[[int], object], writing: int) -> NoReturn:
-    tqdm.set_lock(threading.RLock())  # the default one is shared with the parent, which would wait for ever for it
+    # the default one is shared with the parent, which would wait for ever for it
+    tqdm.set_lock(threading.RLock())
     try:
         work(writing)
     finally:
@@ -176,7 +180,9 @@ def kill_learning(folder: Path, kills: int, rng: np.random.Generator) -> int:
     before, make = contents(folder), maker(folder, forms=True)
     pairs, number, first_id, acknowledged = Expected(), 0, 1, 0
     for kill in range(kills):
-        said = killed(partial(_write_for_ever, folder, number, make), float(rng.uniform(0, 0.08)), begun=kill % 2 > 0)
+        said = killed(
+            partial(_write_for_ever, folder, number, make), float(rng.uniform(0, 0.08)), begun=kill % 2 > 0
+        )
         store = store_at(folder)
         states = _possible(pairs, number, len(said), first_id, make)
         assert any(same(store, *state.divided()) for state in states), (number, said, list(store.pairs))
@@ -189,7 +195,9 @@ def kill_learning(folder: Path, kills: int, rng: np.random.Generator) -> int:
         store.lock()  # cuts off what was not completely written, as the next writer would
         store.close()
         first_id, acknowledged = store.next_id, acknowledged + len(said)
-    assert {name: content for name, content in contents(folder).items() if not name.startswith(LEARNED)} == before
+    assert {
+        name: content for name, content in contents(folder).items() if not name.startswith(LEARNED)
+    } == before
     return acknowledged
 
 
@@ -219,7 +227,9 @@ def _write_for_ever(folder: Path, number: int, make: Callable[..., NewPair], ack
         os.write(acknowledged, b".")
 
 
-def _possible(pairs: Expected, number: int, said: int, next_id: int, make: Callable[..., NewPair]) -> list[Expected]:
+def _possible(
+    pairs: Expected, number: int, said: int, next_id: int, make: Callable[..., NewPair]
+) -> list[Expected]:
     """What may be there after a kill: all that was acknowledged, and what was begun after that, none of it half."""
     ids: dict[tuple[int, int], int] = {}
     states = [pairs]
@@ -338,7 +348,10 @@ def kill_compacting(folder: Path, kills: int, rng: np.random.Generator) -> set[i
     tokens = [pair.keys for pair in counting.values()]
     phrases = [pair.phrases.keys for pair in counting.values() if pair.phrases is not None]
     after = [np.concatenate([own, *new]) for own, new in zip(own, (tokens, phrases))]
-    copy, names = folder.with_name("killed"), {re.sub(r"^(token|phrase)-1$", r"\1-2", name) for name in _names(folder)}
+    copy, names = (
+        folder.with_name("killed"),
+        {re.sub(r"^(token|phrase)-1$", r"\1-2", name) for name in _names(folder)},
+    )
     start = time.monotonic()
     _compact(Path(shutil.copytree(folder, copy)))
     seconds, generations = time.monotonic() - start, set()
@@ -402,7 +415,9 @@ def index_again(folder: Path) -> None:
 class Beside:
     """A function in a process of its own, which may stop or kill itself before one of the changes of files that it makes."""
 
-    def __init__(self, work: Callable[[Path], object], folder: Path, step: int = -1, end: int = signal.SIGKILL) -> None:
+    def __init__(
+        self, work: Callable[[Path], object], folder: Path, step: int = -1, end: int = signal.SIGKILL
+    ) -> None:
         self._reading, writing = os.pipe()
         self._process = os.fork()
         if not self._process:
@@ -449,7 +464,8 @@ class Beside:
 def kill_beside(folder: Path, kills: int, rng: np.random.Generator) -> Counter[str]:
     """Let a build and a compaction of copies of a datastore meet, one stopped before a change while the other works.
 
-    One of them, or both, are killed. All that was published, learned and forgotten is there, and both can be run again.
+    One of them, or both, are killed. All that was published, learned and forgotten is there, and both can be
+    run again.
 
     Returns:
         How often each way in which they met came about.
@@ -471,9 +487,15 @@ def kill_beside(folder: Path, kills: int, rng: np.random.Generator) -> Counter[s
 
     def check() -> Manifest:
         manifest, found = Manifest.read(copy), store_at(copy)
-        assert manifest.token is not None and {(one.id, one.source, one.target) for one in found.find("")} == texts
+        assert (
+            manifest.token is not None
+            and {(one.id, one.source, one.target) for one in found.find("")} == texts
+        )
         store = TokenDatastore(copy)
-        assert np.array_equal(store.keys, after if store.section.generation else before) and not store.find_damage()
+        assert (
+            np.array_equal(store.keys, after if store.section.generation else before)
+            and not store.find_damage()
+        )
         assert store.section.generation or set(found.entries) == set(learning.entries)
         assert manifest.text is None or not TextDatastore(copy).find_damage()
         return manifest
@@ -507,7 +529,9 @@ def kill_beside(folder: Path, kills: int, rng: np.random.Generator) -> Counter[s
             name: words[:4] if words.startswith("done") else "refused" if words else "killed"
             for name, words in said.items()
         }
-        met[f"{first} stopped{', killed' if killed else ''}; {second} {'waited' if waits else outcome[second]}"] += 1
+        met[
+            f"{first} stopped{', killed' if killed else ''}; {second} {'waited' if waits else outcome[second]}"
+        ] += 1
         for name in [second, first, "index", "compaction"]:
             works[name](copy)
         manifest = check()

@@ -72,7 +72,9 @@ def write_marian(
     models = pieces(0), pieces(1)
     vocabularies = [symbols(models[0]), symbols(models[1], models[1])] if separate else [symbols(*models)]
     if tags:
-        vocabularies[0] = {symbol: at for at, symbol in enumerate([*list(vocabularies[0])[:-1], *tags, "<pad>"])}
+        vocabularies[0] = {
+            symbol: at for at, symbol in enumerate([*list(vocabularies[0])[:-1], *tags, "<pad>"])
+        }
     source, target = vocabularies[0], vocabularies[-1]
     config = transformers().MarianConfig(
         vocab_size=len(source), decoder_vocab_size=len(target), share_encoder_decoder_embeddings=not separate,
@@ -112,7 +114,9 @@ def train_marian(folder: Path, rows: list[tuple[str, str]], updates: int) -> Non
 def end_some(model: Any, share: float = 0.3) -> None:
     """Let a model of random weights end some sentences: </s> becomes the likeliest symbol at this share of tokens."""
     config = model.config
-    sources, targets = (torch.randint(2, size - 1, (16, 20)) for size in (config.vocab_size, config.decoder_vocab_size))
+    sources, targets = (
+        torch.randint(2, size - 1, (16, 20)) for size in (config.vocab_size, config.decoder_vocab_size)
+    )
     logits = model(input_ids=sources, decoder_input_ids=targets).logits.flatten(0, 1)
     margins = logits[:, 1:].max(dim=1).values - logits[:, 0]
     model.final_logits_bias[:, 0] += margins.quantile(share)

@@ -1,8 +1,9 @@
 """What spares in-process commands their start: fairseq's configuration composed from memory, processes forked or not begun.
 
-fairseq composes its configuration with Hydra, a quarter of a second each time, and starts a process to read data; the tests
-here do both a thousand times over, with models that translate in milliseconds. Adapters are trained in processes that import
-everything again; here they are forked from one that already has. Tuning trains trust and votes with fewer updates.
+fairseq composes its configuration with Hydra, a quarter of a second each time, and starts a process to read
+data; the tests here do both a thousand times over, with models that translate in milliseconds. Adapters are
+trained in processes that import everything again; here they are forked from one that already has. Tuning
+trains trust and votes with fewer updates.
 """
 
 from __future__ import annotations
@@ -26,7 +27,11 @@ from fairseq_ccpr.building import adapter_build
 from fairseq_ccpr.evaluation import trust_training
 from tests.helpers import begin
 
-hydra_compose, hydra_initialize, fairseq_dataset_args = utils.compose, utils.initialize, options.add_dataset_args
+hydra_compose, hydra_initialize, fairseq_dataset_args = (
+    utils.compose,
+    utils.initialize,
+    options.add_dataset_args,
+)
 
 
 @functools.cache
@@ -72,7 +77,12 @@ def add_dataset_args(parser: ArgumentParser, *args: Any, **kwargs: Any) -> Any:
 
 
 def run_child(
-    command: list[str], lock: IO[str], output: IO[str], environment: dict[str, str], folder: Path, own_group: bool
+    command: list[str],
+    lock: IO[str],
+    output: IO[str],
+    environment: dict[str, str],
+    folder: Path,
+    own_group: bool,
 ) -> int | None:
     """Train as `child_process.run_child` does."""
     process = begin("fairseq-train", *command[3:], out=output.name, err=output.name)

@@ -46,7 +46,17 @@ class World:
 
     def options(self, *extra: object) -> list[str]:
         """Options of fairseq-generate for this model and datastore."""
-        words = [self.data_bin, "--user-dir", USER_DIR, "--task", "translation_retrieval", "-s", "de", "-t", "en"]
+        words = [
+            self.data_bin,
+            "--user-dir",
+            USER_DIR,
+            "--task",
+            "translation_retrieval",
+            "-s",
+            "de",
+            "-t",
+            "en",
+        ]
         words += ["--path", self.model, "--datastore", self.datastore, "--cpu", "--knn-temperature", 5]
         words += ["--max-len-b", 25, *extra]
         return [str(word) for word in words]
@@ -65,20 +75,23 @@ class Ccpr:
     def training(self, save_dir: Path, updates: int, *extra: object) -> list[object]:
         """The command line of fairseq-train."""
         words = f"--user-dir {USER_DIR} --task phrase_contrast --arch phrase_encoder --criterion ccpr --cpu "
-        words += (
-            "--optimizer adam --lr 5e-3 --batch-size 24 --max-subwords 100 --dropout 0 --phrase-dim 16 --num-workers 0 "
-        )
-        words += (
-            "--best-checkpoint-metric accuracy --maximize-best-checkpoint-metric --log-format simple --log-interval 1"
-        )
+        words += "--optimizer adam --lr 5e-3 --batch-size 24 --max-subwords 100 --dropout 0 --phrase-dim 16 --num-workers 0 "
+        words += "--best-checkpoint-metric accuracy --maximize-best-checkpoint-metric --log-format simple --log-interval 1"
         where = ["--encoder", self.context, "--save-dir", save_dir, "--max-update", updates]
         return ["fairseq-train", self.phrases, *words.split(), *where, *extra]
 
     def dataset(self, split: str = "valid", **changes: float) -> PhraseContrastDataset:
         """What its training or validation draws from, with options of their own."""
-        options = {"phrases_per_sentence": 8, "different_context_fraction": 0.0, "max_subwords": 100, "seed": 1}
+        options = {
+            "phrases_per_sentence": 8,
+            "different_context_fraction": 0.0,
+            "max_subwords": 100,
+            "seed": 1,
+        }
         tokenizer = load_tokenizer(self.context)
-        return PhraseContrastDataset(PhrasePairs(self.phrases / split), tokenizer, ContrastOptions(**options | changes))
+        return PhraseContrastDataset(
+            PhrasePairs(self.phrases / split), tokenizer, ContrastOptions(**options | changes)
+        )
 
 
 @dataclass
@@ -94,14 +107,21 @@ class Xpr:
 
     def training(self, save_dir: Path, updates: int, *extra: object) -> list[object]:
         """The command line of fairseq-train."""
-        words = f"--user-dir {USER_DIR} --task phrase_lexicon --arch phrase_encoder_xpr --criterion xpco --cpu "
-        words += (
-            "--optimizer adam --lr 5e-3 --batch-size 32 --max-subwords 60 --dropout 0 --phrase-dim 16 --num-workers 0 "
+        words = (
+            f"--user-dir {USER_DIR} --task phrase_lexicon --arch phrase_encoder_xpr --criterion xpco --cpu "
         )
-        words += (
-            "--best-checkpoint-metric accuracy --maximize-best-checkpoint-metric --log-format simple --log-interval 1"
-        )
-        where = ["--encoder", self.context, "--save-dir", save_dir, "--max-update", updates, "--encoder-momentum", 0.9]
+        words += "--optimizer adam --lr 5e-3 --batch-size 32 --max-subwords 60 --dropout 0 --phrase-dim 16 --num-workers 0 "
+        words += "--best-checkpoint-metric accuracy --maximize-best-checkpoint-metric --log-format simple --log-interval 1"
+        where = [
+            "--encoder",
+            self.context,
+            "--save-dir",
+            save_dir,
+            "--max-update",
+            updates,
+            "--encoder-momentum",
+            0.9,
+        ]
         return ["fairseq-train", self.lexicon, *words.split(), *where, *extra]
 
 
@@ -227,7 +247,16 @@ def build_phrases(
 ) -> subprocess.CompletedProcess[str]:
     """Build a phrase datastore with the command, in shards small enough to have several."""
     texts = text if isinstance(text, list) else [text]
-    words: list[object] = ["phrases", *texts, "--encoder", ccpr.checkpoint, "--output", output, "--cpu", "--quiet"]
+    words: list[object] = [
+        "phrases",
+        *texts,
+        "--encoder",
+        ccpr.checkpoint,
+        "--output",
+        output,
+        "--cpu",
+        "--quiet",
+    ]
     words += [] if "--threshold" in extra else ["--threshold", 0.5]
     return call("build", *words, "--chunk-sentences", 32, "--max-words", 5, *extra, check=check)
 

@@ -25,8 +25,12 @@ def running(process: int) -> bool:
 
 @pytest.mark.parametrize("own_group", [True, False])
 def test_interrupted_command_leaves_no_process_behind(tmp_path: Path, own_group: bool) -> None:
-    grandchild = "import subprocess, sys; print(subprocess.Popen(['sleep', '99']).pid, flush=True); sys.stdin = None\n"
-    program = grandchild + "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(99)"
+    grandchild = (
+        "import subprocess, sys; print(subprocess.Popen(['sleep', '99']).pid, flush=True); sys.stdin = None\n"
+    )
+    program = (
+        grandchild + "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(99)"
+    )
     log = tmp_path / "log"
     with (
         patch("fairseq_ccpr.child_process.PATIENCE", 0.2),
@@ -71,7 +75,9 @@ def test_exit_codes_and_output_are_the_commands(tmp_path: Path) -> None:
     with (tmp_path / "log").open("w") as log, locked(tmp_path, "a build is at work") as lock:
         program = "import os, sys; print(os.getcwd(), os.environ['WORD']); sys.exit(7)"
         assert run_child([sys.executable, "-c", program], lock, log, {"WORD": "said"}, tmp_path, True) == 7
-        refusal = pytest.raises(ConfigurationError, match=r"a build is at work in .* \(process \d+\): wait for it")
+        refusal = pytest.raises(
+            ConfigurationError, match=r"a build is at work in .* \(process \d+\): wait for it"
+        )
         with refusal, patch("fairseq_ccpr.child_process.LINGERS", 0):
             locked(tmp_path, "a build is at work").__enter__()
     assert (tmp_path / "log").read_text() == f"{tmp_path} said\n"

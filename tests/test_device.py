@@ -30,14 +30,19 @@ DTYPES = [
     torch.uint8,
 ]
 tensors = st.lists(
-    st.tuples(st.sampled_from(DTYPES), st.lists(st.integers(0, 5), max_size=3), st.booleans()), min_size=1, max_size=9
+    st.tuples(st.sampled_from(DTYPES), st.lists(st.integers(0, 5), max_size=3), st.booleans()),
+    min_size=1,
+    max_size=9,
 )
 
 
 def make(described):
     """Random tensors; some are views that are not contiguous."""
     made = [(torch.rand(shape) * 100).to(dtype) for dtype, shape, _ in described]
-    return [tensor.T if turned and tensor.dim() == 2 else tensor for tensor, (_, _, turned) in zip(made, described)]
+    return [
+        tensor.T if turned and tensor.dim() == 2 else tensor
+        for tensor, (_, _, turned) in zip(made, described)
+    ]
 
 
 @settings(deadline=None)
@@ -55,7 +60,9 @@ def test_one_copy_goes_to_the_device() -> None:
     given_tensors = [torch.ones(3, 4, dtype=torch.int64), torch.zeros(5), torch.ones(2, dtype=torch.bool)]
     elsewhere = torch.device("meta")
     moved = device.to_device(given_tensors, elsewhere)
-    assert [(t.device, t.dtype, t.shape) for t in moved] == [(elsewhere, t.dtype, t.shape) for t in given_tensors]
+    assert [(t.device, t.dtype, t.shape) for t in moved] == [
+        (elsewhere, t.dtype, t.shape) for t in given_tensors
+    ]
     assert len({t.untyped_storage()._cdata for t in moved}) == 1
     assert device.to_device(given_tensors, torch.device("cpu"))[0] is given_tensors[0]
     assert device.to_host(given_tensors)[0] is given_tensors[0]

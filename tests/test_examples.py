@@ -31,7 +31,11 @@ def printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
 
 def test_translate(printed: Run) -> None:
     lines = printed("translate.py")
-    assert len(lines) == 5 and sum(line.startswith(" or ") for line in lines) == 2 and "|entries:5125|" in lines[-1]
+    assert (
+        len(lines) == 5
+        and sum(line.startswith(" or ") for line in lines) == 2
+        and "|entries:5125|" in lines[-1]
+    )
 
 
 def test_learn(printed: Run) -> None:
@@ -62,5 +66,7 @@ def test_knn_mt(printed: Run) -> None:
 
 
 def test_knn_mt_is_the_program_on_the_page() -> None:
-    (program,) = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs/how-it-works.md").read_text("utf-8"), re.M | re.S)
+    (program,) = re.findall(
+        r"^```python\n(.*?)^```", (ROOT / "docs/how-it-works.md").read_text("utf-8"), re.M | re.S
+    )
     assert program == (ROOT / "examples/knn_mt.py").read_text("utf-8")

@@ -86,10 +86,24 @@ def test_a_package_page_has_all_that_it_shows(published: Path) -> None:
 
 def test_the_wheel_works_without_the_repository(published: Path, tmp_path: Path) -> None:
     """The demo runs, and fairseq finds the plug-in, in a folder that has nothing of ours."""
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", tmp_path / "site", published]
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--target",
+        tmp_path / "site",
+        published,
+    ]
     subprocess.run(pip, check=True, cwd=tmp_path)
     ours, theirs = (
-        {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file() and path.suffix != ".pyc"}
+        {
+            str(path.relative_to(folder))
+            for path in folder.rglob("*")
+            if path.is_file() and path.suffix != ".pyc"
+        }
         for folder in (ROOT / "fairseq_ccpr", tmp_path / "site/fairseq_ccpr")
     )
     assert ours <= {name for name in theirs if not name.startswith("demo/")} and "py.typed" in theirs
@@ -97,7 +111,9 @@ def test_the_wheel_works_without_the_repository(published: Path, tmp_path: Path)
     def run(program: str, *words: object) -> str:
         line = [sys.executable, "-m", program, *map(str, words)]
         environment = os.environ | {"PYTHONPATH": str(tmp_path / "site")}
-        return subprocess.run(line, cwd=tmp_path, env=environment, check=True, capture_output=True, text=True).stdout
+        return subprocess.run(
+            line, cwd=tmp_path, env=environment, check=True, capture_output=True, text=True
+        ).stdout
 
     shown = run("fairseq_ccpr", "demo")
     assert len(re.findall("^(?:source|base|retrieval|reference) +[^ ]", shown, re.MULTILINE)) == 80

@@ -22,7 +22,8 @@ from tests.helpers import call, write_lines
 from tests.small_models import World
 
 SHORT = {"max_len_b": 45, "device": "cpu", "knn_temperature": 5}
-KEEN: dict[str, Any] = {**SHORT, "knn_lambda": 0.95, "knn_k": 4, "knn_temperature": 0.5}  # what it learned, it says
+# what it learned, it says
+KEEN: dict[str, Any] = {**SHORT, "knn_lambda": 0.95, "knn_k": 4, "knn_temperature": 0.5}
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +38,9 @@ def store(world: World, tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def nothing_learned(world: World, tmp_path_factory: pytest.TempPathFactory) -> Translator:
-    return Translator(datastore=shutil.copytree(world.datastore, tmp_path_factory.mktemp("nothing") / "store"), **SHORT)
+    return Translator(
+        datastore=shutil.copytree(world.datastore, tmp_path_factory.mktemp("nothing") / "store"), **SHORT
+    )
 
 
 def outcome(translator: Translator, sentences: list[str]) -> list[tuple[str, float, tuple[float, ...]]]:
@@ -54,7 +57,9 @@ def test_a_correction_counts_from_the_next_sentence_on(store: Path, pairs: list[
     assert "|learned:1-" in str(translator.signature)
     (other,) = Translator(datastore=store, **KEEN).translate([source])
     assert other.text == target
-    assert [(one.id, one.source, one.target, one.count) for one in translator.memory()] == [(number, source, target, 1)]
+    assert [(one.id, one.source, one.target, one.count) for one in translator.memory()] == [
+        (number, source, target, 1)
+    ]
     assert translator.learn(f" {source}\n", target)[:2] == (number, False)
     assert translator.memory(source[:5])[0].count == 2
     translator.forget(number)
@@ -88,7 +93,11 @@ def test_the_last_correction_counts_and_an_earlier_one_can_be_brought_back(
     assert learned.id in neighbours and ids[1] not in neighbours
 
     again = translator.learn(source, wrong)
-    assert (again.id, again.new) == (ids[1], False) and again.replaced is not None and again.replaced.target == right
+    assert (
+        (again.id, again.new) == (ids[1], False)
+        and again.replaced is not None
+        and again.replaced.target == right
+    )
     assert outcome(translator, [source]) == before and translator.signature == first.signature
     assert not translator.forget(learned.id) and outcome(translator, [source]) == before
     translator.learn(source, right)
@@ -110,7 +119,10 @@ FORMS = [
 def test_texts_that_the_model_reads_alike_are_one_source(store: Path, one: str, other: str) -> None:
     """The last correction counts for all of them, pairs are listed as they were given, and undoing one restores the first."""
     with Translator(datastore=store, **KEEN) as translator:
-        first, second = translator.learn(one, "He came to the land."), translator.learn(other, "The king said, Go out.")
+        first, second = (
+            translator.learn(one, "He came to the land."),
+            translator.learn(other, "The king said, Go out."),
+        )
         assert second.replaced is not None and second.replaced.id == first.id
         assert [found.text for found in translator.translate([one, other])] == ["The king said, Go out."] * 2
         assert [pair.source for pair in translator.memory()] == [tidy(other), tidy(one)]
@@ -124,7 +136,10 @@ def test_texts_that_the_model_reads_alike_are_one_source(store: Path, one: str, 
 
 def test_sources_that_differ_in_unknown_characters_are_two(store: Path) -> None:
     with Translator(datastore=store, **KEEN) as translator:
-        assert translator.learn("Er sah 東", "He saw.").replaced is translator.learn("Er sah 京", "He saw it.").replaced
+        assert (
+            translator.learn("Er sah 東", "He saw.").replaced
+            is translator.learn("Er sah 京", "He saw it.").replaced
+        )
         assert [pair.replaced_by for pair in translator.memory()] == [None, None]
 
 
@@ -136,8 +151,12 @@ def test_what_the_datastore_has_of_a_learned_source_gives_way_until_that_is_forg
     rows = [pair for pair in read_pairs(world.folder / "train.tsv") if len(pair[1]) < 60][:3]
     if parts == "all":
         store = Path(shutil.copytree(both, tmp_path / "both"))
-        text = write_lines(tmp_path / "text", *mono.read_text(encoding="utf-8").splitlines(), *(y for _, y in rows))
-        call("build text", text, "--path", world.model, "--data", world.data_bin, "--output", store, "--quiet")
+        text = write_lines(
+            tmp_path / "text", *mono.read_text(encoding="utf-8").splitlines(), *(y for _, y in rows)
+        )
+        call(
+            "build text", text, "--path", world.model, "--data", world.data_bin, "--output", store, "--quiet"
+        )
         settings = {**settings, "text_alpha": 0.3, "phrase_lambda": 0.3}
     sources = [source for source, _ in rows]
     translator = Translator(datastore=store, **settings)
@@ -178,7 +197,9 @@ def test_keys_are_those_that_a_build_gives(world: World, store: Path) -> None:
         values, keys = learned.store.entries[number]
         own = datastore.provenance[:, 0] == sentence
         assert values.tolist() == datastore.values[own].tolist()
-        torch.testing.assert_close(torch.tensor(keys), torch.tensor(datastore.keys[own]), rtol=2e-2, atol=2e-2)
+        torch.testing.assert_close(
+            torch.tensor(keys), torch.tensor(datastore.keys[own]), rtol=2e-2, atol=2e-2
+        )
 
 
 def test_what_was_forgotten_is_as_if_it_never_had_been_learned(
@@ -206,10 +227,16 @@ def test_an_explanation_names_what_was_learned(store: Path, pairs: list[tuple[st
     number = translator.learn(source, target).id
     explanation = translator.explain([source, other])
     texts = explanation.texts
-    learned = [n for one in explanation.sentences for token in one.tokens for n in token.neighbours if n.learned]
-    own = [n for one in explanation.sentences for token in one.tokens for n in token.neighbours if not n.learned]
+    learned = [
+        n for one in explanation.sentences for token in one.tokens for n in token.neighbours if n.learned
+    ]
+    own = [
+        n for one in explanation.sentences for token in one.tokens for n in token.neighbours if not n.learned
+    ]
     assert own and learned and {one.learned for one in learned} == {number}
-    assert {texts[one.sentence] for one in learned} == {target} and target not in {texts[one.sentence] for one in own}
+    assert {texts[one.sentence] for one in learned} == {target} and target not in {
+        texts[one.sentence] for one in own
+    }
     for token in explanation.sentences[0].tokens:
         nearest = token.neighbours[0]
         assert (
@@ -246,7 +273,9 @@ def test_what_cannot_be_learned_is_refused_with_its_reason(
         translator.forget(300)
 
 
-def test_learning_needs_a_token_datastore_and_the_right_to_write(world: World, store: Path, tmp_path: Path) -> None:
+def test_learning_needs_a_token_datastore_and_the_right_to_write(
+    world: World, store: Path, tmp_path: Path
+) -> None:
     alone = Translator(world.model, data=world.data_bin, device="cpu")
     with pytest.raises(
         ConfigurationError, match="learning needs a token datastore: give one with --datastore, or make"

@@ -22,7 +22,8 @@ from tests.killing import store_at
 from tests.small_models import Ccpr, World, Xpr, subword_options
 
 SHORT: dict[str, Any] = {"max_len_b": 25, "device": "cpu", "knn_temperature": 5, "phrase_k": 3}
-PHRASES_ALONE = {**SHORT, "knn_lambda": 0.0, "phrase_lambda": 0.9, "phrase_min_similarity": 0.0}  # of the memories
+# of the memories
+PHRASES_ALONE = {**SHORT, "knn_lambda": 0.0, "phrase_lambda": 0.9, "phrase_min_similarity": 0.0}
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +49,9 @@ def test_phrases_are_those_that_a_build_gives(
     repeated = "and the house and the house and the house"
     for place, target in enumerate([pairs[0][1], pairs[3][1], repeated]):
         number = translator.learn(f"Satz {place}", target).id
-        call("build phrases", write_lines(tmp_path / "text", target), *words, "--output", tmp_path / str(place))
+        call(
+            "build phrases", write_lines(tmp_path / "text", target), *words, "--output", tmp_path / str(place)
+        )
         built, found = PhraseDatastore(tmp_path / str(place)), store_at(store).phrases[number]
         assert built.keys is not None and np.array_equal(found.keys, built.keys)
         assert np.array_equal(found.spans, built.spans[:, 1:])
@@ -90,7 +93,9 @@ def test_what_was_forgotten_is_as_if_it_never_had_been_learned(
     """To the bit, signature included, whatever was tokenised and cached meanwhile."""
     never = Path(shutil.copytree(store, tmp_path / "never"))
     sentences = [source for source, _ in pairs[:4]]
-    one, other, untouched = (Translator(datastore=folder, **PHRASES_ALONE) for folder in (store, never, never))
+    one, other, untouched = (
+        Translator(datastore=folder, **PHRASES_ALONE) for folder in (store, never, never)
+    )
     plain = outcome(untouched, sentences)
     numbers = [one.learn(*pair).id for pair in pairs[:6]]
     assert outcome(one, sentences) != plain
@@ -125,7 +130,9 @@ def test_no_phrase_encoder_is_loaded_without_phrases(
     world: World, tmp_path: Path, pairs: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (phrase_encoder, __import__("fairseq_ccpr.decoding.phrase_retriever", fromlist=["name"])):
-        monkeypatch.setattr(module, "load_phrase_encoder", lambda *_, **__: pytest.fail("an encoder was loaded"))
+        monkeypatch.setattr(
+            module, "load_phrase_encoder", lambda *_, **__: pytest.fail("an encoder was loaded")
+        )
     folder = Path(shutil.copytree(world.datastore, tmp_path / "store"))
     translator = Translator(datastore=folder, max_len_b=25, device="cpu")
     translator.learn(*pairs[0])
@@ -133,13 +140,18 @@ def test_no_phrase_encoder_is_loaded_without_phrases(
 
 
 def test_phrases_in_another_folder_do_not_learn_and_that_is_said(
-    world: World, phrase_store: Path, tmp_path: Path, pairs: list[tuple[str, str]], caplog: pytest.LogCaptureFixture
+    world: World,
+    phrase_store: Path,
+    tmp_path: Path,
+    pairs: list[tuple[str, str]],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     folder = Path(shutil.copytree(world.datastore, tmp_path / "store"))
     translator = Translator(datastore=f"{folder}:{phrase_store}", **SHORT)
     translator.learn(*pairs[0])
     assert (
-        f"the phrases of what is learned do not count: they are in {phrase_store}, and what is learned" in caplog.text
+        f"the phrases of what is learned do not count: they are in {phrase_store}, and what is learned"
+        in caplog.text
     )
     assert str(translator.signature).count("|learned:1-") == 1 and not store_at(folder).phrases
 
@@ -154,13 +166,31 @@ def test_phrases_that_are_left_out_do_not_learn_and_that_is_said(
 
 
 def test_phrases_of_one_entry_a_string_do_not_learn_and_that_is_said(
-    world: World, xpr: Xpr, mono: Path, tmp_path: Path, pairs: list[tuple[str, str]], caplog: pytest.LogCaptureFixture
+    world: World,
+    xpr: Xpr,
+    mono: Path,
+    tmp_path: Path,
+    pairs: list[tuple[str, str]],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     folder = Path(shutil.copytree(world.datastore, tmp_path / "store"))
-    call("build phrases", mono, "--encoder", xpr.checkpoint, "--output", folder, "--max-words", 2, "--cpu", "--quiet")
+    call(
+        "build phrases",
+        mono,
+        "--encoder",
+        xpr.checkpoint,
+        "--output",
+        folder,
+        "--max-words",
+        2,
+        "--cpu",
+        "--quiet",
+    )
     translator = Translator(datastore=folder, **SHORT, phrase_segmentation="all")
     translator.learn(*pairs[0])
-    assert "do not count: they are one entry a string, the mean over its places in one text (XPR)" in caplog.text
+    assert (
+        "do not count: they are one entry a string, the mean over its places in one text (XPR)" in caplog.text
+    )
     assert str(translator.signature).count("|learned:1-") == 1
     translator.close()
     call("compact", folder, "--quiet", "--cpu")
@@ -173,9 +203,14 @@ def test_phrases_alone_learn_once_they_have_an_empty_token_part(
     folder = Path(shutil.copytree(phrase_store, tmp_path / "store"))
     words = ["--path", world.model, "--data", world.data_bin, *subword_options(world), "--cpu"]
     alone = [*words, "--datastore", folder, "--source", pairs[0][0], "--target", pairs[0][1]]
-    refused(call("learn", *alone, check=False), "store has phrases alone, and learning needs tokens as well: add them")
+    refused(
+        call("learn", *alone, check=False),
+        "store has phrases alone, and learning needs tokens as well: add them",
+    )
     call("build memory", *words, "-s", "de", "-t", "en", "--output", folder)
-    assert TokenDatastore(folder).section.size == 0 and "health         good" in call("inspect", folder).stdout
+    assert (
+        TokenDatastore(folder).section.size == 0 and "health         good" in call("inspect", folder).stdout
+    )
     translator = Translator(datastore=folder, max_len_b=25, device="cpu", phrase_min_similarity=0.0)
     number = translator.learn(*pairs[0]).id
     assert len(store_at(folder).phrases[number].spans) and str(translator.signature).count("|learned:1-") == 2
@@ -203,7 +238,9 @@ def test_another_encoder_or_a_changed_lexicon_is_refused(
     assert manifest.phrase is not None
     manifest.phrase.segmentation["max_words"] = 2
     manifest.write(folder)
-    with pytest.raises(DatastoreError, match=r"0.journal was learned with another segmentation of phrases than"):
+    with pytest.raises(
+        DatastoreError, match=r"0.journal was learned with another segmentation of phrases than"
+    ):
         Translator(datastore=folder, **SHORT, phrase_segmentation="all")
     shutil.rmtree(folder / LEARNED)
     lexicon.unlink()

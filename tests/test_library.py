@@ -88,7 +88,16 @@ assert all(sys.modules[name].__spec__.origin for name in ("fairseq", "fairseq_cc
 
 
 @pytest.mark.parametrize(
-    "line", ["--version", "--help", "build", "tranlate", "tune DATA --outptu FILE", "completion bash", "completion zsh"]
+    "line",
+    [
+        "--version",
+        "--help",
+        "build",
+        "tranlate",
+        "tune DATA --outptu FILE",
+        "completion bash",
+        "completion zsh",
+    ],
 )
 def test_what_needs_no_model_loads_nothing_heavy(line: str) -> None:
     program = f"""
@@ -117,7 +126,9 @@ print(wmt.ET.parse(io.BytesIO(b"<a>b</a>")).getroot().text, "lxml.etree" in sys.
 def test_public_names_are_declared() -> None:
     assert set(fairseq_ccpr.__all__) <= set(dir(fairseq_ccpr)) and "Translator" in fairseq_ccpr.__all__
     assert all(
-        getattr(plug_in, name) is getattr(fairseq_ccpr, name) for name in fairseq_ccpr.__all__ if "_" not in name
+        getattr(plug_in, name) is getattr(fairseq_ccpr, name)
+        for name in fairseq_ccpr.__all__
+        if "_" not in name
     )
     with pytest.raises(AttributeError, match="has no attribute 'Translater'"):
         _ = fairseq_ccpr.Translater

@@ -91,4 +91,6 @@ def strings(path: Path) -> list[str]:
         for node in nodes
         if isinstance(node, ast.JoinedStr)
     ]
-    return filled + [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    return filled + [
+        node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]

@@ -30,7 +30,10 @@ class Terminal(io.StringIO):
 
 def bars(do: Callable[[], object]) -> str:
     """What a terminal is shown by bars that are drawn at each step."""
-    with redirect_stderr(shown := Terminal()), patch("fairseq_ccpr.timing.tqdm", partial(tqdm, mininterval=0)):
+    with (
+        redirect_stderr(shown := Terminal()),
+        patch("fairseq_ccpr.timing.tqdm", partial(tqdm, mininterval=0)),
+    ):
         do()
     return shown.getvalue()
 
@@ -78,9 +81,9 @@ def test_files_get_no_bars(world: World, tmp_path: Path) -> None:
 
 def test_bars_are_made_in_one_place() -> None:
     package = Path(fairseq_ccpr.__file__).parent
-    assert [path.name for path in package.rglob("*.py") if re.search(r"\bt(qdm|range)\(", path.read_text())] == [
-        "timing.py"
-    ]
+    assert [
+        path.name for path in package.rglob("*.py") if re.search(r"\bt(qdm|range)\(", path.read_text())
+    ] == ["timing.py"]
 
 
 def test_items_count_as_many_units_as_they_have() -> None:
@@ -93,7 +96,8 @@ def test_verification_of_large_files_has_a_bar(tmp_path: Path) -> None:
     files = describe_files(tmp_path, ["file"])
     assert not bars(lambda: check_checksums(tmp_path, files)), "it takes less than a second"
     at_once = patch(
-        "fairseq_ccpr.storage.files.progress_bar", lambda *words, delay, **others: progress_bar(*words, **others)
+        "fairseq_ccpr.storage.files.progress_bar",
+        lambda *words, delay, **others: progress_bar(*words, **others),
     )
     with at_once:
         assert len(steps(bars(lambda: check_checksums(tmp_path, files)), "checksums")) > 2

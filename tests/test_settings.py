@@ -11,7 +11,16 @@ from fairseq.dataclass import FairseqDataclass
 from fairseq.dataclass.utils import gen_parser_from_dataclass
 
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.settings import add_options, as_options, check, option, read_options, signature, signed, with_options
+from fairseq_ccpr.settings import (
+    add_options,
+    as_options,
+    check,
+    option,
+    read_options,
+    signature,
+    signed,
+    with_options,
+)
 
 
 @dataclass(frozen=True)
@@ -50,7 +59,8 @@ def test_options_give_settings_and_settings_give_options(which: int) -> None:
     settings = Settings(7, 0.25, False, False, True, "two", "x")
     words = as_options(settings, automatic={"sure": True})
     assert (
-        words == "--toy-count 7 --toy-lambda 0.25 --no-toy-sure --no-toy-cover --toy-fast --toy-kind two --toy-file x"
+        words
+        == "--toy-count 7 --toy-lambda 0.25 --no-toy-sure --no-toy-cover --toy-fast --toy-kind two --toy-file x"
     )
     assert read_options(Settings, parser.parse_args(words.split()), {"sure": True}) == settings
     assert as_options(Settings()) == "" and as_options(Settings(), ("count",)) == "--toy-count 3"
@@ -78,7 +88,15 @@ def test_an_option_and_its_opposite_exclude_each_other() -> None:
 
 
 def test_signatures_have_every_value_but_those_that_say_why_not() -> None:
-    changes = {"count": 9, "lambda_": 0.1, "sure": True, "cover": False, "fast": True, "kind": "two", "file": "y"}
+    changes = {
+        "count": 9,
+        "lambda_": 0.1,
+        "sure": True,
+        "cover": False,
+        "fast": True,
+        "kind": "two",
+        "file": "y",
+    }
     assert {one.name for one in fields(Settings)} == changes.keys()
     plain = signature(signed(Settings()))
     for name, value in changes.items():

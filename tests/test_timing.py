@@ -39,7 +39,9 @@ def test_inner_phases_are_not_counted_twice() -> None:
 def test_whole_phases_have_no_phases_inside() -> None:
     with PhaseTimer(torch.device("cpu")) as timer, phase("whole", whole=True):
         outer()
-    assert timer.calls == {"whole": 1} and timer.seconds.keys() == {"whole"} and timer.seconds["whole"] >= 0.05
+    assert (
+        timer.calls == {"whole": 1} and timer.seconds.keys() == {"whole"} and timer.seconds["whole"] >= 0.05
+    )
 
 
 def test_phases_end_with_errors_and_timers() -> None:

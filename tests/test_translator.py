@@ -31,7 +31,9 @@ def translator(world: World) -> Translator:
     return Translator(datastore=world.datastore, **SHORT)  # the datastore remembers all else
 
 
-def test_translations_are_those_of_fairseq_generate(world: World, translator: Translator, sentences: list[str]) -> None:
+def test_translations_are_those_of_fairseq_generate(
+    world: World, translator: Translator, sentences: list[str]
+) -> None:
     words = [*world.options("--batch-size", 1), "--bpe", "sentencepiece", "--sentencepiece-model", world.spm]
     translator.cfg.dataset.batch_size = 1
     try:
@@ -39,12 +41,17 @@ def test_translations_are_those_of_fairseq_generate(world: World, translator: Tr
     finally:
         translator.cfg.dataset.batch_size = None
     assert all(
-        one.score < 0 and len(one.token_scores) == len(one.tokens) + 1 for one in translator.translate(sentences)
+        one.score < 0 and len(one.token_scores) == len(one.tokens) + 1
+        for one in translator.translate(sentences)
     )
 
 
 def test_every_door_searches_by_runs(
-    world: World, translator: Translator, sentences: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    world: World,
+    translator: Translator,
+    sentences: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     searched: list[str] = []
     for kind in (BeamSearch, RunwiseBeamSearch):
@@ -59,7 +66,8 @@ def test_every_door_searches_by_runs(
         searched.clear()
         call(command, *world.options("--no-progress-bar", *extra))
         assert "RunwiseBeamSearch" in searched, command
-        assert ("BeamSearch" in searched) == (command != "fairseq-generate")  # the model alone, which is fairseq's own
+        # the model alone, which is fairseq's own
+        assert ("BeamSearch" in searched) == (command != "fairseq-generate")
     searched.clear()
     texts(Translator(datastore=world.datastore, sampling=True, **SHORT), sentences[:1])
     assert not searched  # another search than the beam's is left as it is
@@ -82,7 +90,9 @@ def test_a_gpu_translates_as_the_cpu_does(world: World, translator: Translator, 
 def test_without_a_datastore_the_model_translates_alone(
     world: World, translator: Translator, sentences: list[str], decode: Callable
 ) -> None:
-    alone = Translator(world.model, data=world.data_bin, **{k: v for k, v in SHORT.items() if k != "knn_temperature"})
+    alone = Translator(
+        world.model, data=world.data_bin, **{k: v for k, v in SHORT.items() if k != "knn_temperature"}
+    )
     assert alone.signature is None and texts(alone, sentences) != texts(translator, sentences)
     silent = Translator(world.model, datastore=world.datastore, knn_lambda=0, **SHORT)
     assert texts(silent, sentences) == texts(alone, sentences)
@@ -180,7 +190,9 @@ def test_explanation_of_a_sentence(translator: Translator, sentences: list[str],
 def test_a_tokenizer_needs_no_languages_and_a_small_batch_holds_one_sentence(
     world: World, sentences: list[str]
 ) -> None:
-    both = Translator(datastore=world.datastore, tokenizer="moses", moses_no_escape=True, max_tokens=3, **SHORT)
+    both = Translator(
+        datastore=world.datastore, tokenizer="moses", moses_no_escape=True, max_tokens=3, **SHORT
+    )
     assert all(texts(both, sentences[:2])) and both.preprocessing.options["moses_no_escape"] is True
 
 
@@ -208,7 +220,9 @@ def called(monkeypatch: pytest.MonkeyPatch, typed: bytes, *words: object) -> Any
     return call("translate", *words, "--cpu", "--max-len-b", 25, "--quiet", check=False)
 
 
-def test_files_and_json(world: World, sentences: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_and_json(
+    world: World, sentences: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "one.txt").write_text(sentences[0] + "\n", encoding="utf-8")
     (tmp_path / "two.txt").write_text(f"\n{sentences[1]}", encoding="utf-8")
     words = ["--input", tmp_path / "one.txt", tmp_path / "two.txt", "--output-format", "jsonl", "--nbest", 2]
@@ -216,10 +230,14 @@ def test_files_and_json(world: World, sentences: list[str], tmp_path: Path, monk
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     assert [row["source"] for row in rows] == [sentences[0], "", sentences[1]]
     assert rows[0]["score"] < 0 and len(rows[0]["alternatives"]) == 1 and rows[1]["tokens"] == []
-    refused(called(monkeypatch, b"", "--datastore", world.datastore, "--input", "none.txt"), "no file none.txt")
+    refused(
+        called(monkeypatch, b"", "--datastore", world.datastore, "--input", "none.txt"), "no file none.txt"
+    )
 
 
-def test_bad_text_is_named_by_its_line(world: World, sentences: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bad_text_is_named_by_its_line(
+    world: World, sentences: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     good = sentences[0].encode()
     done = called(monkeypatch, good + b"\n\xff\xfe\n", "--datastore", world.datastore)
     refused(done, "the standard input, line 2: the bytes are not UTF-8")
@@ -242,7 +260,16 @@ def test_memory_of_a_long_run_is_flat(both: Path, sentences: list[str]) -> None:
 
 def test_a_closed_pipe_ends_it_quietly(world: World, sentences: list[str], tmp_path: Path) -> None:
     (tmp_path / "in.txt").write_text(f"{sentences[0]}\n" * 300, encoding="utf-8")
-    line = [*PROGRAM, "translate", "--datastore", world.datastore, "--input", tmp_path / "in.txt", "--cpu", "--quiet"]
+    line = [
+        *PROGRAM,
+        "translate",
+        "--datastore",
+        world.datastore,
+        "--input",
+        tmp_path / "in.txt",
+        "--cpu",
+        "--quiet",
+    ]
     words = [*map(str, line), "--buffer-size", "1", "--output-format", "jsonl", "--max-len-b", "5"]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT)
     assert process.stdout is not None and process.stderr is not None
@@ -252,7 +279,9 @@ def test_a_closed_pipe_ends_it_quietly(world: World, sentences: list[str], tmp_p
     assert process.wait() == 141 and "Traceback" not in said and "Broken" not in said
 
 
-def test_a_translator_that_was_closed_refuses_to_work(world: World, tmp_path: Path, sentences: list[str]) -> None:
+def test_a_translator_that_was_closed_refuses_to_work(
+    world: World, tmp_path: Path, sentences: list[str]
+) -> None:
     store = Path(shutil.copytree(world.datastore, tmp_path / "store"))
     with Translator(datastore=store, **SHORT) as translator:
         assert repr(translator) == f"Translator('{world.model}', datastore='{store}', device='cpu')"

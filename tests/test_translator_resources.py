@@ -49,7 +49,9 @@ def test_resources_are_found_beside_the_model(world: World, sentences: list[str]
     beside = texts(Translator(model, **alone), sentences[:3])
     assert beside == texts(Translator(world.model, data=world.data_bin, **alone), sentences[:3])
     shutil.copy(world.data_bin / "dict.de.txt", tmp_path / "spm.model")
-    with pytest.raises(ConfigurationError, match=r"two subword models that differ, .*spm.model and .*bpe.model"):
+    with pytest.raises(
+        ConfigurationError, match=r"two subword models that differ, .*spm.model and .*bpe.model"
+    ):
         Translator(model, **languages)
 
 
@@ -83,7 +85,9 @@ def test_other_models_and_languages_are_refused(world: World, tmp_path: Path) ->
     with pytest.raises(ConfigurationError, match="or the model's checkpoint with --path"):
         Translator(data=world.data_bin)
     with pytest.raises(CheckpointError, match="no fairseq model for these dictionaries"):
-        Translator(shutil.copy(ROOT / "datastores/demo/model.pt", tmp_path), data=world.data_bin, device="cpu")
+        Translator(
+            shutil.copy(ROOT / "datastores/demo/model.pt", tmp_path), data=world.data_bin, device="cpu"
+        )
     moved = tmp_path / "moved"
     shutil.copytree(world.datastore, moved)
     (moved / PREPROCESSING / "spm.model").write_bytes(b"damaged")
@@ -117,7 +121,9 @@ def test_other_models_and_languages_are_refused(world: World, tmp_path: Path) ->
         ({"datastore": None, "path": "DIVERGED", "data": "DATA"}, "hold NaN or infinity"),
     ],
 )
-def test_what_cannot_work_is_said_in_a_sentence(world: World, tmp_path: Path, named: dict, sentence: str) -> None:
+def test_what_cannot_work_is_said_in_a_sentence(
+    world: World, tmp_path: Path, named: dict, sentence: str
+) -> None:
     damaged = tmp_path / "damaged"
     damaged.write_bytes(world.model.read_bytes()[:1000])
     diverged = tmp_path / "diverged.pt"
@@ -130,7 +136,9 @@ def test_what_cannot_work_is_said_in_a_sentence(world: World, tmp_path: Path, na
         Translator(**given)
 
 
-def test_what_is_remembered_is_what_was_given(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_remembered_is_what_was_given(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "sentencepiece").write_text("no subword model")  # of the name of an option's value
     pair = f"{world.model}:{world.other_model}"
@@ -168,7 +176,10 @@ def test_tuned_settings_stay_with_the_datastore(world: World, sentences: list[st
     options = dict(pair.split(":") for pair in found.signature.split("|") if pair.count(":") == 1)
     assert "trust:learned-" in found.signature and texts(found, sentences) != before
     inspected = call("inspect", store).stdout
-    assert f"translates     de to en, by {world.model}" in inspected and "subwords       sentencepiece" in inspected
+    assert (
+        f"translates     de to en, by {world.model}" in inspected
+        and "subwords       sentencepiece" in inspected
+    )
     assert "tuned, token   retriever:TokenRetriever|" in inspected
     # fairseq-generate takes them as well, unless told otherwise
     words = [*world.options("--datastore", store, "--batch-size", 1), *call_bpe(world)]
@@ -188,11 +199,24 @@ def call_bpe(world: World) -> list[object]:
     return ["--bpe", "sentencepiece", "--sentencepiece-model", world.spm]
 
 
-def test_settings_of_other_keys_are_not_taken(world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_settings_of_other_keys_are_not_taken(
+    world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     store, other = tmp_path / "store", tmp_path / "other"
     build(world, store, "--subset", "valid")
     build(world, other, "--subset", "test")
-    call("tune", world.data_bin, "--datastore", store, "--cpu", "--no-progress-bar", "--decode", 1, "--max-len-b", 20)
+    call(
+        "tune",
+        world.data_bin,
+        "--datastore",
+        store,
+        "--cpu",
+        "--no-progress-bar",
+        "--decode",
+        1,
+        "--max-len-b",
+        20,
+    )
     shutil.copy(store / TUNED, other / TUNED)
     with caplog.at_level("WARNING"):
         signature = Translator(datastore=other, device="cpu").signature
@@ -229,7 +253,9 @@ def test_where_retrieval_does_not_help_tuning_silences_it(world: World, tmp_path
     shown = call(
         "tune", world.data_bin, "--datastore", foreign, "--cpu", "--no-progress-bar", "--decode", 2, "--knn-k", 4
     ).stdout  # fmt: skip
-    scores = {name: float(bleu) for bleu, name in re.findall(r"^ *(\d+\.\d\d) +\d+%  (.+)$", shown, re.MULTILINE)}
+    scores = {
+        name: float(bleu) for bleu, name in re.findall(r"^ *(\d+\.\d\d) +\d+%  (.+)$", shown, re.MULTILINE)
+    }
     silenced = scores.pop("base") >= max(scores.values())
     assert silenced == ("better than the model alone" in shown)
     assert silenced == ("|lambda:0.0|" in Translator(datastore=foreign, device="cpu").signature)
@@ -238,9 +264,11 @@ def test_where_retrieval_does_not_help_tuning_silences_it(world: World, tmp_path
 def test_prepared_data_remembers_its_subwords(world: World) -> None:
     remembered = read_preprocessing(world.data_bin)
     assert remembered is not None and (world.data_bin / FILE).is_file()
-    assert remembered.options["bpe"] == "sentencepiece" and (remembered.source_lang, remembered.target_lang) == (
-        "de",
-        "en",
-    )
-    shown = run("fairseq-ccpr", "compare", world.data_bin, "--path", world.model, "--cpu", "--max-len-b", 20).stdout
+    assert remembered.options["bpe"] == "sentencepiece" and (
+        remembered.source_lang,
+        remembered.target_lang,
+    ) == ("de", "en")
+    shown = run(
+        "fairseq-ccpr", "compare", world.data_bin, "--path", world.model, "--cpu", "--max-len-b", 20
+    ).stdout
     assert "| base |" in shown  # subwords and languages are known

@@ -53,7 +53,9 @@ def test_a_known_character_that_the_target_lacks_is_copied_too(translator: Trans
     sources = ["Du hast {count} neue Nachrichten – und 5 € gespart.", "Es fehlen 5 € & 3 £.", "Öffnen"]
     found = list(translator.translate(sources, nbest=2))
     assert found[0].text == "You have {count} new messages – and 5 €." and found[1].text.count("€") == 1
-    assert not any("<unk>" in text for one in found for text in (one.text, *(other.text for other in one.alternatives)))
+    assert not any(
+        "<unk>" in text for one in found for text in (one.text, *(other.text for other in one.alternatives))
+    )
 
 
 def test_fairseqs_option_switches_it_off(tmp_path: Path) -> None:
@@ -82,14 +84,20 @@ def test_glossary_and_explanation_read_the_text_as_given(tmp_path: Path) -> None
     assert "<unk>" not in json.dumps(asdict(explanation))
 
 
-def copied(bpe: Any, text: str | None, source: list[str], target: list[str], looked_at: list[list[float]]) -> list[str]:
+def copied(
+    bpe: Any, text: str | None, source: list[str], target: list[str], looked_at: list[list[float]]
+) -> list[str]:
     """What unknown subwords of a target become that looked so at the subwords of the source, known ones in lower case."""
     dictionary = Dictionary()
     for symbol in [*source, *target]:
         if symbol.strip("▁@").islower() or symbol == "▁":
             dictionary.add_symbol(symbol)
     task = SimpleNamespace(
-        source_dictionary=dictionary, target_dictionary=dictionary, tags=LanguageTags(), bpe=bpe, tokenizer=None
+        source_dictionary=dictionary,
+        target_dictionary=dictionary,
+        tags=LanguageTags(),
+        bpe=bpe,
+        tokenizer=None,
     )
     tokens = torch.tensor([*map(dictionary.index, target), dictionary.eos()])
     attention = torch.zeros(len(source) + 2, len(tokens))  # padding, subwords, the end
@@ -102,7 +110,10 @@ def copied(bpe: Any, text: str | None, source: list[str], target: list[str], loo
 
 def test_no_source_is_read_where_nothing_is_unknown() -> None:
     """That of a GPU would be waited for; these are on a device without any values."""
-    task, sources = SimpleNamespace(target_dictionary=Dictionary()), torch.empty(3, device="meta", dtype=torch.int64)
+    task, sources = (
+        SimpleNamespace(target_dictionary=Dictionary()),
+        torch.empty(3, device="meta", dtype=torch.int64),
+    )
     assert copies(task, None, sources, {"tokens": torch.tensor([4, 2])}) == []
 
 

@@ -29,7 +29,9 @@ class NoRoundTrip(TorchDispatchMode):
         assert packet not in ASKING, f"{func} asks the device for numbers"
         assert packet is not aten.lift_fresh, f"{func} makes a tensor of the host's numbers"
         if packet in BY_MASK:
-            assert not any(index is not None and index.dtype == torch.bool for index in args[1]), f"{func} by a mask"
+            assert not any(index is not None and index.dtype == torch.bool for index in args[1]), (
+                f"{func} by a mask"
+            )
         assert func is not aten.repeat_interleave.Tensor, f"{func} asks for the sum of its repeats"
         return func(*args, **(kwargs or {}))
 

@@ -38,7 +38,11 @@ def sources() -> str:
     made_by = " ".join([platform.machine(), *(version(name) for name in LIBRARIES)])
     digest = hashlib.sha256(made_by.encode())
     package = ROOT / "fairseq_ccpr"
-    files = [path for path in package.rglob("*.py") if not path.relative_to(package).as_posix().startswith(AFTERWARDS)]
+    files = [
+        path
+        for path in package.rglob("*.py")
+        if not path.relative_to(package).as_posix().startswith(AFTERWARDS)
+    ]
     for path in [*sorted(files), ROOT / "conftest.py", ROOT / "tests/small_models.py"]:
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]

@@ -19,7 +19,9 @@ def clustered(size, dimension, seed=0):
     """Keys in clusters, as a decoder makes them."""
     rng = np.random.default_rng(seed)
     centres = rng.normal(size=(max(1, size // 30), dimension)) * 3
-    return (centres[rng.integers(0, len(centres), size)] + rng.normal(size=(size, dimension))).astype(np.float16)
+    return (centres[rng.integers(0, len(centres), size)] + rng.normal(size=(size, dimension))).astype(
+        np.float16
+    )
 
 
 def all_scores(keys, queries, metric):

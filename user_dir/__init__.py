@@ -30,7 +30,9 @@ from fairseq_ccpr.errors import ConfigurationError
 from . import bigrams as bigrams
 
 
-def agreement_weight(scores: Tensor, values: Tensor, model: ModelView, settings: TokenRetrievalSettings) -> Tensor:
+def agreement_weight(
+    scores: Tensor, values: Tensor, model: ModelView, settings: TokenRetrievalSettings
+) -> Tensor:
     """lambda times the largest fraction of the k neighbours that name one token, fp32 [N]; a missing one agrees with none.
 
     Args:
@@ -63,7 +65,9 @@ class AdaptiveTrust(Trust):
     mean: Tensor
     scale: Tensor
 
-    def __init__(self, memories: dict[str, list[str]], neighbours: int, temperature: float, hidden: int = 32) -> None:
+    def __init__(
+        self, memories: dict[str, list[str]], neighbours: int, temperature: float, hidden: int = 32
+    ) -> None:
         super().__init__(memories)
         self.neighbours, self.temperature = neighbours, temperature
         self.ranks = [2**i for i in range(neighbours.bit_length()) if 2**i <= neighbours]
@@ -92,7 +96,9 @@ class AdaptiveTrust(Trust):
         lowest = scores.masked_fill(~found, float("inf")).amin(dim=1, keepdim=True).nan_to_num(posinf=0.0)
         earlier = (values.unsqueeze(2) == values.unsqueeze(1)) & found.unsqueeze(1)  # [N, k, k]
         first = found & (earlier.tril(-1).sum(dim=2) == 0)
-        return torch.cat([torch.where(found, scores, lowest), first.cumsum(dim=1).float(), found.float()], dim=1)
+        return torch.cat(
+            [torch.where(found, scores, lowest), first.cumsum(dim=1).float(), found.float()], dim=1
+        )
 
     def prepare(self, inputs: Tensor) -> None:
         """Take mean and standard deviation of scores and counts."""
@@ -108,7 +114,9 @@ class AdaptiveTrust(Trust):
         spread = torch.zeros_like(logits)
         for number, rank in enumerate(self.ranks, start=1):
             nearest = logits[:, :rank].softmax(dim=1).nan_to_num(0.0)  # of none where none was found
-            spread = spread + chosen[:, number, None] * nn.functional.pad(nearest, (0, self.neighbours - rank))
+            spread = spread + chosen[:, number, None] * nn.functional.pad(
+                nearest, (0, self.neighbours - rank)
+            )
         total = spread.sum(dim=1, keepdim=True)  # what is left goes to the model
         return Decision(total * (weights > 0), spread / total.clamp_min(1e-12))
 

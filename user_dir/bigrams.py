@@ -14,7 +14,15 @@ import torch
 from fairseq.tasks import register_task
 from torch import Tensor
 
-from fairseq_ccpr import Columns, Memory, MemoryBatch, Step, TranslationRetrievalConfig, TranslationRetrievalTask, Vote
+from fairseq_ccpr import (
+    Columns,
+    Memory,
+    MemoryBatch,
+    Step,
+    TranslationRetrievalConfig,
+    TranslationRetrievalTask,
+    Vote,
+)
 
 
 class Bigrams(Memory, MemoryBatch):
@@ -22,7 +30,9 @@ class Bigrams(Memory, MemoryBatch):
 
     name, features = "bigrams", ("context found", "highest p_bigrams")
 
-    def __init__(self, sentences: list[Tensor], end: int, weight: float, words: int, device: torch.device) -> None:
+    def __init__(
+        self, sentences: list[Tensor], end: int, weight: float, words: int, device: torch.device
+    ) -> None:
         start, kept = torch.tensor([end, end]), 16  # tokens of each context, the most frequent
         one, two, three = torch.cat([torch.cat([start, ids]).unfold(0, 3, 1) for ids in sentences]).T
         seen, counts = ((one * words + two) * words + three).unique(return_counts=True)
@@ -37,7 +47,11 @@ class Bigrams(Memory, MemoryBatch):
         shares = torch.zeros(len(contexts), kept)
         shares[places[chosen], columns] = counts[chosen].float()
         log_probs = (shares / shares.sum(dim=1, keepdim=True)).log()
-        self.contexts, self.values, self.log_probs = contexts.to(device), values.to(device), log_probs.to(device)
+        self.contexts, self.values, self.log_probs = (
+            contexts.to(device),
+            values.to(device),
+            log_probs.to(device),
+        )
         self.end, self.weight, self.words = end, weight, words
 
     def begin(self, sources: Tensor) -> "Bigrams":
@@ -64,7 +78,9 @@ class BigramConfig(TranslationRetrievalConfig):
     """Options of the task below."""
 
     bigram_text: Optional[str] = field(default=None, metadata={"help": "text in the model's subwords"})
-    bigram_lambda: float = field(default=0.2, metadata={"help": "interpolation weight where the context was seen"})
+    bigram_lambda: float = field(
+        default=0.2, metadata={"help": "interpolation weight where the context was seen"}
+    )
 
 
 @register_task("translation_bigrams", dataclass=BigramConfig)
@@ -73,7 +89,10 @@ class TranslationBigramsTask(TranslationRetrievalTask):
 
     def build_memories(self, models: list[Any]) -> list[Memory]:
         """Build the memories of the datastore, and the counts."""
-        words, lines = self.target_dictionary, Path(self.cfg.bigram_text).read_text(encoding="utf-8").splitlines()
+        words, lines = (
+            self.target_dictionary,
+            Path(self.cfg.bigram_text).read_text(encoding="utf-8").splitlines(),
+        )
         sentences = [words.encode_line(line, add_if_not_exist=False).long() for line in lines]
         device = next(models[0].parameters()).device
         bigrams = Bigrams(sentences, words.eos(), self.cfg.bigram_lambda, len(words), device)

@@ -21,7 +21,13 @@ from fairseq import options
 from fairseq_ccpr.building.corpus import sample_domain
 from fairseq_ccpr.building.key_store import KeyStore
 from fairseq_ccpr.building.part import ADAPTER, RAW, VALID, ChunkRows, Processes, TokenPart, refuse_foreign
-from fairseq_ccpr.building.token_build import COLLECTION, PCA_DIMENSION, TRAINED_ADAPTER, Extraction, TokenBuildSettings
+from fairseq_ccpr.building.token_build import (
+    COLLECTION,
+    PCA_DIMENSION,
+    TRAINED_ADAPTER,
+    Extraction,
+    TokenBuildSettings,
+)
 from fairseq_ccpr.child_process import locked, run_child
 from fairseq_ccpr.datastore.manifest import Manifest, ProjectionDescription, TokenSection
 from fairseq_ccpr.datastore.token import (
@@ -55,6 +61,9 @@ DEFAULTS = (
     "--lr-scheduler polynomial_decay --warmup-updates 100 --clip-norm 1 --batch-size 128 --seed 1 --num-workers 0 "
     "--max-update 1000"
 )
+
+RAW_INDEX = IndexDescription("exact", "l2")
+BLOCK_ROWS = 1 << 14
 
 
 @dataclass(frozen=True)
@@ -94,7 +103,8 @@ class AdapterTraining:
         """Train on one store, perhaps validating on a second; a run that was killed is resumed, a finished one kept.
 
         Returns:
-            The checkpoint with the best retrieval accuracy on held-out sentences; the untrained start is one of them.
+            The checkpoint with the best retrieval accuracy on held-out sentences; the untrained start is one
+            of them.
         """
         plan = save_dir / PLAN
         begun = plan.exists() and (save_dir / LAST).exists()
@@ -125,9 +135,14 @@ def _run(command: list[str], save_dir: Path, quiet: bool) -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith(torchrun)}
     if "TORCHELASTIC_RUN_ID" in os.environ:
         environment.pop("OMP_NUM_THREADS", None)  # torchrun sets it to 1, for many processes at once
-    with locked(save_dir, "a process is already training") as lock, (save_dir / LOG).open("a", encoding="utf-8") as log:
+    with (
+        locked(save_dir, "a process is already training") as lock,
+        (save_dir / LOG).open("a", encoding="utf-8") as log,
+    ):
         # In our own process group, so that killing the group also kills the training.
-        code = run_child(command, lock, log if quiet else sys.stderr, environment, Path.cwd(), own_group=False)
+        code = run_child(
+            command, lock, log if quiet else sys.stderr, environment, Path.cwd(), own_group=False
+        )
     if code:
         lines = (save_dir / LOG).read_text(encoding="utf-8").strip().splitlines() if quiet else []
         raise ConfigurationError(
@@ -136,15 +151,12 @@ def _run(command: list[str], save_dir: Path, quiet: bool) -> None:
         )
 
 
-RAW_INDEX = IndexDescription("exact", "l2")
-BLOCK_ROWS = 1 << 14
-
-
 def build_projected_datastore(settings: TokenBuildSettings, processes: Processes) -> tuple[TokenSection, int]:
     """Build, or resume building, a datastore whose keys are projected; returns what `build_token_datastore` does.
 
     1. Plan: as for raw keys; and check that the adapter, PCA and index fit together.
-    2. Write raw keys as a datastore of their own, in `--raw-datastore`, or in `raw` alongside the part until the end.
+    2. Write raw keys as a datastore of their own, in `--raw-datastore`, or in `raw` alongside the part until
+       the end.
     3. Train the adapter on them, validating on the states of `--valid-subset`, or read it from a file.
     4. Fit PCA on a sample of its vectors, fold it into the adapter, project every key; index and publish.
     """
@@ -248,7 +260,9 @@ class _Plan:
         adapter = self.given
         if adapter is None:
             stores = [raw.directory, *([valid.directory] if valid else [])]
-            adapter = TokenAdapter.load(self.training.run(stores, s.output / ADAPTER, self.identity, s.cpu, s.quiet))
+            adapter = TokenAdapter.load(
+                self.training.run(stores, s.output / ADAPTER, self.identity, s.cpu, s.quiet)
+            )
         part.lay_out({"block_rows": BLOCK_ROWS})
         projection = self._projection(part, raw, adapter.to(self.device))
         blocks = range(0, part.section.size, BLOCK_ROWS)
@@ -276,7 +290,9 @@ class _Plan:
             if self.pca_dim:
                 rows = torch.from_numpy(raw.keys[sample_rows(len(raw.keys))])
                 with torch.inference_mode():
-                    z = torch.cat([adapter(block.to(self.device).float()) for block in rows.split(BLOCK_ROWS)])
+                    z = torch.cat(
+                        [adapter(block.to(self.device).float()) for block in rows.split(BLOCK_ROWS)]
+                    )
                 pca = fit_pca(torch.nn.functional.normalize(z, dim=1) if normalize else z, self.pca_dim)
             KeyProjection.fold(adapter.hidden, adapter.output, pca, normalize).save(path)
         return KeyProjection.load(path).to(self.device)

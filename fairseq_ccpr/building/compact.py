@@ -1,8 +1,10 @@
 """Compacting: moving what was learned into a datastore's own entries, and erasing what was forgotten, while others read it.
 
-1. A new token part is written next to the old one, complete with its index, and a new phrase part, where phrases were learned
-   or forgotten; then a new journal that knows the pairs by their text and by the places of their entries.
-2. The manifest that names them replaces the old one: readers see the old state until then, and the new one from then on.
+1. A new token part is written next to the old one, complete with its index, and a new phrase part, where
+   phrases were learned or forgotten; then a new journal that knows the pairs by their text and by the places
+   of their entries.
+2. The manifest that names them replaces the old one: readers see the old state until then, and the new one
+   from then on.
 3. The old parts and the old journal are removed. The next run completes one that was killed, or starts over.
 
 `rewrite.py` has the rows that are copied, `live_compact.py` does all this while a translator learns.
@@ -88,7 +90,8 @@ def compact_datastore(settings: CompactSettings) -> tuple[Section, int, int]:
     Where there are none, another index that the settings ask for replaces that of the keys there are.
 
     Returns:
-        The token section, that of phrases where there are no tokens; how many pairs were moved, and how many erased.
+        The token section, that of phrases where there are no tokens; how many pairs were moved, and how many
+        erased.
     """
     manifest = Manifest.read(settings.datastore)
     if manifest.token is None and manifest.phrase is not None and settings.index:
@@ -116,7 +119,9 @@ def _index_again(settings: CompactSettings) -> None:
     directory = settings.datastore
     with only_builder(directory), disk_faults_named(directory):
         manifest = Manifest.read(directory)
-        stores: list[tuple[PartKind, Datastore]] = [(TOKENS, TokenDatastore(directory))] if manifest.token else []
+        stores: list[tuple[PartKind, Datastore]] = (
+            [(TOKENS, TokenDatastore(directory))] if manifest.token else []
+        )
         if manifest.phrase and (settings.index == "auto" or not stores):
             stores.append((PHRASES, PhraseDatastore(directory)))
         for kind, store in stores:
@@ -155,9 +160,16 @@ def _compact(datastore: TokenDatastore, learned: LearnedStore, settings: Compact
             kept = "" if choice or parameters else before.index.parameters
             write = partial(compact, store, learned, pairs)
             grown = write_part(
-                kind, scratch, before.size, write, settings.quiet, settings.cpu, choice or _existing_kind(before),
-                parameters, kept,
-            )  # fmt: skip
+                kind,
+                scratch,
+                before.size,
+                write,
+                settings.quiet,
+                settings.cpu,
+                choice or _existing_kind(before),
+                parameters,
+                kept,
+            )
             grown.ancestors = [*before.ancestors, store.keys_fingerprint]
             grown.files = {f"{grown.folder}/{Path(name).name}": file for name, file in grown.files.items()}
             rmtree(directory / grown.folder, ignore_errors=True)  # left by a run that was killed
@@ -199,19 +211,30 @@ def _own_sources(store: Datastore) -> tuple[list[Source], str]:
 
 def _joined(kind: PartKind, dimension: int, blocks: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
     shapes = kind.shapes(0, dimension)
-    return {name: np.concatenate([np.empty(*shapes[name]), *(block[name] for block in blocks)]) for name in shapes}
+    return {
+        name: np.concatenate([np.empty(*shapes[name]), *(block[name] for block in blocks)]) for name in shapes
+    }
 
 
 def _compact_tokens(
-    datastore: TokenDatastore, learned: LearnedStore, pairs: dict[int, LearnedPair], folder: Path, progress: Progress
+    datastore: TokenDatastore,
+    learned: LearnedStore,
+    pairs: dict[int, LearnedPair],
+    folder: Path,
+    progress: Progress,
 ) -> TokenSection:
     """Write the tokens, each learned pair a sentence, and record in the pairs where they begin."""
     section = datastore.section
-    gone = np.array(sorted(span for span in learned.gone if span[1]), np.int64).reshape(-1, 2)  # first entry, entries
+    # first entry, entries
+    gone = np.array(sorted(span for span in learned.gone if span[1]), np.int64).reshape(-1, 2)
     gone_before = np.cumsum([0, *gone[:, 1]])
     gone_sentences = datastore.provenance[gone[:, 0], 0]
     blocks = [
-        {KEYS: keys, VALUES: values, PROVENANCE: np.stack([np.full(len(values), n), np.arange(len(values))], axis=1)}
+        {
+            KEYS: keys,
+            VALUES: values,
+            PROVENANCE: np.stack([np.full(len(values), n), np.arange(len(values))], axis=1),
+        }
         for n, (values, keys) in enumerate(learned.entries.values())
     ]
     first_sentence, first_row = sum(section.subsets.values()), section.size - int(gone_before[-1])
@@ -219,7 +242,9 @@ def _compact_tokens(
     sources_read = [(n, np.array(one.ids if one is not None else (), np.int32)) for n, one in enumerate(read)]
     parts = [
         rows_of(TOKENS, datastore, lambda numbers: np.where(np.isin(numbers, gone_sentences), -1, numbers)),
-        Rows(_joined(TOKENS, section.dimension, blocks), lambda numbers: numbers + first_sentence, sources_read),
+        Rows(
+            _joined(TOKENS, section.dimension, blocks), lambda numbers: numbers + first_sentence, sources_read
+        ),
     ]
     for number, pair in pairs.items():
         if pair.first_entry is not None:
@@ -240,7 +265,11 @@ def _compact_tokens(
 
 
 def _compact_phrases(
-    datastore: PhraseDatastore, learned: LearnedStore, pairs: dict[int, LearnedPair], folder: Path, progress: Progress
+    datastore: PhraseDatastore,
+    learned: LearnedStore,
+    pairs: dict[int, LearnedPair],
+    folder: Path,
+    progress: Progress,
 ) -> PhraseSection:
     """Write the phrases as if all text had been built together, and record in the pairs where their targets are."""
     sources, name = _own_sources(datastore)
@@ -260,7 +289,8 @@ def _compact_phrases(
     members = open_array(folder / f"{SOURCES}.npy", (section.sentences, column + 1), "bool")
     lines = open_sentences(folder, section.sentences)
     places = {
-        lines[n]: OWN_SENTENCE if members[n, :column].any() else n for n in np.flatnonzero(members[:, column]).tolist()
+        lines[n]: OWN_SENTENCE if members[n, :column].any() else n
+        for n in np.flatnonzero(members[:, column]).tolist()
     }
     for pair in having:
         pairs[pair.id] = replace(pairs[pair.id], sentence=places[pair.target])
@@ -282,10 +312,14 @@ def refuse_elsewhere(directory: Path) -> None:
         folder = directory / section.folder
         new = directory / replace(section, ancestors=[*section.ancestors, ""]).folder
         if new.is_symlink() or (new.exists() and not new.is_dir()):
-            raise ConfigurationError(f"{new} is no folder, and compacting makes one of that name: move it away")
+            raise ConfigurationError(
+                f"{new} is no folder, and compacting makes one of that name: move it away"
+            )
         if folder.is_symlink() or folder.stat().st_dev != directory.stat().st_dev:
             what = "a symbolic link" if folder.is_symlink() else "on another disk"
-            raise DatastoreError(f"{folder} is {what}, and compacting replaces it: move it into {directory} first")
+            raise DatastoreError(
+                f"{folder} is {what}, and compacting replaces it: move it into {directory} first"
+            )
 
 
 def remove_others(directory: Path) -> None:
@@ -300,7 +334,12 @@ def remove_others(directory: Path) -> None:
             for section in filter(None, (manifest.token, manifest.phrase)):
                 for path in directory.glob(f"{section.PART}*"):
                     found = re.fullmatch(rf"{section.PART}(?:-(\d+))?", path.name)
-                    if found and int(found[1] or 0) != section.generation and path.is_dir() and not path.is_symlink():
+                    if (
+                        found
+                        and int(found[1] or 0) != section.generation
+                        and path.is_dir()
+                        and not path.is_symlink()
+                    ):
                         rmtree(path)
             if manifest.phrase is not None:
                 remove_stale(PhraseDatastore(directory))

@@ -21,6 +21,7 @@ from fairseq_ccpr.settings import option
 from fairseq_ccpr.storage.data_bin import corpus_fingerprint, has_subset, parts_of, what_is_there
 
 SEED = 1  # of random fractions of a corpus
+BLOCK_ROWS = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -36,8 +37,9 @@ class PseudoPairs:
 class Chunk:
     """Neighbouring sentences of one subset: the most that a killed build loses.
 
-    Chunks do not depend on how many processes work or how often a build was resumed, and batches are made inside
-    a chunk. So every sentence always shares its batch with the same others, and its keys are the same to the bit.
+    Chunks do not depend on how many processes work or how often a build was resumed, and batches are made
+    inside a chunk. So every sentence always shares its batch with the same others, and its keys are the same
+    to the bit.
     """
 
     number: int
@@ -89,9 +91,12 @@ class Corpus:
 def fraction_option(of: str) -> Any:
     """Return the field `fraction` of a build's settings."""
     return option(
-        1.0, f"take a random fraction of the {of}; a larger fraction holds a smaller one",
-        within="(0, 1]", needs="more than 0, and at most 1,", metavar="X",
-    )  # fmt: skip
+        1.0,
+        f"take a random fraction of the {of}; a larger fraction holds a smaller one",
+        within="(0, 1]",
+        needs="more than 0, and at most 1,",
+        metavar="X",
+    )
 
 
 def draw_fraction(count: int, fraction: float) -> np.ndarray:
@@ -139,7 +144,9 @@ def read_corpus(
             f"{data_bin} holds no sentence to build from in {', '.join(sentence_counts)}: {left_out:,} are longer than the "
             f"model takes ({max_positions[0]} source, {max_positions[1]} target tokens), and there are no others"
         )
-    return Corpus(task, sentence_counts, chunks, left_out, corpus_fingerprint(task, sentence_counts), fraction)
+    return Corpus(
+        task, sentence_counts, chunks, left_out, corpus_fingerprint(task, sentence_counts), fraction
+    )
 
 
 def entries_of(dataset: Any, tags: LanguageTags) -> np.ndarray:
@@ -150,9 +157,12 @@ def entries_of(dataset: Any, tags: LanguageTags) -> np.ndarray:
 def num_shards_option() -> Any:
     """Return the field `num_shards` of a build's settings."""
     return option(
-        1, "build one of N shards, each a datastore, by as many commands on any machines; fairseq-ccpr merge joins them",
-        within="[1, inf)", needs="at least 1 shard", metavar="N",
-    )  # fmt: skip
+        1,
+        "build one of N shards, each a datastore, by as many commands on any machines; fairseq-ccpr merge joins them",
+        within="[1, inf)",
+        needs="at least 1 shard",
+        metavar="N",
+    )
 
 
 def shard_id_option() -> Any:
@@ -186,20 +196,19 @@ def chunks_of_shard(total: int, num_shards: int, shard_id: int, unit: str) -> ra
     return range(total * shard_id // num_shards, total * (shard_id + 1) // num_shards)
 
 
-BLOCK_ROWS = 1 << 20
-
-
 def sample_domain(keys: np.ndarray, provenance: np.ndarray) -> Domain:
     """Describe the text of a datastore by whole sentences that are spread evenly over it, read block by block.
 
     Args:
         keys: fp16 [N, d], the decoder's own states.
-        provenance: int32 [N, 2], sentence and position of each; the tokens of a sentence stand together, in order.
+        provenance: int32 [N, 2], sentence and position of each; the tokens of a sentence stand together, in
+            order.
     """
     sentences = sum(len(starts) for starts in _sentence_starts(provenance))
     chosen = _spread(sentences, STATES * sentences // len(provenance))
     ranks = np.stack([chosen, chosen + 1], axis=1)
-    spans = np.full(ranks.shape, len(provenance), dtype=np.int64)  # the sentence after the last begins at the end
+    # the sentence after the last begins at the end
+    spans = np.full(ranks.shape, len(provenance), dtype=np.int64)
     before = 0
     for starts in _sentence_starts(provenance):
         here = (ranks >= before) & (ranks < before + len(starts))
@@ -209,7 +218,9 @@ def sample_domain(keys: np.ndarray, provenance: np.ndarray) -> Domain:
     numbers = provenance[spans[:, 0], 0].astype(np.int64)
     if not np.isfinite(states).all():
         raise DatastoreError("the keys are damaged (NaN or infinite numbers): build the datastore again")
-    return Domain.of(torch.from_numpy(states), torch.from_numpy(spans[:, 1] - spans[:, 0]), torch.from_numpy(numbers))
+    return Domain.of(
+        torch.from_numpy(states), torch.from_numpy(spans[:, 1] - spans[:, 0]), torch.from_numpy(numbers)
+    )
 
 
 def join_domains(domains: list[Domain], weights: list[int]) -> Domain:
@@ -221,7 +232,9 @@ def join_domains(domains: list[Domain], weights: list[int]) -> Domain:
         chosen = torch.zeros(sentences, dtype=torch.bool)
         chosen[_spread(sentences, int(sentences * due / len(domain.states)))] = True
         thinned.append(domain.select(chosen))
-    joined = {name: torch.cat([getattr(one, name) for one in thinned]) for name in ("states", "lengths", "numbers")}
+    joined = {
+        name: torch.cat([getattr(one, name) for one in thinned]) for name in ("states", "lengths", "numbers")
+    }
     return Domain.of(**joined)
 
 

@@ -1,7 +1,7 @@
 """The settings that suit a token datastore where nothing was tuned, measured on some of its own tokens.
 
-Each is asked for as in decoding, without the entries of its own sentence, and of others with the same target: it stands for
-a token of new text. Letters: N tokens, k neighbours.
+Each is asked for as in decoding, without the entries of its own sentence, and of others with the same target:
+it stands for a token of new text. Letters: N tokens, k neighbours.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ COMPARED = 64  # tokens of a sentence that tell it from others
 LEAST = 10_000  # entries: held-out tokens of fewer find less than text that these are meant for
 OWN = 64  # entries beyond k that are asked for, as those of the own sentence are among the nearest
 LAMBDAS = tuple(round(0.1 * i, 1) for i in range(1, 10))
-FACTORS = tuple(2 ** (i / 2) for i in range(-10, 5))  # of how much worse than the nearest the last neighbour is
+# of how much worse than the nearest the last neighbour is
+FACTORS = tuple(2 ** (i / 2) for i in range(-10, 5))
 LIKENESSES = (0.0, 2.0, 4.0, 8.0)  # of gamma, in nats
 FLOOR = 0.01  # p of any token, where the model is not loaded
 
@@ -35,9 +36,13 @@ LogProbs = Callable[[np.ndarray, np.ndarray, np.ndarray], Tensor]
 
 
 def measure_defaults(
-    index: Index, keys: np.ndarray, values: np.ndarray, provenance: np.ndarray, model: LogProbs | None = None,
+    index: Index,
+    keys: np.ndarray,
+    values: np.ndarray,
+    provenance: np.ndarray,
+    model: LogProbs | None = None,
     sources: SourceIndex | None = None,
-) -> dict[str, float]:  # fmt: skip
+) -> dict[str, float]:
     """Choose T, with the model lambda, and with the sources gamma, under which a sample of its own tokens is likeliest.
 
     Args:
@@ -60,7 +65,9 @@ def measure_defaults(
     scores, order = scores.masked_fill(own, float("-inf")).topk(min(depth, scores.size(1)), dim=1)
     found = Neighbours(ids.gather(1, order), scores, torch.from_numpy(values[near]).long().gather(1, order))
     if sources is not None:
-        found = found._replace(likeness=_likeness(sources, provenance[rows, 0], provenance[found.ids.clamp_min(0), 0]))
+        found = found._replace(
+            likeness=_likeness(sources, provenance[rows, 0], provenance[found.ids.clamp_min(0), 0])
+        )
     targets = torch.from_numpy(values[rows]).long().unsqueeze(1)
     whole = (scores[:, :k] > float("-inf")).all(dim=1)
     found, targets = found.changed(lambda part: part[whole]), targets[whole]
@@ -69,7 +76,9 @@ def measure_defaults(
         return {}
     known = torch.full((len(rows),), FLOOR).log() if model is None else model(rows, keys[rows], values[rows])
     best: dict[tuple[float, float, float], float] = {}
-    for temperature, likeness in product((factor * spread for factor in FACTORS), LIKENESSES if sources else (0.0,)):
+    for temperature, likeness in product(
+        (factor * spread for factor in FACTORS), LIKENESSES if sources else (0.0,)
+    ):
         near_ones, _ = best_neighbours(found, TokenRetrievalSettings(k, 1.0, temperature, likeness=likeness))
         said = target_log_probabilities(near_ones.scores, near_ones.values == targets, temperature)
         for one in LAMBDAS if model is not None else (0.5,):
@@ -84,7 +93,9 @@ def measure_defaults(
     return measured | {"likeness": likeness, FAMILIAR: float(f"{familiar:.3f}")}
 
 
-def _own_likeness(sources: SourceIndex, values: np.ndarray, provenance: np.ndarray, rows: np.ndarray) -> list[float]:
+def _own_likeness(
+    sources: SourceIndex, values: np.ndarray, provenance: np.ndarray, rows: np.ndarray
+) -> list[float]:
     """Compute how much the sentences of some rows are like the most alike one with another target."""
     memory, found = SentenceMemory(sources, [], np.empty(0, np.int64)), []
     for number in np.unique(provenance[rows, 0]).tolist():

@@ -29,9 +29,12 @@ def collection_option(default: str) -> Any:
 def store_timeout_option() -> Any:
     """Return the field `store_timeout`."""
     return option(
-        TIMEOUT, f"seconds that Milvus may take to answer, all attempts together; writing may take {SLOW} times as long",
-        within="(0, inf)", needs="a number of seconds above 0", metavar="S",
-    )  # fmt: skip
+        TIMEOUT,
+        f"seconds that Milvus may take to answer, all attempts together; writing may take {SLOW} times as long",
+        within="(0, inf)",
+        needs="a number of seconds above 0",
+        metavar="S",
+    )
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,9 @@ class KeyStore:
             suffix: of the collection's name, where --collection does not give it: after that of the folder.
         """
         if settings.collection is not None and settings.store is None:
-            raise ConfigurationError(f"--collection {settings.collection} needs --store, which says where Milvus runs")
+            raise ConfigurationError(
+                f"--collection {settings.collection} needs --store, which says where Milvus runs"
+            )
         if settings.store is None:
             return None
         if settings.num_shards > 1:

@@ -2,9 +2,9 @@
 
 1. Copy the token part as links to its files, with the journal as it is now.
 2. Compact the copy in a separate process; see `compact`. Pairs may be learned and forgotten meanwhile.
-3. Block learning and forgetting. The copy's part and journal become the datastore's next generation, what was learned and
-   forgotten meanwhile is appended to that journal, and the manifest that names them replaces the old one. Batches that have
-   begun finish with the files they began with, which the system keeps until then.
+3. Block learning and forgetting. The copy's part and journal become the datastore's next generation, what was
+   learned and forgotten meanwhile is appended to that journal, and the manifest that names them replaces the
+   old one. Batches that have begun finish with the files they began with, which the system keeps until then.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ from fairseq_ccpr.storage.journal import Journal, create_journal
 class LiveCompaction:
     """One compaction of a memory's datastore; nobody else may have the right to write."""
 
-    def __init__(self, memory: LearnedMemory, open_retriever: Callable[[TokenDatastore], LearningRetriever]) -> None:
+    def __init__(
+        self, memory: LearnedMemory, open_retriever: Callable[[TokenDatastore], LearningRetriever]
+    ) -> None:
         self.memory, self.open_retriever = memory, open_retriever
         self.directory = memory.store.datastore.directory
         _ = memory.store.datastore.keys  # refused where a database has them
@@ -83,8 +85,11 @@ class LiveCompaction:
         reader = Journal(self.memory.store.path)
         for _ in reader.read():
             pass
-        if reader.damage or reader.lost:  # since it was opened: the copy would go on without, and nobody would know
-            raise DatastoreError(f"{reader.path} is damaged: end the programs that learn, and run fairseq-ccpr compact")
+        # since it was opened: the copy would go on without, and nobody would know
+        if reader.damage or reader.lost:
+            raise DatastoreError(
+                f"{reader.path} is damaged: end the programs that learn, and run fairseq-ccpr compact"
+            )
         (copy / LEARNED).mkdir(mode=0o700)
         with reader.path.open("rb") as journal, (copy / LEARNED / reader.path.name).open("wb") as copied:
             copied.write(journal.read(reader.end))

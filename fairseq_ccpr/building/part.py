@@ -38,7 +38,8 @@ from fairseq_ccpr.storage.arrays import ArrayWriter, Shapes, check_space, open_a
 from fairseq_ccpr.storage.files import MANIFEST, PLAN, atomic_file, check_sizes, describe_files, write_json
 from fairseq_ccpr.timing import progress_bar
 
-RAW, VALID, ADAPTER = "raw", "valid", "adapter"  # folders alongside the token part while an adapter is trained
+# folders alongside the token part while an adapter is trained
+RAW, VALID, ADAPTER = "raw", "valid", "adapter"
 BACK_TRANSLATIONS = "back-translations"  # folder alongside the token part of monolingual text
 PATIENCE = 10.0  # seconds that a folder may stay locked by what reads batches for a build that was killed
 # Names in plans and manifests that users know by another one.
@@ -68,13 +69,19 @@ ChunkRows = tuple[int, int, dict[str, np.ndarray]]  # number of a chunk, its fir
 class Part:
     """A part of the datastore at `output`: what exists of it, and the stages to come, each of which survives a kill.
 
-    While its owner fills it, its folder is NAME.partial, where a plan says what it is built from. Publishing renames the
-    folder and then writes the manifest; a folder that has its final name and still its plan was killed in between.
+    While its owner fills it, its folder is NAME.partial, where a plan says what it is built from. Publishing
+    renames the folder and then writes the manifest; a folder that has its final name and still its plan was
+    killed in between.
     """
 
     def __init__(
-        self, output: Path, kind: PartKind, show: bool, identity: dict[str, Any] | None = None, store: KeyStore | None = None
-    ) -> None:  # fmt: skip
+        self,
+        output: Path,
+        kind: PartKind,
+        show: bool,
+        identity: dict[str, Any] | None = None,
+        store: KeyStore | None = None,
+    ) -> None:
         self.output, self.kind, self.show = output, kind, show
         self.store = store  # the database that keys move to, so that no file of them stays; None: they stay
         self.log_probs: LogProbs | None = None  # of the model, of tokens, while it is there to be asked
@@ -136,8 +143,8 @@ class Part:
         """Complete the part; at every moment readers see the old one, an unfinished one, or the new one.
 
         1. Index the keys, unless that was done, and give the folder its final name.
-        2. Describe the files and measure the index, in `section`; what was published before keeps its checksum, since a new
-           one would vouch for whatever has happened to the file since.
+        2. Describe the files and measure the index, in `section`; what was published before keeps its
+           checksum, since a new one would vouch for whatever has happened to the file since.
         3. Write the manifest, if anything is new, and no other process has replaced the part.
         4. Remove everything that it does not name: the plan, marks of progress, an index that was replaced.
         """
@@ -180,7 +187,9 @@ class Part:
         if "temperature" in known or not section.size or not (self.final / f"{KEYS}.npy").exists():
             return known
         shapes = array_shapes(section.size, section.dimension)
-        keys, *others = (open_array(self.final / f"{name}.npy", *shapes[name]) for name in (KEYS, VALUES, PROVENANCE))
+        keys, *others = (
+            open_array(self.final / f"{name}.npy", *shapes[name]) for name in (KEYS, VALUES, PROVENANCE)
+        )
         sources = SourceIndex(self.final, section.source_index) if section.source_index is not None else None
         index, (values, provenance) = self.open_index(section), others
         return known | measure_defaults(index, keys, values, provenance, self.log_probs, sources)
@@ -262,20 +271,43 @@ def refuse_foreign(output: Path) -> None:
     if not output.exists() or (output / MANIFEST).exists():
         return
     parts = (TOKENS.name, PHRASES.name, TEXTS.name)
-    ours = {*(f"{part}.partial" for part in (*parts, BACK_TRANSLATIONS)), RAW, VALID, ADAPTER, BACK_TRANSLATIONS}
+    ours = {
+        *(f"{part}.partial" for part in (*parts, BACK_TRANSLATIONS)),
+        RAW,
+        VALID,
+        ADAPTER,
+        BACK_TRANSLATIONS,
+    }
     ours |= {part for part in parts if (output / part / PLAN).exists()}  # killed while publishing
     if not output.is_dir() or {path.name for path in output.iterdir()} - ours:
-        raise DatastoreError(f"--output {output} exists and is not a datastore: give a new or an empty folder")
+        raise DatastoreError(
+            f"--output {output} exists and is not a datastore: give a new or an empty folder"
+        )
 
 
 class TokenPart(Part):
     """The token part at `output`, of known size: `section` describes all but its files."""
 
     def __init__(
-        self, output: Path, section: TokenSection, symbols: list[str], show: bool, store: KeyStore | None = None
+        self,
+        output: Path,
+        section: TokenSection,
+        symbols: list[str],
+        show: bool,
+        store: KeyStore | None = None,
     ) -> None:
         values = asdict(section)
-        free = ("index", "files", "index_recall", "sources", "domain", "ancestors", "store", "source_index", "suits")
+        free = (
+            "index",
+            "files",
+            "index_recall",
+            "sources",
+            "domain",
+            "ancestors",
+            "store",
+            "source_index",
+            "suits",
+        )
         # Options come before the size, which follows from them: a refusal names the cause.
         identity = {name: values[name] for name in ("share", "shard", *values) if name not in free}
         super().__init__(output, TOKENS, show, identity, store)
@@ -298,8 +330,8 @@ class TokenPart(Part):
 
         Args:
             chunks: rows of each, by number.
-            write: from the numbers of chunks to each one's number, first row and arrays; it reports how many more rows there
-                are, as often as it can.
+            write: from the numbers of chunks to each one's number, first row and arrays; it reports how many
+                more rows there are, as often as it can.
         """
         done = self.writer.done()
         todo = [number for number in chunks if number not in done]
@@ -324,7 +356,9 @@ class TokenPart(Part):
             with atomic_file(self.partial / SYMBOLS) as path:
                 path.write_bytes("".join(f"{symbol}\n" for symbol in self.symbols).encode())
             with self.progress("source index", 0, unit="sentence") as bar:
-                described = write_source_index(self.folder, sources, provenance, vocabulary, unknown, bar.update)
+                described = write_source_index(
+                    self.folder, sources, provenance, vocabulary, unknown, bar.update
+                )
             self.section.source_index = described
         domain = self.folder / DOMAIN
         if not domain.exists() and self.section.projection is None:

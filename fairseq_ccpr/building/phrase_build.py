@@ -55,8 +55,12 @@ CHUNKS = "shards"  # folder in the unfinished part: keys, spans and counts of ea
 class PhraseBuildSettings:
     """The options of `fairseq-ccpr build phrases`."""
 
-    text: list[Path] = option(help="files of one sentence per line", positional=True, nargs="+", metavar="TEXT")
-    encoder: Path = option(help="checkpoint of fairseq-train --task phrase_contrast or phrase_lexicon", metavar="CKPT")
+    text: list[Path] = option(
+        help="files of one sentence per line", positional=True, nargs="+", metavar="TEXT"
+    )
+    encoder: Path = option(
+        help="checkpoint of fairseq-train --task phrase_contrast or phrase_lexicon", metavar="CKPT"
+    )
     output: Path = option(help="the datastore: a new folder, or one to add to", metavar="DIR")
     fraction: float = fraction_option("sentences")
     num_shards: int = num_shards_option()
@@ -68,9 +72,12 @@ class PhraseBuildSettings:
         metavar=SEGMENTATIONS,
     )
     threshold: float = option(
-        Segmentation.threshold, "probability above which the encoder takes words for a phrase",
-        within="[0, 1)", needs="a probability in [0, 1)", metavar="P",
-    )  # fmt: skip
+        Segmentation.threshold,
+        "probability above which the encoder takes words for a phrase",
+        within="[0, 1)",
+        needs="a probability in [0, 1)",
+        metavar="P",
+    )
     max_words: int = option(7, "words of a phrase, at most", metavar="N")
     index: str = option(
         "auto",
@@ -83,9 +90,8 @@ class PhraseBuildSettings:
     collection: Optional[str] = collection_option("the name of the output folder")
     store_timeout: float = store_timeout_option()
     chunk_sentences: int = option(
-        4096, "checkpoint interval in sentences",
-        within="[1, inf)", needs="at least 1 sentence", metavar="N",
-    )  # fmt: skip
+        4096, "checkpoint interval in sentences", within="[1, inf)", needs="at least 1 sentence", metavar="N"
+    )
     bf16: bool = bf16_option()
     cpu: bool = cpu_option()
     quiet: bool = quiet_option()
@@ -114,10 +120,11 @@ class PhraseBuildReport:
 def build_phrase_datastore(settings: PhraseBuildSettings, processes: Processes) -> PhraseBuildReport | None:
     """Build, or resume building, the phrase part of a datastore; returns None in all processes but the first.
 
-    1. Plan: load the encoder, fingerprint everything, check that the output is free, or ours, and that the text can be read.
+    1. Plan: load the encoder, fingerprint everything, check that the output is free, or ours, and that the
+       text can be read.
     2. Find the phrases of each chunk of sentences, repeated sentences once; the processes share the chunks.
-    3. Join the chunks. XPR's phrases have no context of their own: equal strings become one entry, the first place standing
-       for all.
+    3. Join the chunks. XPR's phrases have no context of their own: equal strings become one entry, the first
+       place standing for all.
     4. Index the keys, or bring them into Milvus; publish.
     """
     encoder = load_phrase_encoder(settings.encoder, bf16=settings.bf16)
@@ -169,23 +176,36 @@ def build_phrase_datastore(settings: PhraseBuildSettings, processes: Processes) 
         if not (part.folder / f"{HASHES}.npy").exists():  # older datastores have none
             write_string_hashes(part.folder, totals["sentences"])
         section = PhraseSection(
-            size=totals["phrases"], dimension=encoder.dimension, sentences=totals["sentences"],
-            segmentation=identity["segmentation"], encoder=str(settings.encoder.resolve()),
-            fingerprints=identity["fingerprints"], index=describe_index(totals["phrases"]), share=identity["share"],
-            pooled=pooled, shard=identity["shard"], hashes=True,
-        )  # fmt: skip
+            size=totals["phrases"],
+            dimension=encoder.dimension,
+            sentences=totals["sentences"],
+            segmentation=identity["segmentation"],
+            encoder=str(settings.encoder.resolve()),
+            fingerprints=identity["fingerprints"],
+            index=describe_index(totals["phrases"]),
+            share=identity["share"],
+            pooled=pooled,
+            shard=identity["shard"],
+            hashes=True,
+        )
         part.publish(section)
         report = PhraseBuildReport(section, totals["too_long"], chunks.lines, chunks.encoded, chunks.seconds)
     processes.barrier()  # torchrun ends soon after a process does
     return report
 
 
-def _identity(settings: PhraseBuildSettings, encoder: SpanEncoder, segmentation: Segmentation) -> dict[str, Any]:
+def _identity(
+    settings: PhraseBuildSettings, encoder: SpanEncoder, segmentation: Segmentation
+) -> dict[str, Any]:
     digests = {"encoder": encoder.fingerprint(), "corpus": fingerprint.of_files(settings.text)}
     lexicon = segmentation.lexicon
     if lexicon and lexicon.is_file():  # its reader reports a missing one
         digests["lexicon"] = fingerprint.of_file(lexicon)
-    shard = [settings.shard_id, settings.num_shards, settings.chunk_sentences] if settings.num_shards > 1 else None
+    shard = (
+        [settings.shard_id, settings.num_shards, settings.chunk_sentences]
+        if settings.num_shards > 1
+        else None
+    )
     return {
         "dimension": encoder.dimension,
         "segmentation": asdict(segmentation),
@@ -211,7 +231,8 @@ class PhraseChunks:
         self.settings, self.folder, self.processes = settings, folder, processes
         self.length = settings.chunk_sentences
         self.lines = TextCounts()
-        self.encoded, self.seconds = 0, 0.0  # sentences whose phrases this process has found, and how long that took
+        # sentences whose phrases this process has found, and how long that took
+        self.encoded, self.seconds = 0, 0.0
 
     def read(self) -> None:
         """Read the whole text once and choose its lines, so that an unreadable line is reported now, not after hours."""
@@ -249,7 +270,10 @@ class PhraseChunks:
 
     def sentences(self) -> Iterator[str]:
         """Iterate over the sentences of the shard."""
-        chosen, start = compress(self._read_lines(TextCounts()), self._chosen), self.chunks.start * self.length
+        chosen, start = (
+            compress(self._read_lines(TextCounts()), self._chosen),
+            self.chunks.start * self.length,
+        )
         return islice(chosen, start, start + self.size)
 
     def find(self, finder: PhraseFinder) -> None:
@@ -268,7 +292,10 @@ class PhraseChunks:
                     spans = found.spans + np.array([number * self.length, 0, 0], np.int32)
                     save_array(path.with_suffix(f".{KEYS}.npy"), found.vectors.half().cpu().numpy())
                     save_array(path.with_suffix(f".{SPANS}.npy"), spans)
-                    write_json(path, {"sentences": len(texts), "too_long": found.too_long, "phrases": len(found.spans)})
+                    write_json(
+                        path,
+                        {"sentences": len(texts), "too_long": found.too_long, "phrases": len(found.spans)},
+                    )
                     self.encoded += len(texts)
         self.seconds = time.monotonic() - start
 

@@ -38,9 +38,15 @@ def train_sentencepiece(path: Path, languages: tuple[str, str], prefix: Path, pi
     sentences = (side for pair in read_subset(path, *languages, skipped=Counter()) for side in pair)
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=sentences, model_writer=model, vocab_size=pieces, model_type="bpe",
-            character_coverage=0.9995, input_sentence_size=1_000_000, shuffle_input_sentence=True, minloglevel=2,
-        )  # fmt: skip
+            sentence_iterator=sentences,
+            model_writer=model,
+            vocab_size=pieces,
+            model_type="bpe",
+            character_coverage=0.9995,
+            input_sentence_size=1_000_000,
+            shuffle_input_sentence=True,
+            minloglevel=2,
+        )
     except RuntimeError as error:
         most = re.search(r"value <= (\d+)", str(error))
         raise ConfigurationError(
@@ -69,7 +75,9 @@ def pair_files(path: Path, *languages: str) -> list[Path]:
 def read_subset(path: Path, *languages: str, skipped: Counter[str]) -> Iterator[tuple[str, str]]:
     """Read the pairs of a TSV file or of two files, and count what is no pair."""
     files = pair_files(path, *languages)
-    return read_pairs(path, skipped=skipped) if files == [path] else read_together(files[0], files[1], skipped)
+    return (
+        read_pairs(path, skipped=skipped) if files == [path] else read_together(files[0], files[1], skipped)
+    )
 
 
 def splitter(subwords: list[str], language: str, target: bool = False) -> Callable[[str], str]:
@@ -82,7 +90,8 @@ def splitter(subwords: list[str], language: str, target: bool = False) -> Callab
     try:
         with redirect_stderr(printed):
             parsed = options.parse_args_and_arch(
-                options.get_generation_parser(), input_args=["data", "-s", language, "-t", language, *subwords]
+                options.get_generation_parser(),
+                input_args=["data", "-s", language, "-t", language, *subwords],
             )
     except SystemExit:
         reason = printed.getvalue().strip().split("error: ")[-1]
@@ -101,7 +110,11 @@ def splitter(subwords: list[str], language: str, target: bool = False) -> Callab
 
 
 def binarise(
-    subsets: dict[str, Path], languages: tuple[str, str], subwords: list[str], dictionaries: list[Path], output: Path
+    subsets: dict[str, Path],
+    languages: tuple[str, str],
+    subwords: list[str],
+    dictionaries: list[Path],
+    output: Path,
 ) -> dict[str, int]:
     """Split the pairs of each subset (train, valid, test) and binarise them with fairseq-preprocess.
 
@@ -111,9 +124,13 @@ def binarise(
         output: the DATA_BIN; its folder `text` keeps the subwords.
 
     Returns:
-        How many pairs each subset has: those with an empty side are left out, and equal ones are all kept; both are reported.
+        How many pairs each subset has: those with an empty side are left out, and equal ones are all kept;
+        both are reported.
     """
-    split_source, split_target = splitter(subwords, languages[0]), splitter(subwords, languages[1], target=True)
+    split_source, split_target = (
+        splitter(subwords, languages[0]),
+        splitter(subwords, languages[1], target=True),
+    )
     text = output / "text"
     text.mkdir(parents=True, exist_ok=True)
     source_lang, target_lang = languages
@@ -126,7 +143,9 @@ def binarise(
         sample = list(islice(read_subset(path, *languages, skipped=Counter()), SAMPLE))
         refuse_exchanged(f"--{name} {path}", sample, *languages)
     unseen = {
-        name: set(read_subset(path, *languages, skipped=Counter())) for name, path in subsets.items() if name != TRAIN
+        name: set(read_subset(path, *languages, skipped=Counter()))
+        for name, path in subsets.items()
+        if name != TRAIN
     }
     different = {name: len(pairs) for name, pairs in unseen.items()}
     for name, path in subsets.items():
@@ -154,7 +173,9 @@ def binarise(
         (text / "first.npy").unlink()
         if not counts[name]:
             found = f" ({reasons(skipped)})" if skipped else ""
-            raise ConfigurationError(f"--{name} {path} has no pair{found}: expected lines of source, tab, target")
+            raise ConfigurationError(
+                f"--{name} {path} has no pair{found}: expected lines of source, tab, target"
+            )
         arguments += [f"--{name}pref", str(text / name)]
     with naming(output), redirect_stdout(io.StringIO()):
         preprocess.main(options.get_preprocessing_parser().parse_args(arguments))
@@ -169,6 +190,9 @@ def binarise(
         if (seen := different[name] - len(pairs)) > MANY * different[name]:
             logger.warning(
                 "%s of the %s different pairs of --%s are in --train as well: tuning and measuring on them expect too much "
-                "of other text; take them out of one", f"{seen:,}", f"{different[name]:,}", name,
-            )  # fmt: skip
+                "of other text; take them out of one",
+                f"{seen:,}",
+                f"{different[name]:,}",
+                name,
+            )
     return counts

@@ -1,8 +1,8 @@
 """Rewriting datastores: merged with others, without a corpus, or (`compact.py`) with the pairs learned alongside.
 
-All are one algorithm: copy the rows of sentences that stay and append those that come, renumber the sentences, index the
-keys, publish. What differs is which sentences stay (`Rows.renumber`), and what stands alongside the rows of each kind.
-Nothing is encoded again. A merge appears under its name when it is complete.
+All are one algorithm: copy the rows of sentences that stay and append those that come, renumber the
+sentences, index the keys, publish. What differs is which sentences stay (`Rows.renumber`), and what stands
+alongside the rows of each kind. Nothing is encoded again. A merge appears under its name when it is complete.
 
 Letters: S sentences, n texts (corpora), d width of keys.
 """
@@ -28,7 +28,14 @@ from fairseq_ccpr.building.part import PHRASES, TOKENS, Part, PartKind, open_key
 from fairseq_ccpr.building.text_build import merge_text_parts
 from fairseq_ccpr.datastore.domain import Domain
 from fairseq_ccpr.datastore.learned import LearnedStore
-from fairseq_ccpr.datastore.manifest import REVERSE_MODEL, Manifest, PhraseSection, Section, Source, TokenSection
+from fairseq_ccpr.datastore.manifest import (
+    REVERSE_MODEL,
+    Manifest,
+    PhraseSection,
+    Section,
+    Source,
+    TokenSection,
+)
 from fairseq_ccpr.datastore.phrase import (
     OFFSETS,
     SENTENCES,
@@ -38,7 +45,7 @@ from fairseq_ccpr.datastore.phrase import (
     PhraseDatastore,
     open_sentences,
     write_string_hashes,
-)  # fmt: skip
+)
 from fairseq_ccpr.datastore.preprocessing import remember, remembered
 from fairseq_ccpr.datastore.source_index import Sources, write_source_index
 from fairseq_ccpr.datastore.text import GENERAL, LANGUAGE, TextDatastore
@@ -61,7 +68,8 @@ LEAVES = -MOST_SENTENCES - 1  # below zero, whatever number is added
 
 Datastore = Union[TokenDatastore, PhraseDatastore]
 AnySection = TypeVar("AnySection", bound=Section)
-Renumber = Callable[[np.ndarray], np.ndarray]  # from old numbers to new ones, int64 [n]; -1 for sentences that leave
+# from old numbers to new ones, int64 [n]; -1 for sentences that leave
+Renumber = Callable[[np.ndarray], np.ndarray]
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +88,10 @@ class Rows(NamedTuple):
 def copy_rows(kind: PartKind, dimension: int, parts: Iterable[Rows], folder: Path, progress: Progress) -> int:
     """Write the rows of sentences that stay, part after part and each in its order; return how many."""
     shapes = kind.shapes(0, dimension)
-    written = {name: GrowingArray(folder / f"{name}.npy", shape[1:], dtype) for name, (shape, dtype) in shapes.items()}
+    written = {
+        name: GrowingArray(folder / f"{name}.npy", shape[1:], dtype)
+        for name, (shape, dtype) in shapes.items()
+    }
     for arrays, renumber, _ in parts:
         for start in range(0, len(arrays[kind.places]), BLOCK_ROWS):
             block = {name: arrays[name][start : start + BLOCK_ROWS] for name in written}
@@ -113,17 +124,22 @@ def write_tokens(
     """Write a token part without its index; statistics of its text that no sample of keys gives are in the folder already.
 
     Args:
-        grown: whether it is `base` with what was learned, by which the likeness of its sentences must not change.
+        grown: whether it is `base` with what was learned, by which the likeness of its sentences must not
+            change.
     """
     size = copy_rows(TOKENS, base.section.dimension, parts, folder, progress)
     for name in (SYMBOLS, *([PROJECTION] if base.section.projection else [])):
         copyfile(base.folder / name, folder / name)
     section = replace(_describe(base.section, sources), size=size, source_index=None)
     provenance = open_array(folder / f"{PROVENANCE}.npy", *TOKENS.shapes(size, 0)[PROVENANCE])
-    if (described := base.section.source_index) is not None and all(part.sources is not None for part in parts):
+    if (described := base.section.source_index) is not None and all(
+        part.sources is not None for part in parts
+    ):
         found, vocabulary, unknown = _renumbered(parts), described.vocabulary, described.unknown
         mean = described.mean_length if grown and described.known else None
-        section.source_index = write_source_index(folder, found, provenance, vocabulary, unknown, mean_length=mean)
+        section.source_index = write_source_index(
+            folder, found, provenance, vocabulary, unknown, mean_length=mean
+        )
     else:
         logger.warning(
             "not all source sentences are known, as some were built before these were kept: the result has none; build it "
@@ -173,7 +189,9 @@ def write_phrases(
     scratch = folder / "scratch"
     scratch.mkdir()
     begins = np.cumsum([0, *(len(text.sentences) for text in texts)]).tolist()
-    first = first_of_equals((text.sentences[i] for text in texts for i in range(len(text.sentences))), scratch)
+    first = first_of_equals(
+        (text.sentences[i] for text in texts for i in range(len(text.sentences))), scratch
+    )
     members = _mark_members(texts, begins, first, len(sources), scratch)
     kept_path = (folder if len(sources) > 1 else scratch) / f"{SOURCES}.npy"
     kept_array = GrowingArray(kept_path, (len(sources),), "bool")
@@ -185,7 +203,11 @@ def write_phrases(
     numbers_array.close()
     kept_array.close()
     numbers = open_array(scratch / "numbers.npy", (len(first),), "int64")
-    places = ((text.sentences, i, begin + i) for begin, text in zip(begins, texts) for i in range(len(text.sentences)))
+    places = (
+        (text.sentences, i, begin + i)
+        for begin, text in zip(begins, texts)
+        for i in range(len(text.sentences))
+    )
     staying = (sentences[i] for sentences, i, place in places if numbers[place] >= 0)
     write_lines(folder / SENTENCES, folder / f"{OFFSETS}.npy", staying)
     parts = [Rows(text.arrays, numbers[begin:].__getitem__) for begin, text in zip(begins, texts)]
@@ -198,10 +220,13 @@ def write_phrases(
     return replace(_describe(base.section, sources), size=size, sentences=count, hashes=True)
 
 
-def _mark_members(texts: list[Text], begins: list[int], first: np.ndarray, columns: int, scratch: Path) -> np.ndarray:
+def _mark_members(
+    texts: list[Text], begins: list[int], first: np.ndarray, columns: int, scratch: Path
+) -> np.ndarray:
     """Mark the texts of each sentence of all, bool [S, n]; a repeated one is marked where it first comes."""
     blank = GrowingArray(scratch / "members.npy", (columns,), "bool")
-    for start in range(0, len(first), BLOCK_ROWS):  # a sparse file would end the process where the disk is full
+    # a sparse file would end the process where the disk is full
+    for start in range(0, len(first), BLOCK_ROWS):
         blank.append(np.zeros((min(BLOCK_ROWS, len(first) - start), columns), bool))
     blank.close()
     members: np.ndarray = np.load(scratch / "members.npy", mmap_mode="r+", allow_pickle=False)
@@ -237,9 +262,13 @@ def sources_of(name: str, store: Datastore) -> list[Source]:
     if section.sources:
         return list(section.sources)
     whole = Source(
-        name, section.fingerprints["corpus"], section.size, 0, section.share,
+        name,
+        section.fingerprints["corpus"],
+        section.size,
+        0,
+        section.share,
         reverse_model=section.fingerprints.get(REVERSE_MODEL, ""),
-    )  # fmt: skip
+    )
     if isinstance(section, TokenSection):
         return [replace(whole, sentences=sum(section.subsets.values()), subsets=dict(section.subsets))]
     totals = json.loads((store.folder / TOTALS).read_text(encoding="utf-8"))
@@ -254,9 +283,15 @@ def _describe(section: AnySection, sources: list[Source]) -> AnySection:
     if one and one.reverse_model:
         prints[REVERSE_MODEL] = one.reverse_model
     described = replace(
-        section, fingerprints=prints, share=one.share if one else 1.0, shard=None, sources=[] if one else sources,
-        files={}, index_recall=None, ancestors=[],
-    )  # fmt: skip
+        section,
+        fingerprints=prints,
+        share=one.share if one else 1.0,
+        shard=None,
+        sources=[] if one else sources,
+        files={},
+        index_recall=None,
+        ancestors=[],
+    )
     if isinstance(described, TokenSection):
         named = {f"{source.name}/{subset}": n for source in sources for subset, n in source.subsets.items()}
         described.subsets = dict(one.subsets) if one else named
@@ -264,9 +299,16 @@ def _describe(section: AnySection, sources: list[Source]) -> AnySection:
 
 
 def write_part(
-    kind: PartKind, folder: Path, size: int, write: Callable[[Path, Progress], Section],
-    quiet: bool, cpu: bool, choice: str, parameters: str, kept_parameters: str = "",
-) -> Section:  # fmt: skip
+    kind: PartKind,
+    folder: Path,
+    size: int,
+    write: Callable[[Path, Progress], Section],
+    quiet: bool,
+    cpu: bool,
+    choice: str,
+    parameters: str,
+    kept_parameters: str = "",
+) -> Section:
     """Write a part to a new folder, from `size` rows, index it as chosen, and publish it."""
     part = Part(folder, kind, not quiet)
     part.partial.mkdir()
@@ -291,7 +333,9 @@ class MergeSettings:
     output: Path = option(help="the new datastore: a folder that does not exist", metavar="DIR")
     remove: list[str] = option([], "texts to remove", nargs="+", metavar="NAME")
     index: str = option(
-        "auto", "as of fairseq-ccpr build; disk, or disk:FACTORY, keeps inverted lists on disk", metavar="exact|FACTORY"
+        "auto",
+        "as of fairseq-ccpr build; disk, or disk:FACTORY, keeps inverted lists on disk",
+        metavar="exact|FACTORY",
     )
     index_parameters: str = option("", "FAISS search parameters", metavar="P=V,...")
     cpu: bool = option(False, "choose the index for a CPU even where there is a GPU")
@@ -309,9 +353,13 @@ class MergeSettings:
                     f"--output {self.output} is, or is in, {path}, which is read: give another folder"
                 )
         if self.remove and len(paths) > 1:
-            raise ConfigurationError(f"--remove takes from one datastore, but {len(paths)} are given: merge them first")
+            raise ConfigurationError(
+                f"--remove takes from one datastore, but {len(paths)} are given: merge them first"
+            )
         if not self.remove and len(paths) == 1:
-            raise ConfigurationError(f"{paths[0]} alone cannot be merged: give several datastores, or --remove NAME")
+            raise ConfigurationError(
+                f"{paths[0]} alone cannot be merged: give several datastores, or --remove NAME"
+            )
 
 
 Input = tuple[Any, list[Source]]  # a TokenDatastore or PhraseDatastore that is merged
@@ -367,7 +415,14 @@ def merge_datastores(settings: MergeSettings) -> Manifest:
             if kept := [source for source in sources if source.name not in settings.remove]:
                 size, write = sum(store.section.size for store, _ in inputs), partial(merge, inputs, kept)
                 write_part(
-                    kind, folder, size, write, settings.quiet, settings.cpu, settings.index, settings.index_parameters
+                    kind,
+                    folder,
+                    size,
+                    write,
+                    settings.quiet,
+                    settings.cpu,
+                    settings.index,
+                    settings.index_parameters,
                 )
         if texts:
             merge_text_parts(texts, folder, settings.quiet)
@@ -381,16 +436,16 @@ def _why_not_merged(texts: list[TextDatastore], removed: list[str]) -> str:
     """Say why text parts do not become one; empty where they do."""
     names = " and ".join(str(store.directory) for store in texts)
     if removed:
-        return (
-            f"the text of {names} does not know its corpora, and is left out: fairseq-ccpr build text counts what stays"
-        )
+        return f"the text of {names} does not know its corpora, and is left out: fairseq-ccpr build text counts what stays"
     compared = [dict(store.section.fingerprints, order=store.section.order) for store in texts]
     for name in ("target_dictionary", LANGUAGE, "order", GENERAL):
         if len({one.get(name) for one in compared}) > 1:
-            what = "against different general text" if name == GENERAL else f"with another {name.replace('_', ' ')}"
-            return (
-                f"the texts of {names} were counted {what}, and are not merged: count them with fairseq-ccpr build text"
+            what = (
+                "against different general text"
+                if name == GENERAL
+                else f"with another {name.replace('_', ' ')}"
             )
+            return f"the texts of {names} were counted {what}, and are not merged: count them with fairseq-ccpr build text"
     return ""
 
 
@@ -411,14 +466,21 @@ def _without(sources: list[Source], rows: np.ndarray) -> list[Source]:
 
 
 def _merge_tokens(
-    superseded: dict[Path, np.ndarray], inputs: list[Input], kept: list[Source], folder: Path, progress: Progress
+    superseded: dict[Path, np.ndarray],
+    inputs: list[Input],
+    kept: list[Source],
+    folder: Path,
+    progress: Progress,
 ) -> TokenSection:
     """Append tokens. Of states that a projection has made keys of, the samples are joined, as far as all have one.
 
     Args:
-        superseded: rows that leave, of each datastore: corrections of their sources are among its own rows, too.
+        superseded: rows that leave, of each datastore: corrections of their sources are among its own rows,
+            too.
     """
-    starts = dict(zip((source.corpus for source in kept), np.cumsum([0, *(one.sentences for one in kept)]).tolist()))
+    starts = dict(
+        zip((source.corpus for source in kept), np.cumsum([0, *(one.sentences for one in kept)]).tolist())
+    )
     parts, base = [], inputs[0][0]
     samples: list[tuple[Domain, int]] | None = [] if base.section.projection is not None else None
     for store, sources in inputs:
@@ -428,20 +490,25 @@ def _merge_tokens(
         parts.append(rows_of(TOKENS, store, partial(_shift, ends, shifts, left)))
         if samples is not None and (domain := store.open_domain()) is None:
             logger.warning(
-                "%s lacks statistics of its own text, so the merged datastore has none: build it again", store.directory
+                "%s lacks statistics of its own text, so the merged datastore has none: build it again",
+                store.directory,
             )
             samples = None
         if samples is not None:
             numbers = torch.from_numpy(_shift(ends, shifts, left, domain.numbers.numpy()))
             for source in (source for source in sources if source.corpus in starts):
-                inside = (numbers >= starts[source.corpus]) & (numbers < starts[source.corpus] + source.sentences)
+                inside = (numbers >= starts[source.corpus]) & (
+                    numbers < starts[source.corpus] + source.sentences
+                )
                 if inside.any():
                     samples.append((replace(domain, numbers=numbers).select(inside), source.size))
     if samples:
         join_domains(*map(list, zip(*samples))).save(folder / DOMAIN)
     merged = write_tokens(base, parts, kept, folder, progress)
     # Only the model knows lambda; the temperature is measured again, as all have nearer neighbours.
-    return replace(merged, suits={name: value for name, value in merged.suits.items() if name != "temperature"})
+    return replace(
+        merged, suits={name: value for name, value in merged.suits.items() if name != "temperature"}
+    )
 
 
 def _shift(ends: np.ndarray, shifts: np.ndarray, left: np.ndarray, sentences: np.ndarray) -> np.ndarray:
@@ -453,7 +520,9 @@ def _shift(ends: np.ndarray, shifts: np.ndarray, left: np.ndarray, sentences: np
     return np.where(np.isin(sentences, left), -1, numbers)
 
 
-def _merge_phrases(inputs: list[Input], kept: list[Source], folder: Path, progress: Progress) -> PhraseSection:
+def _merge_phrases(
+    inputs: list[Input], kept: list[Source], folder: Path, progress: Progress
+) -> PhraseSection:
     columns = {source.corpus: column for column, source in enumerate(kept)}
     texts = [text_of(store, [columns.get(source.corpus) for source in sources]) for store, sources in inputs]
     return write_phrases(inputs[0][0], texts, kept, folder, progress)
@@ -527,10 +596,13 @@ def _sources_together(inputs: list[Input]) -> list[Source]:
         else:
             before.size += source.size
             before.too_long += source.too_long
-            before.sentences += 0 if source.subsets else source.sentences  # those of tokens are of the whole corpus
+            # those of tokens are of the whole corpus
+            before.sentences += 0 if source.subsets else source.sentences
     for name, count in Counter(source.name for source in sources.values()).items():
         if count > 1:
             raise ConfigurationError(f"two texts are called '{name}': name them, as in {name}-2=DATASTORE")
     if sum(source.sentences for source in sources.values()) > MOST_SENTENCES:
-        raise ConfigurationError(f"the datastores have more than {MOST_SENTENCES:,} sentences together: merge fewer")
+        raise ConfigurationError(
+            f"the datastores have more than {MOST_SENTENCES:,} sentences together: merge fewer"
+        )
     return list(sources.values())

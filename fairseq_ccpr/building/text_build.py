@@ -83,7 +83,8 @@ def build_text_part(
 ) -> tuple[TextSection, TextCounts, float]:
     """Build, or resume building, the text part of a datastore.
 
-    1. Count the n-grams of each chunk of the text, equal sentences once, and keep them sorted; number their contexts.
+    1. Count the n-grams of each chunk of the text, equal sentences once, and keep them sorted; number their
+       contexts.
     2. The same of general text, of which only what follows the contexts of the text is kept.
     3. Merge the counts of all chunks, range by range of contexts, so that memory does not grow with the text.
 
@@ -91,7 +92,8 @@ def build_text_part(
         The section of the manifest, how many lines were read in this run, and the share of unknown subwords.
 
     Raises:
-        ConfigurationError: a text is missing or of another language; DatastoreError: the output holds something else.
+        ConfigurationError: a text is missing or of another language; DatastoreError: the output holds
+        something else.
     """
     for path in [*texts, *against]:
         if not path.is_file():
@@ -119,9 +121,14 @@ def build_text_part(
     runs = [*own.numbered(contexts), *(run for other in others for run in other.runs(GRAMS))]
     tables = _merge_counts(runs, contexts, part.partial, vocabulary.words)
     section = TextSection(
-        size=size, sentences=own.total(2), words=vocabulary.words, order=ORDER, tables=tables,
-        general=sum(other.total(0) for other in others), fingerprints=digests,
-    )  # fmt: skip
+        size=size,
+        sentences=own.total(2),
+        words=vocabulary.words,
+        order=ORDER,
+        tables=tables,
+        general=sum(other.total(0) for other in others),
+        fingerprints=digests,
+    )
     unknown = own.total(1) / own.total(0)
     part.publish(section)
     return section, own.lines, unknown
@@ -131,7 +138,8 @@ def build_text_part(
 def merge_text_parts(stores: list[TextDatastore], output: Path, quiet: bool = False) -> TextSection:
     """Write to a new datastore the text part that one build of all texts gives, byte for byte.
 
-    Sentences are counted again. General text was counted after all their contexts already, by one of the parts or several.
+    Sentences are counted again. General text was counted after all their contexts already, by one of the
+    parts or several.
 
     Args:
         stores: of one vocabulary, against the same general text.
@@ -142,8 +150,11 @@ def merge_text_parts(stores: list[TextDatastore], output: Path, quiet: bool = Fa
     part.partial.mkdir()
     vocabulary = Vocabulary(
         lambda line: torch.from_numpy(np.frombuffer(line.encode("latin-1"), dtype).astype(np.int64)),
-        first.words, int(stores[0].tokens[-1]), NO_TOKEN, first.fingerprints["target_dictionary"],
-    )  # fmt: skip
+        first.words,
+        int(stores[0].tokens[-1]),
+        NO_TOKEN,
+        first.fingerprints["target_dictionary"],
+    )
 
     def read() -> Iterator[str]:
         return (
@@ -160,9 +171,13 @@ def merge_text_parts(stores: list[TextDatastore], output: Path, quiet: bool = Fa
     tables = _merge_counts(runs, contexts, part.partial, first.words)
     corpus = fingerprint.of_strings(section.fingerprints["corpus"] for section in sections)
     section = replace(
-        first, size=size, sentences=own.total(2), tables=tables, fingerprints=first.fingerprints | {"corpus": corpus},
+        first,
+        size=size,
+        sentences=own.total(2),
+        tables=tables,
+        fingerprints=first.fingerprints | {"corpus": corpus},
         files={},
-    )  # fmt: skip
+    )
     part.publish(section)
     return section
 
@@ -241,7 +256,9 @@ class _Chunks:
             places = np.searchsorted(contexts, grams.contexts).clip(max=len(contexts) - 1)
             had = contexts[places] == grams.contexts
             numbers = places[had] * self.vocabulary.words + grams.tokens[had]
-            save_array(self._path(number, GRAMS), np.stack([numbers, np.zeros_like(numbers), grams.counts[had]]))
+            save_array(
+                self._path(number, GRAMS), np.stack([numbers, np.zeros_like(numbers), grams.counts[had]])
+            )
         unknown = int((tokens == self.vocabulary.unknown).sum())
         save_array(self._path(number, "sizes"), np.array([len(tokens), unknown, len(lines)]))
 
@@ -255,7 +272,10 @@ class _Chunks:
     def numbered(self, contexts: np.ndarray) -> Iterator[np.ndarray]:
         """Number the n-grams of the text's chunks by their contexts: runs int64 [3, n] of numbers, counts, and zeros."""
         for number, (hashes, tokens, counts) in enumerate(self.runs(GRAMS)):
-            path, numbers = self._path(number, "numbered"), np.searchsorted(contexts, hashes) * self.vocabulary.words
+            path, numbers = (
+                self._path(number, "numbered"),
+                np.searchsorted(contexts, hashes) * self.vocabulary.words,
+            )
             save_array(path, np.stack([numbers + tokens, counts, np.zeros_like(numbers)]))
             yield np.load(path, mmap_mode="r")
 
@@ -275,7 +295,9 @@ def merge(runs: list[np.ndarray], unit: int = 1) -> Iterator[np.ndarray]:
     bounds = np.unique(keys[np.arange(1, parts) * len(keys) // parts] // unit * unit)
     begins = [[0, *np.searchsorted(run[0], bounds), run.shape[1]] for run in runs]
     for part in range(len(bounds) + 1):
-        block = np.concatenate([run[:, begin[part] : begin[part + 1]] for run, begin in zip(runs, begins)], axis=1)
+        block = np.concatenate(
+            [run[:, begin[part] : begin[part + 1]] for run, begin in zip(runs, begins)], axis=1
+        )
         keys, inverse = np.unique(block[0], return_inverse=True)
         yield np.stack([keys, *(np.bincount(inverse, row, len(keys)).astype(np.int64) for row in block[1:])])
 
@@ -288,7 +310,9 @@ def _number_contexts(own: _Chunks, folder: Path) -> np.ndarray:
     return found
 
 
-def _merge_counts(runs: list[np.ndarray], contexts: np.ndarray, folder: Path, words: int) -> dict[str, list[int]]:
+def _merge_counts(
+    runs: list[np.ndarray], contexts: np.ndarray, folder: Path, words: int
+) -> dict[str, list[int]]:
     """Write n-grams, their counts, and what follows each context, from the counts of chunks; index the contexts."""
     shapes = {GRAMS: ((), "int64"), COUNTS: ((2,), "uint32"), FOLLOWING: ((4,), "uint32")}
     written = {name: GrowingArray(folder / f"{name}.npy", *shape) for name, shape in shapes.items()}
@@ -327,7 +351,9 @@ def _write_tokens(chunks: _Chunks, folder: Path, words: int) -> int:
     return size
 
 
-def _write(path: Path, blocks: Iterator[np.ndarray] | list[np.ndarray], shape: tuple[int, ...], dtype: str) -> None:
+def _write(
+    path: Path, blocks: Iterator[np.ndarray] | list[np.ndarray], shape: tuple[int, ...], dtype: str
+) -> None:
     array = GrowingArray(path, shape, dtype)
     for block in blocks:
         array.append(block)

@@ -67,6 +67,16 @@ NO_ADAPTER, TRAINED_ADAPTER = "none", "clknn"
 PCA_DIMENSION = 128  # the paper's
 AT_ONCE = 64  # tokens that the model is asked for, each with scores of its whole vocabulary
 COLLECTION = "_tokens"  # what the name of a collection ends in: phrases of the same folder have one as well
+# While little is learned, most neighbours are far even if the nearest is not: it alone decides, and only if
+# it is near.
+EMPTY_SETTINGS = {
+    "k": 1,
+    "lambda_": 1.0,
+    "temperature": 0.05,
+    "confidence": True,
+    "lambda_max": 0.95,
+    "min_similarity": 0.8,
+}
 
 
 @dataclass(frozen=True)
@@ -76,8 +86,12 @@ class TokenBuildSettings:
     data_bin: Path = data_bin_option()
     path: str = option(help="checkpoint of the one model the datastore is for", metavar="MODEL")
     output: Path = option(help="the datastore: a new or empty folder, or one to resume", metavar="DIR")
-    source_lang: Optional[str] = option(None, "source language (that of DATA_BIN)", flags=("-s",), metavar="LANG")
-    target_lang: Optional[str] = option(None, "target language (that of DATA_BIN)", flags=("-t",), metavar="LANG")
+    source_lang: Optional[str] = option(
+        None, "source language (that of DATA_BIN)", flags=("-s",), metavar="LANG"
+    )
+    target_lang: Optional[str] = option(
+        None, "target language (that of DATA_BIN)", flags=("-t",), metavar="LANG"
+    )
     subset: list[str] = option([TRAIN], "subsets of DATA_BIN to build from", nargs="+", metavar="NAME")
     monolingual: list[Path] = option(
         [],
@@ -106,7 +120,9 @@ class TokenBuildSettings:
         metavar="exact|FACTORY",
     )
     index_parameters: str = option(
-        "", "search parameters such as nprobe=32, stored with the index (chosen for the index)", metavar="P=V,..."
+        "",
+        "search parameters such as nprobe=32, stored with the index (chosen for the index)",
+        metavar="P=V,...",
     )
     store: Optional[str] = store_option()
     collection: Optional[str] = collection_option("the name of the output folder, and _tokens")
@@ -125,8 +141,10 @@ class TokenBuildSettings:
     pca_dim: Optional[int] = option(
         None,
         f"width of the keys after PCA of the adapter's vectors ({PCA_DIMENSION}, or what they have if less); 0: no PCA",
-        within="[0, inf)", needs="a width, or 0 for no PCA,", metavar="N",
-    )  # fmt: skip
+        within="[0, inf)",
+        needs="a width, or 0 for no PCA,",
+        metavar="N",
+    )
     normalize_before_pca: bool = option(False, "scale the adapter's vectors to length 1 before PCA as well")
     raw_datastore: Optional[Path] = option(
         None,
@@ -145,9 +163,8 @@ class TokenBuildSettings:
         4000, "tokens in a batch, as in fairseq", within="[1, inf)", needs="at least 1 token", metavar="N"
     )
     chunk_tokens: int = option(
-        131072, "checkpoint interval in tokens",
-        within="[1, inf)", needs="at least 1 token", metavar="N",
-    )  # fmt: skip
+        131072, "checkpoint interval in tokens", within="[1, inf)", needs="at least 1 token", metavar="N"
+    )
     fp16: bool = option(False, "run the model in half precision")
     cpu: bool = cpu_option()
     user_dir: Optional[str] = option(None, "your own fairseq plug-in, if the model needs one", metavar="DIR")
@@ -173,14 +190,18 @@ class TokenBuildSettings:
         if self.adapter == NO_ADAPTER:
             for name in ("pca_dim", "normalize_before_pca", "raw_datastore", "keep_raw_keys"):
                 if getattr(self, name) not in (None, False):
-                    raise ConfigurationError(f"--{name.replace('_', '-')} needs --adapter clknn or --adapter FILE")
+                    raise ConfigurationError(
+                        f"--{name.replace('_', '-')} needs --adapter clknn or --adapter FILE"
+                    )
         elif self.metric == "l2":
             raise ConfigurationError(
                 "--metric is l2, but the keys of an adapter are compared by inner product: leave it out"
             )
         for name in ("adapter_options", "valid_subset"):
             if getattr(self, name) and self.adapter != TRAINED_ADAPTER:
-                raise ConfigurationError(f"--{name.replace('_', '-')} is for training: it needs --adapter clknn")
+                raise ConfigurationError(
+                    f"--{name.replace('_', '-')} is for training: it needs --adapter clknn"
+                )
         if self.adapter == TRAINED_ADAPTER and "${" in f"{self.output} {self.raw_datastore}":
             raise ConfigurationError(
                 f"--output {self.output}: fairseq-train, which trains the adapter, takes ${{ for a reference to an option: "
@@ -197,9 +218,13 @@ class TokenBuildSettings:
     def _check_monolingual(self) -> None:
         if bool(self.monolingual) != (self.reverse_model is not None):
             given, other = (
-                ("--monolingual", "--reverse-model") if self.monolingual else ("--reverse-model", "--monolingual")
+                ("--monolingual", "--reverse-model")
+                if self.monolingual
+                else ("--reverse-model", "--monolingual")
             )
-            raise ConfigurationError(f"{given} needs {other}: give the text, and the model that translates it back")
+            raise ConfigurationError(
+                f"{given} needs {other}: give the text, and the model that translates it back"
+            )
         if not self.monolingual:
             return
         for path in self.monolingual:
@@ -260,7 +285,9 @@ class Extraction:
         other = copy.copy(self)
         other.settings = replace(self.settings, pseudo_pairs=None)
         other.corpus = self._read(self.task, [name], 1.0)
-        if self.settings.pseudo_pairs is None and (shared := other.corpus.subsets.keys() & self.corpus.subsets):
+        if self.settings.pseudo_pairs is None and (
+            shared := other.corpus.subsets.keys() & self.corpus.subsets
+        ):
             raise ConfigurationError(
                 f"--valid-subset {name} shares {', '.join(sorted(shared))} with what the datastore is built from: give "
                 "text that it will not hold"
@@ -293,9 +320,15 @@ class Extraction:
 
         @torch.inference_mode()
         def log_probs(rows: np.ndarray, keys: np.ndarray, values: np.ndarray) -> torch.Tensor:
-            inputs = torch.from_numpy(keys if states is None else states[rows]).to(projection.weight).split(AT_ONCE)
+            inputs = (
+                torch.from_numpy(keys if states is None else states[rows])
+                .to(projection.weight)
+                .split(AT_ONCE)
+            )
             targets = torch.from_numpy(values.astype(np.int64)).to(projection.weight.device).split(AT_ONCE)
-            costs = [cross_entropy(projection(x).float(), y, reduction="none") for x, y in zip(inputs, targets)]
+            costs = [
+                cross_entropy(projection(x).float(), y, reduction="none") for x, y in zip(inputs, targets)
+            ]
             return -torch.cat(costs).cpu()
 
         part.log_probs = log_probs if self.settings.key_layer == KEY_LAYERS[0] else None
@@ -311,11 +344,15 @@ class Extraction:
             s = self.settings
             part.lay_out({"max_tokens": s.max_tokens, "shard_tokens": s.chunk_tokens, "fp16": s.fp16})
         self.processes.barrier()
-        mine = {chunk.number: chunk for chunk in self.corpus.chunks[self.processes.rank :: self.processes.world]}
+        mine = {
+            chunk.number: chunk for chunk in self.corpus.chunks[self.processes.rank :: self.processes.world]
+        }
 
         def write(todo: list[int], done: Progress) -> Iterator[ChunkRows]:
             chunks = [mine[number] for number in todo]
-            for chunk, rows in force_decode(self.capture, self.corpus, chunks, self.settings.max_tokens, done):
+            for chunk, rows in force_decode(
+                self.capture, self.corpus, chunks, self.settings.max_tokens, done
+            ):
                 yield chunk.number, chunk.first_row, rows
 
         part.fill({number: chunk.rows for number, chunk in mine.items()}, write, "force decoding")
@@ -396,15 +433,19 @@ def force_decode(
 ) -> Iterator[tuple[Chunk, dict[str, np.ndarray]]]:
     """Compute keys, values and provenance of each chunk, rows in the order of the corpus.
 
-    Equation 3 of the CLKNN paper: for each sentence pair (x, y) and position t the key h_t = f(x, y_<t) and the value
-    y_t. The end of the sentence is a value like any other; padding never is.
+    Equation 3 of the CLKNN paper: for each sentence pair (x, y) and position t the key h_t = f(x, y_<t) and
+    the value y_t. The end of the sentence is a value like any other; padding never is.
 
     Yields:
-        The chunk, and its arrays: keys fp16 [n, d], values int32 [n], provenance int32 [n, 2] (sentence, position).
+        The chunk, and its arrays: keys fp16 [n, d], values int32 [n], provenance int32 [n, 2] (sentence,
+        position).
     """
     for subset in corpus.subsets:
         work = [(chunk, corpus.batches(chunk, max_tokens)) for chunk in chunks if chunk.subset == subset]
-        dataset, all_batches = corpus.task.dataset(subset), [batch for _, batches in work for batch in batches]
+        dataset, all_batches = (
+            corpus.task.dataset(subset),
+            [batch for _, batches in work for batch in batches],
+        )
         # fairseq's own loader over ready batches, one worker thread ahead
         loader = EpochBatchIterator(dataset, dataset.collater, all_batches, buffer_size=8)
         stream = iter(loader.next_epoch_itr(shuffle=False))
@@ -441,7 +482,9 @@ def _decode_chunk(
         filled += len(rows)
         done(len(rows))
     if filled != chunk.rows:
-        raise RuntimeError(f"fairseq's batches hold {filled} of the {chunk.rows} tokens of chunk {chunk.number}")
+        raise RuntimeError(
+            f"fairseq's batches hold {filled} of the {chunk.rows} tokens of chunk {chunk.number}"
+        )
     if not np.isfinite(keys).all():
         row = int(np.flatnonzero(~np.isfinite(keys).all(axis=1))[0])
         raise DatastoreError(
@@ -449,17 +492,6 @@ def _decode_chunk(
             f"{provenance[row, 0]} of the corpus: check the model; without --fp16 it may do better"
         )
     return {KEYS: keys, VALUES: values, PROVENANCE: provenance}
-
-
-# While little is learned, most neighbours are far even if the nearest is not: it alone decides, and only if it is near.
-EMPTY_SETTINGS = {
-    "k": 1,
-    "lambda_": 1.0,
-    "temperature": 0.05,
-    "confidence": True,
-    "lambda_max": 0.95,
-    "min_similarity": 0.8,
-}
 
 
 def write_empty_store(

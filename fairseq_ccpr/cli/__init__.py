@@ -111,7 +111,9 @@ def _main() -> None:
         print(Path(__file__).parent.parent)
     elif not words or words[-1] in ("-h", "--help") or (len(words) == 1 and _group(words[0])):
         asked = words[-1:] in (["-h"], ["--help"])
-        print(overview(words[0] if words and _group(words[0]) else ""), file=sys.stdout if asked else sys.stderr)
+        print(
+            overview(words[0] if words and _group(words[0]) else ""), file=sys.stdout if asked else sys.stderr
+        )
         sys.exit(0 if asked else 2)
     else:
         typed = " ".join(words[:2]) if _group(words[0]) else words[0]
@@ -139,8 +141,8 @@ def load(command: str) -> Command:
 def declared() -> dict[str, Any]:
     """Return the options of all commands, which scripts/reference.py wrote down: to read these loads no command.
 
-    Of each command, what `--help` says before them, those that it shows, with their group, names, help and arguments of
-    argparse, and the names of those that fairseq has.
+    Of each command, what `--help` says before them, those that it shows, with their group, names, help and
+    arguments of argparse, and the names of those that fairseq has.
     """
     options: dict[str, Any] = json.loads(Path(__file__).with_name("options.json").read_text("utf-8"))
     return options
@@ -169,7 +171,9 @@ def print_help(command: str) -> None:
 
 def refuse_misspelt(command: str, words: list[str]) -> None:
     """Refuse an option that does not exist and looks like one that does, as the command's parser would seconds later."""
-    known = [name for _, names, *_ in declared()[command]["own"] for name in names] + declared()[command]["of_fairseq"]
+    known = [name for _, names, *_ in declared()[command]["own"] for name in names] + declared()[command][
+        "of_fairseq"
+    ]
     names = [word.partition("=")[0] for word in words[: words.index("--") if "--" in words else None]]
     for name in names if "--user-dir" not in names else ():  # whose tasks may have options of their own
         if name.startswith("--") and " " not in name and name not in known and did_you_mean(name, known):

@@ -12,7 +12,12 @@ from fairseq_ccpr.building.adapter_build import build_projected_datastore
 from fairseq_ccpr.building.part import launched
 from fairseq_ccpr.building.phrase_build import PhraseBuildSettings, TextCounts, build_phrase_datastore
 from fairseq_ccpr.building.text_build import Vocabulary, build_text_part
-from fairseq_ccpr.building.token_build import NO_ADAPTER, TokenBuildSettings, build_token_datastore, write_empty_store
+from fairseq_ccpr.building.token_build import (
+    NO_ADAPTER,
+    TokenBuildSettings,
+    build_token_datastore,
+    write_empty_store,
+)
 from fairseq_ccpr.cli.command import MODEL, command
 from fairseq_ccpr.datastore.manifest import TextSection
 from fairseq_ccpr.datastore.preprocessing import remember, remembered
@@ -77,7 +82,9 @@ def build_tokens(settings: TokenBuildSettings) -> int:
                 f"model {short(section.fingerprints['model'])}, {time.monotonic() - start:.0f} s"
             )
             if len(section.subsets) > 1:
-                print(f"subsets: {', '.join(f'{name} {count:,} sentences' for name, count in section.subsets.items())}")
+                print(
+                    f"subsets: {', '.join(f'{name} {count:,} sentences' for name, count in section.subsets.items())}"
+                )
             if settings.pseudo_pairs and (report := tell_left_out(settings.pseudo_pairs.left_out)):
                 print(report)
             if left_out:
@@ -152,7 +159,9 @@ interrupted build.
 )
 def build_text(
     rest: list[str],
-    text: list[Path] = option(help="files of one sentence per line", positional=True, nargs="+", metavar="TEXT"),
+    text: list[Path] = option(
+        help="files of one sentence per line", positional=True, nargs="+", metavar="TEXT"
+    ),
     output: Path = option(help="the datastore: a new folder, or one to add to", metavar="DIR"),
     against: list[Path] = option(
         [],
@@ -189,11 +198,19 @@ def build_text(
 def _count_text(
     system: System, text: list[Path], against: list[Path], output: Path, quiet: bool
 ) -> tuple[TextSection, TextCounts, float]:
-    dictionary, tags, language = system.task.target_dictionary, system.task.tags, system.preprocessing.target_lang
+    dictionary, tags, language = (
+        system.task.target_dictionary,
+        system.task.tags,
+        system.preprocessing.target_lang,
+    )
     vocabulary = Vocabulary(
-        system.target_encoder(), len(dictionary), tags.end_of(dictionary), dictionary.unk(),
-        fingerprint.of_strings(dictionary.symbols), language if tags.languages else None,
-    )  # fmt: skip
+        system.target_encoder(),
+        len(dictionary),
+        tags.end_of(dictionary),
+        dictionary.unk(),
+        fingerprint.of_strings(dictionary.symbols),
+        language if tags.languages else None,
+    )
     for path in [*text, *against]:
         tell_foreign(path, language)
     counted = build_text_part(text, against, output, vocabulary, quiet)
@@ -217,28 +234,36 @@ resume an interrupted build; to add one part to a datastore, give the text again
 )
 def build_monolingual(
     rest: list[str],
-    text: list[Path] = option(help="files of one sentence per line", positional=True, nargs="+", metavar="TEXT"),
+    text: list[Path] = option(
+        help="files of one sentence per line", positional=True, nargs="+", metavar="TEXT"
+    ),
     path: Path = option(help="checkpoint of the model", metavar="MODEL"),
     output: Path = option(help="the datastore: a new folder, or one to add to", metavar="DIR"),
     encoder: Optional[Path] = option(None, "build phrases with this phrase encoder", metavar="CKPT"),
     reverse_model: Optional[Path] = option(
-        None, "build tokens from pairs that this model, of the opposite direction, translates back", metavar="CKPT"
+        None,
+        "build tokens from pairs that this model, of the opposite direction, translates back",
+        metavar="CKPT",
     ),
     against: list[Path] = option(
-        [], "general text of the target language, whose expectations the text is weighed against",
-        nargs="+", metavar="TEXT",
+        [],
+        "general text of the target language, whose expectations the text is weighed against",
+        nargs="+",
+        metavar="TEXT",
     ),
     data: Optional[Path] = data_option(),
     bf16: bool = bf16_option(),
     cpu: bool = cpu_option(),
     quiet: bool = quiet_option(),
-) -> int:  # fmt: skip
+) -> int:
     if not encoder and not reverse_model:
         raise ConfigurationError(
             "there is nothing to build but the text memory: give --encoder or --reverse-model, or use fairseq-ccpr build text"
         )
     if reverse_model and not data:
-        raise ConfigurationError("--reverse-model needs --data DATA_BIN, a folder that fairseq-ccpr prepare made")
+        raise ConfigurationError(
+            "--reverse-model needs --data DATA_BIN, a folder that fairseq-ccpr prepare made"
+        )
     parts = [
         partial(
             build_text.work,
@@ -280,7 +305,9 @@ part.
 )
 def build_memory(
     rest: list[str],
-    output: Path = option(help="the datastore: a folder that does not exist, or one of phrases alone", metavar="DIR"),
+    output: Path = option(
+        help="the datastore: a folder that does not exist, or one of phrases alone", metavar="DIR"
+    ),
     key_layer: str = option(KEY_LAYERS[0], "the decoder state that becomes the key", choices=KEY_LAYERS),
     data: Optional[Path] = option(
         None, "folder with the model's dictionaries (found next to the model)", metavar="DATA_BIN"

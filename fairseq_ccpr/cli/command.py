@@ -24,7 +24,8 @@ from fairseq_ccpr.settings import add_options, check, option, read_options
 
 INTERRUPTED = 130  # the exit code, as of a shell
 SHELLS = ("bash", "zsh", "fish")
-# What `--help` shows of the options that are passed on, with other words than fairseq's where these say too little.
+# What `--help` shows of the options that are passed on, with other words than fairseq's where these say too
+# little.
 EVERYDAY = {
     "model": {
         "--path": "the model's checkpoint; an ensemble's, separated by colons (the datastore's)",
@@ -79,7 +80,11 @@ class PassedOn(argparse.Action):
     def __call__(self, parser: Any, given: Any, values: Any, name: str | None = None) -> None:
         """Put its words after those before."""
         glued = isinstance(values, str) and values.startswith("-")
-        words = [f"{name}={values}"] if glued else [name, *([values] if isinstance(values, str) else values or [])]
+        words = (
+            [f"{name}={values}"]
+            if glued
+            else [name, *([values] if isinstance(values, str) else values or [])]
+        )
         given.rest = [*getattr(given, "rest", []), *words]
 
 
@@ -102,10 +107,12 @@ class Command:
 
     Args:
         text: what `--help` says before the options.
-        work: a function, named as the command, that returns the exit code. Its parameters are the options: one whose default
-            is a `settings.option`; a dataclass, for all options of that; a callable that returns a dataclass, and reads its
-            options given what was tuned, see `read_options`; and `rest`, the words of options of fairseq.
-        retrieval: whether these are all options of decoding; otherwise those of tokenizers and subwords alone.
+        work: a function, named as the command, that returns the exit code. Its parameters are the options:
+            one whose default is a `settings.option`; a dataclass, for all options of that; a callable that
+            returns a dataclass, and reads its options given what was tuned, see `read_options`; and `rest`,
+            the words of options of fairseq.
+        retrieval: whether these are all options of decoding; otherwise those of tokenizers and subwords
+            alone.
         shown: those of every day that it reads, which `--help` shows.
     """
 
@@ -114,14 +121,18 @@ class Command:
         self.name, self.text, self.work = f"{PROGRAM} {work.__name__.replace('_', ' ')}", text, work
         parameters, hints = inspect.signature(work).parameters.values(), get_type_hints(work)
         self.rest, self.retrieval = "rest" in hints, retrieval
-        own = [(one.name, hints[one.name], one.default) for one in parameters if isinstance(one.default, Field)]
+        own = [
+            (one.name, hints[one.name], one.default) for one in parameters if isinstance(one.default, Field)
+        ]
         self.kinds: dict[str, type] = {}  # by parameter, the command's own without one
         self.tuned = {name for name, hint in hints.items() if get_origin(hint) is Callable}
         for one in parameters:
             if isinstance(one.default, Field):
                 self.kinds.setdefault("", make_dataclass("Options", own, kw_only=True))
             elif one.name != "rest":
-                self.kinds[one.name] = get_args(hints[one.name])[-1] if one.name in self.tuned else hints[one.name]
+                self.kinds[one.name] = (
+                    get_args(hints[one.name])[-1] if one.name in self.tuned else hints[one.name]
+                )
 
     def parser(self, everything: bool = True, help_all: bool = False) -> Parser:
         """Return the parser of the command's own options and, with `everything`, of those that are passed on to fairseq.
@@ -129,14 +140,18 @@ class Command:
         Args:
             help_all: whether its help has all of these, or only those of every day.
         """
-        parser = Parser(prog=self.name, description=self.text, formatter_class=HelpFormatter, allow_abbrev=False)
+        parser = Parser(
+            prog=self.name, description=self.text, formatter_class=HelpFormatter, allow_abbrev=False
+        )
         for kind in self.kinds.values():
             add_options(parser, kind)
         if not self.rest or not everything:
             return parser
         if help_all:
             parser.usage = f"{self.name} [OPTION ...]"
-        parser.add_argument("--help-all", action="help", help="show every option of retrieval and of fairseq as well")
+        parser.add_argument(
+            "--help-all", action="help", help="show every option of retrieval and of fairseq as well"
+        )
         taken = {name for action in parser._actions for name in action.option_strings}
         passed_on = self.passed_on()
         for title, names in (*EVERYDAY.items(), ("all other options", dict.fromkeys(passed_on, ""))):
@@ -146,7 +161,9 @@ class Command:
                 if action is not None and name not in taken:
                     free = [one for one in action.option_strings if one not in taken]
                     taken.update(free)
-                    kept: dict[str, Any] = {key: getattr(action, key) for key in ("nargs", "default", "metavar")}
+                    kept: dict[str, Any] = {
+                        key: getattr(action, key) for key in ("nargs", "default", "metavar")
+                    }
                     kept["choices"] = [str(one) for one in action.choices or ()] or None
                     kept["help"] = argparse.SUPPRESS if hidden else text or action.help
                     group.add_argument(*free, action=PassedOn, **kept)
@@ -232,7 +249,9 @@ def named(words: list[str], what: str) -> dict[str, str]:
     for names in (by_text, by_folder):
         if len(set(names)) == len(names):
             return dict(zip(names, (path for _, path in given)))
-    name, path = next((name, path) for i, (name, (_, path)) in enumerate(zip(by_text, given)) if name in by_text[:i])
+    name, path = next(
+        (name, path) for i, (name, (_, path)) in enumerate(zip(by_text, given)) if name in by_text[:i]
+    )
     raise ConfigurationError(f"two {what} are called '{name}': name them, as in NAME={path}")
 
 
@@ -276,7 +295,8 @@ def run(name: str, command: Callable[[], int]) -> None:
     warnings.simplefilter("ignore")  # of libraries beneath us, about their own future
     logging.basicConfig()
     logging.getLogger().setLevel(logging.WARNING)
-    if isinstance(sys.stdout, io.TextIOWrapper):  # text is UTF-8 whatever the locale; names of files are any bytes
+    # text is UTF-8 whatever the locale; names of files are any bytes
+    if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8", errors="surrogateescape")
     try:
         code = command()

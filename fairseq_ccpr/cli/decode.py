@@ -70,7 +70,9 @@ def tune(
     output: Optional[Path] = option(None, "where the chosen options go (with the datastore)", metavar="FILE"),
     subset: str = option("valid", "the held-out pairs", metavar="NAME"),
     also: list[str] = option(
-        [], "held-out pairs of other domains, which are to lose nothing (subset: valid)", nargs="+",
+        [],
+        "held-out pairs of other domains, which are to lose nothing (subset: valid)",
+        nargs="+",
         metavar="DATA_BIN[:SUBSET]",
     ),
     combiner: str = option(
@@ -78,10 +80,11 @@ def tune(
     ),
     decode: int = count_option(8, "how many settings to decode with (--combiner fixed)"),
     prefer: str = option(
-        tuning.QUALITY, f"choose the best by BLEU or chrF, or the fastest of those at most {tuning.LEVEL:g} below it",
+        tuning.QUALITY,
+        f"choose the best by BLEU or chrF, or the fastest of those at most {tuning.LEVEL:g} below it",
         choices=(tuning.QUALITY, tuning.SPEED),
     ),
-) -> int:  # fmt: skip
+) -> int:
     check_folders(output=output)
     if any(word.split("=")[0] == "--gen-subset" for word in rest):
         raise ConfigurationError("--gen-subset is for decoding: name the held-out pairs with --subset")
@@ -92,10 +95,14 @@ def tune(
             f"--trust is {system.cfg.task.trust}, but tuning learns it: leave it out, or give --combiner fixed"
         )
     if also and combiner == FIXED:
-        raise ConfigurationError("--also is for what is learned, and --combiner is fixed: leave one of them out")
+        raise ConfigurationError(
+            "--also is for what is learned, and --combiner is fixed: leave one of them out"
+        )
     folder = next(iter(parts.values())).directory if parts else None
     if output is None and folder is not None and not os.access(folder, os.W_OK):
-        raise ConfigurationError(f"{folder} cannot be written to: give --output FILE, where the options go instead")
+        raise ConfigurationError(
+            f"{folder} cannot be written to: give --output FILE, where the options go instead"
+        )
     others = other_texts(also, OtherText(data_bin, subset))
     for text in others:
         text.check(system)
@@ -133,7 +140,9 @@ def _print_what_was_tried(tuned: tuning.Tuned, subset: str) -> None:
     print(f"{base.metric} {described}, of {tuned.sentences:,} sentences, a third of {subset}")
     if tuned.sentences < FEW:
         chance = CHANCE / tuned.sentences**0.5
-        print(f"{tuned.sentences:,} sentences are few: differences of {chance:.0f} {base.metric} or less may be chance")
+        print(
+            f"{tuned.sentences:,} sentences are few: differences of {chance:.0f} {base.metric} or less may be chance"
+        )
     if tuned.helps and tuned.best.name != ranked[0][0]:
         print(
             f"chosen: {tuned.best.name}, at most {tuning.LEVEL:g} below the best: for speed, or for the bound on phrases, "
@@ -166,12 +175,18 @@ accepts, which is reported on standard error; the exit code is then 1.
 """)
 def translate(
     rest: list[str],
-    input: list[Path] = option([], "text to translate, plain, .gz or .xz (standard input)", nargs="+", metavar="FILE"),
+    input: list[Path] = option(
+        [], "text to translate, plain, .gz or .xz (standard input)", nargs="+", metavar="FILE"
+    ),
     output_format: str = option(
-        TEXT, "text: translations alone; jsonl: with source, score, subwords and their scores", choices=(TEXT, JSONL)
+        TEXT,
+        "text: translations alone; jsonl: with source, score, subwords and their scores",
+        choices=(TEXT, JSONL),
     ),
     data: Optional[Path] = data_option(),
-    buffer_size: int = count_option(WINDOW, "sentences read before they are translated in batches of similar lengths"),
+    buffer_size: int = count_option(
+        WINDOW, "sentences read before they are translated in batches of similar lengths"
+    ),
     quiet: bool = quiet_option(),
 ) -> int:
     for path in input:
@@ -193,7 +208,10 @@ def translate(
     faults = []
     with progress_bar("translations", "sentence", total=total, quiet=quiet or terminal) as bar:
         for number, one in enumerate(system.translate(lines, bar.update, 1 if terminal else buffer_size), 1):
-            print(one.text if output_format == TEXT else json.dumps(asdict(one), ensure_ascii=False), flush=at_once)
+            print(
+                one.text if output_format == TEXT else json.dumps(asdict(one), ensure_ascii=False),
+                flush=at_once,
+            )
             if one.fault:
                 faults.append((number, one.fault))
     for number, fault in faults:
@@ -209,7 +227,10 @@ def translate(
 
 def _tell_unexpected(lines: list[str], language: str) -> None:
     if 2 * sum("\t" in line for line in lines) > len(lines):
-        print("the input has tabs: columns are translated as one sentence; give one of them (cut -f1)", file=sys.stderr)
+        print(
+            "the input has tabs: columns are translated as one sentence; give one of them (cut -f1)",
+            file=sys.stderr,
+        )
     elif found := look_foreign(lines, language):
         print(f"the input looks {name_of(found)}: it is translated from {name_of(language)}", file=sys.stderr)
 
@@ -229,23 +250,30 @@ It needs further packages: {installing("serve")}.
 def serve(
     rest: list[str],
     host: str = option(Limits.host, "address to listen on", metavar="ADDRESS"),
-    port: int = option(5000, "port to listen on; 0: any free one", within="[0, 65535]", needs="a port", metavar="N"),
-    api_key_file: Optional[Path] = option(None, "file with the API key that requests must carry", metavar="FILE"),
+    port: int = option(
+        5000, "port to listen on; 0: any free one", within="[0, 65535]", needs="a port", metavar="N"
+    ),
+    api_key_file: Optional[Path] = option(
+        None, "file with the API key that requests must carry", metavar="FILE"
+    ),
     public_url: Optional[str] = option(
         None, "address at which a proxy shows the server, such as one with TLS", metavar="URL"
     ),
     allow_origin: list[str] = option(
-        [], "pages that may use the server, such as https://example.org; with an API key also *, all", nargs="+",
+        [],
+        "pages that may use the server, such as https://example.org; with an API key also *, all",
+        nargs="+",
         metavar="ORIGIN",
     ),
     max_characters: int = count_option(Limits.most_characters, "longest request, in characters"),
     max_sentences: int = count_option(Limits.most_sentences, "longest request, in sentences"),
     log: str = option(
-        NOTHING, "what is logged to standard error: nothing, requests without their texts, or with texts",
+        NOTHING,
+        "what is logged to standard error: nothing, requests without their texts, or with texts",
         choices=LOGS,
     ),
     data: Optional[Path] = data_option(),
-) -> int:  # fmt: skip
+) -> int:
     try:
         from fairseq_ccpr.server import app
     except ImportError as error:
@@ -263,7 +291,10 @@ def serve(
             f"{KEY_VARIABLE}"
         )
     if public_url is not None and key is None:
-        print(f"whoever reaches {public_url} may learn and forget here: the proxy must ask for a key", file=sys.stderr)
+        print(
+            f"whoever reaches {public_url} may learn and forget here: the proxy must ask for a key",
+            file=sys.stderr,
+        )
     origins = [one if one in ("*", "null") else origin_of(one, "--allow-origin") for one in allow_origin]
     names: tuple[str, ...] = LOOPBACK
     if public_url is not None:
@@ -275,7 +306,10 @@ def serve(
         translator.check_encoding()
         translator.lock()
         print(f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}", flush=True)
-        print(f"retrieval signature: {translator.signature or 'none, the model translates alone'}", file=sys.stderr)
+        print(
+            f"retrieval signature: {translator.signature or 'none, the model translates alone'}",
+            file=sys.stderr,
+        )
         app.serve(translator, limits, listening)
     return 0
 
@@ -299,7 +333,9 @@ def explain(
     output: Path = option(help="the page", metavar="FILE"),
     sentences: Optional[int] = count_option(None, "how many, the first of the subset (50)"),
     ids: list[int] = option([], "these sentences, counted from 0", nargs="+", metavar="N"),
-    neighbours: int = option(16, "shown of each token, at most", within="[0, inf)", needs="at least 0", metavar="N"),
+    neighbours: int = option(
+        16, "shown of each token, at most", within="[0, inf)", needs="at least 0", metavar="N"
+    ),
 ) -> int:
     if ids and sentences is not None:
         raise ConfigurationError("--sentences and --ids exclude each other: give one of them")
@@ -329,7 +365,12 @@ def compare(rest: list[str], data_bin: Path = data_bin_option()) -> int:
     rows, decodings = done.rows(), done.decodings
     cells = [["system", "BLEU", "chrF", "seconds", "tokens/s", "speed"]]
     for row in rows:
-        numbers = [f"{row['bleu']:.2f}", f"{row['chrf']:.2f}", f"{row['seconds']:.1f}", f"{row['tokens_per_second']}"]
+        numbers = [
+            f"{row['bleu']:.2f}",
+            f"{row['chrf']:.2f}",
+            f"{row['seconds']:.1f}",
+            f"{row['tokens_per_second']}",
+        ]
         cells.append([row["system"], *numbers, f"{row['speed']:.0%}"])
     print(f"{markdown_table(cells)}\n\n{len(decodings.references):,} sentences")
     print(f"BLEU {rows[0]['bleu_signature']}\nchrF {rows[0]['chrf_signature']}")
@@ -348,5 +389,7 @@ def compare(rest: list[str], data_bin: Path = data_bin_option()) -> int:
         texts |= {name: one.hypotheses for name, one in decodings.systems.items()}
         for name, sentences in texts.items():  # in the order of the corpus
             write_text(folder / f"{name}.txt", "".join(f"{sentences[i]}\n" for i in sorted(sentences)))
-        write_json(folder / "comparison.json", {"retrieval_signature": done.retrieval_signature, "rows": rows})
+        write_json(
+            folder / "comparison.json", {"retrieval_signature": done.retrieval_signature, "rows": rows}
+        )
     return 0

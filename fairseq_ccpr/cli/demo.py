@@ -29,7 +29,8 @@ def demo() -> int:
     sources, references = zip(*read_pairs(FILES / "verses.tsv"))
     with progress_bar("translations", "sentence", total=2 * len(sources)) as bar:
         base, retrieval = (
-            [one.text for one in system.translate(sources, bar.update, retrieve=retrieve)] for retrieve in (False, True)
+            [one.text for one in system.translate(sources, bar.update, retrieve=retrieve)]
+            for retrieve in (False, True)
         )
     for texts in zip(sources, base, retrieval, references):
         print()

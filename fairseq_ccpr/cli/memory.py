@@ -46,7 +46,12 @@ from fairseq_ccpr.text.translation_memory import Pair, read_memory, tmx_lines
 from fairseq_ccpr.timing import progress_bar
 
 WINDOW = 256  # pairs that are learned together
-SEARCHED = {"disk": "from disk, mapped", "host": "in memory, on the CPU", "device": "on one GPU", "devices": "on GPUs"}
+SEARCHED = {
+    "disk": "from disk, mapped",
+    "host": "in memory, on the CPU",
+    "device": "on one GPU",
+    "devices": "on GPUs",
+}
 
 
 @command(
@@ -80,7 +85,8 @@ def learn(
     if not files and source is None:
         raise ConfigurationError("there is nothing to learn: give files, or --source and --target")
     system = System.of(rest, data)
-    learner, ids, counts, skipped = Learner(system), list[int](), Counter[str](), Counter[str]()  # ids of new pairs
+    # ids of new pairs
+    learner, ids, counts, skipped = Learner(system), list[int](), Counter[str](), Counter[str]()
 
     def learn_pairs(pairs: Iterable[Pair]) -> None:
         waiting = iter(pairs)
@@ -92,7 +98,11 @@ def learn(
         again, replaced = counts["again"], counts["replaced"]
         which = f" (id {ids[0]})" if len(ids) == 1 else f" (ids {ids[0]} to {ids[-1]})" if ids else ""
         known = f"; {again:,} were there already, and are counted" if again else ""
-        others = "an earlier translation of its source" if replaced == 1 else "earlier translations of their sources"
+        others = (
+            "an earlier translation of its source"
+            if replaced == 1
+            else "earlier translations of their sources"
+        )
         earlier = f"; {replaced:,} replaced {others}" if replaced else ""
         print(f"learned {counted(len(ids), 'pair')}{which}{known}{earlier}")
         for reason, count in skipped.most_common():
@@ -105,7 +115,8 @@ def learn(
         for path in files:
             try:
                 learn_pairs(read_memory(path, *languages, skipped, unconfirmed))
-            except ConfigurationError:  # the file is damaged from somewhere on; what came before counts already
+            # the file is damaged from somewhere on; what came before counts already
+            except ConfigurationError:
                 if ids or counts["again"]:
                     report()
                 raise
@@ -168,14 +179,20 @@ def memory(
         None, "write those that count to this TMX file instead, oldest first", metavar="FILE"
     ),
     repair: bool = option(False, "repair a damaged journal, rather than show anything"),
-    source_lang: Optional[str] = source_language_option(None, "source language in the TMX (that of the datastore)"),
-    target_lang: Optional[str] = target_language_option(None, "target language in the TMX (that of the datastore)"),
+    source_lang: Optional[str] = source_language_option(
+        None, "source language in the TMX (that of the datastore)"
+    ),
+    target_lang: Optional[str] = target_language_option(
+        None, "target language in the TMX (that of the datastore)"
+    ),
 ) -> int:
     check_folders(export=export)
     store = LearnedStore(TokenDatastore(datastore))
     if repair:
         return _repair(store)
-    pairs = [pair for pair in store.find(" ".join(words)) if export is None or pair.replaced_by is None][:most]
+    pairs = [pair for pair in store.find(" ".join(words)) if export is None or pair.replaced_by is None][
+        :most
+    ]
     if export is not None:
         known = remembered(datastore)
         source = source_lang or (known.source_lang if known is not None else None)
@@ -243,16 +260,22 @@ datastores are not changed; the output appears when it is complete.
 def merge(
     datastores: list[str] = option(
         help="datastores, or shards; NAME is that of the text, by default the folder's; merged texts keep theirs",
-        positional=True, nargs="+", metavar="[NAME=]DIR",
+        positional=True,
+        nargs="+",
+        metavar="[NAME=]DIR",
     ),
     *,
     settings: MergeSettings,
-) -> int:  # fmt: skip
+) -> int:
     folders = {name: Path(path) for name, path in named(datastores, "datastores").items()}
     manifest = merge_datastores(replace(settings, datastores=folders))
     for what, section in (("tokens", manifest.token), ("phrases", manifest.phrase)):
         if section is not None:
-            texts = f" of {', '.join(f'{s.name} ({s.size:,})' for s in section.sources)}" if section.sources else ""
+            texts = (
+                f" of {', '.join(f'{s.name} ({s.size:,})' for s in section.sources)}"
+                if section.sources
+                else ""
+            )
             print(
                 f"{settings.output}: {section.size:,} {what}{texts}, width {section.dimension}, index {section.index}"
             )
@@ -281,7 +304,9 @@ def inspect(
     speeds: list[str] = option(
         [], "of host, device or disk, in place of measured ones", nargs="+", metavar="PLACE=GB/S"
     ),
-    index: list[str] = option([], "further indexes to plan for: FACTORY or disk:FACTORY", nargs="+", metavar="FACTORY"),
+    index: list[str] = option(
+        [], "further indexes to plan for: FACTORY or disk:FACTORY", nargs="+", metavar="FACTORY"
+    ),
 ) -> int:
     if plan:
         return _plan(datastore, size, queries, speeds, index)
@@ -311,14 +336,22 @@ def _plan(directory: Path, size: int | None, queries: int, speeds: list[str], in
             continue
         known = measure_speeds(directory / section.folder / f"{KEYS}.npy", given)
         entries, width = size or section.size, section.dimension
-        rates = ", ".join(f"{place} {limits.bytes_per_second / 1e9:,.3g} GB/s" for place, limits in known.items())
+        rates = ", ".join(
+            f"{place} {limits.bytes_per_second / 1e9:,.3g} GB/s" for place, limits in known.items()
+        )
         print(f"{part} entries: {entries:,} of width {width}; {queries:,} queries per step; speeds: {rates}")
         head = ["index", "searched", "on disk", "in memory", "on GPUs", "read per step", "per step, at least"]
         rows: list[list[Any]] = [head]
         for need in needs(section, entries, queries, known, tuple(index)):
             counts = [f"{count / 1e9:,.4g} GB" for count in (need.disk, need.host, need.device, need.read)]
             took = need.seconds
-            time = "speed not known" if took is None else f"{took:,.3g} s" if took >= 1 else f"{took * 1e3:,.3g} ms"
+            time = (
+                "speed not known"
+                if took is None
+                else f"{took:,.3g} s"
+                if took >= 1
+                else f"{took * 1e3:,.3g} ms"
+            )
             rows.append([need.index, SEARCHED[need.place], *counts, time])
         print(markdown_table(rows))
     print(f"this machine: {describe_room(directory)}")
@@ -341,9 +374,13 @@ def _inspect_tokens(datastore: TokenDatastore, top: int) -> bool:
     if (domain := datastore.open_domain()) is not None:
         print(f"own text       {len(domain.states):,} states of {len(domain.lengths):,} sentences")
     if (index := section.source_index) is not None:
-        size = sum(file["bytes"] for name, file in section.files.items() if Path(name).name in source_index.FILES)
+        size = sum(
+            file["bytes"] for name, file in section.files.items() if Path(name).name in source_index.FILES
+        )
         each = size / max(index.subwords, 1)
-        print(f"sources        {index.known:,} sentences of {index.subwords:,} subwords, {each:.1f} bytes for each")
+        print(
+            f"sources        {index.known:,} sentences of {index.subwords:,} subwords, {each:.1f} bytes for each"
+        )
     else:
         print(
             "sources        not known, as it was built before they were kept: their likeness does not count; build it again"
@@ -351,12 +388,16 @@ def _inspect_tokens(datastore: TokenDatastore, top: int) -> bool:
     if suits := section.suits:
         names = {"temperature": "T", "lambda_": "lambda", "likeness": "gamma", FAMILIAR: "guard"}
         values = ", ".join(f"{name} {suits[one]:g}" for one, name in names.items() if one in suits)
-        print(f"defaults       {values}: measured on its own tokens, where an option is left out and nothing is tuned")
+        print(
+            f"defaults       {values}: measured on its own tokens, where an option is left out and nothing is tuned"
+        )
     learned = LearnedStore(datastore)
     if learned.pairs:
         phrases = ""
         if learned.phrase_section is not None:
-            with_phrases = sum(pair.sentence is not None for pair in learned.pairs.values()) + len(learned.phrases)
+            with_phrases = sum(pair.sentence is not None for pair in learned.pairs.values()) + len(
+                learned.phrases
+            )
             count = sum(len(found.spans) for found in learned.phrases.values())
             phrases = f", {with_phrases:,} of them with phrases ({count:,} not yet the phrase part's own)"
         replaced = f"; {len(learned.replaced):,} replaced by them" if learned.replaced else ""
@@ -372,7 +413,9 @@ def _inspect_tokens(datastore: TokenDatastore, top: int) -> bool:
 
 def _inspect_phrases(datastore: PhraseDatastore, top: int) -> bool:
     section = datastore.section
-    print(f"phrases        {section.size:,} (keys fp16, {section.dimension} wide) of {section.sentences:,} sentences")
+    print(
+        f"phrases        {section.size:,} (keys fp16, {section.dimension} wide) of {section.sentences:,} sentences"
+    )
     print(f"segmentation   {', '.join(f'{name} {value}' for name, value in section.segmentation.items())}")
     _print_origin(section)
     if _print_damage(datastore.find_damage()):
@@ -384,7 +427,10 @@ def _inspect_phrases(datastore: PhraseDatastore, top: int) -> bool:
 
 
 def _inspect_text(datastore: TextDatastore) -> bool:
-    section, (contexts, grams) = datastore.section, (datastore.section.tables[name][0] for name in (CONTEXTS, GRAMS))
+    section, (contexts, grams) = (
+        datastore.section,
+        (datastore.section.tables[name][0] for name in (CONTEXTS, GRAMS)),
+    )
     print(f"text           {section.sentences:,} sentences of {section.size:,} tokens")
     print(f"counts         {grams:,} n-grams up to {section.order}, after {contexts:,} contexts")
     print(f"general text   {f'{section.general:,} tokens' if section.general else 'none: --text-beta is 0'}")
@@ -414,7 +460,10 @@ def _print_origin(section: TokenSection | PhraseSection) -> None:
     for name, file in section.files.items():
         print(f"{name:32} {file['bytes']:>16,} bytes")
     total = sum(file["bytes"] for file in section.files.values())
-    print(f"{'total':32} {total:>16,} bytes" + (f", {total / section.size:,.0f} per entry" if section.size else ""))
+    print(
+        f"{'total':32} {total:>16,} bytes"
+        + (f", {total / section.size:,.0f} per entry" if section.size else "")
+    )
 
 
 def _print_damage(faults: list[str]) -> bool:

@@ -72,7 +72,9 @@ def retrieve(
     segmentation = query_segmentation(phrases, settings.threshold, settings.segmentation)
     if max_words is not None:
         segmentation = replace(segmentation, max_words=max_words)
-    retriever = PhraseRetriever(phrases, encoder, segmentation, settings.k, settings.min_similarity, device, waiting)
+    retriever = PhraseRetriever(
+        phrases, encoder, segmentation, settings.k, settings.min_similarity, device, waiting
+    )
     learned = None
     if Manifest.read(datastore).token is not None and not why_not_learned(datastore, phrases):
         learned = PhraseSegment(LearnedStore(TokenDatastore(datastore)), phrases, device).update()
@@ -87,7 +89,10 @@ def retrieve(
             else:
                 print(as_prompt(sentence, queries, *languages))
     if retriever.too_long:
-        print(f"{retriever.too_long:,} sentences longer than the encoder reads were read in windows", file=sys.stderr)
+        print(
+            f"{retriever.too_long:,} sentences longer than the encoder reads were read in windows",
+            file=sys.stderr,
+        )
     retriever.check_found("the input")
     return 0
 
@@ -106,14 +111,22 @@ def as_table(sentence: str, queries: list[QueryPhrase]) -> str:
     lines = [f"### {sentence}", "", "| phrase | p | retrieved | score | in |", "|---|---|---|---|---|"]
     for query in queries:
         for phrase in query.retrieved:
-            cells = [query.string, f"{query.probability:.2f}", phrase.string, f"{phrase.score:.3f}", marked(phrase)]
+            cells = [
+                query.string,
+                f"{query.probability:.2f}",
+                phrase.string,
+                f"{phrase.score:.3f}",
+                marked(phrase),
+            ]
             lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
     return "\n".join([*lines, ""])
 
 
 def as_json(sentence: str, queries: list[QueryPhrase]) -> str:
     """Write one line of JSON: the sentence, and all that is known of its phrases."""
-    phrases = [vars(query) | {"retrieved": [phrase._asdict() for phrase in query.retrieved]} for query in queries]
+    phrases = [
+        vars(query) | {"retrieved": [phrase._asdict() for phrase in query.retrieved]} for query in queries
+    ]
     return json.dumps({"sentence": sentence, "phrases": phrases}, ensure_ascii=False)
 
 
@@ -123,7 +136,11 @@ def as_prompt(sentence: str, queries: list[QueryPhrase], source_language: str, t
     for query in queries:
         for phrase in query.retrieved:
             lines.append(f'- "{query.string}" may be "{phrase.string}", as in: {marked(phrase)}')
-    hints = ["Phrases that may help, each with a sentence in which it stands in [[ ]]:", *lines, ""] if lines else []
+    hints = (
+        ["Phrases that may help, each with a sentence in which it stands in [[ ]]:", *lines, ""]
+        if lines
+        else []
+    )
     asked = f"Translate from {source_language} to {target_language}."
     return "\n".join([asked, "", *hints, f"{source_language}: {sentence}", f"{target_language}:", ""])
 

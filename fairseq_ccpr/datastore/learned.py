@@ -1,12 +1,13 @@
 """What was learned alongside a token datastore: sentence pairs with keys and values of their tokens, in a journal.
 
-The datastore stays unchanged. `learnt/N.journal` belongs to its generation N, and to exactly its keys, model, key layer and
-projection, as its first record says. Each other record is a pair that was learned, one that was learned again, one that was
-forgotten, one that has moved into the datastore's own entries, or what the model reads as a pair's source. Of the
-pairs of one source, the one that was learned last counts. Texts that the model reads alike are one source. If the datastore
-has a phrase part, pairs have the phrases of their targets, too, and a record before them says which encoder, segmentation and
-set of phrases these belong to. Both records of what the others belong to are there twice: nothing can be read without them.
-Letters: n tokens of a pair, d width of keys, P phrases of its target, o width of theirs.
+The datastore stays unchanged. `learnt/N.journal` belongs to its generation N, and to exactly its keys, model,
+key layer and projection, as its first record says. Each other record is a pair that was learned, one that was
+learned again, one that was forgotten, one that has moved into the datastore's own entries, or what the model
+reads as a pair's source. Of the pairs of one source, the one that was learned last counts. Texts that the
+model reads alike are one source. If the datastore has a phrase part, pairs have the phrases of their targets,
+too, and a record before them says which encoder, segmentation and set of phrases these belong to. Both
+records of what the others belong to are there twice: nothing can be read without them. Letters: n tokens of a
+pair, d width of keys, P phrases of its target, o width of theirs.
 """
 
 from __future__ import annotations
@@ -58,7 +59,8 @@ _INTEGER, _KEY = np.dtype("<i4"), np.dtype("<f2")
 
 FEW = 10  # pairs that a message names
 
-_NAME = re.compile(r"(0|[1-9]\d*)\.journal(\.damaged(-\d+)?|\.partial)?")  # of the files that are written here
+# of the files that are written here
+_NAME = re.compile(r"(0|[1-9]\d*)\.journal(\.damaged(-\d+)?|\.partial)?")
 
 logger = logging.getLogger(__name__)
 
@@ -99,9 +101,10 @@ class LearnedPair:
     target: str
     count: int  # how often it was learned
     tokens: int  # of the target, the end of the sentence included
-    first_entry: int | None = None  # in the datastore itself, where its tokens have moved there; None: in the journal
-    # Of its target in the datastore's phrase part, where its phrases have moved there; `OWN_SENTENCE` where that sentence
-    # is there without it, too; None: its phrases are in the journal, or it has none.
+    # in the datastore itself, where its tokens have moved there; None: in the journal
+    first_entry: int | None = None
+    # Of its target in the datastore's phrase part, where its phrases have moved there; `OWN_SENTENCE` where
+    # that sentence is there without it, too; None: its phrases are in the journal, or it has none.
     sentence: int | None = None
     replaced_by: int | None = None  # the pair of its source that counts; None: this one does
     read_as: ReadAs | None = None  # None: not known, as of pairs that earlier versions learned
@@ -130,10 +133,11 @@ class KeptPair:
 class LearnedStore:
     """The pairs learned alongside a datastore and not forgotten, by their ids.
 
-    `pairs` are those that count, one of each source: the last that was learned. It has `replaced` the others, and one of
-    these counts again once it is learned again, or all that were learned after it are forgotten.
+    `pairs` are those that count, one of each source: the last that was learned. It has `replaced` the others,
+    and one of these counts again once it is learned again, or all that were learned after it are forgotten.
 
-    Any number may read; the first to learn or forget holds the right to write until it is closed. Threads may share it.
+    Any number may read; the first to learn or forget holds the right to write until it is closed. Threads may
+    share it.
     """
 
     def __init__(self, datastore: TokenDatastore) -> None:
@@ -142,7 +146,8 @@ class LearnedStore:
         self._lock = threading.RLock()
         self._right: WriterLock | None = None
         self._read: Callable[[str], ReadAs] | None = None  # hashes a source
-        self._rows_of: dict[int, np.ndarray] = {}  # the datastore's own entries by `hash_source`, of those looked up
+        # the datastore's own entries by `hash_source`, of those looked up
+        self._rows_of: dict[int, np.ndarray] = {}
         self.put_aside: Path | None = None  # where damaged bytes of the journal are, once it was repaired
         self._load()
         if self.damage:
@@ -213,7 +218,9 @@ class LearnedStore:
                 last, counts[_identity(pair)] = counts.get(_identity(pair), number), number
                 done.append((number, new, last if last != number else None))
             self._append(records)
-            return [Learned(n, new, self._listed(last) if last is not None else None) for n, new, last in done]
+            return [
+                Learned(n, new, self._listed(last) if last is not None else None) for n, new, last in done
+            ]
 
     def forget(self, ids: Iterable[int]) -> list[LearnedPair]:
         """Forget pairs, all or none; none of them is found any more when this returns.
@@ -324,7 +331,9 @@ class LearnedStore:
         if self.damage or self._journal.old:
             if self.damage:
                 self.put_aside = self._journal.put_damage_aside()
-                where = f"; the damaged bytes are in {self.put_aside} now" if self.put_aside is not None else ""
+                where = (
+                    f"; the damaged bytes are in {self.put_aside} now" if self.put_aside is not None else ""
+                )
                 logger.warning("%s%s", self.damage, where)
             phrases = self.phrase_section if self._has_phrases else None
             records = first_records(self.datastore.section, self.next_id, phrases)
@@ -362,7 +371,8 @@ class LearnedStore:
         self._unrecorded: list[bytes] = []  # records of hashes that were computed here
         self.forgotten, self.next_id = 0, 1  # how many pairs were forgotten so far
         self.damage = ""  # what is wrong with the journal, a sentence
-        self.doubtful: list[int] = []  # pairs that count, or may again, unless a record of their forgetting is missing
+        # pairs that count, or may again, unless a record of their forgetting is missing
+        self.doubtful: list[int] = []
         self._settle()
         self._begun = self._has_phrases = False  # whether the journal says what it, and its phrases belong to
         self._journal = Journal(self.path)
@@ -376,7 +386,9 @@ class LearnedStore:
                 if (gaps := self._journal.lost + len(self._journal.damage)) > before:
                     before, self.doubtful = gaps, list(self._kept)
                 self._apply(record)
-            if not (self._journal.old or any(start >= self._journal.end for start, _ in self._journal.damage)):
+            if not (
+                self._journal.old or any(start >= self._journal.end for start, _ in self._journal.damage)
+            ):
                 self._journal.lost += max(0, end - self._journal.count)
             if self._journal.lost + len(self._journal.damage) > before:
                 self.doubtful = list(self._kept)
@@ -387,7 +399,9 @@ class LearnedStore:
             ) from None
         self._hash_sources()
         if not self._begun:
-            raise DatastoreError(f"{self.path} is damaged from its beginning on: move it away, and learn again")
+            raise DatastoreError(
+                f"{self.path} is damaged from its beginning on: move it away, and learn again"
+            )
         if self._journal.damage or self._journal.lost:
             lost, size = self._journal.lost, sum(end - start for start, end in self._journal.damage)
             self.damage = (
@@ -448,7 +462,8 @@ class LearnedStore:
             first_entry, sentence = struct.unpack("<qq", record[end:])
         pair = LearnedPair(number, source, target, times, tokens, first_entry, sentence)
         if (forgotten := self._ids.get((source, target))) is not None:
-            self._drop(forgotten)  # in a record that is missing: a pair that is there is not learned as a new one
+            # in a record that is missing: a pair that is there is not learned as a new one
+            self._drop(forgotten)
         self._ids[source, target] = number
         self.next_id = max(self.next_id, number + 1)
         self._moment += 1
@@ -536,10 +551,14 @@ def first_records(section: TokenSection, first_id: int, phrases: PhraseSection |
     """Make the records that a journal begins with, where ids below the first were given before."""
     header = {"version": FORMAT_VERSION, "identity": identity(section), "first_id": first_id}
     records = [_json_record(HEADER, header)] * 2
-    return records + [_json_record(PHRASE_IDENTITY, identity_of_phrases(phrases))] * (2 if phrases is not None else 0)
+    return records + [_json_record(PHRASE_IDENTITY, identity_of_phrases(phrases))] * (
+        2 if phrases is not None else 0
+    )
 
 
-def learned_record(pair: LearnedPair, values: np.ndarray, keys: np.ndarray, phrases: PairPhrases | None) -> bytes:
+def learned_record(
+    pair: LearnedPair, values: np.ndarray, keys: np.ndarray, phrases: PairPhrases | None
+) -> bytes:
     """Make the record of a pair whose entries are in the journal."""
     arrays = values.astype(_INTEGER).tobytes() + keys.astype(_KEY).tobytes()
     kind, last = (PAIR, b"") if phrases is None else (PAIR_WITH_PHRASES, _phrase_bytes(phrases))
@@ -621,4 +640,6 @@ def _read_phrases(record: bytes, start: int) -> PairPhrases:
     if len(record) != start + size * (2 * _INTEGER.itemsize + width * _KEY.itemsize):
         raise ValueError("its length is not that of its parts")
     spans = np.frombuffer(record, _INTEGER, 2 * size, start).reshape(size, 2)
-    return PairPhrases(spans, np.frombuffer(record, _KEY, size * width, start + spans.nbytes).reshape(size, width))
+    return PairPhrases(
+        spans, np.frombuffer(record, _KEY, size * width, start + spans.nbytes).reshape(size, width)
+    )

@@ -22,6 +22,16 @@ from fairseq_ccpr.storage.files import (
 )
 from fairseq_ccpr.version import __version__
 
+# 2 brought projections, 3 phrases, 4 keys in Milvus, 5 the checksum of the manifest, 6 what tokens know of
+# their own text, 7 token parts that what was learned has moved into, 8 phrase parts likewise, and hashes of
+# their strings, 9 texts whose sources are back-translations among those that were merged, 10 a minimum of
+# candidates among the index parameters, 11 text, 12 tokens' keys in Milvus, 14 the source sentences of
+# tokens, of which 13 had hashes alone
+FORMAT_VERSION = 14
+CHECKSUM_SINCE = 5
+TOKEN, PHRASE, TEXT = "token", "phrase", "text"  # the folders of the parts
+REVERSE_MODEL = "reverse_model"  # fingerprint of the model whose back-translations are the sources of tokens
+
 
 @dataclass(frozen=True)
 class ProjectionDescription:
@@ -52,16 +62,6 @@ class SourceIndexDescription:
     mean_length: float  # of a sentence, in subwords; at least 1
 
 
-# 2 brought projections, 3 phrases, 4 keys in Milvus, 5 the checksum of the manifest, 6 what tokens know of their own text,
-# 7 token parts that what was learned has moved into, 8 phrase parts likewise, and hashes of their strings, 9 texts whose
-# sources are back-translations among those that were merged, 10 a minimum of candidates among the index parameters, 11 text,
-# 12 tokens' keys in Milvus, 14 the source sentences of tokens, of which 13 had hashes alone
-FORMAT_VERSION = 14
-CHECKSUM_SINCE = 5
-TOKEN, PHRASE, TEXT = "token", "phrase", "text"  # the folders of the parts
-REVERSE_MODEL = "reverse_model"  # fingerprint of the model whose back-translations are the sources of tokens
-
-
 @dataclass
 class Source:
     """A corpus that was merged into a datastore.
@@ -76,7 +76,8 @@ class Source:
     share: float  # fraction of its sentences that was drawn
     subsets: dict[str, int] = field(default_factory=dict)  # of tokens
     too_long: int = 0  # sentences longer than the phrase encoder reads
-    reverse_model: str = ""  # fingerprint of the model whose back-translations its sources are; empty: they are none
+    # fingerprint of the model whose back-translations its sources are; empty: they are none
+    reverse_model: str = ""
 
 
 @dataclass(kw_only=True)
@@ -97,7 +98,8 @@ class Section:
     index_recall: float | None = None  # of `search.recall.recall_of_sample`; None: exact, or unknown
     shard: list[int] | None = None  # its number, of how many, and tokens or sentences of a chunk
     sources: list[Source] = field(default_factory=list)  # of several corpora that were merged
-    ancestors: list[str] = field(default_factory=list)  # digests of its keys before what was learned moved into it
+    # digests of its keys before what was learned moved into it
+    ancestors: list[str] = field(default_factory=list)
     store: StoreAddress | None = None  # where the keys are, if in a database
 
     @property
@@ -141,7 +143,11 @@ class Section:
         values = _known(cls, data)
         values["sources"] = [Source(**source) for source in values.get("sources", [])]
         values["index"] = IndexDescription(**values["index"])
-        kinds = ("projection", ProjectionDescription), ("store", StoreAddress), ("source_index", SourceIndexDescription)
+        kinds = (
+            ("projection", ProjectionDescription),
+            ("store", StoreAddress),
+            ("source_index", SourceIndexDescription),
+        )
         for name, kind in kinds:
             if values.get(name) is not None:
                 values[name] = kind(**values[name])
@@ -152,7 +158,8 @@ class Section:
 class TokenSection(Section):
     """The token part of a manifest: keys fp16 [N, d], values int32 [N], provenance int32 [N, 2].
 
-    Its fingerprints: model, target_dictionary, corpus; adapter, language_pair, reverse_model; keys, if in a database.
+    Its fingerprints: model, target_dictionary, corpus; adapter, language_pair, reverse_model; keys, if in a
+    database.
     """
 
     PART, COMMAND = TOKEN, "build tokens"
@@ -164,10 +171,12 @@ class TokenSection(Section):
 
     key_layer: str
     subsets: dict[str, int]  # name -> sentences; provenance counts sentences through them in this order
-    projection: ProjectionDescription | None = None  # from the decoder's states to the keys; None: they are the keys
+    # from the decoder's states to the keys; None: they are the keys
+    projection: ProjectionDescription | None = None
     domain: bool = False  # whether it knows its own text, as datastores built before did not
     source_index: SourceIndexDescription | None = None  # None: built before, so its sources are not known
-    suits: dict[str, float] = field(default_factory=dict)  # settings by name, measured when it was built; empty before
+    # settings by name, measured when it was built; empty before
+    suits: dict[str, float] = field(default_factory=dict)
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
@@ -193,15 +202,16 @@ class PhraseSection(Section):
     segmentation: dict[str, Any]
     encoder: str  # where its checkpoint was
     pooled: bool = False  # one entry a string, the mean over all its places
-    hashes: bool = False  # whether the strings' hashes are in a file, as in datastores built before they were not
+    # whether the strings' hashes are in a file, as in datastores built before they were not
+    hashes: bool = False
 
 
 @dataclass(kw_only=True)
 class TextSection(Section):
     """The text part of a manifest: counts of n-grams in text of the target language, of the model's own subwords.
 
-    Its size is in tokens, and the counts are searched by hash, without an index. Its fingerprints: target_dictionary, corpus;
-    general, the text it was counted against.
+    Its size is in tokens, and the counts are searched by hash, without an index. Its fingerprints:
+    target_dictionary, corpus; general, the text it was counted against.
     """
 
     PART, COMMAND = TEXT, "build text"
@@ -212,7 +222,8 @@ class TextSection(Section):
     sentences: int
     words: int  # of the vocabulary
     order: int  # n of the longest n-grams
-    tables: dict[str, list[int]]  # contexts: rows, prefixes of their hashes, most hashes with one prefix; grams: rows
+    # contexts: rows, prefixes of their hashes, most hashes with one prefix; grams: rows
+    tables: dict[str, list[int]]
     general: int = 0  # tokens of general text; 0: none was counted
 
 
@@ -324,7 +335,9 @@ class Manifest:
                     f"{FORMAT_VERSION}: upgrade fairseq-ccpr"
                 )
             if not {TOKEN, PHRASE, TEXT} & data.keys():
-                raise DatastoreError(f"{directory} is not a datastore: its {MANIFEST} is that of something else")
+                raise DatastoreError(
+                    f"{directory} is not a datastore: its {MANIFEST} is that of something else"
+                )
             drop_checksum(data, CHECKSUM_SINCE)
             del data["format_version"]
             values = _known(cls, data)
@@ -334,7 +347,9 @@ class Manifest:
             return cls(**values)
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             fault = error if isinstance(error, ValueError) else repr(error)
-            raise DatastoreError(f"{path} is damaged ({fault}): copy it again, or build the datastore again") from None
+            raise DatastoreError(
+                f"{path} is damaged ({fault}): copy it again, or build the datastore again"
+            ) from None
 
 
 def _known(cls: type[Any], data: dict[str, Any]) -> dict[str, Any]:

@@ -34,7 +34,16 @@ def part_files(section: PhraseSection) -> list[str]:
     keys = [f"{KEYS}.npy"] if section.store is None else []
     sources = [f"{SOURCES}.npy"] if section.sources else []
     hashes = [f"{HASHES}.npy"] if section.hashes else []
-    return [*keys, f"{SPANS}.npy", f"{OFFSETS}.npy", SENTENCES, TOTALS, *hashes, *sources, *section.index.files]
+    return [
+        *keys,
+        f"{SPANS}.npy",
+        f"{OFFSETS}.npy",
+        SENTENCES,
+        TOTALS,
+        *hashes,
+        *sources,
+        *section.index.files,
+    ]
 
 
 class PhraseDatastore(KeyedPart[PhraseSection]):
@@ -53,7 +62,9 @@ class PhraseDatastore(KeyedPart[PhraseSection]):
         super().__init__(directory, PhraseSection, timeout)
         section, folder = self.section, self.folder
         self.spans = open_array(folder / f"{SPANS}.npy", (section.size, 3), "int32")
-        self.hashes = open_array(folder / f"{HASHES}.npy", (section.size,), "uint64") if section.hashes else None
+        self.hashes = (
+            open_array(folder / f"{HASHES}.npy", (section.size,), "uint64") if section.hashes else None
+        )
         self.sentences = open_sentences(folder, section.sentences)
         self._numbers: dict[str, int | None] = {}  # of sentences that were looked for
 
@@ -89,7 +100,8 @@ class PhraseDatastore(KeyedPart[PhraseSection]):
     def sample(self, size: int) -> PhraseDatastore:
         """Return this datastore reduced to `size` entries, always the same ones, searched exactly.
 
-        Sentences are drawn at random, with all entries of each; of the last sentence they may be the first ones only.
+        Sentences are drawn at random, with all entries of each; of the last sentence they may be the first
+        ones only.
         """
         if not 1 <= size <= self.section.size:
             raise ConfigurationError(
@@ -118,7 +130,8 @@ class PhraseDatastore(KeyedPart[PhraseSection]):
         if faults := check_checksums(self.directory, self.section.files):
             return faults  # what is damaged cannot be trusted to be read
         faults += self.find_damaged_keys(block_rows)
-        lengths = np.diff(self.sentences.offsets)  # bytes of each sentence, and so no fewer than its characters
+        # bytes of each sentence, and so no fewer than its characters
+        lengths = np.diff(self.sentences.offsets)
         for start in range(0, self.section.size, block_rows):
             rows = f"rows {start:,} to {start + block_rows:,}"
             sentence, first, end = self.spans[start : start + block_rows].T

@@ -1,7 +1,7 @@
 """`preprocessing.json`: how text becomes the tokens of a translation model, kept with what was prepared or built.
 
-`fairseq-ccpr prepare` leaves it in DATA_BIN, `fairseq-ccpr build tokens` in the datastore, together with the dictionaries and
-the subword model, so that none of it has to be specified again.
+`fairseq-ccpr prepare` leaves it in DATA_BIN, `fairseq-ccpr build tokens` in the datastore, together with the
+dictionaries and the subword model, so that none of it has to be specified again.
 """
 
 from __future__ import annotations
@@ -33,9 +33,14 @@ FORMAT_VERSION = 1
 SOURCE_MODEL, TARGET_MODEL = "sentencepiece_model", "sentencepiece_target_model"
 # Options of fairseq's tokenizers and subwords whose values are files.
 FILE_OPTIONS = (
-    SOURCE_MODEL, TARGET_MODEL, "bpe_codes", "bpe_vocab", "bpe_merges", "gpt2_encoder_json",
+    SOURCE_MODEL,
+    TARGET_MODEL,
+    "bpe_codes",
+    "bpe_vocab",
+    "bpe_merges",
+    "gpt2_encoder_json",
     "gpt2_vocab_bpe",
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True)
@@ -45,7 +50,8 @@ class Preprocessing:
     folder: Path  # has dict.LANGUAGE.txt of both languages
     source_lang: str
     target_lang: str
-    options: Mapping[str, Any]  # fairseq's of tokenizer and BPE by name, such as bpe; empty where they are not known
+    # fairseq's of tokenizer and BPE by name, such as bpe; empty where they are not known
+    options: Mapping[str, Any]
     model: str = ""  # the checkpoint, where it is known
 
     @property
@@ -59,7 +65,9 @@ class Preprocessing:
         if TARGET_MODEL in options:
             options |= {SOURCE_MODEL: options[TARGET_MODEL], TARGET_MODEL: options[SOURCE_MODEL]}
             options.pop("source_tag", None)  # it names the target language
-        return replace(self, source_lang=self.target_lang, target_lang=self.source_lang, options=options, model="")
+        return replace(
+            self, source_lang=self.target_lang, target_lang=self.source_lang, options=options, model=""
+        )
 
     def subword_digests(self) -> frozenset[str]:
         """Digest the files of tokenizer and BPE: equal models have equal digests, wherever they lie."""
@@ -67,7 +75,9 @@ class Preprocessing:
 
     def save(self, folder: Path) -> None:
         """Write the description to a folder, with copies of the files that are not in it."""
-        dictionaries = [self.folder / f"dict.{language}.txt" for language in (self.source_lang, self.target_lang)]
+        dictionaries = [
+            self.folder / f"dict.{language}.txt" for language in (self.source_lang, self.target_lang)
+        ]
         files = list(dict.fromkeys([*dictionaries, *self._files()]))
         for path in files:
             if (other := next(one for one in files if one.name == path.name)) != path:
@@ -80,7 +90,9 @@ class Preprocessing:
             "format_version": FORMAT_VERSION,
             "source_lang": self.source_lang,
             "target_lang": self.target_lang,
-            "options": {name: Path(v).name if name in FILE_OPTIONS else v for name, v in self.options.items()},
+            "options": {
+                name: Path(v).name if name in FILE_OPTIONS else v for name, v in self.options.items()
+            },
             "model": self.model,
             "files": describe_files(folder, [path.name for path in files]),
         }
@@ -104,7 +116,9 @@ def read_preprocessing(folder: Path) -> Preprocessing | None:
     check_sizes(folder, files)
     if faults := check_checksums(folder, files):
         raise DatastoreError(f"{folder}: {faults[0]}; copy it again, or make it again")
-    return replace(found, options={n: str(folder / v) if n in FILE_OPTIONS else v for n, v in options.items()})
+    return replace(
+        found, options={n: str(folder / v) if n in FILE_OPTIONS else v for n, v in options.items()}
+    )
 
 
 def remember(preprocessing: Preprocessing, datastore: Path) -> None:

@@ -4,8 +4,9 @@ Likeness is BM25 over the model's own subwords, as a share of what a sentence sc
 
     sim(x, s) = score(x, s) / score(x, x),  score(x, s) = sum of idf(w) tf(w, s) (K + 1) / (tf(w, s) + K (1 - B + B |s| / m))
 
-over the distinct subwords w of x, with m the mean length of a sentence. Unknown subwords are no terms, nor are those that
-stand in very many sentences. Letters: S numbers of sentences, some of which may have no entries, V source vocabulary.
+over the distinct subwords w of x, with m the mean length of a sentence. Unknown subwords are no terms, nor
+are those that stand in very many sentences. Letters: S numbers of sentences, some of which may have no
+entries, V source vocabulary.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from fairseq_ccpr.storage.arrays import ArrayWriter, GrowingArray, Shapes, open_
 from fairseq_ccpr.storage.fingerprint import hash_bytes
 
 K, B = 1.2, 0.75  # of BM25
-COMMON, FEW = 0.1, 1000  # subwords in more than this share of the sentences, and in more than so many, are no terms
+# subwords in more than this share of the sentences, and in more than so many, are no terms
+COMMON, FEW = 0.1, 1000
 BLOCK = 1 << 20  # subwords, or entries, that are sorted at a time
 
 SENTENCES, SUBWORDS, HASHES = "sentences", "source-subwords", "source-hashes"
@@ -95,7 +97,10 @@ class SourceIndex:
 
     def __init__(self, folder: Path, described: SourceIndexDescription) -> None:
         self.described = described
-        arrays = {name: open_array(folder / f"{name}.npy", *shape) for name, shape in array_shapes(described).items()}
+        arrays = {
+            name: open_array(folder / f"{name}.npy", *shape)
+            for name, shape in array_shapes(described).items()
+        }
         self.sentences, self.subwords, self.hashes = (arrays[name] for name in (SENTENCES, SUBWORDS, HASHES))
         self.firsts, self.postings, self.worths = (arrays[name] for name in (FIRSTS, POSTINGS, WORTHS))
 
@@ -128,7 +133,10 @@ class SourceIndex:
     def find_damage(self, size: int) -> list[str]:
         """Check that what it names is there, `size` entries among it; returns a sentence for each fault."""
         described, faults = self.described, []
-        if tuple(self.sentences[-1]) != (size, described.subwords) or (np.diff(self.sentences, axis=0) < 0).any():
+        if (
+            tuple(self.sentences[-1]) != (size, described.subwords)
+            or (np.diff(self.sentences, axis=0) < 0).any()
+        ):
             faults.append(f"{SENTENCES}: entries or subwords outside the part")
         if (int(self.firsts[0]), int(self.firsts[-1])) != (0, described.postings) or (
             self.document_frequencies < 0
@@ -160,10 +168,14 @@ class SentenceMemory:
         described = index.described
         self.index, self.size, self.gone = index, described.sentences + len(learned), gone
         if not described.known and learned:  # nothing else is there to take a mean of
-            described = replace(described, mean_length=max(1.0, float(np.mean([len(one) for one in learned]))))
+            described = replace(
+                described, mean_length=max(1.0, float(np.mean([len(one) for one in learned])))
+            )
         self.described, self._learned = described, Terms.joined(learned, described)
         lost = Terms.joined([index.source(number) for number in gone.tolist()], described)
-        more, fewer = (np.bincount(terms.subwords, minlength=described.vocabulary) for terms in (self._learned, lost))
+        more, fewer = (
+            np.bincount(terms.subwords, minlength=described.vocabulary) for terms in (self._learned, lost)
+        )
         frequencies = index.document_frequencies + more - fewer
         total = described.known + len(learned) - len(gone)
         self.idf = np.log1p((total - frequencies + 0.5) / (frequencies + 0.5)).astype(np.float32)  # [V]
@@ -201,14 +213,21 @@ def ranges(starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
     [3, 4, 7]
     """
     lengths = ends - starts
-    numbers: np.ndarray = np.repeat(starts - np.cumsum(lengths) + lengths, lengths) + np.arange(int(lengths.sum()))
+    numbers: np.ndarray = np.repeat(starts - np.cumsum(lengths) + lengths, lengths) + np.arange(
+        int(lengths.sum())
+    )
     return numbers
 
 
 def write_source_index(
-    folder: Path, sources: Sources, provenance: np.ndarray, vocabulary: int, unknown: int,
-    progress: Callable[[int], object] = lambda count: None, mean_length: float | None = None,
-) -> SourceIndexDescription:  # fmt: skip
+    folder: Path,
+    sources: Sources,
+    provenance: np.ndarray,
+    vocabulary: int,
+    unknown: int,
+    progress: Callable[[int], object] = lambda count: None,
+    mean_length: float | None = None,
+) -> SourceIndexDescription:
     """Write the index of a token part's source sentences; memory holds a block of them at a time.
 
     Args:
@@ -247,7 +266,10 @@ def _write_postings(folder: Path, described: SourceIndexDescription) -> int:
         begins, start = spans[:, 1], 0
         while start < described.sentences:
             end = max(start + 1, int(np.searchsorted(begins, begins[start] + BLOCK, "right")) - 1)
-            yield start, Terms.of(subwords[begins[start] : begins[end]], np.diff(begins[start : end + 1]), described)
+            yield (
+                start,
+                Terms.of(subwords[begins[start] : begins[end]], np.diff(begins[start : end + 1]), described),
+            )
             start = end
 
     counts = np.zeros(described.vocabulary, np.int64)
@@ -259,7 +281,9 @@ def _write_postings(folder: Path, described: SourceIndexDescription) -> int:
     shapes = array_shapes(replace(described, postings=size))
     ArrayWriter(folder, {name: shapes[name] for name in (POSTINGS, WORTHS)}).create()
     mode: Any = "r+" if size else None  # an empty file cannot be mapped
-    postings, worths = (np.load(folder / f"{name}.npy", mode, allow_pickle=False) for name in (POSTINGS, WORTHS))
+    postings, worths = (
+        np.load(folder / f"{name}.npy", mode, allow_pickle=False) for name in (POSTINGS, WORTHS)
+    )
     free = firsts[:-1].copy()
     for start, terms in blocks():
         order = np.argsort(terms.subwords, kind="stable")

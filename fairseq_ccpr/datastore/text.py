@@ -8,8 +8,9 @@
     grams.npy            int64 [G]             n-grams: number of the context * V + token, ascending
     counts.npy           uint32 [G, 2]         how often each occurs: in the text, in general text
 
-General text is counted after the contexts of the text alone. N-grams of one context stand together, since the likely tokens
-of a hypothesis are looked up together. Letters: H hypotheses, N tokens asked about, n the order, V the vocabulary's size.
+General text is counted after the contexts of the text alone. N-grams of one context stand together, since the
+likely tokens of a hypothesis are looked up together. Letters: H hypotheses, N tokens asked about, n the
+order, V the vocabulary's size.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ MULTIPLIERS = np.random.Generator(np.random.PCG64(44)).integers(2**62, size=17, 
 
 def part_files(section: TextSection) -> list[str]:
     """Name the files of a text part."""
-    return [f"{name}.npy" for name in (TOKENS, OFFSETS, CONTEXTS, f"{CONTEXTS}{INDEX}", FOLLOWING, GRAMS, COUNTS)]
+    return [
+        f"{name}.npy" for name in (TOKENS, OFFSETS, CONTEXTS, f"{CONTEXTS}{INDEX}", FOLLOWING, GRAMS, COUNTS)
+    ]
 
 
 def token_type(words: int) -> str:
@@ -127,8 +130,8 @@ class Found(NamedTuple):
 class Counts:
     """Counts of n-grams, and probabilities by interpolated Witten-Bell smoothing.
 
-    p_k(v) = (count(c_k v) + types(c_k) p_{k-1}(v)) / (tokens(c_k) + types(c_k)) for the last k tokens c_k, where
-    p_{-1}(v) = 1 / V; a context that does not occur, and all longer ones, change nothing.
+    p_k(v) = (count(c_k v) + types(c_k) p_{k-1}(v)) / (tokens(c_k) + types(c_k)) for the last k tokens c_k,
+    where p_{-1}(v) = 1 / V; a context that does not occur, and all longer ones, change nothing.
 
     Args:
         contexts: hashes of the contexts.
@@ -141,9 +144,15 @@ class Counts:
     """
 
     def __init__(
-        self, contexts: Hashes, following: Tensor, grams: Tensor, counts: Tensor, order: int, words: int,
+        self,
+        contexts: Hashes,
+        following: Tensor,
+        grams: Tensor,
+        counts: Tensor,
+        order: int,
+        words: int,
         more: tuple[Counts, ...] = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.contexts, self.following, self.grams, self.counts = contexts, following, grams, counts
         self.order, self.words, self.more = order, words, more
         self.multipliers = torch.from_numpy(MULTIPLIERS[1:order]).to(grams.device)
@@ -167,17 +176,23 @@ class Counts:
         ]
         if not parts:
             return self
-        contexts, numbers = np.unique(np.concatenate([grams.contexts for _, grams in parts]), return_inverse=True)
+        contexts, numbers = np.unique(
+            np.concatenate([grams.contexts for _, grams in parts]), return_inverse=True
+        )
         tokens = np.concatenate([grams.tokens for _, grams in parts])
         distinct, places = np.unique(numbers * self.words + tokens, return_inverse=True)
-        change = np.bincount(places, np.concatenate([sign * grams.counts for sign, grams in parts])).astype(np.int64)
+        change = np.bincount(places, np.concatenate([sign * grams.counts for sign, grams in parts])).astype(
+            np.int64
+        )
         owners = distinct // self.words
         before = self._counted(contexts[owners], distinct % self.words)
         change = np.maximum(change, -before)
         types = (before + change > 0).astype(np.int64) - (before > 0)
         columns = [np.bincount(owners, one, len(contexts)) for one in (change, types)], [change]
         # none in general text
-        following, counts = (np.stack([*one, *map(np.zeros_like, one)], 1).astype(np.int64) for one in columns)
+        following, counts = (
+            np.stack([*one, *map(np.zeros_like, one)], 1).astype(np.int64) for one in columns
+        )
         rows = torch.from_numpy(following), torch.from_numpy(distinct), torch.from_numpy(counts)
         layer = Counts(Hashes.of(contexts), *rows, self.order, self.words).to(self.grams.device)
         return self._with(*self.more, layer)
@@ -188,7 +203,9 @@ class Counts:
     def _counted(self, contexts: np.ndarray, tokens: np.ndarray) -> np.ndarray:
         """Count n-grams in the text, int64 [G], by hash of the context, and token."""
         hashes, last = (torch.from_numpy(one).to(self.grams.device) for one in (contexts, tokens))
-        counts: np.ndarray = _added(one._own(place, last)[:, 0] for one, place in self._places(hashes)).cpu().numpy()
+        counts: np.ndarray = (
+            _added(one._own(place, last)[:, 0] for one, place in self._places(hashes)).cpu().numpy()
+        )
         return counts
 
     def look_up(self, hypotheses: Tensor, rows: Tensor, tokens: Tensor) -> Found:
@@ -204,12 +221,17 @@ class Counts:
         known = (following[..., 0] > 0).long().cumprod(1)
         length = (known.sum(1) - 1).clamp_min(0)
         seen = following.gather(1, length.view(-1, 1, 1).expand(-1, 1, 2)).squeeze(1)
-        total, types = (following * known.unsqueeze(2)).double().unflatten(2, (2, 2)).unbind(3)  # [H, k, 2 texts]
+        # [H, k, 2 texts]
+        total, types = (following * known.unsqueeze(2)).double().unflatten(2, (2, 2)).unbind(3)
         share = 1 / (total + types).clamp_min_(1)  # of a count
         left = torch.where(total > 0, types * share, 1.0)  # to shorter contexts
-        left = torch.cat([left, torch.ones_like(left[:, :1])], 1).flip(1).cumprod(1).flip(1)  # by all that are longer
+        # by all that are longer
+        left = torch.cat([left, torch.ones_like(left[:, :1])], 1).flip(1).cumprod(1).flip(1)
         share *= left[:, 1:]
-        p = left[:, 0].index_select(0, rows) / self.words + share[:, 0].index_select(0, rows) * self._unigrams[tokens]
+        p = (
+            left[:, 0].index_select(0, rows) / self.words
+            + share[:, 0].index_select(0, rows) * self._unigrams[tokens]
+        )
         longer = [(one, place[:, 1:].index_select(0, rows)) for one, place in places]
         counts = _added(one._own(place, tokens.unsqueeze(1)) for one, place in longer)  # [N, k - 1, 2]
         p += (share[:, 1:].index_select(0, rows) * counts).sum(1)
@@ -248,7 +270,9 @@ class Counts:
         """Count tokens after contexts, of any shape, int64 [..., 2]; without those that are added."""
         grams = (places * self.words + tokens).flatten()  # below zero where there is no such context
         found = torch.searchsorted(self.grams, grams).clamp_max_(len(self.grams) - 1)
-        counts = self.counts.index_select(0, found).long() * (self.grams.index_select(0, found) == grams).unsqueeze(1)
+        counts = self.counts.index_select(0, found).long() * (
+            self.grams.index_select(0, found) == grams
+        ).unsqueeze(1)
         return counts.unflatten(0, places.shape)
 
 

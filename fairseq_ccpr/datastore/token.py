@@ -24,12 +24,21 @@ from fairseq_ccpr.storage.arrays import Shapes, open_array
 from fairseq_ccpr.storage.files import atomic_file, check_checksums
 from fairseq_ccpr.storage.fingerprint import short
 
+KEYS, VALUES, PROVENANCE = "keys", "values", "provenance"
+# Of what was measured: so much are 99% of its own sentences like the most alike one with another target.
+FAMILIAR = "familiar"
+PROJECTION = "projection.safetensors"  # where keys are not the decoder's own states
+DOMAIN = "domain.safetensors"  # what it knows of its own text; older datastores have none
+UNKNOWN = "<unk>"  # fairseq's symbol for what the dictionary does not have; retrieval never proposes it
+# the target vocabulary, one per line by id, so that values can be read without the model
+SYMBOLS = "symbols.txt"
+
 
 class KeyProjection(nn.Module):
     """g(h) = Norm(PCA(FFN(h))), section 3 of the CLKNN paper: unit vectors, whose inner products are cosines.
 
-    PCA is linear, so it folds into the last layer of the adapter, and g is two matrices however wide the adapter's
-    output. With vectors scaled to length 1 before PCA as well, it cannot, and g is three.
+    PCA is linear, so it folds into the last layer of the adapter, and g is two matrices however wide the
+    adapter's output. With vectors scaled to length 1 before PCA as well, it cannot, and g is three.
     """
 
     def __init__(self, hidden: nn.Linear, output: nn.Linear, pca: nn.Linear | None = None) -> None:
@@ -37,7 +46,9 @@ class KeyProjection(nn.Module):
         self.hidden, self.output, self.pca = hidden, output, pca
 
     @classmethod
-    def fold(cls, hidden: nn.Linear, output: nn.Linear, pca: Pca | None, normalize_before_pca: bool) -> KeyProjection:
+    def fold(
+        cls, hidden: nn.Linear, output: nn.Linear, pca: Pca | None, normalize_before_pca: bool
+    ) -> KeyProjection:
         """Fold a PCA of an adapter's output into the adapter's two layers."""
         if pca is None:
             return cls(hidden, output)
@@ -71,7 +82,9 @@ class KeyProjection(nn.Module):
     def save(self, path: Path) -> None:
         """Write to a safetensors file, under its final name only when it is complete."""
         with atomic_file(path) as partial:
-            save_file({name: tensor.detach().contiguous() for name, tensor in self.state_dict().items()}, partial)
+            save_file(
+                {name: tensor.detach().contiguous() for name, tensor in self.state_dict().items()}, partial
+            )
 
     @classmethod
     def load(cls, path: Path) -> KeyProjection:
@@ -123,18 +136,13 @@ def _linear(weight: Tensor, bias: Tensor) -> nn.Linear:
     return layer.requires_grad_(False)
 
 
-KEYS, VALUES, PROVENANCE = "keys", "values", "provenance"
-# Of what was measured: so much are 99% of its own sentences like the most alike one with another target.
-FAMILIAR = "familiar"
-PROJECTION = "projection.safetensors"  # where keys are not the decoder's own states
-DOMAIN = "domain.safetensors"  # what it knows of its own text; older datastores have none
-UNKNOWN = "<unk>"  # fairseq's symbol for what the dictionary does not have; retrieval never proposes it
-SYMBOLS = "symbols.txt"  # the target vocabulary, one per line by id, so that values can be read without the model
-
-
 def array_shapes(size: int, dimension: int) -> Shapes:
     """Return shapes and dtypes of the arrays of a token datastore of `size` entries."""
-    return {KEYS: ((size, dimension), "float16"), VALUES: ((size,), "int32"), PROVENANCE: ((size, 2), "int32")}
+    return {
+        KEYS: ((size, dimension), "float16"),
+        VALUES: ((size,), "int32"),
+        PROVENANCE: ((size, 2), "int32"),
+    }
 
 
 def part_files(section: TokenSection) -> list[str]:
@@ -219,7 +227,9 @@ class TokenDatastore(KeyedPart[TokenSection]):
         for start in range(0, self.section.size, block_rows):
             rows = slice(start, start + block_rows)
             if self.values[rows].min() < 0 or self.values[rows].max() >= vocabulary:
-                faults.append(f"values: tokens outside the dictionary in rows {start:,} to {start + block_rows:,}")
+                faults.append(
+                    f"values: tokens outside the dictionary in rows {start:,} to {start + block_rows:,}"
+                )
         self.open_projection()
         self.open_domain()
         if self.source_index is not None:

@@ -1,7 +1,7 @@
 """`tuned.json`: the settings that tuning left with a datastore; decoding takes them where an option is left out.
 
-A datastore's tokens and phrases may be used alone or together, and each way has settings of its own. They lie in the folder
-of the token part, or of the phrase part where it is used alone.
+A datastore's tokens and phrases may be used alone or together, and each way has settings of its own. They lie
+in the folder of the token part, or of the phrase part where it is used alone.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ def trust_path(parts: Parts) -> Path:
     return _file_of(parts).with_name(f"trust-{_name_of(parts)}.safetensors")
 
 
-def write_tuned(parts: Parts, settings: Mapping[str, Mapping[str, Any]], signature: str, trust: bool = False) -> Path:
+def write_tuned(
+    parts: Parts, settings: Mapping[str, Mapping[str, Any]], signature: str, trust: bool = False
+) -> Path:
     """Leave settings with the parts that they were tuned for, in place of earlier ones; returns the file.
 
     Args:
@@ -59,7 +61,9 @@ def read_tuned(parts: Parts) -> dict[str, dict[str, Any]]:
     if (together := _tuned_of(known)) or len(parts) == 1:
         added = {} if known is parts else {TEXT: {"alpha": 0.0}}
         if added:
-            logger.warning("the text was added after tuning, and is not used: tune again, or give --text-alpha")
+            logger.warning(
+                "the text was added after tuning, and is not used: tune again, or give --text-alpha"
+            )
         return {**together["settings"], **added} if together else {}
     alone = (_tuned_of({name: part}) or {"settings": {}} for name, part in parts.items())
     return {prefix: values for tuned in alone for prefix, values in tuned["settings"].items()}
@@ -94,8 +98,12 @@ def _tuned_together(parts: Parts) -> Parts:
 def _tuned_of(parts: Parts) -> dict[str, Any] | None:
     path = _file_of(parts)
     tuned: dict[str, Any] | None = _read(path).get(_name_of(parts))
-    if tuned is not None and any(tuned["keys"].get(name) not in part.keys_fingerprints for name, part in parts.items()):
-        logger.warning("%s was tuned for keys that the datastore no longer has, and is not used: tune again", path)
+    if tuned is not None and any(
+        tuned["keys"].get(name) not in part.keys_fingerprints for name, part in parts.items()
+    ):
+        logger.warning(
+            "%s was tuned for keys that the datastore no longer has, and is not used: tune again", path
+        )
         return None
     return tuned
 

@@ -61,7 +61,9 @@ class WrittenSubwords:
         return Cuts(self.first[entries], *self.counts[entries].T.astype(np.int64))
 
 
-def open_or_write(datastore: PhraseDatastore, subwords: DecoderSubwords, model: str) -> WrittenSubwords | None:
+def open_or_write(
+    datastore: PhraseDatastore, subwords: DecoderSubwords, model: str
+) -> WrittenSubwords | None:
     """Map the phrases of a datastore in the subwords of a model, of this digest, making them first; None if impossible."""
     made_from = of_strings([of_store(datastore), model, of_strings(subwords.dictionary.symbols)])
     folder = datastore.directory / f"subwords-{made_from[:8]}"
@@ -76,7 +78,9 @@ def open_or_write(datastore: PhraseDatastore, subwords: DecoderSubwords, model: 
                     written = _open(folder, made_from, datastore, subwords)
         return written
     except (OSError, DatastoreError) as error:
-        logger.info("phrases are made subwords as they are retrieved, since %s cannot be written: %s", folder, error)
+        logger.info(
+            "phrases are made subwords as they are retrieved, since %s cannot be written: %s", folder, error
+        )
         return None
 
 
@@ -111,7 +115,9 @@ def _open(
 
 def _write(folder: Path, made_from: str, datastore: PhraseDatastore, subwords: DecoderSubwords) -> None:
     section, store = datastore.section, of_store(datastore)
-    logger.info("writing the phrases of %s in the subwords of the model, once: %s", datastore.directory, folder)
+    logger.info(
+        "writing the phrases of %s in the subwords of the model, once: %s", datastore.directory, folder
+    )
     with scratch_directory(folder) as partial:
         count, unknown = _split_sentences(partial, datastore, subwords)
         subwords.check_known(count, unknown)
@@ -153,7 +159,9 @@ def _split_sentences(partial: Path, datastore: PhraseDatastore, subwords: Decode
     with progress_bar("subwords", "sentence", total=count) as bar:
         for start in range(0, count, BLOCK):
             numbers = range(start, min(start + BLOCK, count))
-            split = SplitSentences.of([as_rows(subwords.split_unchecked(datastore.sentence(i))) for i in numbers])
+            split = SplitSentences.of(
+                [as_rows(subwords.split_unchecked(datastore.sentence(i))) for i in numbers]
+            )
             for name, array in arrays.items():
                 array.append(getattr(split, name))
             bounds.append(split.bounds[1:] + total)
@@ -181,7 +189,9 @@ def _cut_entries(partial: Path, datastore: PhraseDatastore, subwords: DecoderSub
         ids, starts, ends = (part[rows] for part in parts)
         cuts = cut_phrases(spans, SplitSentences(ids, starts, ends, local), subwords.dictionary.unk())
         kept = np.where(cuts.lengths <= MOST, cuts.lengths, 0)
-        first.append(np.where(kept > 0, rows[np.minimum(cuts.first, len(rows) - 1)], 0) if len(rows) else kept)
+        first.append(
+            np.where(kept > 0, rows[np.minimum(cuts.first, len(rows) - 1)], 0) if len(rows) else kept
+        )
         counts.append(np.stack([kept, np.minimum(cuts.following, MOST)], axis=1))
     first.close()
     counts.close()

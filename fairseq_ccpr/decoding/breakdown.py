@@ -20,6 +20,9 @@ from fairseq_ccpr.decoding.token_retriever import Neighbours
 from fairseq_ccpr.decoding.trust import LearnedTrust
 from fairseq_ccpr.errors import ConfigurationError
 
+# What the log calls p_r and the weight of a memory; of any other, its name and with `_lambda`.
+LOGGED = {TokenMemory.name: ("retrieval", "lambda"), PhraseMemory.name: ("phrases", "phrase_lambda")}
+
 
 @dataclass
 class Breakdown:
@@ -33,7 +36,8 @@ class Breakdown:
     names: tuple[str, ...] = ()  # of the F features; none where the kind of trust has no features
     features: Tensor | None = None  # fp32 [N, F]
     attributions: Tensor | None = None  # fp32 [N, M, F], see `LearnedTrust.attributions`
-    phrase_votes: Tensor | None = None  # fp32 [N, A], what each candidate phrase gave to the token it proposed
+    # fp32 [N, A], what each candidate phrase gave to the token it proposed
+    phrase_votes: Tensor | None = None
     neighbours: Neighbours | None = None  # [N, k], those that voted, best first
 
 
@@ -50,7 +54,9 @@ def break_down(
     assert text.whole is not None  # nothing has been dropped
     votes = ensemble.votes(text)
     decided = ensemble.decided(text, votes)
-    mixed = interpolate_references(text.log_probs, [(vote.log_prob(text.targets), vote.weight) for vote in decided])
+    mixed = interpolate_references(
+        text.log_probs, [(vote.log_prob(text.targets), vote.weight) for vote in decided]
+    )
     if text.whole.after:
         whole = ensemble.mixed(text.whole, decided)[text.whole.real]
         mixed = whole.gather(1, text.targets.unsqueeze(1)).squeeze(1)
@@ -69,18 +75,15 @@ def break_down(
     return made
 
 
-# What the log calls p_r and the weight of a memory; of any other, its name and with `_lambda`.
-LOGGED = {TokenMemory.name: ("retrieval", "lambda"), PhraseMemory.name: ("phrases", "phrase_lambda")}
-
-
 class RetrievalLog:
     """Write a line for each token of the best hypotheses, which are force-decoded for it.
 
-    A line has the `sentence`, the `position` and the `token`; log-probabilities of the token: `model`, `retrieval` (the
-    token memory's, null where no neighbour names it), `phrases` (the phrase memory's, null likewise) and `mixed`; the weights
-    of the memories, `lambda` and `phrase_lambda`; and the `neighbours`, best first, each with its `entry` in the datastore,
-    its `token`, its `score` (similarity, or minus the squared distance, less what its sentence costs) and the `likeness` of
-    its source sentence, where the datastore has the sentences.
+    A line has the `sentence`, the `position` and the `token`; log-probabilities of the token: `model`,
+    `retrieval` (the token memory's, null where no neighbour names it), `phrases` (the phrase memory's, null
+    likewise) and `mixed`; the weights of the memories, `lambda` and `phrase_lambda`; and the `neighbours`,
+    best first, each with its `entry` in the datastore, its `token`, its `score` (similarity, or minus the
+    squared distance, less what its sentence costs) and the `likeness` of its source sentence, where the
+    datastore has the sentences.
     """
 
     def __init__(self, path: Path, dictionary: Any) -> None:
@@ -95,10 +98,19 @@ class RetrievalLog:
         """Log a batch."""
         breakdown = break_down(ensemble, sample, hypotheses, self.dictionary)
         # fairseq-interactive gives its sentences no numbers.
-        numbers = sample["id"].tolist() if "id" in sample else range(self.sentences, self.sentences + len(hypotheses))
+        numbers = (
+            sample["id"].tolist()
+            if "id" in sample
+            else range(self.sentences, self.sentences + len(hypotheses))
+        )
         self.sentences += len(hypotheses)
         text, votes = breakdown.text, dict(zip(breakdown.memories, breakdown.votes))
-        columns = {"position": text.positions, "token": text.targets, "model": text.log_probs, "mixed": breakdown.mixed}
+        columns = {
+            "position": text.positions,
+            "token": text.targets,
+            "model": text.log_probs,
+            "mixed": breakdown.mixed,
+        }
         nothing = torch.full_like(text.log_probs, float("-inf"))
         silent = Vote(text.targets.unsqueeze(1), nothing.unsqueeze(1), torch.zeros_like(nothing))
         for name in {**LOGGED, **dict.fromkeys(votes)}:

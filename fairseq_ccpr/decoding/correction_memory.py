@@ -2,9 +2,10 @@
 
     p'(v) = (1 - w) p(v) + w [v = y_t]
 
-at step t of hypotheses that begin with y_1 ... y_(t-1), y being the target of a pair whose source the model reads as it reads
-this one. So a correction counts whatever k, T, lambda and trust are. No hypothesis of the sentence may end before it does:
-fairseq ends a search once as many hypotheses have ended as the beam is wide, and poor short ones would be the first.
+at step t of hypotheses that begin with y_1 ... y_(t-1), y being the target of a pair whose source the model
+reads as it reads this one. So a correction counts whatever k, T, lambda and trust are. No hypothesis of the
+sentence may end before it does: fairseq ends a search once as many hypotheses have ended as the beam is wide,
+and poor short ones would be the first.
 
 Letters: B sentences, H hypotheses, L tokens of the longest target.
 """
@@ -62,7 +63,8 @@ class CorrectionMemory(Memory):
     def target(self, source: Tensor, text: str | None) -> np.ndarray | None:
         """Return the target that was learned for a source, int64 [S], and its text if that is known; None where none was.
 
-        Of several that differ in unknown subwords it is that of the text, or else the one that was learned last.
+        Of several that differ in unknown subwords it is that of the text, or else the one that was learned
+        last.
         """
         entries = self.learned.entries
         if not (pairs := entries.by_source.get(tuple(self.read_tokens(source).tolist()), [])):
@@ -99,7 +101,9 @@ class CorrectionBatch(MemoryBatch):
         found = [self.memory.target(*one) for one in zip(self.sources.cpu(), known)]
         if all(target is None for target in found):
             return
-        targets = [torch.tensor([] if target is None else target.tolist(), dtype=torch.int64) for target in found]
+        targets = [
+            torch.tensor([] if target is None else target.tolist(), dtype=torch.int64) for target in found
+        ]
         table = pad(pad_sequence(targets, batch_first=True, padding_value=NOTHING), (0, 1), value=NOTHING)
         rows = torch.arange(len(targets), device=self.sources.device)
         self.followed = Followed(table.to(rows.device), rows, torch.ones_like(rows, dtype=torch.bool))

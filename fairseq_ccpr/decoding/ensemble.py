@@ -15,7 +15,14 @@ from torch import Tensor
 
 from fairseq_ccpr.decoding.forced import ForcedText, GivenText, Whole
 from fairseq_ccpr.decoding.memory import Memory, MemoryBatch, Step
-from fairseq_ccpr.decoding.mixture import Distribution, ModelEvidence, Vote, interpolate_, limit_weights, merge_equal
+from fairseq_ccpr.decoding.mixture import (
+    Distribution,
+    ModelEvidence,
+    Vote,
+    interpolate_,
+    limit_weights,
+    merge_equal,
+)
 from fairseq_ccpr.decoding.options import MixtureSettings
 from fairseq_ccpr.decoding.trust import Trust, TrustStep
 from fairseq_ccpr.errors import ConfigurationError
@@ -30,14 +37,19 @@ SMALL = 1 << 17  # log-probabilities of a batch that are compared with one anoth
 class RunwiseBeamSearch(BeamSearch):
     """Selects what fairseq's `BeamSearch` selects, but for the order of equal scores.
 
-    The best continuations lie in the runs whose own best are best, and adding a hypothesis's score to all of a run leaves
-    their order. So nothing as wide as the vocabulary is added up or sorted.
+    The best continuations lie in the runs whose own best are best, and adding a hypothesis's score to all of
+    a run leaves their order. So nothing as wide as the vocabulary is added up or sorted.
     """
 
     def step(
-        self, step: int, lprobs: Tensor, scores: Tensor | None, prev_output_tokens: Tensor | None = None,
-        original_batch_idxs: Tensor | None = None, candidate_multiple: int = 2,
-    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+        self,
+        step: int,
+        lprobs: Tensor,
+        scores: Tensor | None,
+        prev_output_tokens: Tensor | None = None,
+        original_batch_idxs: Tensor | None = None,
+        candidate_multiple: int = 2,
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Select the best continuations of [B, beam, V], whose hypotheses have `scores` [B, beam, step] after each token."""
         sentences, beam, words = lprobs.shape
         count = candidate_multiple * beam
@@ -72,8 +84,9 @@ def _best_runs(lprobs: Tensor, so_far: Tensor, count: int) -> Tensor:
 class EncodedBatch(list[Any]):
     """fairseq's encoder outputs, one a model, with what the memories know of the batch.
 
-    It travels where fairseq passes encoder outputs, from step to step of one beam search: so generators and threads
-    that share an ensemble share no mutable state. `hypotheses` counts those in the beams, None before there are any.
+    It travels where fairseq passes encoder outputs, from step to step of one beam search: so generators and
+    threads that share an ensemble share no mutable state. `hypotheses` counts those in the beams, None before
+    there are any.
     """
 
     def __init__(self, outputs: list[Any], batches: list[MemoryBatch], hypotheses: int | None = None) -> None:
@@ -93,13 +106,19 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
     """
 
     def __init__(
-        self, models: list[Any], memories: Sequence[Memory], pad: int, settings: MixtureSettings, trust: Trust | None = None
-    ) -> None:  # fmt: skip
+        self,
+        models: list[Any],
+        memories: Sequence[Memory],
+        pad: int,
+        settings: MixtureSettings,
+        trust: Trust | None = None,
+    ) -> None:
         super().__init__(models)
         self.memories, self.pad, self.settings, self.trust = tuple(memories), pad, settings, trust
         self.voting = tuple(memory for memory in memories if memory.acts_on == "vote")
         self.temperature = 1.0  # of beam search, for what is force-decoded after it
-        self.forced = 0  # target tokens at the beginning that are language tags; nothing is retrieved for them
+        # target tokens at the beginning that are language tags; nothing is retrieved for them
+        self.forced = 0
         self.end: int | None = None  # the token that target sentences end with; </s> where None
         self.identity = ""  # of the models, by their parameters as they were loaded
 
@@ -141,7 +160,9 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
     def forward_encoder(self, net_input: dict[str, Any]) -> EncodedBatch:
         """Encode the sources; memories begin before, and finish while a GPU encodes."""
         batches = self._begin(net_input["src_tokens"], net_input.get(TEXTS))
-        outputs: list[Any] = super().forward_encoder({name: x for name, x in net_input.items() if name != TEXTS})
+        outputs: list[Any] = super().forward_encoder(
+            {name: x for name, x in net_input.items() if name != TEXTS}
+        )
         for batch in batches:
             batch.encoded()
         return EncodedBatch(outputs, batches)
@@ -149,19 +170,23 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
     def reorder_encoder_out(self, encoder_outs: EncodedBatch, new_order: Tensor) -> EncodedBatch:
         """Follow the beam, and the batch as its sentences end.
 
-        Hypotheses change places within their sentence only, and share its encoding: that is copied when sentences have ended.
+        Hypotheses change places within their sentence only, and share its encoding: that is copied when
+        sentences have ended.
         """
         same = len(new_order) == encoder_outs.hypotheses
         outputs = list(encoder_outs) if same else super().reorder_encoder_out(encoder_outs, new_order)
-        return EncodedBatch(outputs, [batch.reorder(new_order) for batch in encoder_outs.batches], len(new_order))
+        return EncodedBatch(
+            outputs, [batch.reorder(new_order) for batch in encoder_outs.batches], len(new_order)
+        )
 
     def forward_decoder(
         self, tokens: Tensor, encoder_outs: EncodedBatch, incremental_states: Any, temperature: float = 1.0
     ) -> tuple[Tensor, Tensor | None]:
         """Compute one step: log p [H, V] and the attention.
 
-        1. p_NMT from the models, as without retrieval; memories listen, and the token memory searches as soon as the model
-           of its datastore knows the queries: a GPU searches while the models project to the vocabulary;
+        1. p_NMT from the models, as without retrieval; memories listen, and the token memory searches as soon
+           as the model of its datastore knows the queries: a GPU searches while the models project to the
+           vocabulary;
         2. memories that act on the model's distribution change it, the others vote;
         3. interpolate, and let those that act on the mixture change it.
         """
@@ -170,7 +195,9 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
             for batch in batches:
                 listening.enter_context(batch.listening())
             with phase(DECODER):
-                log_probs, attention = super().forward_decoder(tokens, encoder_outs, incremental_states, temperature)
+                log_probs, attention = super().forward_decoder(
+                    tokens, encoder_outs, incremental_states, temperature
+                )
         step = Step(tokens[:, self.forced :], Distribution(log_probs.float()), self.trust is not None)
         for batch in self._acting(batches, "model"):
             step.model = Distribution(batch.rescore(step))
@@ -200,7 +227,9 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
     def limited(self, votes: list[Vote]) -> list[Vote]:
         """Return the votes with the weights that the settings give."""
         bounded = [memory.bounded for memory in self.voting]
-        weights = limit_weights([vote.weight for vote in votes], bounded, self.settings.lambda_max) if votes else []
+        weights = (
+            limit_weights([vote.weight for vote in votes], bounded, self.settings.lambda_max) if votes else []
+        )
         return [vote._replace(weight=weight) for vote, weight in zip(votes, weights)]
 
     def force_decode(self, sample: dict[str, Any], temperature: float | None = None) -> ForcedText:
@@ -221,7 +250,9 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
         for batch in self._acting(batches, "model"):
             batch.rescore_given(previous, after)
         text = GivenText(previous, real[:, self.forced :], after, Distribution(log_probs[real]))
-        records = {m.name: batch.force(text) for m, batch in zip(self.memories, batches) if m.acts_on == "vote"}
+        records = {
+            m.name: batch.force(text) for m, batch in zip(self.memories, batches) if m.acts_on == "vote"
+        }
         (sentences, positions), targets = text.real.nonzero().unbind(dim=1), target[real]
         said = text.model.log_probs.gather(1, targets.unsqueeze(1)).squeeze(1)
         whole = Whole(real, previous, log_probs, attention, self._acting(batches, "mixture"))
@@ -243,15 +274,21 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
     def _acting(self, batches: Sequence[MemoryBatch], place: str) -> list[MemoryBatch]:
         return [batch for memory, batch in zip(self.memories, batches) if memory.acts_on == place]
 
-    def force_models(self, sample: dict[str, Any], temperature: float | None = None) -> tuple[Tensor, Tensor | None]:
+    def force_models(
+        self, sample: dict[str, Any], temperature: float | None = None
+    ) -> tuple[Tensor, Tensor | None]:
         """Force-decode without retrieval: log p_NMT fp32 [B, T, V], mean attention [B, T, S]."""
         outputs = [model(**sample["net_input"]) for model in self.models]
         heat = self.temperature if temperature is None else temperature
         if heat != 1:
             outputs = [(logits / heat, *others) for logits, *others in outputs]
-        each = [m.get_normalized_probs(o, log_probs=True, sample=sample) for m, o in zip(self.models, outputs)]
+        each = [
+            m.get_normalized_probs(o, log_probs=True, sample=sample) for m, o in zip(self.models, outputs)
+        ]
         several = len(each) > 1  # a single model is its own mean, which would cost a pass over the vocabulary
-        log_probs = torch.stack(each).float().logsumexp(dim=0) - math.log(len(each)) if several else each[0].float()
+        log_probs = (
+            torch.stack(each).float().logsumexp(dim=0) - math.log(len(each)) if several else each[0].float()
+        )
         attention = [o[1]["attn"][0] for o in outputs if o[1]["attn"][0] is not None]
         return log_probs, torch.stack(attention).mean(dim=0) if attention else None
 
@@ -290,7 +327,9 @@ class _ScoredModel:
         mixed = self.ensemble.mixed(whole, self.ensemble.decided(text, self.ensemble.votes(text)))
         return mixed, {"attn": [whole.attention]} if whole.attention is not None else {}
 
-    def get_normalized_probs(self, output: tuple[Tensor, Any], log_probs: bool, sample: dict[str, Any]) -> Tensor:
+    def get_normalized_probs(
+        self, output: tuple[Tensor, Any], log_probs: bool, sample: dict[str, Any]
+    ) -> Tensor:
         return output[0]
 
 
@@ -302,6 +341,8 @@ class RetrievalScorer(SequenceScorer):
         self.model = ensemble
 
     @torch.no_grad()
-    def generate(self, models: list[Any], sample: dict[str, Any], **kwargs: Any) -> list[list[dict[str, Any]]]:
+    def generate(
+        self, models: list[Any], sample: dict[str, Any], **kwargs: Any
+    ) -> list[list[dict[str, Any]]]:
         """Score the targets of a batch."""
         return super().generate([_ScoredModel(self.model, sample)], sample)

@@ -1,7 +1,7 @@
 """Forced decoding: what the model and each memory say at the tokens of given targets.
 
-Scoring, tuning, logging and explaining read one record of it, `ForcedText`. Letters: B sentences, T target positions, N
-tokens, C tokens that a memory names, V target vocabulary.
+Scoring, tuning, logging and explaining read one record of it, `ForcedText`. Letters: B sentences, T target
+positions, N tokens, C tokens that a memory names, V target vocabulary.
 """
 
 from __future__ import annotations
@@ -89,7 +89,8 @@ class ForcedText:
         records = {name: record.cpu() for name, record in self.records.items()}
         kept = self._changed(lambda part: part.cpu(), records)
         kept.sentences = kept.sentences + first  # not in place: on a CPU it is the same tensor
-        kept.log_probs = kept.log_probs.clamp_min(SILENT)  # of what the model rules out, which only memories name
+        # of what the model rules out, which only memories name
+        kept.log_probs = kept.log_probs.clamp_min(SILENT)
         return kept
 
     def select(self, rows: Tensor) -> ForcedText:

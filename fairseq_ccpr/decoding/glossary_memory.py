@@ -1,9 +1,9 @@
 """The glossary inside beam search: terms of the source propose their translations, as retrieved phrases do.
 
-A hypothesis that has not written a term of its source leaves some of each step's probability to the term's first subword,
-more where the model finds it likelier; so those that write it where it fits win. A term that has begun is followed to its
-end, and one that was written counts no more. Two costs keep the rest of beam search from undoing that: of ending a sentence
-while terms are open, and of growing a word that ended a term.
+A hypothesis that has not written a term of its source leaves some of each step's probability to the term's
+first subword, more where the model finds it likelier; so those that write it where it fits win. A term that
+has begun is followed to its end, and one that was written counts no more. Two costs keep the rest of beam
+search from undoing that: of ending a sentence while terms are open, and of growing a word that ended a term.
 """
 
 from __future__ import annotations
@@ -35,15 +35,16 @@ logger = logging.getLogger(__name__)
 
 # What is taken from log p, in nats, so that terms are written, and as they are.
 END_COST = 5.0  # of the end of the sentence, for each term that is open: none of its translations was written
-UNKNOWN_COST = 10.0  # of an unknown token, where all that is unknown in the source is part of its terms, such as €
+# of an unknown token, where all that is unknown in the source is part of its terms, such as €
+UNKNOWN_COST = 10.0
 GROWTH_COST = 3.0  # of a token that grows the word with which a term has just ended, "ark" to "arked"
 
 
 class GlossaryVotes(PhraseVotes):
     """How much a term counts, against 1 for all that the model says.
 
-    A term that may begin has exp(b0 + c0 r), one that has begun exp(b1 + c1 r), where r is the log probability of its next
-    subword to that of the likeliest; nothing once it was written.
+    A term that may begin has exp(b0 + c0 r), one that has begun exp(b1 + c1 r), where r is the log
+    probability of its next subword to that of the likeliest; nothing once it was written.
     """
 
     MAY_BEGIN, BEGUN = (0.5, 0.6), (6.0, 0.6)  # b, c
@@ -85,10 +86,14 @@ class GlossaryCandidates(PhraseCandidates):
     ) -> Callable[[], list[SentencePhrases]]:
         """Find the terms of sentences, int64 [B, S]; terms are not learned."""
         texts = given if given is not None else self.recovered(src_tokens)
-        return lambda: [SentencePhrases(self._terms_of(text), list, number) for number, text in enumerate(texts)]
+        return lambda: [
+            SentencePhrases(self._terms_of(text), list, number) for number, text in enumerate(texts)
+        ]
 
     def _terms_of(self, text: str) -> Candidates:
-        variants = [(query, one) for query, (_, _, each) in enumerate(self.glossary.find(text)) for one in each]
+        variants = [
+            (query, one) for query, (_, _, each) in enumerate(self.glossary.find(text)) for one in each
+        ]
         found = [(query, ids) for query, one in variants if (ids := self._ids_of(one))]
         queries = np.array([query for query, _ in found], np.int64)
         ranks, scores = np.zeros(len(found), np.int64), np.ones(len(found), np.float32)
@@ -97,7 +102,11 @@ class GlossaryCandidates(PhraseCandidates):
     def covers_unknown(self, text: str, source: Tensor) -> bool:
         """Tell whether a sentence, int64 [S], has unknown subwords, and all in its terms."""
         unknown = int((source == self.source_dictionary.unk()).sum())
-        return 0 < unknown <= sum(self._unknown_in(text[start:end]) for start, end, _ in self.glossary.find(text))
+        return (
+            0
+            < unknown
+            <= sum(self._unknown_in(text[start:end]) for start, end, _ in self.glossary.find(text))
+        )
 
     def _unknown_in(self, term: str) -> int:
         symbols = (self.subwords.bpe.encode(term) if self.subwords.bpe is not None else term).split()
@@ -109,8 +118,11 @@ class GlossaryCandidates(PhraseCandidates):
             if not 0 < len(ids) <= MAX_SUBWORDS:
                 logger.warning(
                     "%s: '%s' is ignored: the model cannot write it, since its subwords are not in the dictionary, or more "
-                    "than %d", self.glossary.path, term, MAX_SUBWORDS,
-                )  # fmt: skip
+                    "than %d",
+                    self.glossary.path,
+                    term,
+                    MAX_SUBWORDS,
+                )
                 ids = []
             self._ids[term] = ids
         return self._ids[term]

@@ -1,8 +1,9 @@
 """What was learned, ready to be searched: its keys on the model's device, in segments alongside the indexes of a datastore.
 
-The segment of tokens is exact while it is small, on a GPU however large it is. On a CPU its entries go into inverted lists
-that grow with it, all but the last ones. The segment of phrases is exact.
-Letters: n rows of a segment, N entries of the datastore itself, m that are gone, d width of keys, of phrases o.
+The segment of tokens is exact while it is small, on a GPU however large it is. On a CPU its entries go into
+inverted lists that grow with it, all but the last ones. The segment of phrases is exact.
+Letters: n rows of a segment, N entries of the datastore itself, m that are gone, d width of keys, of phrases
+o.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ if TYPE_CHECKING:
     from fairseq_ccpr.decoding.token_retriever import LearningRetriever
 
 FIRST_ROWS = 4096  # that there is room for; then twice as many each time
-# Rows that are compared with one by one: of a segment without lists, and after those that are in lists. More of them cost
-# more than lists do (scripts/recipes/segment_search.py).
+# Rows that are compared with one by one: of a segment without lists, and after those that are in lists. More
+# of them cost more than lists do (scripts/recipes/segment_search.py).
 EXACT_ROWS, LAST_ROWS = 1024, 512
 
 
@@ -50,7 +51,8 @@ class LearnedPhrases:
         spans: int32 [n, 3]: the place of the pair in `pairs`, and start and end in its target, in characters.
         hashes: uint64 [n], of the strings; see `hash_strings`.
         pairs: whose phrases they are, one pair after the other.
-        moved: by sentence of the datastore itself that it has because it was learned: a pair of which it is the target.
+        moved: by sentence of the datastore itself that it has because it was learned: a pair of which it is
+            the target.
         gone: int64 [m], entries of the datastore itself that do not count, ascending.
         superseded: see `LearnedEntries`.
         kept: targets of pairs whose phrases are those of the same sentence of the datastore itself.
@@ -125,14 +127,16 @@ class LearnedEntries:
         values: int32 [n], their tokens, on the device of the index.
         pairs: whose entries they are, in the order of their rows.
         moved: pairs whose entries are the datastore's own.
-        gone: int64 [m], entries of the datastore itself that do not count, ascending, on the same device: they were
-            forgotten, or their source is that of a learned pair.
+        gone: int64 [m], entries of the datastore itself that do not count, ascending, on the same device:
+            they were forgotten, or their source is that of a learned pair.
         first: the first learned entry, moved into the datastore or not; all entries from it on were learned.
         rows: int64, the first row of each of `pairs`.
-        retriever: of the datastore that they were learned alongside, if it was compacted since the system was loaded.
+        retriever: of the datastore that they were learned alongside, if it was compacted since the system was
+            loaded.
         phrases: of the same pairs, where a phrase memory learns.
         stored: values of the datastore that `moved` are in.
-        superseded: targets of the datastore's own sentences whose source is that of a learned pair, int32 [L] each.
+        superseded: targets of the datastore's own sentences whose source is that of a learned pair, int32 [L]
+            each.
         source_index: of the datastore's own source sentences; None where it was built without.
         stored_sentences: the sentence of each of the datastore's own entries, int32 [N], on the device.
     """
@@ -165,7 +169,9 @@ class LearnedEntries:
         """The source sentences: the datastore's own, less those that are gone, then those of `pairs`; None: not known."""
         if self.source_index is None:
             return None
-        learned = [np.array(pair.read_as.ids if pair.read_as is not None else (), np.int64) for pair in self.pairs]
+        learned = [
+            np.array(pair.read_as.ids if pair.read_as is not None else (), np.int64) for pair in self.pairs
+        ]
         return SentenceMemory(self.source_index, learned, self._sentences_gone)
 
     @cached_property
@@ -197,7 +203,9 @@ class LearnedEntries:
         own = self.source_index.described.sentences
         stored, learned = near[near < own], near[near >= own]
         first = self.rows[learned - own] + len(self.stored_sentences)
-        return np.concatenate([self.source_index.entries(stored), ranges(first, first + self._sizes[learned])])
+        return np.concatenate(
+            [self.source_index.entries(stored), ranges(first, first + self._sizes[learned])]
+        )
 
     @cached_property
     def _first_rows(self) -> Tensor:
@@ -257,7 +265,9 @@ class LearnedEntries:
 
     def __str__(self) -> str:
         pairs = sorted((*self.moved, *self.pairs), key=lambda pair: pair.id)
-        return f"{len(pairs)}-{short(of_strings(text for pair in pairs for text in (pair.source, pair.target)))}"
+        return (
+            f"{len(pairs)}-{short(of_strings(text for pair in pairs for text in (pair.source, pair.target)))}"
+        )
 
 
 class LearnedMemory:
@@ -266,7 +276,9 @@ class LearnedMemory:
     Threads may share it; what was learned or forgotten counts for whoever asks for `entries` after that.
     """
 
-    def __init__(self, datastore: TokenDatastore, device: torch.device, phrases: PhraseDatastore | None = None) -> None:
+    def __init__(
+        self, datastore: TokenDatastore, device: torch.device, phrases: PhraseDatastore | None = None
+    ) -> None:
         self.store = LearnedStore(datastore)
         self._phrases = PhraseSegment(self.store, phrases, device) if phrases is not None else None
         self.device = device
@@ -323,7 +335,8 @@ class LearnedMemory:
 
     def _clear(self) -> None:
         dimension = self.store.datastore.section.dimension
-        self._rows: dict[int, tuple[int, int]] = {}  # of each pair, by its id: the first, and the one after its last
+        # of each pair, by its id: the first, and the one after its last
+        self._rows: dict[int, tuple[int, int]] = {}
         self._keys = GrowingRows(torch.empty(0, dimension, dtype=torch.float16, device=self.device))
         self._norms = GrowingRows(torch.empty(0, device=self.device))
         self._values = GrowingRows(torch.empty(0, dtype=torch.int32, device=self.device))
@@ -340,13 +353,17 @@ class LearnedMemory:
             self._drop(lost)
         if new := [number for number in kept if number not in self._rows]:
             ends = self._keys.size + np.cumsum([len(kept[number][0]) for number in new])
-            self._rows |= {number: (int(end) - len(kept[number][0]), int(end)) for number, end in zip(new, ends)}
+            self._rows |= {
+                number: (int(end) - len(kept[number][0]), int(end)) for number, end in zip(new, ends)
+            }
             values, keys = (np.concatenate(arrays) for arrays in zip(*(kept[number] for number in new)))
             first = self._keys.size
             self._keys.append(torch.from_numpy(keys))
             self._values.append(torch.from_numpy(values))
             self._norms.append(half_norms(self._keys.rows[first:]))
-        if self._lists_help and self._keys.size - self._listed > (EXACT_ROWS if self._lists is None else LAST_ROWS):
+        if self._lists_help and self._keys.size - self._listed > (
+            EXACT_ROWS if self._lists is None else LAST_ROWS
+        ):
             self._grow()
         self.entries = self._snapshot()
 
@@ -366,14 +383,28 @@ class LearnedMemory:
         starts = np.array([start for start, _ in self._rows.values()], np.int64)
         phrases = self._phrases.update(superseded) if self._phrases is not None else None
         return LearnedEntries(
-            index, self._values.rows, in_segment, moved, gone, first, starts, self._retriever, phrases, datastore.values,
-            superseded, datastore.source_index, self._stored_sentences,
-        )  # fmt: skip
+            index,
+            self._values.rows,
+            in_segment,
+            moved,
+            gone,
+            first,
+            starts,
+            self._retriever,
+            phrases,
+            datastore.values,
+            superseded,
+            datastore.source_index,
+            self._stored_sentences,
+        )
 
     def _drop(self, lost: list[int]) -> None:
         """Take pairs out. Where there are no lists, or most rows are gone, the others are written again instead."""
         dropped = [self._rows.pop(number) for number in lost]
-        if self._lists is None or 2 * sum(end - start for start, end in self._rows.values()) <= self._keys.size:
+        if (
+            self._lists is None
+            or 2 * sum(end - start for start, end in self._rows.values()) <= self._keys.size
+        ):
             self._clear()
             return
         if listed := [one for one in dropped if one[0] < self._listed]:
@@ -409,22 +440,34 @@ class PhraseSegment:
         """Bring the segment up to date with the journal, and return what counts from now on."""
         store = self.store
         ids = list(store.phrases)
-        if self._ids != ids[: len(self._ids)]:  # some were forgotten, and the places of those that stay are others
+        # some were forgotten, and the places of those that stay are others
+        if self._ids != ids[: len(self._ids)]:
             self._clear()
         if new := ids[len(self._ids) :]:
-            found, targets = [store.phrases[number] for number in new], [store.pairs[number].target for number in new]
+            found, targets = (
+                [store.phrases[number] for number in new],
+                [store.pairs[number].target for number in new],
+            )
             places = np.repeat(np.arange(len(new), dtype=np.int32), [len(one.spans) for one in found])
             spans = np.column_stack([places, np.concatenate([one.spans for one in found])])
             self._hashes.append(hash_strings(spans, LinesInMemory(targets)))
             self._keys.append(torch.from_numpy(np.concatenate([one.keys for one in found])))
             self._spans.append(spans + np.array([len(self._ids), 0, 0], np.int32))
             self._ids += new
-        moved = {pair.sentence: pair for pair in store.pairs.values() if pair.sentence not in (None, OWN_SENTENCE)}
+        moved = {
+            pair.sentence: pair for pair in store.pairs.values() if pair.sentence not in (None, OWN_SENTENCE)
+        }
         return LearnedPhrases(
-            self.datastore, ExactIndex(self._keys.rows, "ip"), np.concatenate(self._spans), np.concatenate(self._hashes),
-            tuple(store.pairs[number] for number in self._ids), moved, entries_of(self.datastore, store.gone_sentences),
-            superseded, frozenset(pair.target for pair in store.pairs.values() if pair.sentence == OWN_SENTENCE),
-        )  # fmt: skip
+            self.datastore,
+            ExactIndex(self._keys.rows, "ip"),
+            np.concatenate(self._spans),
+            np.concatenate(self._hashes),
+            tuple(store.pairs[number] for number in self._ids),
+            moved,
+            entries_of(self.datastore, store.gone_sentences),
+            superseded,
+            frozenset(pair.target for pair in store.pairs.values() if pair.sentence == OWN_SENTENCE),
+        )
 
 
 class GrowingRows:

@@ -1,7 +1,7 @@
 """The interface that decoding is written against: a memory alongside the decoder, asked for its vote at each step.
 
-Letters: B sentences, S source subwords, H hypotheses, T target positions, N tokens, C tokens that a memory names, V target
-vocabulary.
+Letters: B sentences, S source subwords, H hypotheses, T target positions, N tokens, C tokens that a memory
+names, V target vocabulary.
 """
 
 from __future__ import annotations
@@ -91,8 +91,8 @@ class Memory(ABC):
 
     Attributes:
         name: one word, for trust, tables and explanations.
-        acts_on: what its batches change: the `model`'s distribution before any memory votes, the mixture by a `vote`, or
-            the `mixture` after all have voted.
+        acts_on: what its batches change: the `model`'s distribution before any memory votes, the mixture by a
+            `vote`, or the `mixture` after all have voted.
         bounded: whether --lambda-max bounds its weight, see `limit_weights`.
         features: the names of what its evidence shows trust.
         unscored: why given targets cannot be scored with it; empty: they can.

@@ -15,7 +15,8 @@ from torch import Tensor
 
 RUN = 64  # neighbouring tokens whose highest is found first
 FEW = 32  # neighbours that are compared with one another; more are sorted
-# A weight of 1 would rule out all that was not retrieved, even the end of a sentence that has reached its full length.
+# A weight of 1 would rule out all that was not retrieved, even the end of a sentence that has reached its
+# full length.
 ALMOST_ALL = 1 - 2**-24
 SILENT = -80.0  # in place of log 0, whose differences and gradients are not numbers
 
@@ -86,7 +87,8 @@ class Vote(NamedTuple):
     """What a memory says of the next token of H hypotheses: a sparse distribution over C tokens each, and its weight."""
 
     values: Tensor  # int64 [H, C], tokens
-    log_probs: Tensor  # fp32 [H, C], log p_r, duplicates merged: equal tokens all have the token's whole probability
+    # fp32 [H, C], log p_r, duplicates merged: equal tokens all have the token's whole probability
+    log_probs: Tensor
     weight: Tensor  # fp32 [H], the interpolation weight, in [0, 1]
     evidence: Evidence | None = None  # what trust looks at, where `Step.trusted`
 
@@ -141,8 +143,8 @@ class DistributionView:
 def likeliest(log_probs: Tensor) -> tuple[Tensor, Tensor]:
     """Find what `log_probs.max(dim=1)` finds in [N, V], fp32 [N] and int64 [N]: of equal ones the first.
 
-    On a CPU torch tracks the place of a maximum number by number, which takes five times as long as the maxima of runs; only
-    one run of each row is then looked through for its place.
+    On a CPU torch tracks the place of a maximum number by number, which takes five times as long as the
+    maxima of runs; only one run of each row is then looked through for its place.
     """
     rows, words = log_probs.shape
     if log_probs.is_cuda or words < 2 * RUN or not rows:
@@ -161,8 +163,8 @@ def likeliest(log_probs: Tensor) -> tuple[Tensor, Tensor]:
 def neighbour_log_probabilities(scores: Tensor, values: Tensor, temperature: float) -> Tensor:
     """Compute log p_r of each neighbour's value, duplicates merged: equations 4 and 7 of the CLKNN paper.
 
-    p_r(v) = sum_i 1[v_i = v] exp(score_i / T) / sum_i exp(score_i / T), scores being minus squared distances or
-    inner products. Neighbours that share a value all get that value's whole probability.
+    p_r(v) = sum_i 1[v_i = v] exp(score_i / T) / sum_i exp(score_i / T), scores being minus squared distances
+    or inner products. Neighbours that share a value all get that value's whole probability.
 
     Args:
         scores: fp32 [H, k]; -inf marks a missing neighbour, which gets no weight.
@@ -185,7 +187,8 @@ def neighbour_shares(scores: Tensor, temperature: float) -> Tensor:
 
 def merge_equal(weights: Tensor, values: Tensor) -> Tensor:
     """Give each of k neighbours the weight of all that share its value, fp32 [H, k]."""
-    if values.size(1) <= FEW:  # each is compared with each: few operations, which is what counts for so few numbers
+    # each is compared with each: few operations, which is what counts for so few numbers
+    if values.size(1) <= FEW:
         numbers = values.float()  # which tell all tokens apart, and are compared and multiplied faster
         equal = weights.new_empty(*values.shape, values.size(1))
         torch.eq(numbers.unsqueeze(2), numbers.unsqueeze(1), out=equal)
@@ -212,10 +215,10 @@ def retrieval_confidence(scores: Tensor, least: float = 0.0) -> Tensor:
     """Average the similarity of the neighbours found, fp32 [H] in [0, 1]: the factor of lambda.
 
     Args:
-        scores: fp32 [H, k], inner products of unit vectors; -inf marks a missing neighbour. Negative ones, which do occur,
-            count as 0.
-        least: similarity s0 in [0, 1) that counts as none; above it (s - s0) / (1 - s0) takes the place of s. The paper's
-            is 0, but in a wrong domain neighbours are similar as well, only less so.
+        scores: fp32 [H, k], inner products of unit vectors; -inf marks a missing neighbour. Negative ones,
+            which do occur, count as 0.
+        least: similarity s0 in [0, 1) that counts as none; above it (s - s0) / (1 - s0) takes the place of s.
+            The paper's is 0, but in a wrong domain neighbours are similar as well, only less so.
 
     >>> retrieval_confidence(torch.tensor([[0.9, 0.5, -0.2, float("-inf")]]))
     tensor([0.4667])
@@ -228,7 +231,8 @@ def retrieval_confidence(scores: Tensor, least: float = 0.0) -> Tensor:
 def limit_weights(weights: Sequence[Tensor], bounded: Sequence[bool], most: float) -> list[Tensor]:
     """Scale weights, fp32 [H] of each memory, down alike where they sum to more than `most`, or than the unbounded ones.
 
-    So phrases never crowd out the model, and where they have no weight the tokens' is what it is without phrases.
+    So phrases never crowd out the model, and where they have no weight the tokens' is what it is without
+    phrases.
     """
     if not any(bounded):
         return list(weights)
@@ -250,7 +254,9 @@ def interpolate_(log_probs: Tensor, votes: Sequence[Vote]) -> Tensor:
     total = reduce(torch.add, (vote.weight for vote in votes)).clamp_max(ALMOST_ALL)
     log_probs += torch.log1p(-total).unsqueeze(1)
     for vote in votes:
-        mixed = torch.logaddexp(log_probs.gather(1, vote.values), vote.weight.log().unsqueeze(1) + vote.log_probs)
+        mixed = torch.logaddexp(
+            log_probs.gather(1, vote.values), vote.weight.log().unsqueeze(1) + vote.log_probs
+        )
         log_probs.scatter_(1, vote.values, mixed)
     return log_probs
 

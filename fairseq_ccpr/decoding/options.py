@@ -32,54 +32,78 @@ class TokenRetrievalSettings:
     PREFIX: ClassVar[str] = "knn"
 
     k: int = option(
-        8, "neighbours retrieved for each token", within="[1, inf)", needs="at least 1 neighbour", automatic=True
+        8,
+        "neighbours retrieved for each token",
+        within="[1, inf)",
+        needs="at least 1 neighbour",
+        automatic=True,
     )
     lambda_: float = option(
         0.5,
         "interpolation weight of the token datastore, 0 to 1; with lambda*, which scales it, the default is 1",
-        within="[0, 1]", needs=SHARE, sign="lambda", automatic=True,
-    )  # fmt: skip
+        within="[0, 1]",
+        needs=SHARE,
+        sign="lambda",
+        automatic=True,
+    )
     temperature: float = option(
         10.0,
         "temperature of the neighbours' distribution: about 10 to 100 for squared distances, 0.01 to 0.5 for the inner "
         "products of an adapter's keys, whose default is 0.05",
-        within="(0, inf)", needs="a number above 0", sign="T", automatic=True,
-    )  # fmt: skip
+        within="(0, inf)",
+        needs="a number above 0",
+        sign="T",
+        automatic=True,
+    )
     confidence: bool = option(
         False,
         "scale the weight by the mean similarity of the 8 nearest neighbours (lambda*); on for an adapter's keys",
-        sign="lambda*", automatic=True,
-    )  # fmt: skip
+        sign="lambda*",
+        automatic=True,
+    )
     lambda_max: float = option(
         1.0, "upper bound on lambda*", within="(0, 1]", needs="a weight above 0 and up to 1", automatic=True
     )
     min_similarity: float = option(
-        0.0, "similarity, 0 to 1, at or below which a neighbour adds nothing to lambda*; protects text of other domains",
-        within="[0, 1)", needs=COSINE, sign="s0", automatic=True,
-    )  # fmt: skip
+        0.0,
+        "similarity, 0 to 1, at or below which a neighbour adds nothing to lambda*; protects text of other domains",
+        within="[0, 1)",
+        needs=COSINE,
+        sign="s0",
+        automatic=True,
+    )
     lambda_star: str = option(
         NEAREST,
         "mean that lambda* takes: nearest, of the 8 nearest neighbours found, negative similarities as 0; or published, "
         "equation 8 of the CLKNN paper, of all k, missing ones as 0",
-        choices=(NEAREST, PUBLISHED), sign="mean", automatic=True,
-    )  # fmt: skip
+        choices=(NEAREST, PUBLISHED),
+        sign="mean",
+        automatic=True,
+    )
     likeness: float = option(
         0.0,
         "nats by which a neighbour counts less where its source sentence is nothing like the one that is translated; 0: what "
         "sentence it is from does not count",
-        within="[0, inf)", needs="a number of nats of at least 0", sign="gamma", automatic=True,
-    )  # fmt: skip
+        within="[0, inf)",
+        needs="a number of nats of at least 0",
+        sign="gamma",
+        automatic=True,
+    )
     sentences: int = option(
         0,
         "search exactly, and only, among about so many entries, of the sentences most like the one that is translated; 0: "
-        "among all, with the index", within="[0, inf)", needs="at least 0 entries", sign="among", automatic=True,
-    )  # fmt: skip
+        "among all, with the index",
+        within="[0, inf)",
+        needs="at least 0 entries",
+        sign="among",
+        automatic=True,
+    )
     guard: bool = option(
         False,
         "translate sentences that none of the datastore's is like without it, and lower the weight for those that are little "
         "like any; on where that was measured",
         automatic=True,
-    )  # fmt: skip
+    )
 
     def __post_init__(self) -> None:
         check(self)
@@ -102,35 +126,50 @@ class PhraseSearchSettings:
     PREFIX: ClassVar[str] = "phrase"
 
     encoder: Optional[str] = option(
-        None, "checkpoint of the phrase encoder (the one that the phrase datastore was built with, at its path)",
-        metavar="CKPT", unsigned="the datastore's signature has the encoder's fingerprint",
-    )  # fmt: skip
+        None,
+        "checkpoint of the phrase encoder (the one that the phrase datastore was built with, at its path)",
+        metavar="CKPT",
+        unsigned="the datastore's signature has the encoder's fingerprint",
+    )
     k: int = option(
-        16, "target phrases retrieved for each phrase of a source sentence", within="[1, inf)",
-        needs="at least 1 phrase", metavar="N", automatic=True,
-    )  # fmt: skip
+        16,
+        "target phrases retrieved for each phrase of a source sentence",
+        within="[1, inf)",
+        needs="at least 1 phrase",
+        metavar="N",
+        automatic=True,
+    )
     min_similarity: float = option(
-        0.3, "similarity, 0 to 1, at or below which a phrase is not retrieved", within="[0, 1)", needs=COSINE,
-        metavar="S", automatic=True,
-    )  # fmt: skip
+        0.3,
+        "similarity, 0 to 1, at or below which a phrase is not retrieved",
+        within="[0, 1)",
+        needs=COSINE,
+        metavar="S",
+        automatic=True,
+    )
     threshold: float = option(
-        0.5, "probability above which words of the source are queried as a phrase", within="[0, 1)",
-        needs="a probability in [0, 1)", metavar="P", automatic=True,
+        0.5,
+        "probability above which words of the source are queried as a phrase",
+        within="[0, 1)",
+        needs="a probability in [0, 1)",
+        metavar="P",
+        automatic=True,
         unsigned="the description of the queries has it",
-    )  # fmt: skip
+    )
     segmentation: Optional[str] = option(
         None,
         "which words of the source are queried: learned, all, ngram:N, or lexicon:FILE, those that FILE names (as in the "
         "phrase datastore)",
-        metavar="learned|all|ngram:N|lexicon:FILE", automatic=True,
+        metavar="learned|all|ngram:N|lexicon:FILE",
+        automatic=True,
         unsigned="the description of the queries has it",
-    )  # fmt: skip
+    )
     bf16: bool = option(
         False,
         "run the phrase encoder in bfloat16, faster where the processor supports it; results may then depend slightly on "
         "which sentences share a batch",
         unsigned="the description of the queries has it",
-    )  # fmt: skip
+    )
 
     def __post_init__(self) -> None:
         check(self)
@@ -141,17 +180,28 @@ class PhraseSettings(PhraseSearchSettings):
     """The `--phrase-*` options: which phrases are retrieved, and how they count."""
 
     lambda_: float = option(
-        1.0, "interpolation weight of the phrase datastore, 0 to 1; it scales the weight that the votes give",
-        within="[0, 1]", needs=SHARE, sign="lambda", automatic=True,
-    )  # fmt: skip
+        1.0,
+        "interpolation weight of the phrase datastore, 0 to 1; it scales the weight that the votes give",
+        within="[0, 1]",
+        needs=SHARE,
+        sign="lambda",
+        automatic=True,
+    )
     reach: int = option(
-        16, "number of subwords for which a sentence of the datastore is followed beyond the end of a phrase; 0: none",
-        within="[0, inf)", needs="at least 0 subwords", metavar="N", automatic=True,
-    )  # fmt: skip
+        16,
+        "number of subwords for which a sentence of the datastore is followed beyond the end of a phrase; 0: none",
+        within="[0, inf)",
+        needs="at least 0 subwords",
+        metavar="N",
+        automatic=True,
+    )
     consent: float = option(
-        12.0, "nats below the model's likeliest token at which a phrase has no vote for a token; 12: it always has one",
-        within="(0, 12]", needs="a number above 0, and at most 12", automatic=True,
-    )  # fmt: skip
+        12.0,
+        "nats below the model's likeliest token at which a phrase has no vote for a token; 12: it always has one",
+        within="(0, 12]",
+        needs="a number above 0, and at most 12",
+        automatic=True,
+    )
 
 
 @dataclass(frozen=True)
@@ -165,13 +215,19 @@ class TextSettings:
     PREFIX: ClassVar[str] = "text"
 
     alpha: float = option(
-        0.3, "weight of the text: the exponent of p_text / p_general^beta; 0: none", within="[0, inf)",
-        needs="a weight of at least 0", automatic=True,
-    )  # fmt: skip
+        0.3,
+        "weight of the text: the exponent of p_text / p_general^beta; 0: none",
+        within="[0, inf)",
+        needs="a weight of at least 0",
+        automatic=True,
+    )
     beta: float = option(
-        1.0, "exponent of p_general, what general text would say (0 where none was counted with --against)",
-        within="[0, inf)", needs="an exponent of at least 0", automatic=True,
-    )  # fmt: skip
+        1.0,
+        "exponent of p_general, what general text would say (0 where none was counted with --against)",
+        within="[0, inf)",
+        needs="an exponent of at least 0",
+        automatic=True,
+    )
 
     def __post_init__(self) -> None:
         check(self)
@@ -184,13 +240,19 @@ class StoreSettings:
     PREFIX: ClassVar[str] = "store"
 
     timeout: float = option(
-        TIMEOUT, "seconds that Milvus may take to answer, all attempts together, if it has keys of the datastore",
-        within="(0, inf)", needs="a number of seconds above 0", metavar="S", unsigned="waiting decides no result",
-    )  # fmt: skip
+        TIMEOUT,
+        "seconds that Milvus may take to answer, all attempts together, if it has keys of the datastore",
+        within="(0, inf)",
+        needs="a number of seconds above 0",
+        metavar="S",
+        unsigned="waiting decides no result",
+    )
     unreachable: str = option(
-        STOP, "what to do if Milvus does not answer in time: stop, or skip: go without its phrases or tokens",
-        choices=(STOP, SKIP), unsigned="sentences that were skipped are counted and reported",
-    )  # fmt: skip
+        STOP,
+        "what to do if Milvus does not answer in time: stop, or skip: go without its phrases or tokens",
+        choices=(STOP, SKIP),
+        unsigned="sentences that were skipped are counted and reported",
+    )
 
     def __post_init__(self) -> None:
         check(self)
@@ -205,8 +267,11 @@ class MixtureSettings:
     lambda_max: float = option(
         0.9,
         "upper bound on lambda_tok + lambda_phr when phrases are active; both are scaled down",
-        within="[0, 1)", needs="a weight in [0, 1)", sign="Lambda_max", automatic=True,
-    )  # fmt: skip
+        within="[0, 1)",
+        needs="a weight in [0, 1)",
+        sign="Lambda_max",
+        automatic=True,
+    )
 
     def __post_init__(self) -> None:
         check(self)
@@ -220,19 +285,24 @@ class RetrievalConfig(FairseqDataclass):
     """Retrieval options, in addition to those of a fairseq task."""
 
     datastore: Optional[str] = option(
-        None, "the datastore, a folder made by fairseq-ccpr build, with tokens, phrases, text or several of them; "
+        None,
+        "the datastore, a folder made by fairseq-ccpr build, with tokens, phrases, text or several of them; "
         "TOKENS:PHRASES if they are in two folders",
-    )  # fmt: skip
-    untuned: bool = option(False, "use the defaults of retrieval for options not given, instead of the tuned settings")
+    )
+    untuned: bool = option(
+        False, "use the defaults of retrieval for options not given, instead of the tuned settings"
+    )
     trust: Optional[str] = option(
-        None, "learned trust, a file that fairseq-ccpr tune wrote, instead of the datastore's; none: use no trust"
+        None,
+        "learned trust, a file that fairseq-ccpr tune wrote, instead of the datastore's; none: use no trust",
     )
     glossary: Optional[str] = option(
         None,
         "glossary, a TSV of source terms and their translations, which beam search then prefers; it needs no datastore",
     )
     knn_log: Optional[str] = option(
-        None, "file for one line of JSON per token of each best hypothesis: weights, probabilities, neighbours"
+        None,
+        "file for one line of JSON per token of each best hypothesis: weights, probabilities, neighbours",
     )
 
 
@@ -245,12 +315,13 @@ def automatic_token_settings(datastore: TokenDatastore, confidence: bool | None 
     """Choose what suits a datastore's keys where options are left out, as it was measured when they were built.
 
     Args:
-        confidence: whether lambda is scaled to lambda*, by an option or its being left out; None: left out. lambda* is never
-            more than lambda, and less by a third or so: it wants all of it.
+        confidence: whether lambda is scaled to lambda*, by an option or its being left out; None: left out.
+            lambda* is never more than lambda, and less by a third or so: it wants all of it.
     """
     unit, measured = datastore.section.projection is not None, datastore.section.suits
     confident = unit if confidence is None else confidence
-    of_sources = measured if datastore.section.source_index is not None else {}  # a merged part may have lost them
+    # a merged part may have lost them
+    of_sources = measured if datastore.section.source_index is not None else {}
     return {
         "lambda_": 1.0 if confident else measured.get("lambda_", 0.5),
         "temperature": measured.get("temperature", 0.05 if unit else 10.0),
@@ -269,10 +340,18 @@ def token_settings(
     cfg: RetrievalConfig, datastore: TokenDatastore, tuned: Mapping[str, object] | None = None
 ) -> TokenRetrievalSettings:
     """Read the `--knn-*` options; those left out are as tuned, or else what suits a datastore's keys."""
-    known = {name: value for name, value in (tuned or {}).items() if name != "guard" or not value or _guards(datastore)}
+    known = {
+        name: value
+        for name, value in (tuned or {}).items()
+        if name != "guard" or not value or _guards(datastore)
+    }
     suits = {"confidence": known.get("confidence", automatic_token_settings(datastore)["confidence"])}
     confidence = read_options(TokenRetrievalSettings, cfg, suits).confidence
-    suits = {**automatic_token_settings(datastore, confidence), **known, **({} if confidence else OF_LAMBDA_STAR)}
+    suits = {
+        **automatic_token_settings(datastore, confidence),
+        **known,
+        **({} if confidence else OF_LAMBDA_STAR),
+    }
     settings = read_options(TokenRetrievalSettings, cfg, suits)
     unit = datastore.section.projection is not None
     if settings.confidence and not unit:
@@ -299,11 +378,15 @@ def token_settings(
     if unit and settings.temperature >= 1:
         logger.warning(
             "--knn-temperature %g makes all neighbours count alike: the keys of %s are compared by inner products of at "
-            "most 1, which need 0.01 to 0.5", settings.temperature, datastore.directory,
-        )  # fmt: skip
+            "most 1, which need 0.01 to 0.5",
+            settings.temperature,
+            datastore.directory,
+        )
     elif datastore.section.index.metric == "l2" and settings.temperature < 1:
         logger.warning(
             "--knn-temperature %g leaves only the nearest neighbour: the keys of %s are compared by squared distances, "
-            "which need about 10 to 100", settings.temperature, datastore.directory,
-        )  # fmt: skip
+            "which need about 10 to 100",
+            settings.temperature,
+            datastore.directory,
+        )
     return settings

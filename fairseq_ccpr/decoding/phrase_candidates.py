@@ -1,9 +1,9 @@
 """From source sentences to tables of phrases in the decoder's own token ids, once per batch.
 
-The subwords of a phrase are cut out of those of its sentence, which are written once alongside the datastore or split as
-needed. SentencePiece writes a word that follows a space with another piece than one that follows a sign such as an opening
-quote. So a phrase that stands after a sign in its own sentence gets a variant for after a space; any other gets one for after
-a sign where its source phrase stands after one.
+The subwords of a phrase are cut out of those of its sentence, which are written once alongside the datastore
+or split as needed. SentencePiece writes a word that follows a space with another piece than one that follows
+a sign such as an opening quote. So a phrase that stands after a sign in its own sentence gets a variant for
+after a space; any other gets one for after a sign where its source phrase stands after one.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class SentencePhrases:
 class PhraseCandidates:
     """Retrieve for source sentences, and tokenise what was retrieved as the decoder would.
 
-    A phrase that the decoder cannot write, or only in more than MAX_SUBWORDS, is left out. Of equal token ids for the same
-    source phrase the most similar stands for all.
+    A phrase that the decoder cannot write, or only in more than MAX_SUBWORDS, is left out. Of equal token ids
+    for the same source phrase the most similar stands for all.
 
     Args:
         make_subwords: called at the first sentence.
@@ -63,8 +63,12 @@ class PhraseCandidates:
     """
 
     def __init__(
-        self, retriever: PhraseRetriever, make_subwords: Callable[[], DecoderSubwords], source_dictionary: Any, reach: int
-    ) -> None:  # fmt: skip
+        self,
+        retriever: PhraseRetriever,
+        make_subwords: Callable[[], DecoderSubwords],
+        source_dictionary: Any,
+        reach: int,
+    ) -> None:
         self.retriever, self.make_subwords = retriever, make_subwords
         self.source_dictionary, self.reach = source_dictionary, reach
         self.checked = False  # whether a first batch was seen to have phrases, or was warned of
@@ -111,7 +115,8 @@ class PhraseCandidates:
             retrieved = answer()
             read = cache(lambda: self.retriever.read(texts, retrieved, learned))
             candidates = self._candidates(texts, retrieved, learned)
-            first = np.searchsorted(retrieved.spans[:, 0], np.arange(len(texts) + 1))  # query of each sentence
+            # query of each sentence
+            first = np.searchsorted(retrieved.spans[:, 0], np.arange(len(texts) + 1))
             bounds = np.searchsorted(candidates.queries, first)
             parts = [Candidates(*(column[i:j] for column in candidates)) for i, j in pairwise(bounds)]
             each = (part._replace(queries=part.queries - begin) for part, begin in zip(parts, first))
@@ -129,7 +134,9 @@ class PhraseCandidates:
             self._current = learned, learned.without(targets)
         return self._current[1]
 
-    def _candidates(self, texts: list[str], retrieved: RetrievedEntries, learned: LearnedPhrases | None) -> Candidates:
+    def _candidates(
+        self, texts: list[str], retrieved: RetrievedEntries, learned: LearnedPhrases | None
+    ) -> Candidates:
         """Make the candidates of all sentences, by query, of all P, and then by rank; variants come after their own."""
         found = retrieved.entries >= 0
         tokens, lengths, extents = self._tokenise(retrieved.entries[found], learned)
@@ -141,7 +148,9 @@ class PhraseCandidates:
         candidates = Candidates(tokens[rows], lengths[rows], extents[rows], queries, ranks, scores)
         if not self.subwords.marks_beginnings:
             return candidates
-        signs = np.array([after_sign(texts[number], start) for number, start, _ in retrieved.spans.tolist()], bool)
+        signs = np.array(
+            [after_sign(texts[number], start) for number, start, _ in retrieved.spans.tolist()], bool
+        )
         phrases = self.retriever.datastore if learned is None else learned
         return self.with_variants(
             candidates, signs, lambda q, rank: phrases.phrase(int(retrieved.entries[q, rank]))[1:]
@@ -166,7 +175,8 @@ class PhraseCandidates:
 
         Args:
             signs: bool [Q], whether each source phrase stands after a sign.
-            place: from query and rank to a sentence, and where the phrase starts and ends in it, in characters.
+            place: from query and rank to a sentence, and where the phrase starts and ends in it, in
+                characters.
         """
         signed = self.subwords.borders.going_on[candidates.tokens[:, 0]]
         rows, written = [], []
@@ -177,7 +187,9 @@ class PhraseCandidates:
             length, extent = candidates.lengths[row], candidates.extents[row]
             if 0 < len(ids) <= MAX_SUBWORDS and ids != candidates.tokens[row, :length].tolist():
                 rows.append(row)
-                written.append((ids, candidates.tokens[row, length:extent].tolist()[: MAX_SUBWORDS - len(ids)]))
+                written.append(
+                    (ids, candidates.tokens[row, length:extent].tolist()[: MAX_SUBWORDS - len(ids)])
+                )
         if not written:
             return candidates
         both = candidates, Candidates.of(written, *(column[rows] for column in candidates[3:]))
@@ -194,7 +206,9 @@ class PhraseCandidates:
 
     def table(self, batch: list[SentencePhrases]) -> PhraseTable:
         """Lay a batch out as tensors on the CPU."""
-        return PhraseTable.of([sentence.candidates for sentence in batch], self._letters, self.subwords.borders)
+        return PhraseTable.of(
+            [sentence.candidates for sentence in batch], self._letters, self.subwords.borders
+        )
 
     @cached_property
     def _letters(self) -> np.ndarray:

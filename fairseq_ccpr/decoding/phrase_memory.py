@@ -26,8 +26,13 @@ from fairseq_ccpr.timing import FINDING, PHRASES, phase
 logger = logging.getLogger(__name__)
 
 PHRASE_FEATURES = (
-    "mass", "going", "highest p_phr", "model of phrases' favourite", "phrases' agreement", "best similarity",
-)  # fmt: skip
+    "mass",
+    "going",
+    "highest p_phr",
+    "model of phrases' favourite",
+    "phrases' agreement",
+    "best similarity",
+)
 
 
 class PhraseEvidence(NamedTuple):
@@ -77,7 +82,9 @@ class PhraseMemory(Memory):
     @property
     def _learned(self) -> LearnedPhrases | None:
         phrases = self.learned.entries.phrases if self.learned is not None else None
-        return phrases if phrases is not None and (phrases.pairs or phrases.moved or len(phrases.gone)) else None
+        return (
+            phrases if phrases is not None and (phrases.pairs or phrases.moved or len(phrases.gone)) else None
+        )
 
     @phase(FINDING, whole=True)
     def begin(self, sources: Tensor) -> PhraseBatch:
@@ -96,8 +103,9 @@ class PhraseMemory(Memory):
     def weigh(self, proposals: Proposals, model: ModelView, prior: Tensor) -> Tensor:
         """Compute what each phrase gives to the token it proposes, fp32 [N, A], with a row of `prior` for each of N tokens.
 
-        What the model rules out gets nothing: else beam search slides into sentences of the text that have nothing to do with
-        the source, since a phrase that has begun wrongly makes its next token likely again and again.
+        What the model rules out gets nothing: else beam search slides into sentences of the text that have
+        nothing to do with the source, since a phrase that has begun wrongly makes its next token likely again
+        and again.
         """
         consent = Consent.of(model)
         ruled_out = consent.ratios < -self.settings.consent
@@ -148,8 +156,9 @@ class PhraseBatch(MemoryBatch):
         if not found and not candidates.retriever.remote.skipped:  # which was said
             logger.warning(
                 "no phrase was retrieved for the first %d sentences: they are translated without the phrase datastore; lower "
-                "--phrase-min-similarity, or see with fairseq-ccpr retrieve what is found", len(phrases),
-            )  # fmt: skip
+                "--phrase-min-similarity, or see with fairseq-ccpr retrieve what is found",
+                len(phrases),
+            )
         candidates.checked = True
         self.lay_out(phrases, table.to(self.memory.device))
 
@@ -181,7 +190,9 @@ class PhraseBatch(MemoryBatch):
         votes = self.memory.weigh(proposals, view, prior)
         return self.merged(proposals, votes, self.state.rows, view, step.trusted)
 
-    def merged(self, proposals: Proposals, votes: Tensor, sentences: Tensor, model: ModelView, trusted: bool) -> Vote:
+    def merged(
+        self, proposals: Proposals, votes: Tensor, sentences: Tensor, model: ModelView, trusted: bool
+    ) -> Vote:
         """Merge the votes of phrases at N tokens of sentences of the batch, fp32 [N, A] and int64 [N], to one vote."""
         values, log_probs, mass, going = proposals.continuation(votes, self.table.most_distinct)
         evidence = None
@@ -249,7 +260,8 @@ class PhraseRecord(NamedTuple):
 
 @contextmanager
 def _without_collections() -> Iterator[None]:
-    # Allocation bursts trigger the cyclic garbage collector, which has nothing to free, and walks all that is loaded.
+    # Allocation bursts trigger the cyclic garbage collector, which has nothing to free, and walks all that is
+    # loaded.
     enabled = gc.isenabled()
     gc.disable()
     try:

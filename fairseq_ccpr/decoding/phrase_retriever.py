@@ -74,9 +74,15 @@ class PhraseRetriever:
     """
 
     def __init__(
-        self, datastore: PhraseDatastore, encoder: SpanEncoder, segmentation: Segmentation, k: int, min_similarity: float,
-        device: torch.device, waiting: StoreSettings | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        datastore: PhraseDatastore,
+        encoder: SpanEncoder,
+        segmentation: Segmentation,
+        k: int,
+        min_similarity: float,
+        device: torch.device,
+        waiting: StoreSettings | None = None,
+    ) -> None:
         if k < 1:
             raise ConfigurationError(f"--phrase-k is {k}: at least 1 phrase is needed")
         datastore.check_encoder(encoder.fingerprint())
@@ -89,14 +95,19 @@ class PhraseRetriever:
         if self.index.remote:
             self.remote.ask(self.index.check)
 
-    def retrieve(self, sentences: list[str], learned: LearnedPhrases | None = None) -> list[list[QueryPhrase]]:
+    def retrieve(
+        self, sentences: list[str], learned: LearnedPhrases | None = None
+    ) -> list[list[QueryPhrase]]:
         """Retrieve for each phrase of each sentence, in order; phrases for which nothing was found are in it too."""
         return self.read(sentences, self.start(sentences, learned)(), learned)
 
-    def start(self, sentences: list[str], learned: LearnedPhrases | None = None) -> Callable[[], RetrievedEntries]:
+    def start(
+        self, sentences: list[str], learned: LearnedPhrases | None = None
+    ) -> Callable[[], RetrievedEntries]:
         """Start retrieval; returns a function that waits for the result.
 
-        An index in another process searches in the meantime; one of this process searches when the result is wanted.
+        An index in another process searches in the meantime; one of this process searches when the result is
+        wanted.
         """
         found = self.finder.find(sentences)
         self.too_long += found.too_long
@@ -104,9 +115,13 @@ class PhraseRetriever:
 
         def search() -> tuple[np.ndarray, np.ndarray]:
             if learned is None or learned.empty:
-                return nearest_distinct(self.index, self.datastore.string_hashes, vectors, self.k, self.min_similarity)
+                return nearest_distinct(
+                    self.index, self.datastore.string_hashes, vectors, self.k, self.min_similarity
+                )
             index = learned.joined(self.index)
-            return nearest_distinct(index, learned.string_hashes, vectors, self.k, self.min_similarity, learned.gone)
+            return nearest_distinct(
+                index, learned.string_hashes, vectors, self.k, self.min_similarity, learned.gone
+            )
 
         answer = self.remote.start(search, len(sentences)) if self.index.remote and len(vectors) else search
 
@@ -145,19 +160,23 @@ class PhraseRetriever:
         if self.remote.skipped:
             return  # nothing is known
         if not self.phrases:
-            raise ConfigurationError(f"no phrase was found in {text} {self.finder.segmentation.explain_nothing()}")
+            raise ConfigurationError(
+                f"no phrase was found in {text} {self.finder.segmentation.explain_nothing()}"
+            )
         if not self.retrieved:
             raise ConfigurationError(
                 f"nothing was retrieved for any of {self.phrases:,} phrases: no entry scores {self.min_similarity} or "
                 "more; lower --phrase-min-similarity"
             )
 
-    def signature(self, settings: Mapping[str, object] | None = None, learned: LearnedPhrases | None = None) -> str:
+    def signature(
+        self, settings: Mapping[str, object] | None = None, learned: LearnedPhrases | None = None
+    ) -> str:
         """Name all that decides what is retrieved, in one line to be printed with results.
 
         Args:
-            settings: what counts besides datastore, encoder and segmentation, by name; k and min_similarity of this retriever
-                if not given.
+            settings: what counts besides datastore, encoder and segmentation, by name; k and min_similarity
+                of this retriever if not given.
         """
         section = self.datastore.section
         return signature(
@@ -192,8 +211,9 @@ def load_encoder(datastore: PhraseDatastore, settings: PhraseSearchSettings) -> 
     if getattr(encoder, "similarity", COSINE) != COSINE:
         logger.warning(
             "the phrases of %s are compared by inner products without bounds: --phrase-min-similarity and the weights of "
-            "phrases are made for cosines, and weigh these wrongly until they are tuned", path,
-        )  # fmt: skip
+            "phrases are made for cosines, and weigh these wrongly until they are tuned",
+            path,
+        )
     return encoder
 
 

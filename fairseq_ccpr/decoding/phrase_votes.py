@@ -1,20 +1,21 @@
 """What retrieved phrases propose as the next token, and how much each proposal counts.
 
-A phrase proposes to begin, to continue, or to follow its sentence beyond its own end. After a hypothesis, phrase a proposes
-one token v_a. With s_a its similarity, q the source phrase it was retrieved for, i its state (`STATES`: it may begin, has
-begun, or is written and its sentence continues) and v* the model's likeliest token, its vote is
+A phrase proposes to begin, to continue, or to follow its sentence beyond its own end. After a hypothesis,
+phrase a proposes one token v_a. With s_a its similarity, q the source phrase it was retrieved for, i its
+state (`STATES`: it may begin, has begun, or is written and its sentence continues) and v* the model's
+likeliest token, its vote is
 
     u_a = w1 s_a + w2 (s_a - max over q of s) + b_i + c_i log(p_NMT(v_a) / p_NMT(v*)) + d [i = may begin, q is covered]
     u_0 = n0 + n1 p_NMT(v*)
     P(a) = exp(u_a) / (exp(u_0) + sum over b of exp(u_b))
 
-and the rest is the model's. A source phrase is covered once one of its phrases was written in full. Where p_NMT(v_a) is
-further than --phrase-consent below p_NMT(v*), in nats, u_a is -inf.
+and the rest is the model's. A source phrase is covered once one of its phrases was written in full. Where
+p_NMT(v_a) is further than --phrase-consent below p_NMT(v*), in nats, u_a is -inf.
 
-Pure tensor maths, without a loop over hypotheses or phrases, and on a GPU without a host round trip. Letters: B sentences, H
-hypotheses, A phrases of a sentence, Q source phrases they were retrieved for, N subwords of all phrases, D distinct subwords
-of a sentence, F distinct first ones, R equal subwords, V target vocabulary. Rows of a table are taken with `index_select`,
-which copies them whole; `[rows]` would look up each number.
+Pure tensor maths, without a loop over hypotheses or phrases, and on a GPU without a host round trip. Letters:
+B sentences, H hypotheses, A phrases of a sentence, Q source phrases they were retrieved for, N subwords of
+all phrases, D distinct subwords of a sentence, F distinct first ones, R equal subwords, V target vocabulary.
+Rows of a table are taken with `index_select`, which copies them whole; `[rows]` would look up each number.
 """
 
 from __future__ import annotations
@@ -34,20 +35,25 @@ from fairseq_ccpr.device import to_device, to_host
 from fairseq_ccpr.storage.fingerprint import of_parameters, short
 from fairseq_ccpr.text.decoder_subwords import WordBorders
 
-MAX_SUBWORDS = 48  # of a phrase with what follows it: prefixes that match are bits of a number, which float64 must hold
+# of a phrase with what follows it: prefixes that match are bits of a number, which float64 must hold
+MAX_SUBWORDS = 48
 NO_TOKEN = -1
 SENTENCE = 2**32  # more than any token
-# Of the log probability of a token to that of the likeliest: less is as impossible. --phrase-consent has it as its default.
+# Of the log probability of a token to that of the likeliest: less is as impossible. --phrase-consent has it
+# as its default.
 LEAST_RATIO = -12.0
 LEAST_LEFT = 1e-6  # of a sum over phrases: less is what rounding leaves of one whose phrases have all begun
 # How far a phrase is after a hypothesis: its state. By the subwords that match:
 BEGUN_AFTER = (1, 2, 3, 4, 6)  # so many at least, of the phrase
 FOLLOWED_AFTER = (1, 2, 3, 4, 6, 9)  # so many at least, the phrase's last among them: its sentence continues
 STATES = (
-    "may begin", *(f"begun: {n} or more" for n in BEGUN_AFTER), *(f"written: {n} or more" for n in FOLLOWED_AFTER)
-)  # fmt: skip
+    "may begin",
+    *(f"begun: {n} or more" for n in BEGUN_AFTER),
+    *(f"written: {n} or more" for n in FOLLOWED_AFTER),
+)
 WRITTEN = 1 + len(BEGUN_AFTER)  # the first state of a phrase that is written in full
-BARRED = len(STATES)  # the state of a phrase that may not begin, since a word is not finished; it proposes nothing
+# the state of a phrase that may not begin, since a word is not finished; it proposes nothing
+BARRED = len(STATES)
 CANNOT_BEGIN = 3  # a kind of phrase, see `_states`
 
 
@@ -63,13 +69,19 @@ class Candidates(NamedTuple):
 
     @classmethod
     def of(
-        cls, written: Sequence[tuple[list[int], list[int]]], queries: np.ndarray, ranks: np.ndarray, scores: np.ndarray
+        cls,
+        written: Sequence[tuple[list[int], list[int]]],
+        queries: np.ndarray,
+        ranks: np.ndarray,
+        scores: np.ndarray,
     ) -> Candidates:
         """Lay out C phrases, each given by its token ids and those of what follows it."""
         counts = np.array([(len(ids), len(following)) for ids, following in written], np.int64).reshape(-1, 2)
         lengths, extents = counts[:, 0], counts.sum(axis=1)
         tokens = np.full((len(written), int(extents.max(initial=1))), NO_TOKEN, np.int32)
-        tokens[np.arange(tokens.shape[1]) < extents[:, None]] = [i for both in written for ids in both for i in ids]
+        tokens[np.arange(tokens.shape[1]) < extents[:, None]] = [
+            i for both in written for ids in both for i in ids
+        ]
         return cls(tokens, lengths, extents, queries, ranks, scores)
 
 
@@ -80,19 +92,20 @@ class PhraseTable:
     lengths: Tensor  # int64 [B, A]
     queries: Tensor  # int64 [B, A], which source phrase it was retrieved for, below Q
     scores: Tensor  # fp32 [B, A], similarities
-    # Of each phrase, int64 [B, A, 6]: `queries`; the length of the prefix that begins it, which ends with its first letter or
-    # digit; its own length; the prefixes that something follows, as bits; 1 where its first subword continues an unfinished
-    # word; its place in `following`, whose last stands for no phrase.
+    # Of each phrase, int64 [B, A, 6]: `queries`; the length of the prefix that begins it, which ends with its
+    # first letter or digit; its own length; the prefixes that something follows, as bits; 1 where its first
+    # subword continues an unfinished word; its place in `following`, whose last stands for no phrase.
     phrases: Tensor
-    # All N subwords, phrase after phrase, and a 0, int32 [N + 1, 2]: the token, and its slot among the distinct tokens of
-    # the sentence, from 1, up to D.
+    # All N subwords, phrase after phrase, and a 0, int32 [N + 1, 2]: the token, and its slot among the
+    # distinct tokens of the sentence, from 1, up to D.
     following: Tensor
-    # The same sorted by sentence * SENTENCE + token, and a last one that equals none: int64 [N + 1]; and of each its phrase,
-    # which of its subwords it is, whether the phrase ends there, and 1 where it begins a phrase and goes on with a word that
-    # is not finished: int32 [N + 1, 4].
+    # The same sorted by sentence * SENTENCE + token, and a last one that equals none: int64 [N + 1]; and of
+    # each its phrase, which of its subwords it is, whether the phrase ends there, and 1 where it begins a
+    # phrase and goes on with a word that is not finished: int32 [N + 1, 4].
     codes: Tensor
     subwords: Tensor
-    # What phrases begin with, int64 [3, B, F]: the token, its slot, and 1 where it continues an unfinished word.
+    # What phrases begin with, int64 [3, B, F]: the token, its slot, and 1 where it continues an unfinished
+    # word.
     openings: Tensor
     opened: Tensor  # int64 [2, B, P], pairs of an opening and a source phrase, some phrase of which it is
     pairs: Tensor  # int64 [B, A], the pair of each phrase
@@ -116,7 +129,8 @@ class PhraseTable:
         places = np.arange(len(owners)) - first[owners]  # which of its subwords
         order = _order(rows[owners], tokens)
         codes = (rows[owners] * SENTENCE + tokens)[order]
-        distinct = np.append(0, np.cumsum(np.diff(codes, prepend=-1) != 0))  # numbered from 1, through all sentences
+        # numbered from 1, through all sentences
+        distinct = np.append(0, np.cumsum(np.diff(codes, prepend=-1) != 0))
         before = distinct[np.searchsorted(codes, np.arange(size) * SENTENCE)]
         slots = np.empty(len(owners), np.int64)
         slots[order] = distinct[1:] - before[rows[owners[order]]]
@@ -124,14 +138,21 @@ class PhraseTable:
         begun = lettered[np.searchsorted(lettered, first)] - first
         prefixes = np.where(begun < lengths, begun + 1, lengths)
         inside = borders.going_on[tokens[first]]
-        subwords = np.stack([lanes[owners], places, places + 1 == lengths[owners], inside[owners] & (places == 0)])
+        subwords = np.stack(
+            [lanes[owners], places, places + 1 == lengths[owners], inside[owners] & (places == 0)]
+        )
 
-        # Phrases grouped by what they begin with, and by source phrase. Both are numbered in each sentence from 0.
-        opening_codes, some, opening = np.unique(rows * SENTENCE + slots[first], return_index=True, return_inverse=True)
+        # Phrases grouped by what they begin with, and by source phrase. Both are numbered in each sentence
+        # from 0.
+        opening_codes, some, opening = np.unique(
+            rows * SENTENCE + slots[first], return_index=True, return_inverse=True
+        )
         pair_codes, pair = np.unique(opening * SENTENCE + queries, return_inverse=True)
         opening_rows, pair_openings = opening_codes // SENTENCE, pair_codes // SENTENCE
         pair_rows = opening_rows[pair_openings]
-        first_opening, first_pair = (np.searchsorted(one, np.arange(size)) for one in (opening_rows, pair_rows))
+        first_opening, first_pair = (
+            np.searchsorted(one, np.arange(size)) for one in (opening_rows, pair_rows)
+        )
 
         def by_lane(column: np.ndarray, fill: int = 0) -> Tensor:
             """[C] -> [B, A]"""
@@ -155,15 +176,22 @@ class PhraseTable:
             by_lane(first, len(owners)),
         ]
         return cls(
-            columns[2], columns[0], by_lane(scores), torch.stack(columns, dim=2),
-            transposed(np.stack([tokens, slots]), [[0], [0]]), torch.from_numpy(np.append(codes, size * SENTENCE)),
+            columns[2],
+            columns[0],
+            by_lane(scores),
+            torch.stack(columns, dim=2),
+            transposed(np.stack([tokens, slots]), [[0], [0]]),
+            torch.from_numpy(np.append(codes, size * SENTENCE)),
             transposed(subwords[:, order], [[0], [0], [0], [0]]),
             by_row(opening_rows, first_opening, tokens[first[some]], slots[first[some]], inside[some]),
             by_row(pair_rows, first_pair, pair_openings - first_opening[pair_rows], pair_codes % SENTENCE),
-            by_lane(pair - first_pair[rows]), _states(), torch.from_numpy(borders.unfinished),
+            by_lane(pair - first_pair[rows]),
+            _states(),
+            torch.from_numpy(borders.unfinished),
             int(np.diff(np.flatnonzero(np.diff(codes, prepend=-1, append=-1))).max(initial=1)),
-            int(slots.max(initial=0)), 1 + int(queries.max(initial=0)),
-        )  # fmt: skip
+            int(slots.max(initial=0)),
+            1 + int(queries.max(initial=0)),
+        )
 
     def to(self, device: torch.device) -> PhraseTable:
         """Move all tensors to another device, or back to the CPU, in one copy."""
@@ -177,7 +205,8 @@ class Continuation(NamedTuple):
     """The distribution p_phr of the next token, sparse: A tokens for each of H hypotheses."""
 
     values: Tensor  # int64 [H, A]
-    log_probs: Tensor  # fp32 [H, A], log p_phr, duplicates merged: equal tokens all have the token's whole probability
+    # fp32 [H, A], log p_phr, duplicates merged: equal tokens all have the token's whole probability
+    log_probs: Tensor
     mass: Tensor  # fp32 [H], Z, what all phrases have against the model; 0 where no phrase proposes anything
     going: Tensor  # fp32 [H], the part of Z of phrases that have begun
 
@@ -196,8 +225,11 @@ class Proposals(NamedTuple):
         mass = votes.sum(dim=1)
         tiny = torch.finfo(mass.dtype).tiny
         merged = sums.gather(1, self.slots) / mass.clamp_min(tiny).unsqueeze(1)
-        log_probs = merged.clamp_min(tiny).log().masked_fill(merged == 0, float("-inf"))  # a CPU's log of 0 is slow
-        return Continuation(self.values, log_probs, mass, (votes * (self.states > 0)).sum(dim=1) / mass.clamp_min(tiny))
+        # a CPU's log of 0 is slow
+        log_probs = merged.clamp_min(tiny).log().masked_fill(merged == 0, float("-inf"))
+        return Continuation(
+            self.values, log_probs, mass, (votes * (self.states > 0)).sum(dim=1) / mass.clamp_min(tiny)
+        )
 
 
 class PhraseState:
@@ -215,10 +247,13 @@ class PhraseState:
         self.table, self.rows = table, rows
         # Bit m: the last m + 1 tokens begin the phrase.
         self._matched = rows.new_zeros(len(rows), table.lengths.size(1))
-        self._origins = torch.arange(len(rows), device=rows.device)  # the row of `_matched` of each hypothesis
-        # Hypotheses, phrases, and which of their subwords the last token is, of the prefixes that match: int64 [M].
+        # the row of `_matched` of each hypothesis
+        self._origins = torch.arange(len(rows), device=rows.device)
+        # Hypotheses, phrases, and which of their subwords the last token is, of the prefixes that match:
+        # int64 [M].
         self._found = rows[:0], rows[:0], rows[:0]
-        self._openings: list[Tensor] = []  # the prior scores, and what `merged` computes of them once for `rows`
+        # the prior scores, and what `merged` computes of them once for `rows`
+        self._openings: list[Tensor] = []
         self.covered = rows.new_zeros(len(rows), table.most_queries)
         self.unfinished = rows.new_zeros(len(rows), dtype=torch.bool)
 
@@ -240,14 +275,16 @@ class PhraseState:
     def advance(self, tokens: Tensor) -> None:
         """Follow the token that each hypothesis, int64 [H], has generated.
 
-        All prefixes of all phrases are followed at once, each as a bit (the Shift-And algorithm of Baeza-Yates & Gonnet). No
-        phrase begins inside a word.
+        All prefixes of all phrases are followed at once, each as a bit (the Shift-And algorithm of
+        Baeza-Yates & Gonnet). No phrase begins inside a word.
         """
         table, phrases, queries = self.table, self._matched.size(1), self.covered.size(1)
         hypotheses, places, valid = self._equal_subwords(tokens)
         lanes, subword, ends, begins_inside = table.subwords.index_select(0, places).long().unbind(dim=1)
         barred = begins_inside.bool() & self.unfinished.index_select(0, hypotheses)
-        before = self._matched.view(-1).index_select(0, self._origins.index_select(0, hypotheses) * phrases + lanes)
+        before = self._matched.view(-1).index_select(
+            0, self._origins.index_select(0, hypotheses) * phrases + lanes
+        )
         matches = ((before << 1) | 1) & (valid << subword).masked_fill(barred, 0)
         if sync_is_free(tokens.device):  # few match
             parts = torch.stack([hypotheses, lanes, subword, ends, matches])
@@ -256,7 +293,9 @@ class PhraseState:
         self._matched.view(-1).scatter_add_(0, hypotheses * phrases + lanes, matches)
         self._origins = torch.arange(len(tokens), device=tokens.device)
         self._found = hypotheses, lanes, subword
-        covering = table.queries.view(-1).index_select(0, self.rows.index_select(0, hypotheses) * phrases + lanes)
+        covering = table.queries.view(-1).index_select(
+            0, self.rows.index_select(0, hypotheses) * phrases + lanes
+        )
         written = ends * (matches != 0)
         self.covered.view(-1).scatter_reduce_(0, hypotheses * queries + covering, written, "amax")
         self.unfinished = table.unfinished.index_select(0, tokens)
@@ -267,7 +306,10 @@ class PhraseState:
         All are equal where `sync_is_free`; else there are R of each hypothesis.
         """
         table, codes = self.table, self.rows * SENTENCE + tokens
-        hypotheses, first = torch.arange(len(codes), device=codes.device), torch.searchsorted(table.codes, codes)
+        hypotheses, first = (
+            torch.arange(len(codes), device=codes.device),
+            torch.searchsorted(table.codes, codes),
+        )
         if sync_is_free(codes.device):
             counts = torch.searchsorted(table.codes, codes, right=True) - first
             hypotheses = hypotheses.repeat_interleave(counts)
@@ -282,12 +324,15 @@ class PhraseState:
 
     def ended(self) -> Tensor:
         """Tell whether the last token of each hypothesis was the last of a phrase, bool [H]."""
-        ends = self.table.lengths.index_select(0, self.rows).sub_(1).clamp_min_(0)  # an absent phrase matches nothing
+        # an absent phrase matches nothing
+        ends = self.table.lengths.index_select(0, self.rows).sub_(1).clamp_min_(0)
         return ((self.matched >> ends) & 1).any(dim=1)
 
     def proposals(self) -> Proposals:
         """Collect what each phrase proposes next."""
-        queries, prefix, end, followed, inside, first = self.table.phrases.index_select(0, self.rows).unbind(dim=2)
+        queries, prefix, end, followed, inside, first = self.table.phrases.index_select(0, self.rows).unbind(
+            dim=2
+        )
         length = _binary_digits(self.matched & followed)  # of the longest prefix with a next subword
         barred = (length == 0) & self.unfinished.unsqueeze(1) & inside.bool()
         values, slots, states = self._look_up(length, prefix, end, first, barred)
@@ -299,7 +344,9 @@ class PhraseState:
         kinds = (length >= prefix).long() + (length >= end)
         if barred is not None:
             kinds = torch.where(barred, CANNOT_BEGIN, kinds)
-        states = self.table.states.index_select(0, (kinds * (MAX_SUBWORDS + 1) + length).view(-1)).view(length.shape)
+        states = self.table.states.index_select(0, (kinds * (MAX_SUBWORDS + 1) + length).view(-1)).view(
+            length.shape
+        )
         following = self.table.following.index_select(0, (first + length).view(-1)).long()
         values, slots = following.view(*length.shape, 2).unbind(dim=-1)
         return values, slots, states
@@ -307,12 +354,14 @@ class PhraseState:
     def merged(self, prior: Tensor, covered_factor: Tensor) -> tuple[Proposals, Tensor]:
         """Collect proposals and their prior scores, [H, C], fewer where `sync_is_free`, whose votes add up to the same.
 
-        Phrases that may begin with the same token v are then one proposal: they have one state, and so the score
+        Phrases that may begin with the same token v are then one proposal: they have one state, and so the
+        score
 
             log(sum over a of exp(w1 s_a + w2 (s_a - max over q of s) + d [q is covered])) + b_0 + c_0 log(p(v) / p(v*))
 
-        together. The sum over the phrases of a source phrase q is that of the sentence less those that have begun. So a step
-        costs what has begun and what may begin, and not A phrases: with 300 to 600 of these a third to a half less time.
+        together. The sum over the phrases of a source phrase q is that of the sentence less those that have
+        begun. So a step costs what has begun and what may begin, and not A phrases: with 300 to 600 of these
+        a third to a half less time.
 
         Args:
             prior: fp32 [B, A], see `PhraseVotes.prior`.
@@ -348,7 +397,9 @@ class PhraseState:
         left = torch.where(left > LEAST_LEFT * sums, left, 0.0)
         left *= torch.lerp(covered_factor.new_ones(1), covered_factor, self.covered.float()).gather(1, query)
         left = left.new_zeros(tokens.shape).scatter_add(1, opening, left)
-        may_begin = (left.clamp_min(torch.finfo(left.dtype).tiny).log() + top).masked_fill(left == 0, float("-inf"))
+        may_begin = (left.clamp_min(torch.finfo(left.dtype).tiny).log() + top).masked_fill(
+            left == 0, float("-inf")
+        )
         barred = BARRED * (inside.bool() & self.unfinished.unsqueeze(1))
 
         counts = torch.bincount(hypotheses, minlength=len(self.rows))
@@ -362,7 +413,9 @@ class PhraseState:
             return torch.cat([first, laid], dim=1)
 
         each = joined(tokens, values), joined(token_slots, slots), joined(barred, states)
-        return Proposals(*each, joined(torch.zeros_like(left), covered)), joined(may_begin, scores, float("-inf"))
+        return Proposals(*each, joined(torch.zeros_like(left), covered)), joined(
+            may_begin, scores, float("-inf")
+        )
 
 
 class Consent(NamedTuple):
@@ -380,7 +433,8 @@ class Consent(NamedTuple):
 class PhraseVotes(nn.Module):
     """The weights of the formula above.
 
-    They start as trained for the demo's phrase encoder and model, on an office suite's help with its English text as memory.
+    They start as trained for the demo's phrase encoder and model, on an office suite's help with its English
+    text as memory.
     """
 
     barred: Tensor
@@ -400,7 +454,9 @@ class PhraseVotes(nn.Module):
         """Compute the part of u that no hypothesis changes, fp32 [B, A]; -inf where there is no phrase."""
         absent = table.lengths == 0
         scores = table.scores.masked_fill(absent, -1.0)
-        best = scores.new_full((len(scores), table.most_queries), -1.0).scatter_reduce(1, table.queries, scores, "amax")
+        best = scores.new_full((len(scores), table.most_queries), -1.0).scatter_reduce(
+            1, table.queries, scores, "amax"
+        )
         weighed = self.similarity[0] * scores + self.similarity[1] * (scores - best.gather(1, table.queries))
         return weighed.masked_fill(absent, float("-inf"))
 
@@ -451,4 +507,6 @@ def _order(rows: np.ndarray, tokens: np.ndarray) -> np.ndarray:
     """Sort subwords [N] by sentence and token, equal ones in their order; narrow numbers are sorted in linear time."""
     narrow = np.uint16 if tokens.max(initial=0) < 1 << 16 else np.int32
     order = tokens.astype(narrow).argsort(kind="stable")
-    return order[rows[order].astype(np.uint16 if rows.max(initial=0) < 1 << 16 else np.int32).argsort(kind="stable")]
+    return order[
+        rows[order].astype(np.uint16 if rows.max(initial=0) < 1 << 16 else np.int32).argsort(kind="stable")
+    ]

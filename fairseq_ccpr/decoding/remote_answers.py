@@ -46,7 +46,9 @@ class RemoteAnswers:
                 return question()
         except UnreachableError as error:
             if self.waiting.unreachable != SKIP:
-                raise UnreachableError(f"{error}; --store-unreachable {SKIP} continues without {self.what}") from None
+                raise UnreachableError(
+                    f"{error}; --store-unreachable {SKIP} continues without {self.what}"
+                ) from None
             logger.warning("%s; continuing without %s, and trying again later", error, self.what)
             self._not_before = time.monotonic() + self.waiting.timeout
         if sentences and not self.skipped:

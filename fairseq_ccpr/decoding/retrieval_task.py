@@ -103,7 +103,8 @@ class LanguageTags:
     def tagged(self, tokens: Tensor, dictionary: Any) -> Tensor:
         """Return the tokens of a target sentence, int64 [L], with its tags, as the model was trained on them."""
         before, after = (
-            tokens.new_tensor([dictionary.index(tag)] if tag is not None else []) for tag in (self.begin, self.end)
+            tokens.new_tensor([dictionary.index(tag)] if tag is not None else [])
+            for tag in (self.begin, self.end)
         )
         return torch.cat([before, tokens, after])
 
@@ -111,7 +112,8 @@ class LanguageTags:
 class RetrievalTask(FairseqTask):
     """What makes a translation task of fairseq one whose generators mix what a datastore says into beam search.
 
-    It comes before fairseq's class in the bases of a task, which calls `open_datastore` at the end of its `__init__`.
+    It comes before fairseq's class in the bases of a task, which calls `open_datastore` at the end of its
+    `__init__`.
 
     Attributes:
         tags: the language tags of the model.
@@ -133,8 +135,12 @@ class RetrievalTask(FairseqTask):
         """
         folders = find_parts(cfg.datastore, self.tags.languages)
         waiting = self.waiting = read_options(StoreSettings, cfg)
-        self.token_datastore = TokenDatastore(folders["token"], waiting.timeout) if "token" in folders else None
-        self.phrase_datastore = PhraseDatastore(folders["phrase"], waiting.timeout) if "phrase" in folders else None
+        self.token_datastore = (
+            TokenDatastore(folders["token"], waiting.timeout) if "token" in folders else None
+        )
+        self.phrase_datastore = (
+            PhraseDatastore(folders["phrase"], waiting.timeout) if "phrase" in folders else None
+        )
         self.text_datastore = TextDatastore(folders["text"]) if "text" in folders else None
         tuned, self.trust, self.trained = self._read_tuned(cfg)
         self.mixture_settings = read_options(MixtureSettings, cfg, tuned.get(MixtureSettings.PREFIX))
@@ -142,7 +148,9 @@ class RetrievalTask(FairseqTask):
             self.token_datastore.check_fingerprint(
                 "target_dictionary", fingerprint.of_strings(self.target_dictionary.symbols), "the data folder"
             )
-            self.token_settings = token_settings(cfg, self.token_datastore, tuned.get(TokenRetrievalSettings.PREFIX))
+            self.token_settings = token_settings(
+                cfg, self.token_datastore, tuned.get(TokenRetrievalSettings.PREFIX)
+            )
         if self.phrase_datastore is not None:
             self.phrase_settings = read_options(PhraseSettings, cfg, tuned.get(PhraseSettings.PREFIX))
             phrases_trusted = self.trust is None or PhraseMemory.name in self.trust.memories
@@ -164,7 +172,8 @@ class RetrievalTask(FairseqTask):
         self.glossary = Glossary(Path(cfg.glossary)) if cfg.glossary else None
         self.log = RetrievalLog(Path(cfg.knn_log), self.target_dictionary) if cfg.knn_log else None
         self.bpe = self.tokenizer = None
-        self.splitting: dict[str, str | None] = {name: digest_options(None) for name in ("tokenizer", "bpe")}  # digests
+        # digests
+        self.splitting: dict[str, str | None] = {name: digest_options(None) for name in ("tokenizer", "bpe")}
 
     def _read_tuned(self, cfg: RetrievalConfig) -> tuple[dict[str, dict[str, Any]], Trust | None, Trained]:
         if cfg.trust is not None and cfg.trust != NO_TRUST:
@@ -173,14 +182,19 @@ class RetrievalTask(FairseqTask):
         tuned = {} if cfg.untuned else read_tuned(self.parts)
         kinds = MixtureSettings, TokenRetrievalSettings, PhraseSettings, TextSettings
         known = {(kind.PREFIX, one.name) for kind in kinds for one in fields(kind)}
-        if unknown := [name for prefix, values in tuned.items() for name in values if (prefix, name) not in known]:
+        if unknown := [
+            name for prefix, values in tuned.items() for name in values if (prefix, name) not in known
+        ]:
             logger.warning(
                 "the datastore was tuned by another version, with settings unknown to this one (%s): the tuned settings are "
-                "not used; tune again", ", ".join(unknown),
-            )  # fmt: skip
+                "not used; tune again",
+                ", ".join(unknown),
+            )
         if unknown or not tuned:
             return {}, None, {}
-        logger.info("settings that are not given are those that tuning left with the datastore (--untuned: defaults)")
+        logger.info(
+            "settings that are not given are those that tuning left with the datastore (--untuned: defaults)"
+        )
         path = tuned_trust(self.parts) if cfg.trust is None else None
         if path is None:
             return tuned, None, {}
@@ -192,8 +206,10 @@ class RetrievalTask(FairseqTask):
         if loaded.described.weight not in ("", policy):
             logger.warning(
                 "%s was trained with the weight %s, and --task has %s: tune again with this --task, or give --trust none",
-                path, loaded.described.weight, policy,
-            )  # fmt: skip
+                path,
+                loaded.described.weight,
+                policy,
+            )
         self.trusted_classes = loaded.described.classes
         return loaded
 
@@ -215,8 +231,11 @@ class RetrievalTask(FairseqTask):
         if kwargs.pop("alone", not kwargs.get("combine")) and (others := parts_of(self, split)[1:]):
             logger.warning(
                 "%s holds %s beside '%s', and only '%s' is read here: name another with --gen-subset (of tune, --subset)",
-                self.cfg.data, ", ".join(others), split, split,
-            )  # fmt: skip
+                self.cfg.data,
+                ", ".join(others),
+                split,
+                split,
+            )
         try:
             check_whole(self, split)
             super().load_dataset(split, *args, **kwargs)
@@ -275,10 +294,17 @@ class RetrievalTask(FairseqTask):
         dictionary, encoded = self.target_dictionary, self.inference_dataset(sources)
         tagged = [self.tags.tagged(ids, dictionary) for ids in targets]
         return LanguagePairDataset(
-            encoded.src, encoded.src_sizes, self.source_dictionary, tagged, [len(ids) for ids in tagged], dictionary,
-            left_pad_source=self.cfg.left_pad_source, left_pad_target=self.cfg.left_pad_target, shuffle=False,
+            encoded.src,
+            encoded.src_sizes,
+            self.source_dictionary,
+            tagged,
+            [len(ids) for ids in tagged],
+            dictionary,
+            left_pad_source=self.cfg.left_pad_source,
+            left_pad_target=self.cfg.left_pad_target,
+            shuffle=False,
             eos=self.tags.end_of(dictionary),
-        )  # fmt: skip
+        )
 
     def build_base_generator(self, models: list[Any], args: Any, **kwargs: Any) -> Any:
         """fairseq's own generator, without retrieval."""
@@ -296,9 +322,12 @@ class RetrievalTask(FairseqTask):
         logger.info("retrieval signature: %s", ensemble.signature())
         if scoring:
             return RetrievalScorer(
-                ensemble, self.target_dictionary, compute_alignment=getattr(args, "print_alignment", False),
-                eos=generator.eos, symbols_to_strip_from_output=generator.symbols_to_strip_from_output,
-            )  # fmt: skip
+                ensemble,
+                self.target_dictionary,
+                compute_alignment=getattr(args, "print_alignment", False),
+                eos=generator.eos,
+                symbols_to_strip_from_output=generator.symbols_to_strip_from_output,
+            )
         self.equip(generator, ensemble)
         return generator
 
@@ -319,10 +348,12 @@ class RetrievalTask(FairseqTask):
         """Generate for a batch, and log what retrieval did where `--knn-log` wants it."""
         given = sample
         if isinstance(getattr(generator, "search", None), DiverseBeamSearch):
-            # fairseq's diverse search takes a sentence's id for its place in the batch, and fails where they differ.
+            # fairseq's diverse search takes a sentence's id for its place in the batch, and fails where they
+            # differ.
             given = {name: value for name, value in sample.items() if name != "id"}
         if TEXTS in sample and isinstance(getattr(generator, "model", None), RetrievalEnsemble):
-            given = {**given, "net_input": {**sample["net_input"], TEXTS: sample[TEXTS]}}  # of which it has no more
+            # of which it has no more
+            given = {**given, "net_input": {**sample["net_input"], TEXTS: sample[TEXTS]}}
         hypotheses = super().inference_step(generator, models, given, **kwargs)
         if self.log is not None and isinstance(getattr(generator, "model", None), RetrievalEnsemble):
             self.log.write(generator.model, sample, [best[0]["tokens"] for best in hypotheses])
@@ -345,8 +376,8 @@ class RetrievalTask(FairseqTask):
     def target_tokens(self, text: str) -> list[int]:
         """Return the tokens that the decoder writes words with inside a sentence, for a memory of your own.
 
-        They are none where it cannot write them. As `source_text`, it works from the first sentence on: fairseq-generate
-        builds its generator before it reads `--bpe` and `--tokenizer`.
+        They are none where it cannot write them. As `source_text`, it works from the first sentence on:
+        fairseq-generate builds its generator before it reads `--bpe` and `--tokenizer`.
         """
         return self._subwords.slice(self._subwords.split_unchecked(text), 0, len(text)) or []
 
@@ -372,7 +403,9 @@ class RetrievalTask(FairseqTask):
                 f"trust was trained in {' and '.join(trust.memories)}, and --task {self.name} has {' and '.join(voting)}: "
                 "tune again with this --task, or give --trust none"
             )
-        if isinstance(trust, LearnedTrust) and (other := [one for one in voting if trust.memories[one] != voting[one]]):
+        if isinstance(trust, LearnedTrust) and (
+            other := [one for one in voting if trust.memories[one] != voting[one]]
+        ):
             raise ConfigurationError(
                 f"trust was trained with other features of {' and '.join(other)} than --task {self.name} has: tune again "
                 "with this --task, or give --trust none"
@@ -384,8 +417,10 @@ class RetrievalTask(FairseqTask):
             if found.get(what, known) != known:
                 logger.warning(
                     "trust was trained with the %s %s, and this is %s: tune again, or give --trust none",
-                    what, known, found[what],
-                )  # fmt: skip
+                    what,
+                    known,
+                    found[what],
+                )
         ensemble.forced, ensemble.end = self.tags.forced, self.tags.end_of(dictionary)
         return ensemble
 
@@ -424,7 +459,9 @@ class RetrievalTask(FairseqTask):
         weight.load_state_dict(self.trained.get(TextMemory.name, weight.state_dict()))
         weight = weight.requires_grad_(False).to(device)
         end = self.tags.end_of(dictionary)
-        targets = LearnedTargets(learned, datastore, counts, end) if isinstance(learned, LearnedMemory) else None
+        targets = (
+            LearnedTargets(learned, datastore, counts, end) if isinstance(learned, LearnedMemory) else None
+        )
         return TextMemory(datastore, counts, self.text_settings, weight, special, end, targets)
 
     def _token_memory(self, models: list[Any], datastore: TokenDatastore) -> TokenMemory:
@@ -441,7 +478,10 @@ class RetrievalTask(FairseqTask):
                 f"the retriever {type(retriever).__name__} has no {' and no '.join(missing)}: give it datastore, search and "
                 "describe, as fairseq_ccpr.Retriever has them"
             )
-        if self.token_settings.sentences and getattr(type(retriever), "search", None) is not TokenRetriever.search:
+        if (
+            self.token_settings.sentences
+            and getattr(type(retriever), "search", None) is not TokenRetriever.search
+        ):
             raise ConfigurationError(
                 f"--knn-sentences takes the place of the search of {TokenRetriever.__name__}, and the retriever is a "
                 f"{type(retriever).__name__}: leave it out"
@@ -460,15 +500,24 @@ class RetrievalTask(FairseqTask):
                 remote.ask(retriever.index.check)
         domain = datastore.open_domain()
         return TokenMemory(
-            capture, retriever, self.token_settings, self.target_dictionary.unk(), self._policy,
-            domain.to(device) if domain is not None else None, learned, remote, self.source_subwords,
-        )  # fmt: skip
+            capture,
+            retriever,
+            self.token_settings,
+            self.target_dictionary.unk(),
+            self._policy,
+            domain.to(device) if domain is not None else None,
+            learned,
+            remote,
+            self.source_subwords,
+        )
 
     @property
     def _policy(self) -> WeightPolicy:
         """The weight of the tokens, which a plug-in may set as the function itself, a static method or one of the task."""
         policy: Any = inspect.getattr_static(self, "token_weight")
-        as_function = inspect.isfunction(policy) and len(inspect.signature(policy).parameters) == WEIGHT_ARGUMENTS
+        as_function = (
+            inspect.isfunction(policy) and len(inspect.signature(policy).parameters) == WEIGHT_ARGUMENTS
+        )
         return policy if as_function else self.token_weight
 
     @property
@@ -492,7 +541,9 @@ class RetrievalTask(FairseqTask):
         retriever = PhraseRetriever(
             datastore, encoder, segmentation, settings.k, settings.min_similarity, device, self.waiting
         )
-        candidates = PhraseCandidates(retriever, self._decoder_subwords, self.source_dictionary, settings.reach)
+        candidates = PhraseCandidates(
+            retriever, self._decoder_subwords, self.source_dictionary, settings.reach
+        )
         votes = PhraseVotes()
         votes.load_state_dict(self.trained.get(PhraseMemory.name, votes.state_dict()))
         return PhraseMemory(candidates, settings, votes.requires_grad_(False).to(device), device)
@@ -511,18 +562,21 @@ class RetrievalTask(FairseqTask):
 def forget_beam(model: Any) -> None:
     """Make the cross-attention of BART models treat each row of a batch separately, as other models do.
 
-    A generator tells it the width of its beam, by which it folds rows into one: wrong for given targets and for other beams.
+    A generator tells it the width of its beam, by which it folds rows into one: wrong for given targets and
+    for other beams.
     """
     if hasattr(model, "set_beam_size"):
         model.set_beam_size(1)
-        vars(model.encoder).pop("reorder_encoder_out", None)  # it was replaced by a function that does nothing
+        # it was replaced by a function that does nothing
+        vars(model.encoder).pop("reorder_encoder_out", None)
 
 
 def find_parts(datastore: str | None, languages: str | None = None) -> dict[str, str]:
     """Find the folder of each part (token, phrase, text) in one datastore or several, separated as in `--path`.
 
     Args:
-        languages: "de-en", where the model knows several: of token parts of different languages this one's is taken.
+        languages: "de-en", where the model knows several: of token parts of different languages this one's is
+            taken.
     """
     found: dict[str, str] = {}
     others: dict[str, str] = {}  # languages of the tokens of folders that are for others

@@ -24,7 +24,11 @@ from fairseq_ccpr.settings import as_words
 from fairseq_ccpr.storage.data_bin import check_data_bin
 from fairseq_ccpr.text.languages import same_language
 
-BILINGUAL, MULTILINGUAL, BART = "translation_retrieval", "translation_retrieval_multi", "translation_retrieval_bart"
+BILINGUAL, MULTILINGUAL, BART = (
+    "translation_retrieval",
+    "translation_retrieval_multi",
+    "translation_retrieval_bart",
+)
 # The task that a checkpoint was trained with, and the one that retrieves with it.
 RETRIEVING = {"translation_multi_simple_epoch": MULTILINGUAL, "translation_from_pretrained_bart": BART}
 # What a multilingual model needs again as it was trained.
@@ -35,7 +39,9 @@ OF_TASK: Mapping[str, tuple[str, ...]] = {
     ),
     BART: ("langs", "prepend_bos"),
 }  # fmt: skip
-FILES: Mapping[str, tuple[str, ...]] = {MULTILINGUAL: ("lang_dict", "fixed_dictionary", "source_dict", "target_dict")}
+FILES: Mapping[str, tuple[str, ...]] = {
+    MULTILINGUAL: ("lang_dict", "fixed_dictionary", "source_dict", "target_dict")
+}
 TASKS = (BILINGUAL, MULTILINGUAL, BART)
 
 
@@ -89,7 +95,9 @@ class MultilingualRetrievalTask(RetrievalTask, TranslationMultiSimpleEpochTask):
         super().__init__(args, langs, dicts, training)
         self.cfg = args
         source_tag, target_tag = args.langtoks["main"]
-        symbols = (get_lang_tok(one, args.lang_tok_style, spec) for one in langs for spec in args.langtoks_specs)
+        symbols = (
+            get_lang_tok(one, args.lang_tok_style, spec) for one in langs for spec in args.langtoks_specs
+        )
         self.tags = LanguageTags(
             frozenset(symbols),
             added=int(bool(source_tag)),
@@ -148,7 +156,9 @@ class BartRetrievalTask(RetrievalTask, TranslationFromPretrainedBARTTask):
         self.cfg = self.args = args  # fairseq's class reads both
         symbols = frozenset(f"[{language}]" for language in self.langs) | {"<mask>"}
         end = f"[{args.target_lang}]"
-        self.tags = LanguageTags(symbols, added=1, end=end, languages=f"{args.source_lang}-{args.target_lang}")
+        self.tags = LanguageTags(
+            symbols, added=1, end=end, languages=f"{args.source_lang}-{args.target_lang}"
+        )
         self.open_datastore(args)
 
     @staticmethod

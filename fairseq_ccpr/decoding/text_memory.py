@@ -2,10 +2,11 @@
 
     p(v) ~ p_NMT(v | x, y<t) (p_text(v | y<t) / p_general(v | y<t)^beta)^alpha
 
-over the model's likeliest tokens, whose mass stays what p_NMT gives them, before any memory votes. That is a density ratio in
-the place of shallow fusion: frequent words are not rewarded twice, by the model and by the text (Herold et al. 2023 subtract
-the model's own expectation of the language for the same reason). Both distributions are counts, see `datastore.text`. alpha
-is 0 where the text has not even the last subword, and moves token by token where tuning trained it to.
+over the model's likeliest tokens, whose mass stays what p_NMT gives them, before any memory votes. That is a
+density ratio in the place of shallow fusion: frequent words are not rewarded twice, by the model and by the
+text (Herold et al. 2023 subtract the model's own expectation of the language for the same reason). Both
+distributions are counts, see `datastore.text`. alpha is 0 where the text has not even the last subword, and
+moves token by token where tuning trained it to.
 
 Letters: H hypotheses, N tokens that are changed, F features.
 """
@@ -33,9 +34,17 @@ TOKENS, RANGE = 32, 6.0  # fewer than that are changed, which are less than so m
 STEPS = 4  # of a nat, in which the range is made shorter where there are too many: ranking them takes longer
 LAST = int(RANGE * STEPS)
 FEATURES = (
-    "highest p_NMT", "highest p_text", "highest ratio", "text has 2 tokens", "text has 3 tokens", "text has 4 tokens",
-    "log count", "log types", "favourites agree", "prefix",
-)  # fmt: skip
+    "highest p_NMT",
+    "highest p_text",
+    "highest ratio",
+    "text has 2 tokens",
+    "text has 3 tokens",
+    "text has 4 tokens",
+    "log count",
+    "log types",
+    "favourites agree",
+    "prefix",
+)
 HIDDEN = 8
 PRIOR = 2  # tokens of a prefix that are of neither text
 UNSETTLED = 256  # sentences that are taken away again at each change
@@ -56,7 +65,9 @@ class Observed(NamedTuple):
 
     def fused(self, alpha: Tensor, beta: float | Tensor) -> Tensor:
         """Compute log p of the tokens, fp32 [N], with alpha fp32 [H]; it can be differentiated."""
-        scores = self.model + (alpha * self.found).index_select(0, self.rows) * (self.text - beta * self.general)
+        scores = self.model + (alpha * self.found).index_select(0, self.rows) * (
+            self.text - beta * self.general
+        )
         return scores + (self._mass(self.model) - self._mass(scores)).index_select(0, self.rows)
 
     def _mass(self, scores: Tensor) -> Tensor:
@@ -100,7 +111,8 @@ class TextWeight(nn.Module):
 class LearnedTargets:
     """The targets of learned pairs, equal ones once, counted alongside a text; what they supersede is taken away.
 
-    Those that have moved into the datastore, and what was superseded before, are counted once, and not at each change.
+    Those that have moved into the datastore, and what was superseded before, are counted once, and not at
+    each change.
     """
 
     def __init__(self, learned: LearnedMemory, datastore: TextDatastore, counts: Counts, end: int) -> None:
@@ -117,21 +129,31 @@ class LearnedTargets:
             moved = _distinct(
                 [] if stored is None else [stored[one.first_entry :][: one.tokens] for one in entries.moved]
             )
-            removed = {name: one for name, one in _distinct(entries.superseded).items() if self._is_in_text(name, one)}
+            removed = {
+                name: one
+                for name, one in _distinct(entries.superseded).items()
+                if self._is_in_text(name, one)
+            }
             known, gone, counts = self._settled
             if known != moved.keys() or not gone <= removed.keys() or len(removed) - len(gone) > UNSETTLED:
                 known, gone = set(moved), set(removed)
                 counts = self.counts.plus(list(moved.values()), self.end, removed.values())
                 self._settled = known, gone, counts
-            learned = _distinct(values[row : row + pair.tokens] for pair, row in zip(entries.pairs, entries.rows))
+            learned = _distinct(
+                values[row : row + pair.tokens] for pair, row in zip(entries.pairs, entries.rows)
+            )
             new = [target for name, target in learned.items() if name not in known]
-            counts = counts.plus(new, self.end, [target for name, target in removed.items() if name not in gone])
+            counts = counts.plus(
+                new, self.end, [target for name, target in removed.items() if name not in gone]
+            )
             self._last = entries, counts
         return counts
 
     def _is_in_text(self, name: bytes, target: np.ndarray) -> bool:
         if name not in self._in_text:
-            sentences = (self.datastore.sentence(number) for number, _ in self.datastore.find(target.tolist(), PLACES))
+            sentences = (
+                self.datastore.sentence(number) for number, _ in self.datastore.find(target.tolist(), PLACES)
+            )
             self._in_text[name] = any(np.array_equal(sentence, target) for sentence in sentences)
         return self._in_text[name]
 
@@ -149,7 +171,8 @@ class TextMemory(Memory):
         counts: of it, on the models' device, with those of what was learned.
         settings: alpha and beta.
         weight: what tuning trained.
-        special: int64, ids of tokens that are no text: padding, the beginning of a sentence, unknown tokens, tags.
+        special: int64, ids of tokens that are no text: padding, the beginning of a sentence, unknown tokens,
+            tags.
         end: the token that ends sentences, and stands in front of the first.
         learned: pairs whose targets count as well.
     """
@@ -189,9 +212,14 @@ class TextMemory(Memory):
             places = torch.from_numpy(np.flatnonzero(near))  # in a fifth
             rows, tokens = places // model.size(1), places % model.size(1)
             log_probs = model.reshape(-1).index_select(0, places)
-        steps = ((likeliest.best[rows] - log_probs) * STEPS).clamp_max_(LAST).long()  # also of what is ruled out
+        # also of what is ruled out
+        steps = ((likeliest.best[rows] - log_probs) * STEPS).clamp_max_(LAST).long()
         within = torch.zeros(len(model) * (LAST + 1), dtype=torch.int64, device=model.device)
-        within = within.index_add_(0, rows * (LAST + 1) + steps, torch.ones_like(rows)).view(len(model), -1).cumsum(1)
+        within = (
+            within.index_add_(0, rows * (LAST + 1) + steps, torch.ones_like(rows))
+            .view(len(model), -1)
+            .cumsum(1)
+        )
         many = within.view(-1).index_select(0, rows * (LAST + 1) + steps) >= TOKENS
         log_probs = log_probs.masked_fill(many | (steps == LAST), float("-inf"))
         if not model.is_cuda:
@@ -219,7 +247,9 @@ class TextMemory(Memory):
 
     def signature(self) -> str:
         """Name the counts, alpha, beta and what was trained."""
-        trained = short(of_parameters(self.weight.state_dict().items())) if self.weight.output.weight.any() else ""
+        trained = (
+            short(of_parameters(self.weight.state_dict().items())) if self.weight.output.weight.any() else ""
+        )
         values = {
             "text": short(self.datastore.keys_fingerprint),
             "alpha": self.settings.alpha,
@@ -247,5 +277,7 @@ class TextBatch(MemoryBatch):
         observed = memory.observe(step)
         fused = observed.fused(memory.settings.alpha * memory.weight(observed.features), memory.settings.beta)
         unchanged = log_probs[observed.rows, observed.tokens]
-        log_probs[observed.rows, observed.tokens] = torch.where(observed.model > float("-inf"), fused, unchanged)
+        log_probs[observed.rows, observed.tokens] = torch.where(
+            observed.model > float("-inf"), fused, unchanged
+        )
         return log_probs

@@ -1,7 +1,7 @@
 """The token memory: a search each step, kNN-MT's vote, and the features that trust reads of it.
 
-Decoding, scoring, tuning and explaining call the same functions. They gather and count: nothing is as wide as the
-vocabulary, and nothing goes back to the host. Letters: N tokens, k neighbours.
+Decoding, scoring, tuning and explaining call the same functions. They gather and count: nothing is as wide as
+the vocabulary, and nothing goes back to the host. Letters: N tokens, k neighbours.
 """
 
 from __future__ import annotations
@@ -46,19 +46,32 @@ from fairseq_ccpr.timing import LIKENESS, MERGE, phase
 
 RANKS = (1, 2, 4, 8, 16, 32, 64)
 TYPICAL_RANK = 8  # whose score is followed along a hypothesis
-STRANGE = 0.8  # of the likeness that is familiar: the guard leaves nothing of sentences that are as little like any
+# of the likeness that is familiar: the guard leaves nothing of sentences that are as little like any
+STRANGE = 0.8
 DEEP = 64  # neighbours that the k best are chosen among where their sentences count
 SENTENCE_FEATURES = ("likeness of nearest", "highest likeness", "mean likeness", "likeness of best sentence")
 STATE_FEATURES = ("state distance", "state cosine", "state norm")
 RUNNING_FEATURES = ("running score", "running distance", "running agreement")
 
 TOKEN_FEATURES = (
-    *(f"score {rank}" for rank in RANKS), "found",
+    *(f"score {rank}" for rank in RANKS),
+    "found",
     *(f"distinct {rank}" for rank in RANKS[1:]),
-    "highest p_tok", "entropy of p_tok", "count of favourite",
-    "model of favourite", "agreement", "overlap",
-    *SENTENCE_FEATURES, *STATE_FEATURES, *RUNNING_FEATURES, "position",
-)  # fmt: skip
+    "highest p_tok",
+    "entropy of p_tok",
+    "count of favourite",
+    "model of favourite",
+    "agreement",
+    "overlap",
+    *SENTENCE_FEATURES,
+    *STATE_FEATURES,
+    *RUNNING_FEATURES,
+    "position",
+)
+
+# The nearest neighbours that lambda* averages, however many there are: of many, most are far whatever the
+# first are.
+CONFIDENT = 8
 
 
 class Course(NamedTuple):
@@ -67,7 +80,8 @@ class Course(NamedTuple):
     state: Tensor  # fp32 [N, 3], `STATE_FEATURES`, of this token alone
     running: Tensor  # fp32 [N, 3], `RUNNING_FEATURES`
     position: Tensor  # fp32 [N], tokens before this one
-    best: Tensor  # fp32 [N], the likeness of the datastore's sentence that is most like the source; 0 where not known
+    # fp32 [N], the likeness of the datastore's sentence that is most like the source; 0 where not known
+    best: Tensor
 
     @classmethod
     def of(cls, state: Tensor, sums: Tensor, length: Tensor | int, best: Tensor | None) -> Course:
@@ -81,7 +95,8 @@ class Course(NamedTuple):
 class TokenEvidence(NamedTuple):
     """What the token memory saw at N tokens."""
 
-    scores: Tensor  # fp32 [N, k], inner products or minus squared distances; -inf where a neighbour is missing
+    # fp32 [N, k], inner products or minus squared distances; -inf where a neighbour is missing
+    scores: Tensor
     values: Tensor  # int64 [N, k]
     likeness: Tensor | None  # fp32 [N, k], of their sentences
     log_probs: Tensor  # fp32 [N, k], log p_tok, duplicates merged
@@ -111,9 +126,18 @@ class TokenEvidence(NamedTuple):
         agreement = favourite == model.favourite.unsqueeze(1)
         state, running, position, best = self.course
         neighbours = scores, count / self.scores.size(1), distinct[:, 1:]
-        consent = same / at_least_one * some, distrust(model, self.model.gather(1, place), some), agreement, overlap
+        consent = (
+            same / at_least_one * some,
+            distrust(model, self.model.gather(1, place), some),
+            agreement,
+            overlap,
+        )
         likeness = torch.zeros_like(self.scores) if self.likeness is None else self.likeness * found
-        alike = likeness[:, :1], likeness.amax(dim=1, keepdim=True), likeness.sum(dim=1, keepdim=True) / at_least_one
+        alike = (
+            likeness[:, :1],
+            likeness.amax(dim=1, keepdim=True),
+            likeness.sum(dim=1, keepdim=True) / at_least_one,
+        )
         course = best.unsqueeze(1), state, running, torch.log1p(position).unsqueeze(1)
         return torch.cat([*neighbours, highest, entropy, *consent, *alike, *course], dim=1)
 
@@ -121,8 +145,9 @@ class TokenEvidence(NamedTuple):
 def observed(scores: Tensor, values: Tensor, state: Tensor, favourite: Tensor) -> Tensor:
     """What of N tokens is followed along their hypotheses, fp32 [N, 4]; tokens without neighbours count for the last alone.
 
-    Columns: those of `RUNNING_FEATURES`, the similarity of a neighbour of typical rank, the distance of the state to the
-    datastore's text, and whether the nearest neighbour names the model's favourite; then whether there are neighbours.
+    Columns: those of `RUNNING_FEATURES`, the similarity of a neighbour of typical rank, the distance of the
+    state to the datastore's text, and whether the nearest neighbour names the model's favourite; then whether
+    there are neighbours.
     """
     near = scores[:, :TYPICAL_RANK]
     least = near.masked_fill(near == float("-inf"), float("inf")).amin(dim=1)
@@ -143,7 +168,8 @@ def along_sentences(seen: Tensor, positions: Tensor) -> Tensor:
 def similarities(scores: Tensor) -> Tensor:
     """Bring scores of any shape to one scale, fp32: inner products as they are, squared distances as minus their logarithm.
 
-    Scores of a metric have one sign but for inner products below 0, which say as much as 0; missing ones are -inf.
+    Scores of a metric have one sign but for inner products below 0, which say as much as 0; missing ones are
+    -inf.
     """
     return torch.where(scores < 0, -torch.log1p(-scores), scores)
 
@@ -168,7 +194,8 @@ def best_neighbours(found: Neighbours, settings: TokenRetrievalSettings) -> tupl
     exp(score / T + gamma (sim(x, s) - 1)).
 
     Returns:
-        The neighbours, best first, and their places among those found, int64 [N, k]; None: they are the first k.
+        The neighbours, best first, and their places among those found, int64 [N, k]; None: they are the first
+        k.
     """
     if not settings.likeness or found.likeness is None:
         return found.nearest(settings.k), None
@@ -178,11 +205,9 @@ def best_neighbours(found: Neighbours, settings: TokenRetrievalSettings) -> tupl
     return Neighbours(ids, best, values, likeness), places
 
 
-# The nearest neighbours that lambda* averages, however many there are: of many, most are far whatever the first are.
-CONFIDENT = 8
-# How much the token memory weighs at N tokens, fp32 [N]: a pure function of the neighbours' scores and values, [N, k] each
-# (-inf and any token where one is missing), of what the model says, and of the settings. Decoder, tuner and explanation call
-# it; `TranslationRetrievalTask.token_weight` names it.
+# How much the token memory weighs at N tokens, fp32 [N]: a pure function of the neighbours' scores and
+# values, [N, k] each (-inf and any token where one is missing), of what the model says, and of the settings.
+# Decoder, tuner and explanation call it; `TranslationRetrievalTask.token_weight` names it.
 WeightPolicy = Callable[[Tensor, Tensor, ModelView, TokenRetrievalSettings], Tensor]
 
 
@@ -191,7 +216,9 @@ def name_of(policy: WeightPolicy) -> str:
     return getattr(policy, "__name__", type(policy).__name__)
 
 
-def confidence_weight(scores: Tensor, values: Tensor, model: ModelView, settings: TokenRetrievalSettings) -> Tensor:
+def confidence_weight(
+    scores: Tensor, values: Tensor, model: ModelView, settings: TokenRetrievalSettings
+) -> Tensor:
     """Weigh by lambda, or with `confidence` by lambda*, its mean as `lambda_star` says, fp32 [N]."""
     if settings.confidence:
         if settings.lambda_star == PUBLISHED:  # equation 8 of the CLKNN paper
@@ -224,10 +251,12 @@ class TokenMemory(Memory):
     Args:
         capture: reads the queries, from the one model the datastore belongs to.
         unknown: the unknown token, which nothing that is retrieved proposes.
-        domain: what the datastore knows of its own text, on the model's device; None where it was built without.
+        domain: what the datastore knows of its own text, on the model's device; None where it was built
+            without.
         learned: what is learned alongside the datastore, live or as a snapshot; None: nothing.
         remote: what to do where a database has the keys and does not answer; None: an error.
-        read_tokens: returns the subwords of a source, int64 [S], without padding and markers; None: sentences do not count.
+        read_tokens: returns the subwords of a source, int64 [S], without padding and markers; None: sentences
+            do not count.
     """
 
     name = "tokens"
@@ -266,7 +295,8 @@ class TokenMemory(Memory):
         retriever = entries.retriever or self.retriever
         if entries.empty:
             return retriever
-        assert isinstance(retriever, LearningRetriever)  # no other kind has pairs learned alongside its datastore
+        # no other kind has pairs learned alongside its datastore
+        assert isinstance(retriever, LearningRetriever)
         return retriever.with_learned(entries)
 
     @property
@@ -286,7 +316,9 @@ class TokenMemory(Memory):
         norms = torch.linalg.vector_norm(states, dim=1).clamp_min(1e-8)
         if self.domain is None:
             return torch.stack([torch.zeros_like(norms), torch.zeros_like(norms), norms.log()], dim=1)
-        return torch.stack([self.domain.distance(states), self.domain.cosine(states, norms), norms.log()], dim=1)
+        return torch.stack(
+            [self.domain.distance(states), self.domain.cosine(states, norms), norms.log()], dim=1
+        )
 
     def kept(self, neighbours: Neighbours, course: Course | None) -> Tensor | None:
         """Compute what fraction of each neighbour the guard keeps, fp32 [N, k], or [N, 1] where all are alike; None: all."""
@@ -307,8 +339,13 @@ class TokenMemory(Memory):
         return weight * (neighbour_shares(neighbours.scores, self.settings.temperature) * kept).sum(dim=1)
 
     def vote(
-        self, neighbours: Neighbours, model: ModelView, course: Course | None, trusted: bool, retrieved: Tensor | None = None
-    ) -> Vote:  # fmt: skip
+        self,
+        neighbours: Neighbours,
+        model: ModelView,
+        course: Course | None,
+        trusted: bool,
+        retrieved: Tensor | None = None,
+    ) -> Vote:
         """Weigh neighbours at N tokens against the model.
 
         Args:
@@ -333,7 +370,9 @@ class TokenMemory(Memory):
 
     def signature(self) -> str:
         """Return everything that decides what is retrieved and how it counts, as one line to print with results."""
-        return signature({**self.searched.describe(), **signed(self.settings), "weight": name_of(self.policy)})
+        return signature(
+            {**self.searched.describe(), **signed(self.settings), "weight": name_of(self.policy)}
+        )
 
 
 @dataclass
@@ -376,7 +415,9 @@ class SourceLikeness:
         retriever, learned = self.memory.searched, self.memory.learned
         assert isinstance(retriever, TokenRetriever) and learned is not None  # as the task has made sure
         rows = self._found.sims if self._found is not None else np.zeros((len(self.sources), 0), np.float16)
-        return retriever.candidates([learned.entries.most_alike(row, self.memory.settings.sentences) for row in rows])
+        return retriever.candidates(
+            [learned.entries.most_alike(row, self.memory.settings.sentences) for row in rows]
+        )
 
     def of(self, found: Neighbours, rows: Tensor) -> Neighbours:
         """Add the likeness of the neighbours' sentences to the sources in these rows of the batch, int64 [N]."""
@@ -457,8 +498,8 @@ class TokenBatch(MemoryBatch):
     def search(self, queries: Tensor, rows: Tensor, each: int | None = None) -> Neighbours:
         """Find the entries nearest to queries [N, d] of the sentences in these rows of the batch, int64 [N].
 
-        They are k, or as many as the best k are chosen among where their sentences count. Those of the unknown token count as
-        missing, in their places.
+        They are k, or as many as the best k are chosen among where their sentences count. Those of the
+        unknown token count as missing, in their places.
 
         Args:
             each: how many queries each sentence has that has any; None: they differ.
@@ -496,7 +537,8 @@ class TokenBatch(MemoryBatch):
             return
         self._stream = _second_stream(queries.device)
         self._stream.wait_stream(torch.cuda.current_stream(queries.device))
-        queries.record_stream(self._stream)  # the allocator must not reuse its memory before that stream has read it
+        # the allocator must not reuse its memory before that stream has read it
+        queries.record_stream(self._stream)
         with torch.cuda.stream(self._stream):
             yield
 
@@ -574,7 +616,9 @@ class TokenRecord:
         return cls._changed(records, torch.cat)
 
     @classmethod
-    def _changed(cls, records: Sequence[TokenRecord], change: Callable[[list[Tensor]], Tensor]) -> TokenRecord:
+    def _changed(
+        cls, records: Sequence[TokenRecord], change: Callable[[list[Tensor]], Tensor]
+    ) -> TokenRecord:
         found, parts = [one.neighbours for one in records], [[*one.model, *one.course] for one in records]
         columns = [change(list(column)) for column in zip(*parts)]
         return cls(Neighbours.joined(found, change), LookedUp(*columns[:3]), Course(*columns[3:]))

@@ -33,7 +33,8 @@ class Neighbours(NamedTuple):
         ids: int64 [N, k], entries; -1 where one is missing.
         scores: fp32 [N, k], inner products or minus squared distances; -inf where one is missing.
         values: int64 [N, k], their tokens; any token where one is missing.
-        likeness: fp32 [N, k], how much their source sentences are like the one that is translated, 0 to 1; None: not known.
+        likeness: fp32 [N, k], how much their source sentences are like the one that is translated, 0 to 1;
+            None: not known.
     """
 
     ids: Tensor
@@ -76,8 +77,8 @@ class Neighbours(NamedTuple):
 class Retriever(Protocol):
     """Searches a token datastore. `TranslationRetrievalTask.retriever_class` names the class.
 
-    It is called with an opened datastore and the model's device, and must keep no state from one search to the next:
-    several generators, or threads, may share it.
+    It is called with an opened datastore and the model's device, and must keep no state from one search to
+    the next: several generators, or threads, may share it.
     """
 
     datastore: TokenDatastore
@@ -107,7 +108,8 @@ class LearningRetriever(Retriever, Protocol):
 class TokenRetriever:
     """The retriever of CLKNN and kNN-MT: projects queries as the keys were, searches the index, looks up values.
 
-    What was learned alongside the datastore is searched together with it: its entries are numbered after the datastore's own.
+    What was learned alongside the datastore is searched together with it: its entries are numbered after the
+    datastore's own.
 
     Args:
         datastore: an opened token datastore.
@@ -120,7 +122,8 @@ class TokenRetriever:
         projection = datastore.open_projection()
         self.projection = projection.to(device) if projection is not None else None
         values = as_tensor(datastore.values)
-        self.values = (values if len(values) else values.new_zeros(1)).to(device)  # missing neighbours have some value
+        # missing neighbours have some value
+        self.values = (values if len(values) else values.new_zeros(1)).to(device)
         self.learned: LearnedEntries | None = None
         self._instead: str | None = None  # names the index of other entries
 

@@ -4,9 +4,10 @@ A small network looks at features of the step and moves the interpolation weight
 
     w_m = f_m exp(a_m) / (1 + sum of f_m (exp(a_m) - 1)),    a = clamp(W2 tanh(W1 z + b1) + b2, -6, 6)
 
-with f_m the weight of memory m by its settings, z the features, normalised. With W2 = b2 = 0 the weights are f to the bit,
-and a memory with nothing to say (f_m = 0) gets nothing. The features are the model's, each memory's own (`Memory.features`),
-and of each two memories whether they agree. Letters: N tokens, M memories, F features, C tokens that a memory names.
+with f_m the weight of memory m by its settings, z the features, normalised. With W2 = b2 = 0 the weights are
+f to the bit, and a memory with nothing to say (f_m = 0) gets nothing. The features are the model's, each
+memory's own (`Memory.features`), and of each two memories whether they agree. Letters: N tokens, M memories,
+F features, C tokens that a memory names.
 """
 
 from __future__ import annotations
@@ -46,6 +47,9 @@ MOST = 6.0  # of a, either way: a factor of 400
 FARTHEST = 4.0  # of a feature from its mean, in standard deviations
 
 Features = Mapping[str, Sequence[str]]  # names of the features of each memory
+DIGEST = 64  # digits of a fingerprint
+MEMORY = "memory."  # begins the names of what belongs to a memory, before the memory's name
+OLD_VOTES = "votes."  # the same for the phrases, in files of version 0.2
 
 
 class TrustStep(NamedTuple):
@@ -66,8 +70,8 @@ class Decision(NamedTuple):
 class Trust(nn.Module):
     """A way to decide interpolation weights that is trained on held-out sentences.
 
-    Decoding calls `decide(inputs(step), step.weights)`; training computes the inputs once. A task names its kind as
-    `trust_class`; `user_dir/` has one of its own.
+    Decoding calls `decide(inputs(step), step.weights)`; training computes the inputs once. A task names its
+    kind as `trust_class`; `user_dir/` has one of its own.
 
     Args:
         memories: the names of the features of each memory that it weighs, at least one.
@@ -175,7 +179,8 @@ class LearnedTrust(Trust):
 def feature_names(memories: Features) -> tuple[str, ...]:
     """Name the features of memories, in the order of `trust_features`."""
     pairs = [
-        (f"{one} and {other} agree", f"{one} say favourite of {other}") for one, other in combinations(memories, 2)
+        (f"{one} and {other} agree", f"{one} say favourite of {other}")
+        for one, other in combinations(memories, 2)
     ]
     return "highest p_NMT", *(name for names in (*memories.values(), *pairs) for name in names)
 
@@ -205,10 +210,6 @@ def reweigh(weights: Tensor, log_odds: Tensor) -> Tensor:
     return weights * factors / (1 + (weights * (factors - 1)).sum(dim=1, keepdim=True))
 
 
-DIGEST = 64  # digits of a fingerprint
-MEMORY = "memory."  # begins the names of what belongs to a memory, before the memory's name
-OLD_VOTES = "votes."  # the same for the phrases, in files of version 0.2
-
 Trained = Mapping[str, Mapping[str, Tensor]]  # by memory
 
 
@@ -221,7 +222,8 @@ class TrustDescription:
     needs: dict[str, str]  # what it can be used with, by name: see `needs_of`
     keys: dict[str, str]  # digests of the parts' keys it was trained with
     settings: dict[str, dict[str, Any]]  # of retrieval it was trained with, by the prefix of their options
-    texts: dict[str, Any] = field(default_factory=dict)  # what it was worth when it was trained, by text and system
+    # what it was worth when it was trained, by text and system
+    texts: dict[str, Any] = field(default_factory=dict)
     features: int = VERSION
     weight: str = ""  # the policy of the token memory's weight it was trained with; older files do not say
     classes: dict[str, str] = field(default_factory=dict)  # see `trained_with`; older files do not say
@@ -291,7 +293,10 @@ def load_trust(path: Path, parts: Parts, kind: type[Trust] = LearnedTrust) -> Lo
             f"{path} was trained by another version of fairseq-ccpr (features {described.features}, here {VERSION}): tune "
             "again, or give --trust none"
         )
-    if "phrase" not in described.keys and described.settings.get(PhraseSettings.PREFIX, {}).get("lambda_") == 0:
+    if (
+        "phrase" not in described.keys
+        and described.settings.get(PhraseSettings.PREFIX, {}).get("lambda_") == 0
+    ):
         parts = {name: part for name, part in parts.items() if name != "phrase"}  # tuning left them out
     if TEXT not in described.keys:  # it was added after tuning
         parts = {name: part for name, part in parts.items() if name != TEXT}
@@ -313,7 +318,9 @@ def load_trust(path: Path, parts: Parts, kind: type[Trust] = LearnedTrust) -> Lo
             )
     trained: dict[str, dict[str, Tensor]] = {}
     for name in [name for name in tensors if name.startswith((MEMORY, OLD_VOTES))]:
-        full = name if name.startswith(MEMORY) else f"{MEMORY}{PhraseMemory.name}.{name.removeprefix(OLD_VOTES)}"
+        full = (
+            name if name.startswith(MEMORY) else f"{MEMORY}{PhraseMemory.name}.{name.removeprefix(OLD_VOTES)}"
+        )
         memory, one = full.removeprefix(MEMORY).split(".", 1)
         trained.setdefault(memory, {})[one] = tensors.pop(name)
     arguments = dict(described.arguments)
@@ -339,11 +346,15 @@ def _read(path: Path) -> tuple[dict[str, Tensor], TrustDescription]:
             raise ValueError("its checksum is not that of its content")
         return tensors, TrustDescription(**json.loads(metadata["trust"]))
     except FileNotFoundError:
-        raise ConfigurationError(f"--trust {path} is missing: give a file that fairseq-ccpr tune wrote") from None
+        raise ConfigurationError(
+            f"--trust {path} is missing: give a file that fairseq-ccpr tune wrote"
+        ) from None
     except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
         raise DatastoreError(f"{path} is damaged, or no file of trust ({error}): tune again") from None
 
 
 def _checksum(tensors: Mapping[str, Tensor], text: str) -> str:
-    digests = ((name, hashlib.sha256(one.numpy().tobytes()).hexdigest()) for name, one in sorted(tensors.items()))
+    digests = (
+        (name, hashlib.sha256(one.numpy().tobytes()).hexdigest()) for name, one in sorted(tensors.items())
+    )
     return fingerprint.of_strings([text, *(part for both in digests for part in both)])

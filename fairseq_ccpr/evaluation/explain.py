@@ -27,7 +27,9 @@ from fairseq_ccpr.timing import progress_over
 SCORE_NAMES = {"ip": "similarity", "l2": "squared distance"}
 
 
-def explain_subset(system: System, count: int, numbers: list[int] | None, most_neighbours: int) -> Explanation:
+def explain_subset(
+    system: System, count: int, numbers: list[int] | None, most_neighbours: int
+) -> Explanation:
     """Translate sentences of `--gen-subset` with fairseq's plain generator and the retrieving one, and explain the result."""
     subset, task = system.cfg.dataset.gen_subset, system.task
     task.load_dataset(subset)
@@ -37,7 +39,10 @@ def explain_subset(system: System, count: int, numbers: list[int] | None, most_n
     by_number = {one.number: one for one in explanation.sentences}
     explanation.sentences = [by_number[number] for number in numbers]
     if references := [one.reference for one in explanation.sentences if one.reference is not None]:
-        texts = [one.plain for one in explanation.sentences], [one.translation for one in explanation.sentences]
+        texts = (
+            [one.plain for one in explanation.sentences],
+            [one.translation for one in explanation.sentences],
+        )
         plain, retrieval = (score(text, references, task.cfg.target_lang) for text in texts)
         explanation.bleu = {BASE: plain.bleu, RETRIEVAL: retrieval.bleu}
         explanation.bleu_signature = plain.bleu_signature
@@ -107,7 +112,12 @@ def _explain(system: System, samples: Iterable[dict[str, Any]], most_neighbours:
         corpus = CorpusText(datastore, target_text, learned, source_text)
         score_name = SCORE_NAMES[datastore.section.index.metric]
     explainer = Explainer(
-        task.target_dictionary, target_text, corpus, Texts(), most_neighbours, ensemble.memory(TextMemory.name)
+        task.target_dictionary,
+        target_text,
+        corpus,
+        Texts(),
+        most_neighbours,
+        ensemble.memory(TextMemory.name),
     )
     explained: list[SentenceExplanation] = []
     for sample in samples:
@@ -121,7 +131,9 @@ def _explain(system: System, samples: Iterable[dict[str, Any]], most_neighbours:
         for row, (number, tokens) in enumerate(zip(sample["id"].tolist(), sample["net_input"]["src_tokens"])):
             reference = reference_text(sample["target"][row]) if sample["target"] is not None else None
             if (text := given[row]) is not None and system.knows_nothing(text, tokens):
-                explained.append(SentenceExplanation(number, text, None, text, [], text, [], [], 0.0, None, []))
+                explained.append(
+                    SentenceExplanation(number, text, None, text, [], text, [], [], 0.0, None, [])
+                )
                 continue
             source = text or source_text(tokens)
             likeness = corpus.likeness(task.source_subwords(tokens), source) if corpus is not None else None
@@ -131,19 +143,30 @@ def _explain(system: System, samples: Iterable[dict[str, Any]], most_neighbours:
             )
             explained.append(
                 explainer.sentence(
-                    broken_down, row, number, source, reference, plain(alone[row]["tokens"]), translation, likeness
+                    broken_down,
+                    row,
+                    number,
+                    source,
+                    reference,
+                    plain(alone[row]["tokens"]),
+                    translation,
+                    likeness,
                 )
             )
     languages = as_bcp47(task.cfg.source_lang), as_bcp47(task.cfg.target_lang)
     names = [memory.name for memory in ensemble.voting]
     texts = list(explainer.texts.numbers)
-    return Explanation("", *languages, len(explained), ensemble.signature(), names, score_name, explained, texts)
+    return Explanation(
+        "", *languages, len(explained), ensemble.signature(), names, score_name, explained, texts
+    )
 
 
 def _choose(system: System, count: int, numbers: list[int] | None) -> list[int]:
     task, subset = system.task, system.cfg.dataset.gen_subset
     dataset = task.dataset(subset)
-    longest = utils.resolve_max_positions(task.max_positions(), *[model.max_positions() for model in system.models])
+    longest = utils.resolve_max_positions(
+        task.max_positions(), *[model.max_positions() for model in system.models]
+    )
     fit, _ = dataset.filter_indices_by_size(np.arange(len(dataset)), longest)
     if not len(fit):
         raise ConfigurationError(f"the subset '{subset}' has no sentence that the model can take")
@@ -163,6 +186,8 @@ def _batches(system: System, numbers: list[int]) -> Iterator[dict[str, Any]]:
     cfg = system.cfg
     dataset = system.task.dataset(cfg.dataset.gen_subset)
     order = dataset.ordered_indices()
-    made = dataset.batch_by_size(order[np.isin(order, numbers)], cfg.dataset.max_tokens, cfg.dataset.batch_size)
+    made = dataset.batch_by_size(
+        order[np.isin(order, numbers)], cfg.dataset.max_tokens, cfg.dataset.batch_size
+    )
     for batch in progress_over(made, cfg.dataset.gen_subset, "sentence", len, cfg.common.no_progress_bar):
         yield dataset.collater([dataset[number] for number in batch])

@@ -1,6 +1,7 @@
 """What supports each token of a translation: sentences, phrases and weights, as data and as a page.
 
-Places in text are counted in characters, ends exclusive; sentences of the datastore are kept once, in `Explanation.texts`.
+Places in text are counted in characters, ends exclusive; sentences of the datastore are kept once, in
+`Explanation.texts`.
 """
 
 from __future__ import annotations
@@ -44,6 +45,9 @@ MOST_COMPARED = 200  # of these that are looked at, since some are the same
 LEAST_LIKENESS = 0.3  # of these
 NEARLY_SAME = 0.99  # likeness, at most, of sentences that have the same subwords in another order or number
 DIGITS = 6  # significant, of a number that is kept
+# In JSON these stand in strings alone, where the escapes mean the same. Left as they are, the first three
+# could end the script element that holds the data, or begin a comment in it, and the others end a line.
+ESCAPES = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}
 
 
 def place(tokens: Tensor, position: int, text: str, to_text: Callable[[Tensor], str]) -> tuple[int, int]:
@@ -79,10 +83,18 @@ class CorpusText:
     """
 
     def __init__(
-        self, datastore: TokenDatastore, to_text: Callable[[Tensor], str], learned: LearnedEntries | None = None,
+        self,
+        datastore: TokenDatastore,
+        to_text: Callable[[Tensor], str],
+        learned: LearnedEntries | None = None,
         source_text: Callable[[Tensor], str] | None = None,
-    ) -> None:  # fmt: skip
-        self.datastore, self.to_text, self.learned, self.source_text = datastore, to_text, learned, source_text
+    ) -> None:
+        self.datastore, self.to_text, self.learned, self.source_text = (
+            datastore,
+            to_text,
+            learned,
+            source_text,
+        )
         self._text_once = lru_cache(SENTENCES)(lambda first: to_text(self._tokens(first)))
 
     def place(self, entry: int) -> tuple[str, int, int]:
@@ -108,8 +120,8 @@ class CorpusText:
         """Compare a source, given as subwords, int [L], and as text, with the sentences of the datastore.
 
         Returns:
-            fp32 [S'], numbered as in `LearnedEntries.sentences`: 1 for the same sentence, less for any other. None: the
-            datastore was built without its source sentences.
+            fp32 [S'], numbered as in `LearnedEntries.sentences`: 1 for the same sentence, less for any other.
+            None: the datastore was built without its source sentences.
         """
         if self.learned is None or (sentences := self.learned.sentences) is None:
             return None
@@ -138,7 +150,11 @@ class CorpusText:
 
     def _pair(self, number: int) -> tuple[str, str, int]:
         """Return source and target of a sentence, as `likeness` numbers them, and its id if it was learned, else 0."""
-        assert self.learned is not None and self.learned.source_index is not None and self.source_text is not None
+        assert (
+            self.learned is not None
+            and self.learned.source_index is not None
+            and self.source_text is not None
+        )
         index = self.learned.source_index
         if (place := number - index.described.sentences) >= 0:
             pair: LearnedPair | None = self.learned.pairs[place]
@@ -147,7 +163,11 @@ class CorpusText:
             pair = self.learned.moved_pair(first)
         if pair is not None:
             return pair.source, pair.target, pair.id
-        return self.source_text(torch.from_numpy(index.source(number).astype(np.int64))), self._text_once(first), 0
+        return (
+            self.source_text(torch.from_numpy(index.source(number).astype(np.int64))),
+            self._text_once(first),
+            0,
+        )
 
     def _tokens(self, first: int) -> Tensor:
         rows = slice(first, first + LONGEST)
@@ -236,7 +256,8 @@ class TokenExplanation:
     votes_found: int = 0
     settings_weights: list[float] = field(default_factory=list)  # of each, before trust; empty without it
     trust_saw: list[SeenFeature] = field(default_factory=list)  # what moved the weights most
-    text: TextSupport | None = None  # of the text memory; None where the text never has the token after the last one
+    # of the text memory; None where the text never has the token after the last one
+    text: TextSupport | None = None
 
 
 @dataclass
@@ -274,7 +295,8 @@ class SentenceExplanation:
     phrases: list[SourcePhrase]
     changed: float  # 100 - chrF of the translation against the plain one
     gained: float | None  # chrF against the reference, less that of the plain one
-    matches: list[Match] | None = None  # most alike first; None: there is no datastore that has its source sentences
+    # most alike first; None: there is no datastore that has its source sentences
+    matches: list[Match] | None = None
 
 
 @dataclass(repr=False)
@@ -302,7 +324,9 @@ class Explanation:
         write_text(Path(path), as_page(asdict(self)))
 
 
-def unexplained(translations: list[tuple[str, str]], languages: tuple[str, str], signature: str) -> Explanation:
+def unexplained(
+    translations: list[tuple[str, str]], languages: tuple[str, str], signature: str
+) -> Explanation:
     """Make an explanation of sources and translations that says of no token where it came from."""
     sentences = [
         SentenceExplanation(number, source, None, text, [], text, [], [], 0.0, None)
@@ -335,7 +359,9 @@ def joined(parts: list[Explanation]) -> Explanation:
             for found in (one for token in sentence.tokens if token.text for one in token.text.places):
                 found.sentence = numbers[found.sentence]
     sentences = [sentence for part in parts for sentence in part.sentences]
-    return replace(parts[-1], sentences=sentences, sentences_in_subset=len(sentences), texts=list(texts.numbers))
+    return replace(
+        parts[-1], sentences=sentences, sentences_in_subset=len(sentences), texts=list(texts.numbers)
+    )
 
 
 @dataclass
@@ -350,9 +376,16 @@ class Explainer:
     text: TextMemory | None = None
 
     def sentence(
-        self, breakdown: Breakdown, row: int, number: int, source: str, reference: str | None, plain: str,
-        to_text: Callable[[Tensor], str], likeness: np.ndarray | None = None,
-    ) -> SentenceExplanation:  # fmt: skip
+        self,
+        breakdown: Breakdown,
+        row: int,
+        number: int,
+        source: str,
+        reference: str | None,
+        plain: str,
+        to_text: Callable[[Tensor], str],
+        likeness: np.ndarray | None = None,
+    ) -> SentenceExplanation:
         """Explain the sentence at a place in a batch, whose translation was broken down; see `SentenceExplanation`.
 
         Args:
@@ -368,7 +401,9 @@ class Explainer:
             gained = round(sentence_chrf(translation, reference) - sentence_chrf(plain, reference), 1)
         changed = 0.0 if plain == translation else round(100 - sentence_chrf(translation, plain), 1)
         places = [place(written, position, translation, to_text) for position in range(len(rows))]
-        tokens = [self._token(breakdown, one, written, n, translation, places[n]) for n, one in enumerate(rows)]
+        tokens = [
+            self._token(breakdown, one, written, n, translation, places[n]) for n, one in enumerate(rows)
+        ]
         for one, token in zip(rows, tokens):
             self._add_neighbours(token, breakdown, one, likeness)
         matches = self.corpus.matches(likeness) if self.corpus is not None and likeness is not None else None
@@ -379,7 +414,13 @@ class Explainer:
         )
 
     def _token(
-        self, breakdown: Breakdown, row: int, written: Tensor, position: int, text: str, where: tuple[int, int]
+        self,
+        breakdown: Breakdown,
+        row: int,
+        written: Tensor,
+        position: int,
+        text: str,
+        where: tuple[int, int],
     ) -> TokenExplanation:
         forced, votes = breakdown.text, breakdown.votes
         target = forced.targets[row : row + 1]
@@ -398,7 +439,10 @@ class Explainer:
             [_short(weight) for weight in weights],
             [_short(share) for share in shares.tolist()],
             self._likely(favourite, float(forced.likeliest.best[row].exp())) if favourite != token else None,
-            [self._most_likely(vote.values[row].tolist(), vote.log_probs[row].exp().tolist()) for vote in votes],
+            [
+                self._most_likely(vote.values[row].tolist(), vote.log_probs[row].exp().tolist())
+                for vote in votes
+            ],
         )
         self._add_votes(explained, breakdown, row)
         self._add_trust(explained, breakdown, row)
@@ -413,7 +457,8 @@ class Explainer:
         if not length:
             return None
         gram, places = written[position - length : position + 1].tolist(), []
-        for number, at in memory.datastore.find(gram, min(MOST_PLACES, counts[length])):  # beyond the last, in vain
+        # beyond the last, in vain
+        for number, at in memory.datastore.find(gram, min(MOST_PLACES, counts[length])):
             sentence = torch.from_numpy(memory.datastore.sentence(number).astype(np.int64))
             text = self.to_text(sentence)
             where = place(sentence, at, text, self.to_text)
@@ -505,8 +550,12 @@ def differences(plain: str, translation: str) -> list[tuple[int, int]]:
     [(5, 14)]
     """
     words = list(re.finditer(r"\S+", plain))
-    matcher = difflib.SequenceMatcher(None, [word.group() for word in words], translation.split(), autojunk=False)
-    changed = [(first, end) for kind, first, end, _, _ in matcher.get_opcodes() if kind in ("replace", "delete")]
+    matcher = difflib.SequenceMatcher(
+        None, [word.group() for word in words], translation.split(), autojunk=False
+    )
+    changed = [
+        (first, end) for kind, first, end, _, _ in matcher.get_opcodes() if kind in ("replace", "delete")
+    ]
     return [(words[first].start(), words[end - 1].end()) for first, end in changed]
 
 
@@ -514,17 +563,13 @@ def _short(number: float) -> float:
     return float(f"{number:.{DIGITS}g}")
 
 
-# In JSON these stand in strings alone, where the escapes mean the same. Left as they are, the first three could end the
-# script element that holds the data, or begin a comment in it, and the others end a line.
-ESCAPES = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}
-
-
 def _read(name: str) -> str:
     return Path(__file__).with_name(name).read_text(encoding="utf-8")
 
 
 STYLES = STYLE.read_text(encoding="utf-8") + _read("explanation.css")
-TOKENS = _read("explanation_token.js") + _read("explanation_tokens.js")  # displays tokens; other pages use it as well
+# displays tokens; other pages use it as well
+TOKENS = _read("explanation_token.js") + _read("explanation_tokens.js")
 
 
 def as_page(explanation: dict[str, Any]) -> str:

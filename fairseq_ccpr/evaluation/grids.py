@@ -20,6 +20,24 @@ from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
 from fairseq_ccpr.decoding.token_memory import TokenMemory, TokenRecord
 from fairseq_ccpr.timing import progress_over
 
+# Of the held-out text, and of all others together: more teach little, and cost as long as decoding them.
+TOKENS = 24_000
+# Of these, for other memories than the tokens': phrases have hundreds of candidates at each, for every point
+# of a grid.
+SAMPLED_TOKENS = 10_000
+NEIGHBOURS = (1, 2, 4, 8, 16, 32, 64)
+LAMBDAS = tuple(round(0.1 * i, 1) for i in range(1, 11))
+PHRASE_LAMBDAS = (0.2, 0.4, 0.6, 0.8, 1.0)
+# In squared distances, of which the decoder's states lie some tens to hundreds apart.
+TEMPERATURES = (1.0, 2.0, 5.0, 10.0, 15.0, 20.0, 30.0, 50.0, 100.0, 200.0)
+# In inner products of unit vectors.
+UNIT_TEMPERATURES = (0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5)
+# The lambda that trust starts from: it multiplies odds, which can fall as far as they can rise from here. A
+# weight near 1 could never fall.
+TRUSTED_LAMBDA = 0.5
+OF_PHRASES = "lambda of phrases"
+LEAST = 1e-12  # in place of a weight of 0, whose gradients are not numbers
+
 
 class Worth(NamedTuple):
     """Nats a token against the model alone, and mean interpolation weights."""
@@ -43,12 +61,6 @@ class TextWorth(NamedTuple):
     systems: dict[str, Worth]  # by name
 
 
-# Of the held-out text, and of all others together: more teach little, and cost as long as decoding them.
-TOKENS = 24_000
-# Of these, for other memories than the tokens': phrases have hundreds of candidates at each, for every point of a grid.
-SAMPLED_TOKENS = 10_000
-
-
 @dataclass
 class HeldOut:
     """N reference tokens of a text as model and memories see them, batch by batch; on the CPU."""
@@ -58,7 +70,9 @@ class HeldOut:
 
     def having(self, names: Collection[str]) -> HeldOut:
         """Keep the batches that all these memories were asked about."""
-        return HeldOut(self.name, [text for text in self.texts if all(name in text.records for name in names)])
+        return HeldOut(
+            self.name, [text for text in self.texts if all(name in text.records for name in names)]
+        )
 
     @cached_property
     def targets(self) -> Tensor:
@@ -90,14 +104,18 @@ def force_decode_text(
     Args:
         samples: fairseq's batches, spread over all lengths; of many, some are left out.
         ensemble: whose token memory has the largest k.
-        most: tokens, about, of which memories besides the tokens' are asked about as many as their share of `TOKENS`.
+        most: tokens, about, of which memories besides the tokens' are asked about as many as their share of
+            `TOKENS`.
     """
     size = sum(int(sample["ntokens"]) for sample in samples)
     samples = spread(samples, size, most)
     sampled = {id(one) for one in spread(samples, min(size, most), SAMPLED_TOKENS * most // TOKENS)}
-    always = [memory for memory in ensemble.memories if memory.acts_on == "model" or isinstance(memory, TokenMemory)]
+    always = [
+        memory for memory in ensemble.memories if memory.acts_on == "model" or isinstance(memory, TokenMemory)
+    ]
     quick = ensemble.with_memories(always, None)
-    samples = samples if quick.voting else [one for one in samples if id(one) in sampled]  # the rest only votes need
+    # the rest only votes need
+    samples = samples if quick.voting else [one for one in samples if id(one) in sampled]
     texts: list[ForcedText] = []
     sentences = 0
     for sample in progress_over(samples, name, "token", lambda one: int(one["ntokens"]), quiet):
@@ -112,20 +130,7 @@ def spread(samples: list[Any], size: int, most: int) -> list[Any]:
     return samples[:: max(1, round(size / most))]
 
 
-NEIGHBOURS = (1, 2, 4, 8, 16, 32, 64)
-LAMBDAS = tuple(round(0.1 * i, 1) for i in range(1, 11))
-PHRASE_LAMBDAS = (0.2, 0.4, 0.6, 0.8, 1.0)
-# In squared distances, of which the decoder's states lie some tens to hundreds apart.
-TEMPERATURES = (1.0, 2.0, 5.0, 10.0, 15.0, 20.0, 30.0, 50.0, 100.0, 200.0)
-# In inner products of unit vectors.
-UNIT_TEMPERATURES = (0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5)
-# The lambda that trust starts from: it multiplies odds, which can fall as far as they can rise from here. A weight near 1
-# could never fall.
-TRUSTED_LAMBDA = 0.5
-OF_PHRASES = "lambda of phrases"
-
 Settings = TokenRetrievalSettings | PhraseSettings
-LEAST = 1e-12  # in place of a weight of 0, whose gradients are not numbers
 
 
 @dataclass(frozen=True)
@@ -133,7 +138,8 @@ class Alongside:
     """N reference tokens as the model and all memories but one see them."""
 
     text: ForcedText  # with the record of the one
-    others: list[tuple[Tensor, Tensor]]  # of each other memory log p_r of the references, and the weight, fp32 [N] each
+    # of each other memory log p_r of the references, and the weight, fp32 [N] each
+    others: list[tuple[Tensor, Tensor]]
     bounded: list[bool]  # of each other
     most: float  # Lambda_max
 
@@ -186,7 +192,9 @@ class Grids:
                 grids.phrases[replace(memory.settings, lambda_=one)] = float(torch.cat(each).mean())
         return grids
 
-    def _alongside(self, text: HeldOut, ensemble: RetrievalEnsemble) -> list[tuple[PhraseMemory, list[Alongside]]]:
+    def _alongside(
+        self, text: HeldOut, ensemble: RetrievalEnsemble
+    ) -> list[tuple[PhraseMemory, list[Alongside]]]:
         other = with_settings(ensemble, likeliest(self.tokens))
         shared = text.having([memory.name for memory in ensemble.voting]).texts
         phrases = [memory for memory in ensemble.voting if isinstance(memory, PhraseMemory)]
@@ -223,7 +231,9 @@ class Grids:
             best = replace(memory, settings=likeliest(self.phrases))
             votes = [batch.text.records[memory.name].vote(best, False) for batch in batches]
             both = list(zip(batches, votes))
-            mixed = torch.cat([batch.log_likelihood(v.log_prob(batch.text.targets), v.weight) for batch, v in both])
+            mixed = torch.cat(
+                [batch.log_likelihood(v.log_prob(batch.text.targets), v.weight) for batch, v in both]
+            )
             weights = map(torch.cat, zip(*(batch.weights(v.weight) for batch, v in both)))
             names = [*(one.name for one in ensemble.voting if one.name != memory.name), memory.name]
             measured[OF_PHRASES] = Worth.measure(shared.log_probs, mixed, dict(zip(names, weights)))
@@ -234,7 +244,10 @@ def with_settings(ensemble: RetrievalEnsemble, *settings: Settings | None) -> Re
     """Return an ensemble without trust, with other settings of the memories that have settings of these types."""
     kinds = {type(one): one for one in settings if one is not None}
     memories = (memory for memory in ensemble.voting if isinstance(memory, TokenMemory | PhraseMemory))
-    chosen = [replace(memory, settings=kinds.get(type(memory.settings), memory.settings)) for memory in memories]  # type: ignore[arg-type]
+    chosen = [
+        replace(memory, settings=kinds.get(type(memory.settings), memory.settings))  # type: ignore[arg-type]
+        for memory in memories
+    ]
     return ensemble.replacing(*chosen)
 
 
@@ -251,7 +264,9 @@ def candidates(grid: dict[TokenRetrievalSettings, float], count: int) -> list[To
     chosen: list[TokenRetrievalSettings] = []
     seen: set[tuple[object, ...]] = set()
     for settings in sorted(grid, key=lambda s: -grid[s]):
-        values = {(settings.confidence, name, getattr(settings, name)) for name in ("k", "temperature", "lambda_")}
+        values = {
+            (settings.confidence, name, getattr(settings, name)) for name in ("k", "temperature", "lambda_")
+        }
         if not values <= seen:
             seen |= values
             chosen.append(settings)
@@ -283,9 +298,13 @@ def _score_tokens(cfg: Any, memory: TokenMemory, text: HeldOut) -> dict[TokenRet
 
 
 def score_grid(
-    memory: TokenMemory, text: HeldOut, neighbours: tuple[int, ...], temperatures: tuple[float, ...],
-    confidences: tuple[bool, ...], likenesses: tuple[float, ...] = (0.0,),
-) -> dict[TokenRetrievalSettings, float]:  # fmt: skip
+    memory: TokenMemory,
+    text: HeldOut,
+    neighbours: tuple[int, ...],
+    temperatures: tuple[float, ...],
+    confidences: tuple[bool, ...],
+    likenesses: tuple[float, ...] = (0.0,),
+) -> dict[TokenRetrievalSettings, float]:
     """Mean log-likelihood of the references at every point of the grid, with lambda fixed and, or, scaled to lambda*.
 
     Args:

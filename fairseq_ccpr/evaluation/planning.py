@@ -38,6 +38,8 @@ from fairseq_ccpr.version import __version__
 
 PACKAGES = ("torch", "fairseq", "faiss", "numpy", "sacrebleu")
 COPY_BYTES = 1 << 28  # beyond any cache
+SAMPLE_BYTES = 1 << 28  # of a file, read to learn how fast the disk is; less says little
+LEAST_BYTES = 1 << 26
 
 
 def machine_name(device: torch.device) -> str:
@@ -133,10 +135,6 @@ def _fastest(work: Callable[[], object], device: torch.device) -> float:
     return min(seconds)
 
 
-SAMPLE_BYTES = 1 << 28  # of a file, read to learn how fast the disk is; less says little
-LEAST_BYTES = 1 << 26
-
-
 @dataclass(frozen=True)
 class Need:
     """The cost of one way to search: bytes, and the least seconds per step; None: not used, or not known.
@@ -160,8 +158,12 @@ class Need:
 
 
 def needs(
-    section: TokenSection | PhraseSection, size: int, queries: int, speeds: dict[str, Limits], others: tuple[str, ...] = ()
-) -> list[Need]:  # fmt: skip
+    section: TokenSection | PhraseSection,
+    size: int,
+    queries: int,
+    speeds: dict[str, Limits],
+    others: tuple[str, ...] = (),
+) -> list[Need]:
     """Plan each way to search a part of a datastore, if it had `size` entries.
 
     Args:
@@ -179,18 +181,23 @@ def needs(
 
     def exact(place: str, host: int, device: int) -> Need:
         limits = speeds.get(place)
-        return Need("exact", place, stored, host, device, keys, limits.floor(size, d, queries) if limits else None)
+        return Need(
+            "exact", place, stored, host, device, keys, limits.floor(size, d, queries) if limits else None
+        )
 
     def lists(choice: str, place: str) -> Need:
         planned = plan_index(choice, metric, "", size, d, effort=effort)
         index = make_index(d, planned.factory.removesuffix(SUFFIX), metric)
         if (ivf := inverted_lists(index)) is None:
-            raise ConfigurationError(f"--index {choice} has no inverted lists, and nothing else can be planned for")
+            raise ConfigurationError(
+                f"--index {choice} has no inverted lists, and nothing else can be planned for"
+            )
         probed = int(dict(word.split("=") for word in planned.parameters.split(","))["nprobe"])
         coarse = 4 * ivf.nlist * d
         entry = ivf.code_size + 8
         again = index.refine_index.sa_code_size() if hasattr(index, "refine_index") else 0  # for the best few
-        block = getattr(import_faiss().downcast_index(ivf), "bbs", 0)  # of keys, which a list of 4-bit codes ends with
+        # of keys, which a list of 4-bit codes ends with
+        block = getattr(import_faiss().downcast_index(ivf), "bbs", 0)
         padding = block // 2 * ivf.nlist * ivf.code_size
         whole = size * (entry + again) + coarse + padding
         mapped = keys if planned.backend == RESCORED else 0  # from which candidates are scored again
@@ -257,7 +264,9 @@ def parse_speeds(words: list[str]) -> dict[str, float]:
         except ValueError:
             speeds[place] = 0.0
         if place not in ("host", "device", "disk") or not 0 < speeds[place] < float("inf"):
-            raise ConfigurationError(f"--speeds has '{word}': give GB/s of host, device or disk, such as disk=3")
+            raise ConfigurationError(
+                f"--speeds has '{word}': give GB/s of host, device or disk, such as disk=3"
+            )
     return speeds
 
 
@@ -266,5 +275,8 @@ def _stored_bytes(section: TokenSection | PhraseSection) -> float:
     if isinstance(section, TokenSection):
         sources = sum(size for name, size in sizes.items() if name in source_index.FILES)
         return 2 * section.dimension + 4 + 8 + sources / max(section.size, 1)  # key, value, provenance
-    hashes, text = 8 if section.hashes else 0, sum(sizes[name] for name in sizes if name.startswith("sentence"))
+    hashes, text = (
+        8 if section.hashes else 0,
+        sum(sizes[name] for name in sizes if name.startswith("sentence")),
+    )
     return 2 * section.dimension + 12 + hashes + text / section.size

@@ -18,6 +18,10 @@ from fairseq_ccpr.text.languages import script_of
 from fairseq_ccpr.timing import progress_bar, progress_over
 
 BASE, RETRIEVAL = "base", "retrieval"
+# What sacrebleu divides a script without spaces into words with. Others of these are divided into characters.
+TOKENIZERS = {**dict.fromkeys(("Hani", "Hans", "Hant"), "zh"), "Jpan": "ja-mecab", "Kore": "ko-mecab"}
+CHARACTERS = "char"
+UNSPACED = {"Thai", "Laoo", "Khmr", "Mymr", "Tibt", "Bali", "Java", "Lana", "Talu", "Hira", "Kana", "Yiii"}
 
 
 @dataclass
@@ -59,12 +63,6 @@ def compare_decoding(system: System) -> Comparison:
     if system.ensemble is not None:
         generators[RETRIEVAL] = system.generator()
     return Comparison(system.signature, decode(system.cfg, system.task, system.models, generators))
-
-
-# What sacrebleu divides a script without spaces into words with. Others of these are divided into characters.
-TOKENIZERS = {**dict.fromkeys(("Hani", "Hans", "Hant"), "zh"), "Jpan": "ja-mecab", "Kore": "ko-mecab"}
-CHARACTERS = "char"
-UNSPACED = {"Thai", "Laoo", "Khmr", "Mymr", "Tibt", "Bali", "Java", "Lana", "Talu", "Hira", "Kana", "Yiii"}
 
 
 @cache
@@ -166,9 +164,12 @@ def batches(cfg: Any, task: Any, models: list[Any], at_least: int = 1) -> Any:
         )
     most, longest = -(-len(dataset) // at_least), [m.max_positions() for m in models]
     made = task.get_batch_iterator(
-        dataset=dataset, max_tokens=cfg.dataset.max_tokens, max_sentences=min(cfg.dataset.batch_size or most, most),
-        max_positions=utils.resolve_max_positions(task.max_positions(), *longest), ignore_invalid_inputs=True,
-    )  # fmt: skip
+        dataset=dataset,
+        max_tokens=cfg.dataset.max_tokens,
+        max_sentences=min(cfg.dataset.batch_size or most, most),
+        max_positions=utils.resolve_max_positions(task.max_positions(), *longest),
+        ignore_invalid_inputs=True,
+    )
     on_gpu = next(models[0].parameters()).is_cuda
     total, quiet = sum(map(len, made.frozen_batches)), cfg.common.no_progress_bar
     with progress_bar(cfg.dataset.gen_subset, "sentence", total=total, quiet=quiet) as bar:
@@ -191,7 +192,9 @@ def decode(
     to_text = inference.detokeniser(cfg, task)
     given = batches(cfg, task, models)
     if samples is not None:
-        given = progress_over(samples, "decoding", "sentence", lambda one: len(one["id"]), cfg.common.no_progress_bar)
+        given = progress_over(
+            samples, "decoding", "sentence", lambda one: len(one["id"]), cfg.common.no_progress_bar
+        )
     for number, sample in enumerate(given):
         ids = sample["id"].tolist()
         for row, i in enumerate(ids):

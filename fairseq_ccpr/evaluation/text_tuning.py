@@ -68,15 +68,17 @@ def observe_text(
 def tune_text(memory: TextMemory, texts: Sequence[Reference], trusting: bool) -> TextMemory:
     """Choose alpha by the likelihood of the first text, and train what moves alpha on all of them.
 
-    The loss of a text is its mean -log p; of one of another domain also what its tokens lose against the model alone. All
-    texts count alike, and the state that is best on sentences held out is kept.
+    The loss of a text is its mean -log p; of one of another domain also what its tokens lose against the
+    model alone. All texts count alike, and the state that is best on sentences held out is kept.
 
     Args:
         texts: the first is of the datastore's own domain.
         trusting: whether to train; otherwise alpha is the same everywhere.
     """
     own, beta = texts[0], BETA if memory.datastore.section.general else 0.0
-    alpha = max(ALPHAS, key=lambda one: float(own.log_likelihood(torch.full_like(own.model, one), beta).mean()))
+    alpha = max(
+        ALPHAS, key=lambda one: float(own.log_likelihood(torch.full_like(own.model, one), beta).mean())
+    )
     memory = replace(memory, settings=TextSettings(alpha, beta), weight=TextWeight().requires_grad_(False))
     return replace(memory, weight=_trained(memory.settings, texts)) if trusting else memory
 
@@ -94,8 +96,12 @@ def _trained(settings: TextSettings, texts: Sequence[Reference]) -> TextWeight:
     def loss(rows_of: Sequence[Tensor]) -> Tensor:
         losses = []
         for place, (text, rows) in enumerate(zip(texts, rows_of)):
-            likelihood = text.log_likelihood(settings.alpha * weight(text.observed.features), settings.beta)[rows]
-            lost = HARM * (text.model[rows] - likelihood).clamp_min(0) if place else torch.zeros_like(likelihood)
+            likelihood = text.log_likelihood(settings.alpha * weight(text.observed.features), settings.beta)[
+                rows
+            ]
+            lost = (
+                HARM * (text.model[rows] - likelihood).clamp_min(0) if place else torch.zeros_like(likelihood)
+            )
             losses.append((lost - likelihood).mean())
         return torch.stack(losses).mean()
 
@@ -116,12 +122,17 @@ def with_tuned_text(
     if memory is None:
         return ensemble, {}
     most = [TOKENS, *[TOKENS // (len(texts) - 1)] * (len(texts) - 1)] if len(texts) > 1 else [TOKENS]
-    seen = [observe_text(name, one, ensemble, memory, size, quiet) for (name, one), size in zip(texts.items(), most)]
+    seen = [
+        observe_text(name, one, ensemble, memory, size, quiet)
+        for (name, one), size in zip(texts.items(), most)
+    ]
     tuned = tune_text(memory, seen, trusting)
     worth = {}
     for name, text in zip(texts, seen):
         alpha = tuned.settings.alpha * tuned.weight(text.observed.features) * text.observed.found
-        found = Worth.measure(text.model, text.log_likelihood(alpha, tuned.settings.beta), {memory.name: alpha})
+        found = Worth.measure(
+            text.model, text.log_likelihood(alpha, tuned.settings.beta), {memory.name: alpha}
+        )
         worth[name] = TextWorth(float(text.model.mean()), {memory.name: found})
     return ensemble.replacing(replace(tuned, weight=tuned.weight.to(memory.special.device))), worth
 

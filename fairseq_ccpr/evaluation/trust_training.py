@@ -29,6 +29,20 @@ from fairseq_ccpr.timing import progress_bar
 SUBSET = "valid"
 
 logger = logging.getLogger(__name__)
+HELD_OUT = 5  # one sentence in so many is not trained on, but chooses when to stop
+WITHOUT, WITH = "without trust", "with trust"
+# Of the votes.
+VOTE_UPDATES, VOTE_TOKENS = 240, 512  # tokens of one batch of each text in an update
+# the learning rate falls by this factor after so many updates
+VOTE_RATE, VOTE_DECAY, VOTE_EVERY = 0.05, 0.6, 60
+# Weight of what a token loses against the system without phrases. References are kinder than the hypotheses
+# of beam search, after which a phrase's continuation is right less often.
+VOTE_HARM = 1.0
+# Of trust.
+UPDATES, BATCH = 400, 8192  # tokens of each text in an update
+LEARNING_RATE, WEIGHT_DECAY = 5e-3, 3e-3
+EVERY = 20  # updates, after which the sentences held out are scored
+HARM = 0.5  # weight of the loss of tokens of other domains, besides the likelihood of their text
 
 
 @dataclass(frozen=True)
@@ -72,7 +86,9 @@ class OtherText:
         for language, expected in sides:
             found = task.load_dictionary(str(self.data_bin / f"dict.{language}.txt"))
             if found.symbols != expected.symbols:
-                digests = (fingerprint.short(fingerprint.of_strings(one.symbols)) for one in (found, expected))
+                digests = (
+                    fingerprint.short(fingerprint.of_strings(one.symbols)) for one in (found, expected)
+                )
                 raise ConfigurationError(
                     f"--also {self.data_bin} has another dictionary for {language} than the model ({', '.join(digests)}): "
                     "prepare it with the model's"
@@ -94,29 +110,12 @@ def other_texts(words: list[str], home: OtherText) -> list[OtherText]:
     return list(texts.values())[1:]
 
 
-HELD_OUT = 5  # one sentence in so many is not trained on, but chooses when to stop
-WITHOUT, WITH = "without trust", "with trust"
-
-# Of the votes.
-VOTE_UPDATES, VOTE_TOKENS = 240, 512  # tokens of one batch of each text in an update
-VOTE_RATE, VOTE_DECAY, VOTE_EVERY = 0.05, 0.6, 60  # the learning rate falls by this factor after so many updates
-# Weight of what a token loses against the system without phrases. References are kinder than the hypotheses of beam search,
-# after which a phrase's continuation is right less often.
-VOTE_HARM = 1.0
-
-# Of trust.
-UPDATES, BATCH = 400, 8192  # tokens of each text in an update
-LEARNING_RATE, WEIGHT_DECAY = 5e-3, 3e-3
-EVERY = 20  # updates, after which the sentences held out are scored
-HARM = 0.5  # weight of the loss of tokens of other domains, besides the likelihood of their text
-
-
 @one_thread()
 def train_votes(memory: PhraseMemory, texts: Sequence[Sequence[Alongside]], seed: int = 1) -> PhraseVotes:
     """Train by Adam from where a memory's votes are; returns the best on sentences held out, which may be the start.
 
-    The loss of a text is its mean -log p, and what its tokens lose against the system without phrases. All texts count
-    alike.
+    The loss of a text is its mean -log p, and what its tokens lose against the system without phrases. All
+    texts count alike.
     """
     votes = copy.deepcopy(memory.votes).requires_grad_(True)
     memory = replace(memory, votes=votes)
@@ -134,7 +133,9 @@ def train_votes(memory: PhraseMemory, texts: Sequence[Sequence[Alongside]], seed
         some = []
         for text in trained:
             batch = text[int(torch.randint(len(text), (), generator=generator))]
-            some.append([batch.select(torch.randint(len(batch.text.targets), (VOTE_TOKENS,), generator=generator))])
+            some.append(
+                [batch.select(torch.randint(len(batch.text.targets), (VOTE_TOKENS,), generator=generator))]
+            )
         return some
 
     bar = progress_bar("votes", "update", range(VOTE_UPDATES + 1))
@@ -143,9 +144,15 @@ def train_votes(memory: PhraseMemory, texts: Sequence[Sequence[Alongside]], seed
 
 
 def keep_best(
-    module: nn.Module, updates: Iterable[int], every: int, loss: Callable[[Any], Tensor], held_out: Any,
-    draw: Callable[[], Any], optimizer: torch.optim.Optimizer, schedule: torch.optim.lr_scheduler.StepLR | None = None,
-) -> None:  # fmt: skip
+    module: nn.Module,
+    updates: Iterable[int],
+    every: int,
+    loss: Callable[[Any], Tensor],
+    held_out: Any,
+    draw: Callable[[], Any],
+    optimizer: torch.optim.Optimizer,
+    schedule: torch.optim.lr_scheduler.StepLR | None = None,
+) -> None:
     """Train by the loss of what is drawn, and keep the state with the lowest loss of what is held out."""
     best, best_loss = copy.deepcopy(module.state_dict()), float("inf")
     with torch.enable_grad():
@@ -176,7 +183,9 @@ def _vote_loss(memory: PhraseMemory, batches: Sequence[Alongside]) -> Tensor:
         vote = batch.text.records[memory.name].vote(memory, False)
         said = vote.log_prob(batch.text.targets)
         found.append(batch.log_likelihood(said, vote.weight))
-        without.append(batch.log_likelihood(torch.full_like(said, float("-inf")), torch.zeros_like(vote.weight)))
+        without.append(
+            batch.log_likelihood(torch.full_like(said, float("-inf")), torch.zeros_like(vote.weight))
+        )
     likelihood = torch.cat(found)
     return VOTE_HARM * (torch.cat(without) - likelihood).clamp_min(0).mean() - likelihood.mean()
 
@@ -188,7 +197,8 @@ class Rows(NamedTuple):
     weights: Tensor  # fp32 [n, M], f
     model: Tensor  # fp32 [n], log p_NMT of the reference token
     retrieved: Tensor  # fp32 [n, M], log p of it by each memory
-    matches: Tensor  # bool [n, C], what of the first memory's names it; [n, 0] where nothing spreads over that
+    # bool [n, C], what of the first memory's names it; [n, 0] where nothing spreads over that
+    matches: Tensor
 
     def select(self, rows: Tensor) -> Rows:
         """Select some of the tokens."""
@@ -210,14 +220,18 @@ class TrainingText:
         shared = text.having([memory.name for memory in ensemble.voting])
         collected = []
         for one in shared.texts:
-            votes = ensemble.limited([one.records[memory.name].vote(memory, True) for memory in ensemble.voting])
+            votes = ensemble.limited(
+                [one.records[memory.name].vote(memory, True) for memory in ensemble.voting]
+            )
             step = trust_step(one.likeliest, votes)
             retrieved = torch.stack([vote.log_prob(one.targets) for vote in votes], dim=1)
             matches = torch.zeros(len(one.targets), 0).bool()
             if trust.SPREADS:
                 matches = (votes[0].values == one.targets.unsqueeze(1)) & (votes[0].log_probs > float("-inf"))
             collected.append(Rows(trust.inputs(step), step.weights, one.log_probs, retrieved, matches))
-        return cls(text.name, foreign, Rows(*(torch.cat(column) for column in zip(*collected))), shared.sentences)
+        return cls(
+            text.name, foreign, Rows(*(torch.cat(column) for column in zip(*collected))), shared.sentences
+        )
 
     def split(self) -> tuple[Rows, Rows]:
         """Part the tokens by sentence: to train on, and held out."""
@@ -238,7 +252,10 @@ def log_likelihood(trust: Trust | None, rows: Rows) -> Tensor:
 
 def _mixture(model: Tensor, weights: Tensor, retrieved: Tensor) -> Tensor:
     # log 0 has no gradient that is a number.
-    votes = [(said.clamp_min(SILENT), weight.clamp(1e-12, ALMOST_ALL)) for said, weight in zip(retrieved.T, weights.T)]
+    votes = [
+        (said.clamp_min(SILENT), weight.clamp(1e-12, ALMOST_ALL))
+        for said, weight in zip(retrieved.T, weights.T)
+    ]
     return interpolate_references(model, votes)
 
 
@@ -246,8 +263,8 @@ def _mixture(model: Tensor, weights: Tensor, retrieved: Tensor) -> Tensor:
 def train_trust(trust: Trust, texts: list[TrainingText], seed: int = 1) -> Trust:
     """Train by AdamW; returns the state that was best on sentences held out, which may be the start.
 
-    The loss of a text is its mean -log p; of one of another domain also what it loses against the model alone. All texts
-    count alike.
+    The loss of a text is its mean -log p; of one of another domain also what it loses against the model
+    alone. All texts count alike.
 
     Args:
         trust: where to start; it is changed.
@@ -265,7 +282,9 @@ def train_trust(trust: Trust, texts: list[TrainingText], seed: int = 1) -> Trust
     optimizer = torch.optim.AdamW(trust.parameters(), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY)
 
     def draw() -> list[Rows]:
-        return [rows.select(torch.randint(len(rows.model), (BATCH,), generator=generator)) for rows in trained]
+        return [
+            rows.select(torch.randint(len(rows.model), (BATCH,), generator=generator)) for rows in trained
+        ]
 
     def loss(parts: Sequence[Rows]) -> Tensor:
         losses = []

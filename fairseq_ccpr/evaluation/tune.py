@@ -15,7 +15,14 @@ from fairseq_ccpr.decoding.options import PhraseSettings, TokenRetrievalSettings
 from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
 from fairseq_ccpr.decoding.text_memory import TextMemory
 from fairseq_ccpr.decoding.token_memory import TokenMemory, name_of
-from fairseq_ccpr.decoding.trust import LearnedTrust, Trust, TrustDescription, needs_of, save_trust, trained_with
+from fairseq_ccpr.decoding.trust import (
+    LearnedTrust,
+    Trust,
+    TrustDescription,
+    needs_of,
+    save_trust,
+    trained_with,
+)
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.grids import (
     NEIGHBOURS,
@@ -34,6 +41,22 @@ from fairseq_ccpr.evaluation.trust_training import OtherText, TrainingText, trai
 from fairseq_ccpr.inference.system import System
 from fairseq_ccpr.settings import as_options, automatic_values
 
+CPU = torch.device("cpu")  # where held-out text is weighed
+FEW, MANY = 8, 32  # neighbours that trust is trained with: the more, the better and the slower
+SAMPLED = 3  # one batch in so many is decoded
+BATCHES = 12  # at least, so that those are of all lengths
+# Fields that the grids have: written into FILE even where they are at their default.
+TUNED_TOKEN_FIELDS = ("k", "lambda_", "temperature", "likeness")
+TUNED_PHRASE_FIELDS = ("lambda_", "consent")
+SEED = 1  # of what is trained
+LESS, NONE, MORE = 0.5, 0.0, 1.5  # times alpha, that are tried
+LEAST_TOKENS = 5000  # of the held-out text, for a hidden layer
+QUALITY, SPEED = "quality", "speed"
+CONSENT = 3.0  # nats, the bound on votes of phrases that is tried
+# BLEU given up for speed, where that is preferred, and for that bound: without it translations say what the
+# source does not.
+LEVEL = 0.3
+
 
 def table(texts: dict[str, TextWorth]) -> list[str]:
     """Write the lines of a table: a row for each system on each text."""
@@ -49,28 +72,13 @@ def table(texts: dict[str, TextWorth]) -> list[str]:
     return ["".join(f"{cell:{width}}" for cell, width in zip(row, widths)).rstrip() for row in rows]
 
 
-CPU = torch.device("cpu")  # where held-out text is weighed
-FEW, MANY = 8, 32  # neighbours that trust is trained with: the more, the better and the slower
-SAMPLED = 3  # one batch in so many is decoded
-BATCHES = 12  # at least, so that those are of all lengths
-# Fields that the grids have: written into FILE even where they are at their default.
-TUNED_TOKEN_FIELDS = ("k", "lambda_", "temperature", "likeness")
-TUNED_PHRASE_FIELDS = ("lambda_", "consent")
-SEED = 1  # of what is trained
-LESS, NONE, MORE = 0.5, 0.0, 1.5  # times alpha, that are tried
-LEAST_TOKENS = 5000  # of the held-out text, for a hidden layer
-QUALITY, SPEED = "quality", "speed"
-CONSENT = 3.0  # nats, the bound on votes of phrases that is tried
-# BLEU given up for speed, where that is preferred, and for that bound: without it translations say what the source does not.
-LEVEL = 0.3
-
-
 @dataclass
 class Candidate:
     """Settings, with trust or without."""
 
     ensemble: RetrievalEnsemble
-    texts: dict[str, dict[str, Worth]] = field(default_factory=dict)  # with what was trained and without, by text
+    # with what was trained and without, by text
+    texts: dict[str, dict[str, Worth]] = field(default_factory=dict)
     trained: str = ""  # what of it was trained
 
     @property
@@ -86,9 +94,11 @@ class Tuned:
     best: Candidate
     helps: bool  # whether it is better than the model alone; if not, the interpolation weights are 0
     left_out: PhraseSettings | None  # of phrases, with weight 0, where the tokens alone are best
-    scores: dict[str, TranslationScores]  # by name of the system, including the base; on a sample of the subset
+    # by name of the system, including the base; on a sample of the subset
+    scores: dict[str, TranslationScores]
     token_grid: dict[TokenRetrievalSettings, float]  # empty without a token memory
-    phrase_grid: dict[PhraseSettings, float]  # alongside the best of the token grid; empty without a phrase memory
+    # alongside the best of the token grid; empty without a phrase memory
+    phrase_grid: dict[PhraseSettings, float]
     speeds: dict[str, float]  # of each system in that decoding, 1 being the base's
     seconds: float  # of everything
     base_seconds: float  # of decoding the whole subset without retrieval
@@ -120,7 +130,10 @@ class Tuned:
         known = [*trust.memories, TextMemory.name]
         parts = {name: part for name, part in parts.items() if weighed[name] in known}
         keys = {name: part.keys_fingerprint for name, part in parts.items()}
-        texts = {text: {name: one._asdict() for name, one in each.items()} for text, each in self.best.texts.items()}
+        texts = {
+            text: {name: one._asdict() for name, one in each.items()}
+            for text, each in self.best.texts.items()
+        }
         tokens = self.best.ensemble.memory(TokenMemory.name)
         weight = name_of(tokens.policy) if tokens is not None else ""
         arguments = trust.arguments()
@@ -143,15 +156,16 @@ def tune(system: System, also: list[OtherText], trusting: bool, count: int, pref
     0. The text memory is tuned alone: it acts on the model before others vote.
     1. A teacher-forced pass over each text keeps what the model and each memory say of each reference token.
     2. The token memory's grid is scored, then the phrase memory's together with the likeliest token settings.
-    3. The phrases' votes are trained, and trust, on top of the likeliest settings for few neighbours, and for many; of tokens
-       with phrases and of tokens alone for one number of neighbours.
-    4. A sample of the subset is decoded with each candidate, with other weights of phrases and text, and by the model alone.
-       Keep the best by `TranslationScores.deciding`, or for speed the fastest within `LEVEL` of it; if none beats the
-       model alone, see `silenced`.
+    3. The phrases' votes are trained, and trust, on top of the likeliest settings for few neighbours, and for
+       many; of tokens with phrases and of tokens alone for one number of neighbours.
+    4. A sample of the subset is decoded with each candidate, with other weights of phrases and text, and by
+       the model alone. Keep the best by `TranslationScores.deciding`, or for speed the fastest within `LEVEL`
+       of it; if none beats the model alone, see `silenced`.
 
     Args:
         also: text of other domains, which must not suffer.
-        trusting: whether trust is trained, of the kind that the task has; otherwise settings alone are chosen.
+        trusting: whether trust is trained, of the kind that the task has; otherwise settings alone are
+            chosen.
         count: settings that are decoded with, where trust is not trained.
         prefer: quality or speed.
     """
@@ -168,7 +182,9 @@ def tune(system: System, also: list[OtherText], trusting: bool, count: int, pref
     remembering = [memory.remembering() for memory in ensemble.voting if isinstance(memory, PhraseMemory)]
     ensemble = ensemble.replacing(*remembering)
     found = ensemble.memory(TokenMemory.name)
-    widest = with_settings(ensemble, replace(found.settings, k=max(NEIGHBOURS)) if found is not None else None)
+    widest = with_settings(
+        ensemble, replace(found.settings, k=max(NEIGHBOURS)) if found is not None else None
+    )
     texts = [force_decode_text(name, samples, widest, quiet=quiet)]
     for other in list(batched)[1:]:  # many cost as much as one
         texts.append(force_decode_text(other, batched[other], widest, TOKENS // len(also), quiet))
@@ -181,7 +197,10 @@ def tune(system: System, also: list[OtherText], trusting: bool, count: int, pref
         tried = [Candidate(with_settings(ensemble, *chosen)) for chosen in grids.best_settings(count)]
     else:
         choices = grids.settings_for_trust(trusted_neighbours(task.parts))
-        tried = [with_trust(task.trust_class, with_settings(ensemble, *chosen), texts, ensemble) for chosen in choices]
+        tried = [
+            with_trust(task.trust_class, with_settings(ensemble, *chosen), texts, ensemble)
+            for chosen in choices
+        ]
         names = {memory.name for memory in ensemble.voting}
         if TokenMemory.name not in names:  # phrases alone are often best as their votes have them
             tried.append(with_votes(tried[0].ensemble, texts))
@@ -207,8 +226,12 @@ def tune(system: System, also: list[OtherText], trusting: bool, count: int, pref
         _decode_as(winner, other, system, sample, scores, took)
         if scores[other.name].deciding > max(scores[BASE].deciding, scores[winner.name].deciding - LEVEL):
             winner = other
-    if ensemble.memory(TextMemory.name) is not None:  # likelihood wants more of it than translations do, or less
-        likeliest, tried_with = winner, [scaled_text(winner.ensemble, factor) for factor in (LESS, MORE, NONE)]
+    # likelihood wants more of it than translations do, or less
+    if ensemble.memory(TextMemory.name) is not None:
+        likeliest, tried_with = (
+            winner,
+            [scaled_text(winner.ensemble, factor) for factor in (LESS, MORE, NONE)],
+        )
         winner = _or_with(system, likeliest, tried_with[0], sample, scores, took, prefer)
         halved = winner is not likeliest
         if not halved:
@@ -229,18 +252,27 @@ def tune(system: System, also: list[OtherText], trusting: bool, count: int, pref
             added = {f"+ {name}": worth for name, worth in systems.items()}
             measured[text.name] = TextWorth(alone.model, alone.systems | added)
     return Tuned(
-        winner if helps else Candidate(silenced(winner.ensemble)), helps, left_out, scores, grids.tokens, grids.phrases,
+        winner if helps else Candidate(silenced(winner.ensemble)),
+        helps,
+        left_out,
+        scores,
+        grids.tokens,
+        grids.phrases,
         {name: took[BASE] / seconds for name, seconds in took.items()},
-        time.perf_counter() - start, took[BASE] * tokens / sampled, len(scores) * sampled / tokens,
+        time.perf_counter() - start,
+        took[BASE] * tokens / sampled,
+        len(scores) * sampled / tokens,
         sentences=sum(len(one["id"]) for one in sample),
-        linear=trusting and is_small(texts[0]), texts=measured,
-    )  # fmt: skip
+        linear=trusting and is_small(texts[0]),
+        texts=measured,
+    )
 
 
 def trusted_neighbours(parts: Parts) -> tuple[int, ...]:
     """Name the k that trust is trained with: few and many; alongside phrases what tuning left for the tokens alone, or many.
 
-    Phrases cost more than neighbours, to learn as well as to decode with, and few neighbours can be worse by far.
+    Phrases cost more than neighbours, to learn as well as to decode with, and few neighbours can be worse by
+    far.
     """
     if not {"token", "phrase"} <= parts.keys():
         return FEW, MANY
@@ -260,9 +292,14 @@ def choose(
 
 
 def _or_with(
-    system: System, candidate: Candidate, weighed: RetrievalEnsemble, sample: list[Any],
-    scores: dict[str, TranslationScores], took: dict[str, float], prefer: str,
-) -> Candidate:  # fmt: skip
+    system: System,
+    candidate: Candidate,
+    weighed: RetrievalEnsemble,
+    sample: list[Any],
+    scores: dict[str, TranslationScores],
+    took: dict[str, float],
+    prefer: str,
+) -> Candidate:
     """Decode with other weights of the same memories as well, adding their scores; returns the better candidate."""
     other = replace(candidate, ensemble=weighed)
     _decode_as(candidate, other, system, sample, scores, took)
@@ -270,12 +307,17 @@ def _or_with(
 
 
 def _decode_as(
-    candidate: Candidate, other: Candidate, system: System, sample: list[Any],
-    scores: dict[str, TranslationScores], took: dict[str, float],
-) -> None:  # fmt: skip
+    candidate: Candidate,
+    other: Candidate,
+    system: System,
+    sample: list[Any],
+    scores: dict[str, TranslationScores],
+    took: dict[str, float],
+) -> None:
     text, faster = other.ensemble.memory(TextMemory.name), False
     if text is not None:
-        faster = not text.settings.alpha  # nothing is looked up, which the base takes turns with to be compared
+        # nothing is looked up, which the base takes turns with to be compared
+        faster = not text.settings.alpha
     found, seconds = _decode(system, [other], sample, base=faster)
     scores[other.name] = found[other.name]
     took[other.name] = seconds[other.name] * took[BASE] / seconds[BASE] if faster else took[candidate.name]
@@ -312,7 +354,9 @@ def with_trust(
         trust = kind.untrained(ensemble.voting, is_small(texts[0]))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
-        train_trust(trust, [TrainingText.weigh(trust, text, place > 0, held) for place, text in enumerate(texts)])
+        train_trust(
+            trust, [TrainingText.weigh(trust, text, place > 0, held) for place, text in enumerate(texts)]
+        )
     return _measured(trust, ensemble, texts, whole, f"trust:{kind.KIND}")
 
 
@@ -326,7 +370,9 @@ def _measured(
     trust: Trust, ensemble: RetrievalEnsemble, texts: list[HeldOut], whole: RetrievalEnsemble, trained: str
 ) -> Candidate:
     held, names = ensemble.on(CPU), [memory.name for memory in whole.voting]
-    worth = {one.name: worths(trust, TrainingText.weigh(trust, one.having(names), False, held)) for one in texts}
+    worth = {
+        one.name: worths(trust, TrainingText.weigh(trust, one.having(names), False, held)) for one in texts
+    }
     trust = trust.requires_grad_(False).to(next(ensemble.models[0].parameters()).device)
     return Candidate(ensemble.with_memories(ensemble.memories, trust), worth, trained)
 
@@ -349,7 +395,8 @@ def is_small(text: HeldOut) -> bool:
 def silenced(ensemble: RetrievalEnsemble) -> RetrievalEnsemble:
     """Return the ensemble with weights of 0: it translates as the model alone, to the bit, but for what no weight turns off.
 
-    That is corrections, and memories of your own that act on the model or the mixture, or whose votes are not `bounded`.
+    That is corrections, and memories of your own that act on the model or the mixture, or whose votes are not
+    `bounded`.
     """
     ours = [memory for memory in ensemble.voting if isinstance(memory, TokenMemory | PhraseMemory)]
     silent = with_settings(ensemble, *(replace(memory.settings, lambda_=0.0) for memory in ours))

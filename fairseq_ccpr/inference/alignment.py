@@ -40,8 +40,9 @@ class Alignment:
 def align(system: System, translations: Sequence[Translation]) -> list[Alignment]:
     """Align translations with their sources.
 
-    A decoder's lower layers attend to what the subword that they read was made from, and its upper layers to what the next
-    is made from: the mean of both is taken, each with its own subword. Of an ensemble the first model is asked.
+    A decoder's lower layers attend to what the subword that they read was made from, and its upper layers to
+    what the next is made from: the mean of both is taken, each with its own subword. Of an ensemble the first
+    model is asked.
     """
     task, model = system.task, system.models[0]
     source, target = task.source_dictionary, task.target_dictionary
@@ -60,9 +61,15 @@ def align(system: System, translations: Sequence[Translation]) -> list[Alignment
         at = [_attention(model, given["prev_output_tokens"], encoded, layer) for layer in range(layers)]
         for row, number in enumerate(sample["id"].tolist()):
             columns = _others(given["src_tokens"][row], markers[0])
-            read, written = (_others(t[row], markers[1]) for t in (given["prev_output_tokens"], sample["target"]))
-            each = [a[row, read if layer < layers // 2 else written][:, columns] for layer, a in enumerate(at)]
-            mean = torch.stack([one / one.sum(dim=1, keepdim=True).clamp(min=1e-9) for one in each]).mean(dim=0)
+            read, written = (
+                _others(t[row], markers[1]) for t in (given["prev_output_tokens"], sample["target"])
+            )
+            each = [
+                a[row, read if layer < layers // 2 else written][:, columns] for layer, a in enumerate(at)
+            ]
+            mean = torch.stack([one / one.sum(dim=1, keepdim=True).clamp(min=1e-9) for one in each]).mean(
+                dim=0
+            )
             found[number] = _of_words(system, translations[number], mean.cpu().numpy())
     return [one for one in found if one is not None]
 
@@ -83,9 +90,12 @@ def _of_words(system: System, one: Translation, looked_at: np.ndarray) -> Alignm
     dictionary = system.task.target_dictionary
     ids = [dictionary.index(token) for token in one.tokens]
     copied = [token for token, i in zip(one.tokens, ids) if i == dictionary.unk()]
-    ends = [len(system.to_text(dictionary, torch.tensor(ids[:n]), unknown=copied)) for n in range(len(ids) + 1)]
+    ends = [
+        len(system.to_text(dictionary, torch.tensor(ids[:n]), unknown=copied)) for n in range(len(ids) + 1)
+    ]
     starts, stops = np.array(words or [(0, 0)])[:, :, None].transpose(1, 0, 2)  # [W, 1] each
-    shared = np.clip(np.minimum(stops, ends[1:]) - np.maximum(starts, ends[:-1]), 0, None).astype(np.float32)  # [W, T]
+    # [W, T]
+    shared = np.clip(np.minimum(stops, ends[1:]) - np.maximum(starts, ends[:-1]), 0, None).astype(np.float32)
     of_words = shared / np.maximum(shared.sum(axis=1, keepdims=True), 1) @ looked_at  # [W, S]
 
     def share(start: int, stop: int) -> Sequence[float]:
@@ -99,12 +109,14 @@ def _of_words(system: System, one: Translation, looked_at: np.ndarray) -> Alignm
 def place(alignment: Alignment, marks: list[Mark]) -> Parts:
     """Return a translation as HTML with the markup of its sentence: each once, elements inside those that they were inside.
 
-    An element goes around the words next to each other that have the most attention for its text, less that for other text; a
-    tag by itself goes before the word with the most attention for what follows it. They have the choice of the words that are
-    left, in the element around them; tags of elements that reach beyond the sentence stay in their order.
+    An element goes around the words next to each other that have the most attention for its text, less that
+    for other text; a tag by itself goes before the word with the most attention for what follows it. They
+    have the choice of the words that are left, in the element around them; tags of elements that reach beyond
+    the sentence stay in their order.
     """
     source, text, words, share = alignment.source, alignment.text, alignment.words, alignment.share
-    free: dict[Mark | None, list[bool]] = {None: [True] * len(words)}  # of an element's words those that are left
+    # of an element's words those that are left
+    free: dict[Mark | None, list[bool]] = {None: [True] * len(words)}
     spans: dict[Mark | None, tuple[int, int]] = {None: (0, len(text))}  # of characters
     children: dict[Mark | None, list[Mark]] = {None: []}
     around: list[Mark | None] = [None]
@@ -116,9 +128,12 @@ def place(alignment: Alignment, marks: list[Mark]) -> Parts:
         part = share(mark.start, mark.stop) if mark.start < mark.stop and any(left) else []
         copies = _copies(mark, source, text) if mark.kept else []
         of_copies = [
-            [n for n, (start, end) in enumerate(words) if start < stop and end > begin] for begin, stop in copies
+            [n for n, (start, end) in enumerate(words) if start < stop and end > begin]
+            for begin, stop in copies
         ]
-        copied = [number for number, chosen in enumerate(of_copies) if chosen and all(left[n] for n in chosen)]
+        copied = [
+            number for number, chosen in enumerate(of_copies) if chosen and all(left[n] for n in chosen)
+        ]
         if copied:  # the model has written it as it was
             best = max(copied, key=lambda number: sum(part[n] for n in of_copies[number]))
             span, chosen = copies[best], of_copies[best]

@@ -17,7 +17,14 @@ from fairseq.data import Dictionary
 
 from fairseq_ccpr.building.adapter_build import AdapterTraining
 from fairseq_ccpr.building.corpus import PseudoPairs
-from fairseq_ccpr.building.part import BACK_TRANSLATIONS, RAW, TOKENS, Processes, refuse_differences, refuse_foreign
+from fairseq_ccpr.building.part import (
+    BACK_TRANSLATIONS,
+    RAW,
+    TOKENS,
+    Processes,
+    refuse_differences,
+    refuse_foreign,
+)
 from fairseq_ccpr.building.preparation import binarise
 from fairseq_ccpr.building.token_build import TRAINED_ADAPTER, TokenBuildSettings, load
 from fairseq_ccpr.datastore.manifest import REVERSE_MODEL, Manifest
@@ -43,16 +50,18 @@ from fairseq_ccpr.storage.files import (
 from fairseq_ccpr.text.pairs import read_lines
 from fairseq_ccpr.timing import progress_bar
 
-SHARED = (
-    "give a reverse model that shares the dictionaries, or one in a folder that fairseq-ccpr prepare or convert wrote"
-)
+SHARED = "give a reverse model that shares the dictionaries, or one in a folder that fairseq-ccpr prepare or convert wrote"
+BEAM = 2  # hypotheses of the reverse model: more give no better translations, and take longer
+PART_SENTENCES = 4096  # lines translated together: the most that a kill loses
+PARTS, PAIRS, DATA_BIN, LEFT_OUT = "parts", "pairs.tsv", "data-bin", "left-out.json"
+EMPTY, TOO_LONG, NOTHING = "empty", "longer than the reverse model takes", "with nothing translated"
 
 
 def load_reverse_model(path: Path, forward: Preprocessing, words: list[str], device: torch.device) -> System:
     """Load a model of the opposite direction.
 
-    Its dictionaries and subwords are those that `preprocessing.json` names in its own folder, if that is of its direction;
-    otherwise it must share those of `forward`, source and target exchanged.
+    Its dictionaries and subwords are those that `preprocessing.json` names in its own folder, if that is of
+    its direction; otherwise it must share those of `forward`, source and target exchanged.
     """
     if not path.is_file():
         raise CheckpointError(f"there is no checkpoint {path}: --reverse-model is that of a fairseq model")
@@ -83,12 +92,6 @@ def _check_shared(path: Path, back: Preprocessing) -> None:
                     f"{beside}, next to --reverse-model, and {file} differ: symbol {number:,} is {first} in the first, and "
                     f"{second} in the second; {SHARED}"
                 )
-
-
-BEAM = 2  # hypotheses of the reverse model: more give no better translations, and take longer
-PART_SENTENCES = 4096  # lines translated together: the most that a kill loses
-PARTS, PAIRS, DATA_BIN, LEFT_OUT = "parts", "pairs.tsv", "data-bin", "left-out.json"
-EMPTY, TOO_LONG, NOTHING = "empty", "longer than the reverse model takes", "with nothing translated"
 
 
 def back_translate(settings: TokenBuildSettings, forward: Preprocessing, processes: Processes) -> PseudoPairs:
@@ -152,7 +155,9 @@ class BackTranslation:
         words = ["--beam", str(BEAM), "--max-tokens", str(settings.max_tokens)]
         words += ["--fp16"] if settings.fp16 else []
         words += ["--user-dir", settings.user_dir] if settings.user_dir else []
-        self.system = load_reverse_model(settings.reverse_model, forward, words, processes.device(settings.cpu))
+        self.system = load_reverse_model(
+            settings.reverse_model, forward, words, processes.device(settings.cpu)
+        )
         self.final = settings.output / BACK_TRANSLATIONS
         self.partial = partial_path(self.final)
         self.fingerprint = fingerprint.of_parameters(self.system.models[0].named_parameters())
@@ -174,7 +179,9 @@ class BackTranslation:
             "text": fingerprint.of_files(self.settings.monolingual),
             REVERSE_MODEL: self.fingerprint,
             "dictionaries": fingerprint.of_files(dictionaries),
-            "subwords": fingerprint.of_strings(digest for one in both for digest in sorted(one.subword_digests())),
+            "subwords": fingerprint.of_strings(
+                digest for one in both for digest in sorted(one.subword_digests())
+            ),
         }
 
     def _plan(self) -> dict[str, Any]:
@@ -208,7 +215,9 @@ class BackTranslation:
         sizes = {number: min(PART_SENTENCES, self.sentences - number * PART_SENTENCES) for number in mine}
         done = sum(size for number, size in sizes.items() if self._part(number).exists())
         hidden = self.settings.quiet or not self.processes.first
-        with progress_bar("back-translations", "sentence", total=sum(sizes.values()), done=done, quiet=hidden) as bar:
+        with progress_bar(
+            "back-translations", "sentence", total=sum(sizes.values()), done=done, quiet=hidden
+        ) as bar:
             for number in range(self._count()):
                 lines = [line.replace("\t", " ") for line in islice(text, PART_SENTENCES)]
                 if number in mine and not self._part(number).exists():
@@ -246,7 +255,10 @@ class BackTranslation:
 
     def _write_pairs(self) -> None:
         left_out, count = Counter[str](), 0
-        with atomic_file(self.partial / PAIRS) as path, path.open("w", encoding="utf-8", newline="\n") as table:
+        with (
+            atomic_file(self.partial / PAIRS) as path,
+            path.open("w", encoding="utf-8", newline="\n") as table,
+        ):
             for number in range(self._count()):
                 part = _read_part(self._part(number))
                 table.writelines(f"{source}\t{target}\n" for source, target in part["pairs"])
@@ -279,4 +291,6 @@ def _read_part(path: Path) -> dict[str, Any]:
     try:
         return {name: value for name, value in read_checked_json(path).items() if name != CHECKSUM}
     except ValueError as error:
-        raise DatastoreError(f"{path} is damaged ({error}): delete {path.parent}, and run the command again") from None
+        raise DatastoreError(
+            f"{path} is damaged ({error}): delete {path.parent}, and run the command again"
+        ) from None

@@ -75,7 +75,8 @@ class Learner:
         """Learn source and target sentences together; those that can be learned count as soon as this returns.
 
         Returns:
-            For each pair its id and what it replaced, or instead a few words that say why it cannot be learned.
+            For each pair its id and what it replaced, or instead a few words that say why it cannot be
+            learned.
         """
         self.system.check_open()
         made = self._with_keys([(tidy(source), tidy(target)) for source, target in pairs])
@@ -144,7 +145,9 @@ class Learner:
     def _token_fault(self, source: Tensor | None, target: Tensor | None) -> str:
         assert source is not None and target is not None
         task, models = self.system.task, self.system.models
-        limits = utils.resolve_max_positions(task.max_positions(), *[model.max_positions() for model in models])
+        limits = utils.resolve_max_positions(
+            task.max_positions(), *[model.max_positions() for model in models]
+        )
         added = len(task.tags.tagged(target, task.target_dictionary)) - len(target)
         for side, tokens, most, dictionary in (
             ("source", source, limits[0] - task.tags.added, task.source_dictionary),
@@ -154,7 +157,9 @@ class Learner:
                 return f"its {side} is longer than the {most:,} tokens that the model takes"
             unknown = int((tokens == dictionary.unk()).sum())
             if unknown >= TOO_MANY_UNKNOWN * (len(tokens) - 1):
-                return f"half of its {side} or more is not in the dictionary, as of another language or script"
+                return (
+                    f"half of its {side} or more is not in the dictionary, as of another language or script"
+                )
         return ""
 
 
@@ -179,6 +184,9 @@ def text_fault(source: str, target: str) -> str:
     for side, text in (("source", source), ("target", target)):
         if not text:
             return f"its {side} is empty"
-        if any(character in "\ufffe\uffff" or unicodedata.category(character) in ("Cc", "Cs") for character in text):
+        if any(
+            character in "\ufffe\uffff" or unicodedata.category(character) in ("Cc", "Cs")
+            for character in text
+        ):
             return f"its {side} has control characters, or is no Unicode"
     return ""

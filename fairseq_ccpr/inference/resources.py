@@ -35,6 +35,11 @@ from fairseq_ccpr.storage.fingerprint import of_file, of_files
 from fairseq_ccpr.text.sentencepiece import implied_bpe
 
 MAX_TOKENS = 12000  # of a batch, as in fairseq-generate
+BY_ATTENTION = "@@ "  # what fairseq takes for --replace-unk without a value
+UNKNOWN = "unknown"  # stands for a language that is not known yet, which fairseq's tokenizers want to have
+OF_RETRIEVAL = tuple(f"--{no}{kind.PREFIX}-" for kind in RETRIEVAL for no in ("", "no-"))
+SENTENCEPIECE = ("spm.model", "sentencepiece.model", "sentencepiece.bpe.model")
+CODES = ("bpecodes", "bpe.codes", "bpe-codes", "codes", "code")
 
 
 def parse_generation(words: list[str]) -> Any:
@@ -53,7 +58,9 @@ def _parsed(words: list[str]) -> argparse.Namespace:
     given: argparse.Namespace = options.parse_args_and_arch(parser, input_args=words)
     given.no_progress_bar |= given.quiet
     if not issubclass(TASK_REGISTRY[given.task], RetrievalTask):
-        raise ConfigurationError(f"--task {given.task} does not retrieve: use {RETRIEVING.get(given.task, BILINGUAL)}")
+        raise ConfigurationError(
+            f"--task {given.task} does not retrieve: use {RETRIEVING.get(given.task, BILINGUAL)}"
+        )
     if given.beam < 1:
         raise ConfigurationError(f"--beam is {given.beam}: at least 1 is needed")
     if given.replace_unk not in (None, BY_ATTENTION, OFF):
@@ -64,7 +71,9 @@ def _parsed(words: list[str]) -> argparse.Namespace:
     alone = "lm_path", "prefix_size", "score_reference", "constraints", "print_alignment", "knn_log"
     for name in alone:
         if getattr(given, name, None):
-            raise ConfigurationError(f"--{name.replace('_', '-')} is for fairseq-generate alone: leave it out here")
+            raise ConfigurationError(
+                f"--{name.replace('_', '-')} is for fairseq-generate alone: leave it out here"
+            )
     if given.max_tokens is None and given.batch_size is None:
         given.max_tokens = MAX_TOKENS
     return given
@@ -104,13 +113,6 @@ def words_by_name(named: Mapping[str, Any]) -> list[str]:
     return as_words(given)
 
 
-BY_ATTENTION = "@@ "  # what fairseq takes for --replace-unk without a value
-UNKNOWN = "unknown"  # stands for a language that is not known yet, which fairseq's tokenizers want to have
-OF_RETRIEVAL = tuple(f"--{no}{kind.PREFIX}-" for kind in RETRIEVAL for no in ("", "no-"))
-SENTENCEPIECE = ("spm.model", "sentencepiece.model", "sentencepiece.bpe.model")
-CODES = ("bpecodes", "bpe.codes", "bpe-codes", "codes", "code")
-
-
 def configure(words: list[str], data: Path | None = None) -> Any:
     """Return the configuration of fairseq-generate for these options; anything left out is filled in as found."""
     words = [*_task_of(words), *implied_bpe(words)]
@@ -127,10 +129,14 @@ def configure(words: list[str], data: Path | None = None) -> Any:
     models = [Path(one) for one in split_paths(path)]
     for model in models:
         if not model.is_file():
-            raise ConfigurationError(f"--path: there is no checkpoint {model}{f' (of {path})' if models[1:] else ''}")
+            raise ConfigurationError(
+                f"--path: there is no checkpoint {model}{f' (of {path})' if models[1:] else ''}"
+            )
     known += [beside for model in models if (beside := read_preprocessing(model.parent))]
     source, target = _languages(source, target, known, data, models[0])
-    folder = data or _dictionaries([one.folder for one in known] + [models[0].parent], source, target, models[0])
+    folder = data or _dictionaries(
+        [one.folder for one in known] + [models[0].parent], source, target, models[0]
+    )
     found = ["--path", path, "-s", source, "-t", target]
     if given.bpe is None:
         found += _subwords(known, [data, models[0].parent] if data else [models[0].parent], given)
@@ -227,7 +233,9 @@ def _model_of(known: list[Preprocessing], datastores: list[Path]) -> str:
             "give a datastore with --datastore, which knows its model, or the model's checkpoint with --path"
         )
     if not all(Path(one).is_file() for one in split_paths(path)):
-        raise ConfigurationError(f"the datastore was built with the model {path}, which is not there: give --path")
+        raise ConfigurationError(
+            f"the datastore was built with the model {path}, which is not there: give --path"
+        )
     return path
 
 
@@ -254,7 +262,9 @@ def _languages(
 
 def _dictionaries(folders: list[Path], source: str, target: str, model: Path) -> Path:
     found = [folder for folder in folders if _has_dictionaries(folder, source, target)]
-    digests = {of_files(folder / f"dict.{language}.txt" for language in (source, target)): folder for folder in found}
+    digests = {
+        of_files(folder / f"dict.{language}.txt" for language in (source, target)): folder for folder in found
+    }
     if len(digests) > 1:
         one, other = list(digests.values())[:2]
         raise ConfigurationError(
@@ -277,7 +287,9 @@ def _subwords(known: list[Preprocessing], folders: list[Path], given: Any) -> li
     for one, other in pairwise(described):
         if one.subword_digests() != other.subword_digests():
             raise _two_models(one.folder, other.folder)
-    files = list({of_file(file): file for folder in reversed(folders) for file in _subword_files(folder)}.values())
+    files = list(
+        {of_file(file): file for folder in reversed(folders) for file in _subword_files(folder)}.values()
+    )
     if not described:
         if len(files) > 1:
             raise _two_models(*files[:2])
@@ -319,7 +331,11 @@ def refuse_retrieval_by_hub() -> None:
 
     @functools.wraps(load)
     def checked(
-        filenames: Any, arg_overrides: Mapping[str, Any] | None = None, task: Any = None, *others: Any, **named: Any
+        filenames: Any,
+        arg_overrides: Mapping[str, Any] | None = None,
+        task: Any = None,
+        *others: Any,
+        **named: Any,
     ) -> Any:
         given = arg_overrides or {}
         kind = TASK_REGISTRY.get(given.get("task"))
@@ -337,7 +353,9 @@ def show_options_of_tasks() -> None:
     parse = options.parse_args_and_arch
 
     @functools.wraps(parse)
-    def shown(parser: argparse.ArgumentParser, input_args: list[str] | None = None, *others: Any, **named: Any) -> Any:
+    def shown(
+        parser: argparse.ArgumentParser, input_args: list[str] | None = None, *others: Any, **named: Any
+    ) -> Any:
         words = [word for word in sys.argv[1:] if word not in ("-h", "--help")]
         if input_args is None and words != sys.argv[1:]:
             with contextlib.suppress(RuntimeError):  # fairseq-train's, without --arch

@@ -34,6 +34,12 @@ from fairseq_ccpr.text.decoder_subwords import check_subwords, loading_subwords,
 from fairseq_ccpr.text.pairs import one_line
 from fairseq_ccpr.text.sentencepiece import for_target
 
+MAX_UNKNOWN = 0.1  # fraction of unknown subwords above which something is wrong
+HELD = "\0"  # in place of an unknown token, until it is known as what it is written
+WINDOW = 4096  # sentences that are read at once, and sorted by length
+FP32, FP16, BF16 = PRECISIONS = "fp32", "fp16", "bf16"
+logger = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True)
 class Translation:
@@ -42,8 +48,10 @@ class Translation:
     Attributes:
         source: the sentence as it was given.
         text: the best translation.
-        score: its log-probability with retrieval, by fairseq's length normalisation (`--lenpen`, `--unnormalized`).
-        tokens: its subwords, without the end of the sentence; what was copied from the source is in place of unknown ones.
+        score: its log-probability with retrieval, by fairseq's length normalisation (`--lenpen`,
+            `--unnormalized`).
+        tokens: its subwords, without the end of the sentence; what was copied from the source is in place of
+            unknown ones.
         token_scores: log p of each subword, and of the end of the sentence.
         alternatives: the next best translations, where `nbest` asks for more than one.
         fault: why there is no translation; empty where there is one.
@@ -103,32 +111,30 @@ def length_limit(task: Any, models: list[Any]) -> int:
 
 
 def batches_of(
-    tokens: list[Tensor], cfg: Any, task: Any, targets: list[Tensor] | None = None, sources: Sequence[str] = ()
+    tokens: list[Tensor],
+    cfg: Any,
+    task: Any,
+    targets: list[Tensor] | None = None,
+    sources: Sequence[str] = (),
 ) -> Iterator[dict[str, Any]]:
     """Make fairseq's batches of sentences, similar lengths together, longest first.
 
     Args:
         tokens: of each sentence; a batch has their numbers as `id`.
-        sources: the sentences, where they are known: a batch has them as `texts`, and memories look for phrases and terms
-            there rather than in what subwords leave of them.
+        sources: the sentences, where they are known: a batch has them as `texts`, and memories look for
+            phrases and terms there rather than in what subwords leave of them.
     """
     dataset = task.inference_dataset(tokens) if targets is None else task.pair_dataset(tokens, targets)
     order = dataset.ordered_indices()
     sizes = [dataset.src_sizes, *([dataset.tgt_sizes] if targets is not None else [])]
-    most = cfg.dataset.max_tokens and max(cfg.dataset.max_tokens, *(int(each.max(initial=1)) for each in sizes))
+    most = cfg.dataset.max_tokens and max(
+        cfg.dataset.max_tokens, *(int(each.max(initial=1)) for each in sizes)
+    )
     for batch in reversed(dataset.batch_by_size(order, most, cfg.dataset.batch_size)):
         sample: dict[str, Any] = dataset.collater([dataset[number] for number in batch])
         if sources:
             sample[TEXTS] = [given_text(sources[number], task) for number in sample["id"].tolist()]
         yield sample
-
-
-MAX_UNKNOWN = 0.1  # fraction of unknown subwords above which something is wrong
-HELD = "\0"  # in place of an unknown token, until it is known as what it is written
-WINDOW = 4096  # sentences that are read at once, and sorted by length
-FP32, FP16, BF16 = PRECISIONS = "fp32", "fp16", "bf16"
-
-logger = logging.getLogger(__name__)
 
 
 class System:
@@ -172,8 +178,9 @@ class System:
             logger.warning(
                 "%s: the symbols of dict.%s.txt are neither by falling counts nor as in the subword model: if the model was "
                 "trained with them in another order, all translations are nonsense; give that file",
-                self.preprocessing.folder, shuffled[0],
-            )  # fmt: skip
+                self.preprocessing.folder,
+                shuffled[0],
+            )
         self._of_thread = threading.local()
         self._warned = self._encodes = False
 
@@ -196,7 +203,10 @@ class System:
             return None
         read, entries = self.task.read_as(source), memory.learned.entries
         for pair in entries.by_source.get(read.ids, []):
-            if pair.read_as == read and entries.target(pair).tolist() == tokens[self.task.tags.forced :].tolist():
+            if (
+                pair.read_as == read
+                and entries.target(pair).tolist() == tokens[self.task.tags.forced :].tolist()
+            ):
                 return str(pair.target)
         return None
 
@@ -215,22 +225,28 @@ class System:
         return self.ensemble.signature() if self.ensemble is not None else None
 
     def translate(
-        self, sentences: Iterable[str], done: Callable[[int], object] = lambda count: None, window: int = WINDOW,
-        nbest: int | None = None, retrieve: bool = True,
-    ) -> Iterator[Translation]:  # fmt: skip
+        self,
+        sentences: Iterable[str],
+        done: Callable[[int], object] = lambda count: None,
+        window: int = WINDOW,
+        nbest: int | None = None,
+        retrieve: bool = True,
+    ) -> Iterator[Translation]:
         """Translate sentences in batches of similar lengths; their translations come in the order of the sentences.
 
         Args:
-            sentences: raw text, each one sentence. An empty one has an empty translation; one that is longer than the models
-                take has an empty translation, too, and the reason as `Translation.fault`. One that has nothing but unknown
-                characters is its own translation.
+            sentences: raw text, each one sentence. An empty one has an empty translation; one that is longer
+                than the models take has an empty translation, too, and the reason as `Translation.fault`. One
+                that has nothing but unknown characters is its own translation.
             done: called with the number of newly translated sentences, before they can be yielded in order.
             window: sentences that are read ahead and sorted by length.
             nbest: translations of each, at most as many as the beam is wide; left out, as `--nbest` has it.
             retrieve: whether the datastore is used, or the model alone.
         """
         if isinstance(sentences, str):
-            raise ConfigurationError("translate takes a list of sentences, not one string: put it in brackets")
+            raise ConfigurationError(
+                "translate takes a list of sentences, not one string: put it in brackets"
+            )
         self.check_open()
         self.check_encoding()
         waiting = iter(sentences)
@@ -255,7 +271,9 @@ class System:
         done(len(sentences) - len(fits))
         generator = self._generator() if retrieve else self.generator(retrieve=False)
         sources = [sentences[i] for i in fits]
-        for sample in batches_of([tokens[i] for i in fits], self.cfg, self.task, sources=sources) if fits else ():
+        for sample in (
+            batches_of([tokens[i] for i in fits], self.cfg, self.task, sources=sources) if fits else ()
+        ):
             places = [fits[i] for i in sample["id"].tolist()]
             sample = utils.move_to_cuda(sample, self.device) if self.device.type == "cuda" else sample
             hypotheses = self.task.inference_step(generator, self.models, sample)
@@ -291,7 +309,8 @@ class System:
 
     def check_encoding(self) -> None:
         """Check that raw text can be split into the model's subwords."""
-        if not self._encodes:  # it looks at the whole dictionary, which a program that translates one sentence feels
+        # it looks at the whole dictionary, which a program that translates one sentence feels
+        if not self._encodes:
             check_subwords(self.task.source_dictionary, self.task.bpe)
             self._encodes = True
             tokens = self.find_memory(TokenMemory.name)
@@ -305,8 +324,9 @@ class System:
             self._warned = True
             logger.warning(
                 "%.0f%% of the subwords of the text are not in the source dictionary: the text is in another language, or "
-                "the subword model is not the model's", 100 * unknown / pieces,
-            )  # fmt: skip
+                "the subword model is not the model's",
+                100 * unknown / pieces,
+            )
 
     def _generator(self) -> Any:
         if not hasattr(self._of_thread, "generator"):
@@ -314,7 +334,9 @@ class System:
         return self._of_thread.generator
 
 
-def load(cfg: Any, device: torch.device | None = None, precision: str = FP32) -> tuple[RetrievalTask, list[Any]]:
+def load(
+    cfg: Any, device: torch.device | None = None, precision: str = FP32
+) -> tuple[RetrievalTask, list[Any]]:
     """Load task and models, as fairseq-generate does."""
     task = tasks.setup_task(cfg.task)
     if not isinstance(task, RetrievalTask):
@@ -336,7 +358,8 @@ def load(cfg: Any, device: torch.device | None = None, precision: str = FP32) ->
 def detokeniser(cfg: Any, task: Any) -> Callable[..., str]:
     """Return a function from a dictionary and token ids to text, as fairseq-generate prints it.
 
-    A reference's unknown tokens are written in a way that no hypothesis matches, unless the caller says how, in their order.
+    A reference's unknown tokens are written in a way that no hypothesis matches, unless the caller says how,
+    in their order.
     """
 
     def to_text(

@@ -33,11 +33,13 @@ def nothing_known(sources: Tensor, task: Any) -> bool:
 def copies(task: Any, text: str | None, sources: Tensor, hypothesis: dict[str, Any]) -> list[str]:
     """Return what each of the U unknown subwords of a hypothesis is written as: subwords of the source, or nothing.
 
-    It is the subword that it attends to most, or the whole run of unknown ones, each once: of two that attend to the same,
-    the one that attends to it more has it, and the other the next best run of unknown ones, if any.
+    It is the subword that it attends to most, or the whole run of unknown ones, each once: of two that attend
+    to the same, the one that attends to it more has it, and the other the next best run of unknown ones, if
+    any.
 
     Args:
-        text: the source as it was given; None where its subwords alone are known, so that unknown ones become a sign.
+        text: the source as it was given; None where its subwords alone are known, so that unknown ones become
+            a sign.
         sources: its tokens, int64 [S], with padding and tags.
         hypothesis: of fairseq's generator, with `attention` [S, T].
     """
@@ -89,7 +91,9 @@ def _written(task: Any, text: str | None, tokens: list[int], unit: list[int]) ->
         pieces = [(start, end) for piece, start, end in piece_spans(bpe.sp, text) for _ in piece.split()]
         ahead = len(symbols) - len(pieces)  # a tag
         before, after = pieces[: max(0, first - ahead)], pieces[last - ahead + 1 :]
-        start, end = (pieces[n - ahead][side] for side, n in enumerate((first, last))) if first >= ahead else (0, 0)
+        start, end = (
+            (pieces[n - ahead][side] for side, n in enumerate((first, last))) if first >= ahead else (0, 0)
+        )
         # ½ is three pieces, of which one may be unknown.
         if start < end and not (before and before[-1][1] > start) and not (after and after[0][0] < end):
             return BLANK * symbols[first].startswith(BLANK) + text[start:end].replace(" ", BLANK)

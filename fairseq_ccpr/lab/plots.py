@@ -44,7 +44,8 @@ def draw_precision(curves: Mapping[str, Sequence[float]], path: Path, title: str
             axes.plot(range(1, len(values) + 1), values, label=name, color=COLOURS(number))
         axes.set_xscale("log", base=2)
         axes.set_xticks(
-            ticks := [2**i for i in range(20) if 2**i <= max(map(len, curves.values()))], [str(t) for t in ticks]
+            ticks := [2**i for i in range(20) if 2**i <= max(map(len, curves.values()))],
+            [str(t) for t in ticks],
         )
         axes.set(xlabel="k", ylabel=measure, title=title)
 
@@ -66,12 +67,16 @@ def draw_clusters(panels: list[tuple[str, np.ndarray, list[str]]], columns: int,
 def draw_types(results: Sequence[TypeResult], path: Path) -> None:
     """Draw acc@1 of both directions by number of example sentences, and by layer: figure 2 and table 4 of the XPR paper.
 
-    A line is a system on a set of data; by sentences each has the layer, by layers the number of sentences, that is best.
-    Of these two only those are drawn in which some system varies.
+    A line is a system on a set of data; by sentences each has the layer, by layers the number of sentences,
+    that is best. Of these two only those are drawn in which some system varies.
     """
-    sets, systems = (list(dict.fromkeys(getattr(one, name) for one in results)) for name in ("data", "system"))
+    sets, systems = (
+        list(dict.fromkeys(getattr(one, name) for one in results)) for name in ("data", "system")
+    )
     drawn = [
-        name for name in (SENTENCES, LAYER) if len({(one.system, getattr(one, name)) for one in results}) > len(systems)
+        name
+        for name in (SENTENCES, LAYER)
+        if len({(one.system, getattr(one, name)) for one in results}) > len(systems)
     ]
     drawn = drawn or [SENTENCES]
     figure = Figure(figsize=(6 * len(drawn), 4.2), layout="constrained")
@@ -118,7 +123,9 @@ def draw_speed(searches: Sequence[SearchSpeed], path: Path, title: str) -> None:
             speeds = np.array([row.queries_per_second for row in rows])
             around = [speeds - [row.slowest for row in rows], [row.fastest for row in rows] - speeds]
             sizes = [row.phrases for row in rows]
-            axes.errorbar(sizes, speeds, around, marker="o", capsize=3, label=name, color=COLOURS(number % 10))
+            axes.errorbar(
+                sizes, speeds, around, marker="o", capsize=3, label=name, color=COLOURS(number % 10)
+            )
         axes.set(xscale="log", yscale="log", xlabel="phrases", ylabel="queries per second")
         axes.set_title(title, fontsize=8)
 
@@ -126,10 +133,12 @@ def draw_speed(searches: Sequence[SearchSpeed], path: Path, title: str) -> None:
 def draw_costs(searches: Sequence[SearchCost], path: Path, title: str) -> None:
     """Draw milliseconds of a search by keys, queries and neighbours: colours are indexes, styles datastores, dots the floor.
 
-    If datastores of several widths were searched, draw by width too, a line per index. What is not on an axis is as in the
-    first search, but the keys are as many as there were at most.
+    If datastores of several widths were searched, draw by width too, a line per index. What is not on an axis
+    is as in the first search, but the keys are as many as there were at most.
     """
-    stores, indexes = (list(dict.fromkeys(getattr(search, name) for search in searches)) for name in ("store", "index"))
+    stores, indexes = (
+        list(dict.fromkeys(getattr(search, name) for search in searches)) for name in ("store", "index")
+    )
     first = searches[0]
     fixed = {"keys": max(search.keys for search in searches), "queries": first.queries, "k": first.k}
     labels = {"keys": "keys N", "queries": "queries H", "k": "neighbours k"}
@@ -139,7 +148,11 @@ def draw_costs(searches: Sequence[SearchCost], path: Path, title: str) -> None:
     panels = figure.subplots(1, len(labels), sharey=True)
     for axes, (across, label) in zip(panels, labels.items()):
         others = {name: value for name, value in fixed.items() if name != across}
-        rows = [search for search in searches if all(getattr(search, name) == other for name, other in others.items())]
+        rows = [
+            search
+            for search in searches
+            if all(getattr(search, name) == other for name, other in others.items())
+        ]
         curves: dict[str, list[SearchCost]] = {}
         for row in rows:
             name = row.index if across == "dimension" else f"{row.store}, d = {row.dimension}: {row.index}"
@@ -148,7 +161,10 @@ def draw_costs(searches: Sequence[SearchCost], path: Path, title: str) -> None:
             points.sort(key=lambda row: getattr(row, across))
             look: dict[str, Any] = {"color": COLOURS(indexes.index(points[0].index) % 10)}
             style = "-" if across == "dimension" else STYLES[stores.index(points[0].store) % len(STYLES)]
-            places, costs = [getattr(row, across) for row in points], np.array([row.milliseconds for row in points])
+            places, costs = (
+                [getattr(row, across) for row in points],
+                np.array([row.milliseconds for row in points]),
+            )
             around = [costs - [row.fastest for row in points], [row.slowest for row in points] - costs]
             axes.errorbar(places, costs, around, marker="o", capsize=3, label=name, linestyle=style, **look)
             axes.plot(places, [row.floor for row in points], ":", alpha=0.6, color="black")

@@ -69,7 +69,8 @@ class MeanPooledEncoder:
         for batch in batches_of_like_length(list(range(len(texts))), encoded):
             tokens = collate([encoded[number] for number in batch], tokenizer.pad).to(device)
             present = tokens.ne(tokenizer.pad).unsqueeze(2)
-            sums = self.context(tokens).float().masked_fill(~present, 0).sum(dim=1)  # in the direction of the mean
+            # in the direction of the mean
+            sums = self.context(tokens).float().masked_fill(~present, 0).sum(dim=1)
             vectors[batch] = torch.nn.functional.normalize(sums, dim=1).cpu().numpy()
         return vectors
 
@@ -83,7 +84,9 @@ class StoredVectors:
         try:
             self._vectors = np.load(folder / VECTORS, mmap_mode="r", allow_pickle=False)
         except (ValueError, EOFError) as error:
-            raise DatastoreError(f"{folder / VECTORS} is no .npy file of numbers ({error}): write it again") from None
+            raise DatastoreError(
+                f"{folder / VECTORS} is no .npy file of numbers ({error}): write it again"
+            ) from None
         lines = max(self._rows.values(), default=-1) + 1
         if self._vectors.ndim != 2 or len(self._vectors) != lines or self._vectors.dtype.kind != "f":
             raise DatastoreError(

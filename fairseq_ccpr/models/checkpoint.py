@@ -22,7 +22,8 @@ from fairseq_ccpr.text.subwords import Subwords
 from fairseq_ccpr.text.words import word_spans
 
 ENCODER_TASKS = ("phrase_contrast", "phrase_lexicon", "phrase_distillation", "token_contrast")
-FAULTS = (KeyError, TypeError, ValueError, AttributeError, EOFError, RuntimeError)  # of what is no such checkpoint
+# of what is no such checkpoint
+FAULTS = (KeyError, TypeError, ValueError, AttributeError, EOFError, RuntimeError)
 ENCODED_ELSEWHERE = 2  # extra subwords that a text may have where it does not begin with its first word
 
 
@@ -30,7 +31,8 @@ def load_models(paths: list[str], task: Any, overrides: Mapping[str, Any] | None
     """Load the models of an ensemble on the CPU, as they were saved, but for settings replaced by `overrides`.
 
     Raises:
-        CheckpointError: a missing checkpoint, one that is not fairseq's, is for other dictionaries, would run code, or has
+        CheckpointError: a missing checkpoint, one that is not fairseq's, is for other dictionaries, would run
+        code, or has
             weights that are no numbers.
     """
     for path in paths:
@@ -96,13 +98,20 @@ def _read_state(path: Path) -> Mapping[str, Any]:
         raise CheckpointError(
             f"{path} holds weights alone, as safetensors: give a checkpoint of fairseq, as convert makes"
         )
-    state: Mapping[str, Any] = torch.load(path, map_location="cpu", mmap=zipfile.is_zipfile(path), weights_only=True)
+    state: Mapping[str, Any] = torch.load(
+        path, map_location="cpu", mmap=zipfile.is_zipfile(path), weights_only=True
+    )
     return state
 
 
 def as_checkpoint(arguments: Namespace, weights: dict[str, Tensor], criterion: str) -> dict[str, Any]:
     """Make a checkpoint in the format of fairseq's trainer, without the parts that only training needs."""
-    history = {"criterion_name": criterion, "optimizer_name": "FairseqAdam", "num_updates": 0, "lr_scheduler_state": {}}
+    history = {
+        "criterion_name": criterion,
+        "optimizer_name": "FairseqAdam",
+        "num_updates": 0,
+        "lr_scheduler_state": {},
+    }
     extra = {"train_iterator": {"epoch": 1}}
     return {"args": arguments, "model": weights, "optimizer_history": [history], "extra_state": extra}
 
@@ -134,8 +143,8 @@ class Window(NamedTuple):
 def windows(subwords: Subwords, encode: Callable[[str], Subwords], limit: int) -> list[Window]:
     """Cut a text at its words into windows of at most `limit` subwords, each beginning in the middle of the one before.
 
-    A phrase is found in one window: where two contain it, in the one with more of its sentence around it. A word with more
-    subwords than `limit` is in none.
+    A phrase is found in one window: where two contain it, in the one with more of its sentence around it. A
+    word with more subwords than `limit` is in none.
     """
     text, words = subwords.text, word_spans(subwords.text)
     inside = len(subwords.ids) - 1

@@ -19,8 +19,9 @@ KEY_LAYERS = ("decoder_output", "last_ffn_input")
 class KeyCapture:
     """Keep the vectors h that a Transformer decoder computed in its latest forward pass; each thread has its own.
 
-    `decoder_output`: the input of the vocabulary projection, h_t = f(x, y_<t) of equation 1 of the CLKNN paper.
-    `last_ffn_input`: the input of the last layer's feed-forward block, as in kNN-MT (Khandelwal and others, 2021).
+    `decoder_output`: the input of the vocabulary projection, h_t = f(x, y_<t) of equation 1 of the CLKNN
+    paper. `last_ffn_input`: the input of the last layer's feed-forward block, as in kNN-MT (Khandelwal and
+    others, 2021).
     """
 
     def __init__(self, model: Any, layer: str) -> None:
@@ -31,7 +32,9 @@ class KeyCapture:
         self._of_thread = threading.local()
         # The model outlives its listener, and must not keep the listener or its last states alive.
         keep = weakref.WeakMethod(self._keep)
-        handle = module.register_forward_pre_hook(lambda module, inputs: (kept := keep()) and kept(module, inputs))
+        handle = module.register_forward_pre_hook(
+            lambda module, inputs: (kept := keep()) and kept(module, inputs)
+        )
         weakref.finalize(self, handle.remove)
 
     def _keep(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:

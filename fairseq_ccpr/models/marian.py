@@ -1,9 +1,9 @@
 """`--arch marian`: the Transformer of Marian (OPUS-MT), which fairseq's own cannot represent.
 
-Both normalise after each residual. Marian's differs in four ways: SiLU in the feed-forward blocks, a bias on the vocabulary's
-logits, sinusoids of other frequencies, and a decoder that does not start from the end of the sentence. The sinusoids are
-copied into fairseq's learned positions. The row of <s>, which Marian's vocabulary does not have, holds what its decoder
-starts from.
+Both normalise after each residual. Marian's differs in four ways: SiLU in the feed-forward blocks, a bias on
+the vocabulary's logits, sinusoids of other frequencies, and a decoder that does not start from the end of the
+sentence. The sinusoids are copied into fairseq's learned positions. The row of <s>, which Marian's vocabulary
+does not have, holds what its decoder starts from.
 """
 
 from __future__ import annotations

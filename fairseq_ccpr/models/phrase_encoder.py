@@ -34,7 +34,10 @@ UNRECORDED_EDGES = "own"  # the edge rule of checkpoints that do not record one;
 DEFAULT_ARCHITECTURE, STUDENT = "phrase_encoder", "phrase_student"
 COSINE, DOT = SIMILARITIES = "cosine", "dot"
 MOST_SCALE = 100.0  # maximum of the learned 1 / temperature: beyond it only the nearest candidate counts
-SCALE_SPEED = 20.0  # learning rates for a pretrained Transformer would hardly move the logarithm of the temperature
+# learning rates for a pretrained Transformer would hardly move the logarithm of the temperature
+SCALE_SPEED = 20.0
+# by the name of their architecture, filled by their modules
+ENCODER_CLASSES: dict[str, "type[SpanEncoder]"] = {}
 
 
 class SpanEncoder(BaseFairseqModel):
@@ -44,7 +47,8 @@ class SpanEncoder(BaseFairseqModel):
     segments: bool  # whether it can tell which spans are phrases
     dimension: int  # o, width of a phrase vector
     trained_on: list[str]  # language pairs of the lexicons; of a loaded XPR encoder
-    edges: str = UNRECORDED_EDGES  # the rule that barred words from the edges of phrases; of a loaded CCPR encoder
+    # the rule that barred words from the edges of phrases; of a loaded CCPR encoder
+    edges: str = UNRECORDED_EDGES
 
     def states(self, tokens: Tensor) -> Tensor:
         """Compute the states that `vectors` takes, int64 [S, L] -> [S, L, H]."""
@@ -68,7 +72,9 @@ class SpanEncoder(BaseFairseqModel):
         raise NotImplementedError
 
     @classmethod
-    def restore(cls: type[E], context: ContextEncoder, weights: dict[str, Tensor], settings: dict[str, Any]) -> E:
+    def restore(
+        cls: type[E], context: ContextEncoder, weights: dict[str, Tensor], settings: dict[str, Any]
+    ) -> E:
         """Rebuild the encoder from a checkpoint's weights and options; KeyError or RuntimeError where they do not match."""
         raise NotImplementedError
 
@@ -80,10 +86,9 @@ class SpanEncoder(BaseFairseqModel):
         return encoder
 
 
-ENCODER_CLASSES: dict[str, type[SpanEncoder]] = {}  # by the name of their architecture, filled by their modules
-
-
-def load_phrase_encoder(path: Path, wanted: type[SpanEncoder] = SpanEncoder, bf16: bool = False) -> SpanEncoder:
+def load_phrase_encoder(
+    path: Path, wanted: type[SpanEncoder] = SpanEncoder, bf16: bool = False
+) -> SpanEncoder:
     """Load the phrase encoder of a checkpoint, without the weights that only training needs.
 
     Raises:
@@ -114,7 +119,9 @@ def load_phrase_encoder(path: Path, wanted: type[SpanEncoder] = SpanEncoder, bf1
         kind = ENCODER_CLASSES[settings.get("_name") or DEFAULT_ARCHITECTURE]
         if not issubclass(kind, wanted):
             raise KeyError(f"a {kind.__name__} rather than a {wanted.__name__}")
-        inner = {TRANSFORMER + n.removeprefix(CONTEXT): w for n, w in weights.items() if n.startswith(CONTEXT)}
+        inner = {
+            TRANSFORMER + n.removeprefix(CONTEXT): w for n, w in weights.items() if n.startswith(CONTEXT)
+        }
         context = ContextEncoder(Namespace(**state["task_state"]["context"]), tokenizer, inner, bf16)
         model = kind.restore(context, weights, settings)
         model.trained_on = list(state["task_state"].get("trained_on", []))
@@ -131,7 +138,8 @@ def load_phrase_encoder(path: Path, wanted: type[SpanEncoder] = SpanEncoder, bf1
 class MomentumEncoder(nn.Module):
     """theta_m <- mu theta_m + (1 - mu) theta, with `queue` vectors of earlier batches for each side.
 
-    It has no gradients and no dropout, and stays in fp32 when the model trains in fp16, where steps of 1 - mu would be lost.
+    It has no gradients and no dropout, and stays in fp32 when the model trains in fp16, where steps of 1 - mu
+    would be lost.
     """
 
     vectors: Tensor  # of the queue, [2, size, o]
@@ -189,7 +197,8 @@ class PhraseEncoderConfig(FairseqDataclass):
     """Options of `--arch phrase_encoder`."""
 
     encoder: str = field(
-        default="", metadata={"help": "the pretrained context encoder, made by fairseq-ccpr convert; must be given"}
+        default="",
+        metadata={"help": "the pretrained context encoder, made by fairseq-ccpr convert; must be given"},
     )
     phrase_dim: int = field(default=128, metadata={"help": "o, width of a phrase vector"})
     similarity: ChoiceEnum(SIMILARITIES) = field(  # type: ignore[valid-type]
@@ -220,7 +229,9 @@ class PhraseEncoder(SpanEncoder):
         if cfg.phrase_dim < 1:
             raise ConfigurationError(f"--phrase-dim is {cfg.phrase_dim}: give at least 1")
         if not cfg.phrase_temperature > 0:
-            raise ConfigurationError(f"--phrase-temperature is {cfg.phrase_temperature}: give a number above 0")
+            raise ConfigurationError(
+                f"--phrase-temperature is {cfg.phrase_temperature}: give a number above 0"
+            )
         context = ContextEncoder.load(Path(cfg.encoder), dropout=cfg.dropout)
         return cls(context, cfg.phrase_dim, str(cfg.similarity), cfg.phrase_temperature)
 
@@ -238,7 +249,8 @@ class PhraseEncoder(SpanEncoder):
             sides: batches of sentences: tokens int64 [S, L], spans of phrases and of others int64 [., 3].
 
         Returns:
-            For each side the vectors of the phrases [K, o] and the log-odds of the phrases, then of the others; the scale.
+            For each side the vectors of the phrases [K, o] and the log-odds of the phrases, then of the
+            others; the scale.
         """
         outputs = []
         for side in sides:
@@ -261,7 +273,9 @@ class PhraseEncoder(SpanEncoder):
         return project_ends(self.segment, states, spans).squeeze(1)
 
     @classmethod
-    def restore(cls, context: ContextEncoder, weights: dict[str, Tensor], settings: dict[str, Any]) -> "PhraseEncoder":
+    def restore(
+        cls, context: ContextEncoder, weights: dict[str, Tensor], settings: dict[str, Any]
+    ) -> "PhraseEncoder":
         """Rebuild the encoder with the heads of a checkpoint."""
         model = cls(context, len(weights["align.weight"]), str(settings["similarity"]), 1.0)
         model.load_state_dict(weights)
@@ -269,7 +283,11 @@ class PhraseEncoder(SpanEncoder):
 
     def fingerprint(self) -> str:
         """Digest the context encoder, the heads and the similarity."""
-        heads = [(name, tensor) for name, tensor in self.named_parameters() if name.startswith(("align.", "segment."))]
+        heads = [
+            (name, tensor)
+            for name, tensor in self.named_parameters()
+            if name.startswith(("align.", "segment."))
+        ]
         return of_strings([self.context.fingerprint(), of_parameters(heads), self.similarity])
 
 
@@ -313,7 +331,9 @@ class PhraseStudent(PhraseEncoder):
         return span_ends(self, tokens)
 
     @classmethod
-    def restore(cls, context: ContextEncoder, weights: dict[str, Tensor], settings: dict[str, Any]) -> "PhraseEncoder":
+    def restore(
+        cls, context: ContextEncoder, weights: dict[str, Tensor], settings: dict[str, Any]
+    ) -> "PhraseEncoder":
         """Rebuild the student, whose teacher compares by cosine."""
         return super().restore(context, weights, {**settings, "similarity": COSINE})
 

@@ -28,7 +28,8 @@ SEGMENTATIONS = "learned|all|ngram:N|lexicon:FILE"
 class Segmentation:
     """Which spans of words are phrases."""
 
-    # `learned`, by the segmentation head; `all` spans; `ngram:N`, those of N words; or `lexicon:FILE`, those a file lists.
+    # `learned`, by the segmentation head; `all` spans; `ngram:N`, those of N words; or `lexicon:FILE`, those
+    # a file lists.
     kind: str = LEARNED
     threshold: float = 0.7  # of the head's probability
     max_words: int = 7
@@ -40,7 +41,9 @@ class Segmentation:
                 f"there is no segmentation '{self.kind}': give learned, all, ngram:N such as ngram:5, or lexicon:FILE"
             )
         if not 0 <= self.threshold < 1:
-            raise ConfigurationError(f"the threshold of phrases is {self.threshold}: give a probability in [0, 1)")
+            raise ConfigurationError(
+                f"the threshold of phrases is {self.threshold}: give a probability in [0, 1)"
+            )
         if min(self.words) < 1 or self.words[0] > self.words[1]:
             raise ConfigurationError(f"phrases of {self.words[0]} to {self.words[1]} words: give at least 1")
 
@@ -110,7 +113,8 @@ class PhraseFinder:
     def find(self, texts: list[str], done: Callable[[int], object] = lambda count: None) -> FoundPhrases:
         """Find the phrases of texts.
 
-        `done` is called after each batch with the number of texts read; a long one counts with its first window.
+        `done` is called after each batch with the number of texts read; a long one counts with its first
+        window.
         """
         limit, encode = self.encoder.context.max_positions, self.tokenizer.encode
         wholes = [encode(text) for text in texts]
@@ -125,7 +129,9 @@ class PhraseFinder:
         spans = [np.empty((0, 3), np.int32)]
         probabilities, vectors = [torch.empty(0)], [torch.empty(0, self._width, device=self._device)]
         for batch in batches_of_like_length(list(range(len(parts))), subwords):
-            places, batch_probabilities, batch_vectors = self._find_in_batch([subwords[number] for number in batch])
+            places, batch_probabilities, batch_vectors = self._find_in_batch(
+                [subwords[number] for number in batch]
+            )
             places[:, 0] = np.array(batch)[places[:, 0]]
             spans.append(places)
             probabilities.append(batch_probabilities)
@@ -135,7 +141,9 @@ class PhraseFinder:
         order = found[:, 0].argsort(kind="stable")
         too_long = sum(one.count > limit for one in wholes)
         if too_long:  # spans of windows move to their places in the text; those of other windows are left out
-            offsets, begins, ends = np.array([(part.offset, part.begin, part.end) for part in parts])[found[:, 0]].T
+            offsets, begins, ends = np.array([(part.offset, part.begin, part.end) for part in parts])[
+                found[:, 0]
+            ].T
             found[:, 1:] += offsets[:, None].astype(found.dtype)
             order = order[((begins <= found[:, 1]) & (found[:, 1] < ends))[order]]
         found[:, 0] = text_of[found[:, 0]]

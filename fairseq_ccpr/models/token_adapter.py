@@ -74,7 +74,9 @@ class TokenAdapter(BaseFairseqModel):
         """Build an untrained adapter for the keys of the task."""
         for name in ("adapter_hidden_dim", "adapter_output_dim"):
             if (value := getattr(cfg, name)) < 0:
-                raise ConfigurationError(f"--{name.replace('_', '-')} is {value}: give a width, or 0 for the default")
+                raise ConfigurationError(
+                    f"--{name.replace('_', '-')} is {value}: give a width, or 0 for the default"
+                )
         d = task.dimension
         return cls(d, cfg.adapter_hidden_dim or HIDDEN_TIMES * d, cfg.adapter_output_dim or default_output(d))
 
@@ -95,10 +97,13 @@ class TokenAdapter(BaseFairseqModel):
     def load(cls, path: Path) -> "TokenAdapter":
         """Load the adapter of a checkpoint that fairseq-train wrote, on the CPU in fp32; its sizes are those of the weights.
 
-        Its `trained_on` says which model's states it was trained on, and of which layer, where the checkpoint does.
+        Its `trained_on` says which model's states it was trained on, and of which layer, where the checkpoint
+        does.
         """
         if not path.is_file():
-            raise CheckpointError(f"there is no adapter {path}: give clknn, none, or the checkpoint of a trained one")
+            raise CheckpointError(
+                f"there is no adapter {path}: give clknn, none, or the checkpoint of a trained one"
+            )
         try:
             state = checkpoint_utils.load_checkpoint_to_cpu(str(path))
             weights = state["model"]

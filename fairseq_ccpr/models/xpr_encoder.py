@@ -26,20 +26,29 @@ class XprEncoderConfig(FairseqDataclass):
     """Options of `--arch phrase_encoder_xpr`."""
 
     encoder: str = field(
-        default="", metadata={"help": "the pretrained context encoder, made by fairseq-ccpr convert; must be given"}
+        default="",
+        metadata={"help": "the pretrained context encoder, made by fairseq-ccpr convert; must be given"},
     )
-    layer: Optional[int] = field(default=None, metadata={"help": "the layer whose states are pooled (the last)"})
+    layer: Optional[int] = field(
+        default=None, metadata={"help": "the layer whose states are pooled (the last)"}
+    )
     phrase_dim: Optional[int] = field(
         default=None,
-        metadata={"help": "o, width of a phrase vector (that of the states); 0: no projection head (an ablation)"},
+        metadata={
+            "help": "o, width of a phrase vector (that of the states); 0: no projection head (an ablation)"
+        },
     )
     encoder_momentum: float = field(
         default=0.999,
-        metadata={"help": "mu of the momentum encoder; 0: no momentum encoder, gradients on both sides (an ablation)"},
+        metadata={
+            "help": "mu of the momentum encoder; 0: no momentum encoder, gradients on both sides (an ablation)"
+        },
     )
     queue: int = field(
         default=0,
-        metadata={"help": "pairs of earlier batches that are candidates too, such as 1024 (MoCo, an ablation)"},
+        metadata={
+            "help": "pairs of earlier batches that are candidates too, such as 1024 (MoCo, an ablation)"
+        },
     )
     dropout: float = field(default=0.1, metadata={"help": "dropout inside the context encoder"})
 
@@ -48,8 +57,8 @@ class XprEncoderConfig(FairseqDataclass):
 class XprEncoder(SpanEncoder):
     """f(p, X) = Norm(W2 ReLU(W1 x + b1) + b2), x the mean over sentences of the mean over the phrase's subwords.
 
-    Equations 1 and 2 of the XPR paper, pooled before the head. Without a `dimension` there is no head, without a `momentum`
-    no momentum encoder.
+    Equations 1 and 2 of the XPR paper, pooled before the head. Without a `dimension` there is no head,
+    without a `momentum` no momentum encoder.
     """
 
     context: ContextEncoder
@@ -76,11 +85,15 @@ class XprEncoder(SpanEncoder):
     def build_model(cls, cfg: XprEncoderConfig, task: Any) -> "XprEncoder":
         """Build an untrained model from its options and the pretrained encoder."""
         if cfg.phrase_dim is not None and cfg.phrase_dim < 0:
-            raise ConfigurationError(f"--phrase-dim is {cfg.phrase_dim}: give at least 1, or 0 for no projection head")
+            raise ConfigurationError(
+                f"--phrase-dim is {cfg.phrase_dim}: give at least 1, or 0 for no projection head"
+            )
         if not 0 <= cfg.encoder_momentum < 1:
             raise ConfigurationError(f"--encoder-momentum is {cfg.encoder_momentum}: give a number in [0, 1)")
         if cfg.queue < 0 or (cfg.queue and not cfg.encoder_momentum):
-            raise ConfigurationError(f"--queue is {cfg.queue}: give at least 0, and more only with a momentum encoder")
+            raise ConfigurationError(
+                f"--queue is {cfg.queue}: give at least 0, and more only with a momentum encoder"
+            )
         context = ContextEncoder.load(Path(cfg.encoder), dropout=cfg.dropout)
         layer = context.layers if cfg.layer is None else cfg.layer
         if not 0 <= layer <= context.layers:
@@ -91,7 +104,9 @@ class XprEncoder(SpanEncoder):
         return cls(context, layer, dimension, cfg.encoder_momentum, cfg.queue)
 
     @classmethod
-    def restore(cls, context: ContextEncoder, weights: dict[str, Tensor], settings: dict[str, Any]) -> "XprEncoder":
+    def restore(
+        cls, context: ContextEncoder, weights: dict[str, Tensor], settings: dict[str, Any]
+    ) -> "XprEncoder":
         """Rebuild the encoder with the head of a checkpoint, without its momentum encoder."""
         head = weights.get("head.2.weight")
         layer = context.layers if settings["layer"] is None else int(settings["layer"])

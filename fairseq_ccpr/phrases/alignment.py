@@ -24,8 +24,14 @@ from fairseq_ccpr.timing import progress_bar
 
 Spans = list[tuple[int, int]]
 SYMMETRIZATIONS = (
-    "grow-diag-final-and", "grow-diag-final", "grow-diag", "grow", "och", "intersection", "union",
-)  # fmt: skip
+    "grow-diag-final-and",
+    "grow-diag-final",
+    "grow-diag",
+    "grow",
+    "och",
+    "intersection",
+    "union",
+)
 MAX_WORDS = 200  # of a sentence; sil-thot skips longer ones
 _FREE_ITERATIONS = 0  # the model chooses the number itself, from the size of the text
 # Each model starts from the previous one; these numbers of EM iterations are customary (GIZA++, fast_align).
@@ -167,8 +173,8 @@ class StatisticalAligner(Aligner):
 class EncoderAligner(Aligner):
     """Links words that have subwords whose states, less the mean of their sentence, are nearest to each other by cosine.
 
-    There is no training, so one sentence pair is aligned as well as a million; words beyond the encoder's maximum length
-    have no links.
+    There is no training, so one sentence pair is aligned as well as a million; words beyond the encoder's
+    maximum length have no links.
     """
 
     directed = False
@@ -176,7 +182,9 @@ class EncoderAligner(Aligner):
     def __init__(self, options: AlignerOptions) -> None:
         super().__init__("mutual-nearest")
         if options.encoder is None:
-            raise ConfigurationError("--aligner encoder needs --encoder DIR: make one with fairseq-ccpr convert")
+            raise ConfigurationError(
+                "--aligner encoder needs --encoder DIR: make one with fairseq-ccpr convert"
+            )
         device = choose_device(cpu=False)
         self.encoder = ContextEncoder.load(options.encoder).to(device)
         layers = self.encoder.layers  # of which the middle one aligns best as far as measured
@@ -203,7 +211,9 @@ class EncoderAligner(Aligner):
     def align(self, pairs: list[SentencePair]) -> list[np.ndarray]:
         """Align sentence pairs: links [A, 2] of each."""
         tokenizer, limit = self.encoder.tokenizer, self.encoder.max_positions
-        encoded = [[tokenizer.encode(text).cut(limit) for text in (pair.source, pair.target)] for pair in pairs]
+        encoded = [
+            [tokenizer.encode(text).cut(limit) for text in (pair.source, pair.target)] for pair in pairs
+        ]
         links: list[np.ndarray] = [np.empty((0, 2), np.int32)] * len(pairs)
         longer = [max(sides, key=lambda side: side.count) for sides in encoded]
         for batch in batches_of_like_length(list(range(len(pairs))), longer):
@@ -231,7 +241,9 @@ def words_of_subwords(subwords: Subwords, words: Spans) -> np.ndarray:
     return (starts < spans[:, 1]) & (ends > spans[:, 0]) & (starts < ends)
 
 
-def linked_words(source: Tensor, target: Tensor, source_words: np.ndarray, target_words: np.ndarray) -> np.ndarray:
+def linked_words(
+    source: Tensor, target: Tensor, source_words: np.ndarray, target_words: np.ndarray
+) -> np.ndarray:
     """Link words that have mutually nearest subwords: int32 [A, 2], in ascending order.
 
     Args:

@@ -62,7 +62,8 @@ class FilterCounts:
 class WordFilter:
     """Judges the words of one language, each kind once.
 
-    A word, in lower case, that makes up more than `max_share` of all words of the text is too frequent for an edge.
+    A word, in lower case, that makes up more than `max_share` of all words of the text is too frequent for an
+    edge.
     """
 
     def __init__(self, frequencies: Counter[str], max_share: float, punctuation_edges: bool) -> None:
@@ -126,10 +127,11 @@ def consistent_pairs(
         max_words: the most words a phrase may have on either side.
 
     Returns:
-        int32 [P, 5], (sentence, source start, source end, target start, target end) in words of the sentence, ends
-        exclusive, in ascending order.
+        int32 [P, 5], (sentence, source start, source end, target start, target end) in words of the sentence,
+        ends exclusive, in ascending order.
     """
-    # Words are numbered through all sentences. No span of source words crosses a sentence border, so neither do its links.
+    # Words are numbered through all sentences. No span of source words crosses a sentence border, so neither
+    # do its links.
     source_first, target_first = _starts(source_sizes), _starts(target_sizes)
     source_links = links[:, 1] + source_first[links[:, 0]]
     target_links = links[:, 2] + target_first[links[:, 0]]
@@ -141,7 +143,9 @@ def consistent_pairs(
     boxes = [
         box
         for length in range(1, max_words + 1)
-        for box in _extend(_tight_boxes(length, source_range, target_range, source_sentence), *free, max_words)
+        for box in _extend(
+            _tight_boxes(length, source_range, target_range, source_sentence), *free, max_words
+        )
     ]
     source_start, source_end, target_start, target_end = np.concatenate(boxes, axis=1)  # [P] each
     sentence = source_sentence[source_start]
@@ -154,7 +158,8 @@ def consistent_pairs(
 def _tight_boxes(length: int, source: _Ranges, target: _Ranges, sentence: np.ndarray) -> np.ndarray:
     """List the pairs of spans of `length` source words whose target words begin and end with a link.
 
-    Rows of int [4, n] are source start, source end, target start, target end, in words numbered through all sentences.
+    Rows of int [4, n] are source start, source end, target start, target end, in words numbered through all
+    sentences.
     """
     start = np.arange(len(sentence) - length + 1)
     start = start[sentence[start] == sentence[start + length - 1]]
@@ -167,7 +172,9 @@ def _tight_boxes(length: int, source: _Ranges, target: _Ranges, sentence: np.nda
     return np.stack([start, start + length, low, high + 1])
 
 
-def _extend(boxes: np.ndarray, free_before: np.ndarray, free_after: np.ndarray, max_words: int) -> Iterator[np.ndarray]:
+def _extend(
+    boxes: np.ndarray, free_before: np.ndarray, free_after: np.ndarray, max_words: int
+) -> Iterator[np.ndarray]:
     """Yield the boxes [4, n], and each extended by unlinked words before and after its target words."""
     _, _, first, end = boxes
     for before in range(max_words):
@@ -177,7 +184,9 @@ def _extend(boxes: np.ndarray, free_before: np.ndarray, free_after: np.ndarray, 
             yield boxes[:, may] + np.array([[0], [0], [-before], [after]])
 
 
-def character_spans(words: list[list[tuple[int, int]]], sentence: np.ndarray, spans: np.ndarray) -> np.ndarray:
+def character_spans(
+    words: list[list[tuple[int, int]]], sentence: np.ndarray, spans: np.ndarray
+) -> np.ndarray:
     """Convert spans [P, 2] in words of their `sentence` [P] to spans in characters, ends exclusive.
 
     >>> character_spans([[(0, 3), (4, 9)]], np.array([0]), np.array([[0, 2]])).tolist()
@@ -223,7 +232,9 @@ def _free_neighbours(linked: np.ndarray, sentence: np.ndarray) -> tuple[np.ndarr
     # The last word before each that ends a run: a linked one, or the last of the sentence before.
     barrier = np.maximum.accumulate(np.where(~free, number, np.where(new_sentence[:-1], number - 1, -1)))
     before[1:] = np.where(new_sentence[1:-1], 0, number[:-1] - barrier[:-1])
-    barrier = np.minimum.accumulate(np.where(~free, number, np.where(new_sentence[1:], number + 1, size))[::-1])[::-1]
+    barrier = np.minimum.accumulate(
+        np.where(~free, number, np.where(new_sentence[1:], number + 1, size))[::-1]
+    )[::-1]
     after[:-1] = np.where(new_sentence[1:-1], 0, barrier[1:] - number[1:])
     return before, after
 
@@ -233,24 +244,34 @@ class ExtractionSettings:
     """Settings that decide which phrase pairs are extracted from a text; options of `fairseq-ccpr extract`."""
 
     aligner: str = option(
-        "eflomal", "a model trained on the text itself; or encoder, pretrained, which a small text suits as well",
+        "eflomal",
+        "a model trained on the text itself; or encoder, pretrained, which a small text suits as well",
         choices=tuple(ALIGNERS),
-    )  # fmt: skip
-    symmetrization: str = option(
-        AlignerOptions.symmetrization, "how the alignments of both directions become one", choices=SYMMETRIZATIONS
     )
-    encoder: Optional[Path] = option(None, "of --aligner encoder, made by fairseq-ccpr convert", metavar="DIR")
+    symmetrization: str = option(
+        AlignerOptions.symmetrization,
+        "how the alignments of both directions become one",
+        choices=SYMMETRIZATIONS,
+    )
+    encoder: Optional[Path] = option(
+        None, "of --aligner encoder, made by fairseq-ccpr convert", metavar="DIR"
+    )
     encoder_layer: Optional[int] = option(None, "whose states are compared (the middle layer)", metavar="N")
     max_words: int = option(
-        100, "skip longer sentences, and count them",
-        within=f"[1, {MAX_WORDS}]", needs=f"up to {MAX_WORDS} words, as aligners take them,", metavar="N",
-    )  # fmt: skip
+        100,
+        "skip longer sentences, and count them",
+        within=f"[1, {MAX_WORDS}]",
+        needs=f"up to {MAX_WORDS} words, as aligners take them,",
+        metavar="N",
+    )
     max_phrase_words: int = count_option(7, "longest phrase, on either side")
     max_edge_share: float = option(
         0.003,
         "no phrase begins or ends with a word that makes up more than this fraction of all words; 1 allows every word",
-        within="(0, 1]", needs="a fraction of all words above 0 (1 drops none)", metavar="X",
-    )  # fmt: skip
+        within="(0, 1]",
+        needs="a fraction of all words above 0 (1 drops none)",
+        metavar="X",
+    )
     punctuation_edges: bool = option(False, "phrases may begin and end with punctuation")
 
     def check(self) -> None:
@@ -307,22 +328,30 @@ class PairExtraction:
 
     Args:
         text: the sentence pairs.
-        valid: how many sentence pairs to hold out: the last of `text`, or the first of `valid_text`; None: all of that.
+        valid: how many sentence pairs to hold out: the last of `text`, or the first of `valid_text`; None:
+            all of that.
         valid_text: held-out sentence pairs.
         more_text: further sentence pairs for the aligner to learn from.
     """
 
     def __init__(
-        self, text: TextPairs, settings: ExtractionSettings, valid: int | None = None, valid_text: TextPairs | None = None,
-        more_text: list[TextPairs] | None = None, show: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        text: TextPairs,
+        settings: ExtractionSettings,
+        valid: int | None = None,
+        valid_text: TextPairs | None = None,
+        more_text: list[TextPairs] | None = None,
+        show: bool = False,
+    ) -> None:
         settings.check()
         self.more_text, self.show = more_text or [], show
         for path in (p for t in (text, valid_text, *self.more_text) if t for p in t.paths):
             if not path.exists():
                 raise ConfigurationError(f"there is no file {path}")
             if not path.is_file():
-                raise ConfigurationError(f"{path} is no regular file: the text is read twice, so give files, not pipes")
+                raise ConfigurationError(
+                    f"{path} is no regular file: the text is read twice, so give files, not pipes"
+                )
         self.settings, self.text, self.valid, self.valid_text = settings, text, valid, valid_text
         self.find_words: Callable[[str], Spans] = word_spans
         self.aligner: Aligner | None = None
@@ -333,7 +362,9 @@ class PairExtraction:
             self.aligner = ALIGNERS[settings.aligner](options)
         self.frequencies: tuple[Counter[str], Counter[str]] = Counter(), Counter()  # of either side
 
-    def run(self, output: Path, name: str, languages: tuple[str, str]) -> dict[str, tuple[Split, FilterCounts]]:
+    def run(
+        self, output: Path, name: str, languages: tuple[str, str]
+    ) -> dict[str, tuple[Split, FilterCounts]]:
         """Extract all and write OUTPUT/train and, if pairs are held out, OUTPUT/valid; return the counts of each."""
         counts = {}
         with atomic_directory(output) as partial:

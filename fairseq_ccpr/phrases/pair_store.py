@@ -3,9 +3,10 @@
 manifest.json         its contents, its inputs and settings, size and checksum of each file
 source.txt            UTF-8, one sentence per line
 target.txt            the same lines on the other side
-source-offsets.npy    int64 [S + 1], the byte at which each line of source.txt begins; the last is the file's size
-target-offsets.npy    int64 [S + 1]
-pairs.npy             int32 [P, 5], (sentence, source start, source end, target start, target end), in characters of
+source-offsets.npy    int64 [S + 1], the byte at which each line of source.txt begins; the last is the file's
+size target-offsets.npy    int64 [S + 1]
+pairs.npy             int32 [P, 5], (sentence, source start, source end, target start, target end), in
+characters of
                       the sentence, ends exclusive, in ascending order
 pair-offsets.npy      int64 [S + 1], the first pair of each sentence; the last is P
 """
@@ -25,7 +26,13 @@ import numpy as np
 from fairseq_ccpr.storage.arrays import GrowingArray, open_array
 from fairseq_ccpr.storage.equal_strings import digest
 from fairseq_ccpr.storage.files import MANIFEST, check_sizes, describe_files, write_checked_json
-from fairseq_ccpr.storage.text_lines import LineWriter, TextFormat, TextLines, check_every_byte, read_text_manifest
+from fairseq_ccpr.storage.text_lines import (
+    LineWriter,
+    TextFormat,
+    TextLines,
+    check_every_byte,
+    read_text_manifest,
+)
 from fairseq_ccpr.text.pairs import read_lines
 from fairseq_ccpr.text.words import by_first_word, occurrences
 from fairseq_ccpr.version import __version__
@@ -188,8 +195,8 @@ def sample_occurrences(
 ) -> dict[str, list[tuple[str, int, int]]]:
     """Sample for each string at most `size` sentences that contain it as whole words, with its first place there.
 
-    The texts, a sentence per line, are read once. A sentence that is `excluded`, or not `longer_by` as many characters than
-    the string, does not count.
+    The texts, a sentence per line, are read once. A sentence that is `excluded`, or not `longer_by` as many
+    characters than the string, does not count.
     """
     first_words = by_first_word(strings)
     samples: defaultdict[str, Sample] = defaultdict(lambda: Sample(size))

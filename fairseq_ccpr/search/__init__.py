@@ -1,7 +1,7 @@
 """Nearest-neighbour search behind one small interface.
 
-To add a backend, write a file with a subclass of `Index` and add a line to `BACKENDS`: `--index NAME` then plans, builds and
-opens it, and manifests keep its name. Nothing outside this package distinguishes backends.
+To add a backend, write a file with a subclass of `Index` and add a line to `BACKENDS`: `--index NAME` then
+plans, builds and opens it, and manifests keep its name. Nothing outside this package distinguishes backends.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ BACKENDS: dict[str, type[Index]] = {
 
 
 def build_index(
-    keys: np.ndarray, description: IndexDescription, target: Path | RemoteKeys, progress: Callable[[int], object]
+    keys: np.ndarray,
+    description: IndexDescription,
+    target: Path | RemoteKeys,
+    progress: Callable[[int], object],
 ) -> None:
     """Build an index over keys [N, d] and write its file, or bring them to their database until they can be searched."""
     BACKENDS[description.backend].build(keys, description, target, progress)

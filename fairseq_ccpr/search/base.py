@@ -22,8 +22,8 @@ EXACT_UP_TO = 20_000  # keys; on a CPU, comparing with more of them costs about 
 class IndexDescription:
     """The data that must be stored alongside the keys to search them again.
 
-    `exact` has no file; `disk` has two: an index, and its inverted lists; others have one made by `factory`. `milvus` keeps
-    its index itself, and `factory` is its type.
+    `exact` has no file; `disk` has two: an index, and its inverted lists; others have one made by `factory`.
+    `milvus` keeps its index itself, and `factory` is its type.
     """
 
     backend: str
@@ -72,7 +72,8 @@ class RemoteKeys:
     address: StoreAddress
     size: int
     dimension: int
-    identity: Mapping[str, Any]  # as JSON has it: `dimension`, `size`, `fingerprints` and what else must be the same
+    # as JSON has it: `dimension`, `size`, `fingerprints` and what else must be the same
+    identity: Mapping[str, Any]
     timeout: float  # seconds that an answer may take, all attempts together
     token: str = ""  # credentials; if empty, those of the environment
 
@@ -110,9 +111,9 @@ class IndexRequest:
 class Index(ABC):
     """Finds the nearest of N keys of width d. A backend is a subclass, listed in `fairseq_ccpr.search.BACKENDS`.
 
-    `plan`, `open` and `search` are all that a backend must have, `build` and `bytes_needed` too if it has a file; `to` where
-    it works on a GPU; the rest for databases. Scores are always "higher is nearer": the inner product for `ip`, minus the
-    *squared* distance for `l2`.
+    `plan`, `open` and `search` are all that a backend must have, `build` and `bytes_needed` too if it has a
+    file; `to` where it works on a GPU; the rest for databases. Scores are always "higher is nearer": the
+    inner product for `ip`, minus the *squared* distance for `l2`.
     """
 
     metric: str  # `l2` or `ip`
@@ -128,7 +129,9 @@ class Index(ABC):
         """Decide everything that is stored about an index, before any work is done."""
 
     @classmethod
-    def build(cls, keys: np.ndarray, description: IndexDescription, target: Target, progress: Progress) -> None:
+    def build(
+        cls, keys: np.ndarray, description: IndexDescription, target: Target, progress: Progress
+    ) -> None:
         """Build the index over `keys` [N, d] and write its file, or bring the keys to their database, as `target` says."""
 
     @classmethod

@@ -34,10 +34,12 @@ class Candidates:
 
         Args:
             rows: int64 [H], the sentence of each, ascending.
-            each: how many queries each sentence has that has any, so that nobody asks the device; None: they differ.
+            each: how many queries each sentence has that has any, so that nobody asks the device; None: they
+                differ.
 
         Returns:
-            scores fp32 [H, k], nearest first, and entries int64 [H, k]; -inf and -1 where there are not as many.
+            scores fp32 [H, k], nearest first, and entries int64 [H, k]; -inf and -1 where there are not as
+            many.
         """
         if each is not None:
             present = self._of(rows[::each])

@@ -26,18 +26,23 @@ def nearest_distinct(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Find the k nearest strings, each by its best entry, the first of several that score the same.
 
-    1. Search for the `PHRASE_DEPTH` best entries of each vector, whatever k: fewer strings are then the head of more.
-    2. Leave out those that score as the last does, of which there may be more, and deduplicate the strings of the rest.
-    3. Search twice as deep for the vectors that have fewer than k strings, while there is more to find, down to `DEEPEST`.
+    1. Search for the `PHRASE_DEPTH` best entries of each vector, whatever k: fewer strings are then the head
+       of more.
+    2. Leave out those that score as the last does, of which there may be more, and deduplicate the strings of
+       the rest.
+    3. Search twice as deep for the vectors that have fewer than k strings, while there is more to find, down
+       to `DEEPEST`.
 
-    Entries that only a deeper search of an approximate index finds come after the earlier ones, better or not.
+    Entries that only a deeper search of an approximate index finds come after the earlier ones, better or
+    not.
 
     Args:
         strings: a number for the string of each of n entries, int64 [n] -> uint64 [n].
         gone: int64 [m], entries to treat as if they did not exist.
 
     Returns:
-        The entries of each vector, the best first, int64 [Q, k], -1 where there are fewer, and their scores, fp64 [Q, k].
+        The entries of each vector, the best first, int64 [Q, k], -1 where there are fewer, and their scores,
+        fp64 [Q, k].
     """
     best_entries, best_scores = np.full((len(vectors), k), -1), np.full((len(vectors), k), -np.inf)
     rows, depth, deepest = np.arange(len(vectors)), PHRASE_DEPTH, min(index.deepest, DEEPEST)
@@ -55,7 +60,11 @@ def nearest_distinct(
         valid = np.take_along_axis(kept, order, 1)
         best_entries[rows] = np.where(valid, np.take_along_axis(entries, order, 1), -1)
         best_scores[rows] = np.where(valid, np.take_along_axis(scores, order, 1), -np.inf)
-        rows = rows[(last > -np.inf) & (last >= min_similarity) & ~valid.all(axis=1)] if depth < deepest else rows[:0]
+        rows = (
+            rows[(last > -np.inf) & (last >= min_similarity) & ~valid.all(axis=1)]
+            if depth < deepest
+            else rows[:0]
+        )
         depth *= 2
     return best_entries, best_scores
 
@@ -67,7 +76,8 @@ def unique_mask(numbers: np.ndarray, valid: np.ndarray) -> np.ndarray:
     array([[False,  True,  True, False]])
     """
     if (valid & (numbers == 0)).any():
-        order = np.lexsort((~valid, numbers), axis=1)  # stable: of equal ones the valid ones first, in their order
+        # stable: of equal ones the valid ones first, in their order
+        order = np.lexsort((~valid, numbers), axis=1)
     else:  # 0 then stands for those that are not valid
         numbers = np.where(valid, numbers, numbers.dtype.type(0))
         order = numbers.argsort(axis=1, kind="stable")
@@ -84,7 +94,8 @@ def _by_score(scores: Tensor, ids: Tensor) -> tuple[np.ndarray, np.ndarray]:
     scores, ids = to_host([scores, ids])
     best, entries = scores.double().numpy(), ids.numpy()
     falling = (best[:, 1:] < best[:, :-1]) | (entries[:, 1:] < 0)
-    if len(rows := np.flatnonzero(~falling.all(axis=1))):  # an index gives the best first, but equal ones in any order
+    # an index gives the best first, but equal ones in any order
+    if len(rows := np.flatnonzero(~falling.all(axis=1))):
         order = np.lexsort((entries[rows], -best[rows]), axis=1)
         for part in (best, entries):
             part[rows] = np.take_along_axis(part[rows], order, 1)

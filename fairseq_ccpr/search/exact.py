@@ -20,7 +20,8 @@ SPARE = 8  # keys that are scored again beyond k, since products and differences
 QUERIES = 1 << 12  # at a time
 TILE_NUMBERS = 1 << 24  # numbers in a tile of keys, or of scores: 64 MB in fp32
 CACHE_NUMBERS = 1 << 20  # the same where a CPU converts them, whose cache holds 4 MB
-GPU_NUMBERS = 1 << 28  # the same on a GPU, where a tile is a dozen kernels whatever its size: 1 GB of scores at most
+# the same on a GPU, where a tile is a dozen kernels whatever its size: 1 GB of scores at most
+GPU_NUMBERS = 1 << 28
 RUN = 64  # scores of a GPU, of which the largest stands for all
 LARGEST_HALF = 65504.0
 KEPT_NORMS = 1 << 27  # keys, up to which a CPU keeps their norms: 512 MB
@@ -31,9 +32,10 @@ _MAGNITUDE = 0x7FFFFFFF  # all bits of a float but its sign
 class ExactIndex(Index):
     """Compares each query with every key, on the CPU or a GPU.
 
-    1. Keys are multiplied with the queries tile by tile, so that memory does not grow with N, and keys on disk are read
-       once, in order.
-    2. The k + `SPARE` nearest by product are scored again in fp32, distances by differences, which products cancel.
+    1. Keys are multiplied with the queries tile by tile, so that memory does not grow with N, and keys on
+       disk are read once, in order.
+    2. The k + `SPARE` nearest by product are scored again in fp32, distances by differences, which products
+       cancel.
     3. Of these the k nearest are kept, of equal ones the lower id first.
     """
 
@@ -86,10 +88,11 @@ class ExactIndex(Index):
         products = queries.new_empty(len(queries), 0)
         ids = products.long()
         halves = self.keys.is_cuda and self.keys.dtype in (torch.float16, torch.bfloat16)
-        # Tensor cores multiply halves exactly and add in fp32. Rounding the queries costs no neighbour that SPARE keys do not
-        # make up for, and keys in fp32 would be read and written five times over.
+        # Tensor cores multiply halves exactly and add in fp32. Rounding the queries costs no neighbour that
+        # SPARE keys do not make up for, and keys in fp32 would be read and written five times over.
         rounded = queries.clamp(-LARGEST_HALF, LARGEST_HALF).to(self.keys.dtype) if halves else queries
-        whole = self.keys.is_cuda or self._single.dtype == torch.float32  # no tile is converted in a CPU's cache
+        # no tile is converted in a CPU's cache
+        whole = self.keys.is_cuda or self._single.dtype == torch.float32
         numbers = GPU_NUMBERS if halves else TILE_NUMBERS if whole else CACHE_NUMBERS
         rows = max(RUN, numbers // max(self.dimension, len(queries)) // RUN * RUN)
         for first in range(0, self.size, rows):
@@ -122,7 +125,8 @@ def _best(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
     size = scores.size(1)
     best, columns = scores.topk(min(count + 1, size), dim=1)
     last = best[:, count - 1 : count]
-    # Which of equal scores topk takes is undefined. A CPU looks whether that matters; a GPU would have to be waited for.
+    # Which of equal scores topk takes is undefined. A CPU looks whether that matters; a GPU would have to be
+    # waited for.
     if size > count and (scores.is_cuda or np.any(last.numpy() == best[:, count:].numpy())):
         order = torch.arange(size, 0, -1, device=scores.device)  # the first columns have the most
         order = torch.where(scores == last, order, 0).masked_fill(scores > last, size + 1)
@@ -176,8 +180,10 @@ def largest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     >>> largest(torch.tensor([[0.5, 2.0, 2.0, -1.0]]), 3)
     (tensor([[2.0000, 2.0000, 0.5000]]), tensor([[1, 2, 0]]))
     """
-    # One number carries both: the score in its upper half, in an order that integers keep, and its place below.
-    bits = (scores.nan_to_num(float("-inf"), float("inf"), float("-inf")) + 0.0).view(torch.int32)  # + 0.0: -0 is 0
+    # One number carries both: the score in its upper half, in an order that integers keep, and its place
+    # below.
+    # + 0.0: -0 is 0
+    bits = (scores.nan_to_num(float("-inf"), float("inf"), float("-inf")) + 0.0).view(torch.int32)
     places = torch.arange(scores.size(1), device=scores.device)
     both = ((bits ^ ((bits >> 31) & _MAGNITUDE)).long() << 32) | (_LAST_PLACE - places)
     best = both.topk(k, dim=1).values

@@ -35,6 +35,13 @@ from fairseq_ccpr.timing import SEARCH, phase
 
 NARROW = 128  # dimensions, each of which then has a code of its own
 FACTOR, CANDIDATES = "k_factor_rf", "candidates"  # a search parameter of FAISS, and one that it does not have
+ADD_ROWS = 1 << 16
+TRAIN_ROWS_PER_CENTROID = 64
+# at least, where the datastore has as many: product quantisers want 2^8 centroids trained well
+TRAIN_ROWS = 1 << 16
+RESCORED = "faiss-keys"
+SUFFIX = ",Refine(keys)"  # of a factory string, like that of FAISS for a copy of the keys
+COPY = ",Refine(SQfp16)"
 
 
 def import_faiss() -> Any:
@@ -53,8 +60,8 @@ def import_faiss() -> Any:
 def set_parameters(index: Any, parameters: str) -> int:
     """Apply search-time parameters in FAISS's own notation; an empty string changes nothing.
 
-    One parameter is not FAISS's. Where candidates are scored again, `candidates=64` sets their minimum per query: few
-    neighbours need more candidates each than many do. It is returned, 0 if it is not given.
+    One parameter is not FAISS's. Where candidates are scored again, `candidates=64` sets their minimum per
+    query: few neighbours need more candidates each than many do. It is returned, 0 if it is not given.
     """
     faiss, named = import_faiss(), named_parameters(parameters)
     candidates = named.pop(CANDIDATES, "0") if isinstance(index, faiss.IndexRefine) else "0"
@@ -133,10 +140,11 @@ def make_index(dimension: int, factory: str, metric: str) -> Any:
 def automatic_factory(size: int, dimension: int, metric: str) -> str:
     """Choose inverted lists of 4-bit codes that registers scan, the best few scored again from the fp16 keys.
 
-    There are about as many lists as keys in each, and a code for two dimensions, or for one where keys are narrow. By inner
-    product, codes are of what a key is beyond the centre of its list: half the bytes then find as much, and a query needs but
-    one more number of each list. A rotation shares out between all codes what there is to tell. By distance, a query would
-    need tables of its own in each list, which cost more than they find: codes are of whole keys.
+    There are about as many lists as keys in each, and a code for two dimensions, or for one where keys are
+    narrow. By inner product, codes are of what a key is beyond the centre of its list: half the bytes then
+    find as much, and a query needs but one more number of each list. A rotation shares out between all codes
+    what there is to tell. By distance, a query would need tables of its own in each list, which cost more
+    than they find: codes are of whole keys.
 
     >>> automatic_factory(1_000_000, 256, "l2"), automatic_factory(1_000_000, 128, "ip")
     ('IVF1024,PQ128x4fs,Refine(keys)', 'RR128,IVF1024,PQ64x4fsr,Refine(keys)')
@@ -172,19 +180,17 @@ def silence() -> Iterator[None]:
         os.close(stdout)
 
 
-ADD_ROWS = 1 << 16
-TRAIN_ROWS_PER_CENTROID = 64
-TRAIN_ROWS = 1 << 16  # at least, where the datastore has as many: product quantisers want 2^8 centroids trained well
-
-
 def trained_index(keys: np.ndarray, description: IndexDescription, seed: int = 1) -> tuple[Any, int]:
     """Train an index on a random sample of `keys` [N, d]; returns it and how many keys at most that takes."""
     faiss = import_faiss()
     index = inner = make_index(keys.shape[1], description.factory, description.metric)
     while isinstance(inner, faiss.IndexPreTransform | faiss.IndexRefine):
-        inner = faiss.downcast_index(inner.index if isinstance(inner, faiss.IndexPreTransform) else inner.base_index)
+        inner = faiss.downcast_index(
+            inner.index if isinstance(inner, faiss.IndexPreTransform) else inner.base_index
+        )
     if isinstance(inner, faiss.IndexPQ) and "ht=" not in description.parameters:
-        # The factory orders codes for polysemous search by annealing, many times as long as all other training.
+        # The factory orders codes for polysemous search by annealing, many times as long as all other
+        # training.
         inner.do_polysemous_training = False
     ivf = inverted_lists(index)
     most = max(TRAIN_ROWS, TRAIN_ROWS_PER_CENTROID * (ivf.nlist if ivf is not None else 0))
@@ -219,7 +225,8 @@ def build_on_disk(keys: np.ndarray, index: Any, rows: int, path: Path, progress:
             _write(block, Path(blocks[-1]))
         with silence(), _explain_failure(lists := folder / lists_file(path.name)):
             merge_ondisk(index, blocks, str(lists))
-        # FAISS looks for the lists next to the index when it reads them: the index is the same wherever it was built.
+        # FAISS looks for the lists next to the index when it reads them: the index is the same wherever it
+        # was built.
         faiss.downcast_InvertedLists(faiss.extract_index_ivf(index).invlists).filename = lists.name
         _write(index, folder / path.name)
         for name in (lists.name, path.name):  # the index last: its file vouches for both
@@ -258,7 +265,8 @@ class FaissIndex(Index):
         self, index: Any, metric: str, file_bytes: int, on_disk: bool = False, min_candidates: int = 0
     ) -> None:
         self.index, self.metric, self.on_host = index, metric, True
-        self.file_bytes, self.on_disk = file_bytes, on_disk  # its inverted lists stay in a file, mapped into memory
+        # its inverted lists stay in a file, mapped into memory
+        self.file_bytes, self.on_disk = file_bytes, on_disk
         self.min_candidates = min_candidates  # that are scored again, at least; see `set_parameters`
         self.size, self.dimension = int(index.ntotal), int(index.d)
 
@@ -268,7 +276,9 @@ class FaissIndex(Index):
         return _plan("faiss", request.choice, request)
 
     @classmethod
-    def build(cls, keys: np.ndarray, description: IndexDescription, target: Target, progress: Progress) -> None:
+    def build(
+        cls, keys: np.ndarray, description: IndexDescription, target: Target, progress: Progress
+    ) -> None:
         """Train an index on a random sample of `keys`, add all of them, and write its file when it is complete."""
         assert isinstance(target, Path)
         index, rows = trained_index(keys, description)
@@ -299,18 +309,21 @@ class FaissIndex(Index):
         """Map an index into memory, perhaps with the inverted lists in the file next to it, and set its search parameters."""
         faiss = import_faiss()
         try:
-            if on_disk:  # FAISS maps such lists into memory; they are next to the index, wherever both were made
+            # FAISS maps such lists into memory; they are next to the index, wherever both were made
+            if on_disk:
                 flags = faiss.IO_FLAG_ONDISK_SAME_DIR | faiss.IO_FLAG_READ_ONLY
             else:  # processes share what they map; FAISS before 1.11 copies the file
                 flags = getattr(faiss, "IO_FLAG_MMAP_IFC", 0)
             with silence() if on_disk else nullcontext():
                 index = faiss.read_index(str(path), flags)
             if on_disk:
-                # FAISS would start up to 32 threads a search to read ahead. They cost more than a cached list does,
-                # and on a cold file they found nothing to gain.
+                # FAISS would start up to 32 threads a search to read ahead. They cost more than a cached list
+                # does, and on a cold file they found nothing to gain.
                 faiss.downcast_InvertedLists(faiss.extract_index_ivf(index).invlists).prefetch_nthread = 0
         except RuntimeError:
-            raise DatastoreError(f"{path} is damaged: FAISS cannot read it; build the datastore again") from None
+            raise DatastoreError(
+                f"{path} is damaged: FAISS cannot read it; build the datastore again"
+            ) from None
         min_candidates = set_parameters(index, parameters)
         return cls(index, metric, path.stat().st_size, on_disk, min_candidates)
 
@@ -344,7 +357,8 @@ class FaissIndex(Index):
     def to(self, device: torch.device) -> FaissIndex:
         """Copy to a GPU if FAISS was built for one, or share among all of them if it is too large for that one.
 
-        An index that FAISS has for the CPU only, or whose lists stay on disk, stays as it is and is searched on the CPU.
+        An index that FAISS has for the CPU only, or whose lists stay on disk, stays as it is and is searched
+        on the CPU.
         """
         faiss = import_faiss()
         gpus = getattr(faiss, "get_num_gpus", lambda: 0)() if device.type == "cuda" else 0
@@ -363,7 +377,8 @@ class FaissIndex(Index):
             return self
         if not shared and not hasattr(index, "getDevice"):
             return self  # FAISS has copied what is inside, but the whole takes queries from the CPU
-        moved = FaissIndex(index, self.metric, self.file_bytes)  # whose parts on the GPUs take no minimum of candidates
+        # whose parts on the GPUs take no minimum of candidates
+        moved = FaissIndex(index, self.metric, self.file_bytes)
         moved.on_host = False
         moved.resources = resources  # type: ignore[attr-defined]  # must live as long as the index
         return moved
@@ -388,7 +403,9 @@ def _plan(backend: str, factory: str, request: IndexRequest) -> IndexDescription
     faiss, index = import_faiss(), make_index(request.dimension, factory, request.metric)
     ivf = inverted_lists(index)
     # All that grows with the entries must be in inverted lists of plain codes.
-    plain = ivf is not None and isinstance(faiss.downcast_InvertedLists(ivf.invlists), faiss.ArrayInvertedLists)
+    plain = ivf is not None and isinstance(
+        faiss.downcast_InvertedLists(ivf.invlists), faiss.ArrayInvertedLists
+    )
     if backend == DISK and (isinstance(index, faiss.IndexRefine) or not plain):
         raise ConfigurationError(
             f"--index {DISK}:{factory} is not plain inverted lists, the only index that FAISS keeps on disk: give "
@@ -401,18 +418,15 @@ def _plan(backend: str, factory: str, request: IndexRequest) -> IndexDescription
         )
     set_parameters(index, request.parameters)
     parameters = complete_parameters(index, request.parameters, request.effort)
-    return IndexDescription(backend, request.metric, factory, parameters, _file(factory, request.metric, backend))
+    return IndexDescription(
+        backend, request.metric, factory, parameters, _file(factory, request.metric, backend)
+    )
 
 
 def _file(factory: str, metric: str, backend: str) -> str:
     """A name that no other index over the same keys has."""
     kind = f"{factory} {metric}" + (f" {DISK}" if backend == DISK else "")
     return f"index-{hashlib.sha256(kind.encode()).hexdigest()[:8]}.faiss"
-
-
-RESCORED = "faiss-keys"
-SUFFIX = ",Refine(keys)"  # of a factory string, like that of FAISS for a copy of the keys
-COPY = ",Refine(SQfp16)"
 
 
 class RescoredIndex(FaissIndex):
@@ -428,7 +442,9 @@ class RescoredIndex(FaissIndex):
         return replace(alike, backend=RESCORED, factory=request.choice, file=file)
 
     @classmethod
-    def build(cls, keys: np.ndarray, description: IndexDescription, target: Target, progress: Progress) -> None:
+    def build(
+        cls, keys: np.ndarray, description: IndexDescription, target: Target, progress: Progress
+    ) -> None:
         """Train the codes on a sample of `keys`, and add all of them."""
         super().build(keys, _codes(description), target, progress)
 

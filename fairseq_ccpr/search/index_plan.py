@@ -27,9 +27,17 @@ from fairseq_ccpr.search.faiss_index import RESCORED, SUFFIX, automatic_factory
 
 CPU = torch.device("cpu")
 MANY = 1_000_000  # keys; to compare with as many takes a CPU ten steps of a small decoder
-# Of a GPU's free memory, what keys may take: decoding wants a fifth, and a search its scores. They stay free when further
-# datastores are placed, each of which finds less.
+# Of a GPU's free memory, what keys may take: decoding wants a fifth, and a search its scores. They stay free
+# when further datastores are placed, each of which finds less.
 SHARE, SCRATCH = 0.8, 4 * GPU_NUMBERS
+# A token memory searches at each step. docs/speed.md, Effort, has speed and BLEU for other settings.
+TOKEN_EFFORT = Effort(probes=16, candidates=4, min_candidates=64)
+# Once per sentence, more inverted lists can be searched than at each step, and fewer candidates rescored for
+# each of the neighbours, which outnumber the phrases wanted. docs/results/monolingual.md has speed and BLEU
+# for other settings.
+PHRASE_EFFORT = Effort(probes=24, candidates=2)
+PHRASE_DEPTH = 32  # neighbours requested, at least
+logger = logging.getLogger(__name__)
 
 
 def open_for_device(
@@ -41,18 +49,23 @@ def open_for_device(
 ) -> Index:
     """Open the index that a manifest describes, where it will be searched; `rebuild` is what makes another, for a warning.
 
-    On a GPU, exact search over the keys stands in for an index that FAISS has for the CPU only, and for FAISS where it is
-    not installed, unless the keys are too large for the GPU, or in a database.
+    On a GPU, exact search over the keys stands in for an index that FAISS has for the CPU only, and for FAISS
+    where it is not installed, unless the keys are too large for the GPU, or in a database.
     """
     if device.type == "cpu":
         index = open_index(description, keys, folder)
         if description.backend == EXACT and index.size >= MANY:
             logger.warning(
                 "the index of %s is exact, and each search compares with %s keys on the CPU: %s rebuilds only "
-                "the index", folder, f"{index.size:,}", rebuild,
-            )  # fmt: skip
+                "the index",
+                folder,
+                f"{index.size:,}",
+                rebuild,
+            )
         return index
-    fits = not isinstance(keys, RemoteKeys) and keys.nbytes + 4 * len(keys) <= SHARE * (free_bytes(device) - SCRATCH)
+    fits = not isinstance(keys, RemoteKeys) and keys.nbytes + 4 * len(keys) <= SHARE * (
+        free_bytes(device) - SCRATCH
+    )
     try:
         index = open_index(description, keys, folder)
         if fits or description.backend != EXACT:  # FAISS says itself what it has no room for
@@ -66,9 +79,11 @@ def open_for_device(
         return _stand_in(keys, description, device)
     if index.on_host:
         logger.warning(
-            "the index of %s, %s, is searched on the CPU while the GPU waits: the GPU has no room for %s keys", folder,
-            description, f"{index.size:,}",
-        )  # fmt: skip
+            "the index of %s, %s, is searched on the CPU while the GPU waits: the GPU has no room for %s keys",
+            folder,
+            description,
+            f"{index.size:,}",
+        )
     return index
 
 
@@ -84,16 +99,6 @@ def free_bytes(device: torch.device) -> int:
     return torch.cuda.mem_get_info(device)[0]
 
 
-logger = logging.getLogger(__name__)
-
-# A token memory searches at each step. docs/speed.md, Effort, has speed and BLEU for other settings.
-TOKEN_EFFORT = Effort(probes=16, candidates=4, min_candidates=64)
-# Once per sentence, more inverted lists can be searched than at each step, and fewer candidates rescored for each of the
-# neighbours, which outnumber the phrases wanted. docs/results/monolingual.md has speed and BLEU for other settings.
-PHRASE_EFFORT = Effort(probes=24, candidates=2)
-PHRASE_DEPTH = 32  # neighbours requested, at least
-
-
 def plan_index(
     choice: str,
     metric: str,
@@ -107,16 +112,17 @@ def plan_index(
     """Decide what `--index`, `--metric` and `--index-parameters` mean for `size` keys, before any work is done.
 
     Args:
-        choice: `exact`; a FAISS factory string; `disk:` and one whose inverted lists stay on disk, `disk` alone for
-            `disk_factory`; another backend's name; or `auto`: exact on a GPU, for small datastores, and without FAISS, else
-            `automatic_factory`. For a store, see its backend's `plan`.
+        choice: `exact`; a FAISS factory string; `disk:` and one whose inverted lists stay on disk, `disk`
+            alone for `disk_factory`; another backend's name; or `auto`: exact on a GPU, for small datastores,
+            and without FAISS, else `automatic_factory`. For a store, see its backend's `plan`.
     """
     if metric not in METRICS:
         raise ConfigurationError(f"--metric is '{metric}': choose one of {', '.join(METRICS)}")
     if choice == "auto" and store is None:
         exact = gpu or size <= EXACT_UP_TO or importlib.util.find_spec("faiss") is None
         choice = "exact" if exact else automatic_factory(size, dimension, metric)
-    first = re.split("[:,]", choice, maxsplit=1)[0]  # FAISS takes as a factory what begins with no backend's name
+    # FAISS takes as a factory what begins with no backend's name
+    first = re.split("[:,]", choice, maxsplit=1)[0]
     named = RESCORED if choice.endswith(SUFFIX) else first if first in BACKENDS else "faiss"
     backend = BACKENDS[named if store is None else store.backend]
     return backend.plan(IndexRequest(choice, metric, parameters, size, dimension, effort, store))

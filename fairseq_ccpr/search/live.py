@@ -17,6 +17,18 @@ from fairseq_ccpr.search.exact import ExactIndex, largest, scores_of
 from fairseq_ccpr.search.faiss_index import NARROW, import_faiss, list_count, make_index
 from fairseq_ccpr.timing import SEARCH, phase
 
+FIRST_SPARE = 64  # entries that are looked for beyond k at first, at most
+DEEPER = 4  # times as many the next time, where more than the spare were gone
+PROBES = 16  # lists that are searched
+SAMPLE_PER_LIST = 64  # entries that centroids are learned from
+ITERATIONS = 5  # of k-means: lists need not be perfect, and learning waits for them
+RETRAINED_AT = 4  # times as many entries as there were when the centroids were learned
+BLOCK_ROWS = 1 << 14  # keys that are in fp32 at a time
+CANDIDATES = 4  # for each neighbour that is wanted, whose codes are near, and whose keys are looked at
+FEWEST = 32  # of them: the codes are rough, and a live memory wants a single neighbour
+SPARE = 2  # the same, of those whose products are near: these are as exact as fp32 allows
+FEW = 1024  # rows that a CPU compares with all at once, where there are no lists
+
 
 @dataclass(frozen=True)
 class JoinedIndex:
@@ -40,15 +52,11 @@ class JoinedIndex:
         return best, ids.gather(1, places)
 
 
-FIRST_SPARE = 64  # entries that are looked for beyond k at first, at most
-DEEPER = 4  # times as many the next time, where more than the spare were gone
-
-
 def search_without(index: Index, gone: Tensor, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Find the k nearest entries of queries [H, d] that are not `gone`, int64 [m], ascending, on the same device.
 
-    Nothing asks the device for a number while no more than `FIRST_SPARE` entries are gone. Where more are, queries that
-    find too few are searched for once more, and deeper.
+    Nothing asks the device for a number while no more than `FIRST_SPARE` entries are gone. Where more are,
+    queries that find too few are searched for once more, and deeper.
 
     Returns:
         scores fp32 [H, k], nearest first, and ids int64 [H, k]; -inf and -1 where there are not as many.
@@ -75,13 +83,6 @@ def _left(index: Index, gone: Tensor, queries: Tensor, depth: int, k: int) -> tu
     scores, ids = scores.masked_fill(forgotten, float("-inf")), ids.masked_fill(forgotten, -1)
     best, places = largest(scores, k)
     return best, ids.gather(1, places), more
-
-
-PROBES = 16  # lists that are searched
-SAMPLE_PER_LIST = 64  # entries that centroids are learned from
-ITERATIONS = 5  # of k-means: lists need not be perfect, and learning waits for them
-RETRAINED_AT = 4  # times as many entries as there were when the centroids were learned
-BLOCK_ROWS = 1 << 14  # keys that are in fp32 at a time
 
 
 def can_grow() -> bool:
@@ -122,8 +123,8 @@ class GrowingLists:
     def without(self, ranges: Sequence[tuple[int, int]], keys: Tensor) -> GrowingLists:
         """Return lists without rows, each range from its first to before its last, of keys fp16 [n, d].
 
-        FAISS leaves the codes of what it removes in a list's last block, and mixes them with those that are added there
-        later. So lists that have lost some are filled again.
+        FAISS leaves the codes of what it removes in a list's last block, and mixes them with those that are
+        added there later. So lists that have lost some are filled again.
         """
         faiss = import_faiss()
         index = faiss.clone_index(self.index)
@@ -131,7 +132,9 @@ class GrowingLists:
         before = [lists.list_size(number) for number in numbers]
         index.remove_ids(faiss.IDSelectorBatch(np.concatenate([np.arange(*one) for one in ranges])))
         shorter = [number for number in numbers if lists.list_size(number) < before[number]]
-        rows = np.concatenate([faiss.rev_swig_ptr(lists.get_ids(one), lists.list_size(one)) for one in shorter])
+        rows = np.concatenate(
+            [faiss.rev_swig_ptr(lists.get_ids(one), lists.list_size(one)) for one in shorter]
+        )
         for number in shorter:
             lists.resize(number, 0)
         index.ntotal -= len(rows)
@@ -158,12 +161,6 @@ def _add(index: Any, keys: Tensor, rows: np.ndarray) -> None:
         index.add_with_ids(keys[block].float().numpy(), rows[block])
 
 
-CANDIDATES = 4  # for each neighbour that is wanted, whose codes are near, and whose keys are looked at
-FEWEST = 32  # of them: the codes are rough, and a live memory wants a single neighbour
-SPARE = 2  # the same, of those whose products are near: these are as exact as fp32 allows
-FEW = 1024  # rows that a CPU compares with all at once, where there are no lists
-
-
 @dataclass(frozen=True)
 class Segment:
     """Entries up to a moment, which do not change any more."""
@@ -173,7 +170,8 @@ class Segment:
     metric: str
     lists: GrowingLists | None = None  # over the rows before `listed`; None: there are none
     listed: int = 0  # rows from here on are compared with one by one
-    gone: Tensor | None = None  # int64 [m], ascending, of those rows the ones that are gone, counted from `listed`
+    # int64 [m], ascending, of those rows the ones that are gone, counted from `listed`
+    gone: Tensor | None = None
 
     @property
     def size(self) -> int:
@@ -190,7 +188,11 @@ class Segment:
     @cached_property
     def _last(self) -> tuple[Tensor, Tensor]:
         """The rows that are compared with one by one: keys fp32 [r, d], and what products are too large by, fp32 [r]."""
-        less = self.half_norms[self.listed :].clone() if self.metric == "l2" else self.half_norms.new_zeros(self._few)
+        less = (
+            self.half_norms[self.listed :].clone()
+            if self.metric == "l2"
+            else self.half_norms.new_zeros(self._few)
+        )
         if self.gone is not None:
             less[self.gone] = float("inf")
         return self.keys[self.listed :].float(), less
@@ -226,5 +228,7 @@ class Segment:
 
     @phase(SEARCH)
     def _scored(self, queries: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-        scores = scores_of(self.keys, queries, rows.clamp_min(0), self.metric) if rows.size(1) else rows.float()
+        scores = (
+            scores_of(self.keys, queries, rows.clamp_min(0), self.metric) if rows.size(1) else rows.float()
+        )
         return scores.masked_fill(rows < 0, float("-inf")), rows

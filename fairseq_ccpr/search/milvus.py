@@ -47,15 +47,25 @@ CHANNEL = {
     "grpc.initial_reconnect_backoff_ms": 100,
     "grpc.min_reconnect_backoff_ms": 100,
     "grpc.max_reconnect_backoff_ms": 1000,
-    "grpc.keepalive_time_ms": 300_000,  # questions have a time limit; more pings, the embedded one takes for an attack
+    # questions have a time limit; more pings, the embedded one takes for an attack
+    "grpc.keepalive_time_ms": 300_000,
 }
-# What a server says that was stopped, or of parts that it has lost, until it has found itself again. Some of it is called
-# unrecoverable, which it is for that connection. Its codes do not tell: an error of several causes has that of the last.
+# What a server says that was stopped, or of parts that it has lost, until it has found itself again. Some of
+# it is called unrecoverable, which it is for that connection. Its codes do not tell: an error of several
+# causes has that of the last.
 RESTARTED = re.compile(
     r"service not ready|service unavailable|not healthy|not serving|no available|empty grpc client|leader changed|"
     r"(node|session|channel|segment|replica) (not found|not match|not available|lacks|offline)|not (fully )?loaded|"
     r"in state 'released'|timeout|timed out|deadline exceeded|context canceled|connection (error|refused|reset|is closing)"
 )
+
+ID, KEY = "entry", "key"
+PROPERTY = "fairseq_ccpr"  # of a collection: JSON, what its keys are
+METRICS = {"ip": "IP", "l2": "L2"}  # as Milvus has them: squared distances, too
+DEEPEST = 16384  # Milvus's own limit, of neighbours and of rows read
+QUERIES, RESULTS = 512, 1 << 19  # in one request, at most
+BLOCK_ROWS = 4096  # written or read at a time
+WIDENED = ("ef", "search_list")  # search parameters that may not be less than the number of neighbours
 
 
 def read_address(store: str, collection: str) -> tuple[StoreAddress, str]:
@@ -119,7 +129,11 @@ class MilvusServer:
                 left = max(min(give_up - time.monotonic(), self.timeout * 2**attempts / 2), FIRST_PAUSE)
                 if self._client is None:
                     self._client = self.pymilvus.MilvusClient(
-                        self.address.uri, token=self._token, timeout=left, dedicated=True, grpc_options=CHANNEL
+                        self.address.uri,
+                        token=self._token,
+                        timeout=left,
+                        dedicated=True,
+                        grpc_options=CHANNEL,
                     )
                     if self.loaded:  # a server that comes back may have forgotten
                         self._client.load_collection(self.address.collection, timeout=left, _async=True)
@@ -135,7 +149,11 @@ class MilvusServer:
                 )
             if time.monotonic() > tell:
                 logger.warning(
-                    "waiting for Milvus at %s, at most %.0f s: %s: %s", self.address.uri, seconds, method, last
+                    "waiting for Milvus at %s, at most %.0f s: %s: %s",
+                    self.address.uri,
+                    seconds,
+                    method,
+                    last,
                 )
                 tell += time.monotonic() - start  # twice as late each time
             with contextlib.suppress(Exception):  # it is broken, and may not even close
@@ -174,7 +192,8 @@ def import_pymilvus(embedded: bool) -> Any:
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")  # fairseq forks to load data: those do not ask
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     for name in ("pymilvus", "milvus_lite", "grpc"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)  # they log tracebacks of what is reported in a sentence here
+        # they log tracebacks of what is reported in a sentence here
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     try:
         import grpc
         import pymilvus
@@ -213,15 +232,6 @@ def _rpc_status(error: BaseException | None, kind: type[BaseException]) -> Any:
     return None
 
 
-ID, KEY = "entry", "key"
-PROPERTY = "fairseq_ccpr"  # of a collection: JSON, what its keys are
-METRICS = {"ip": "IP", "l2": "L2"}  # as Milvus has them: squared distances, too
-DEEPEST = 16384  # Milvus's own limit, of neighbours and of rows read
-QUERIES, RESULTS = 512, 1 << 19  # in one request, at most
-BLOCK_ROWS = 4096  # written or read at a time
-WIDENED = ("ef", "search_list")  # search parameters that may not be less than the number of neighbours
-
-
 class MilvusIndex(Index):
     """A collection: an int64 id and a vector in fp32 for each key."""
 
@@ -257,11 +267,15 @@ class MilvusIndex(Index):
                 "HNSW,M=16,efConstruction=200"
             )
         if not re.fullmatch(rf"({number}(,{number})*)?", parameters):
-            raise ConfigurationError(f"--index-parameters are '{parameters}': give numbers by name, such as ef=128")
+            raise ConfigurationError(
+                f"--index-parameters are '{parameters}': give numbers by name, such as ef=128"
+            )
         return IndexDescription(MILVUS, request.metric, choice, parameters)
 
     @classmethod
-    def build(cls, keys: np.ndarray, description: IndexDescription, target: Target, progress: Progress) -> None:
+    def build(
+        cls, keys: np.ndarray, description: IndexDescription, target: Target, progress: Progress
+    ) -> None:
         """Write the keys that the collection lacks, and wait until they can be searched."""
         assert isinstance(target, RemoteKeys)  # Milvus has no file
         cls(target, description).fill(keys, progress)
@@ -286,9 +300,14 @@ class MilvusIndex(Index):
         parameters = {"metric_type": METRICS[self.metric], "params": numbers}
         for start in range(0, len(vectors) if depth else 0, rows):
             found = self.server.ask(
-                "search", self.address.collection, data=list(vectors[start : start + rows]), anns_field=KEY, limit=depth,
-                search_params=parameters, consistency_level="Eventually",
-            )  # fmt: skip
+                "search",
+                self.address.collection,
+                data=list(vectors[start : start + rows]),
+                anns_field=KEY,
+                limit=depth,
+                search_params=parameters,
+                consistency_level="Eventually",
+            )
             for row, hits in enumerate(found, start):
                 scores[row, : len(hits)] = sign * np.array(hits.distances, np.float32)
                 ids[row, : len(hits)] = hits.ids
@@ -308,7 +327,9 @@ class MilvusIndex(Index):
         if (found := self.count()) != self.size:
             unfinished = "unfinished: run the command that was building it again; it"
             fault = unfinished if found < self.size else "damaged: it"
-            raise DatastoreError(f"{self.address} is {fault} has {found:,} keys, and should have {self.size:,}")
+            raise DatastoreError(
+                f"{self.address} is {fault} has {found:,} keys, and should have {self.size:,}"
+            )
         self.checked = True
 
     def exists(self) -> bool:
@@ -333,11 +354,15 @@ class MilvusIndex(Index):
 
     def _refuse_foreign(self) -> None:
         described = self._ask("describe_collection")
-        width = next((field["params"].get("dim") for field in described["fields"] if field["name"] == KEY), None)
+        width = next(
+            (field["params"].get("dim") for field in described["fields"] if field["name"] == KEY), None
+        )
         advice = "give another --collection, or drop that one"
         if width != self.dimension:
             was = f"has keys of width {width}" if width else f"has no keys called '{KEY}'"
-            raise DatastoreError(f"{self.address} {was}, and {self.dimension} is the width of these: {advice}")
+            raise DatastoreError(
+                f"{self.address} {was}, and {self.dimension} is the width of these: {advice}"
+            )
         expected = METRICS[self.metric]
         if (metric := self._index_type().get("metric_type", expected)) != expected:
             raise DatastoreError(
@@ -373,7 +398,11 @@ class MilvusIndex(Index):
             kind, _, build = self.description.factory.partition(",")
             parameters = pymilvus.MilvusClient.prepare_index_params()
             parameters.add_index(
-                KEY, index_type=kind, metric_type=METRICS[self.metric], index_name=KEY, params=_parameters(build)
+                KEY,
+                index_type=kind,
+                metric_type=METRICS[self.metric],
+                index_name=KEY,
+                params=_parameters(build),
             )
             self.server.ask("create_index", name, parameters, slow=True)
         self._load()
@@ -437,7 +466,12 @@ class MilvusIndex(Index):
         for first in range(0, self.size, BLOCK_ROWS):
             block = f"{ID} >= {first} and {ID} < {first + BLOCK_ROWS}"
             rows = self._ask(
-                "query", filter=block, output_fields=[ID, KEY], limit=BLOCK_ROWS, consistency_level="Strong", slow=True
+                "query",
+                filter=block,
+                output_fields=[ID, KEY],
+                limit=BLOCK_ROWS,
+                consistency_level="Strong",
+                slow=True,
             )
             keys = [row[KEY] for row in sorted(rows, key=lambda row: row[ID])]
             yield np.array(keys, np.float16).reshape(len(keys), self.dimension)
@@ -458,7 +492,9 @@ class MilvusIndex(Index):
 
         def left() -> tuple[int, object]:
             state = self._ask("get_load_state")
-            return (0 if str(state["state"]) == "Loaded" else 100 - int(state.get("progress", 0))), state["state"]
+            return (0 if str(state["state"]) == "Loaded" else 100 - int(state.get("progress", 0))), state[
+                "state"
+            ]
 
         self._wait("load the collection (per cent)", left)
 

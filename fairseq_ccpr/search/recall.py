@@ -9,6 +9,8 @@ from torch import Tensor
 from fairseq_ccpr.search.base import Index
 from fairseq_ccpr.search.exact import ExactIndex, scores_of
 
+SAMPLE, DEPTH, SEED = 256, 8, 1
+
 
 def matching_neighbours(
     index: Index,
@@ -24,8 +26,8 @@ def matching_neighbours(
 
     Args:
         values: [N], the token of each key; `targets` [Q], that of each query.
-        sentences: [N], the sentence of each key; with `own` [Q], that of each query, and `longest`, the most keys that
-            one of those has. Without these, no key is left out.
+        sentences: [N], the sentence of each key; with `own` [Q], that of each query, and `longest`, the most
+            keys that one of those has. Without these, no key is left out.
 
     Returns:
         bool [Q, k], nearest first; False where there are fewer than k.
@@ -53,9 +55,6 @@ def any_hit_at_k(matches: Tensor) -> Tensor:
     return (matches.cumsum(1) > 0).float()
 
 
-SAMPLE, DEPTH, SEED = 256, 8, 1
-
-
 def recall(index: Index, exact: ExactIndex, queries: Tensor, k: int) -> float:
     """Measure what fraction of the k nearest keys `index` finds, on average over the queries [H, d].
 
@@ -74,7 +73,8 @@ def recall_of_sample(index: Index, keys: np.ndarray, depth: int = 0) -> float | 
         return None
     rows = np.sort(np.random.default_rng(SEED).choice(len(keys), min(SAMPLE, len(keys)), replace=False))
     exact, queries = ExactIndex(keys, index.metric), torch.from_numpy(keys[rows]).float()
-    # A key is its own nearest, or one of those as near: it is among those found, but for what the index misses.
+    # A key is its own nearest, or one of those as near: it is among those found, but for what the index
+    # misses.
     hits = _hits(index, exact, queries, DEPTH + 1, min(max(depth, DEPTH + 1), len(keys))).sum(dim=1) - 1
     return float((hits.clamp(0, DEPTH) / DEPTH).mean())
 

@@ -26,7 +26,8 @@ class Limits:
     most_characters: int = 20_000
     most_sentences: int = 1000
     log: str = NOTHING
-    names: tuple[str, ...] = LOOPBACK  # of this server, as browsers may ask for it where it listens on loopback
+    # of this server, as browsers may ask for it where it listens on loopback
+    names: tuple[str, ...] = LOOPBACK
     origins: tuple[str, ...] = ()  # of pages that may use it, besides its own
 
 
@@ -81,12 +82,12 @@ def origin_of(address: str, option: str) -> str:
 def foreign(headers: Mapping[str, str], limits: Limits) -> str:
     """Say why a request comes from another site by a visitor's browser; nothing where it does not.
 
-    Browsers name the page's site as `Origin`, or say of a request without it that it is `cross-site`; a site whose name was
-    made to lead here is named as `Host`.
+    Browsers name the page's site as `Origin`, or say of a request without it that it is `cross-site`; a site
+    whose name was made to lead here is named as `Host`.
 
     >>> foreign({"host": "localhost:5000", "origin": "https://example.org"}, Limits())
-    'requests from pages of https://example.org are refused: start the server with --allow-origin https://example.org'
-    >>> foreign({"host": "example.org:5000"}, Limits())
+    'requests from pages of https://example.org are refused: start the server with --allow-origin
+    https://example.org' >>> foreign({"host": "example.org:5000"}, Limits())
     'this server is not example.org:5000: ask for it as localhost, or start it with --public-url'
     >>> foreign({"host": "localhost:5000", "origin": "http://localhost:5000"}, Limits())
     ''

@@ -45,7 +45,8 @@ logger = logging.getLogger(__name__)
 Handler = Callable[[Parameters], Coroutine[Any, Any, Any]]
 SECONDS_TO_FINISH = 60  # in which open requests are answered after a signal to stop
 SECONDS_OF_HEADERS = 10  # in which they have to arrive
-MOST_CONNECTIONS = 512  # so that the files of a datastore can be opened besides them, where 1,024 files are allowed
+# so that the files of a datastore can be opened besides them, where 1,024 files are allowed
+MOST_CONNECTIONS = 512
 MOST_OF_ADDRESS = 64  # of these, so that one machine cannot hold all; a proxy on this machine may
 TOLD = 32  # of those above these limits, which get an answer; others are closed
 FULL_BODY = b'{"error": "too many connections are open: try again later"}'
@@ -58,7 +59,10 @@ LACKING = ("/translate_file", "/download_file", "/metrics", "/spec", "/docs")
 def page(settings: dict[str, Any]) -> str:
     """Return the page for the settings of `Service.of_page`; its script makes elements of data, and text of text."""
     html, style, script = (Path(__file__).with_name(f"page.{kind}") for kind in ("html", "css", "js"))
-    parts = {"/* style */": STYLES + style.read_text("utf-8"), "/* script */": TOKENS + script.read_text("utf-8")}
+    parts = {
+        "/* style */": STYLES + style.read_text("utf-8"),
+        "/* script */": TOKENS + script.read_text("utf-8"),
+    }
     return fill(html, parts | {"/* data */": as_json(settings)})
 
 
@@ -72,7 +76,11 @@ def endpoint(
         try:
             if reason := foreign(request.headers, limits):
                 raise bad(reason, 403)
-            asked = dict(request.query_params) if file else await given.read_parameters(request, limits.most_characters)
+            asked = (
+                dict(request.query_params)
+                if file
+                else await given.read_parameters(request, limits.most_characters)
+            )
             own = (
                 {"body": request.stream(), "unless_gone": partial(_unless_gone, request)}
                 if file
@@ -82,7 +90,9 @@ def endpoint(
             kind, _, bearer = request.headers.get("authorization", "").partition(" ")
             key = asked.get("api_key", bearer if kind.lower() == "bearer" else None)
             if limits.key is not None and not open_to_all and not fits(limits.key, key):
-                raise bad("the API key is missing or wrong: send it as api_key, or as Authorization: Bearer", 403)
+                raise bad(
+                    "the API key is missing or wrong: send it as api_key, or as Authorization: Bearer", 403
+                )
             handling = handler(asked)  # which itself receives a file
             response = _respond(await (handling if file else _unless_gone(request, handling)), request)
         except Exception as error:
@@ -90,7 +100,9 @@ def endpoint(
         if limits.log != NOTHING:
             text = f" {asked.get('q', '')!r} {asked.get('s', '')!r}" if limits.log == TEXTS else ""
             took = 1000 * (time.perf_counter() - start)
-            logger.info("%s %r %d %.0f ms%s", request.method, request.scope["path"], response.status_code, took, text)
+            logger.info(
+                "%s %r %d %.0f ms%s", request.method, request.scope["path"], response.status_code, took, text
+            )
         return response
 
     return answer
@@ -130,7 +142,9 @@ def _refuse(error: Exception, log: str) -> Response:
     else:
         # The message of an error may quote what was sent, its traceback does not.
         told = (
-            format_exception(error) if log == TEXTS else [type(error).__name__, "\n", *format_tb(error.__traceback__)]
+            format_exception(error)
+            if log == TEXTS
+            else [type(error).__name__, "\n", *format_tb(error.__traceback__)]
         )
         logger.error("a request failed: %s", "".join(told))
         status, sentence = 500, "the server has a fault, which its log tells"
@@ -143,7 +157,11 @@ async def _refused(request: Request, error: Exception) -> Response:
         allow = (error.headers or {}).get("Allow", "")
         told = f"{request.method} is not allowed for {path}: use {' or '.join(sorted({*allow.split(', ')} - {'HEAD'}))}"
         return JSONResponse({"error": told}, 405, {"Allow": allow})
-    lacks = ", which LibreTranslate has: this server translates text and HTML, no files" if path in LACKING else ""
+    lacks = (
+        ", which LibreTranslate has: this server translates text and HTML, no files"
+        if path in LACKING
+        else ""
+    )
     return JSONResponse({"error": f"there is no path {path}{lacks}"}, 404)
 
 
@@ -185,9 +203,11 @@ def make_app(service: Service) -> Starlette:
     app.add_middleware(_Headers)
     if service.limits.origins:
         app.add_middleware(
-            CORSMiddleware, allow_origins=service.limits.origins, allow_methods=["GET", "POST", "DELETE"],
+            CORSMiddleware,
+            allow_origins=service.limits.origins,
+            allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["Authorization"],
-        )  # fmt: skip
+        )
     return app
 
 
@@ -205,9 +225,11 @@ class _Headers:
     """Adds to every answer what keeps browsers from guessing, framing, telling and keeping it."""
 
     FIELDS = (
-        (b"x-content-type-options", b"nosniff"), (b"x-frame-options", b"DENY"), (b"referrer-policy", b"no-referrer"),
+        (b"x-content-type-options", b"nosniff"),
+        (b"x-frame-options", b"DENY"),
+        (b"referrer-policy", b"no-referrer"),
         (b"cache-control", b"no-store"),
-    )  # fmt: skip
+    )
 
     def __init__(self, app: Any) -> None:
         self.app = app
@@ -231,7 +253,9 @@ class _Protocol(H11Protocol):
         super().connection_made(transport)
         host = _host(self)
         same = sum(_host(one) == host for one in self.connections)
-        self._excess = max(len(self.connections) - MOST_CONNECTIONS, 0 if host in LOOPBACK else same - MOST_OF_ADDRESS)
+        self._excess = max(
+            len(self.connections) - MOST_CONNECTIONS, 0 if host in LOOPBACK else same - MOST_OF_ADDRESS
+        )
         if self._excess > TOLD:
             transport.abort()
         self._wait()
@@ -282,9 +306,16 @@ def make_server(translator: Translator, limits: Limits) -> uvicorn.Server:
     """Make the server of a translator, which owns it from now on."""
     service = Service(translator, limits)
     config = uvicorn.Config(
-        make_app(service), log_config=None, access_log=False, server_header=False,
-        proxy_headers=False, timeout_graceful_shutdown=SECONDS_TO_FINISH, lifespan="on", ws="none", http=_Protocol,
-    )  # fmt: skip
+        make_app(service),
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_graceful_shutdown=SECONDS_TO_FINISH,
+        lifespan="on",
+        ws="none",
+        http=_Protocol,
+    )
     server = _Server(config)
     server.service = service
     return server

@@ -20,7 +20,8 @@ FORM, JSON, PARTS = "application/x-www-form-urlencoded", "application/json", "mu
 TEXTS = ("q", "s")  # which may be empty; any other parameter that is empty is left out
 BYTES_OF_CHARACTER = 12  # at most: `\ud83d\ude00` in JSON, %F0%9F%98%80 in a form
 BYTES_BESIDE = 1 << 16  # of all parameters that are no text
-MAX_SECONDS, MOST_FILE = 30, 1 << 26  # that a body, or the next part of a file, may take to arrive; bytes of a file
+# that a body, or the next part of a file, may take to arrive; bytes of a file
+MAX_SECONDS, MOST_FILE = 30, 1 << 26
 GONE = 499  # as the status of a request whose client did not wait; nobody receives it
 Parameters = dict[str, Any]
 
@@ -36,7 +37,9 @@ async def read_parameters(request: Request, most_characters: int) -> Parameters:
     What is null, or empty and no text, is left out, as clients send it for what they do not ask for.
     """
     given = await _read(request, most_characters)
-    return {name: value for name, value in given.items() if value is not None and (value != "" or name in TEXTS)}
+    return {
+        name: value for name, value in given.items() if value is not None and (value != "" or name in TEXTS)
+    }
 
 
 async def save(body: AsyncIterator[bytes], path: Path) -> None:
@@ -65,7 +68,9 @@ async def _read(request: Request, most_characters: int) -> Parameters:
     kind = request.headers.get("content-type", FORM).partition(";")[0].strip().lower()
     try:
         if kind == FORM:
-            return _by_name([*pairs, *parse_qsl(body.decode("utf-8"), keep_blank_values=True, errors="strict")])
+            return _by_name(
+                [*pairs, *parse_qsl(body.decode("utf-8"), keep_blank_values=True, errors="strict")]
+            )
         if kind == PARTS:
             return _by_name([*pairs, *await _read_parts(request, body)])
         if kind == JSON:
@@ -76,7 +81,9 @@ async def _read(request: Request, most_characters: int) -> Parameters:
     except (ValueError, RecursionError) as error:
         raise bad(f"the body is not valid {kind} in UTF-8: {str(error)[:100]}") from None
     except MultiPartException as error:
-        raise bad(f"the form cannot be read ({error.message.rstrip('.')}): send fields of text, and no file") from None
+        raise bad(
+            f"the form cannot be read ({error.message.rstrip('.')}): send fields of text, and no file"
+        ) from None
     raise bad(f"the body is {kind[:60]}: send {JSON}, {FORM} or {PARTS}", 415)
 
 
@@ -127,7 +134,9 @@ def text(parameters: Parameters, name: str, most_characters: int, default: str |
     if value is None:
         raise bad(f"the parameter {name} is missing")
     if not isinstance(value, str):
-        raise bad(f"the parameter {name} is {kind_of(value)}: expected a text{' or a list of texts' * (name == 'q')}")
+        raise bad(
+            f"the parameter {name} is {kind_of(value)}: expected a text{' or a list of texts' * (name == 'q')}"
+        )
     _check([value], name, most_characters)
     return value
 
@@ -138,7 +147,9 @@ def texts(parameters: Parameters, name: str, most_characters: int) -> list[str]:
     if not isinstance(value, list):
         return [text(parameters, name, most_characters)]
     if not all(isinstance(one, str) for one in value):
-        raise bad(f"the parameter {name} is a list with something else than texts: expected a text or a list of texts")
+        raise bad(
+            f"the parameter {name} is a list with something else than texts: expected a text or a list of texts"
+        )
     _check(value, name, most_characters)
     return value
 
@@ -155,7 +166,9 @@ def number(parameters: Parameters, name: str, default: int) -> int:
 def _check(values: list[str], name: str, most: int) -> None:
     length = sum(max(1, len(value)) for value in values)
     if length > most:
-        raise bad(f"the parameter {name} has {length:,} characters, and this server takes {most:,}: divide it")
+        raise bad(
+            f"the parameter {name} has {length:,} characters, and this server takes {most:,}: divide it"
+        )
     try:
         for value in values:
             value.encode()

@@ -37,7 +37,8 @@ from fairseq_ccpr.translator import Translator
 
 AUTO = "auto"
 TEXT, HTML = "text", "html"
-LEAST_UNPACKED, PACKING, MOST_UNPACKED = 1 << 22, 100, 1 << 30  # bytes of a file: at least, as a multiple, at most
+# bytes of a file: at least, as a multiple, at most
+LEAST_UNPACKED, PACKING, MOST_UNPACKED = 1 << 22, 100, 1 << 30
 MOST_PAIRS = 100  # of the memory that one answer has unless asked for more
 
 T = TypeVar("T")
@@ -104,8 +105,13 @@ class Service:
 
     async def languages(self, asked: Parameters) -> list[dict[str, Any]]:
         """Name the language pair."""
-        both: tuple[tuple[str, list[str]], ...] = (self.source, [language_code(self.target)]), (self.target, [])
-        return [{"code": language_code(code), "name": name_of(code), "targets": targets} for code, targets in both]
+        both: tuple[tuple[str, list[str]], ...] = (
+            (self.source, [language_code(self.target)]),
+            (self.target, []),
+        )
+        return [
+            {"code": language_code(code), "name": name_of(code), "targets": targets} for code, targets in both
+        ]
 
     async def detect(self, asked: Parameters) -> list[dict[str, Any]]:
         """Name the source language, the only one there is, with how much of the text its dictionary knows."""
@@ -169,7 +175,8 @@ class Service:
     async def add(self, asked: Parameters) -> Response:
         """Learn the pairs of the file `body`, whose `name` tells its kind; answers a line of JSON for every few of them.
 
-        `unconfirmed` 1 takes also what is not confirmed. Reading ends at once where the client leaves, or the server stops.
+        `unconfirmed` 1 takes also what is not confirmed. Reading ends at once where the client leaves, or the
+        server stops.
         """
         unconfirmed, left = bool(given.number(asked, "unconfirmed", 0)), Event()
         name = re.sub(r"[^\w. -]", "_", given.text(asked, "name", 1000)).lstrip(".")[-60:] or "file"
@@ -205,7 +212,9 @@ class Service:
             with kept:
                 try:
                     while some:
-                        count_learned(await self._call(partial(Translator.learn_all, pairs=some)), counts, skipped)
+                        count_learned(
+                            await self._call(partial(Translator.learn_all, pairs=some)), counts, skipped
+                        )
                         counts["pairs"] += len(some)
                         yield json.dumps(counts) + "\n"
                         some = await asyncio.to_thread(next, batches, [])
@@ -226,7 +235,9 @@ class Service:
             translations = await asyncio.wrap_future(self.work.translate(sentences, _checked))
             found = [(one.source, one.text) for one in translations]
             signature = await self._call(lambda translator: translator.signature)
-            return unexplained(found, (language_code(self.source), language_code(self.target)), signature or "")
+            return unexplained(
+                found, (language_code(self.source), language_code(self.target)), signature or ""
+            )
         tokens = await self._call(lambda translator: encode_sentences(translator, sentences))
         return await asyncio.wrap_future(self.work.explain(sentences, tokens))
 
@@ -244,7 +255,10 @@ class Service:
 
     def _copies(self, asked: Parameters) -> bool:
         """Tell whether a request is for a translation from one of the languages into the same."""
-        codes = [given.text(asked, name, 100, own) for name, own in (("source", self.source), ("target", self.target))]
+        codes = [
+            given.text(asked, name, 100, own)
+            for name, own in (("source", self.source), ("target", self.target))
+        ]
         codes[0] = self.source if codes[0] == AUTO else codes[0]
         known = any(same_language(codes[0], own) for own in (self.source, self.target))
         return known and same_language(*codes) and not same_language(self.source, self.target)
@@ -278,7 +292,11 @@ def _checked(translator: Translator, first: int, translations: list[Translation]
 
 
 def _with_markup(
-    marks: list[list[Mark]], alternatives: int, translator: Translator, first: int, translations: list[Translation]
+    marks: list[list[Mark]],
+    alternatives: int,
+    translator: Translator,
+    first: int,
+    translations: list[Translation],
 ) -> list[list[str | Parts]]:
     """Return the best translations of each sentence, the markup of its source in each."""
     _checked(translator, first, translations)
@@ -286,7 +304,8 @@ def _with_markup(
     marked = [one for best, own in zip(ranked, marks[first:]) if own for one in best]
     aligned = iter(align(translator, marked))
     return [
-        [place(next(aligned), own) if own else one.text for one in best] for best, own in zip(ranked, marks[first:])
+        [place(next(aligned), own) if own else one.text for one in best]
+        for best, own in zip(ranked, marks[first:])
     ]
 
 

@@ -45,7 +45,8 @@ class Asked:
     """Sentences of one request, and what there is of its answer; a cancelled one is dropped at the next batch."""
 
     sentences: list[str]
-    tokens: dict[int, Tensor] | None = None  # of those that are to be explained; None: all are to be translated
+    # of those that are to be explained; None: all are to be translated
+    tokens: dict[int, Tensor] | None = None
     finish: Finish = lambda translator, first, translations: translations
     done: Future[Any] = field(default_factory=Future)
     finished: list[Any] = field(default_factory=list)
@@ -65,9 +66,10 @@ class Asked:
 class Work:
     """Translate for several clients with one translator, in a thread of its own, which alone may use it.
 
-    Each round takes the same number of sentences from every request that waits, so that a long text keeps nobody waiting,
-    whether it is translated or explained. Before a round all calls are made that wait, such as `Translator.learn`: what was
-    learned counts from that round on. All raise `BusyError` where too much waits.
+    Each round takes the same number of sentences from every request that waits, so that a long text keeps
+    nobody waiting, whether it is translated or explained. Before a round all calls are made that wait, such
+    as `Translator.learn`: what was learned counts from that round on. All raise `BusyError` where too much
+    waits.
     """
 
     def __init__(self, translator: Translator) -> None:
@@ -90,8 +92,9 @@ class Work:
         """Translate sentences, which may share batches with those of others.
 
         Args:
-            finish: called in the thread with the translator, the number of a sentence, and its translation and those of the
-                next; what it returns for each takes their place. Left out, they are the result.
+            finish: called in the thread with the translator, the number of a sentence, and its translation
+                and those of the next; what it returns for each takes their place. Left out, they are the
+                result.
         """
         return self._ask(Asked(sentences, finish=finish) if finish is not None else Asked(sentences))
 
@@ -147,7 +150,11 @@ class Work:
     def _keep_small(self) -> None:
         """Compact the datastore in a thread of its own, where much was learned alongside it."""
         busy = self._compaction is not None and self._compaction.is_alive()
-        if busy or time.monotonic() < self._not_before or self.translator.find_memory(TokenMemory.name) is None:
+        if (
+            busy
+            or time.monotonic() < self._not_before
+            or self.translator.find_memory(TokenMemory.name) is None
+        ):
             return
         memory = learned_memory(self.translator)
         if memory.entries.index.size >= max(COMPACTED_AT, memory.store.datastore.section.size // SHARE):
@@ -164,7 +171,10 @@ class Work:
         except Exception as error:
             told = error if isinstance(error, CcprError) else f"compaction failed with {type(error).__name__}"
             logger.warning("%s; it is tried again in %.0f minutes or more", told, self._pause / 60)
-            self._not_before, self._pause = time.monotonic() + self._pause, min(2 * self._pause, LONGEST_PAUSE)
+            self._not_before, self._pause = (
+                time.monotonic() + self._pause,
+                min(2 * self._pause, LONGEST_PAUSE),
+            )
 
     def _make(self, function: Callable[[Translator], T], done: Future[T]) -> None:
         if not done.set_running_or_notify_cancel():
@@ -203,10 +213,16 @@ class Work:
                     asked.end(error=error)
 
     def _translate(self, waiting: list[Asked], taken: list[list[str]]) -> None:
-        sentences, beam = [sentence for some in taken for sentence in some], self.translator.cfg.generation.beam
-        translations = iter(list(self.translator.translate(sentences, nbest=beam)))  # they cost nothing but their text
+        sentences, beam = (
+            [sentence for some in taken for sentence in some],
+            self.translator.cfg.generation.beam,
+        )
+        # they cost nothing but their text
+        translations = iter(list(self.translator.translate(sentences, nbest=beam)))
         made = [list(islice(translations, len(some))) for some in taken]
-        each = [asked.finish(self.translator, len(asked.finished), some) for asked, some in zip(waiting, made)]
+        each = [
+            asked.finish(self.translator, len(asked.finished), some) for asked, some in zip(waiting, made)
+        ]
         for asked, finished in zip(waiting, each):
             asked.finished += finished
             if not asked.left:

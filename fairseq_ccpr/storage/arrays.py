@@ -24,13 +24,22 @@ from fairseq_ccpr.errors import DatastoreError, naming
 
 T = TypeVar("T")
 R = TypeVar("R")
+DONE = "done"  # folder of empty files, one for each finished chunk
+PARSING = (
+    ValueError,
+    EOFError,
+    SyntaxError,
+    TypeError,
+    OverflowError,
+    TokenError,
+)  # NumPy's errors on a damaged header
 
 
 def write_behind(write: Callable[[T], R], results: Iterable[T]) -> Iterator[R]:
     """Write each result in a thread while the next is computed; yields what `write` returns, in order.
 
-    At most two results are in memory: one that is written, and one that is computed or waits. Errors of either side are
-    raised, and nothing is written any more when this ends.
+    At most two results are in memory: one that is written, and one that is computed or waits. Errors of
+    either side are raised, and nothing is written any more when this ends.
     """
     with ThreadPoolExecutor(1) as thread:
         last: Future[R] | None = None
@@ -44,7 +53,6 @@ def write_behind(write: Callable[[T], R], results: Iterable[T]) -> Iterator[R]:
 
 
 Shapes = dict[str, tuple[tuple[int, ...], str]]  # of arrays by name, rows first, and their dtypes
-DONE = "done"  # folder of empty files, one for each finished chunk
 
 
 def npy_header(shape: tuple[int, ...], dtype: str) -> bytes:
@@ -58,9 +66,9 @@ def npy_header(shape: tuple[int, ...], dtype: str) -> bytes:
 class ArrayWriter:
     """Fills `.npy` files of known shape in any order of row ranges.
 
-    The files are true `.npy` from the start and their space is taken at once, so a disk that is too small says so
-    before any work is done. A chunk is done when its rows are on disk: a mark in the folder `done` says so.
-    Several processes may write different chunks of the same files.
+    The files are true `.npy` from the start and their space is taken at once, so a disk that is too small
+    says so before any work is done. A chunk is done when its rows are on disk: a mark in the folder `done`
+    says so. Several processes may write different chunks of the same files.
     """
 
     def __init__(self, directory: Path, shapes: Shapes) -> None:
@@ -133,16 +141,6 @@ def bring_to_disk(stream: IO[Any]) -> None:
     """Wait until all that was written to an open file is on disk, so that a file that vouches for it may be written."""
     stream.flush()
     os.fsync(stream.fileno())
-
-
-PARSING = (
-    ValueError,
-    EOFError,
-    SyntaxError,
-    TypeError,
-    OverflowError,
-    TokenError,
-)  # NumPy's errors on a damaged header
 
 
 def open_array(path: Path, shape: tuple[int, ...], dtype: str) -> np.ndarray:

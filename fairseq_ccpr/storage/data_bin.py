@@ -14,7 +14,8 @@ from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.paths import split_paths
 from fairseq_ccpr.storage import fingerprint
 
-MAPPED, HEADER = b"MMIDIDX\0\0", struct.Struct("<9sQBQ")  # of an index that is mapped: mark, version, type, sentences
+# of an index that is mapped: mark, version, type, sentences
+MAPPED, HEADER = b"MMIDIDX\0\0", struct.Struct("<9sQBQ")
 TRAIN = "train"  # the subset that models are trained on, and datastores built from
 
 
@@ -27,7 +28,9 @@ def check_data_bin(data_bin: Path, *languages: str) -> None:
                 "built from each become one with fairseq-ccpr merge"
             )
         found = f"{data_bin} is a file" if data_bin.exists() else f"there is no folder {data_bin}"
-        raise ConfigurationError(f"{found}: give the folder that fairseq-ccpr prepare or fairseq-preprocess wrote")
+        raise ConfigurationError(
+            f"{found}: give the folder that fairseq-ccpr prepare or fairseq-preprocess wrote"
+        )
     for language in languages:
         if not (data_bin / f"dict.{language}.txt").is_file():
             raise ConfigurationError(
@@ -73,7 +76,11 @@ def what_is_there(task: Any, subset: str) -> str:
     """Continue a sentence on a missing subset by those that are there, or by the raw text in its place."""
     if any(_folder(task).glob(f"{glob.escape(subset)}.*-*.{task.cfg.source_lang}")):
         return " but as raw text (without --dataset-impl raw, fairseq-preprocess binarises it)"
-    return f", but {', '.join(found)}" if (found := sorted(filter(partial(has_subset, task), _found(task)))) else ""
+    return (
+        f", but {', '.join(found)}"
+        if (found := sorted(filter(partial(has_subset, task), _found(task))))
+        else ""
+    )
 
 
 def corpus_fingerprint(task: Any, subsets: Iterable[str]) -> str:

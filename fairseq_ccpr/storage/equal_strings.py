@@ -34,7 +34,8 @@ def digest_number(string: str) -> int:
 def first_of_equals(strings: Iterable[str], folder: Path) -> np.ndarray:
     """Find for each string the first one that is equal, see `first_of_equal_numbers`.
 
-    Strings of the same digest count as equal: of 100 million different ones, two are taken for one with a chance of .0003.
+    Strings of the same digest count as equal: of 100 million different ones, two are taken for one with a
+    chance of .0003.
     """
     digests = map(digest, strings)
     blocks = iter(lambda: b"".join(islice(digests, BLOCK)), b"")
@@ -76,8 +77,9 @@ def first_of_equal_numbers(blocks: Iterable[np.ndarray], folder: Path) -> np.nda
 def hash_strings(spans: np.ndarray, lines: TextLines | LinesInMemory) -> np.ndarray:
     """Hash strings that stand in lines of text: sum_i c_i b^i modulo 2^64 over their characters c_0, c_1, ...
 
-    Unlike digests these need no Python loop over the strings: those of a block come from one running sum over the characters
-    of their lines. That two different phrases of a text have the same hash is as good as impossible.
+    Unlike digests these need no Python loop over the strings: those of a block come from one running sum over
+    the characters of their lines. That two different phrases of a text have the same hash is as good as
+    impossible.
 
     Args:
         spans: int32 [n, 3], line, start and end in characters; the hashes are uint64 [n].

@@ -18,6 +18,9 @@ from fairseq_ccpr.storage import fingerprint
 from fairseq_ccpr.timing import progress_bar
 
 PARTIAL = ".partial"  # what the names of unfinished files and folders end in
+MANIFEST = "manifest.json"
+PLAN = "plan.json"  # in a folder that is not finished: what it is being built from
+CHECKSUM = "checksum"  # the last entry of a manifest: SHA-256 of the file without this entry
 
 
 def partial_path(path: Path) -> Path:
@@ -52,7 +55,8 @@ def atomic_file(path: Path, mode: int = 0o666, follow: bool = False) -> Iterator
             left.unlink(missing_ok=True)
         with naming(path):
             yield partial
-        os.close(unfollowed(str(new), os.O_CREAT | os.O_EXCL, mode))  # to learn what permissions a new file gets
+        # to learn what permissions a new file gets
+        os.close(unfollowed(str(new), os.O_CREAT | os.O_EXCL, mode))
         permissions = S_IMODE(new.stat().st_mode)
         new.unlink()
         partial.chmod(permissions)
@@ -83,7 +87,8 @@ def only_writer(path: Path) -> Iterator[None]:
     """Keep others from replacing a file while it is read, changed and replaced; one that is not there has no other writer."""
     with ExitStack() as held:
         while path.exists():
-            stream = held.enter_context(path.open("r+b" if os.access(path, os.W_OK) else "rb"))  # NFS wants r+b
+            # NFS wants r+b
+            stream = held.enter_context(path.open("r+b" if os.access(path, os.W_OK) else "rb"))
             with suppress(OSError):  # a file system without locks
                 fcntl.flock(stream, fcntl.LOCK_EX)
             if path.exists() and os.path.samestat(os.fstat(stream.fileno()), path.stat()):
@@ -116,11 +121,6 @@ def scratch_directory(path: Path) -> Iterator[Path]:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-MANIFEST = "manifest.json"
-PLAN = "plan.json"  # in a folder that is not finished: what it is being built from
-CHECKSUM = "checksum"  # the last entry of a manifest: SHA-256 of the file without this entry
-
-
 def write_json(path: Path, data: dict[str, Any]) -> None:
     """Write JSON atomically."""
     write_text(path, _as_text(data), follow=False)
@@ -128,7 +128,10 @@ def write_json(path: Path, data: dict[str, Any]) -> None:
 
 def write_text(path: Path, text: str, follow: bool = True) -> None:
     """Write a file of UTF-8 atomically; `follow` as of `atomic_file`."""
-    with atomic_file(path, follow=follow) as partial, partial.open("w", encoding="utf-8", newline="\n") as stream:
+    with (
+        atomic_file(path, follow=follow) as partial,
+        partial.open("w", encoding="utf-8", newline="\n") as stream,
+    ):
         stream.write(text)
 
 
@@ -142,7 +145,8 @@ def read_checked_json(path: Path, version: int | None = None, older: bool = Fals
 
     Args:
         version: the only `format_version` that is read.
-        older: whether files without a checksum are read, too: those of formats that had none, see `drop_checksum`.
+        older: whether files without a checksum are read, too: those of formats that had none, see
+            `drop_checksum`.
     """
     text = path.read_bytes().decode("utf-8")
     data = json.loads(text)

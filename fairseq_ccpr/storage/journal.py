@@ -29,9 +29,10 @@ class Journal:
 
         MARK, the number of the record, counted from 0, its length (uint32 each), its digest (16 bytes), the record
 
-    The digest is BLAKE2b of number, length and record: so a record can neither be changed nor moved unnoticed. After one that
-    was, reading goes on at the next mark with a right digest; numbers tell how many are missing. Versions 1 and 2 have no
-    marks, and one digest chained to the next: there, what a changed length hits is lost together with all that comes after.
+    The digest is BLAKE2b of number, length and record: so a record can neither be changed nor moved
+    unnoticed. After one that was, reading goes on at the next mark with a right digest; numbers tell how many
+    are missing. Versions 1 and 2 have no marks, and one digest chained to the next: there, what a changed
+    length hits is lost together with all that comes after.
     """
 
     def __init__(self, path: Path) -> None:
@@ -89,7 +90,9 @@ class Journal:
         for number in count(1) if content else ():
             path = self.path.with_name(f"{self.path.name}.damaged-{number}")
             try:
-                stream = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, permissions(path)), "wb")
+                stream = os.fdopen(
+                    os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, permissions(path)), "wb"
+                )
             except FileExistsError:
                 continue
             try:
@@ -183,7 +186,9 @@ def _frames(records: Sequence[bytes], first: int) -> bytes:
     frames = []
     for number, record in enumerate(records, first):
         if len(record) >= 2**32:
-            raise DatastoreError(f"a record of {len(record):,} bytes is too long for a journal: divide the text")
+            raise DatastoreError(
+                f"a record of {len(record):,} bytes is too long for a journal: divide the text"
+            )
         frames += [_HEAD.pack(MARK, number, len(record), _digest(number, record)), record]
     return b"".join(frames)
 
@@ -207,8 +212,11 @@ def _old_records(data: bytes) -> Iterator[tuple[int, int, int, bytes]]:
         length, digest = _OLD_HEAD.unpack_from(data, start)
         end = start + _OLD_HEAD.size + length
         record = data[start + _OLD_HEAD.size : end]
-        made = {hashlib.blake2b(one + data[start : start + 4] + record, digest_size=16).digest() for one in before}
+        made = {
+            hashlib.blake2b(one + data[start : start + 4] + record, digest_size=16).digest() for one in before
+        }
         if digest in made:
             yield number, start if number or not data.startswith(_OLD_MARK) else 0, end, record
-        before = {digest} if digest in made else {digest, *made}  # where its own digest is damaged, or the record is
+        # where its own digest is damaged, or the record is
+        before = {digest} if digest in made else {digest, *made}
         start, number = end, number + 1

@@ -22,6 +22,9 @@ from fairseq_ccpr.storage.files import (
 )
 from fairseq_ccpr.version import __version__
 
+CHECKSUM_SINCE = 2  # format version of every kind
+M = TypeVar("M")
+
 
 class TextLines:
     """`count` lines, memory-mapped, each ending with a line feed.
@@ -59,9 +62,13 @@ class TextLines:
         """Return the characters of n lines with their line feeds, uint32 [C], and where each line begins, int64 [n]."""
         first, lengths = self.offsets[numbers], self.offsets[numbers + 1] - self.offsets[numbers]
         begins = np.cumsum(lengths) - lengths  # in bytes
-        bytes_read = np.frombuffer(self._bytes, np.uint8)[np.repeat(first - begins, lengths) + np.arange(lengths.sum())]
+        bytes_read = np.frombuffer(self._bytes, np.uint8)[
+            np.repeat(first - begins, lengths) + np.arange(lengths.sum())
+        ]
         so_far = np.cumsum((bytes_read & 0xC0) != 0x80)  # the first bytes of characters
-        return np.frombuffer(bytes_read.tobytes().decode("utf-8").encode("utf-32-le"), np.uint32), so_far[begins] - 1
+        return np.frombuffer(bytes_read.tobytes().decode("utf-8").encode("utf-32-le"), np.uint32), so_far[
+            begins
+        ] - 1
 
 
 class LinesInMemory:
@@ -105,10 +112,6 @@ def write_lines(text: Path, offsets: Path, lines: Iterable[str]) -> None:
     writer.close()
 
 
-CHECKSUM_SINCE = 2  # format version of every kind
-M = TypeVar("M")
-
-
 @dataclass(frozen=True)
 class TextFormat:
     """What distinguishes one kind of folder from others."""
@@ -126,7 +129,9 @@ def read_text_manifest(directory: Path, make: type[M], of: TextFormat) -> M:
     if not path.is_file():
         if partial_path(directory).exists() or directory.suffix == PARTIAL:
             raise DatastoreError(f"the {of.what} {directory} are unfinished: {of.again}")
-        inside = " (give one of its folders, such as train)" if (directory / "train" / MANIFEST).exists() else ""
+        inside = (
+            " (give one of its folders, such as train)" if (directory / "train" / MANIFEST).exists() else ""
+        )
         raise DatastoreError(f"there are no {of.what} at {directory}: it has no {MANIFEST}{inside}")
     try:
         data = read_checked_json(path, older=True)

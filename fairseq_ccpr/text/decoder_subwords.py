@@ -27,13 +27,15 @@ from fairseq_ccpr.text.words import LETTER, MARK, SIGNS, SPACE, kinds_of
 
 MAX_UNKNOWN = 0.1  # fraction of unknown pieces above which the subwords are not the model's
 ENOUGH_PIECES = 1000  # before that fraction says anything: one line in another script may have a dozen
-ENOUGH_KNOWN = 0.5  # fraction of a dictionary that its own SentencePiece model has; the rest are rare characters
+# fraction of a dictionary that its own SentencePiece model has; the rest are rare characters
+ENOUGH_KNOWN = 0.5
 # Fraction of a dictionary's symbols that may be before the one above; in a shuffled one, half of them are.
 IN_ORDER = 0.2
 RARE = 0.001  # fraction of a dictionary's symbols below which a mark in them is chance
 SIGN = '"'  # for any that words may stand after
 SEPARATOR = "@@"  # how subword-nmt and fastBPE mark a piece inside a word
-UNKNOWN = "⁇"  # an unknown piece in recovered text, as SentencePiece writes it; no letter, so no word of a phrase
+# an unknown piece in recovered text, as SentencePiece writes it; no letter, so no word of a phrase
+UNKNOWN = "⁇"
 # What Moses writes for a character, and for a hyphen within a word.
 MOSES = {
     "&apos;": "'", "&quot;": '"', "&amp;": "&", "&#124;": "|", "&lt;": "<", "&gt;": ">", "&#91;": "[", "&#93;": "]",
@@ -56,9 +58,9 @@ Placed = tuple[str, int, int]  # a symbol, and the characters of the text that i
 class Pieces:
     """The n subwords of a text, without markers: ids of the dictionary, and the characters each stands for.
 
-    `starts` and `ends` [n] are characters of the text as it was given, end exclusive, and neither ever falls. A piece that
-    stands for space alone is empty, at the start of what follows. One that was not found in the text, and all after it, end
-    beyond the text, so that they are no part of a phrase.
+    `starts` and `ends` [n] are characters of the text as it was given, end exclusive, and neither ever falls.
+    A piece that stands for space alone is empty, at the start of what follows. One that was not found in the
+    text, and all after it, end beyond the text, so that they are no part of a phrase.
     """
 
     ids: tuple[int, ...]
@@ -89,23 +91,30 @@ class DecoderSubwords:
         model: digest of all that tokenizer and BPE were made from; None where it is not known.
 
     Attributes:
-        pieces, unknown: how many pieces the sentences split so far have, and how many the dictionary does not.
+        pieces, unknown: how many pieces the sentences split so far have, and how many the dictionary does
+            not.
 
     Raises:
         ConfigurationError: `bpe` is of another kind, or not of the kind that made the dictionary's symbols.
     """
 
     def __init__(
-        self, tokenizer: Any, bpe: Any, dictionary: Dictionary, tags: Collection[str] = frozenset(),
+        self,
+        tokenizer: Any,
+        bpe: Any,
+        dictionary: Dictionary,
+        tags: Collection[str] = frozenset(),
         model: str | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.model = model
         self.tokenizer, self.bpe, self.dictionary = _for_target_text(tokenizer), bpe, dictionary
         self.tags = frozenset(tags)
         self.mark = _mark_of_bpe(bpe)
         self.pieces = self.unknown = 0
         self._source_dictionary: Dictionary | None = None
-        self._check_mark(dictionary, "the target text cannot be split into the model's subwords", _examples(dictionary))
+        self._check_mark(
+            dictionary, "the target text cannot be split into the model's subwords", _examples(dictionary)
+        )
 
     @property
     def marks_beginnings(self) -> bool:
@@ -157,11 +166,15 @@ class DecoderSubwords:
     def slice(self, pieces: Pieces, start: int, end: int) -> list[int] | None:
         """Return the token ids with which the decoder emits text[start:end], whole words, in its sentence.
 
-        A piece that is only the space before a word is written with it. None where a piece at a border holds part of the
-        adjacent text, or a piece is unknown or was not found in the text.
+        A piece that is only the space before a word is written with it. None where a piece at a border holds
+        part of the adjacent text, or a piece is unknown or was not found in the text.
         """
         first, stop = bisect_left(pieces.starts, start), bisect_left(pieces.starts, end)
-        if first == stop or not start < pieces.ends[stop - 1] <= end or (first and pieces.ends[first - 1] > start):
+        if (
+            first == stop
+            or not start < pieces.ends[stop - 1] <= end
+            or (first and pieces.ends[first - 1] > start)
+        ):
             return None
         ids = list(pieces.ids[first:stop])
         return None if self.dictionary.unk() in ids else ids
@@ -223,7 +236,8 @@ class _Origins:
     def trace(cls, units: Sequence[str], text: str) -> _Origins:
         """Walk along the text with characters made from it, and what Moses writes for one, spaces aside.
 
-        Where one is not found next, the walk ends: it and all after it stand for the rest of the text and what lies beyond.
+        Where one is not found next, the walk ends: it and all after it stand for the rest of the text and
+        what lies beyond.
 
         >>> _Origins.trace(["a", " ", "&amp;", " ", "b"], "a&b").starts
         [0, 1, 1, 1, 1, 1, 1, 2, 2, 3]
@@ -318,9 +332,11 @@ def _for_target_text(tokenizer: Any) -> Any:
         return tokenizer
     given = tokenizer.cfg
     swapped = MosesTokenizerConfig(
-        source_lang=given.target_lang, target_lang=given.source_lang,
-        moses_no_dash_splits=given.moses_no_dash_splits, moses_no_escape=given.moses_no_escape,
-    )  # fmt: skip
+        source_lang=given.target_lang,
+        target_lang=given.source_lang,
+        moses_no_dash_splits=given.moses_no_dash_splits,
+        moses_no_escape=given.moses_no_escape,
+    )
     return type(tokenizer)(swapped)
 
 

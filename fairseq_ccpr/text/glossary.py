@@ -20,21 +20,24 @@ from fairseq_ccpr.text.languages import NAMES, language_code
 from fairseq_ccpr.text.pairs import read_lines, read_rows, reasons
 
 MAX_WORDS = 12  # of a source term, as spaces part them
-_HEADING = regex.compile(r"(source|target|src|tgt)([ _-]?(term|text|lang|language))?|term|translation", regex.I)
+_HEADING = regex.compile(
+    r"(source|target|src|tgt)([ _-]?(term|text|lang|language))?|term|translation", regex.I
+)
 logger = logging.getLogger(__name__)
 
 # Soft hyphens, joiners and other characters that are not seen, and the Arabic letter that makes words longer.
 _UNSEEN = regex.compile(r"[\p{Default_Ignorable_Code_Point}\u0640]+")
 _APOSTROPHES, _HYPHENS = "‘’‛ʼʹ′׳", "‐‒–−"
-_SEPARATORS = dict.fromkeys(range(0x1C, 0x20), " ")  # spaces for Python, and not for Unicode, which `regex` goes by
+# spaces for Python, and not for Unicode, which `regex` goes by
+_SEPARATORS = dict.fromkeys(range(0x1C, 0x20), " ")
 _ALIKE = str.maketrans(dict.fromkeys(_APOSTROPHES, "'") | dict.fromkeys(_HYPHENS, "-"))
 # A space counts between letters and digits of scripts that part words by spaces.
 _SPACE_COUNTS = regex.compile(
     r"(?V1)[[\w\p{M}]--[\p{Han}\p{Hiragana}\p{scx=Katakana}\p{Line_Break=Complex_Context}]]{2}"
 )
-# Edges of words (UAX #29); in most scripts without spaces each character has them. Beside these a term may begin and end at
-# an apostrophe, for elision (l'accord), between katakana, which UAX #29 leaves together, and where Hangul meets another
-# script. It may end inside Hangul: particles are written to the word before them.
+# Edges of words (UAX #29); in most scripts without spaces each character has them. Beside these a term may
+# begin and end at an apostrophe, for elision (l'accord), between katakana, which UAX #29 leaves together, and
+# where Hangul meets another script. It may end inside Hangul: particles are written to the word before them.
 _EDGE = regex.compile(r"\b", regex.WORD)
 _APART = regex.compile(rf"\s+|['＇{_APOSTROPHES}\p{{scx=Katakana}}]")
 _HANGUL = regex.compile(r"\p{Hangul}+")
@@ -46,10 +49,11 @@ _OF_SEVERAL = regex.compile(r"[^\p{GCB=Other}\p{GCB=LV}\p{GCB=LVT}\p{GCB=Control
 class Glossary:
     """Terms of a TSV: a source term, and after tabs its translations, variants of which any will do, as on further lines.
 
-    Cells may be quoted; columns that DeepL and memoQ write besides terms are passed over. A table without tabs may have
-    commas or semicolons instead, if one of them divides all lines into equally many cells.
-    A term is found as whole words, in scripts without spaces anywhere, however it is composed, capitalised or hyphenated; of
-    terms that overlap the longest counts, and of these the first. `searched` and `found` count sentences and terms.
+    Cells may be quoted; columns that DeepL and memoQ write besides terms are passed over. A table without
+    tabs may have commas or semicolons instead, if one of them divides all lines into equally many cells.
+    A term is found as whole words, in scripts without spaces anywhere, however it is composed, capitalised or
+    hyphenated; of terms that overlap the longest counts, and of these the first. `searched` and `found` count
+    sentences and terms.
     """
 
     def __init__(self, path: Path) -> None:
@@ -63,7 +67,9 @@ class Glossary:
         table = read_rows(lines, skipped, enough=1) if "\t" in "".join(lines) else _divided(path, lines)
         rows = [[" ".join(cell.split()) for cell in row] for row in table]
         if skipped:
-            raise ConfigurationError(f"--glossary: {path} cannot be read ({reasons(skipped)}): save it without quotes")
+            raise ConfigurationError(
+                f"--glossary: {path} cannot be read ({reasons(skipped)}): save it without quotes"
+            )
         for number, row in enumerate(_terms(path, rows), 1):
             if any(row):
                 self._add(row, number)
@@ -73,7 +79,8 @@ class Glossary:
     def _add(self, row: list[str], number: int) -> None:
         where = f"--glossary: {self.path}, line {number}"
         source, *targets = row
-        targets = [one for one in targets if _UNSEEN.sub("", one)]  # spreadsheets end short lines with empty cells
+        # spreadsheets end short lines with empty cells
+        targets = [one for one in targets if _UNSEEN.sub("", one)]
         term = _read(source)[0]
         if not term or not targets:
             missing = "target" if term else "source"
@@ -121,14 +128,17 @@ def _divided(path: Path, lines: list[str]) -> list[list[str]]:
 @lru_cache(1 << 12)
 def _language(cell: str) -> str:
     """Return the code of a language that is named by its code or English name; otherwise nothing."""
-    code = next((code for code, name in NAMES.items() if name.casefold() == cell.casefold()), language_code(cell))
+    code = next(
+        (code for code, name in NAMES.items() if name.casefold() == cell.casefold()), language_code(cell)
+    )
     return code if code in NAMES else ""
 
 
 def _terms(path: Path, rows: list[list[str]]) -> Iterator[list[str]]:
     """Leave out what is no term: a header, columns of language codes (DeepL), fields that memoQ's header names.
 
-    Of memoQ's languages the first is the source; a row may have several terms of it, each of which has all the others.
+    Of memoQ's languages the first is the source; a row may have several terms of it, each of which has all
+    the others.
     """
     head = [cell for cell in rows[0] if cell] if rows else []
     if any(cell.startswith("Entry_") for cell in head):

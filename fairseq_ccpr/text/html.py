@@ -1,7 +1,8 @@
 """From HTML to sentences, and back with the markup at the words that it belongs to.
 
-What is not translated stays as it was written. Parsers that make a tree of a page write another page, without what is not
-where HTML has it, such as a cell without its table, placeholders like <x/>, or the attributes of templates.
+What is not translated stays as it was written. Parsers that make a tree of a page write another page, without
+what is not where HTML has it, such as a cell without its table, placeholders like <x/>, or the attributes of
+templates.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from dataclasses import dataclass, field
 from fairseq_ccpr.text.sentences import Mark, Parts, Segments, sentences_of, trimmed
 
 _ATTRIBUTE = r"([^\s/>][^\s/=>]*+)(?:\s*+=\s*+(?:\"([^\"]*+)\"?+|'([^']*+)'?+|([^\s>\"'][^\s>]*+)))?+"
-# A comment, a tag, or what browsers take for a comment; each reaches the end of the page if nothing ends it before. No place
-# is read twice, whatever the page.
+# A comment, a tag, or what browsers take for a comment; each reaches the end of the page if nothing ends it
+# before. No place is read twice, whatever the page.
 _MARKUP = re.compile(
     rf"<!--.*?(?:-->|\Z)|<(?P<end>/?)(?P<name>[a-z][^\s/>]*+)(?P<given>(?:[\s/]++|{_ATTRIBUTE})*+)(?:>|\Z)|<[!?/][^>]*+(?:>|\Z)",
     re.DOTALL | re.IGNORECASE,
@@ -26,9 +27,25 @@ _READ = ("alt", "aria-label", "placeholder", "title")  # attributes that people 
 _SCRIPTS = ("script", "style")
 # Elements that are kept unless they say translate="yes": what computers read or write.
 _KEPT = (*_SCRIPTS, "code", "kbd", "pre", "samp", "var")
-_VOID = {"area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "param", "source", "track", "wbr"}
+_VOID = {
+    "area",
+    "base",
+    "br",
+    "col",
+    "embed",
+    "hr",
+    "img",
+    "input",
+    "link",
+    "meta",
+    "param",
+    "source",
+    "track",
+    "wbr",
+}
 _BLOCKS = "article aside blockquote div dl footer form h1 h2 h3 h4 h5 h6 header hr main nav ol p pre section table ul"
-# Other elements at whose tags a sentence ends. Any that is not named here, or that HTML does not know, may be part of one.
+# Other elements at whose tags a sentence ends. Any that is not named here, or that HTML does not know, may be
+# part of one.
 _OTHERS = (
     "address area base body br button caption col dd details dt fieldset figcaption figure head html iframe legend li link "
     "meta noscript optgroup option script select style summary tbody td template textarea tfoot th thead title tr"
@@ -123,7 +140,8 @@ class Page(Segments):
             self._run.add(text, _in_line(text))
 
     def _read(self, tag: re.Match[str], name: str) -> None:
-        given = {one[1].lower(): one for one in reversed([*_GIVEN.finditer(tag["given"] or "")])}  # the first counts
+        # the first counts
+        given = {one[1].lower(): one for one in reversed([*_GIVEN.finditer(tag["given"] or "")])}
         starts, ends = bool(name) and not tag["end"], bool(tag["end"])
         before, element = self._keeps, None
         while starts and self._open and self._open[-1].name in _ENDED_BY.get(name, ()):
@@ -219,7 +237,9 @@ class Page(Segments):
             yield html.escape(text[at:end], quote=False)
 
         for start, end in _sentences(seen, places):
-            marks = _inside(run.marks[bisect_left(places, start) : bisect_right(places, end)], start, end, used)
+            marks = _inside(
+                run.marks[bisect_left(places, start) : bisect_right(places, end)], start, end, used
+            )
             self.touching |= {len(self.sentences)} if start == at > 0 else set()
             self.parts += [*between(start), len(self.sentences)]
             if marks:

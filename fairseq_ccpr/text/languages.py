@@ -1,8 +1,8 @@
 """Languages, however models, files and clients name them: `de`, `de-AT`, `de_DE`, `deu`, `ger` or `deu_Latn`.
 
-Countries make no other language, scripts do: zh-Hans and zh-CN are zh, zh-Hant and zh-TW are not. A code without a script has
-that in which the language is mostly written (Unicode's likely subtags). Names of languages are in this table, for
-`langcodes` needs a package of several megabytes for them.
+Countries make no other language, scripts do: zh-Hans and zh-CN are zh, zh-Hant and zh-TW are not. A code
+without a script has that in which the language is mostly written (Unicode's likely subtags). Names of
+languages are in this table, for `langcodes` needs a package of several megabytes for them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ EXCHANGED = 0.8  # fraction of pairs, of which single ones may be names, numbers
 SAMPLE, ENOUGH = 200, 10  # lines whose languages are identified, and how many say something
 COPIED_WORDS, COPIED_SURELY = 3, 0.95  # of a copy: names and terms have fewer, or are of no language for sure
 
-# `no` is nearly always Bokmål, `zt` and `tl` are LibreTranslate's, and NLLB's script of Korean is without Hanja.
+# `no` is nearly always Bokmål, `zt` and `tl` are LibreTranslate's, and NLLB's script of Korean is without
+# Hanja.
 _ALIASES = {"no": "nb", "zt": "zh-Hant", "fil": "tl", "ko-Hang": "ko"}
 
 
@@ -158,7 +159,8 @@ def look_foreign(lines: Sequence[str], expected: str) -> str:
     identifier, language = _identifier(), _identified(expected)
     if len(lines) < ENOUGH or language not in identifier.nb_classes:
         return ""
-    parts = [" ".join(lines[first : first + ENOUGH]) for first in range(0, len(lines), ENOUGH)]  # one line says little
+    # one line says little
+    parts = [" ".join(lines[first : first + ENOUGH]) for first in range(0, len(lines), ENOUGH)]
     found = [identifier.classify(part)[0] for part in parts]
     most = max(found, key=found.count)
     return most if most != language and found.count(most) > EXCHANGED * len(found) else ""
@@ -168,7 +170,9 @@ def look_foreign(lines: Sequence[str], expected: str) -> str:
 def tell_foreign(path: Path, expected: str) -> None:
     """Warn, once, if a text of one sentence per line looks as if it were in another language than the expected one."""
     if path.is_file() and (found := look_foreign(list(islice(read_lines(path), SAMPLE)), expected)):
-        logger.warning("%s looks %s, where %s is expected: give text of that", path, name_of(found), name_of(expected))
+        logger.warning(
+            "%s looks %s, where %s is expected: give text of that", path, name_of(found), name_of(expected)
+        )
 
 
 def as_bcp47(name: str) -> str:

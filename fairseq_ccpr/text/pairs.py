@@ -1,11 +1,12 @@
 """Sentence pairs as text: two files line by line, or a TSV, plain or packed, with or without alignments.
 
-Only a line feed ends a line, as in other tools for parallel text. What other readers take for a line end becomes a space.
-What is no pair is left out and counted by reason, or else, where lines belong to those of another file, an error.
-Cells of a TSV may be quoted, as spreadsheets save them.
+Only a line feed ends a line, as in other tools for parallel text. What other readers take for a line end
+becomes a space. What is no pair is left out and counted by reason, or else, where lines belong to those of
+another file, an error. Cells of a TSV may be quoted, as spreadsheets save them.
 
 Raises:
-    ConfigurationError: bytes that are not UTF-8 (by line), a line that is no pair, files of different lengths.
+    ConfigurationError: bytes that are not UTF-8 (by line), a line that is no pair, files of different
+    lengths.
 """
 
 from __future__ import annotations
@@ -97,7 +98,9 @@ def open_packed(path: Path, watch: Watch | None = None) -> Iterator[io.BufferedR
         head = file.peek(10)
         if head.startswith(b"PK\3\4"):
             raise ConfigurationError(f"{path} is a ZIP archive: unpack it, and give the file that is in it")
-        unpack = next((unpack for magic, unpack in PACKED.items() if re.match(magic, head)), lambda plain: plain)
+        unpack = next(
+            (unpack for magic, unpack in PACKED.items() if re.match(magic, head)), lambda plain: plain
+        )
         try:
             yield io.BufferedReader(_Watched(unpack(file), watch), BLOCK)
         except (lzma.LZMAError, zlib.error, EOFError, OSError, UnicodeError) as error:
@@ -131,7 +134,9 @@ def _decoded(stream: BinaryIO, name: str, skipped: Counter[str] | None = None) -
             yield None
             continue
         if number == 1 and (encoding := _wide_encoding(line)):
-            raise ConfigurationError(f"{name} is {encoding.upper()}: convert it with iconv -f {encoding} -t utf-8")
+            raise ConfigurationError(
+                f"{name} is {encoding.upper()}: convert it with iconv -f {encoding} -t utf-8"
+            )
         try:
             text = line.decode("utf-8").replace(BYTE_ORDER_MARK, "").rstrip("\r\n")
         except UnicodeDecodeError:
@@ -152,7 +157,9 @@ def _wide_encoding(line: bytes) -> str | None:
         if line.startswith(mark):
             return encoding
     halves = {"utf-16le": line[1:200:2], "utf-16be": line[:200:2]}  # which are NUL in most scripts
-    return next((name for name, half in halves.items() if len(half) > 1 and half.count(0) > len(half) / 2), None)
+    return next(
+        (name for name, half in halves.items() if len(half) > 1 and half.count(0) > len(half) / 2), None
+    )
 
 
 def read_pairs(
@@ -162,13 +169,15 @@ def read_pairs(
 
     Args:
         empty_lines: whether an empty line is a pair of empty texts.
-        skipped: counts lines that are no pair, by reason, and leaves them out; without it the first is an error, and no
-            cell is quoted.
+        skipped: counts lines that are no pair, by reason, and leaves them out; without it the first is an
+            error, and no cell is quoted.
         watch: sees how much was read, and may stop it.
     """
     lines = _read(path, skipped, watch)
     rows = (
-        read_rows(lines, skipped) if skipped is not None else (line.split("\t") for line in lines if line is not None)
+        read_rows(lines, skipped)
+        if skipped is not None
+        else (line.split("\t") for line in lines if line is not None)
     )
     for number, columns in enumerate(rows, 1):
         empty = not any(map(str.strip, columns))
@@ -177,7 +186,9 @@ def read_pairs(
         if len(columns) == 3 and _SCORE.fullmatch(columns[2]):
             del columns[2]
         if len(columns) != 2 and skipped is not None:
-            skipped["a line is empty" if empty else f"a line has {len(columns)} columns, and a pair has 2"] += 1
+            skipped[
+                "a line is empty" if empty else f"a line has {len(columns)} columns, and a pair has 2"
+            ] += 1
             continue
         if len(columns) != 2:
             raise ConfigurationError(
@@ -187,13 +198,15 @@ def read_pairs(
         yield columns[0], columns[1]
 
 
-def read_rows(lines: Iterable[str | None], skipped: Counter[str], enough: int = ENOUGH) -> Iterator[list[str]]:
+def read_rows(
+    lines: Iterable[str | None], skipped: Counter[str], enough: int = ENOUGH
+) -> Iterator[list[str]]:
     """Read the rows of a table, their cells as they were before a spreadsheet quoted them.
 
-    A table is quoted if nearly all cells with marks are, of which some have doubled marks or several lines, or there are no
-    other cells; or if those with commas (or with semicolons) are quoted, `enough` of them, and no others. Otherwise marks
-    are text, but in rows with doubled marks or several lines. Lines of a cell become one. Rows whose quoted cells do not
-    end are left out and counted.
+    A table is quoted if nearly all cells with marks are, of which some have doubled marks or several lines,
+    or there are no other cells; or if those with commas (or with semicolons) are quoted, `enough` of them,
+    and no others. Otherwise marks are text, but in rows with doubled marks or several lines. Lines of a cell
+    become one. Rows whose quoted cells do not end are left out and counted.
     """
     rows, fault = _whole_rows((line for line in lines if line is not None), skipped), None
     sample: list[tuple[list[str], int]] = []
@@ -204,8 +217,12 @@ def read_rows(lines: Iterable[str | None], skipped: Counter[str], enough: int = 
         fault = error
     cells = [cell for row, _ in sample for cell in row if cell]
     marked = [cell for cell in cells if '"' in cell]
-    sure = any(count > 1 for _, count in sample) or any('""' in cell[1:-1] for cell in marked) or marked == cells
-    sure = sure or any(len(marked) >= enough and marked == [cell for cell in cells if mark in cell] for mark in ",;")
+    sure = (
+        any(count > 1 for _, count in sample) or any('""' in cell[1:-1] for cell in marked) or marked == cells
+    )
+    sure = sure or any(
+        len(marked) >= enough and marked == [cell for cell in cells if mark in cell] for mark in ",;"
+    )
     quoted = sure and sum(map(bool, map(_QUOTED.fullmatch, marked))) >= MOSTLY * len(marked)
     for row, count in chain(sample, rows):
         whole = [_QUOTED.fullmatch(cell) for cell in row]
@@ -213,7 +230,9 @@ def read_rows(lines: Iterable[str | None], skipped: Counter[str], enough: int = 
             skipped[BROKEN] += 1
             continue
         unquoted = quoted or count > 1 or any(found and '""' in found[0][1:-1] for found in whole)
-        yield [cell[1:-1].replace('""', '"') if found and unquoted else cell for cell, found in zip(row, whole)]
+        yield [
+            cell[1:-1].replace('""', '"') if found and unquoted else cell for cell, found in zip(row, whole)
+        ]
     if fault is not None:
         raise fault
 
@@ -221,8 +240,8 @@ def read_rows(lines: Iterable[str | None], skipped: Counter[str], enough: int = 
 def _whole_rows(lines: Iterator[str], skipped: Counter[str]) -> Iterator[tuple[list[str], int]]:
     """Join the lines of each row, and count them.
 
-    In prose too a cell may begin with a mark that it does not end with. But each of its lines has a tab: so only a line
-    without one is continued by a line with one, and those after that have none.
+    In prose too a cell may begin with a mark that it does not end with. But each of its lines has a tab: so
+    only a line without one is continued by a line with one, and those after that have none.
     """
     waiting: list[str] = []
     while (line := waiting.pop(0) if waiting else next(lines, None)) is not None:
@@ -279,10 +298,13 @@ class TextPairs:
     def read(self, skipped: Counter[str]) -> Iterator[tuple[str, str, str | None]]:
         """Yield source, target and alignment, if any, of each line; lines may be empty.
 
-        Lines that are no pair are counted in `skipped`; an error where there are alignments, which belong to lines.
+        Lines that are no pair are counted in `skipped`; an error where there are alignments, which belong to
+        lines.
         """
         if self.pairs is not None:
-            rows: Iterator[tuple[str, ...]] = read_pairs(self.pairs, True, None if self.alignments else skipped)
+            rows: Iterator[tuple[str, ...]] = read_pairs(
+                self.pairs, True, None if self.alignments else skipped
+            )
         else:
             assert self.source is not None and self.target is not None
             rows = read_together(self.source, self.target, None if self.alignments else skipped)
@@ -303,7 +325,8 @@ class TextPairs:
 def read_together(one: Path, two: Path, skipped: Counter[str] | None = None) -> Iterator[tuple[str, str]]:
     """Read the lines of two files side by side, which must be equally many; `skipped` as of `read_pairs`."""
     counts = [0, 0]
-    for left, right in zip_longest(_read(one, skipped), _read(two, skipped), fillvalue="\n"):  # which no line has
+    # which no line has
+    for left, right in zip_longest(_read(one, skipped), _read(two, skipped), fillvalue="\n"):
         counts[0] += left != "\n"
         counts[1] += right != "\n"
         if left is not None and right is not None and "\n" not in (left, right):

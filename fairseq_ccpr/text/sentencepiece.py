@@ -34,7 +34,10 @@ def make_model(pieces: Iterable[tuple[str, float]], normalizer_spec: bytes) -> b
     """Make a unigram model of `SPECIALS` and pieces with their log probabilities; the trainer's settings are the defaults."""
     messages = _messages()
     kinds = messages.ModelProto.SentencePiece
-    made = [kinds(piece=text, score=0, type=kinds.CONTROL if at else kinds.UNKNOWN) for at, text in enumerate(SPECIALS)]
+    made = [
+        kinds(piece=text, score=0, type=kinds.CONTROL if at else kinds.UNKNOWN)
+        for at, text in enumerate(SPECIALS)
+    ]
     made += [kinds(piece=text, score=score) for text, score in pieces]
     spec = messages.NormalizerSpec.FromString(normalizer_spec)
     return replace_pieces(messages.ModelProto(normalizer_spec=spec), made)
@@ -66,12 +69,15 @@ def _messages() -> Any:
 class SentencepiecePairConfig(SentencepieceConfig):
     """Options of `--bpe sentencepiece_pair`."""
 
-    sentencepiece_model: str = field(default="???", metadata={"help": "SentencePiece model of the source language"})
+    sentencepiece_model: str = field(
+        default="???", metadata={"help": "SentencePiece model of the source language"}
+    )
     sentencepiece_target_model: str = field(
         default="???", metadata={"help": "SentencePiece model of the target language"}
     )
     source_tag: Optional[str] = field(
-        default=None, metadata={"help": "what the model wants in front of every source sentence, such as >>deu<<"}
+        default=None,
+        metadata={"help": "what the model wants in front of every source sentence, such as >>deu<<"},
     )
 
 
@@ -79,8 +85,8 @@ class SentencepiecePairConfig(SentencepieceConfig):
 class SentencepiecePair(SentencepieceBPE):
     """Split source text; `target` splits target text.
 
-    A sentence that begins with a tag such as >>deu<< keeps it as one subword; any other gets that of `--source-tag`. Joining
-    leaves tags out.
+    A sentence that begins with a tag such as >>deu<< keeps it as one subword; any other gets that of
+    `--source-tag`. Joining leaves tags out.
     """
 
     def __init__(self, cfg: SentencepiecePairConfig) -> None:

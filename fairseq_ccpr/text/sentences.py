@@ -8,10 +8,11 @@ import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-# Where a sentence may end: marks, what closes with them, and space, which Chinese and Japanese do without. No place is read
-# twice, so that thousands of dots take no longer than other text.
-# Marks that stand in no abbreviation, figure or address end a sentence without space: of Chinese, Japanese, Indic scripts,
-# Arabic and Urdu, Armenian, Greek, Burmese, Khmer, Ethiopic, Mongolian, Sinhala, Tibetan and others.
+# Where a sentence may end: marks, what closes with them, and space, which Chinese and Japanese do without. No
+# place is read twice, so that thousands of dots take no longer than other text.
+# Marks that stand in no abbreviation, figure or address end a sentence without space: of Chinese, Japanese,
+# Indic scripts, Arabic and Urdu, Armenian, Greek, Burmese, Khmer, Ethiopic, Mongolian, Sinhala, Tibetan and
+# others.
 _MARKS = ".!?…‼‽⁇⁈⁉"
 _ALWAYS = "。！？｡।॥؟۔։\u037e။។៕።፧፨᠃᠉෴༎᱾᱿꯫܀"
 _WIDE = "．"  # which is no end in ３．５ and Ｎｏ．１, nor after the number of a heading
@@ -22,10 +23,14 @@ _END = re.compile(
 )
 _LINE = re.compile(r"[^\n\r\v\f\x85\u2028\u2029]+")
 _OPENING = "\"'“„«‘‚([¿¡-–— "
-_ABBREVIATIONS = "abs bd bzw ca cf dr etc evtl fig ggf hl jr mr mrs ms nr prof sog sr st str tel usw vgl vol vs"
+_ABBREVIATIONS = (
+    "abs bd bzw ca cf dr etc evtl fig ggf hl jr mr mrs ms nr prof sog sr st str tel usw vgl vol vs"
+)
 _NO_END = frozenset(_ABBREVIATIONS.split())
 # Not before a figure.
-_OF_FIGURES = "abb abschn anh anl anm art aufl bl bsp fn gl jg kap lit mio mrd no nrn pkt pos pp rn rz sec tab tsd ziff"
+_OF_FIGURES = (
+    "abb abschn anh anl anm art aufl bl bsp fn gl jg kap lit mio mrd no nrn pkt pos pp rn rz sec tab tsd ziff"
+)
 _BEFORE_FIGURES = frozenset(_OF_FIGURES.split())
 Parts = Sequence["str | int"]  # of a text; a number stands for the translation of that sentence
 
@@ -38,8 +43,8 @@ class Mark:
         before, after: what is written around the translation of the element's text.
         kept: whether `before` is written in place of it.
         follows: whether it belongs to the word before it, as an end tag does.
-        ordered: whether it is a tag of an element that begins or ends outside of the sentence. Such tags stay in their order,
-            in which those that end come before those that begin.
+        ordered: whether it is a tag of an element that begins or ends outside of the sentence. Such tags stay
+            in their order, in which those that end come before those that begin.
     """
 
     start: int
@@ -95,7 +100,9 @@ class Segments:
         if number not in self.touching:
             return ""
         both = ("".join(map(str, translations[n])) for n in (number - 1, number))
-        before, after = (re.sub("<[^>]*>", "", html.unescape(text)).strip(f"{_CLOSING}{_MARKS} ") for text in both)
+        before, after = (
+            re.sub("<[^>]*>", "", html.unescape(text)).strip(f"{_CLOSING}{_MARKS} ") for text in both
+        )
         wide = any(unicodedata.east_asian_width(one) in "WF" for one in before[-1:] + after[:1])
         return "" if wide or not (before and after) else " "
 

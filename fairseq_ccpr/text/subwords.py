@@ -24,8 +24,9 @@ MASK = "<mask>"  # the last symbol, as in fairseq's masked_lm; dict.txt does not
 class Subwords:
     """The n subwords of a text between the markers <s> and </s>.
 
-    `starts` and `ends` [n + 2] are characters of the text as it was given, end exclusive, and neither ever falls. A subword
-    that stands for space alone is empty, at the start of what follows; the markers are empty at the ends of the text.
+    `starts` and `ends` [n + 2] are characters of the text as it was given, end exclusive, and neither ever
+    falls. A subword that stands for space alone is empty, at the start of what follows; the markers are empty
+    at the ends of the text.
     """
 
     text: str
@@ -42,7 +43,9 @@ class Subwords:
         """Keep the first `limit` subwords and the markers: for texts longer than `ContextEncoder.max_positions`."""
         if len(self.ids) <= limit + 2:
             return self
-        return Subwords(self.text, *([*every[: limit + 1], every[-1]] for every in (self.ids, self.starts, self.ends)))
+        return Subwords(
+            self.text, *([*every[: limit + 1], every[-1]] for every in (self.ids, self.starts, self.ends))
+        )
 
     def around(self, first: int, last: int, limit: int) -> tuple[Subwords, int]:
         """Keep `limit` subwords around those from `first` to `last` in `ids`, as many before as after if possible.
@@ -52,7 +55,10 @@ class Subwords:
         """
         count = len(self.ids) - 2
         before = max(0, min(first - 1 - (limit - (last + 1 - first)) // 2, count - limit))
-        columns, kept = (self.ids, self.starts, self.ends), slice(1 + before, min(1 + before + limit, count + 1))
+        columns, kept = (
+            (self.ids, self.starts, self.ends),
+            slice(1 + before, min(1 + before + limit, count + 1)),
+        )
         return Subwords(self.text, *([some[0], *some[kept], some[-1]] for some in columns)), before
 
 
@@ -117,7 +123,9 @@ class SubwordTokenizer(ABC):
 def read_symbols(path: Path) -> list[str]:
     """Read the pieces of a dict.txt."""
     if not path.is_file():
-        raise CheckpointError(f"{path.parent} has no {path.name}: an encoder's folder names its subwords there")
+        raise CheckpointError(
+            f"{path.parent} has no {path.name}: an encoder's folder names its subwords there"
+        )
     try:
         dictionary = Dictionary.load(str(path))
     except (ValueError, RuntimeError) as error:
@@ -149,9 +157,10 @@ def batches_of_like_length(numbers: list[int], encoded: list[Subwords]) -> Itera
 def subword_bounds(subwords: Subwords, start: int, end: int) -> tuple[int, int] | None:
     """Find the indices in `subwords.ids` of the first and the last subword of text[start:end], whole words.
 
-    A piece that begins with a space belongs to the word after it; one that is space alone, to none. Where one piece holds
-    a word and adjacent punctuation, the word has the piece, and the punctuation alone has none. None where a piece at a
-    border holds letters of a neighbouring word too (two Chinese characters in one piece), or where the text was cut.
+    A piece that begins with a space belongs to the word after it; one that is space alone, to none. Where one
+    piece holds a word and adjacent punctuation, the word has the piece, and the punctuation alone has none.
+    None where a piece at a border holds letters of a neighbouring word too (two Chinese characters in one
+    piece), or where the text was cut.
     """
     stop = len(subwords.ids) - 1
     first = bisect_right(subwords.ends, start, 1, stop)

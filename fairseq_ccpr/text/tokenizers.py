@@ -65,15 +65,17 @@ class SentencePieceTokenizer(SubwordTokenizer):
         try:
             return cls(read_symbols(directory / DICTIONARY), path.read_bytes())
         except RuntimeError:
-            raise CheckpointError(f"{path} is no SentencePiece model: copy the encoder's folder again") from None
+            raise CheckpointError(
+                f"{path} is no SentencePiece model: copy the encoder's folder again"
+            ) from None
 
 
 def piece_spans(processor: sentencepiece.SentencePieceProcessor, text: str) -> Iterator[tuple[str, int, int]]:
     """Yield the pieces of a text with the characters each stands for, spaces around it left out.
 
-    The pieces laid end to end are the normalised text, and SentencePiece says of each of its characters where in the
-    text it comes from. Where one character becomes several pieces (½, or the bytes of one that has no piece), each of
-    them stands for it.
+    The pieces laid end to end are the normalised text, and SentencePiece says of each of its characters where
+    in the text it comes from. Where one character becomes several pieces (½, or the bytes of one that has no
+    piece), each of them stands for it.
     """
     _, origins = processor.normalize(text, with_offsets=True)  # one more than characters
     kinds = kinds_of(text)
@@ -87,7 +89,8 @@ def piece_spans(processor: sentencepiece.SentencePieceProcessor, text: str) -> I
             after = begin + 1
         start, end = origins[begin], origins[after]
         if begin < after:
-            end = max(end, min(origins[after - 1] + 1, len(text)))  # the blank of a last word comes from no character
+            # the blank of a last word comes from no character
+            end = max(end, min(origins[after - 1] + 1, len(text)))
             while end > start + 1 and kinds[end - 1] == SPACE:  # at the end of the text
                 end -= 1
         yield piece, start, end
@@ -144,7 +147,9 @@ class WordPieceTokenizer(SubwordTokenizer):
             yield "".join(word), origins
 
     def _normalised(self, character: str) -> str:
-        if character in "\0\ufffd" or (character not in "\t\n\r" and unicodedata.category(character) in DROPPED):
+        if character in "\0\ufffd" or (
+            character not in "\t\n\r" and unicodedata.category(character) in DROPPED
+        ):
             return ""
         if self.settings.strip_accents:
             decomposed = unicodedata.normalize("NFD", character)

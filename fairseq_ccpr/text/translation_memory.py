@@ -1,10 +1,13 @@
 """Translation memories as other tools exchange them: TMX is read and written, XLIFF 1.2 and 2, and its kinds, is read.
 
-What a tool says of a translation counts: only what a person has confirmed is read, with tracked changes accepted.
+What a tool says of a translation counts: only what a person has confirmed is read, with tracked changes
+accepted.
 
-Units are cut out of the text as it comes, and expat parses each by itself: so memory does not grow with the file, but for the
-dates of a TMX, and a damaged unit costs no other. A file that declares entities is refused, which no translation memory
-needs: so none can expand to more than it is, or name another file. HTML's names of characters are known. A document type is
+Units are cut out of the text as it comes, and expat parses each by itself: so memory does not grow with the
+file, but for the dates of a TMX, and a damaged unit costs no other. A file that declares entities is refused,
+which no translation memory
+needs: so none can expand to more than it is, or name another file. HTML's names of characters are known. A
+    document type is
 not fetched.
 """
 
@@ -27,7 +30,15 @@ from xml.sax.saxutils import escape, quoteattr
 
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.text.languages import SAMPLE, look_copied, refuse_exchanged, same_language
-from fairseq_ccpr.text.pairs import BLOCK, BYTE_ORDER_MARK, PACKED_NAMES, Watch, one_line, open_packed, read_pairs
+from fairseq_ccpr.text.pairs import (
+    BLOCK,
+    BYTE_ORDER_MARK,
+    PACKED_NAMES,
+    Watch,
+    one_line,
+    open_packed,
+    read_pairs,
+)
 from fairseq_ccpr.version import __version__
 
 TMX, XLIFF, TSV = (".tmx",), (".xlf", ".xliff", ".sdlxliff", ".mqxliff", ".mxliff"), (".tsv", ".txt")
@@ -36,8 +47,20 @@ UNITS = {"tu", "trans-unit", "unit"}
 # Elements inside a segment whose content is not text: codes of the document's own format.
 CODES = {"bpt", "ept", "it", "ph", "ut", "x", "bx", "ex", "sc", "ec"}
 ALONE = {"ph", "ut", "x"}  # of these, such as are not one of a pair
-SAYING = ("type", "ctype", "subType", "equiv", "equiv-text", "equivStart", "equivEnd", "disp", "dispStart", "dispEnd")
-# What a tool says of a translation that a person has confirmed, by attribute, in lower case; anything else is not confirmed.
+SAYING = (
+    "type",
+    "ctype",
+    "subType",
+    "equiv",
+    "equiv-text",
+    "equivStart",
+    "equivEnd",
+    "disp",
+    "dispStart",
+    "dispEnd",
+)
+# What a tool says of a translation that a person has confirmed, by attribute, in lower case; anything else is
+# not confirmed.
 CONFIRMED = {
     "state": "translated reviewed signed-off final",  # XLIFF 1.2, of a target, and 2, of a segment
     "conf": "translated approvedtranslation approvedsignoff",  # Trados: sdl:seg, and a property in TMX
@@ -46,7 +69,12 @@ CONFIRMED = {
     "confirmed": "1 2 3 4 5 6 7 8 9 10 11 12 true",  # Phrase: the workflow step up to which it is confirmed
 }
 FINISHED = ("signed-off", "final")  # states that outweigh where a translation is from
-LANGUAGES = {"source-language": "source", "srcLang": "source", "target-language": "target", "trgLang": "target"}
+LANGUAGES = {
+    "source-language": "source",
+    "srcLang": "source",
+    "target-language": "target",
+    "trgLang": "target",
+}
 BREAK = "\udc82"  # in place of a code that separates what is before and after it, until the text is complete
 SEAM = "\udc81"  # likewise where a segment begins and ends
 GAP = "\udc83"  # likewise of a code by itself, which may stand for a space, a character or nothing
@@ -56,7 +84,8 @@ XML_LANG = "xml:lang"
 _DECLARATION = re.compile(r"\A[\s\ufeff]*<\?xml\s[^>]*\?>")
 _SAYING = re.compile(r"<(?:[\w.-]+:)?(?:trans-unit|segment|target)\s[^<>]*?\b(state|status|confirmed)\s*=")
 _REJECTED, _FROM_MACHINE = re.compile("rejected-"), re.compile("(x-)?(fuzzy|mt-|tm-suggestion|leveraged-mt)")
-_DELETED = re.compile("(.*[-:])?del(eted|etion|ete)?", re.IGNORECASE)  # types of marked text that was taken out
+# types of marked text that was taken out
+_DELETED = re.compile("(.*[-:])?del(eted|etion|ete)?", re.IGNORECASE)
 UNWRITTEN = {"note", "comment", "annotation", "cmt"}  # elements in a segment that are none of its text
 _SPACES = re.compile(r"[^\S\u00a0\u2007\u202f]+")  # but no-break spaces
 _ENTITY = re.compile(r"&([A-Za-z][\w.-]*);")
@@ -68,20 +97,23 @@ _WRITTEN = re.compile(r"(?:\{|(?=<\w+\})<)(\w{1,5})[}>]")
 _VALUE = re.compile(r"""=["']([^"'<>]*)["']""")
 _WHITE = re.compile(r"(?:\s|\\[nrtvf])+")
 _FORMAT = re.compile(  # a code that is one of a pair
-    r"(?:\w+[:-])*(?:b|i|u|bold|italic|underlined?|link)|</?\w[^<>]*(?<!/)>|\{\\.*|\}", re.DOTALL | re.IGNORECASE,
-)  # fmt: skip
+    r"(?:\w+[:-])*(?:b|i|u|bold|italic|underlined?|link)|</?\w[^<>]*(?<!/)>|\{\\.*|\}",
+    re.DOTALL | re.IGNORECASE,
+)
 _BREAKING = re.compile(  # the kind of a code, or its content
     rf"(?:\w+[:-])*(?:{_BLOCKS})|(?:\s|\\[nrtvf]|&(?:nbsp|#(?:10|13|160|x0*[AD]|xA0));|</?(?:\w+:)?(?:{_BLOCKS})(?:\s[^<>]*)?/?>"
-    r"|\{?\\(?:line|par|tab|page)\b ?\}?)+", re.IGNORECASE,
-)  # fmt: skip
+    r"|\{?\\(?:line|par|tab|page)\b ?\}?)+",
+    re.IGNORECASE,
+)
 _ATTRIBUTES = r"""(?:[^<>"']|"[^"<]*"|'[^'<]*')*+"""
 _MARKUP = re.compile(
     r"<!--(?:(?!--).)*+(?:-->|(?P<a>-{0,2}\Z))|<!\[CDATA\[(?:(?!\]\]>|<!\[CDATA\[).)*+(?:\]\]>|(?P<b>\Z))"
     r"|<\?(?:(?!\?>|<\?).)*+(?:\?>|(?P<c>\Z))"
     rf"""|<{_ATTRIBUTES}(?:"[^"<]*|'[^'<]*)?(?P<d>\Z)"""  # as a to c: not all of it is there yet
     r"|<(?P<end>/?)(?P<name>(?:[\w.-]+:)?(?:tmx|tu|xliff|file|group|trans-unit|unit))(?=[\s/>])"
-    rf"(?P<rest>{_ATTRIBUTES}>?)", re.DOTALL,
-)  # fmt: skip
+    rf"(?P<rest>{_ATTRIBUTES}>?)",
+    re.DOTALL,
+)
 
 codecs.register_error("fairseq_ccpr.damaged", lambda error: (DAMAGED, error.end))  # type: ignore[attr-defined]
 
@@ -89,13 +121,19 @@ Pair = tuple[str, str]
 
 
 def read_memory(
-    path: Path, source: str, target: str, skipped: Counter[str], unconfirmed: bool = False, watch: Watch | None = None
+    path: Path,
+    source: str,
+    target: str,
+    skipped: Counter[str],
+    unconfirmed: bool = False,
+    watch: Watch | None = None,
 ) -> Iterator[Pair]:
     """Read the pairs of a TMX, XLIFF or TSV file, packed or not, recognised by its name.
 
-    Languages are such as de and en, which de-AT and en_GB are as well; a TSV does not name its own. `skipped` counts what is
-    no pair of them, by reason, and what is not confirmed, unless that is to be read. `watch` sees how much was read, and may
-    stop it. A file that ends too early is an error once all before it is read.
+    Languages are such as de and en, which de-AT and en_GB are as well; a TSV does not name its own. `skipped`
+    counts what is no pair of them, by reason, and what is not confirmed, unless that is to be read. `watch`
+    sees how much was read, and may stop it. A file that ends too early is an error once all before it is
+    read.
     """
     if not path.is_file():
         raise ConfigurationError(f"there is no file {path}")
@@ -150,7 +188,8 @@ class _Reading:
     watch: Watch | None = None
     required: set[str] = field(default_factory=set)  # what each translation has to say to be confirmed
     encoding: str = "utf-8"
-    damages: dict[str, str] = field(default_factory=dict)  # by kind: the reason that counts it, with the first line
+    # by kind: the reason that counts it, with the first line
+    damages: dict[str, str] = field(default_factory=dict)
 
     root = ""
 
@@ -167,7 +206,10 @@ class _Reading:
             ends = part.startswith("</")
             if not ends:
                 element = self._element(part.rstrip("/>") + "/>", line)
-                self.tag(name, dict.fromkeys(LANGUAGES, f"a damaged <{name}>") if element is None else element.attrib)
+                self.tag(
+                    name,
+                    dict.fromkeys(LANGUAGES, f"a damaged <{name}>") if element is None else element.attrib,
+                )
             if ends or part.endswith("/>"):
                 self.tag(name, None)
                 if name == self.root:
@@ -248,7 +290,9 @@ class _Reading:
             if names or fault or len(text) > MOST:
                 break
         if names and names[0] != self.root:
-            raise ConfigurationError(f"{self.path} is no {self.root.upper()}: it begins with the element '{names[0]}'")
+            raise ConfigurationError(
+                f"{self.path} is no {self.root.upper()}: it begins with the element '{names[0]}'"
+            )
         return text, fault
 
     def _parts(self, text: str, blocks: Iterator[str]) -> Iterator[tuple[str, str, int]]:
@@ -303,11 +347,15 @@ class _Reading:
 
     def _element(self, part: str, line: int) -> Element | None:
         builder, parser = TreeBuilder(), expat.ParserCreate("utf-8")
-        parser.StartElementHandler = lambda name, attributes: builder.start(name.rpartition(":")[2], attributes)
+        parser.StartElementHandler = lambda name, attributes: builder.start(
+            name.rpartition(":")[2], attributes
+        )
         parser.EndElementHandler = lambda name: builder.end(name.rpartition(":")[2])
         parser.CharacterDataHandler, parser.buffer_text = builder.data, True
         named = dict.fromkeys(_ENTITY.findall(part))
-        values = [(name, "".join(f"&#38;#{ord(one)};" for one in html5.get(f"{name};", ""))) for name in named]
+        values = [
+            (name, "".join(f"&#38;#{ord(one)};" for one in html5.get(f"{name};", ""))) for name in named
+        ]
         try:
             if any(known := [f'<!ENTITY {name} "{value}">' for name, value in values if value]):
                 parser.Parse(f"<!DOCTYPE {self.root} [{''.join(known)}]>")
@@ -340,22 +388,33 @@ class _Tsv(_Reading):
 
 @dataclass
 class _Tmx(_Reading):
-    dates: dict[str, str] = field(default_factory=dict)  # by source: when the newest translation of it was changed
+    # by source: when the newest translation of it was changed
+    dates: dict[str, str] = field(default_factory=dict)
 
     root = "tmx"
 
     def unit(self, unit: Element) -> Iterator[Pair]:
         segments = [(seg, tuv) for tuv in unit.iter("tuv") for seg in tuv.findall("seg")]
-        sides = [(seg.get(XML_LANG) or tuv.get(XML_LANG) or tuv.get("lang") or "", seg, tuv) for seg, tuv in segments]
-        both = [[side for side in reversed(sides) if same_language(side[0], one)] for one in (self.source, self.target)]
+        sides = [
+            (seg.get(XML_LANG) or tuv.get(XML_LANG) or tuv.get("lang") or "", seg, tuv)
+            for seg, tuv in segments
+        ]
+        both = [
+            [side for side in reversed(sides) if same_language(side[0], one)]
+            for one in (self.source, self.target)
+        ]
         if not all(both):
             self.skipped[f"not in both {self.source} and {self.target}"] += 1
             return
         if others := sum(map(len, both)) - len(both):
             self.skipped["older than another variant of its language, or before it"] += others
-        (_, source, _), (_, target, of_target) = (max(variants, key=lambda side: _date(side[2])) for variants in both)
+        (_, source, _), (_, target, of_target) = (
+            max(variants, key=lambda side: _date(side[2])) for variants in both
+        )
         date = max(_date(unit), _date(of_target))
-        level = next((one.text for one in unit.iter("prop") if "ConfirmationLevel" in one.get("type", "")), None)
+        level = next(
+            (one.text for one in unit.iter("prop") if "ConfirmationLevel" in one.get("type", "")), None
+        )
         for pair in self.pair(_text(source, {}), _text(target, {}), {"conf": level} if level else {}):
             if date and date < self.dates.get(pair[0], ""):
                 self.skipped["older by its date than another translation of the same source"] += 1
@@ -377,7 +436,11 @@ class _Xliff(_Reading):
 
     def tag(self, name: str, attributes: dict[str, str] | None) -> None:
         if name == "group":
-            asked = [*self.translate, attributes.get("translate", self.translate[-1])] if attributes is not None else []
+            asked = (
+                [*self.translate, attributes.get("translate", self.translate[-1])]
+                if attributes is not None
+                else []
+            )
             self.translate = asked or self.translate[: max(len(self.translate) - 1, 1)]
         elif name in ("xliff", "file") and attributes is not None:
             own = [one for one in LANGUAGES if name == "xliff" or "-" in one]  # in XLIFF 2 those of all files
@@ -411,14 +474,18 @@ class _Xliff(_Reading):
                 continue
             target = fitting[-1]
             said = {
-                name.rpartition(":")[2]: value for one in (unit, segment, target) for name, value in one.attrib.items()
+                name.rpartition(":")[2]: value
+                for one in (unit, segment, target)
+                for name, value in one.attrib.items()
             }
             ours, theirs = (
                 {one.get("mid"): _text(one, codes) for one in side.iter("mrk") if one.get("mtype") == "seg"}
                 for side in (next(segment.iterfind("seg-source"), source), target)
             )
             if not ours or not theirs or None in ours | theirs or len(ours) == len(theirs) == 1:
-                worst = min(levels.values(), key=lambda level: level.lower() in CONFIRMED["conf"].split(), default="")
+                worst = min(
+                    levels.values(), key=lambda level: level.lower() in CONFIRMED["conf"].split(), default=""
+                )
                 yield from self.pair(
                     _text(source, codes), _text(target, codes), said | ({"conf": worst} if worst else {})
                 )
@@ -429,8 +496,12 @@ class _Xliff(_Reading):
 
     def _foreign(self, source: Element, target: Element) -> str:
         said = [("source", source.get(XML_LANG, "")), ("target", target.get(XML_LANG, ""))]
-        for side, language in said + [(LANGUAGES[name], language) for name, language in self.languages.items()]:
-            if language and not same_language(language, wanted := self.source if side == "source" else self.target):
+        for side, language in said + [
+            (LANGUAGES[name], language) for name, language in self.languages.items()
+        ]:
+            if language and not same_language(
+                language, wanted := self.source if side == "source" else self.target
+            ):
                 return f"its {side} is in {language}, not {wanted}"
         return ""
 

@@ -8,7 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import islice
 
-# Scripts that write no spaces between words: each character is a word. First and last code point of each block.
+# Scripts that write no spaces between words: each character is a word. First and last code point of each
+# block.
 UNSPACED = [
     (0x0E00, 0x0EFF),  # Thai, Lao
     (0x1000, 0x109F),  # Myanmar
@@ -24,7 +25,8 @@ UNSPACED = [
 UNSPACED_PUNCTUATION = [(0x3000, 0x303F), (0xFE30, 0xFE4F), (0xFF00, 0xFFEF)]
 INVISIBLE_SPACES = "\u200b\u200e\u200f\u061c\ufeff"  # zero width, direction marks: no letters of a word
 SPACE, PUNCTUATION, SEPARATOR, MARK, CHARACTER, LETTER = "spimcw"
-# A letter to the last letter before a space or a character of its own; a character; a sign. Marks go with what they follow.
+# A letter to the last letter before a space or a character of its own; a character; a sign. Marks go with
+# what they follow.
 _WORD = re.compile("[wm](?:[wpm]*w)?m*|cm*|[pi]m*")
 SIGNS = PUNCTUATION + SEPARATOR
 _LETTERS = re.compile("[wc]")
@@ -41,7 +43,8 @@ def _kind(code: int) -> str:
     category = unicodedata.category(character)
     if character.isspace() or category[0] == "Z" or category == "Cc" or character in INVISIBLE_SPACES:
         return SPACE
-    if category[0] == "M" or category == "Cf" or 0x1F3FB <= code <= 0x1F3FF:  # joiners, and skin tones of emoji
+    # joiners, and skin tones of emoji
+    if category[0] == "M" or category == "Cf" or 0x1F3FB <= code <= 0x1F3FF:
         return MARK
     if category[0] in "PS":
         return SEPARATOR if _within(code, UNSPACED_PUNCTUATION) else PUNCTUATION
@@ -56,8 +59,8 @@ _KINDS = _Kinds()
 
 
 def kinds_of(text: str) -> str:
-    """Return one letter for each character of the text: space, punctuation, punctuation of an unspaced script, mark,
-    character of such a script, letter.
+    """Return one letter for each character of the text: space, punctuation, punctuation of an unspaced
+    script, mark, character of such a script, letter.
 
     >>> kinds_of("Oh, 中。")
     'wwpsci'
@@ -73,9 +76,9 @@ def has_letters(text: str) -> bool:
 def word_spans(text: str) -> list[tuple[int, int]]:
     """Find the words of a text, as (start, end) in characters, end exclusive.
 
-    What stands between spaces is a word, less the punctuation and symbols at its ends, which are words of their own (a
-    run of one sign, such as "...", is one). In scripts without spaces each character is a word. Combining marks and
-    joiners stay with the character before them.
+    What stands between spaces is a word, less the punctuation and symbols at its ends, which are words of
+    their own (a run of one sign, such as "...", is one). In scripts without spaces each character is a word.
+    Combining marks and joiners stay with the character before them.
 
     >>> text = 'He said: "don\\'t..." (東京)'
     >>> [text[start:end] for start, end in word_spans(text)]

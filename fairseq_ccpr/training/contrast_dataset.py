@@ -36,7 +36,8 @@ class DrawnPhrases:
     """D phrases of n sentence pairs, ordered by sentence pair, then by target sentence."""
 
     sources: np.ndarray  # int64 [D], the phrase pairs that supply the source side
-    targets: np.ndarray  # int64 [D], those that supply the target side: the same strings, perhaps from another sentence
+    # int64 [D], those that supply the target side: the same strings, perhaps from another sentence
+    targets: np.ndarray
     starts: np.ndarray  # int64 [n + 1], the first phrase of each sentence pair; the last is D
 
     def of(self, number: int) -> tuple[np.ndarray, np.ndarray]:
@@ -77,7 +78,9 @@ class PhraseDraw:
             moved = rng.random(len(sources)) < self.options.different_context_fraction
             targets = np.where(moved & self.fits[self.numbers[others]], others, sources)
         order = np.lexsort((self.numbers[targets], owners))
-        return DrawnPhrases(sources[order], targets[order], np.searchsorted(owners, np.arange(len(self.sizes) + 1)))
+        return DrawnPhrases(
+            sources[order], targets[order], np.searchsorted(owners, np.arange(len(self.sizes) + 1))
+        )
 
 
 class Occurrences:
@@ -141,7 +144,8 @@ class PhraseContrastDataset(LengthBatches):
         self.pairs, self.tokenizer, self.seed = pairs, tokenizer, options.seed
         self.most_words = int(pairs.manifest.settings["max_phrase_words"])
         with_phrases = np.unique(pairs.pairs[:, 0])
-        self.lengths_of = np.zeros((pairs.sentences, 2), dtype=np.int64)  # in subwords, of those with a phrase pair
+        # in subwords, of those with a phrase pair
+        self.lengths_of = np.zeros((pairs.sentences, 2), dtype=np.int64)
         for i in progress_bar(f"subwords of {pairs.directory}", "sentence", with_phrases):
             self.lengths_of[i] = [len(tokenizer.encode(text).ids) for text in pairs.sentence(i)]
         fits = self.lengths_of[with_phrases].max(axis=1) <= options.max_subwords
@@ -175,7 +179,11 @@ class PhraseContrastDataset(LengthBatches):
         for other, rows in groupby(zip(sources, targets), key=lambda row: row[1][0]):
             target = self.tokenizer.encode(self.pairs.sentence(other)[1])
             spans = [((a, b), (c, d)) for (_, a, b, _, _), (_, _, _, c, d) in rows]
-            whole = [(one, two) for one, two in spans if subword_bounds(source, *one) and subword_bounds(target, *two)]
+            whole = [
+                (one, two)
+                for one, two in spans
+                if subword_bounds(source, *one) and subword_bounds(target, *two)
+            ]
             if whole:
                 source_spans += [one for one, _ in whole]
                 phrases = [(c, d) for _, _, _, c, d in self.pairs.pairs_of(other).tolist()]
@@ -190,7 +198,9 @@ class PhraseContrastDataset(LengthBatches):
     ) -> SentenceWithSpans:
         bounds = [found for span in spans if (found := subword_bounds(subwords, *span)) is not None]
         strings = [subwords.text[start:end] for start, end in spans]
-        return SentenceWithSpans(subwords, bounds, strings, self._no_phrases(subwords, phrases, len(spans), rng))
+        return SentenceWithSpans(
+            subwords, bounds, strings, self._no_phrases(subwords, phrases, len(spans), rng)
+        )
 
     def _no_phrases(
         self, encoded: Subwords, phrases: list[Span], count: int, rng: np.random.Generator
@@ -226,7 +236,9 @@ class PhraseContrastDataset(LengthBatches):
             "spans": _numbered([side.spans for side in sides]),
             "others": _numbered([side.others for side in sides]),
             "strings": torch.tensor([digest_number(string) for side in sides for string in side.strings]),
-            "contexts": torch.tensor([digest_number(side.subwords.text) for side in sides for _ in side.strings]),
+            "contexts": torch.tensor(
+                [digest_number(side.subwords.text) for side in sides for _ in side.strings]
+            ),
         }
 
 

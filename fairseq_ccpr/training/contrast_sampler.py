@@ -16,9 +16,10 @@ from fairseq_ccpr.storage.arrays import as_tensor
 from fairseq_ccpr.training.token_clusters import BLOCK_ROWS, TokenClusters
 
 SOURCE_NUMBERS = 8  # r, that stand for a source
-# Differences of these numbers, in standard deviations, up to which sources count as the same. Batching and the keys' fp16
-# cause a fiftieth of it if the model computes in fp32, a third if it computes in fp16. Sources that differ in one short word
-# are farther apart; if they are not, it is just as well that neither gives the other negatives.
+# Differences of these numbers, in standard deviations, up to which sources count as the same. Batching and
+# the keys' fp16 cause a fiftieth of it if the model computes in fp32, a third if it computes in fp16. Sources
+# that differ in one short word are farther apart; if they are not, it is just as well that neither gives the
+# other negatives.
 SAME_SOURCE = 0.03
 ORIGIN_ROWS, BLOCK_SENTENCES = 1 << 20, 1 << 14
 HELD_OUT = 0.1  # the largest fraction of the groups of sentences held out for validation
@@ -29,7 +30,8 @@ QUERIES = 1 << 10  # searched for at a time
 class Origins:
     """Marks that show whether sentences repeat each other, in any shape."""
 
-    groups: Tensor  # int64 [...], the same number where all target tokens are the same; -1: no group of the datastore
+    # int64 [...], the same number where all target tokens are the same; -1: no group of the datastore
+    groups: Tensor
     sources: Tensor  # fp32 [..., r], equal up to `SAME_SOURCE` where the source is the same
 
     def __getitem__(self, index: Tensor) -> Origins:
@@ -49,21 +51,26 @@ class Origins:
 class SentenceOrigins:
     """The origins of a datastore's sentences.
 
-    A datastore does not hold the source. But the decoder's state at the first position depends only on the source, so equal
-    sources give equal states; a few random projections of that state represent the source.
+    A datastore does not hold the source. But the decoder's state at the first position depends only on the
+    source, so equal sources give equal states; a few random projections of that state represent the source.
     """
 
     def __init__(self, keys: np.ndarray, values: np.ndarray, sentences: np.ndarray) -> None:
         starts = _starts(sentences)
         self.lengths = np.diff(np.append(starts, len(sentences)))  # int64 [S]
-        self.sentence_of = torch.from_numpy(np.repeat(np.arange(len(starts), dtype=np.int32), self.lengths))  # [N]
+        # [N]
+        self.sentence_of = torch.from_numpy(np.repeat(np.arange(len(starts), dtype=np.int32), self.lengths))
         self._hashes, groups = np.unique(hash_sentences(values, sentences), return_inverse=True)
-        self._random = np.random.default_rng(1).normal(size=(keys.shape[1], SOURCE_NUMBERS)).astype(np.float32)
+        self._random = (
+            np.random.default_rng(1).normal(size=(keys.shape[1], SOURCE_NUMBERS)).astype(np.float32)
+        )
         sources = self._project(keys, starts)
         self._mean, self._deviation = sources.mean(axis=0), np.maximum(sources.std(axis=0), 1e-6)
         self.origins = Origins(torch.from_numpy(groups), self._scale(sources))
 
-    def of_rows(self, keys: np.ndarray, values: np.ndarray, sentences: np.ndarray, rows: np.ndarray) -> Origins:
+    def of_rows(
+        self, keys: np.ndarray, values: np.ndarray, sentences: np.ndarray, rows: np.ndarray
+    ) -> Origins:
         """Determine the origins of rows, int64 [Q], of another datastore, by the same marks."""
         starts = _starts(sentences)
         chosen, sentence_of = np.unique(np.searchsorted(starts, rows, side="right") - 1, return_inverse=True)
@@ -126,7 +133,14 @@ class ContrastSettings:
     seed: int
 
     def __post_init__(self) -> None:
-        for name in ("positives", "negatives", "nearest_clusters", "refresh_interval", "valid_queries", "valid_keys"):
+        for name in (
+            "positives",
+            "negatives",
+            "nearest_clusters",
+            "refresh_interval",
+            "valid_queries",
+            "valid_keys",
+        ):
             if (value := getattr(self, name)) < 1:
                 raise ConfigurationError(f"--{name.replace('_', '-')} is {value}: give at least 1")
 
@@ -142,21 +156,30 @@ class _Anchors:
 class ContrastSampler:
     """Draws contrasts from a token datastore, all on the training device.
 
-    Validation queries are tokens of other text or, without it, of sentences held out from training. Equal translations form a
-    group: an anchor's positives are from other groups. Its negatives are neither from its own group nor from a sentence with
+    Validation queries are tokens of other text or, without it, of sentences held out from training. Equal
+    translations form a
+    group: an anchor's positives are from other groups. Its negatives are neither from its own group nor from
+        a sentence with
     the same source, since a source may have two right translations.
 
     Args:
-        keys: fp16 [N, d]. They move to a GPU if they take at most half of its free memory; otherwise only the rows drawn do.
+        keys: fp16 [N, d]. They move to a GPU if they take at most half of its free memory; otherwise only the
+            rows drawn do.
         values: int32 [N].
         sentences: int [N], the sentence each entry came from.
-        other_text: keys, values and sentences of text that is not in the datastore, from which the queries are sampled.
+        other_text: keys, values and sentences of text that is not in the datastore, from which the queries
+            are sampled.
     """
 
     def __init__(
-        self, keys: np.ndarray, values: np.ndarray, sentences: np.ndarray, settings: ContrastSettings,
-        device: torch.device, other_text: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        keys: np.ndarray,
+        values: np.ndarray,
+        sentences: np.ndarray,
+        settings: ContrastSettings,
+        device: torch.device,
+        other_text: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None,
+    ) -> None:
         self.settings, self.device = settings, device
         known = SentenceOrigins(keys, values, sentences)
         self.values, self.sentence_of = as_tensor(values), known.sentence_of.to(device)
@@ -171,7 +194,9 @@ class ContrastSampler:
             rows, source = torch.from_numpy(np.sort(chosen)), other_text[:2]
             origins = known.of_rows(*other_text, rows.numpy())
             pool = torch.arange(len(values))
-        self.query_keys, self.query_values = (torch.from_numpy(array[rows.numpy()]).to(device) for array in source)
+        self.query_keys, self.query_values = (
+            torch.from_numpy(array[rows.numpy()]).to(device) for array in source
+        )
         self.query_origins, self.origins = origins.to(device), known.origins.to(device)
         clusters = TokenClusters(self.values[pool], pool, known.origins.groups[known.sentence_of[pool]])
         if (few := int((clusters.runs > 1).sum())) < 2:
@@ -200,15 +225,19 @@ class ContrastSampler:
     def draw(self, adapter: Any, count: int, update: int, part: int) -> Tensor:
         """Draw random anchors with their positives and negatives: keys [count, 1 + M + N, d].
 
-        The result depends only on the arguments and, for hard negatives, on the adapter at the time the centres were last
-        computed: in the first draw of each R updates, or after resuming. `part` distinguishes the draws for one update.
+        The result depends only on the arguments and, for hard negatives, on the adapter at the time the
+        centres were last
+        computed: in the first draw of each R updates, or after resuming. `part` distinguishes the draws for
+            one update.
         """
         generator = self._generator(update, part)
         slots = torch.randint(self.clusters.anchors, (count,), generator=generator, device=self.device)
         entries, clusters = self.clusters.members[slots], self.clusters.cluster_of(slots)
         origins = self.origins[self.sentence_of[entries]]
         own = self.clusters.own_run(clusters, origins.groups)
-        return self._contrast(adapter, _Anchors(self.rows(entries), clusters, own, origins), update, generator)
+        return self._contrast(
+            adapter, _Anchors(self.rows(entries), clusters, own, origins), update, generator
+        )
 
     def draw_held_out(self, adapter: Any, queries: Tensor) -> Tensor:
         """Do the same with validation queries as anchors, those whose token training has in another group."""
@@ -232,10 +261,17 @@ class ContrastSampler:
         if settings.hard:
             similarities = self._similarities(adapter, anchors.keys, update)
             negatives = clusters.draw_hard_negatives(
-                anchors.clusters, similarities, settings.negatives, settings.nearest_clusters, barred, generator
+                anchors.clusters,
+                similarities,
+                settings.negatives,
+                settings.nearest_clusters,
+                barred,
+                generator,
             )
         else:
-            negatives = clusters.draw_random_negatives(anchors.clusters, settings.negatives, barred, generator)
+            negatives = clusters.draw_random_negatives(
+                anchors.clusters, settings.negatives, barred, generator
+            )
         others = self.rows(clusters.members[torch.cat([positives, negatives], dim=1)])
         return torch.cat([anchors.keys.unsqueeze(1), others], dim=1)
 

@@ -43,7 +43,8 @@ class EpochDataset(SizedDataset):
 class LengthBatches(EpochDataset):
     """A data set that fairseq orders and batches again each epoch.
 
-    Each of its n examples has sentences on two sides, and a batch is a padded table of subwords for each side.
+    Each of its n examples has sentences on two sides, and a batch is a padded table of subwords for each
+    side.
     """
 
     counts: np.ndarray  # int64 [n, 2], sentences of each example on either side, at most
@@ -61,20 +62,25 @@ class LengthBatches(EpochDataset):
         return order[self.lengths.max(axis=1)[order].argsort(kind="stable")]
 
     def batch_by_size(
-        self, indices: np.ndarray, max_tokens: int | None = None, max_sentences: int | None = None,
+        self,
+        indices: np.ndarray,
+        max_tokens: int | None = None,
+        max_sentences: int | None = None,
         required_batch_size_multiple: int = 1,
-    ) -> list[np.ndarray]:  # fmt: skip
+    ) -> list[np.ndarray]:
         """Cut `indices` into batches as large as allowed.
 
         Args:
-            max_tokens: subwords on either side, with padding; an example that exceeds this gets a batch of its own.
+            max_tokens: subwords on either side, with padding; an example that exceeds this gets a batch of
+                its own.
             required_batch_size_multiple: of the number of examples in a batch, unless it has fewer.
         """
         most = min(limit for limit in (max_tokens, max_sentences, len(indices)) if limit is not None)
         batches = []
         while len(indices):
             window = indices[:most]
-            padded = self.counts[window].cumsum(axis=0) * np.maximum.accumulate(self.lengths[window])  # [w, 2]
+            # [w, 2]
+            padded = self.counts[window].cumsum(axis=0) * np.maximum.accumulate(self.lengths[window])
             size = len(window) if max_tokens is None else int((padded.max(axis=1) <= max_tokens).sum())
             if size > required_batch_size_multiple:
                 size -= size % required_batch_size_multiple

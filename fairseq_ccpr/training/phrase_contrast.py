@@ -41,7 +41,8 @@ def world_size() -> int:
 def divide_gradient(value: Tensor | float) -> Tensor | float:
     """Return the same value with its gradient divided by the number of processes.
 
-    For values that all processes share, when each computes the loss of all rows: the sum over processes counts them once.
+    For values that all processes share, when each computes the loss of all rows: the sum over processes
+    counts them once.
     """
     if world_size() == 1 or not isinstance(value, Tensor):
         return value
@@ -51,7 +52,8 @@ def divide_gradient(value: Tensor | float) -> Tensor | float:
 def all_gather_rows(rows: Tensor) -> Tensor:
     """Gather the rows of all processes by rank, [n, ...] with any n; gradients flow into this process's own.
 
-    When each process computes the loss of all rows, the gradients they send back sum to the gradient of that loss.
+    When each process computes the loss of all rows, the gradients they send back sum to the gradient of that
+    loss.
     """
     if world_size() == 1:
         return rows
@@ -100,7 +102,9 @@ def equal_candidates(strings: Tensor, contexts: Tensor) -> Tensor:
 def segmentation_losses(logits: Tensor, are_phrases: Tensor) -> Tensor:
     """Compute the binary cross-entropy of each span, equation 6 of the CCPR paper, fp32 [spans]."""
     with torch.autocast(logits.device.type, enabled=False):
-        return functional.binary_cross_entropy_with_logits(logits.float(), are_phrases.float(), reduction="none")
+        return functional.binary_cross_entropy_with_logits(
+            logits.float(), are_phrases.float(), reduction="none"
+        )
 
 
 @dataclass
@@ -109,7 +113,9 @@ class PhraseContrastConfig(PhraseTaskConfig):
 
     data: str = field(
         default=MISSING,
-        metadata={"help": "folders of fairseq-ccpr extract, separated by ':', whose train and valid parts are mixed"},
+        metadata={
+            "help": "folders of fairseq-ccpr extract, separated by ':', whose train and valid parts are mixed"
+        },
     )
     phrases_per_sentence: int = field(
         default=8, metadata={"help": "phrase pairs drawn from a sentence pair for training, each epoch"}
@@ -132,7 +138,9 @@ class PhraseContrastTask(PhraseTask):
         super().__init__(cfg)
         fraction = cfg.different_context_fraction
         if not 0 <= fraction <= 1:
-            raise ConfigurationError(f"--different-context-fraction is {fraction}: give a fraction between 0 and 1")
+            raise ConfigurationError(
+                f"--different-context-fraction is {fraction}: give a fraction between 0 and 1"
+            )
         if cfg.phrases_per_sentence < 1:
             raise ConfigurationError(f"--phrases-per-sentence is {cfg.phrases_per_sentence}: give at least 1")
         self.edges = UNRECORDED_EDGES
@@ -185,37 +193,47 @@ class PhraseContrastTask(PhraseTask):
         strings, contexts = (indexed[found.squeeze(1)] for indexed in self.indexed)
         right = strings == target["strings"]
         exactly = (right & (contexts == target["contexts"])).sum()
-        return loss, count, logged | {"accuracy": exactly, "string_accuracy": right.sum(), "queries": len(right)}
+        return (
+            loss,
+            count,
+            logged | {"accuracy": exactly, "string_accuracy": right.sum(), "queries": len(right)},
+        )
 
 
 @dataclass
 class CcprConfig(FairseqDataclass):
     """Options of `--criterion ccpr`."""
 
-    segmentation_weight: float = field(default=1.0, metadata={"help": "beta, weight of the segmentation loss"})
+    segmentation_weight: float = field(
+        default=1.0, metadata={"help": "beta, weight of the segmentation loss"}
+    )
 
 
 @register_criterion("ccpr", dataclass=CcprConfig)
 class CcprCriterion(FairseqCriterion):
     """L = L_{x->y} + L_{y->x} + beta L_seg, equation 7 of the CCPR paper, a sum over phrase pairs.
 
-    Candidates are the phrases of all processes, except other right translations: those whose pair has, on either side, the
-    very same phrase as the right pair. Word alignment gives a phrase several translations if a word next to them has no
-    links. The mean of L_seg is over the number of spans that K phrase pairs should have, so that the sum over processes
-    equals that of one process with the whole batch.
+    Candidates are the phrases of all processes, except other right translations: those whose pair has, on
+    either side, the very same phrase as the right pair. Word alignment gives a phrase several translations if
+    a word next to them has no links. The mean of L_seg is over the number of spans that K phrase pairs should
+    have, so that the sum over processes equals that of one process with the whole batch.
     """
 
     def __init__(self, cfg: CcprConfig, task: Any) -> None:
         super().__init__(task)
         self.cfg = cfg
 
-    def forward(self, model: Any, sample: dict[str, Any], reduce: bool = True) -> tuple[Tensor, int, dict[str, Any]]:
+    def forward(
+        self, model: Any, sample: dict[str, Any], reduce: bool = True
+    ) -> tuple[Tensor, int, dict[str, Any]]:
         """Compute the loss summed over phrase pairs, their number, and the values to log."""
         sides, count = (sample["source"], sample["target"]), sample["phrases"]
         outputs, scale = model(*sides)
         scale = divide_gradient(scale)
         vectors = [all_gather_rows(side_vectors) for side_vectors, _ in outputs]
-        strings, contexts = ([all_gather_rows(side[name]) for side in sides] for name in ("strings", "contexts"))
+        strings, contexts = (
+            [all_gather_rows(side[name]) for side in sides] for name in ("strings", "contexts")
+        )
         alignment = segmentation = vectors[0].new_zeros(())
         excluded = torch.stack([equal_candidates(*side) for side in zip(strings, contexts)]).any(dim=0)
         for one, other in ((0, 1), (1, 0)):

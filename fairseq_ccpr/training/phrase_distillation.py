@@ -71,7 +71,9 @@ class PhraseDistillationConfig(FairseqDataclass):
             "help": "text of both languages, of any domains: files of a sentence per line, or of pairs, separated by ':'"
         },
     )
-    phrase_encoder: str = field(default="", metadata={"help": "checkpoint of the phrase encoder that teaches"})
+    phrase_encoder: str = field(
+        default="", metadata={"help": "checkpoint of the phrase encoder that teaches"}
+    )
     valid_sentences: int = field(default=500, metadata={"help": "sentences held out, the first of --text"})
     seed: int = II("common.seed")
     save_dir: str = II("checkpoint.save_dir")
@@ -92,7 +94,9 @@ class PhraseDistillationTask(CpuAutocast, FairseqTask):
         if cfg.valid_sentences < 1:
             raise ConfigurationError(f"--valid-sentences is {cfg.valid_sentences}: give at least 1")
         if Path(cfg.save_dir).resolve() == Path(cfg.phrase_encoder).resolve().parent:
-            raise ConfigurationError(f"--save-dir {cfg.save_dir} is the folder of --phrase-encoder: give another")
+            raise ConfigurationError(
+                f"--save-dir {cfg.save_dir} is the folder of --phrase-encoder: give another"
+            )
         self.teacher = PhraseEncoder.load(Path(cfg.phrase_encoder)).requires_grad_(False)
         if self.teacher.similarity != COSINE:
             raise ConfigurationError(
@@ -175,22 +179,27 @@ class PhraseDistillationTask(CpuAutocast, FairseqTask):
 class PhraseDistillation(FairseqCriterion):
     """L = u_align + u_segment / 8, means over subwords.
 
-    u is the fraction of the teacher's variance that the student leaves unexplained, a mean over the values that vectors, or
-    log-odds, of all spans are sums of (`span_ends`).
+    u is the fraction of the teacher's variance that the student leaves unexplained, a mean over the values
+    that vectors, or log-odds, of all spans are sums of (`span_ends`).
     """
 
     def __init__(self, task: Any) -> None:
         super().__init__(task)
         self.task = task
 
-    def forward(self, model: Any, sample: dict[str, Any], reduce: bool = True) -> tuple[Tensor, int, dict[str, Any]]:
+    def forward(
+        self, model: Any, sample: dict[str, Any], reduce: bool = True
+    ) -> tuple[Tensor, int, dict[str, Any]]:
         """Compute the loss summed over subwords, their number, and the values to log."""
         tokens = sample["tokens"]
         real = inside(tokens, self.task.teacher.context.tokenizer.pad)
-        found, wanted = (ends[real].float() for ends in (model(tokens), self.task.teach(tokens)))  # [n, 2 (o + 1)]
+        # [n, 2 (o + 1)]
+        found, wanted = (ends[real].float() for ends in (model(tokens), self.task.teach(tokens)))
         with torch.autocast(found.device.type, enabled=False):
             unexplained = (found - wanted).square() / self.task.variances.to(found.device)
-            align, segment = (part.mean(dim=1).sum() for part in _parts(unexplained, self.task.teacher.dimension))
+            align, segment = (
+                part.mean(dim=1).sum() for part in _parts(unexplained, self.task.teacher.dimension)
+            )
             loss = align + SEGMENTATION_WEIGHT * segment
             with torch.no_grad():
                 cosines = functional.cosine_similarity(self._alone(found), self._alone(wanted))

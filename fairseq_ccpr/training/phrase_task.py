@@ -73,7 +73,11 @@ def save_tokenizer(tokenizer: SubwordTokenizer, folder: Path, origin: str) -> No
     """
     if any(folder.glob("*.pt")) and any((folder / filename).is_file() for filename in TOKENIZERS):
         saved = load_tokenizer(folder)
-        if (saved.filename, saved.content, saved.symbols) != (tokenizer.filename, tokenizer.content, tokenizer.symbols):
+        if (saved.filename, saved.content, saved.symbols) != (
+            tokenizer.filename,
+            tokenizer.content,
+            tokenizer.symbols,
+        ):
             raise ConfigurationError(
                 f"--save-dir {folder} holds checkpoints with another tokenizer than that of {origin}: "
                 "give the encoder they were trained from, or another --save-dir"

@@ -9,14 +9,16 @@ from torch import Tensor
 
 CENTRE_MEMBERS = 64  # of a cluster, at most: enough for a mean, and the work does not grow with the store
 BLOCK_ROWS = 1 << 14
-Barred = Callable[[Tensor], Tensor]  # marks slots, int64 [B, C], that may not serve the B anchors: bool [B, C]
+# marks slots, int64 [B, C], that may not serve the B anchors: bool [B, C]
+Barred = Callable[[Tensor], Tensor]
 
 
 class TokenClusters:
     """The clusters C_v of the CLKNN paper. Entries are addressed by *slot*: their place when sorted by token and group.
 
-    The entries of a cluster that belong to one group are a *run*. Only tokens that occur in at least two groups, which have
-    the first `anchors` slots, can be anchors: a copy of the anchor's own sentence does not count as another context.
+    The entries of a cluster that belong to one group are a *run*. Only tokens that occur in at least two
+    groups, which have the first `anchors` slots, can be anchors: a copy of the anchor's own sentence does not
+    count as another context.
 
     Args:
         values: int [P], the token of each entry.
@@ -35,7 +37,10 @@ class TokenClusters:
         self.members = entries[torch.cat([order[~single], order[single]])]  # [P], by slot
         self._run_marks, sizes = marks.unique_consecutive(return_counts=True)  # [R]
         self._run_ends = sizes.cumsum(0)
-        self._cluster_marks, self.runs = (self._run_marks // self._groups).unique_consecutive(return_counts=True)  # [C]
+        # [C]
+        self._cluster_marks, self.runs = (self._run_marks // self._groups).unique_consecutive(
+            return_counts=True
+        )
         self.tokens = self._cluster_marks % len(groups_of)
         self._last_runs = self.runs.cumsum(0)
         self.ends = self._run_ends[self._last_runs - 1]
@@ -64,26 +69,34 @@ class TokenClusters:
     def draw_positives(self, clusters: Tensor, own: Tensor, count: int, generator: torch.Generator) -> Tensor:
         """Draw slots, int64 [B, count], of clusters from groups other than the anchor's run `own` (-1: none).
 
-        All are of different groups where there are as many, else with replacement. Groups are equally likely, as are the
-        members of each.
+        All are of different groups where there are as many, else with replacement. Groups are equally likely,
+        as are the members of each.
         """
         own, runs = own.unsqueeze(1), self.runs[clusters].unsqueeze(1)  # [B, 1]
         others = runs - (own >= 0).long()
-        # One from each of `count` equal parts of the others, which are rotated at random: different, and equally likely.
+        # One from each of `count` equal parts of the others, which are rotated at random: different, and
+        # equally likely.
         parts = torch.arange(count + 1, device=clusters.device) * others // count  # [B, count + 1]
         low, size = parts[:, :-1], parts[:, 1:] - parts[:, :-1]
         enough = others >= count
         shape = (len(clusters), count)
-        drawn = torch.where(enough, low + self._below(size, shape, generator), self._below(others, shape, generator))
+        drawn = torch.where(
+            enough, low + self._below(size, shape, generator), self._below(others, shape, generator)
+        )
         drawn = (drawn + self._below(others, (len(clusters), 1), generator)) % others
         run = (self._last_runs[clusters].unsqueeze(1) - runs) + (own + 1 + drawn) % runs
         start = torch.where(run > 0, self._run_ends[run - 1], 0)
         return start + self._below(self._run_ends[run] - start, shape, generator)
 
     def draw_hard_negatives(
-        self, clusters: Tensor, similarities: Tensor, count: int, nearest: int, barred: Barred,
+        self,
+        clusters: Tensor,
+        similarities: Tensor,
+        count: int,
+        nearest: int,
+        barred: Barred,
         generator: torch.Generator,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         """Draw a random member of each of `count` clusters, drawn from those nearest to the anchor; slots [B, count].
 
         Args:
@@ -93,12 +106,15 @@ class TokenClusters:
             barred: slots not to choose, unless no others were drawn.
         """
         near = min(nearest, len(self.tokens) - 1)
-        close = similarities.scatter(1, clusters.unsqueeze(1), float("-inf")).topk(near, dim=1).indices  # [B, K]
+        # [B, K]
+        close = similarities.scatter(1, clusters.unsqueeze(1), float("-inf")).topk(near, dim=1).indices
         close = close.repeat(1, -(-count // near))
         drawn = self.starts[close] + self._below(self.counts[close], close.shape, generator)
         return self._choose(drawn, count, barred, generator)
 
-    def draw_random_negatives(self, clusters: Tensor, count: int, barred: Barred, generator: torch.Generator) -> Tensor:
+    def draw_random_negatives(
+        self, clusters: Tensor, count: int, barred: Barred, generator: torch.Generator
+    ) -> Tensor:
         """Draw slots of any other cluster, each entry that is not barred equally likely, int64 [B, count]."""
         start, size = self.starts[clusters].unsqueeze(1), self.counts[clusters].unsqueeze(1)
         drawn = self._below(len(self.members) - size, (len(clusters), 2 * count), generator)
@@ -131,7 +147,9 @@ class TokenClusters:
         assert total is not None
         return torch.nn.functional.normalize(total, dim=1)
 
-    def _below(self, bound: Tensor, shape: torch.Size | tuple[int, ...], generator: torch.Generator) -> Tensor:
+    def _below(
+        self, bound: Tensor, shape: torch.Size | tuple[int, ...], generator: torch.Generator
+    ) -> Tensor:
         # In fp64: fp32 could not reach every member of a cluster of millions.
         uniform = torch.rand(shape, generator=generator, device=self.counts.device, dtype=torch.float64)
         return torch.minimum((uniform * bound).long(), (bound - 1).clamp_min(0))

@@ -27,7 +27,9 @@ ACCURACY_DIGITS = 3  # of `accuracy`, in percent
 START_ROWS = 1 << 16  # keys to fit the PCA on that training starts from
 
 
-def supervised_contrastive_loss(anchors: Tensor, positives: Tensor, negatives: Tensor, temperature: float) -> Tensor:
+def supervised_contrastive_loss(
+    anchors: Tensor, positives: Tensor, negatives: Tensor, temperature: float
+) -> Tensor:
     """Compute equation 6 of the CLKNN paper for each anchor, [B], in fp32 or better.
 
     -log [ sum_M exp s(z, z+) / (sum_M exp s(z, z+) + sum_N exp s(z, z-)) ], s = cosine / T'.
@@ -55,7 +57,9 @@ class SupervisedContrastiveConfig(FairseqDataclass):
     """Options of `--criterion supervised_contrastive`."""
 
     # The paper has 0.01, which makes retrieval less precise here.
-    contrast_temperature: float = field(default=0.03, metadata={"help": "T' of the loss, by which cosines are divided"})
+    contrast_temperature: float = field(
+        default=0.03, metadata={"help": "T' of the loss, by which cosines are divided"}
+    )
 
 
 @register_criterion("supervised_contrastive", dataclass=SupervisedContrastiveConfig)
@@ -65,7 +69,9 @@ class SupervisedContrastiveCriterion(FairseqCriterion):
     def __init__(self, task: Any, contrast_temperature: float) -> None:
         super().__init__(task)
         if not 0 < contrast_temperature < float("inf"):
-            raise ConfigurationError(f"--contrast-temperature is {contrast_temperature}: a number above 0 is needed")
+            raise ConfigurationError(
+                f"--contrast-temperature is {contrast_temperature}: a number above 0 is needed"
+            )
         self.temperature = contrast_temperature
 
     def forward(self, model: Any, sample: dict[str, Any]) -> tuple[Tensor, int, dict[str, Any]]:
@@ -84,7 +90,9 @@ class SupervisedContrastiveCriterion(FairseqCriterion):
     def reduce_metrics(logging_outputs: list[dict[str, Any]]) -> None:
         """Log means over anchors, and over the validation queries."""
         count = sum(log.get("sample_size", 0) for log in logging_outputs)
-        metrics.log_scalar("loss", sum(log.get("loss", 0) for log in logging_outputs) / max(count, 1), count, round=3)
+        metrics.log_scalar(
+            "loss", sum(log.get("loss", 0) for log in logging_outputs) / max(count, 1), count, round=3
+        )
         if any("precision" in log for log in logging_outputs):
             queries = sum(log.get("queries", 0) for log in logging_outputs)
             precision = sum(log.get("precision", 0) for log in logging_outputs)
@@ -139,10 +147,14 @@ class ContrastTask(CpuAutocast, FairseqTask):
 class TokenContrastConfig(ContrastTaskConfig):
     """Options of the task."""
 
-    data: str = field(default=MISSING, metadata={"help": "a token datastore with the decoder's own states as keys"})
+    data: str = field(
+        default=MISSING, metadata={"help": "a token datastore with the decoder's own states as keys"}
+    )
     positives: int = field(default=2, metadata={"help": "M, positives of an anchor"})
     negatives: int = field(default=32, metadata={"help": "N, negatives of an anchor"})
-    nearest_clusters: int = field(default=128, metadata={"help": "K, nearest clusters that hard negatives come from"})
+    nearest_clusters: int = field(
+        default=128, metadata={"help": "K, nearest clusters that hard negatives come from"}
+    )
     negative_sampling: ChoiceEnum(["hard", "random"]) = field(  # type: ignore[valid-type]
         default="hard", metadata={"help": "hard: from clusters near the anchor; random: from any other"}
     )
@@ -159,7 +171,9 @@ class TokenContrastConfig(ContrastTaskConfig):
             "one that is trained on are held out, with all that have the same translation"
         },
     )
-    valid_queries: int = field(default=2000, metadata={"help": "held-out tokens, about, that validation searches for"})
+    valid_queries: int = field(
+        default=2000, metadata={"help": "held-out tokens, about, that validation searches for"}
+    )
     valid_keys: int = field(default=200000, metadata={"help": "keys, at most, that it searches in"})
     valid_neighbours: int = field(default=8, metadata={"help": "neighbours whose tokens it compares"})
     no_save: bool = II("checkpoint.no_save")
@@ -186,7 +200,12 @@ class NumberedDraws(SizedDataset):
         count = len(samples)
         if not count:
             return {}
-        return {"numbers": torch.as_tensor(samples), "first": int(samples[0]), "nsentences": count, "ntokens": count}
+        return {
+            "numbers": torch.as_tensor(samples),
+            "first": int(samples[0]),
+            "nsentences": count,
+            "ntokens": count,
+        }
 
 
 @register_task("token_contrast", dataclass=TokenContrastConfig)
@@ -199,9 +218,15 @@ class TokenContrastTask(ContrastTask):
             if (value := getattr(cfg, name)) < 1:
                 raise ConfigurationError(f"--{name.replace('_', '-')} is {value}: give at least 1")
         self.settings = ContrastSettings(
-            cfg.positives, cfg.negatives, cfg.nearest_clusters, cfg.negative_sampling == "hard",
-            cfg.refresh_interval, cfg.valid_queries, cfg.valid_keys, cfg.seed,
-        )  # fmt: skip
+            cfg.positives,
+            cfg.negatives,
+            cfg.nearest_clusters,
+            cfg.negative_sampling == "hard",
+            cfg.refresh_interval,
+            cfg.valid_queries,
+            cfg.valid_keys,
+            cfg.seed,
+        )
         self.datastore = _raw(cfg.data)
         self.dimension = self.datastore.section.dimension
         self.trained_on = _states(self.datastore)
@@ -224,7 +249,9 @@ class TokenContrastTask(ContrastTask):
         device = torch.device("cuda", torch.cuda.current_device()) if gpu else torch.device("cpu")
         store, other = self.datastore, self.valid_datastore
         other_text = (other.keys, other.values, other.provenance[:, 0]) if other is not None else None
-        return ContrastSampler(store.keys, store.values, store.provenance[:, 0], self.settings, device, other_text)
+        return ContrastSampler(
+            store.keys, store.values, store.provenance[:, 0], self.settings, device, other_text
+        )
 
     def build_model(self, cfg: Any, from_checkpoint: bool = False) -> Any:
         """Build an adapter that starts as a PCA of the keys, if its widths allow it."""
@@ -238,9 +265,13 @@ class TokenContrastTask(ContrastTask):
     def load_dataset(self, split: str, **kwargs: Any) -> None:
         """Load a split: `train` is what anchors are drawn from, `valid` the queries."""
         is_train = split == "train"
-        self.datasets[split] = NumberedDraws(self.cfg.anchors_per_epoch if is_train else len(self.sampler.query_values))
+        self.datasets[split] = NumberedDraws(
+            self.cfg.anchors_per_epoch if is_train else len(self.sampler.query_values)
+        )
 
-    def train_step(self, sample: dict[str, Any], model: Any, *args: Any, update_num: int, **others: Any) -> Any:
+    def train_step(
+        self, sample: dict[str, Any], model: Any, *args: Any, update_num: int, **others: Any
+    ) -> Any:
         """Train on contrasts that are drawn for the batch."""
         adapter = _adapter(model)
         with cpu_autocast(adapter):

@@ -36,14 +36,18 @@ def main() -> None:
     training, general, source, reference = map(Path, sys.argv[1:5])
     texts = {name: Path(path) for name, _, path in (word.partition("=") for word in sys.argv[5:])}
     paths = [source, reference, *texts.values()]
-    sources, references, *hypotheses = read = [[set(words(line)) for line in read_lines(path)] for path in paths]
+    sources, references, *hypotheses = read = [
+        [set(words(line)) for line in read_lines(path)] for path in paths
+    ]
     for path, lines in zip(paths, read):
         if len(lines) != len(sources):
             sys.exit(
                 f"{path} has {len(lines):,} lines and {source} has {len(sources):,}: give files of the same sentences"
             )
     terms = typical(training, general)
-    wanted = [sorted({terms[word] for word in terms.keys() & one} & two) for one, two in zip(sources, references)]
+    wanted = [
+        sorted({terms[word] for word in terms.keys() & one} & two) for one, two in zip(sources, references)
+    ]
     total = sum(map(len, wanted))
     if not total:
         sys.exit(f"{source} and {reference} share no term of {training}: give sentences of the same domain")
@@ -51,11 +55,23 @@ def main() -> None:
     found = [written(wanted, lines) for lines in hypotheses]
     apart = len(sources) // 2
     chance = [written(wanted, lines[apart:] + lines[:apart]) for lines in hypotheses]
-    hits, totals = np.array([[sum(of) for of in one] for one in found]), [[len(of) for of in wanted]] * len(found)
+    hits, totals = (
+        np.array([[sum(of) for of in one] for one in found]),
+        [[len(of) for of in wanted]] * len(found),
+    )
     shares = resample(hits, np.array(totals), [np.arange(len(sources))], SAMPLES)
     first, *others = (np.array([hit for of in one for hit in of]) for one in found)
     has, misses = first.sum(), (~first).sum()
-    table = [["", "terms written", "by chance", "difference", f"of {misses:,} missed, gained", f"of {has:,} had, lost"]]
+    table = [
+        [
+            "",
+            "terms written",
+            "by chance",
+            "difference",
+            f"of {misses:,} missed, gained",
+            f"of {has:,} had, lost",
+        ]
+    ]
     rows = [
         [name, f"{hit / total:.1%}", f"{sum(map(sum, one)) / total:.1%}"]
         for name, hit, one in zip(texts, hits.sum(1), chance)
@@ -94,7 +110,11 @@ def typical(training: Path, general: Path) -> dict[str, str]:
         target, count = of.most_common(1)[0]
         if len(word) < LETTERS or not (word.isalpha() and target.isalpha()) or times[0][word] < TIMES:
             continue
-        if count > SHARE * of.total() and target not in known and times[1][target] >= scale * elsewhere[target]:
+        if (
+            count > SHARE * of.total()
+            and target not in known
+            and times[1][target] >= scale * elsewhere[target]
+        ):
             terms[word] = target
     return terms
 

@@ -54,12 +54,21 @@ def main() -> None:
         texts = list(map(plain, lines))
         total = sum(map(len, texts))
         copied = sum(
-            len({at + i for at, run in enumerate(runs(line)) if run in text for i in range(RUN)}) for line in texts
+            len({at + i for at, run in enumerate(runs(line)) if run in text for i in range(RUN)})
+            for line in texts
         )
-        apart = [[word[:STEM] not in of for word in line if word in content] for line, of in zip(texts, linked)]
+        apart = [
+            [word[:STEM] not in of for word in line if word in content] for line, of in zip(texts, linked)
+        ]
         unlinked = sum(map(sum, apart)) / max(1, sum(map(len, apart)))
         flagged = np.mean([sum(one) >= max(3, len(one) / 2) for one in apart])
-        row = [name, f"{total / len(lines):.1f}", f"{copied / max(1, total):.1%}", f"{unlinked:.1%}", f"{flagged:.1%}"]
+        row = [
+            name,
+            f"{total / len(lines):.1f}",
+            f"{copied / max(1, total):.1%}",
+            f"{unlinked:.1%}",
+            f"{flagged:.1%}",
+        ]
         if encoder:
             one, two = (of - of.mean(0) for of in (encoder.encode(sources), encoder.encode(lines)))
             lengths = np.linalg.norm(one, axis=1) * np.linalg.norm(two, axis=1)
@@ -78,13 +87,19 @@ def learned(pairs: Path, dictionary: Path | None) -> tuple[set[str], dict[str, s
         for one, two in {(source[i][:STEM], target[j][:STEM]) for i, j in found}:
             links[one][two] += 1
     lexicon = defaultdict(
-        set, {one: {two for two, n in of.items() if n >= max(TIMES, SHARE * times[one])} for one, of in links.items()}
+        set,
+        {
+            one: {two for two, n in of.items() if n >= max(TIMES, SHARE * times[one])}
+            for one, of in links.items()
+        },
     )
     for entry in read_pairs(dictionary) if dictionary else ():
         if len(source := plain(entry[0])) == 1:
             lexicon[source[0][:STEM]].update(word[:STEM] for word in plain(entry[1]))
     frequent = {word for word, _ in counts.most_common(FREQUENT)}
-    return {word for word, n in counts.items() if n >= TIMES and len(word) >= LETTERS and word not in frequent}, lexicon
+    return {
+        word for word, n in counts.items() if n >= TIMES and len(word) >= LETTERS and word not in frequent
+    }, lexicon
 
 
 def plain(line: str) -> list[str]:
@@ -93,7 +108,9 @@ def plain(line: str) -> list[str]:
 
 def stems(line: str) -> set[str]:
     """Cut the first letters of words, and of what may be the last part of a compound."""
-    return {word[at : at + STEM] for word in plain(line) for at in (0, *range(STEM - 1, len(word) - STEM + 1))}
+    return {
+        word[at : at + STEM] for word in plain(line) for at in (0, *range(STEM - 1, len(word) - STEM + 1))
+    }
 
 
 def runs(line: list[str]) -> list[tuple[str, ...]]:

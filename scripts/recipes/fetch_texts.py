@@ -43,11 +43,17 @@ OFFICE = {
     for language in ("de", "fr", "en-US")
 }
 TEXLIVE = "2022.20230122-1"
-KORAN_GERMAN = ("texlive-lang-german", TEXLIVE, re.compile(r"/quran-de/qurantext-(deii|deiii|deiv)\.translation\.def$"))
+KORAN_GERMAN = (
+    "texlive-lang-german",
+    TEXLIVE,
+    re.compile(r"/quran-de/qurantext-(deii|deiii|deiv)\.translation\.def$"),
+)
 KORAN = ("texlive-lang-arabic", TEXLIVE, re.compile(r"/quran/qurantext-(de|en)\.translation\.def$"))
 HELD_OUT = "deii"  # Bubenheim
 SOURCES = {"office": "de", "office-fr": "fr"}
-SIZES = {name: {"test": 1500, "valid": 1000} for name in SOURCES} | {"koran1": {"test": 690, "valid": 500}}  # places
+SIZES = {name: {"test": 1500, "valid": 1000} for name in SOURCES} | {
+    "koran1": {"test": 690, "valid": 500}
+}  # places
 
 TEXT_ELEMENTS = {"p", "h1", "h2", "h3", "h4", "h5", "h6", "li", "td", "th"}
 VERSE = re.compile(r"\\qt@newcmd\\qurantrans@\w+@([ivxlcdm]+)\{(.*)\}%?$", re.MULTILINE)
@@ -82,7 +88,9 @@ def office(packages: Path, language: str) -> tuple[dict[Place, list[Pair]], dict
         for place, text in source.items()
         for number, pair in enumerate(sentences((text, english.get(place, ""))))
     }
-    found = {place: pair for place, pair in found.items() if all(map(has_letters, pair)) and pair[0] != pair[1]}
+    found = {
+        place: pair for place, pair in found.items() if all(map(has_letters, pair)) and pair[0] != pair[1]
+    }
     return {place: [pair] for place, pair in found.items()}, found
 
 
@@ -117,7 +125,9 @@ def files_of(package: Path, wanted: re.Pattern[str]) -> Iterator[tuple[str, str]
         sys.exit(f"{package} is no Debian package: delete it, and run this again")
     place = 8
     while place < len(content):
-        header = content[place : place + 60]  # of a member of an ar archive: name, time, owner, group, mode, size
+        header = content[
+            place : place + 60
+        ]  # of a member of an ar archive: name, time, owner, group, mode, size
         size, place = int(header[48:58]), place + 60
         if header.startswith(b"data.tar"):
             with tarfile.open(fileobj=io.BytesIO(content[place : place + size])) as archive:
@@ -183,7 +193,12 @@ def verses(definitions: str) -> dict[Place, str]:
 
 
 def plain(tex: str) -> str:
-    text = re.sub(r"\\qt@no\{.*?\}|\\basmalah\w+", "", tex).replace("``", '"').replace("''", '"').replace("`", "'")
+    text = (
+        re.sub(r"\\qt@no\{.*?\}|\\basmalah\w+", "", tex)
+        .replace("``", '"')
+        .replace("''", '"')
+        .replace("`", "'")
+    )
     return " ".join(text.split())
 
 
@@ -197,7 +212,9 @@ def roman(number: str) -> int:
     return sum(-value if value < after else value for value, after in zip(values, [*values[1:], 0]))
 
 
-def split(train: dict[Place, list[Pair]], held_out: dict[Place, Pair], sizes: dict[str, int]) -> dict[str, list[Pair]]:
+def split(
+    train: dict[Place, list[Pair]], held_out: dict[Place, Pair], sizes: dict[str, int]
+) -> dict[str, list[Pair]]:
     """Divide pairs, in the order of their places' hashes; those of training with a side that is held out are left out."""
     order = sorted(held_out, key=lambda place: hashlib.sha256(place.encode()).hexdigest())
     parts: dict[str, list[Pair]] = {}
@@ -216,7 +233,11 @@ def split(train: dict[Place, list[Pair]], held_out: dict[Place, Pair], sizes: di
 
 
 def fresh(pairs: Iterable[Pair], known: tuple[set[str], set[str]]) -> list[Pair]:
-    return [pair for pair in dict.fromkeys(pairs) if not any(folded(text) in texts for text, texts in zip(pair, known))]
+    return [
+        pair
+        for pair in dict.fromkeys(pairs)
+        if not any(folded(text) in texts for text, texts in zip(pair, known))
+    ]
 
 
 def folded(text: str) -> str:

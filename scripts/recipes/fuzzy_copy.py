@@ -40,7 +40,9 @@ def main() -> None:
     pairs = list(read_pairs(Path(sys.argv[1])))
     sources, translations = (list(read_lines(Path(path))) for path in sys.argv[2:4])
     if len(sources) != len(translations):
-        sys.exit(f"{sys.argv[2]} has {len(sources):,} lines and {sys.argv[3]} {len(translations):,}: give as many")
+        sys.exit(
+            f"{sys.argv[2]} has {len(sources):,} lines and {sys.argv[3]} {len(translations):,}: give as many"
+        )
     least, copied = float(sys.argv[4]) if len(sys.argv) == 5 else 0.85, 0
     for first, block in resemblances(sources, [source for source, _ in pairs]):
         for row, similarities in enumerate(block.tocsr()):

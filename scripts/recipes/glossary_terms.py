@@ -112,7 +112,10 @@ def constrained(system: Translator, rows: Rows, wanted: Wanted) -> list[str]:
     generation.constraints = "unordered"
     generator = task.build_base_generator(system.models, generation)
     terms = [
-        [dictionary.encode_line(task.bpe.encode(one[0]), append_eos=False, add_if_not_exist=False).long() for one in of]
+        [
+            dictionary.encode_line(task.bpe.encode(one[0]), append_eos=False, add_if_not_exist=False).long()
+            for one in of
+        ]
         for of in wanted
     ]
     texts = [""] * len(rows)

@@ -21,7 +21,9 @@ import torch
 from torch import Tensor
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-if "fairseq_ccpr" not in sys.modules:  # as a package without its own module, which registers models with fairseq
+if (
+    "fairseq_ccpr" not in sys.modules
+):  # as a package without its own module, which registers models with fairseq
     package = ModuleType("fairseq_ccpr")
     package.__path__ = [str(ROOT / "fairseq_ccpr")]
     sys.modules["fairseq_ccpr"] = package
@@ -39,7 +41,11 @@ MILLION = 10**6
 SWEEPS = (  # width, metric, what is searched
     *((width, "ip", Sweep([MILLION], ["exact"], list(HYPOTHESES), [8], 10)) for width in WIDTHS[1:]),
     (256, "l2", Sweep([MILLION], ["exact"], list(HYPOTHESES), [8], 10)),
-    (128, "ip", Sweep([MILLION], ["exact", *(["IVF1024,SQfp16"] if ON_GPU else [])], list(HYPOTHESES), [8, 64], 10)),
+    (
+        128,
+        "ip",
+        Sweep([MILLION], ["exact", *(["IVF1024,SQfp16"] if ON_GPU else [])], list(HYPOTHESES), [8, 64], 10),
+    ),
     (128, "ip", Sweep([10 * MILLION, 19 * MILLION], ["exact"], list(HYPOTHESES), [8], 10)),
 )
 
@@ -48,7 +54,9 @@ def main() -> None:
     if len(sys.argv) != 2:
         sys.exit(__doc__.strip())
     if not torch.cuda.is_available():
-        sys.exit(f"gpu_search.py needs a GPU, and torch {torch.__version__} sees none: run it where there is one")
+        sys.exit(
+            f"gpu_search.py needs a GPU, and torch {torch.__version__} sees none: run it where there is one"
+        )
     output, device = Path(sys.argv[1]), torch.device("cuda")
     output.mkdir(parents=True, exist_ok=True)
     logging.basicConfig(level=logging.WARNING)
@@ -70,7 +78,9 @@ def faults(device: torch.device, size: int) -> Iterator[str]:
         indexes: dict[str, Index] = {"exact": ExactIndex(keys, metric)}
         if ON_GPU:
             indexes[LISTS] = make_index(keys, LISTS, metric, "nprobe=64")[0]
-        for (name, index), count, dtype in product(indexes.items(), HYPOTHESES, (torch.float32, torch.float16)):
+        for (name, index), count, dtype in product(
+            indexes.items(), HYPOTHESES, (torch.float32, torch.float16)
+        ):
             queries = unit_keys(count, width, device, seed=2).to(dtype)
             if trouble := difference(index, keys, queries, metric):
                 yield f"WRONG: {name}, width {width}, {metric}, {count} queries in {dtype}: {trouble}"

@@ -50,7 +50,16 @@ BLOCK, NOISE = 1 << 16, 0.1  # rows at a time; noise, in standard deviations of 
 QUERIES, K, SEARCHES, COMPARED = (160, 40, 5), 8, 100, 32
 LONGEST = 60.0  # seconds that searches of one number of queries take
 TIMES = 5  # column of the first of their figures, without keys and index
-COLUMNS = ["keys", "index", "build CPU s", "s", "peak GB", "open s", "first ms", *(f"{count} ms" for count in QUERIES)]
+COLUMNS = [
+    "keys",
+    "index",
+    "build CPU s",
+    "s",
+    "peak GB",
+    "open s",
+    "first ms",
+    *(f"{count} ms" for count in QUERIES),
+]
 COLUMNS += ["recall %", "peak GB", "keys GB", "index GB"]
 WAITING = 120.0  # seconds that a server may take to answer
 
@@ -68,7 +77,9 @@ def write_keys(real: np.ndarray, size: int, path: Path) -> None:
         places = np.arange(start, min(start + BLOCK, size))
         block = real[order[places % len(real)]]
         array.append(
-            block if places[-1] < len(real) else np.where(places[:, None] < len(real), block, noisy(block, rng))
+            block
+            if places[-1] < len(real)
+            else np.where(places[:, None] < len(real), block, noisy(block, rng))
         )
     array.close()
 
@@ -128,19 +139,25 @@ def search(folder: Path, choice: str, store: str) -> tuple[str, list[float], flo
 
 def exponent(sizes: list[int], figures: list[float], indexes: list[str]) -> float:
     """Fit the power of N, from the first size on whose index is of the last one's kind: `auto` is exact for few keys."""
-    first = next(place for place, index in enumerate(indexes) if (index == "exact") == (indexes[-1] == "exact"))
+    first = next(
+        place for place, index in enumerate(indexes) if (index == "exact") == (indexes[-1] == "exact")
+    )
     if len(sizes) - first < 2:
         return float("nan")
     return float(np.polyfit(np.log(sizes[first:]), np.log(np.maximum(figures[first:], 1e-9)), 1)[0])
 
 
-def draw(rows: dict[str, list[list[float]]], indexes: dict[str, list[str]], sizes: list[int], path: Path) -> None:
+def draw(
+    rows: dict[str, list[list[float]]], indexes: dict[str, list[str]], sizes: list[int], path: Path
+) -> None:
     """Draw milliseconds by number of keys, a panel for each number of queries."""
     figure = Figure((10, 3.5), layout="constrained")
     for axes, (place, count) in zip(figure.subplots(1, len(QUERIES), sharey=True), enumerate(QUERIES)):
         for choice, of_index in rows.items():
             times = [row[TIMES + place] for row in of_index]
-            axes.loglog(sizes, times, marker="o", label=f"{choice}: N^{exponent(sizes, times, indexes[choice]):.2f}")
+            axes.loglog(
+                sizes, times, marker="o", label=f"{choice}: N^{exponent(sizes, times, indexes[choice]):.2f}"
+            )
         axes.set_title(f"{count} queries")
         axes.set_xlabel("keys")
         axes.legend()
@@ -187,7 +204,9 @@ def rewrite(like: Path, real: np.ndarray, size: int, folder: Path) -> None:
         in_a_process(write_tokens, like, real, size // 2, half)
     merged = folder / "merged"
     merge = MergeSettings(merged, index="disk", cpu=True, quiet=True, datastores=halves)
-    remove = MergeSettings(folder / "removed", ["two"], "disk", cpu=True, quiet=True, datastores={"merged": merged})
+    remove = MergeSettings(
+        folder / "removed", ["two"], "disk", cpu=True, quiet=True, datastores={"merged": merged}
+    )
     compact = CompactSettings(merged, cpu=True, quiet=True)
     for name, work, settings, before in (
         ("merge", merge_datastores, merge, None),
@@ -224,10 +243,15 @@ def main() -> None:
         for choice, of_index in rows.items():
             built = in_a_process(build, made, choice, settings.store)
             index, times, found, used = in_a_process(search, made, choice, settings.store)
-            disk = [sum(path.stat().st_size for path in made.glob(name)) / 1e9 for name in ("keys.npy", "index-*")]
+            disk = [
+                sum(path.stat().st_size for path in made.glob(name)) / 1e9 for name in ("keys.npy", "index-*")
+            ]
             of_index.append([*built, *times, 100 * found, used, *disk])
             indexes[choice].append(index)
-            print(f"| {size:,} | {index} | {' | '.join(f'{figure:.4g}' for figure in of_index[-1])} |", flush=True)
+            print(
+                f"| {size:,} | {index} | {' | '.join(f'{figure:.4g}' for figure in of_index[-1])} |",
+                flush=True,
+            )
             for path in made.glob("index-*"):
                 path.unlink()
     if len(settings.sizes) > 1:

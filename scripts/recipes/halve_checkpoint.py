@@ -10,7 +10,9 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
-from fairseq_ccpr.storage.files import atomic_file  # the package also names what a fairseq checkpoint may hold
+from fairseq_ccpr.storage.files import (
+    atomic_file,
+)  # the package also names what a fairseq checkpoint may hold
 
 
 def main() -> None:

@@ -37,7 +37,9 @@ def main() -> None:
     for file in files:
         domains = json.loads(Path(file).read_text(encoding="utf-8"))["domains"]
         if missing := {home, abroad} - domains.keys():
-            sys.exit(f"{file} has no results of {' and '.join(sorted(missing))}: run that experiment with them")
+            sys.exit(
+                f"{file} has no results of {' and '.join(sorted(missing))}: run that experiment with them"
+            )
         gained, lost = (gains(domains[name]) for name in (home, abroad))
         for name, gain in gained.items():
             if f"{home}-{name}" in lost:
@@ -75,7 +77,9 @@ def write_label(axes: Axes, name: str, point: tuple[float, float], taken: list[B
         for x, y, side in PLACES
     ]
     boxes = [text.get_window_extent() for text in texts]
-    covered = [sum(area(Bbox.intersection(box, other)) for other in taken) + outside(axes, box) for box in boxes]
+    covered = [
+        sum(area(Bbox.intersection(box, other)) for other in taken) + outside(axes, box) for box in boxes
+    ]
     best = covered.index(min(covered))
     for number, text in enumerate(texts):
         if number != best:

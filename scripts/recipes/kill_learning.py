@@ -36,7 +36,11 @@ def main() -> None:
         one, two = (Path(shutil.copytree(store, Path(folder) / name)) for name in ("one", "two"))
         if mode == "--damages":
             logging.lastResort = None  # each would print a line
-            print(", ".join(f"{times:,} {what}" for what, times in sorted(damage_journals(one, count, rng).items())))
+            print(
+                ", ".join(
+                    f"{times:,} {what}" for what, times in sorted(damage_journals(one, count, rng).items())
+                )
+            )
             return
         if mode == "--beside":
             for met, times in sorted(kill_beside(one, count, rng).items()):

@@ -67,7 +67,9 @@ class Server:
 
 
 def collection(name: str, keys: np.ndarray) -> MilvusIndex:
-    place = RemoteKeys(StoreAddress(f"http://127.0.0.1:{PORT}", name), len(keys), WIDTH, {"name": name}, STARTING)
+    place = RemoteKeys(
+        StoreAddress(f"http://127.0.0.1:{PORT}", name), len(keys), WIDTH, {"name": name}, STARTING
+    )
     return MilvusIndex(place, IndexDescription("milvus", "ip", "FLAT"))
 
 
@@ -127,7 +129,9 @@ def main() -> None:
                 if name == "compaction":
                     try_often(lambda: first.write(0, keys[:5_000]))  # what it has to merge
                     try_often(lambda: first.server.ask("compact", first.address.collection))
-                    failures = try_often(lambda: first.server.ask("flush", first.address.collection, slow=True))
+                    failures = try_often(
+                        lambda: first.server.ask("flush", first.address.collection, slow=True)
+                    )
                 else:
                     failures = 0
                     while killer.is_alive():

@@ -67,13 +67,19 @@ def main() -> None:
     for kind in sorted(words_found[STREAM]):
         found = ", ".join(f"{name} {some[kind][0] / some[kind][1]:.1%}" for name, some in words_found.items())
         print(f"{kind}: {found} of {words_found[STREAM][kind][1]:,} words")
-    print("learning took {:.0f} ms, 95 in 100 at most {:.0f} ms".format(*1000 * np.quantile(seconds, [0.5, 0.95])))
+    print(
+        "learning took {:.0f} ms, 95 in 100 at most {:.0f} ms".format(
+            *1000 * np.quantile(seconds, [0.5, 0.95])
+        )
+    )
     if "--results" in given:
         results = Path(given["--results"])
         results.mkdir(parents=True, exist_ok=True)
         shown = {"signature": signature, "scores": {name: asdict(one) for name, one in scores.items()},
                  "recall": words_found, "seconds to learn": seconds, "translations": texts}  # fmt: skip
-        (results / "stream.json").write_text(json.dumps(shown, ensure_ascii=False, indent=1), encoding="utf-8")
+        (results / "stream.json").write_text(
+            json.dumps(shown, ensure_ascii=False, indent=1), encoding="utf-8"
+        )
         draw(texts, references, language, results / "stream.png", Path(pairs).name)
 
 
@@ -94,7 +100,9 @@ def translate(
         ids.append(translator.learn(source, reference).id)
         seconds.append(time.perf_counter() - start)
     signature = str(translator.signature)
-    times = Counter(ids)  # a pair that the text has several times is learned once, and is among the others of itself
+    times = Counter(
+        ids
+    )  # a pair that the text has several times is learned once, and is among the others of itself
     texts[OTHERS] = []
     for (source, reference), number in zip(rows, ids):
         if times[number] == 1:

@@ -41,10 +41,16 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(shutil.copytree(store, Path(folder) / "store"))
         plain, translator = Translator(datastore=copy), Translator(datastore=copy)
-        print(f"{TokenDatastore(copy).section.size:,} entries of the datastore's own; one pair at a time, milliseconds")
+        print(
+            f"{TokenDatastore(copy).section.size:,} entries of the datastore's own; one pair at a time, milliseconds"
+        )
         learned, processed, appended = time_learning(translator, rows[:TIMED])
         table: list[list[Any]] = [["", "median", "95 in 100"]]
-        timed = (("until it counts", learned), ("the processor's time", processed), ("writing to disk", appended))
+        timed = (
+            ("until it counts", learned),
+            ("the processor's time", processed),
+            ("writing to disk", appended),
+        )
         for name, took in timed:
             table.append([name, *(f"{1000 * q:.1f}" for q in np.quantile(took, [0.5, 0.95]))])
         print(markdown_table(table), flush=True)
@@ -67,10 +73,18 @@ def compare(name: str, translator: Translator, plain: Translator, sentences: lis
     speeds = [[speed(one, sentences) for one in (translator, plain)] for _ in range(REPEATS)]
     own, other = np.median(speeds, axis=0)
     entries = sum(pair.tokens for pair in translator.memory())
-    return [name, f"{entries:,}", f"{own:.2f}", f"{other:.2f}", f"{np.median([a / b for a, b in speeds]):.1%}"]
+    return [
+        name,
+        f"{entries:,}",
+        f"{own:.2f}",
+        f"{other:.2f}",
+        f"{np.median([a / b for a, b in speeds]):.1%}",
+    ]
 
 
-def time_learning(translator: Translator, rows: list[tuple[str, str]]) -> tuple[list[float], list[float], list[float]]:
+def time_learning(
+    translator: Translator, rows: list[tuple[str, str]]
+) -> tuple[list[float], list[float], list[float]]:
     """Learn pairs one by one; returns the seconds that each took, those of the processor, and those of writing it to disk."""
     learned, processed, appended = [], [], []
     append = Journal.append

@@ -45,7 +45,9 @@ def main() -> None:
         sys.exit(f"INDEX is '{choice}': give a factory string of FAISS, whose search has parameters")
     queries, k, temperature = asked(model, store, read_lines(Path(source)))
     if len(queries) < BATCHES[0]:
-        sys.exit(f"{source} gives {len(queries)} queries, and {BATCHES[0]} are searched at once: give more text")
+        sys.exit(
+            f"{source} gives {len(queries)} queries, and {BATCHES[0]} are searched at once: give more text"
+        )
     wanted = ExactIndex(store.keys, metric).search(queries, k)
     rows: list[list[str]] = []
     with tempfile.TemporaryDirectory() as scratch:

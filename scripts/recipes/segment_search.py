@@ -37,7 +37,14 @@ def main() -> None:
     rows = rng.choice(np.arange(max(sizes), datastore.section.size), HYPOTHESES, replace=False)
     queries = torch.from_numpy(datastore.keys[np.sort(rows)].astype(np.float32))
     table: list[list[Any]] = [
-        ["entries", "one by one, ms", "in lists, ms", f"of the {K} nearest found", "of the nearest", "lists made in, s"]
+        [
+            "entries",
+            "one by one, ms",
+            "in lists, ms",
+            f"of the {K} nearest found",
+            "of the nearest",
+            "lists made in, s",
+        ]
     ]
     for size in sizes:
         keys = torch.from_numpy(np.array(datastore.keys[:size]))

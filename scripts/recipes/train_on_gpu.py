@@ -70,7 +70,12 @@ class Corpus:
     """Sentence pairs by shape, which is a place in `LENGTHS`."""
 
     def __init__(
-        self, data: Path, subset: str, languages: tuple[str, str], dictionary: Dictionary, device: torch.device
+        self,
+        data: Path,
+        subset: str,
+        languages: tuple[str, str],
+        dictionary: Dictionary,
+        device: torch.device,
     ) -> None:
         pairs = [f"{data}/{subset}.{one}-{other}" for one, other in (languages, languages[::-1])]
         prefix = next((pair for pair in pairs if Path(f"{pair}.{languages[0]}.bin").is_file()), None)
@@ -78,10 +83,14 @@ class Corpus:
             sys.exit(
                 f"{data} has no {subset}.{'-'.join(languages)}: give a folder of fairseq-ccpr prepare, and its -s and -t"
             )
-        self.source, self.target = (Side(f"{prefix}.{language}", dictionary, device) for language in languages)
+        self.source, self.target = (
+            Side(f"{prefix}.{language}", dictionary, device) for language in languages
+        )
         shapes = np.searchsorted(LENGTHS, np.maximum(self.source.lengths, self.target.lengths))
         members = {shape: np.flatnonzero(shapes == shape) for shape in range(len(LENGTHS))}
-        self.members = {shape: torch.from_numpy(found).to(device) for shape, found in members.items() if len(found)}
+        self.members = {
+            shape: torch.from_numpy(found).to(device) for shape, found in members.items() if len(found)
+        }
         if not self.members:
             sys.exit(f"{data}: {subset} has no pair of at most {LENGTHS[-1]} subwords: give other data")
 
@@ -154,19 +163,25 @@ class Network:
         return functional.linear(x, self._cast(layer.weight), self._cast(layer.bias))
 
     def _norm(self, layer: Any, x: Tensor) -> Tensor:
-        return self._cast(functional.layer_norm(x, layer.normalized_shape, layer.weight, layer.bias, layer.eps))
+        return self._cast(
+            functional.layer_norm(x, layer.normalized_shape, layer.weight, layer.bias, layer.eps)
+        )
 
     def _drop(self, x: Tensor) -> Tensor:
         return functional.dropout(x.float(), self.dropout, self.dropout > 0)
 
     def _embed(self, tokens: Tensor) -> Tensor:
         places = torch.arange(tokens.size(1), device=tokens.device) + self.pad + 1
-        embedded = functional.embedding(tokens, self.model.encoder.embed_tokens.weight) * math.sqrt(self.width)
+        embedded = functional.embedding(tokens, self.model.encoder.embed_tokens.weight) * math.sqrt(
+            self.width
+        )
         return self._drop(embedded + self.positions[torch.where(tokens.ne(self.pad), places, self.pad)])
 
     def _attend(self, weights: Any, query: Tensor, memory: Tensor, mask: Tensor | None) -> Tensor:
         inputs = (query, weights.q_proj), (memory, weights.k_proj), (memory, weights.v_proj)
-        q, k, v = (self._linear(layer, x).unflatten(2, (self.heads, -1)).transpose(1, 2) for x, layer in inputs)
+        q, k, v = (
+            self._linear(layer, x).unflatten(2, (self.heads, -1)).transpose(1, 2) for x, layer in inputs
+        )
         mixed = functional.scaled_dot_product_attention(q, k, v, mask, self.dropout, is_causal=mask is None)
         return self._drop(self._linear(weights.out_proj, mixed.transpose(1, 2).flatten(2)))
 
@@ -184,7 +199,13 @@ class Trainer:
         device = self.parameters[0].device
         self.rate, self.loss, self.failed = (torch.zeros((), device=device) for _ in range(3))
         self.optimizer: Any = torch.optim.AdamW(
-            self.parameters, self.rate, BETAS, EPSILON, weight_decay=0.0, fused=True, capturable=device.type == "cuda"
+            self.parameters,
+            self.rate,
+            BETAS,
+            EPSILON,
+            weight_decay=0.0,
+            fused=True,
+            capturable=device.type == "cuda",
         )
         self.graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor, Tensor]] = {}
         self.seen: dict[int, int] = {}
@@ -220,7 +241,10 @@ class Trainer:
             parameter.grad = gradient
         norm = torch.stack(torch._foreach_norm(gradients)).norm()
         # As with fp16 losses: the fused step divides gradients by the scale, and is left out where one was infinite.
-        self.optimizer.grad_scale, self.optimizer.found_inf = (norm / CLIP).clamp_min(1.0), (~norm.isfinite()).float()
+        self.optimizer.grad_scale, self.optimizer.found_inf = (
+            (norm / CLIP).clamp_min(1.0),
+            (~norm.isfinite()).float(),
+        )
         self.optimizer.step()
         self.loss += loss.detach().nan_to_num(0.0, 0.0, 0.0)
         self.failed += self.optimizer.found_inf
@@ -237,10 +261,16 @@ def train(trainer: Trainer, corpus: Corpus, settings: argparse.Namespace) -> int
     since, passed = 0, 0.0
     for updates, (shape, sentences) in zip(count(), endless()):
         if updates % CHECKED == 0:
-            total, failed, now = float(trainer.loss), int(trainer.failed), time.perf_counter()  # waits for the updates
+            total, failed, now = (
+                float(trainer.loss),
+                int(trainer.failed),
+                time.perf_counter(),
+            )  # waits for the updates
             passed = (now - begun) / (60 * settings.minutes)
             if failed > SKIPPED:
-                sys.exit(f"{failed} of {updates:,} updates had gradients that are no numbers: give a lower --lr")
+                sys.exit(
+                    f"{failed} of {updates:,} updates had gradients that are no numbers: give a lower --lr"
+                )
             if now - reported > REPORTED or passed >= 1:
                 print(
                     f"{passed:.0%}, {updates:,} updates, loss {total / max(since, 1):.3f}, {failed} left out",
@@ -295,7 +325,9 @@ def save(model: TransformerModel, options: Namespace, output: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("data", type=Path, metavar="DATA_BIN")
     parser.add_argument("-s", "--source-lang", required=True)
     parser.add_argument("-t", "--target-lang", required=True)
@@ -304,7 +336,9 @@ def main() -> None:
     parser.add_argument("--encoder-layers", type=int, default=6)
     parser.add_argument("--decoder-layers", type=int, default=3)
     parser.add_argument("--embed-dim", type=int, default=512, help="a multiple of 64, the width of a head")
-    parser.add_argument("--max-tokens", type=int, default=8192, help="subwords of one side of a batch, with padding")
+    parser.add_argument(
+        "--max-tokens", type=int, default=8192, help="subwords of one side of a batch, with padding"
+    )
     parser.add_argument("--lr", type=float, default=7e-4)
     parser.add_argument("--warmup", type=int, default=500, help="updates until the learning rate is reached")
     parser.add_argument("--dropout", type=float, default=0.1)
@@ -327,8 +361,12 @@ def main() -> None:
             f"{settings.data} has two dictionaries, and this recipe shares all embeddings: prepare the data with a joint one"
         )
     model, options = build(settings, dictionaries[1])
-    network = Network(model.to(device), settings.dropout, torch.bfloat16 if device.type == "cuda" else torch.float32)
-    training, valid = (Corpus(settings.data, name, languages, dictionaries[1], device) for name in ("train", "valid"))
+    network = Network(
+        model.to(device), settings.dropout, torch.bfloat16 if device.type == "cuda" else torch.float32
+    )
+    training, valid = (
+        Corpus(settings.data, name, languages, dictionaries[1], device) for name in ("train", "valid")
+    )
     updates = train(Trainer(network, settings.label_smoothing), training, settings)
     found = perplexity(network, valid, settings.max_tokens)
     save(model, options, settings.output)

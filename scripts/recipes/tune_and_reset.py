@@ -66,7 +66,10 @@ class Tuning:
     def batch(self, pairs: Pairs) -> dict[str, Any] | None:
         """Make one batch of the pairs that are no longer than the model takes; None without any."""
         steps, most = (self.task.tokenizer, for_target(self.task.bpe)), length_limit(self.task, [self.model])
-        coded = [(encode(one, self.task), encode_with(two, steps, self.task.target_dictionary)) for one, two in pairs]
+        coded = [
+            (encode(one, self.task), encode_with(two, steps, self.task.target_dictionary))
+            for one, two in pairs
+        ]
         coded = [both for both in coded if max(map(len, both)) <= most]
         data = self.task.pair_dataset(*map(list, zip(*coded))) if coded else None
         return data and data.collater([data[number] for number in range(len(coded))])
@@ -101,19 +104,25 @@ def choose(tuning: Tuning, valid: Pairs, train: Pairs) -> tuple[int, float, int]
                     costs[pairs, rate, number] += tuning.cost(reference).item()
     gains = {setting: f"{(alone - cost) / tokens:+.3f}" for setting, cost in costs.items()}
     table = [["pairs", "learning rate", *(f"updates: {count}" for count in UPDATES)]]
-    table += [[str(p), f"{rate:g}", *(gains[p, rate, n] for n in UPDATES)] for p, rate in product(PAIRS, RATES)]
+    table += [
+        [str(p), f"{rate:g}", *(gains[p, rate, n] for n in UPDATES)] for p, rate in product(PAIRS, RATES)
+    ]
     print(f"nats gained per token of {len(valid):,} validation sentences\n\n{markdown_table(table)}\n")
     return min(costs, key=costs.__getitem__)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     for name in ("model", "train", "valid", "test", "output", "--datastore"):
         parser.add_argument(name, type=Path)
     parser.add_argument("--most", type=int, default=300)
     options, words = parser.parse_known_args()
     train, valid, test = (list(read_pairs(path)) for path in (options.train, options.valid, options.test))
-    valid, test = (rows[:: max(1, len(rows) // most)][:most] for rows, most in ((valid, TRIED), (test, options.most)))
+    valid, test = (
+        rows[:: max(1, len(rows) // most)][:most] for rows, most in ((valid, TRIED), (test, options.most))
+    )
     systems = {name: Translator(options.model, device="cpu") for name in ("alone", TUNED)}
     if options.datastore:
         words += ["--path", str(options.model), "--datastore", str(options.datastore), "--cpu", "--beam", "5"]

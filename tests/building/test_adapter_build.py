@@ -37,14 +37,24 @@ from fairseq_ccpr.text.pairs import read_pairs
 from tests.helpers import USER_DIR, begin, call, equal, held_out_text, refused, run_two_processes, vote
 from tests.small_models import World, build, build_options
 
-TRAINING = "--max-update 40 --batch-size 64 --anchors-per-epoch 1280 --valid-queries 300 --nearest-clusters 40 "
-TRAINING += "--adapter-hidden-dim 64 --adapter-output-dim 24 --lr 3e-3 --total-num-update 40 --warmup-updates 5"
+TRAINING = (
+    "--max-update 40 --batch-size 64 --anchors-per-epoch 1280 --valid-queries 300 --nearest-clusters 40 "
+)
+TRAINING += (
+    "--adapter-hidden-dim 64 --adapter-output-dim 24 --lr 3e-3 --total-num-update 40 --warmup-updates 5"
+)
 ADAPTER = ["--adapter", "clknn", "--adapter-options", TRAINING, "--pca-dim", 16]
 
 
 @pytest.fixture(scope="session")
 def clknn(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    build(world, path := tmp_path_factory.mktemp("clknn") / "clknn", *ADAPTER, "--raw-datastore", world.datastore)
+    build(
+        world,
+        path := tmp_path_factory.mktemp("clknn") / "clknn",
+        *ADAPTER,
+        "--raw-datastore",
+        world.datastore,
+    )
     return path
 
 
@@ -95,7 +105,13 @@ def test_stopped_chain_resumes(world: World, clknn: Path, tmp_path: Path, stage:
 
 def test_killed_training_resumes(world: World, tmp_path: Path) -> None:
     longer = TRAINING.replace("--max-update 40", "--max-update 80")
-    words = [*build_options(world, out := tmp_path / "s"), "--raw-datastore", world.datastore, "--adapter", "clknn"]
+    words = [
+        *build_options(world, out := tmp_path / "s"),
+        "--raw-datastore",
+        world.datastore,
+        "--adapter",
+        "clknn",
+    ]
     words += ["--adapter-options", longer]
     process = begin("fairseq-ccpr build", *words)
     while process.is_alive() and not (out / "adapter" / "checkpoint_last.pt").exists():
@@ -111,7 +127,12 @@ def test_killed_training_resumes(world: World, tmp_path: Path) -> None:
 
 def test_training_options_are_read_as_fairseq_reads_them() -> None:
     plain, other = AdapterTraining.parse(""), AdapterTraining.parse("--adapter-output-dim 7 --max-update 12")
-    assert (plain.output_dim, default_output(40), default_output(4000), other.output_dim) == (None, 40, 512, 7)
+    assert (plain.output_dim, default_output(40), default_output(4000), other.output_dim) == (
+        None,
+        40,
+        512,
+        7,
+    )
     assert other.words[:2] == ["--total-num-update", "12"]
     assert plain.fingerprint(["keys"]) not in (other.fingerprint(["keys"]), plain.fingerprint(["other keys"]))
     for wrong in ("--lr nothing", "--arch nothing", "an 'open quote"):
@@ -125,7 +146,10 @@ def test_decoding_is_plain_without_a_share_and_confident_by_default(
     caplog.set_level(logging.INFO)
     store = ["--datastore", clknn, "--knn-temperature", 0.1]
     assert equal(decode(*store, "--knn-lambda", 0), decode(base=True))
-    confident, fixed = decode(*store, "--knn-lambda", 0.6), decode(*store, "--knn-lambda", 0.6, "--no-knn-confidence")
+    confident, fixed = (
+        decode(*store, "--knn-lambda", 0.6),
+        decode(*store, "--knn-lambda", 0.6, "--no-knn-confidence"),
+    )
     assert not equal(confident, fixed) and not equal(confident, decode(base=True))
     assert equal(confident, decode(*store, "--knn-lambda", 0.6, "--knn-confidence"))
     assert equal(confident, decode(*store, "--knn-lambda", 0.6, "--batch-size", 3), tolerance=1e-4)
@@ -145,7 +169,9 @@ def test_mixture_sums_to_one(world: World, clknn: Path) -> None:
     given = vote(memory, states, log_probs)
     assert given.weight.min() < given.weight.max() <= 0.9
     mixed = interpolate_(log_probs, [given])
-    torch.testing.assert_close(mixed.double().exp().sum(1), torch.ones(len(states)).double(), rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        mixed.double().exp().sum(1), torch.ones(len(states)).double(), rtol=0, atol=1e-5
+    )
 
 
 def test_the_log_tells_what_decoding_did(world: World, clknn: Path, decode: Callable, tmp_path: Path) -> None:
@@ -179,7 +205,9 @@ def test_the_log_tells_what_decoding_did(world: World, clknn: Path, decode: Call
 
 def test_interactive_logs_too(world: World, clknn: Path, tmp_path: Path) -> None:
     (tmp_path / "in").write_text("▁das ▁Haus\n▁der\n", encoding="utf-8")
-    words = world.options("--datastore", clknn, "--input", tmp_path / "in", "--knn-log", tmp_path / "log.jsonl")
+    words = world.options(
+        "--datastore", clknn, "--input", tmp_path / "in", "--knn-log", tmp_path / "log.jsonl"
+    )
     call("fairseq-interactive", *words, "--buffer-size", 2, "--max-tokens", 100)
     lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text(encoding="utf-8").splitlines()]
     assert {line["sentence"] for line in lines} == {0, 1} and lines[0]["position"] == 0
@@ -208,15 +236,22 @@ def test_tuner_scores_equal_a_direct_computation(
     assert grid[settings] == pytest.approx(wanted.item(), abs=1e-4)
 
 
-def test_tuning_an_adapters_store_tries_both_kinds_of_share(world: World, clknn: Path, tmp_path: Path) -> None:
+def test_tuning_an_adapters_store_tries_both_kinds_of_share(
+    world: World, clknn: Path, tmp_path: Path
+) -> None:
     words = [*world.options("--datastore", clknn), "--remove-bpe", "sentencepiece", "--no-progress-bar"]
     at = words.index("--knn-temperature")
     del words[at : at + 2]
     fixed = ["--combiner", "fixed"]
     shown = call("tune", *words, *fixed, "--output", tmp_path / "options", "--decode", 4).stdout
     assert "5,600 settings" in shown and "4 by BLEU" in shown
-    assert "--knn-confidence" in (chosen := (tmp_path / "options").read_text()) or "--no-knn-confidence" in chosen
-    shown = call("tune", *words, *fixed, "--no-knn-confidence", "--output", tmp_path / "fixed", "--decode", 1).stdout
+    assert (
+        "--knn-confidence" in (chosen := (tmp_path / "options").read_text())
+        or "--no-knn-confidence" in chosen
+    )
+    shown = call(
+        "tune", *words, *fixed, "--no-knn-confidence", "--output", tmp_path / "fixed", "--decode", 1
+    ).stdout
     assert "2,800 settings" in shown and "--no-knn-confidence" in (tmp_path / "fixed").read_text()
 
 
@@ -232,9 +267,15 @@ def test_retrieval_is_measured_and_drawn(world: World, clknn: Path, tmp_path: Pa
             assert len(values) == 64 and 0 <= min(values) <= max(values) <= 100
     pictures = sorted((tmp_path / "out").glob("*.png"))
     assert len(pictures) == 5 and all(path.read_bytes().startswith(b"\x89PNG") for path in pictures)
-    assert "| raw |" in call("evaluate keys", world.datastore, "--held-out", queries, "--count", 30, "--quiet").stdout
+    assert (
+        "| raw |"
+        in call("evaluate keys", world.datastore, "--held-out", queries, "--count", 30, "--quiet").stdout
+    )
     build(world, other := tmp_path / "other", "--subset", "valid", "--key-layer", "last_ffn_input")
-    refused(call("evaluate keys", world.datastore, "--held-out", other, check=False), "of the same model and layer")
+    refused(
+        call("evaluate keys", world.datastore, "--held-out", other, check=False),
+        "of the same model and layer",
+    )
     refused(call("evaluate keys", clknn, check=False), "went through an adapter")
     refused(call("evaluate keys", world.datastore, world.datastore, check=False), "not made from the keys of")
 
@@ -252,10 +293,16 @@ def test_chain_refuses_bad_input(world: World, clknn: Path, tmp_path: Path) -> N
     says(*ADAPTER, "--metric", "l2", sentence="--metric is l2, but the keys of an adapter")
     says("--adapter", "nothing.pt", sentence=r"there is no adapter nothing\.pt")
     says("--adapter", world.model, sentence="is no adapter")
-    says("--adapter", best, "--adapter-options", "--seed 2", *raw, sentence="--adapter-options is for training")
+    says(
+        "--adapter", best, "--adapter-options", "--seed 2", *raw, sentence="--adapter-options is for training"
+    )
     says("--adapter", best, "--valid-subset", "test", *raw, sentence="--valid-subset is for training")
     says(
-        *ADAPTER, "--valid-subset", "train", *raw, sentence="--valid-subset is train, which the datastore is built from"
+        *ADAPTER,
+        "--valid-subset",
+        "train",
+        *raw,
+        sentence="--valid-subset is train, which the datastore is built from",
     )
     says(*ADAPTER, "--valid-subset", "nothing", *raw, sentence="holds no subset 'nothing'")
     says("--adapter", best, "--pca-dim", 25, *raw, sentence="--pca-dim is 25, .*24 wide")
@@ -286,7 +333,9 @@ def test_chain_refuses_bad_input(world: World, clknn: Path, tmp_path: Path) -> N
         "last_ffn_input",
         sentence="trained for another key layer: decoder_output there",
     )
-    refused(build(world, clknn, *ADAPTER[:-1], 12, *raw, check=False), "built with another (dimension|projection)")
+    refused(
+        build(world, clknn, *ADAPTER[:-1], 12, *raw, check=False), "built with another (dimension|projection)"
+    )
     refused(build(world, clknn, *ADAPTER, "--keep-raw-keys", check=False), "its raw keys were dropped")
     refused(build(world, clknn, check=False), "built with another (dimension|projection)")
 
@@ -295,7 +344,14 @@ def test_store_too_small_to_train_on_is_refused(world: World, tmp_path: Path) ->
     (tmp_path / "one.tsv").write_text("Haus\thouse\n", encoding="utf-8")
     words = ["--train", tmp_path / "one.tsv", "-s", "de", "-t", "en", "--sentencepiece-model", world.spm]
     call("prepare", *words, "--dict", world.data_bin / "dict.en.txt", "--output", tmp_path / "data")
-    options = ["tokens", tmp_path / "data", *build_options(world, tmp_path / "s")[2:], *ADAPTER, "--pca-dim", 0]
+    options = [
+        "tokens",
+        tmp_path / "data",
+        *build_options(world, tmp_path / "s")[2:],
+        *ADAPTER,
+        "--pca-dim",
+        0,
+    ]
     refused(call("build", *options, check=False), "too small to train an adapter on: .*--adapter none")
 
 
@@ -308,40 +364,97 @@ def test_decoding_refuses_or_warns_of_settings_of_the_other_metric(
     decode("--knn-temperature", 0.05)
     assert "--knn-temperature 0.05" in caplog.text and "10 to 100" in caplog.text
     refused(
-        call("fairseq-generate", *of_raw, "--knn-confidence", check=False), "--knn-confidence needs keys of length 1"
+        call("fairseq-generate", *of_raw, "--knn-confidence", check=False),
+        "--knn-confidence needs keys of length 1",
     )
     both = ["--knn-confidence", "--no-knn-confidence"]
     refused(call("fairseq-generate", *of_unit, *both, check=False), "exclude each other")
     refused(call("fairseq-generate", *of_unit, "--knn-lambda-max", 0, check=False), "--knn-lambda-max is 0")
     refused(call("fairseq-generate", *of_raw, "--knn-lambda-max", 0.5, check=False), "which is off")
     refused(call("fairseq-generate", *of_raw, "--knn-min-similarity", 0.5, check=False), "which is off")
-    refused(call("fairseq-generate", *of_unit, "--knn-min-similarity", 1, check=False), "--knn-min-similarity is 1")
-    published = ["--knn-lambda-star", "published"]
-    refused(call("fairseq-generate", *of_raw, *published, check=False), "--knn-lambda-star is for .* which is off")
-    refused(call("fairseq-generate", *of_unit, *published, "--knn-min-similarity", 0.5, check=False), "give 0")
     refused(
-        call("fairseq-generate", *of_raw, "--knn-log", "/nowhere/log", check=False), "--knn-log /nowhere/log cannot"
+        call("fairseq-generate", *of_unit, "--knn-min-similarity", 1, check=False),
+        "--knn-min-similarity is 1",
+    )
+    published = ["--knn-lambda-star", "published"]
+    refused(
+        call("fairseq-generate", *of_raw, *published, check=False), "--knn-lambda-star is for .* which is off"
+    )
+    refused(
+        call("fairseq-generate", *of_unit, *published, "--knn-min-similarity", 0.5, check=False), "give 0"
+    )
+    refused(
+        call("fairseq-generate", *of_raw, "--knn-log", "/nowhere/log", check=False),
+        "--knn-log /nowhere/log cannot",
     )
 
 
 def test_training_refuses_bad_input(world: World, clknn: Path, tmp_path: Path) -> None:
     words = ["--user-dir", USER_DIR, "--task", "token_contrast", "--arch", "token_adapter", "--cpu"]
-    words += ["--criterion", "supervised_contrastive", "--optimizer", "adam", "--save-dir", tmp_path, "--batch-size", 8]
+    words += [
+        "--criterion",
+        "supervised_contrastive",
+        "--optimizer",
+        "adam",
+        "--save-dir",
+        tmp_path,
+        "--batch-size",
+        8,
+    ]
     tracked = [*words, "--best-checkpoint-metric", "accuracy", "--maximize-best-checkpoint-metric"]
-    refused(call("fairseq-train", world.datastore, *words, check=False), "give --best-checkpoint-metric accuracy")
+    refused(
+        call("fairseq-train", world.datastore, *words, check=False), "give --best-checkpoint-metric accuracy"
+    )
     refused(call("fairseq-train", clknn, *tracked, check=False), "went through an adapter already")
-    refused(call("fairseq-train", world.datastore, *tracked, "--positives", 0, check=False), "--positives is 0")
+    refused(
+        call("fairseq-train", world.datastore, *tracked, "--positives", 0, check=False), "--positives is 0"
+    )
     build(world, other := tmp_path / "other", "--subset", "valid", "--key-layer", "last_ffn_input")
-    for wrong, sentence in ((other, "holds states of another key layer"), (clknn, "went through an adapter already")):
-        refused(call("fairseq-train", world.datastore, *tracked, "--valid-datastore", wrong, check=False), sentence)
+    for wrong, sentence in (
+        (other, "holds states of another key layer"),
+        (clknn, "went through an adapter already"),
+    ):
+        refused(
+            call("fairseq-train", world.datastore, *tracked, "--valid-datastore", wrong, check=False),
+            sentence,
+        )
 
 
 def test_two_processes_train_one_adapter(world: World, tmp_path: Path) -> None:
-    words = ["--user-dir", USER_DIR, "--task", "token_contrast", "--arch", "token_adapter", "--cpu", "--batch-size", 16]
-    words += ["--criterion", "supervised_contrastive", "--optimizer", "adam", "--lr", 1e-3, "--save-dir", tmp_path]
+    words = [
+        "--user-dir",
+        USER_DIR,
+        "--task",
+        "token_contrast",
+        "--arch",
+        "token_adapter",
+        "--cpu",
+        "--batch-size",
+        16,
+    ]
+    words += [
+        "--criterion",
+        "supervised_contrastive",
+        "--optimizer",
+        "adam",
+        "--lr",
+        1e-3,
+        "--save-dir",
+        tmp_path,
+    ]
     words += ["--best-checkpoint-metric", "accuracy", "--maximize-best-checkpoint-metric", "--max-update", 6]
-    words += ["--anchors-per-epoch", 192, "--valid-queries", 100, "--nearest-clusters", 40, "--log-format", "simple"]
-    log, _ = run_two_processes("fairseq-train", world.datastore, *words, "--log-interval", 1)  # the first one's log
+    words += [
+        "--anchors-per-epoch",
+        192,
+        "--valid-queries",
+        100,
+        "--nearest-clusters",
+        40,
+        "--log-format",
+        "simple",
+    ]
+    # the first one's log
+    log, _ = run_two_processes("fairseq-train", world.datastore, *words, "--log-interval", 1)
     assert len(re.findall(r"train_inner .* loss=([0-9.]+), .*wpb=32", log)) == 6  # of both batches of 16
     assert re.findall("accuracy ([0-9.]+)", log)
     assert TokenAdapter.load(tmp_path / "checkpoint_best.pt").trained_on
@@ -355,7 +468,10 @@ def test_systems_are_compared_with_significance(tmp_path: Path) -> None:
         (tmp_path / f"{name}.txt").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     words = [tmp_path / "reference.txt", f"base={tmp_path / 'worse.txt'}", tmp_path / "better.txt"]
     shown = call("evaluate systems", *words, "--json", tmp_path / "out.json", "--samples", 100).stdout
-    assert "| system | BLEU | BLEU difference | BLEU p | chrF |" in shown and "60 sentences; p against base" in shown
+    assert (
+        "| system | BLEU | BLEU difference | BLEU p | chrF |" in shown
+        and "60 sentences; p against base" in shown
+    )
     base, other = json.loads((tmp_path / "out.json").read_text())["rows"]
     assert (
         base["BLEU p"] is None
@@ -364,9 +480,13 @@ def test_systems_are_compared_with_significance(tmp_path: Path) -> None:
         and other["TER"] < base["TER"]
     )
     refused(
-        call("evaluate systems", *words[:2], tmp_path / "short.txt", check=False), "'short' has 5 lines, but .* has 60"
+        call("evaluate systems", *words[:2], tmp_path / "short.txt", check=False),
+        "'short' has 5 lines, but .* has 60",
     )
-    refused(call("evaluate systems", *words, tmp_path / "better.txt", check=False), "two systems are called 'better'")
+    refused(
+        call("evaluate systems", *words, tmp_path / "better.txt", check=False),
+        "two systems are called 'better'",
+    )
     refused(call("evaluate systems", tmp_path / "no.txt", *words[1:], check=False), r"no\.txt cannot be read")
     with pytest.raises(ConfigurationError, match="--pca-dim is 7"):
         fit_pca(torch.randn(10, 6), 7)

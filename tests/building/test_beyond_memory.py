@@ -78,11 +78,15 @@ def test_lists_on_disk_find_what_lists_in_memory_find(
 ) -> None:
     keys, queries = clustered(6000, 16), torch.from_numpy(clustered(40, 16)).float()
     (tmp_path / "made").mkdir()
-    (tmp_path / "made" / f"{plan_index(f'disk:{factory}', 'ip', '', 6000, 16).file}.partial").mkdir()  # of a killed run
+    # of a killed run
+    (tmp_path / "made" / f"{plan_index(f'disk:{factory}', 'ip', '', 6000, 16).file}.partial").mkdir()
     found = []
     for choice in (factory, f"disk:{factory}"):
         description = plan_index(choice, "ip", "", len(keys), 16)
-        with patch.object(faiss_index, "TRAIN_ROWS", 2000), patch.object(faiss_index, "TRAIN_ROWS_PER_CENTROID", 50):
+        with (
+            patch.object(faiss_index, "TRAIN_ROWS", 2000),
+            patch.object(faiss_index, "TRAIN_ROWS_PER_CENTROID", 50),
+        ):
             build_index(keys, description, tmp_path / "made" / description.file, lambda rows: None)
     (tmp_path / "made").rename(tmp_path / "moved")
     files = list((tmp_path / "moved").iterdir())
@@ -120,7 +124,9 @@ def repeated(store: TokenDatastore, times: int, output: Path) -> Path:
     """A datastore of the same entries many times over."""
     (output / TOKEN).mkdir(parents=True)
     section = replace(store.section, size=store.section.size * times, source_index=None, suits={})
-    arrays = {name: np.concatenate([getattr(store, name.replace("-", "_"))] * times) for name in array_shapes(0, 0)}
+    arrays = {
+        name: np.concatenate([getattr(store, name.replace("-", "_"))] * times) for name in array_shapes(0, 0)
+    }
     writer = ArrayWriter(output / TOKEN, array_shapes(section.size, section.dimension))
     writer.create()
     writer.write_chunk(0, 0, arrays)
@@ -149,7 +155,9 @@ def limited(command: str, *words: object) -> subprocess.CompletedProcess[str]:
     return done
 
 
-def test_a_store_three_times_the_memory_limit_is_built_and_decoded_from_disk(world: World, tmp_path: Path) -> None:
+def test_a_store_three_times_the_memory_limit_is_built_and_decoded_from_disk(
+    world: World, tmp_path: Path
+) -> None:
     store = TokenDatastore(world.datastore)
     bytes_each = 2 * store.section.dimension + 12
     one = repeated(store, 3 * LIMIT // (2 * bytes_each * store.section.size) + 1, tmp_path / "one")
@@ -174,21 +182,32 @@ def test_a_store_three_times_the_memory_limit_is_built_and_decoded_from_disk(wor
     merged.token.index = plan_index("exact", "l2", "", merged.token.size, store.section.dimension)
     merged.token.files = {name: file for name, file in merged.token.files.items() if "index-" not in name}
     merged.write(large)
-    assert "\nH-" in limited("generate.cli_main", *words, "--max-len-b", 1).stdout  # compares all keys at each step
+    # compares all keys at each step
+    assert "\nH-" in limited("generate.cli_main", *words, "--max-len-b", 1).stdout
 
 
 def test_a_plan_says_what_each_way_to_search_needs(world: World) -> None:
     words = ("--plan", "--size", 10**9, "--queries", 5, "--speeds", "host=10", "device=1000", "disk=2")
     *lines, room = call("inspect", world.datastore, *words).stdout.splitlines()
-    assert re.fullmatch(r"this machine: [\d,]+ GB free on disk, [\d,]+ GB of memory, (GPUs of .*|no GPU)", room)
-    rows = {(cells[1], cells[2]): cells[3:-1] for line in lines[3:] for cells in [[c.strip() for c in line.split("|")]]}
+    assert re.fullmatch(
+        r"this machine: [\d,]+ GB free on disk, [\d,]+ GB of memory, (GPUs of .*|no GPU)", room
+    )
+    rows = {
+        (cells[1], cells[2]): cells[3:-1]
+        for line in lines[3:]
+        for cells in [[c.strip() for c in line.split("|")]]
+    }
     width = TokenDatastore(world.datastore).section.dimension
     section = TokenDatastore(world.datastore).section
-    sources = sum(file["bytes"] for name, file in section.files.items() if Path(name).name in source_index.FILES)
+    sources = sum(
+        file["bytes"] for name, file in section.files.items() if Path(name).name in source_index.FILES
+    )
     disk = f"{2 * width + 12 + sources / section.size:,.4g} GB"
     assert rows["exact", "from disk, mapped"] == [disk, "0 GB", "0 GB", "64 GB", "32 s"]
     assert rows["exact", "on one GPU"] == [disk, "0 GB", "72 GB", "64 GB", "64 ms"]
-    lists = next(cells for (index, _), cells in rows.items() if index.startswith("disk:IVF32768,SQ8;nprobe=16"))
+    lists = next(
+        cells for (index, _), cells in rows.items() if index.startswith("disk:IVF32768,SQ8;nprobe=16")
+    )
     read = 5 * 16 / 32768 * 1e9 * (width + 8)
     assert lists[3:] == [f"{read / 1e9:,.4g} GB", f"{read / 2e9 * 1e3:,.3g} ms"]
     refused(call("inspect", world.datastore, "--plan", "--size", 0, check=False), "--size is 0")

@@ -45,8 +45,12 @@ def test_keys_values_and_provenance_equal_a_plain_loop(world: World, tmp_path: P
     for sentence in range(len(dataset)):
         target = dataset[sentence]["target"]
         stop = row + len(target)
-        assert store.values[row:stop].tolist() == target.tolist() and target[-1] == task.target_dictionary.eos()
-        assert store.provenance[row:stop].tolist() == [[sentence, position] for position in range(len(target))]
+        assert (
+            store.values[row:stop].tolist() == target.tolist() and target[-1] == task.target_dictionary.eos()
+        )
+        assert store.provenance[row:stop].tolist() == [
+            [sentence, position] for position in range(len(target))
+        ]
         if sentence % 50 == 0:
             sample = dataset.collater([dataset[sentence]])
             with torch.no_grad():
@@ -65,7 +69,9 @@ def test_capturing_reads_what_the_projection_gets(world: World) -> None:
     capture = KeyCapture(model, "decoder_output")
     sample = task.dataset("test").collater([task.dataset("test")[i] for i in range(3)])
     logits, _ = model(**sample["net_input"])
-    assert torch.equal(torch.nn.functional.linear(capture.read(), model.decoder.output_projection.weight), logits)
+    assert torch.equal(
+        torch.nn.functional.linear(capture.read(), model.decoder.output_projection.weight), logits
+    )
     with pytest.raises(RuntimeError, match="since the keys were last read"):
         capture.read()
 
@@ -94,7 +100,9 @@ def whole(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_killed_build_resumes_and_equals_an_uninterrupted_one(world: World, whole: Path, tmp_path: Path) -> None:
+def test_killed_build_resumes_and_equals_an_uninterrupted_one(
+    world: World, whole: Path, tmp_path: Path
+) -> None:
     killed = tmp_path / "killed"
     kills = 0
     for marks in (3, 8, 14):
@@ -154,7 +162,9 @@ def test_two_processes_equal_one(world: World, whole: Path, tmp_path: Path) -> N
     assert contents(tmp_path / "two") == contents(whole)
 
 
-def test_killed_workers_start_again_and_end_with_a_killed_launcher(world: World, whole: Path, tmp_path: Path) -> None:
+def test_killed_workers_start_again_and_end_with_a_killed_launcher(
+    world: World, whole: Path, tmp_path: Path
+) -> None:
     killed = tmp_path / "killed"
     done = killed / "token.partial" / "done"
     words = [Path(sys.executable).with_name("torchrun"), "--nproc-per-node", 2, "--max-restarts", 1]
@@ -164,7 +174,10 @@ def test_killed_workers_start_again_and_end_with_a_killed_launcher(world: World,
         return len(list(done.iterdir())) if done.exists() else 0
 
     def workers() -> list[int]:
-        return [int(child) for child in Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()]
+        return [
+            int(child)
+            for child in Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
+        ]
 
     def running(worker: int) -> bool:
         try:  # one that has ended, and let go of its locks, is a zombie until it is waited for
@@ -199,7 +212,10 @@ def test_killed_workers_start_again_and_end_with_a_killed_launcher(world: World,
 
 def test_two_builds_of_one_folder_are_refused(world: World, tmp_path: Path) -> None:
     with launched(store := tmp_path / "store"), patch.object(part, "PATIENCE", 0.2):
-        refused(build(world, store, check=False), f"{store} is being built by another process: wait for it, or end it")
+        refused(
+            build(world, store, check=False),
+            f"{store} is being built by another process: wait for it, or end it",
+        )
     assert not store.exists()
     build(world, store)
 
@@ -220,7 +236,9 @@ def test_finished_datastore_is_reused_and_reindexed(world: World, tmp_path: Path
     build(world, store, "--index", "IVF16,Flat", "--index-parameters", "nprobe=3")
     assert (store / "token/keys.npy").stat().st_mtime_ns == keys_written
     opened = TokenDatastore(store)
-    assert str(opened.section.index) == "IVF16,Flat;nprobe=3" and opened.open_index().size == opened.section.size
+    assert (
+        str(opened.section.index) == "IVF16,Flat;nprobe=3" and opened.open_index().size == opened.section.size
+    )
     build(world, store, "--index", "IVF32,PQ8x4")
     assert [p.name for p in (store / "token").glob("*.faiss")] == [TokenDatastore(store).section.index.file]
     build(world, store)
@@ -251,7 +269,10 @@ def test_share_draws_sentences_and_a_larger_one_holds_a_smaller(world: World, tm
         store = TokenDatastore(output)
         sentences[share] = np.unique(store.provenance[:, 0])
         rows = np.isin(whole.provenance[:, 0], sentences[share])
-        assert np.array_equal(store.values, whole.values[rows]) and store.section.subsets == whole.section.subsets
+        assert (
+            np.array_equal(store.values, whole.values[rows])
+            and store.section.subsets == whole.section.subsets
+        )
         np.testing.assert_allclose(store.keys.astype(np.float32), whole.keys[rows], atol=2e-2)
         assert abs(len(sentences[share]) / whole.section.subsets["train"] - share) < 0.05
     assert set(sentences[0.1]) < set(sentences[0.3])
@@ -259,4 +280,6 @@ def test_share_draws_sentences_and_a_larger_one_holds_a_smaller(world: World, tm
     refused = build(world, tmp_path / "0.1", "--fraction", 0.3, check=False)
     assert refused.returncode == 1 and "another fraction: 0.1 there, 0.3 now" in refused.stderr
     refused = build(world, tmp_path / "none", "--fraction", 0, check=False)
-    assert refused.returncode == 1 and "--fraction is 0" in refused.stderr and not (tmp_path / "none").exists()
+    assert (
+        refused.returncode == 1 and "--fraction is 0" in refused.stderr and not (tmp_path / "none").exists()
+    )

@@ -53,7 +53,10 @@ def test_the_same_is_found_before_and_after(store: Path, rows: list[tuple[str, s
     refused(call("compact", store, "--quiet", check=False), "is being written to by process")
     translator.close()
     before, own = outcome(store, sentences), TokenDatastore(store)
-    assert "4 pairs moved into it, 1 that were forgotten left it" in call("compact", store, "--quiet", "--cpu").stdout
+    assert (
+        "4 pairs moved into it, 1 that were forgotten left it"
+        in call("compact", store, "--quiet", "--cpu").stdout
+    )
     assert outcome(store, sentences) == before
     datastore = TokenDatastore(store)
     assert np.array_equal(datastore.keys[: own.section.size], own.keys)
@@ -76,7 +79,9 @@ def test_the_same_is_found_before_and_after(store: Path, rows: list[tuple[str, s
     assert "health         good" in call("inspect", store).stdout
     # ids, texts and explanations are as they were, and it goes on
     assert [one.id for one in found.memory()] == [5, 4, 3, 1]
-    learned = {n.learned for token in found.explain(sentences[0]).sentences[0].tokens for n in token.neighbours}
+    learned = {
+        n.learned for token in found.explain(sentences[0]).sentences[0].tokens for n in token.neighbours
+    }
     assert 1 in learned and learned <= {0, 1, 3, 4, 5}
     assert found.learn(*rows[0]).id == 1 and found.learn(*rows[1]).id == 6
     found.close()
@@ -107,7 +112,9 @@ def test_a_pair_that_has_moved_is_forgotten_as_if_it_never_had_been_learned(
 
 
 def find_anywhere(folder: Path, *needles: bytes) -> list[str]:
-    return [name for name, content in contents(folder).items() if any(needle in content for needle in needles)]
+    return [
+        name for name, content in contents(folder).items() if any(needle in content for needle in needles)
+    ]
 
 
 @pytest.mark.parametrize("index", ["", "IVF8,Flat", "IVF8,PQ32x4fs,Refine(SQfp16)"])
@@ -122,15 +129,21 @@ def test_nothing_of_what_was_forgotten_is_left_in_any_file(
         shutil.copytree(small, store)
     width = np.float32 if "Flat" in index else np.float16
     first, second, third, kept = (new_pair(number) for number in (1, 2, 3, 4))
-    needles = [part for pair in (first, second, third) for part in (pair.source.encode(), pair.target.encode())]
-    needles += [pair.keys[0].astype(kind).tobytes() for kind in {np.float16, width} for pair in (first, second, third)]
+    needles = [
+        part for pair in (first, second, third) for part in (pair.source.encode(), pair.target.encode())
+    ]
+    needles += [
+        pair.keys[0].astype(kind).tobytes() for kind in {np.float16, width} for pair in (first, second, third)
+    ]
     learning = store_at(store)
     assert ids_of(learning.learn([first, second, third, kept])) == [1, 2, 3, 4]
     assert len(find_anywhere(store, *needles)) == 1
     learning.forget([1])
     learning.close()
     call("compact", store, "--quiet", "--cpu")
-    assert not find_anywhere(store, *needles[:2], first.keys[0].tobytes(), first.keys[0].astype(width).tobytes())
+    assert not find_anywhere(
+        store, *needles[:2], first.keys[0].tobytes(), first.keys[0].astype(width).tobytes()
+    )
     found = find_anywhere(store, second.keys[0].astype(width).tobytes())
     assert found and any(name.endswith(".faiss") for name in found) == bool(index)
     call("forget", store, 2)
@@ -193,7 +206,10 @@ def test_stored_index_parameters_stay(world: World, tmp_path: Path) -> None:
     """Earlier versions stored those that were given alone."""
     build(world, tmp_path / "ivf", "--index", "IVF8,PQ16x4fs,Refine(keys)", "--subset", "valid")
     manifest = Manifest.read(tmp_path / "ivf")
-    assert manifest.token is not None and manifest.token.index.parameters == "nprobe=8,k_factor_rf=4,candidates=64"
+    assert (
+        manifest.token is not None
+        and manifest.token.index.parameters == "nprobe=8,k_factor_rf=4,candidates=64"
+    )
     manifest.token.index = replace(manifest.token.index, parameters="nprobe=3")
     manifest.write(tmp_path / "ivf")
     learning = store_at(tmp_path / "ivf")
@@ -203,7 +219,9 @@ def test_stored_index_parameters_stay(world: World, tmp_path: Path) -> None:
     assert TokenDatastore(tmp_path / "ivf").section.index.parameters == "nprobe=3"
 
 
-def test_an_empty_memory_is_filled_and_emptied(world: World, rows: list[tuple[str, str]], tmp_path: Path) -> None:
+def test_an_empty_memory_is_filled_and_emptied(
+    world: World, rows: list[tuple[str, str]], tmp_path: Path
+) -> None:
     words = ["--path", world.model, "--data", world.data_bin, *subword_options(world), "--cpu"]
     call("build memory", *words, "-s", "de", "-t", "en", "--output", tmp_path / "store")
     translator = Translator(datastore=tmp_path / "store", max_len_b=45, device="cpu")
@@ -222,12 +240,17 @@ def test_an_empty_memory_is_filled_and_emptied(world: World, rows: list[tuple[st
     assert "health         good" in call("inspect", tmp_path / "store").stdout
 
 
-def test_a_merge_refuses_what_was_learned_and_is_not_compacted(store: Path, small: Path, tmp_path: Path) -> None:
+def test_a_merge_refuses_what_was_learned_and_is_not_compacted(
+    store: Path, small: Path, tmp_path: Path
+) -> None:
     learning = store_at(store)
     learning.learn([new_pair(1)])
     learning.close()
     words = [store, f"other={small}", "--output", tmp_path / "merged", "--quiet"]
-    refused(call("merge", *words, check=False), r"store has learned pairs \(1\), and only .*: fairseq-ccpr compact")
+    refused(
+        call("merge", *words, check=False),
+        r"store has learned pairs \(1\), and only .*: fairseq-ccpr compact",
+    )
 
 
 def test_the_index_of_what_was_merged_or_compacted_is_replaced(
@@ -243,7 +266,10 @@ def test_the_index_of_what_was_merged_or_compacted_is_replaced(
     for folder, subset in ((merged, "valid"), (store, "valid")):
         keys, words = np.array(TokenDatastore(folder).keys), ["--subset", subset, "--index", "IVF8,Flat"]
         done = build(world, folder, *words, check=False)
-        refused(done, rf"the token part of {folder} was (merged|compacted).*fairseq-ccpr compact {folder} --index auto")
+        refused(
+            done,
+            rf"the token part of {folder} was (merged|compacted).*fairseq-ccpr compact {folder} --index auto",
+        )
         call("compact", folder, "--index", "IVF8,Flat", "--quiet", "--cpu")
         datastore = TokenDatastore(folder)
         assert datastore.section.index.factory == "IVF8,Flat" and np.array_equal(datastore.keys, keys)
@@ -268,7 +294,9 @@ def test_what_is_in_the_way_is_named(store: Path, tmp_path: Path, name: str) -> 
         (store / name).mkdir()
     before = contents(store)
     done = call("compact", store, "--quiet", "--cpu", check=False)
-    refused(done, r"token-1 is no folder.*move it away|Is a directory\): it is as it was; see to .*1\.journal")
+    refused(
+        done, r"token-1 is no folder.*move it away|Is a directory\): it is as it was; see to .*1\.journal"
+    )
     assert "free some space" not in done.stderr and store_at(store).pairs
     assert {path: one for path, one in contents(store).items() if "token-1" not in path} == before
     (store / name).unlink() if name == "token-1" else (store / name).rmdir()

@@ -81,7 +81,9 @@ def test_compacted_is_what_a_build_from_all_text_is(
     first = own.section.sentences
     assert [one.sentence for one in store_at(store).pairs.values()] == [first, OWN_SENTENCE, first + 1, first]
     assert read_tuned({"token": TokenDatastore(store), "phrase": found}) == {"phrase": {"k": 2}}
-    assert {"phrase-1", "token-1"} <= {path.name for path in store.iterdir()} and not (store / "phrase").exists()
+    assert {"phrase-1", "token-1"} <= {path.name for path in store.iterdir()} and not (
+        store / "phrase"
+    ).exists()
     assert "health         good: checksums, numbers, places" in call("inspect", store).stdout
     # a sentence stays as long as a pair has it, and as long as the text has it
     call("forget", store, 1, 2)
@@ -98,14 +100,18 @@ def test_compacted_is_what_a_build_from_all_text_is(
 
 
 def find_anywhere(folder: Path, *needles: bytes) -> list[str]:
-    return [name for name, content in contents(folder).items() if any(needle in content for needle in needles)]
+    return [
+        name for name, content in contents(folder).items() if any(needle in content for needle in needles)
+    ]
 
 
 def test_nothing_of_what_was_forgotten_is_left_in_any_file(store: Path) -> None:
     made = [maker(store)(number) for number in range(1, 12)]
     made = [pair for pair in made if pair.phrases is not None and len(pair.phrases.keys)][:4]
     needles = [
-        (pair.target.encode(), pair.phrases.keys[0].tobytes(), pair.keys[0].tobytes()) for pair in made if pair.phrases
+        (pair.target.encode(), pair.phrases.keys[0].tobytes(), pair.keys[0].tobytes())
+        for pair in made
+        if pair.phrases
     ]
     learning = store_at(store)
     assert ids_of(learning.learn(made)) == [1, 2, 3, 4]
@@ -117,7 +123,9 @@ def test_nothing_of_what_was_forgotten_is_left_in_any_file(store: Path) -> None:
     assert all(find_anywhere(store, needle) for needle in needles[1])
     call("forget", store, 2)
     compacted(store)
-    assert not find_anywhere(store, *needles[0], *needles[1]) and all(find_anywhere(store, one) for one in needles[3])
+    assert not find_anywhere(store, *needles[0], *needles[1]) and all(
+        find_anywhere(store, one) for one in needles[3]
+    )
     shutil.copytree(store / "phrase-2", store / "phrase-3")  # as a run leaves it that was killed
     call("forget", store, "--all")
     compacted(store)

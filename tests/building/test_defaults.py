@@ -102,7 +102,9 @@ def test_an_older_datastore_measures_when_its_build_is_run_again(world: World, t
     assert {len(one.args[0]) for one in asked.call_args_list} == {64}
 
 
-def test_it_survives_merging_and_compacting(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_survives_merging_and_compacting(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(defaults, "LEAST", 300)
     stores = {name: tmp_path / name for name in ("valid", "test")}
     for name, store in stores.items():

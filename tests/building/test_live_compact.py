@@ -61,7 +61,9 @@ def before_it_is_adopted(monkeypatch: pytest.MonkeyPatch, work: Callable[[], obj
 
 
 def texts(translator: Translator, sentences: list[str]) -> list[tuple[str, tuple[float, ...]]]:
-    return [(one.text, tuple(round(s, 3) for s in one.token_scores)) for one in translator.translate(sentences)]
+    return [
+        (one.text, tuple(round(s, 3) for s in one.token_scores)) for one in translator.translate(sentences)
+    ]
 
 
 def test_what_comes_meanwhile_is_there_afterwards(
@@ -91,14 +93,23 @@ def test_what_comes_meanwhile_is_there_afterwards(
     before_it_is_adopted(monkeypatch, meanwhile)
     assert translator.compact()
     assert texts(translator, sentences) == before == texts(Translator(datastore=store, **KEEN), sentences)
-    assert [(one.id, one.count) for one in translator.memory()] == [(9, 1), (8, 1), (6, 1), (5, 1), (4, 1), (1, 2)]
+    assert [(one.id, one.count) for one in translator.memory()] == [
+        (9, 1),
+        (8, 1),
+        (6, 1),
+        (5, 1),
+        (4, 1),
+        (1, 2),
+    ]
     assert [one.replaced_by for one in translator.memory()] == [None, None, None, 9, None, None]
     assert all(map(torch.equal, begun.searched.search(states, 8)[:3], found[:3]))  # with files that are gone
     section = TokenDatastore(store).section
     assert section.generation == 1 and [one.name for one in section.sources] == ["store", "store-learnt"]
     assert {path.name for path in store.iterdir()} == {LEARNED, "manifest.json", "preprocessing", "token-1"}
     assert not find_anywhere(store, rows[1][0].encode(), rows[1][1].encode())
-    learned = {n.learned for one in translator.explain(sentences).sentences for t in one.tokens for n in t.neighbours}
+    learned = {
+        n.learned for one in translator.explain(sentences).sentences for t in one.tokens for n in t.neighbours
+    }
     assert {8, 6, 1} <= learned and not {2, 3, 5, 7} & learned
     # it still has the right to write, and does
     refused(call("compact", store, "--quiet", check=False), "is being written to by process")
@@ -151,11 +162,16 @@ def test_an_index_that_is_replaced_meanwhile_stays_and_so_does_what_was_learned(
 ) -> None:
     translator = Translator(datastore=store, **SHORT)
     translator.learn(*rows[0])
-    with monkeypatch.context() as patch, pytest.raises(DatastoreError, match="by another process meanwhile, and stays"):
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(DatastoreError, match="by another process meanwhile, and stays"),
+    ):
         before_it_is_adopted(patch, lambda: index_again(store))
         translator.compact()
     section = TokenDatastore(store).section
-    assert section.index.factory == "IVF4,Flat" and section.generation == 0 and not list(store.glob("*.partial"))
+    assert (
+        section.index.factory == "IVF4,Flat" and section.generation == 0 and not list(store.glob("*.partial"))
+    )
     assert translator.learn(*rows[1]).id == 2 and translator.compact()  # from that index on
     section = TokenDatastore(store).section
     assert (section.index.factory, section.generation) == ("IVF4,Flat", 1) and len(translator.memory()) == 2
@@ -203,7 +219,10 @@ def test_what_is_on_another_disk_is_refused_in_a_true_sentence(
     with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else tmp_path) as other:
         shutil.move(store / "token", other)
         (store / "token").symlink_to(Path(other) / "token")
-        before, sentence = contents(store), r"store/token is a symbolic link, and compacting replaces it: move it into"
+        before, sentence = (
+            contents(store),
+            r"store/token is a symbolic link, and compacting replaces it: move it into",
+        )
         with pytest.raises(DatastoreError, match=sentence):
             translator.compact()
         translator.close()

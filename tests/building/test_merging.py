@@ -81,7 +81,9 @@ def test_token_datastores_are_appended(tokens: Path) -> None:
     for array in ("keys", "values"):
         parts = [getattr(store, array) for store in (one, two)]
         assert np.array_equal(getattr(both, array), np.concatenate(parts))
-    assert np.array_equal(both.provenance, np.concatenate([one.provenance, two.provenance + np.array([24, 0])]))
+    assert np.array_equal(
+        both.provenance, np.concatenate([one.provenance, two.provenance + np.array([24, 0])])
+    )
     assert both.section.subsets == {"valid/valid": 24, "test/test": 20}
     assert "health         good" in call("inspect", tokens / "both").stdout
 
@@ -133,18 +135,27 @@ def test_what_does_not_go_together_is_refused(
     world: World, ccpr: Ccpr, tokens: Path, phrases: Path, tmp_path: Path
 ) -> None:
     out = ("--output", tmp_path / "out")
-    foreign = [world.other_model if word == world.model else word for word in build_options(world, tmp_path / "other")]
+    foreign = [
+        world.other_model if word == world.model else word
+        for word in build_options(world, tmp_path / "other")
+    ]
     call("build", *foreign, "--subset", "test")
     differs = r"valid and .*other cannot be merged: model is \w{12} in the first, and \w{12} in the second"
     refused(merge(tokens / "valid", tmp_path / "other", *out, check=False), differs)
     options = phrase_options(ccpr, phrases / "two.txt", tmp_path / "words")
     call("build", *options, "--max-words", 2)
-    refused(merge(phrases / "one", tmp_path / "words", *out, check=False), "the segmentation is .*in the second")
-    refused(merge(tokens / "shard0", tokens / "valid", *out, check=False), "one of 2 shards, .* are missing: 1")
+    refused(
+        merge(phrases / "one", tmp_path / "words", *out, check=False), "the segmentation is .*in the second"
+    )
+    refused(
+        merge(tokens / "shard0", tokens / "valid", *out, check=False), "one of 2 shards, .* are missing: 1"
+    )
     shutil.copytree(tokens / "shard0", tmp_path / "again")
     shards = tokens / "shard0", tmp_path / "again", tokens / "shard1"
     refused(merge(*shards, *out, check=False), r"shard0 and .*again hold the same text \(shard 0\)")
-    short = build(world, tmp_path / "short", *SMALL, "--chunk-tokens", 200, "--num-shards", 2, "--shard-id", 1)
+    short = build(
+        world, tmp_path / "short", *SMALL, "--chunk-tokens", 200, "--num-shards", 2, "--shard-id", 1
+    )
     assert short.returncode == 0
     unlike = merge(tokens / "shard0", tmp_path / "short", *out, check=False)
     refused(
@@ -158,7 +169,9 @@ def test_what_does_not_go_together_is_refused(
     refused(twice, "is, or is in, .*valid, which is read")
     within = merge(tokens / "again.partial", tokens / "test", "--output", tokens / "again", check=False)
     refused(within, "is, or is in, .*again.partial, which is read")
-    refused(merge(tokens / "both", "--remove", "laws", *out, check=False), "the texts of .*both are valid, test")
+    refused(
+        merge(tokens / "both", "--remove", "laws", *out, check=False), "the texts of .*both are valid, test"
+    )
     refused(merge(tokens / "both", "--remove", "test", "valid", *out, check=False), "nothing would be left")
     refused(merge(tokens / "test", tokens / "valid", "--output", phrases / "one", check=False), "exists")
     assert not (tmp_path / "out").exists()
@@ -168,9 +181,13 @@ def test_impossible_shards_are_refused(world: World, tmp_path: Path) -> None:
     words = ("--num-shards", 2, "--shard-id")
     refused(build(world, tmp_path / "s", *words, 2, check=False), "--shard-id is 2, and --num-shards 2")
     refused(
-        build(world, tmp_path / "s", *words, 0, check=False), "--chunk-tokens cuts the text into 1: give up to 1 shards"
+        build(world, tmp_path / "s", *words, 0, check=False),
+        "--chunk-tokens cuts the text into 1: give up to 1 shards",
     )
-    refused(build(world, tmp_path / "s", *words, 0, "--adapter", "clknn", check=False), "needs all states together")
+    refused(
+        build(world, tmp_path / "s", *words, 0, "--adapter", "clknn", check=False),
+        "needs all states together",
+    )
     options = build_options(world, tmp_path / "s")
     options[options.index("exact")] = "Flat"
     refused(call("build", *options, *words, 0, check=False), "a shard has no index")

@@ -39,7 +39,18 @@ def reverse(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows = [f"{target}\t{source}" for source, target in read_pairs(world.folder / "train.tsv")]
     write_lines(folder / "train.tsv", *rows)
     words = ["--sentencepiece-model", world.spm, "--dict", world.data_bin / "dict.en.txt"]
-    call("prepare", "--train", folder / "train.tsv", "-s", "en", "-t", "de", *words, "--output", folder / "data-bin")
+    call(
+        "prepare",
+        "--train",
+        folder / "train.tsv",
+        "-s",
+        "en",
+        "-t",
+        "de",
+        *words,
+        "--output",
+        folder / "data-bin",
+    )
     train(folder / "data-bin", folder / "model", 100, seed=3)
     return folder / "model/checkpoint_last.pt"
 
@@ -86,7 +97,15 @@ def test_it_equals_translating_preparing_and_building(
     world: World, whole: Path, lines: list[str], reverse: Path, tmp_path: Path
 ) -> None:
     write_lines(tmp_path / "mono.txt", *(line.replace("\t", " ") for line in lines))
-    words = ["--input", tmp_path / "mono.txt", "--path", reverse, "--data", reverse.parent.parent / "data-bin", "--cpu"]
+    words = [
+        "--input",
+        tmp_path / "mono.txt",
+        "--path",
+        reverse,
+        "--data",
+        reverse.parent.parent / "data-bin",
+        "--cpu",
+    ]
     shown = call("translate", *words, "--beam", back_translation.BEAM, "--max-tokens", 1500, "--quiet").stdout
     rows = [f"{source}\t{line}" for source, line in zip(shown.splitlines(), (tmp_path / "mono.txt").open())]
     (tmp_path / "pairs.tsv").write_text("".join(rows), encoding="utf-8")
@@ -99,7 +118,18 @@ def test_it_equals_translating_preparing_and_building(
     shutil.copy(whole / BACK / "pairs.tsv", tmp_path / "mine.tsv")
     dictionaries = [world.data_bin / f"dict.{language}.txt" for language in ("de", "en")]
     of_model = ["--sentencepiece-model", world.spm, "--dict", *dictionaries]
-    call("prepare", "--train", tmp_path / "mine.tsv", "-s", "de", "-t", "en", *of_model, "--output", tmp_path / "data")
+    call(
+        "prepare",
+        "--train",
+        tmp_path / "mine.tsv",
+        "-s",
+        "de",
+        "-t",
+        "en",
+        *of_model,
+        "--output",
+        tmp_path / "data",
+    )
     assert contents(whole / BACK / "data-bin") == contents(tmp_path / "data")
     words = build_options(world, tmp_path / "store")
     words[1] = tmp_path / "data"
@@ -182,7 +212,10 @@ def test_processes_share_the_parts(
     second = back_translation.BackTranslation(settings, forward, Processes(rank=1, world=2))
     second.begin()
     second.translate()
-    assert {path.name for path in (output / f"{BACK}.partial/parts").iterdir()} == {"000001.json", "000003.json"}
+    assert {path.name for path in (output / f"{BACK}.partial/parts").iterdir()} == {
+        "000001.json",
+        "000003.json",
+    }
     build(world, output, *options)
     assert contents(output) == contents(whole)
 
@@ -209,7 +242,10 @@ def test_another_text_or_reverse_model_is_refused(
     torch.save(weights, other := tmp_path / "other.pt")
     of_text, of_model = ["--monolingual", *text], ["--reverse-model", reverse]
     for words, sentence in (
-        (["--monolingual", text[1], *of_model], "built with another text: [0-9a-f]{12} there, [0-9a-f]{12} now"),
+        (
+            ["--monolingual", text[1], *of_model],
+            "built with another text: [0-9a-f]{12} there, [0-9a-f]{12} now",
+        ),
         ([*of_text, "--reverse-model", other], "built with another reverse model: [0-9a-f]{12} there"),
         ([], "is built from monolingual text: give the same --monolingual"),
     ):
@@ -220,22 +256,30 @@ def test_another_text_or_reverse_model_is_refused(
         build(world, begun, *of_text, *of_model, check=False)
     refused(build(world, begun, "--monolingual", text[1], *of_model, check=False), "another text")
     refused(
-        build(world, begun, *of_text, *of_model, "--max-tokens", 900, check=False), "another max tokens: 1500 there"
+        build(world, begun, *of_text, *of_model, "--max-tokens", 900, check=False),
+        "another max tokens: 1500 there",
     )
     shutil.copytree(world.datastore, of_pairs := tmp_path / "pairs")
     refused(
-        build(world, of_pairs, *of_text, *of_model, check=False), "holds tokens that were not built with --monolingual"
+        build(world, of_pairs, *of_text, *of_model, check=False),
+        "holds tokens that were not built with --monolingual",
     )
     assert contents(of_pairs) == contents(world.datastore)
 
 
-def test_bad_input_is_refused_and_leaves_nothing(world: World, text: list[Path], reverse: Path, tmp_path: Path) -> None:
+def test_bad_input_is_refused_and_leaves_nothing(
+    world: World, text: list[Path], reverse: Path, tmp_path: Path
+) -> None:
     folder = tmp_path / "here"
     folder.mkdir()
     output = folder / "store"
     of_text, of_model = ["--monolingual", *text], ["--reverse-model", reverse]
     wide = torch.load(reverse)
-    for name in ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "decoder.output_projection.weight"):
+    for name in (
+        "encoder.embed_tokens.weight",
+        "decoder.embed_tokens.weight",
+        "decoder.output_projection.weight",
+    ):
         wide["model"][name] = torch.cat([wide["model"][name], wide["model"][name][:8]])
     torch.save(wide, tmp_path / "wide.pt")
     (tmp_path / "foreign").mkdir()
@@ -253,7 +297,10 @@ def test_bad_input_is_refused_and_leaves_nothing(world: World, text: list[Path],
         (of_text, "--monolingual needs --reverse-model: give"),
         (of_model, "--reverse-model needs --monolingual: give"),
         (["--monolingual", tmp_path / "no.txt", *of_model], r"there is no text .*no\.txt"),
-        (["--monolingual", blank, *of_model], r"blank\.txt gives no sentence pair \(2 lines were left out: 2 empty\)"),
+        (
+            ["--monolingual", blank, *of_model],
+            r"blank\.txt gives no sentence pair \(2 lines were left out: 2 empty\)",
+        ),
         (["--monolingual", latin, *of_model], r"latin\.txt, line 1: the bytes are not UTF-8"),
         ([*of_text, "--reverse-model", tmp_path / "no.pt"], r"there is no checkpoint .*no\.pt"),
         ([*of_text, "--reverse-model", world.spm], r"spm\.model: the checkpoint was refused"),
@@ -261,7 +308,10 @@ def test_bad_input_is_refused_and_leaves_nothing(world: World, text: list[Path],
             [*of_text, "--reverse-model", tmp_path / "wide.pt"],
             r"has embeddings of 5\d\d source and 5\d\d target symbols",
         ),
-        ([*of_text, "--reverse-model", tmp_path / "foreign/reverse.pt"], "differ: symbol 4 is .* in the first"),
+        (
+            [*of_text, "--reverse-model", tmp_path / "foreign/reverse.pt"],
+            "differ: symbol 4 is .* in the first",
+        ),
         ([*of_text, *of_model, "--subset", "valid"], "--subset chooses among sentence pairs"),
         ([*of_text, *of_model, "--fraction", 0.5], "--fraction chooses among"),
         ([*of_text, *of_model, "--num-shards", 2], "--num-shards chooses among"),
@@ -285,7 +335,19 @@ def test_a_reverse_model_may_have_subwords_of_its_own(
     folder = tmp_path / "reverse"
     rows = list(read_pairs(world.folder / "train.tsv"))
     write_lines(tmp_path / "train.tsv", *(f"{target}\t{source}" for source, target in rows))
-    call("prepare", "--train", tmp_path / "train.tsv", "-s", "en", "-t", "de", "--pieces", 300, "--output", folder)
+    call(
+        "prepare",
+        "--train",
+        tmp_path / "train.tsv",
+        "-s",
+        "en",
+        "-t",
+        "de",
+        "--pieces",
+        300,
+        "--output",
+        folder,
+    )
     train(folder, tmp_path / "model", 20, seed=4)
     model = shutil.copy(tmp_path / "model/checkpoint_last.pt", folder / "model.pt")
     build(world, tmp_path / "store", "--monolingual", text[1], "--reverse-model", model)
@@ -309,29 +371,46 @@ def test_exchanging_languages_exchanges_subword_models() -> None:
 def test_an_adapter_is_trained_on_it_and_validated_on_real_pairs(
     world: World, whole: Path, options: list[object], tmp_path: Path
 ) -> None:
-    training = "--max-update 20 --batch-size 64 --anchors-per-epoch 640 --valid-queries 100 --nearest-clusters 20 "
-    training += "--adapter-hidden-dim 32 --adapter-output-dim 16 --lr 3e-3 --total-num-update 20 --warmup-updates 5"
+    training = (
+        "--max-update 20 --batch-size 64 --anchors-per-epoch 640 --valid-queries 100 --nearest-clusters 20 "
+    )
+    training += (
+        "--adapter-hidden-dim 32 --adapter-output-dim 16 --lr 3e-3 --total-num-update 20 --warmup-updates 5"
+    )
     words = ["--adapter", "clknn", "--adapter-options", training, "--pca-dim", 8, "--keep-raw-keys"]
     build(world, output := tmp_path / "store", *options, *words)
     assert (output / "raw/token/keys.npy").read_bytes() == (whole / "token/keys.npy").read_bytes()
     section = TokenDatastore(output).section
     raw = TokenDatastore(output / "raw").section
-    assert section.dimension == 8 and section.fingerprints["reverse_model"] == raw.fingerprints["reverse_model"]
+    assert (
+        section.dimension == 8 and section.fingerprints["reverse_model"] == raw.fingerprints["reverse_model"]
+    )
     valid = TokenDatastore(output / "valid").section
     assert valid.subsets == {"valid": PAIRS["valid"]} and "reverse_model" not in valid.fingerprints
 
-    # One adapter makes keys of pairs, too, that can be merged with these; not with PCA, which each fits to its own.
+    # One adapter makes keys of pairs, too, that can be merged with these; not with PCA, which each fits to
+    # its own.
     words = ["--adapter", output / "adapter/checkpoint_best.pt", "--pca-dim", 0]
     build(world, tmp_path / "mono", *options, *words, "--raw-datastore", output / "raw")
     build(world, tmp_path / "pairs", *words, "--raw-datastore", world.datastore)
     of_merge = ["--output", tmp_path / "both", "--index", "exact", "--cpu", "--quiet"]
     call("merge", tmp_path / "mono", tmp_path / "pairs", *of_merge)
-    assert TokenDatastore(tmp_path / "both").section.size == section.size + TokenDatastore(world.datastore).section.size
+    assert (
+        TokenDatastore(tmp_path / "both").section.size
+        == section.size + TokenDatastore(world.datastore).section.size
+    )
 
 
 def test_it_is_merged_with_pairs_and_taken_out_again(world: World, whole: Path, tmp_path: Path) -> None:
     call(
-        "merge", f"pairs={world.datastore}", f"mono={whole}", "--output", tmp_path / "both", "--index", "exact", "--cpu"
+        "merge",
+        f"pairs={world.datastore}",
+        f"mono={whole}",
+        "--output",
+        tmp_path / "both",
+        "--index",
+        "exact",
+        "--cpu",
     )
     one, other, both = map(TokenDatastore, (world.datastore, whole, tmp_path / "both"))
     assert np.array_equal(both.keys, np.concatenate([one.keys, other.keys]))
@@ -342,7 +421,15 @@ def test_it_is_merged_with_pairs_and_taken_out_again(world: World, whole: Path, 
     assert f"sentences, sources translated back by {digest}" in shown and shown.count("translated back") == 1
     for removed, left in (("pairs", other), ("mono", one)):
         call(
-            "merge", tmp_path / "both", "--remove", removed, "--output", tmp_path / removed, "--index", "exact", "--cpu"
+            "merge",
+            tmp_path / "both",
+            "--remove",
+            removed,
+            "--output",
+            tmp_path / removed,
+            "--index",
+            "exact",
+            "--cpu",
         )
         assert TokenDatastore(tmp_path / removed).section.fingerprints == left.section.fingerprints
     call(
@@ -365,13 +452,33 @@ def test_it_is_merged_with_pairs_and_taken_out_again(world: World, whole: Path, 
 def test_one_command_builds_what_three_build(
     world: World, whole: Path, text: list[Path], reverse: Path, ccpr: Ccpr, tmp_path: Path
 ) -> None:
-    words: list[object] = [*text, "--output", tmp_path / "all", "--path", world.model, "--data", world.data_bin]
+    words: list[object] = [
+        *text,
+        "--output",
+        tmp_path / "all",
+        "--path",
+        world.model,
+        "--data",
+        world.data_bin,
+    ]
     words += ["--cpu", "--quiet", "--encoder", ccpr.checkpoint]
     done = call("build monolingual", *words, "--reverse-model", reverse)
     assert "n-grams" in done.stdout and "phrases of" in done.stdout and "3 lines were left out" in done.stdout
     parts = contents(tmp_path / "all")
-    call("build text", *text, "--path", world.model, "--data", world.data_bin, "--output", tmp_path / "one", "--quiet")
-    call("build phrases", *text, "--encoder", ccpr.checkpoint, "--output", tmp_path / "one", "--cpu", "--quiet")
+    call(
+        "build text",
+        *text,
+        "--path",
+        world.model,
+        "--data",
+        world.data_bin,
+        "--output",
+        tmp_path / "one",
+        "--quiet",
+    )
+    call(
+        "build phrases", *text, "--encoder", ccpr.checkpoint, "--output", tmp_path / "one", "--cpu", "--quiet"
+    )
     assert len(Manifest.read(tmp_path / "all").parts) == 3
     for name, content in contents(tmp_path / "one").items():
         if name.startswith(("text/", "phrase/")):

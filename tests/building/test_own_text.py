@@ -29,7 +29,9 @@ def corpus(rng: np.random.Generator, sentences: int, width: int = 4) -> tuple[np
     """Random keys, and provenance of sentences some of which were left out."""
     numbers = np.sort(rng.choice(2 * sentences, sentences, replace=False))
     lengths = rng.integers(1, 12, sentences)
-    provenance = [(number, position) for number, length in zip(numbers, lengths) for position in range(length)]
+    provenance = [
+        (number, position) for number, length in zip(numbers, lengths) for position in range(length)
+    ]
     return rng.normal(size=(len(provenance), width)).astype(np.float16), np.array(provenance, np.int32)
 
 
@@ -83,7 +85,9 @@ def test_whole_sentences_are_drawn_evenly(rng: np.random.Generator, limit: int, 
     with patch.object(building_corpus, "STATES", limit), patch.object(building_corpus, "BLOCK_ROWS", block):
         domain = sample_domain(keys, provenance)
     assert np.array_equal(domain.states, of_sentences(keys, provenance, domain.numbers))
-    assert domain.lengths.tolist() == [np.count_nonzero(provenance[:, 0] == number) for number in domain.numbers]
+    assert domain.lengths.tolist() == [
+        np.count_nonzero(provenance[:, 0] == number) for number in domain.numbers
+    ]
     ranks = np.searchsorted(np.unique(provenance[:, 0]), domain.numbers.numpy())
     count = max(1, min(300, limit * 300 // len(keys)))
     assert np.array_equal(ranks, np.linspace(0, 299, count).round())
@@ -106,7 +110,11 @@ def test_samples_are_joined_in_proportion_to_entries(rng: np.random.Generator) -
     for sentence in found:
         owner = next(i for i, part in enumerate(parts) if torch.isin(sentence, part.states.float()).all())
         shares[owner] += len(sentence)
-    assert shares[0] == pytest.approx(450, rel=0.2) and shares[1] == pytest.approx(150, rel=0.2) and shares[2] > 0
+    assert (
+        shares[0] == pytest.approx(450, rel=0.2)
+        and shares[1] == pytest.approx(150, rel=0.2)
+        and shares[2] > 0
+    )
     whole = join_domains(parts, [len(part.states) for part in parts])
     assert torch.equal(whole.states, torch.cat([part.states for part in parts]))  # all fit
 
@@ -155,7 +163,11 @@ def test_projected_keys_keep_what_the_raw_ones_know(
     build(world, tmp_path / "of-older", "--subset", "valid", *adapter, "--raw-datastore", tmp_path / "older")
     assert contents(tmp_path / "of-older") == contents(projected["valid"])
     domain = TokenDatastore(projected["valid"]).open_domain()
-    assert domain is not None and len(domain.mean) == 32 and TokenDatastore(projected["valid"]).section.dimension == 24
+    assert (
+        domain is not None
+        and len(domain.mean) == 32
+        and TokenDatastore(projected["valid"]).section.dimension == 24
+    )
 
 
 def merge(*words: object) -> None:
@@ -198,7 +210,9 @@ def test_merged_projected_keys_do_not_know_what_one_does_not(
     assert "health         good" in call("inspect", tmp_path / "both").stdout
 
 
-def test_older_datastores_open_and_learn_when_built_again(world: World, raw: dict[str, Path], tmp_path: Path) -> None:
+def test_older_datastores_open_and_learn_when_built_again(
+    world: World, raw: dict[str, Path], tmp_path: Path
+) -> None:
     older = shutil.copytree(raw["valid"], tmp_path / "older")
     forget(older)
     assert TokenDatastore(older).open_domain() is None
@@ -210,7 +224,9 @@ def test_older_datastores_open_and_learn_when_built_again(world: World, raw: dic
         assert build(world, older, "--subset", "valid", check=False).returncode == 130
     assert TokenDatastore(older).open_domain() is None
     build(world, older, "--subset", "valid")
-    assert contents(older) == contents(raw["valid"]) and (older / TOKEN / "keys.npy").stat().st_mtime_ns == stamp
+    assert (
+        contents(older) == contents(raw["valid"]) and (older / TOKEN / "keys.npy").stat().st_mtime_ns == stamp
+    )
 
 
 def test_older_projected_keys_stay_without(
@@ -244,6 +260,10 @@ def test_knowledge_of_another_width_or_damaged_is_refused(
     content = bytearray((folder / FILE).read_bytes())
     content[9] ^= 1
     (folder / FILE).write_bytes(content)
-    refused(call("fairseq-generate", *world.options("--datastore", folder), check=False), f"{DOMAIN} is damaged")
+    refused(
+        call("fairseq-generate", *world.options("--datastore", folder), check=False), f"{DOMAIN} is damaged"
+    )
     (folder / FILE).unlink()
-    refused(call("fairseq-generate", *world.options("--datastore", folder), check=False), f"{DOMAIN} is missing")
+    refused(
+        call("fairseq-generate", *world.options("--datastore", folder), check=False), f"{DOMAIN} is missing"
+    )

@@ -39,8 +39,14 @@ def encoder(ccpr: Ccpr) -> PhraseEncoder:
 
 
 @settings(max_examples=200, deadline=None)
-@given(text=st.text("abdeoth ,.()'-½中文1Ä", max_size=30), fewest=st.integers(1, 3), more=st.sampled_from([0, 1, 99]))
-def test_candidates_are_all_spans_of_whole_words(encoder: PhraseEncoder, text: str, fewest: int, more: int) -> None:
+@given(
+    text=st.text("abdeoth ,.()'-½中文1Ä", max_size=30),
+    fewest=st.integers(1, 3),
+    more=st.sampled_from([0, 1, 99]),
+)
+def test_candidates_are_all_spans_of_whole_words(
+    encoder: PhraseEncoder, text: str, fewest: int, more: int
+) -> None:
     subwords = encoder.context.tokenizer.encode(text)
     words, wanted = word_spans(text), []
     for i, j in itertools.combinations_with_replacement(range(len(words)), 2):
@@ -96,12 +102,15 @@ def test_texts_longer_than_the_encoder_reads_are_read_in_windows(encoder: Phrase
             at = inside.spans.tolist().index([0, start - part.offset, end - part.offset])
             torch.testing.assert_close(found.vectors[row], inside.vectors[at], atol=1e-4, rtol=1e-3)
             left, right = start - part.offset, part.offset + len(part.subwords.text) - end
-            assert (left > 20 or not part.offset) and (right > 20 or part is parts[-1])  # characters around it
+            # characters around it
+            assert (left > 20 or not part.offset) and (right > 20 or part is parts[-1])
 
 
 def test_a_word_longer_than_the_encoder_reads_is_no_phrase(encoder: PhraseEncoder) -> None:
     giant = "".join(random.Random(1).choices("abcdefghijklmnop", k=3000))
-    found = PhraseFinder(encoder, Segmentation("all", max_words=2)).find([f"the Lord {giant} and water", giant])
+    found = PhraseFinder(encoder, Segmentation("all", max_words=2)).find(
+        [f"the Lord {giant} and water", giant]
+    )
     text = f"the Lord {giant} and water"
     assert [text[a:b] for number, a, b in found.spans.tolist()] == [
         "the", "the Lord", "Lord", "and", "and water", "water",
@@ -111,7 +120,8 @@ def test_a_word_longer_than_the_encoder_reads_is_no_phrase(encoder: PhraseEncode
 
 def test_share_of_a_text(ccpr: Ccpr, repeated_text: Path, sharded_store: Path, tmp_path: Path) -> None:
     whole = [
-        PhraseDatastore(sharded_store).sentence(i) for i in range(PhraseDatastore(sharded_store).section.sentences)
+        PhraseDatastore(sharded_store).sentence(i)
+        for i in range(PhraseDatastore(sharded_store).section.sentences)
     ]
     parts = []
     for share in (0.2, 0.6):
@@ -120,8 +130,13 @@ def test_share_of_a_text(ccpr: Ccpr, repeated_text: Path, sharded_store: Path, t
         parts.append([part.sentence(i) for i in range(part.section.sentences)])
         assert part.section.share == share and abs(len(parts[-1]) / len(whole) - share) < 0.15
     assert set(parts[0]) < set(parts[1]) < set(whole)
-    refused(build_phrases(ccpr, repeated_text, tmp_path / "0.2", check=False), "another fraction: 0.2 there, 1.0 now")
-    refused(build_phrases(ccpr, repeated_text, tmp_path / "none", "--fraction", 2, check=False), "--fraction is 2")
+    refused(
+        build_phrases(ccpr, repeated_text, tmp_path / "0.2", check=False),
+        "another fraction: 0.2 there, 1.0 now",
+    )
+    refused(
+        build_phrases(ccpr, repeated_text, tmp_path / "none", "--fraction", 2, check=False), "--fraction is 2"
+    )
 
 
 def test_text_may_be_compressed_and_in_several_files(
@@ -214,7 +229,9 @@ def test_stopped_build_resumes(
     assert contents(tmp_path / "s") == contents(sharded_store)
 
 
-def test_files_are_on_disk_before_what_vouches_for_them(ccpr: Ccpr, repeated_text: Path, tmp_path: Path) -> None:
+def test_files_are_on_disk_before_what_vouches_for_them(
+    ccpr: Ccpr, repeated_text: Path, tmp_path: Path
+) -> None:
     synced: list[str] = []
     real = os.fsync
 
@@ -269,14 +286,19 @@ def test_parts_share_a_folder(
         PhraseDatastore(world.datastore)
 
 
-def test_builds_that_are_refused(ccpr: Ccpr, repeated_text: Path, sharded_store: Path, tmp_path: Path) -> None:
+def test_builds_that_are_refused(
+    ccpr: Ccpr, repeated_text: Path, sharded_store: Path, tmp_path: Path
+) -> None:
     before, output = contents(sharded_store), tmp_path / "s"
     other = other_encoder(ccpr, tmp_path / "other")
     refused(
-        build_phrases(ccpr, repeated_text, sharded_store, "--encoder", other, check=False), "built with another encoder"
+        build_phrases(ccpr, repeated_text, sharded_store, "--encoder", other, check=False),
+        "built with another encoder",
     )
     (tmp_path / "other.txt").write_text("Other text.\n")
-    refused(build_phrases(ccpr, tmp_path / "other.txt", sharded_store, check=False), "built with another corpus")
+    refused(
+        build_phrases(ccpr, tmp_path / "other.txt", sharded_store, check=False), "built with another corpus"
+    )
     refused(
         build_phrases(ccpr, repeated_text, sharded_store, "--threshold", 0.6, check=False),
         "built with another segmentation",
@@ -304,12 +326,19 @@ def test_builds_that_are_refused(ccpr: Ccpr, repeated_text: Path, sharded_store:
     assert not output.exists()
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "thesis.tex").write_text("precious")
-    refused(build_phrases(ccpr, repeated_text, tmp_path / "home", check=False), "exists and is not a datastore")
-    refused(build_phrases(ccpr, repeated_text, tmp_path / "other.txt", check=False), "exists and is not a datastore")
+    refused(
+        build_phrases(ccpr, repeated_text, tmp_path / "home", check=False), "exists and is not a datastore"
+    )
+    refused(
+        build_phrases(ccpr, repeated_text, tmp_path / "other.txt", check=False),
+        "exists and is not a datastore",
+    )
     assert [path.name for path in (tmp_path / "home").iterdir()] == ["thesis.tex"]
 
 
-def test_what_cannot_become_a_store_leaves_nothing_behind(ccpr: Ccpr, repeated_text: Path, tmp_path: Path) -> None:
+def test_what_cannot_become_a_store_leaves_nothing_behind(
+    ccpr: Ccpr, repeated_text: Path, tmp_path: Path
+) -> None:
     output, bad = tmp_path / "s", tmp_path / "bad.txt"
     refused(
         build_phrases(ccpr, repeated_text, output, "--threshold", 0.999999, check=False),

@@ -19,7 +19,9 @@ from tests.small_models import World
 def test_data_are_prepared_alike_from_a_table_and_from_two_files(world: World, tmp_path: Path) -> None:
     pairs = list(read_pairs(world.folder / "test.tsv"))
     for side, language in enumerate(("de", "en")):
-        (tmp_path / f"text.{language}").write_text("".join(f"{pair[side]}\n" for pair in pairs), encoding="utf-8")
+        (tmp_path / f"text.{language}").write_text(
+            "".join(f"{pair[side]}\n" for pair in pairs), encoding="utf-8"
+        )
     dictionary = world.data_bin / "dict.en.txt"
     words = ["--test", tmp_path / "text", "-s", "de", "-t", "en", "--output", tmp_path / "data"]
     of_fairseq = ["--bpe", "sentencepiece", "--sentencepiece-model", world.spm]
@@ -35,7 +37,10 @@ def test_data_are_prepared_alike_from_a_table_and_from_two_files(world: World, t
             "fairseq does not take '--bpe sentencpiece': .*invalid choice",
         ),
         (["--sentencepiece-model", world.spm, "--dict", *[dictionary] * 3], "--dict names 3 files"),
-        (["--sentencepiece-model", world.spm, "--dict", dictionary, "--valid", "no"], "neither a file no nor no.de"),
+        (
+            ["--sentencepiece-model", world.spm, "--dict", dictionary, "--valid", "no"],
+            "neither a file no nor no.de",
+        ),
     ):
         refused(call("prepare", *words, *extra, check=False), sentence)
         assert not list(tmp_path.glob("other*"))
@@ -45,17 +50,25 @@ def test_data_are_prepared_alike_from_a_table_and_from_two_files(world: World, t
     swapped = call("prepare", *words, "--path", DEMO / "model.pt", check=False)
     refused(swapped, "translates from de to en, but -s is en and -t is de: exchange them")
     words[3], words[5] = "eng_Latn", "deu_Latn"
-    refused(call("prepare", *words, "--path", DEMO / "model.pt", check=False), "-t is deu_Latn: exchange them")
-    with pytest.raises(ConfigurationError, match=r"has no dict\.deu_Latn\.txt, but dict\.de\.txt, dict\.en\.txt: give"):
+    refused(
+        call("prepare", *words, "--path", DEMO / "model.pt", check=False), "-t is deu_Latn: exchange them"
+    )
+    with pytest.raises(
+        ConfigurationError, match=r"has no dict\.deu_Latn\.txt, but dict\.de\.txt, dict\.en\.txt: give"
+    ):
         check_data_bin(world.data_bin, "deu_Latn", "eng_Latn")
 
 
-def test_what_is_too_little_or_too_much_is_told(world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_is_too_little_or_too_much_is_told(
+    world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     rows = (world.folder / "test.tsv").read_text(encoding="utf-8").splitlines()
     empty, few = write_lines(tmp_path / "empty.tsv"), write_lines(tmp_path / "few.tsv", *rows[:10])
     words = ["-s", "de", "-t", "en", "--output", tmp_path / "data"]
     subwords = ["--sentencepiece-model", world.spm, "--dict", world.data_bin / "dict.en.txt"]
-    refused(call("prepare", *words, *subwords, "--train", empty, check=False), "--train .*empty.tsv has no pair")
+    refused(
+        call("prepare", *words, *subwords, "--train", empty, check=False), "--train .*empty.tsv has no pair"
+    )
     refused(
         call("prepare", *words, "--train", few, check=False),
         "few.tsv is too little text for --pieces 10000: give [0-9]+ or fewer",
@@ -92,9 +105,25 @@ def test_pairs_stay_pairs(world: World, tmp_path: Path, caplog: pytest.LogCaptur
         normalization_rule_name="identity",
     )  # fmt: skip
     preparation.write_dictionary(tmp_path / "spm.model", tmp_path / "dict.txt")
-    words = ["-s", "de", "-t", "en", "--sentencepiece-model", tmp_path / "spm.model", "--dict", tmp_path / "dict.txt"]
+    words = [
+        "-s",
+        "de",
+        "-t",
+        "en",
+        "--sentencepiece-model",
+        tmp_path / "spm.model",
+        "--dict",
+        tmp_path / "dict.txt",
+    ]
     done = call(
-        "prepare", *words, "--train", tmp_path / "train.tsv", "--test", tmp_path / "test", "--output", tmp_path / "data"
+        "prepare",
+        *words,
+        "--train",
+        tmp_path / "train.tsv",
+        "--test",
+        tmp_path / "test",
+        "--output",
+        tmp_path / "data",
     )
     assert "train 7, test 7 pairs" in done.stdout  # identity keeps the invisible space
     for reason in ("1: a line is empty", "1: a line has 3 columns", "1: a line has 1 columns", "1: its source is empty",
@@ -110,7 +139,18 @@ def test_other_numbers_of_sentences_than_pairs_are_refused(
 ) -> None:
     write_lines(tmp_path / "train.tsv", "eins\tone", "zwei\ttwo")
     monkeypatch.setattr(preparation, "splitter", lambda *_, **__: lambda text: text.replace("w", "\r"))
-    words = ["-s", "de", "-t", "en", "--sentencepiece-model", world.spm, "--dict", world.data_bin / "dict.en.txt"]
-    done = call("prepare", *words, "--train", tmp_path / "train.tsv", "--output", tmp_path / "data", check=False)
+    words = [
+        "-s",
+        "de",
+        "-t",
+        "en",
+        "--sentencepiece-model",
+        world.spm,
+        "--dict",
+        world.data_bin / "dict.en.txt",
+    ]
+    done = call(
+        "prepare", *words, "--train", tmp_path / "train.tsv", "--output", tmp_path / "data", check=False
+    )
     refused(done, "fairseq made 3 sentences of the de side of --train .*train.tsv, which has 2 pairs")
     assert not list(tmp_path.glob("data*"))

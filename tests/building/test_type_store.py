@@ -87,9 +87,22 @@ def retrieve(xpr: Xpr, store: Path, *extra: object) -> str:
     return done.stdout + done.stderr
 
 
-def test_a_store_of_types_is_neither_built_in_shards_nor_merged(xpr: Xpr, store: Path, tmp_path: Path) -> None:
+def test_a_store_of_types_is_neither_built_in_shards_nor_merged(
+    xpr: Xpr, store: Path, tmp_path: Path
+) -> None:
     out = "--output", tmp_path / "new"
-    words = "phrases", xpr.texts[1], "--encoder", xpr.checkpoint, *out, "--num-shards", 2, "--shard-id", 0, "--cpu"
+    words = (
+        "phrases",
+        xpr.texts[1],
+        "--encoder",
+        xpr.checkpoint,
+        *out,
+        "--num-shards",
+        2,
+        "--shard-id",
+        0,
+        "--cpu",
+    )
     refused(call("build", *words, check=False), "makes one entry of all places of a string")
     refused(call("merge", store, store, *out, check=False), "two datastores are called 'store'")
     refused(call("merge", store, f"again={store}", *out, check=False), "one entry a string")
@@ -99,7 +112,9 @@ def test_a_store_of_types_is_neither_built_in_shards_nor_merged(xpr: Xpr, store:
 def test_retrieval_asks_for_the_words_of_the_lexicon(xpr: Xpr, dictionary: Path, store: Path) -> None:
     wanted = {phrase for pair in read_pairs(dictionary) for phrase in pair}
     done = retrieve(xpr, store, "--output-format", "jsonl")
-    queries = [query for line in done.splitlines() if line.startswith("{") for query in json.loads(line)["phrases"]]
+    queries = [
+        query for line in done.splitlines() if line.startswith("{") for query in json.loads(line)["phrases"]
+    ]
     assert queries and {query["string"] for query in queries} <= wanted
     assert re.search(r"query:lexicon:[0-9a-f]{12}>", done) and str(dictionary) not in done
 
@@ -117,9 +132,20 @@ def test_decoder_uses_a_store_of_types(xpr: Xpr, world: World, store: Path) -> N
         "en",
         "--path",
     ]
-    words += [world.model, "--datastore", store, "--cpu", "--bpe", "sentencepiece", "--sentencepiece-model", world.spm]
+    words += [
+        world.model,
+        "--datastore",
+        store,
+        "--cpu",
+        "--bpe",
+        "sentencepiece",
+        "--sentencepiece-model",
+        world.spm,
+    ]
     done = call("fairseq-generate", *words, "--max-tokens", 2000, "--beam", 2)
-    other = call("fairseq-generate", *words, "--max-tokens", 2000, "--beam", 2, "--phrase-segmentation", "all")
+    other = call(
+        "fairseq-generate", *words, "--max-tokens", 2000, "--beam", 2, "--phrase-segmentation", "all"
+    )
     assert other.stdout != done.stdout
     refused(
         call("fairseq-generate", *words, "--phrase-segmentation", "learned", check=False),
@@ -129,7 +155,16 @@ def test_decoder_uses_a_store_of_types(xpr: Xpr, world: World, store: Path) -> N
 
 def test_stores_of_types_that_are_refused(xpr: Xpr, tmp_path: Path) -> None:
     def fails(kind: str) -> subprocess.CompletedProcess[str]:
-        words = ["phrases", xpr.texts[1], "--encoder", xpr.checkpoint, "--output", tmp_path / "out", "--cpu", "--quiet"]
+        words = [
+            "phrases",
+            xpr.texts[1],
+            "--encoder",
+            xpr.checkpoint,
+            "--output",
+            tmp_path / "out",
+            "--cpu",
+            "--quiet",
+        ]
         return call("build", *words, "--segmentation", kind, check=False)
 
     refused(fails("learned"), "has not: give lexicon:FILE, all or ngram:N")
@@ -149,7 +184,9 @@ def test_the_recipe(xpr: Xpr, tmp_path: Path) -> None:
     run(*words, *options, UPDATES="2", PAIRS="32", **where)
     trained = XprEncoder.load(tmp_path / "out" / "checkpoints" / "checkpoint_best.pt")
     kept = XprEncoder.load(tmp_path / "out" / "phrase-encoder" / "xpr.pt")
-    assert kept.dimension == 8 and kept.fingerprint() == trained.fingerprint() and kept.trained_on == ["de-en"]
+    assert (
+        kept.dimension == 8 and kept.fingerprint() == trained.fingerprint() and kept.trained_on == ["de-en"]
+    )
 
 
 def test_means_of_types_against_a_loop(rng: np.random.Generator, tmp_path: Path) -> None:

@@ -55,14 +55,18 @@ def test_build_refuses_bad_input(world: World, tmp_path: Path) -> None:
     refused(build_with(with_option(options, "tokens", tmp_path / "nowhere")), "there is no folder .*nowhere")
     refused(build_with(with_option(options, "tokens", empty)), r"has no dict\.de\.txt")
     refused(
-        build_with(with_option(options, "tokens", world.spm)), "spm.model is a file: give the folder that .*prepare"
+        build_with(with_option(options, "tokens", world.spm)),
+        "spm.model is a file: give the folder that .*prepare",
     )
     refused(
-        build_with(with_option(options, "--path", DEMO / "ccpr/ccpr.pt")), "phrase_contrast: it is not a translation"
+        build_with(with_option(options, "--path", DEMO / "ccpr/ccpr.pt")),
+        "phrase_contrast: it is not a translation",
     )
     refused(build_with([*options, "--subset", "dev"]), "no subset 'dev'")
     refused(build_with([*options, "--subset", "valid", "valid"]), "'valid' twice")
-    refused(build_with(with_option(options, "--path", tmp_path / "no.pt")), r"there is no checkpoint .*no\.pt")
+    refused(
+        build_with(with_option(options, "--path", tmp_path / "no.pt")), r"there is no checkpoint .*no\.pt"
+    )
     refused(build_with(with_option(options, "--path", world.spm)), r"spm\.model")
     both = f"{world.model}:{world.other_model}"
     refused(build_with(with_option(options, "--path", both)), "ensemble of 2 checkpoints.*one model")
@@ -126,13 +130,17 @@ def generate(world: World, datastore: Path, *extra: object) -> subprocess.Comple
     return call("fairseq-generate", *world.options("--datastore", datastore, *extra), check=False)
 
 
-def test_decoding_refuses_a_datastore_that_is_missing_or_foreign(world: World, tmp_path: Path, copied: Path) -> None:
+def test_decoding_refuses_a_datastore_that_is_missing_or_foreign(
+    world: World, tmp_path: Path, copied: Path
+) -> None:
     refused(generate(world, tmp_path / "nowhere"), "no datastore at .*nowhere")
     refused(generate(world, world.data_bin), "has no manifest.json")
     refused(generate(world, copied / "token"), f"did you mean {copied}[?]")
     refused(generate(world, copied.parent), f"did you mean {copied}[?]")
     words = world.options("--path", world.other_model)
-    refused(call("fairseq-generate", *words, check=False), r"another model: it needs \w{12}, --path gives \w{12}")
+    refused(
+        call("fairseq-generate", *words, check=False), r"another model: it needs \w{12}, --path gives \w{12}"
+    )
     without = [word for word in world.options() if word not in ("--datastore", str(world.datastore))]
     refused(call("fairseq-generate", *without, check=False), "needs --datastore")
     edit_manifest(copied, format_version=99)
@@ -157,7 +165,10 @@ def test_decoding_refuses_what_is_missing(world: World, tmp_path: Path) -> None:
 def test_decoding_refuses_another_width_backend_or_index(world: World, copied: Path, tmp_path: Path) -> None:
     manifest = json.loads((copied / "manifest.json").read_text())["token"]
     edit_manifest(copied, token=manifest | {"dimension": 16})
-    refused(generate(world, copied), r"keys\.npy holds float16 \(\d+, 32\), but the manifest says float16 \(\d+, 16\)")
+    refused(
+        generate(world, copied),
+        r"keys\.npy holds float16 \(\d+, 32\), but the manifest says float16 \(\d+, 16\)",
+    )
     edit_manifest(copied, token=manifest | {"index": manifest["index"] | {"backend": "quantum"}})
     refused(generate(world, copied), "index backend 'quantum', unknown here")
     build(world, tmp_path / "valid", "--subset", "valid", "--index", "Flat")
@@ -190,7 +201,9 @@ def test_damaged_files_are_refused(world: World, copied: Path) -> None:
     refused(generate(world, copied), r"keys\.npy is missing")
 
 
-@pytest.mark.parametrize("name", ["keys.npy", "values.npy", "provenance.npy", "symbols.txt", "domain.safetensors"])
+@pytest.mark.parametrize(
+    "name", ["keys.npy", "values.npy", "provenance.npy", "symbols.txt", "domain.safetensors"]
+)
 def test_a_flipped_byte_is_found_in_every_file(copied: Path, name: str) -> None:
     path = copied / "token" / name
     content = bytearray(path.read_bytes())
@@ -258,7 +271,9 @@ def test_numbers_of_numpy_in_a_checkpoint_are_read(world: World, tmp_path: Path,
         "loss": np.float32(0.5),
     }
     path = tmp_path / "model.pt"
-    torch.save(torch.load(world.model) | {"extra_state": numbers}, path, _use_new_zipfile_serialization=zipped)
+    torch.save(
+        torch.load(world.model) | {"extra_state": numbers}, path, _use_new_zipfile_serialization=zipped
+    )
     assert checkpoint_utils.load_checkpoint_to_cpu(str(path))["extra_state"].items() >= numbers.items()
     if not zipped:  # as NumPy 1 wrote it
         path.write_bytes(path.read_bytes().replace(b"numpy._core.multiarray", b"numpy.core.multiarray"))
@@ -266,10 +281,14 @@ def test_numbers_of_numpy_in_a_checkpoint_are_read(world: World, tmp_path: Path,
     assert embedded_symbols(path) == embedded_symbols(world.model)
 
 
-def test_dictionaries_are_compared_with_the_model_where_data_are_prepared(world: World, tmp_path: Path) -> None:
+def test_dictionaries_are_compared_with_the_model_where_data_are_prepared(
+    world: World, tmp_path: Path
+) -> None:
     for file in (world.model, *world.data_bin.glob("dict.*.txt"), world.spm):
         shutil.copy(
-            file, tmp_path / ("model.pt" if file == world.model else "spm.model" if file == world.spm else file.name)
+            file,
+            tmp_path
+            / ("model.pt" if file == world.model else "spm.model" if file == world.spm else file.name),
         )
     words = [
         "prepare",
@@ -347,25 +366,45 @@ def test_malicious_checkpoint_is_refused_though_fairseq_asks_for_all_of_it(
     monkeypatch.setattr(torch, "load", trusting(torch.load))
     with pytest.raises(pickle.UnpicklingError, match="system"):
         checkpoint_utils.load_checkpoint_to_cpu(str(tmp_path / "bad.pt"))
-    refused(generate(world, world.datastore, "--path", tmp_path / "bad.pt"), "nothing in it was run", "system")
+    refused(
+        generate(world, world.datastore, "--path", tmp_path / "bad.pt"), "nothing in it was run", "system"
+    )
     assert checkpoint_utils.load_checkpoint_to_cpu(str(world.model))["model"]
     assert not (tmp_path / "ran").exists()
 
 
 def test_environment_that_lets_checkpoints_run_code_is_refused(tmp_path: Path) -> None:
     words = ["fairseq-generate", tmp_path, "--user-dir", USER_DIR, "--task", "translation_retrieval"]
-    refused(run(*words, check=False, TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD="1"), "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "unset")
+    refused(
+        run(*words, check=False, TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD="1"),
+        "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD",
+        "unset",
+    )
 
 
 def test_what_does_not_lie_where_it_was_said_is_named(world: World, tmp_path: Path) -> None:
-    words = ["prepare", "-s", "de", "-t", "en", "--test", world.folder / "test.tsv", "--output", tmp_path / "out"]
+    words = [
+        "prepare",
+        "-s",
+        "de",
+        "-t",
+        "en",
+        "--test",
+        world.folder / "test.tsv",
+        "--output",
+        tmp_path / "out",
+    ]
     shutil.copy(world.model, tmp_path / "model.pt")
     refused(
-        call(*words, "--path", tmp_path / "model.pt", check=False), r"there are no dict\.de\.txt and dict\.en\.txt: put"
+        call(*words, "--path", tmp_path / "model.pt", check=False),
+        r"there are no dict\.de\.txt and dict\.en\.txt: put",
     )
     for language in ("de", "en"):
         shutil.copy(world.data_bin / f"dict.{language}.txt", tmp_path)
-    refused(call(*words, "--path", tmp_path / "model.pt", check=False), "there is no subword model such as spm.model")
+    refused(
+        call(*words, "--path", tmp_path / "model.pt", check=False),
+        "there is no subword model such as spm.model",
+    )
     done = call("translate", "--path", world.model, "--datastore", world.model, check=False)
     refused(done, "is a file, and a datastore is a folder: give the folder that was --output")
 
@@ -385,7 +424,9 @@ def test_a_dictionary_whose_lines_were_moved_is_warned_of(
     world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As subword models order it, as fairseq does, by counts, and in no order."""
-    rows = [line.rsplit(" ", 1)[0] for line in (world.data_bin / "dict.de.txt").read_text("utf-8").splitlines()]
+    rows = [
+        line.rsplit(" ", 1)[0] for line in (world.data_bin / "dict.de.txt").read_text("utf-8").splitlines()
+    ]
     counted = [f"{row} {len(rows) - at}" for at, row in enumerate(random.sample(rows, len(rows)))]
     for lines, warned in (
         (counted, False),

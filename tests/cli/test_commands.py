@@ -18,7 +18,9 @@ from tests.small_models import World
 
 def test_every_function_that_is_a_command_is_listed() -> None:
     modules = {load(name).work.__module__ for name in [*COMMANDS, COMPLETION]}
-    made = [value for name in modules for value in vars(sys.modules[name]).values() if isinstance(value, Command)]
+    made = [
+        value for name in modules for value in vars(sys.modules[name]).values() if isinstance(value, Command)
+    ]
     assert {one.name for one in made} == {f"fairseq-ccpr {name}" for name in [*COMMANDS, COMPLETION]}
 
 
@@ -29,7 +31,9 @@ def test_help_names_the_command_and_explains_every_option(name: str) -> None:
     assert "(default: None)" not in shown and "(default: False)" not in shown and "(default: )" not in shown
     command = load(name)
     for line in command.text.splitlines():
-        assert line.count("fairseq-ccpr ") < 2 and not re.search(r"\S {2,}--", line), f"a line break is lost: {line}"
+        assert line.count("fairseq-ccpr ") < 2 and not re.search(r"\S {2,}--", line), (
+            f"a line break is lost: {line}"
+        )
     for action in command.parser()._actions:
         line = HelpFormatter("")._get_help_string(action) or ""
         assert line and line.count("(default: ") < 2 and "default: [" not in line, action.option_strings
@@ -49,7 +53,9 @@ def test_help_of_commands_that_decode_explains_what_people_use_and_help_all_the_
 
 
 def test_help_of_fairseqs_commands_has_the_options_of_our_tasks() -> None:
-    shown = run("fairseq-generate", "--user-dir", USER_DIR, "--task", "translation_retrieval", "--help").stdout
+    shown = run(
+        "fairseq-generate", "--user-dir", USER_DIR, "--task", "translation_retrieval", "--help"
+    ).stdout
     assert all(f"  {option} " in shown for option in ("--beam", "--knn-k", "--trust", "--glossary"))
     words = ["--arch", "token_adapter", "--criterion", "supervised_contrastive"]
     shown = run("fairseq-train", "--user-dir", USER_DIR, "--task", "token_contrast", *words, "--help").stdout
@@ -85,7 +91,10 @@ def test_overview_and_version() -> None:
         (["compare", "DATA", "--phrse-k=3"], "there is no option --phrse-k; did you mean --phrase-k?"),
         (["translate", "--gensubset", "x"], "there is no option --gensubset; did you mean --gen-subset?"),
         (["prepare", "-s", "a", "-t", "b", "--output", "D", "--bpe-code", "F"], "did you mean --bpe-codes?"),
-        (["build tokens", "DATA", "--path", "M", "--ouput", "D"], "there is no option --ouput; did you mean --output?"),
+        (
+            ["build tokens", "DATA", "--path", "M", "--ouput", "D"],
+            "there is no option --ouput; did you mean --output?",
+        ),
         (["build tokens", "DATA", "--path", "M"], "the following arguments are required: --output"),
     ],
 )
@@ -127,7 +136,17 @@ def test_the_options_of_fairseq_may_stand_before_the_folder() -> None:
     ]
     given = load("tune").parse(words)
     assert (given.data_bin, given.subset, given.decode) == (Path("DATA"), "test", 2)
-    assert given.rest == ["--path", "model.pt", "-s", "de", "--cpu", "--remove-bpe", "--lenpen=-0.5", "--beam", "3"]
+    assert given.rest == [
+        "--path",
+        "model.pt",
+        "-s",
+        "de",
+        "--cpu",
+        "--remove-bpe",
+        "--lenpen=-0.5",
+        "--beam",
+        "3",
+    ]
     given = load("tune").parse(["--user-dir", "mine", "DATA", "--gate", "0.5"])
     assert given.data_bin == Path("DATA") and given.rest == ["--user-dir", "mine", "--gate", "0.5"]
     given = load("learn").parse(["one.tmx", "--beam", "5", "two.tmx"])

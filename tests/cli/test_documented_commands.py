@@ -39,7 +39,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         with lzma.open(demo / f"bible.{subset}.tsv.xz", "wt", encoding="utf-8") as packed:
             packed.write(text)
         if subset == "train":
-            (folder / "general.en.txt").write_text("".join(f"{target}\n" for _, target in rows), encoding="utf-8")
+            (folder / "general.en.txt").write_text(
+                "".join(f"{target}\n" for _, target in rows), encoding="utf-8"
+            )
     (folder / "mono.en.txt").write_text("".join(f"{target}\n" for _, target in rows), encoding="utf-8")
     (folder / "in.txt").write_text("".join(f"{source}\n" for source, _ in rows[:3]), encoding="utf-8")
     return folder
@@ -66,7 +68,11 @@ def run(line: str) -> str:
     files = {sign: words[words.index(sign) + 1] for sign in "<>" if sign in words}
     words = words[: min([words.index(sign) for sign in files], default=len(words))]
     text = (
-        Path(files["<"]).read_text(encoding="utf-8") if "<" in files else f"{shlex.split(typed)[1]}\n" if typed else ""
+        Path(files["<"]).read_text(encoding="utf-8")
+        if "<" in files
+        else f"{shlex.split(typed)[1]}\n"
+        if typed
+        else ""
     )
     assert words[0] == "fairseq-ccpr", line
     with patch.object(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode()), encoding="utf-8")):
@@ -96,7 +102,12 @@ def test_the_commands_of_the_readme(here: Path) -> None:
     for line in commands("README.md"):
         run(line)
     assert (here / "out.txt").read_text(encoding="utf-8").count("\n") == 3
-    assert {path.name for path in (here / "datastores/mine").iterdir()} >= {"token", "phrase", "text", "tuned.json"}
+    assert {path.name for path in (here / "datastores/mine").iterdir()} >= {
+        "token",
+        "phrase",
+        "text",
+        "tuned.json",
+    }
     (code,) = blocks("README.md", "python")
     names: dict[str, Any] = {}
     exec(code, names)

@@ -26,7 +26,18 @@ def rows(world: World) -> list[tuple[str, str]]:
 @pytest.fixture(scope="module")
 def empty(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("memory") / "empty"
-    words = ["--path", world.model, "--data", world.data_bin, "-s", "de", "-t", "en", *subword_options(world), "--cpu"]
+    words = [
+        "--path",
+        world.model,
+        "--data",
+        world.data_bin,
+        "-s",
+        "de",
+        "-t",
+        "en",
+        *subword_options(world),
+        "--cpu",
+    ]
     shown = call("build memory", *words, "--output", folder).stdout
     assert "empty: nothing yet, for entries of width 32" in shown
     refused(call("build memory", *words, "--output", folder, check=False), "empty exists: give a new folder")
@@ -38,7 +49,9 @@ def store(empty: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(empty, tmp_path / "store"))
 
 
-def test_an_empty_memory_is_healthy_and_says_nothing(world: World, empty: Path, rows: list[tuple[str, str]]) -> None:
+def test_an_empty_memory_is_healthy_and_says_nothing(
+    world: World, empty: Path, rows: list[tuple[str, str]]
+) -> None:
     shown = call("inspect", empty).stdout
     assert "entries        0 (keys fp16, 32 wide" in shown and "health         good" in shown
     alone = Translator(world.model, data=world.data_bin, device="cpu", max_len_b=25)
@@ -47,10 +60,14 @@ def test_an_empty_memory_is_healthy_and_says_nothing(world: World, empty: Path, 
     assert [one.token_scores for one in memory.translate(sentences)] == [
         one.token_scores for one in alone.translate(sentences)
     ]
-    assert "|entries:0|keys:decoder_output+unit|" in str(memory.signature) and "learned" not in str(memory.signature)
+    assert "|entries:0|keys:decoder_output+unit|" in str(memory.signature) and "learned" not in str(
+        memory.signature
+    )
 
 
-def test_a_full_disk_is_told_before_anything_is_acknowledged(store: Path, rows: list[tuple[str, str]]) -> None:
+def test_a_full_disk_is_told_before_anything_is_acknowledged(
+    store: Path, rows: list[tuple[str, str]]
+) -> None:
     (source, target), (other, translation) = rows[:2]
     words = ["--datastore", store, "--cpu"]
     with files_up_to(100):
@@ -67,7 +84,9 @@ def test_a_full_disk_is_told_before_anything_is_acknowledged(store: Path, rows: 
     assert "learned 1 pair (id 2)" in call("learn", *words, "--source", other, "--target", translation).stdout
 
 
-def test_a_first_pair_counts_where_it_is_near_and_nowhere_else(store: Path, rows: list[tuple[str, str]]) -> None:
+def test_a_first_pair_counts_where_it_is_near_and_nowhere_else(
+    store: Path, rows: list[tuple[str, str]]
+) -> None:
     translator = Translator(datastore=store, device="cpu", max_len_b=45)
     sentences = [source for source, _ in rows[:6]]
     before = [one.text for one in translator.translate(sentences)]
@@ -86,11 +105,18 @@ def test_from_a_pair_and_files_and_back(store: Path, rows: list[tuple[str, str]]
     (tmp_path / "m.tsv").write_text("".join([*lines, "Ein Satz\t \n", "Wort\t世界你好\n"]), encoding="utf-8")
     done = call("learn", *words, tmp_path / "m.tsv")
     assert "learned 7 pairs (ids 2 to 8); 1 were there already" in done.stdout
-    assert "left out 1: its target is empty" in done.stdout and "left out 1: half of its target" in done.stdout
+    assert (
+        "left out 1: its target is empty" in done.stdout and "left out 1: half of its target" in done.stdout
+    )
     assert "learned        8 pairs" in call("inspect", store).stdout
 
     shown = [line.split("\t") for line in call("memory", store).stdout.splitlines()]
-    assert [int(line[0]) for line in shown] == list(range(8, 0, -1)) and shown[-1] == ["1", "2", source, target]
+    assert [int(line[0]) for line in shown] == list(range(8, 0, -1)) and shown[-1] == [
+        "1",
+        "2",
+        source,
+        target,
+    ]
     word = target.split()[0].upper()
     some = call("memory", store, word, "--most", 2).stdout.splitlines()
     assert 1 <= len(some) <= 2 and all(word.lower() in line.lower() for line in some)
@@ -100,11 +126,17 @@ def test_from_a_pair_and_files_and_back(store: Path, rows: list[tuple[str, str]]
     assert 'srclang="de"' in (text := (tmp_path / "n.tmx").read_text()) and 'xml:lang="zh-Hant"' in text
     again = Path(shutil.copytree(store, tmp_path / "again"))
     shutil.rmtree(again / LEARNED)
-    assert "learned 8 pairs" in call("learn", "--datastore", again, "--cpu", "--quiet", tmp_path / "m.tmx").stdout
+    assert (
+        "learned 8 pairs"
+        in call("learn", "--datastore", again, "--cpu", "--quiet", tmp_path / "m.tmx").stdout
+    )
     of_both = [
-        [(one.source, one.target) for one in LearnedStore(TokenDatastore(f)).pairs.values()] for f in (store, again)
+        [(one.source, one.target) for one in LearnedStore(TokenDatastore(f)).pairs.values()]
+        for f in (store, again)
     ]
-    assert of_both[0] == of_both[1] == [(" ".join(one.split()), " ".join(two.split())) for one, two in rows[:8]]
+    assert (
+        of_both[0] == of_both[1] == [(" ".join(one.split()), " ".join(two.split())) for one, two in rows[:8]]
+    )
 
     forgotten = call("forget", store, 3, 1)
     assert (
@@ -112,7 +144,8 @@ def test_from_a_pair_and_files_and_back(store: Path, rows: list[tuple[str, str]]
         and "forgot 2 pairs; 6 are left" in forgotten.stdout
     )
     refused(
-        call("forget", store, 3, check=False), "there is no pair 3 among what was learned into .*: it was forgotten"
+        call("forget", store, 3, check=False),
+        "there is no pair 3 among what was learned into .*: it was forgotten",
     )
     assert "forgot 6 pairs; 0 are left" in call("forget", store, "--all").stdout
     assert not call("memory", store).stdout
@@ -163,7 +196,9 @@ def test_bad_lines_are_left_out_and_a_damaged_file_says_what_was_learned(
 
 def test_what_cannot_work_is_refused(world: World, store: Path, tmp_path: Path) -> None:
     words = ["--datastore", store, "--cpu", "--quiet"]
-    refused(call("learn", *words, check=False), "there is nothing to learn: give files, or --source and --target")
+    refused(
+        call("learn", *words, check=False), "there is nothing to learn: give files, or --source and --target"
+    )
     refused(call("learn", *words, "--source", "eins", check=False), "--source and --target go together")
     refused(call("learn", *words, tmp_path / "none.tmx", check=False), "there is no file .*none.tmx")
     refused(call("learn", "--path", world.model, "--data", world.data_bin, *subword_options(world), "--cpu",
@@ -172,9 +207,18 @@ def test_what_cannot_work_is_refused(world: World, store: Path, tmp_path: Path) 
     nothing = call("learn", *words, "--source", "eins", "--target", " ", check=False)
     assert nothing.returncode == 1 and "learned 0 pairs\nleft out 1: its target is empty" in nothing.stdout
     pair = f"{world.model}:{world.other_model}"
-    several = ["--path", pair, "--data", world.data_bin, *subword_options(world), "--output", tmp_path / "two"]
+    several = [
+        "--path",
+        pair,
+        "--data",
+        world.data_bin,
+        *subword_options(world),
+        "--output",
+        tmp_path / "two",
+    ]
     refused(
-        call("build memory", *several, "--cpu", check=False), "an ensemble of 2 models, and a datastore belongs to one"
+        call("build memory", *several, "--cpu", check=False),
+        "an ensemble of 2 models, and a datastore belongs to one",
     )
 
 

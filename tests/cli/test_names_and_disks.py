@@ -33,21 +33,44 @@ def rename(data_bin: Path, subset: str, new: str) -> None:
         path.rename(data_bin / path.name.replace(subset, new, 1))
 
 
-def build_from(world: World, data_bin: object, output: Path, *extra: object) -> subprocess.CompletedProcess[str]:
-    words = ["-s", "de", "-t", "en", "--path", world.model, "--output", output, "--index", "exact", "--cpu", "--quiet"]
+def build_from(
+    world: World, data_bin: object, output: Path, *extra: object
+) -> subprocess.CompletedProcess[str]:
+    words = [
+        "-s",
+        "de",
+        "-t",
+        "en",
+        "--path",
+        world.model,
+        "--output",
+        output,
+        "--index",
+        "exact",
+        "--cpu",
+        "--quiet",
+    ]
     return call("build tokens", data_bin, *words, *extra, check=False)
 
 
-def test_train_is_joined_with_what_continues_it_and_told(world: World, data_bin: Path, tmp_path: Path) -> None:
+def test_train_is_joined_with_what_continues_it_and_told(
+    world: World, data_bin: Path, tmp_path: Path
+) -> None:
     rename(data_bin, "test", "train1")
     rename(data_bin, "valid", "train10")
     done = build_from(world, data_bin, tmp_path / "store")
     assert "train 600 sentences, train1 20 sentences, train10 24 sentences" in done.stdout
     store = TokenDatastore(tmp_path / "store")
-    assert store.section.subsets == {"train": 600, "train1": 20, "train10": 24} and store.provenance[-1, 0] == 643
+    assert (
+        store.section.subsets == {"train": 600, "train1": 20, "train10": 24}
+        and store.provenance[-1, 0] == 643
+    )
     before = store.section.fingerprints["corpus"]
-    again = build_from(world, data_bin, tmp_path / "store", "--subset", "train", "train1")  # which says the same
-    assert again.returncode == 0 and TokenDatastore(tmp_path / "store").section.fingerprints["corpus"] == before
+    # which says the same
+    again = build_from(world, data_bin, tmp_path / "store", "--subset", "train", "train1")
+    assert (
+        again.returncode == 0 and TokenDatastore(tmp_path / "store").section.fingerprints["corpus"] == before
+    )
     adapter = ["--adapter", "clknn", "--valid-subset", "train1"]
     refused(build_from(world, data_bin, tmp_path / "other", *adapter), "--valid-subset train1 shares train1")
     for path in data_bin.glob("train1.de-en.en.*"):
@@ -55,7 +78,9 @@ def test_train_is_joined_with_what_continues_it_and_told(world: World, data_bin:
     refused(build_from(world, data_bin, tmp_path / "other"), "no subset 'train1' .*not all there")
 
 
-def test_subset_beside_the_measured_one_is_told(world: World, data_bin: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_subset_beside_the_measured_one_is_told(
+    world: World, data_bin: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     rename(data_bin, "valid", "test1")
     call("compare", data_bin, *world.options()[5:])
     assert "holds test1 beside 'test', and only 'test' is read" in caplog.text
@@ -90,14 +115,33 @@ def test_folders_of_any_name_work(world: World, tmp_path: Path, name: str) -> No
     model = shutil.copy(world.model, folder)
     options = ["--path", model, "--datastore", folder / "new", "--cpu"]
     done = call(
-        "build tokens", data_bin, *options[:2], "--output", folder / "new", "--index", "exact", "--cpu", "--quiet"
+        "build tokens",
+        data_bin,
+        *options[:2],
+        "--output",
+        folder / "new",
+        "--index",
+        "exact",
+        "--cpu",
+        "--quiet",
     )
     assert done.returncode == 0
     source = write_lines(folder / "in.txt", "Im Anfang war das Wort.")
     assert call("translate", "--datastore", folder / "new", "--input", source, "--cpu").stdout.strip()
     assert "retrieval" in call("compare", data_bin, *options).stdout
     subwords = ["--sentencepiece-model", data_bin / "spm.model", "--dict", data_bin / "dict.de.txt"]
-    call("prepare", "--test", world.folder / "test.tsv", "-s", "de", "-t", "en", *subwords, "--output", folder / "made")
+    call(
+        "prepare",
+        "--test",
+        world.folder / "test.tsv",
+        "-s",
+        "de",
+        "-t",
+        "en",
+        *subwords,
+        "--output",
+        folder / "made",
+    )
 
 
 def test_paths_are_split_but_not_names_of_what_exists(tmp_path: Path) -> None:
@@ -113,8 +157,31 @@ def test_paths_are_split_but_not_names_of_what_exists(tmp_path: Path) -> None:
     "words",
     [
         [],
-        ["--beam", "7", "--lenpen", ".5", "--fp16", "--seed", "5", "--sampling-topp", ".9", "--constraints", "ordered"],
-        ["-s", "de", "-t", "en", "--tokenizer", "moses", "--bpe", "subword_nmt", "--bpe-codes", "it's \\ a:b/${x}"],
+        [
+            "--beam",
+            "7",
+            "--lenpen",
+            ".5",
+            "--fp16",
+            "--seed",
+            "5",
+            "--sampling-topp",
+            ".9",
+            "--constraints",
+            "ordered",
+        ],
+        [
+            "-s",
+            "de",
+            "-t",
+            "en",
+            "--tokenizer",
+            "moses",
+            "--bpe",
+            "subword_nmt",
+            "--bpe-codes",
+            "it's \\ a:b/${x}",
+        ],
         ["--task", "translation_retrieval_multi", "--lang-pairs", "de-en", "--datastore", "a:b"],
         ["--task", "multilingual_translation", "--lang-pairs", "de-en"],  # a task without a dataclass
     ],
@@ -171,7 +238,10 @@ def test_every_command_speaks_utf8_in_any_locale(world: World, tmp_path: Path) -
 def test_full_disk_names_the_file_and_leaves_nothing(world: World, tmp_path: Path, most: int) -> None:
     train = ["--train", world.folder / "train.tsv", "-s", "de", "-t", "en", "--pieces", 500]
     with files_up_to(most):
-        refused(call("prepare", *train, "--output", tmp_path / "made", check=False), f"{tmp_path}/made.*File too large")
+        refused(
+            call("prepare", *train, "--output", tmp_path / "made", check=False),
+            f"{tmp_path}/made.*File too large",
+        )
         refused(build(world, tmp_path / "store", check=False), r"keys\.npy: File too large")
         explain = [
             "explain",
@@ -208,19 +278,27 @@ def test_text_of_wide_characters_is_refused_by_name(world: World, tmp_path: Path
     remedy = rf"a\.tsv is UTF-.*iconv -f {encoding[:6]}"
     words = ["--path", world.model, "--datastore", world.datastore, "--cpu"]
     refused(call("translate", *words, "--input", tmp_path / "a.tsv", check=False), remedy)
-    refused(call("translate", *words, "--input", world.spm, "--glossary", tmp_path / "a.tsv", check=False), remedy)
+    refused(
+        call("translate", *words, "--input", world.spm, "--glossary", tmp_path / "a.tsv", check=False), remedy
+    )
     made = ["-s", "de", "-t", "en", "--output", tmp_path / "made"]
     refused(call("prepare", "--train", tmp_path / "a.tsv", *made, check=False), remedy)
 
 
-@pytest.mark.parametrize(("content", "reason"), [("", "codes is empty"), ("#version: 0.2\na\n", "invalid line 2")])
+@pytest.mark.parametrize(
+    ("content", "reason"), [("", "codes is empty"), ("#version: 0.2\na\n", "invalid line 2")]
+)
 def test_damaged_codes_give_file_and_reason(world: World, tmp_path: Path, content: str, reason: str) -> None:
     codes = tmp_path / "codes"
     codes.write_text(content)
     words = ["--bpe", "subword_nmt", "--bpe-codes", codes]
-    refused(call("translate", *world.options()[7:], *words, "--input", codes, check=False), reason, str(codes))
+    refused(
+        call("translate", *world.options()[7:], *words, "--input", codes, check=False), reason, str(codes)
+    )
     made = ["-s", "de", "-t", "en", "--dict", world.data_bin / "dict.de.txt", "--output", tmp_path / "made"]
-    refused(call("prepare", "--test", world.folder / "test.tsv", *words, *made, check=False), reason, str(codes))
+    refused(
+        call("prepare", "--test", world.folder / "test.tsv", *words, *made, check=False), reason, str(codes)
+    )
 
 
 def test_devices_are_written_to_and_not_replaced(tmp_path: Path, world: World) -> None:

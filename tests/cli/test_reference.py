@@ -18,22 +18,38 @@ from tests.helpers import ROOT
 
 def test_the_options_that_are_kept_are_up_to_date() -> None:
     kept = reference.OPTIONS.read_text(encoding="utf-8")
-    assert reference.options() == kept, f"{reference.OPTIONS.name} is out of date: run python scripts/reference.py"
+    assert reference.options() == kept, (
+        f"{reference.OPTIONS.name} is out of date: run python scripts/reference.py"
+    )
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_help_needs_no_command_and_is_what_its_parser_says(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_needs_no_command_and_is_what_its_parser_says(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     print_help(name)
     assert capsys.readouterr().out == load(name).parser().format_help()
 
 
 def test_help_shows_what_a_command_reads() -> None:
     shown = {
-        name: {option for _, options, *_ in said["own"] for option in options} for name, said in declared().items()
+        name: {option for _, options, *_ in said["own"] for option in options}
+        for name, said in declared().items()
     }
-    decoding = {"--beam", "--lenpen", "--knn-k", "--trust", "--glossary", "--phrase-lambda", "--text-alpha", "--nbest"}
+    decoding = {
+        "--beam",
+        "--lenpen",
+        "--knn-k",
+        "--trust",
+        "--glossary",
+        "--phrase-lambda",
+        "--text-alpha",
+        "--nbest",
+    }
     for name in ("build text", "build monolingual", "build memory", "learn"):
-        assert shown[name] & (decoding | {"--untuned", "--replace-unk"}) == set() and "--bpe" in shown[name], name
+        assert (
+            shown[name] & (decoding | {"--untuned", "--replace-unk"}) == set() and "--bpe" in shown[name]
+        ), name
     assert shown["build memory"] & {"--datastore"} == set() and "--datastore" in shown["learn"]
     assert shown["tune"] & {"--trust", "--glossary", "--nbest"} == set() and "--knn-k" in shown["tune"]
     assert shown["translate"] >= decoding | {"--replace-unk"}
@@ -53,17 +69,23 @@ def test_a_reader_that_leaves_ends_a_command_silently(words: str, loads: bool | 
     assert (done.returncode, done.stderr) == (141, b"")
 
 
-def test_the_site_has_the_reference_and_the_results_as_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_site_has_the_reference_and_the_results_as_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))
     from scripts import docs
 
     docs.gather(tmp_path / "pages")
     commands, python = (
-        (tmp_path / f"pages/docs/reference/{name}.md").read_text(encoding="utf-8") for name in ("commands", "python")
+        (tmp_path / f"pages/docs/reference/{name}.md").read_text(encoding="utf-8")
+        for name in ("commands", "python")
     )
     assert [name for name in COMMANDS if f"\n### {name}\n" not in commands] == []
     assert [name for name in reference.CLASSES if f"\n## {name}\n" not in python] == []
     assert set(reference.CLASSES) <= set(dir(fairseq_ccpr))
-    data = {path.name: json.loads(path.read_text("utf-8")) for path in (tmp_path / "pages/docs/results/data").iterdir()}
+    data = {
+        path.name: json.loads(path.read_text("utf-8"))
+        for path in (tmp_path / "pages/docs/results/data").iterdir()
+    }
     assert data.keys() == {f"{path.stem}.json" for path in results.FOLDER.glob("*.md")}
     assert (tmp_path / "pages/docs/images/step.svg").is_file() and (tmp_path / "pages/README.md").is_file()

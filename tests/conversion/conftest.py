@@ -29,7 +29,10 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     random.seed(1)
     words: list[object] = []
     for subset, count in (("train", 800), ("valid", 30), ("test", 30)):
-        words += [f"--{subset}", write_lines(folder / f"{subset}.tsv", *map("\t".join, short_rows(subset, count)))]
+        words += [
+            f"--{subset}",
+            write_lines(folder / f"{subset}.tsv", *map("\t".join, short_rows(subset, count))),
+        ]
     train_marian(folder / "marian", short_rows("train", 400), 50)
     call("convert", folder / "marian", "--output", folder / "model")
     model = ["--path", folder / "model/model.pt"]

@@ -66,7 +66,14 @@ class Pair:
         source, target = self.task.source_dictionary, self.task.target_dictionary
         lengths = [len(ids) for ids in sentences], [len(ids) for ids in targets]
         dataset = LanguagePairDataset(
-            sentences, lengths[0], source, targets, lengths[1], target, left_pad_source=True, left_pad_target=False
+            sentences,
+            lengths[0],
+            source,
+            targets,
+            lengths[1],
+            target,
+            left_pad_source=True,
+            left_pad_target=False,
         )
         return dataset.collater([dataset[number] for number in range(len(sentences))])
 
@@ -76,12 +83,16 @@ class Pair:
     def inputs(self, sentences: list[torch.Tensor]) -> dict[str, torch.Tensor]:
         """The same source sentences as transformers batches them."""
         rows = [self.to_theirs(0, ids) for ids in sentences]
-        ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=self.theirs.config.pad_token_id)
+        ids = torch.nn.utils.rnn.pad_sequence(
+            rows, batch_first=True, padding_value=self.theirs.config.pad_token_id
+        )
         lengths = torch.tensor([len(row) for row in rows])
         return {"input_ids": ids, "attention_mask": (torch.arange(ids.size(1)) < lengths[:, None]).long()}
 
 
-def random_sentences(rng: np.random.Generator, dictionary: Dictionary, count: int, most: int) -> list[torch.Tensor]:
+def random_sentences(
+    rng: np.random.Generator, dictionary: Dictionary, count: int, most: int
+) -> list[torch.Tensor]:
     """Random pieces, and the end of the sentence."""
     lengths = rng.integers(1, most, count)
     ids = [rng.integers(dictionary.nspecial, len(dictionary), length) for length in lengths]

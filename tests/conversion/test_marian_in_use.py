@@ -29,7 +29,9 @@ def test_retrieval_translates_better_than_the_converted_model_alone(trained: Pat
     base = Translator(trained / "model/model.pt", **SHORT)
     retrieval = Translator(datastore=tuned, **SHORT)
     scores = [
-        sacrebleu.corpus_chrf([one.text for one in system.translate(s for s, _ in rows)], [[t for _, t in rows]]).score
+        sacrebleu.corpus_chrf(
+            [one.text for one in system.translate(s for s, _ in rows)], [[t for _, t in rows]]
+        ).score
         for system in (base, retrieval)
     ]
     assert scores[1] > 2 * scores[0], scores
@@ -46,15 +48,31 @@ def test_text_is_split_as_by_transformers(trained: Path) -> None:
     known = set(json.loads((trained / "marian/vocab.json").read_text(encoding="utf-8")))
     for language, wanted in zip(("de", "en"), pieces):
         lines = (trained / f"data-bin/text/train.{language}").read_text(encoding="utf-8").splitlines()
-        found = [[piece if piece in known else "<unk>" for piece in line.split()] for line in lines[: len(rows)]]
+        found = [
+            [piece if piece in known else "<unk>" for piece in line.split()] for line in lines[: len(rows)]
+        ]
         assert found == wanted
 
 
 @pytest.mark.parametrize("bpe", ["sentencepiece", "sentencepiece_pair"])
-def test_fairseqs_own_commands_translate_the_same(trained: Path, tuned: Path, bpe: str, tmp_path: Path) -> None:
+def test_fairseqs_own_commands_translate_the_same(
+    trained: Path, tuned: Path, bpe: str, tmp_path: Path
+) -> None:
     """fairseq-interactive without and fairseq-generate with the datastore, both as `Translator`."""
     model, rows = trained / "model", list(read_pairs(trained / "test.tsv"))
-    words = ["--user-dir", USER_DIR, "--path", model / "model.pt", "-s", "de", "-t", "en", "--beam", 2, "--cpu"]
+    words = [
+        "--user-dir",
+        USER_DIR,
+        "--path",
+        model / "model.pt",
+        "-s",
+        "de",
+        "-t",
+        "en",
+        "--beam",
+        2,
+        "--cpu",
+    ]
     words += ["--max-len-b", 40, "--bpe", bpe, "--sentencepiece-model", model / "source.spm"]
     words += ["--sentencepiece-target-model", model / "target.spm"] if bpe == "sentencepiece_pair" else []
     source = write_lines(tmp_path / "some.de", *(s for s, _ in rows))
@@ -78,7 +96,9 @@ def test_datastore_remembers_both_subword_models(trained: Path) -> None:
 
 def test_phrases_are_split_by_the_target_language(trained: Path, tmp_path: Path) -> None:
     """Retrieved text becomes the decoder's own pieces, and source text is read back without its pieces."""
-    text = write_lines(tmp_path / "text", *(target for _, target in list(read_pairs(trained / "train.tsv"))[:40]))
+    text = write_lines(
+        tmp_path / "text", *(target for _, target in list(read_pairs(trained / "train.tsv"))[:40])
+    )
     words = [
         "--encoder",
         random_encoders(tmp_path)["ccpr"],
@@ -91,7 +111,11 @@ def test_phrases_are_split_by_the_target_language(trained: Path, tmp_path: Path)
     ]
     call("build phrases", text, "--output", tmp_path / "phrases", *words)
     system = Translator(
-        trained / "model/model.pt", datastore=tmp_path / "phrases", device="cpu", max_len_b=20, phrase_min_similarity=0
+        trained / "model/model.pt",
+        datastore=tmp_path / "phrases",
+        device="cpu",
+        max_len_b=20,
+        phrase_min_similarity=0,
     )
     assert system.ensemble is not None and system.ensemble.memory("phrases") is not None
     subwords = system.ensemble.memory("phrases").candidates.subwords
@@ -118,7 +142,9 @@ def tagged(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("name", ["trained", "tagged"])
-def test_what_is_learned_is_what_a_build_has(request: pytest.FixtureRequest, name: str, tmp_path: Path) -> None:
+def test_what_is_learned_is_what_a_build_has(
+    request: pytest.FixtureRequest, name: str, tmp_path: Path
+) -> None:
     folder = request.getfixturevalue(name)
     store = Path(shutil.copytree(folder / "datastore", tmp_path / "store"))
     assert_learned_as_built(store, list(read_pairs(folder / "train.tsv"))[:8])
@@ -139,7 +165,17 @@ def test_every_daily_command_takes_it(trained: Path, tuned: Path, tmp_path: Path
     assert before == [expected[0], "", expected[1]]
     compared = call("compare", data_bin, *words, "--gen-subset", "test").stdout
     assert "| base" in compared and "| retrieval" in compared
-    call("explain", data_bin, *words, "--gen-subset", "test", "--sentences", 2, "--output", tmp_path / "page.html")
+    call(
+        "explain",
+        data_bin,
+        *words,
+        "--gen-subset",
+        "test",
+        "--sentences",
+        2,
+        "--output",
+        tmp_path / "page.html",
+    )
     assert source.split()[0] in (tmp_path / "page.html").read_text(encoding="utf-8")
 
     assert "learned 1 pair (id 1)" in call("learn", *words, "--source", source, "--target", target).stdout
@@ -150,7 +186,9 @@ def test_every_daily_command_takes_it(trained: Path, tuned: Path, tmp_path: Path
     assert "health         good" in call("inspect", store).stdout
     model = ["--path", trained / "model/model.pt", "--cpu"]
     call("build tokens", data_bin, "--subset", "valid", *model, "--output", tmp_path / "other", "--quiet")
-    merged = call("merge", f"one={store}", f"two={tmp_path / 'other'}", "--output", tmp_path / "both", "--quiet")
+    merged = call(
+        "merge", f"one={store}", f"two={tmp_path / 'other'}", "--output", tmp_path / "both", "--quiet"
+    )
     assert "two (" in merged.stdout
 
     assert "nothing yet" in call("build memory", *model, "--output", tmp_path / "empty").stdout
@@ -164,7 +202,11 @@ def test_it_is_served(trained: Path, tuned: Path) -> None:
     source = next(read_pairs(trained / "test.tsv"))[0]
     command = [*PROGRAM, "serve", "--datastore", tuned, *OPTIONS, "--port", 0]
     with subprocess.Popen(
-        [str(word) for word in command], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        [str(word) for word in command],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
     ) as process:
         assert process.stdout is not None
         url = process.stdout.readline().strip()

@@ -85,7 +85,9 @@ def test_on_a_device_distances_are_the_same() -> None:
     domain, queries = Text().domain(60), torch.randn(9, WIDTH)
     moved = domain.to(DEVICE)
     assert moved.distance(queries.to(DEVICE)).device.type == DEVICE.type
-    torch.testing.assert_close(moved.distance(queries.to(DEVICE)).cpu(), domain.distance(queries), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        moved.distance(queries.to(DEVICE)).cpu(), domain.distance(queries), rtol=1e-4, atol=1e-4
+    )
     norms = queries.norm(dim=1)
     cosines = moved.cosine(queries.to(DEVICE), norms.to(DEVICE)).cpu()
     torch.testing.assert_close(cosines, domain.cosine(queries, norms), rtol=1e-4, atol=1e-4)
@@ -98,7 +100,9 @@ def test_selecting_keeps_whole_sentences() -> None:
     kept = domain.select(chosen)
     parts = domain.states.split(domain.lengths.tolist())
     assert torch.equal(kept.states, torch.cat([part for part, wanted in zip(parts, chosen) if wanted]))
-    assert kept.numbers.tolist() == [i for i in range(30) if chosen[i]] and kept.lengths.sum() == len(kept.states)
+    assert kept.numbers.tolist() == [i for i in range(30) if chosen[i]] and kept.lengths.sum() == len(
+        kept.states
+    )
 
 
 def test_the_sample_is_enough_to_compute_all_again(tmp_path: Path) -> None:
@@ -120,7 +124,9 @@ def test_damage_is_one_sentence(tmp_path: Path, rng: np.random.Generator) -> Non
         changed = bytearray(good)
         changed[bit // 8] ^= 1 << bit % 8
         path.write_bytes(changed)
-        with pytest.raises(DatastoreError, match=r"domain\.safetensors is damaged \(.*: build the datastore again"):
+        with pytest.raises(
+            DatastoreError, match=r"domain\.safetensors is damaged \(.*: build the datastore again"
+        ):
             Domain.load(path)
     for length in (0, 7, header, len(good) - 1):
         path.write_bytes(good[:length])

@@ -80,7 +80,9 @@ def test_one_writes_and_others_read_until_it_closes(folder: Path) -> None:
         second.forget([1])
     first.close()
     assert ids_of(second.learn([new_pair(2)])) == [2]  # having read what the first one wrote
-    assert same(second, {1: new_pair(1), 2: new_pair(2)}) and same(store_at(folder), {1: new_pair(1), 2: new_pair(2)})
+    assert same(second, {1: new_pair(1), 2: new_pair(2)}) and same(
+        store_at(folder), {1: new_pair(1), 2: new_pair(2)}
+    )
     with pytest.raises(DatastoreError, match="is being written to by process"):
         first.learn([new_pair(3)])
 
@@ -90,7 +92,8 @@ def test_a_journal_of_something_else_is_refused(world: World, folder: Path, tmp_
     build(world, tmp_path / "other", "--subset", "test")
     shutil.copytree(folder / LEARNED, tmp_path / "other" / LEARNED)
     with pytest.raises(
-        DatastoreError, match=r"0.journal was learned with another set of keys than .*other has \(\w{12}, here"
+        DatastoreError,
+        match=r"0.journal was learned with another set of keys than .*other has \(\w{12}, here",
     ):
         store_at(tmp_path / "other")
     manifest = Manifest.read(folder)
@@ -110,7 +113,9 @@ def test_a_datastore_that_was_built_again_meanwhile_is_not_written_beside(
     build(world, tmp_path / "other", "--subset", "test")
     shutil.rmtree(folder)
     shutil.move(tmp_path / "other", folder)
-    with pytest.raises(DatastoreError, match="was compacted or built again since it was opened: open it again"):
+    with pytest.raises(
+        DatastoreError, match="was compacted or built again since it was opened: open it again"
+    ):
         store.learn([new_pair(1)])
     assert not journal_path(folder, 0).exists()
 
@@ -174,7 +179,8 @@ def test_a_record_that_was_cut_out_is_missed_and_one_that_depends_on_it_does_no_
     assert ids_of(found.learn([new_pair(2), new_pair(3)])) == [5, 3]
     found.close()
     again = journal_path(folder, 0).read_bytes()
-    journal_path(folder, 0).write_bytes(again[:-90])  # what is not complete at the end may never have been acknowledged
+    # what is not complete at the end may never have been acknowledged
+    journal_path(folder, 0).write_bytes(again[:-90])
     assert same(store_at(folder), {1: pairs[1], 3: pairs[3]})
 
 
@@ -186,7 +192,10 @@ def test_records_that_are_missing_at_the_end_are_missed(folder: Path) -> None:
     for end, lost in ((ends[3], 1), (ends[1], 3)):
         path.write_bytes(whole[:end])
         found = store_at(folder)
-        assert f"{lost} record{'s are' if lost > 1 else ' is'} missing" in found.damage and len(found.pairs) == 4 - lost
+        assert (
+            f"{lost} record{'s are' if lost > 1 else ' is'} missing" in found.damage
+            and len(found.pairs) == 4 - lost
+        )
     assert ids_of(found.learn([new_pair(9)])) == [5]  # ids of those that are missing are not given again
     found.close()
     assert not store_at(folder).damage and same(store_at(folder), {1: pairs[1], 5: new_pair(9)})
@@ -222,9 +231,23 @@ def test_what_is_no_journal_is_refused(folder: Path, content: bytes) -> None:
 def test_only_what_was_written_here_is_removed(folder: Path, tmp_path: Path) -> None:
     store_at(folder).learn([new_pair(1)])
     learned = folder / LEARNED
-    for name in ("1.journal", "1.journal.damaged-1", "1.journal.damaged", "1.journal.partial", "0.journal.damaged-1"):
+    for name in (
+        "1.journal",
+        "1.journal.damaged-1",
+        "1.journal.damaged",
+        "1.journal.partial",
+        "0.journal.damaged-1",
+    ):
         shutil.copy(journal_path(folder, 0), learned / name)
-    foreign = {"backup.tmx", "0.journal.old", "mine.journal", "2.journal", "01.journal", "1.journal.damaged-x", "notes"}
+    foreign = {
+        "backup.tmx",
+        "0.journal.old",
+        "mine.journal",
+        "2.journal",
+        "01.journal",
+        "1.journal.damaged-x",
+        "notes",
+    }
     for name in foreign:
         (learned / name).write_text("mine")
     (tmp_path / "elsewhere").write_text("mine")
@@ -266,7 +289,8 @@ def test_a_folder_that_cannot_be_written_is_read_and_not_learned_beside(folder: 
             for name in ("with", "without"):
                 store = store_at(Path(open_to_all) / name)
                 with pytest.raises(
-                    DatastoreError, match=r"learnt cannot be written \(Permission denied\), as learning requires"
+                    DatastoreError,
+                    match=r"learnt cannot be written \(Permission denied\), as learning requires",
                 ):
                     store.learn([new_pair(2)])
         assert contents(Path(open_to_all)) == before
@@ -274,7 +298,9 @@ def test_a_folder_that_cannot_be_written_is_read_and_not_learned_beside(folder: 
             path.chmod(0o755)
 
 
-def test_a_kill_at_any_moment_loses_nothing_that_was_acknowledged(folder: Path, rng: np.random.Generator) -> None:
+def test_a_kill_at_any_moment_loses_nothing_that_was_acknowledged(
+    folder: Path, rng: np.random.Generator
+) -> None:
     assert kill_learning(folder, 36, rng) > 0
 
 
@@ -290,7 +316,9 @@ def test_phrases_are_read_again_and_forgotten_with_their_pairs(with_phrases: Pat
         assert same(one, {**left, 9: make(20)}) and (one.pairs[1].count, one.pairs[9].count) == (2, 2)
 
 
-def test_pairs_that_were_learned_without_phrases_have_them_once_they_are_learned_again(with_phrases: Path) -> None:
+def test_pairs_that_were_learned_without_phrases_have_them_once_they_are_learned_again(
+    with_phrases: Path,
+) -> None:
     store, make = store_at(with_phrases), maker(with_phrases)
     store.learn([new_pair(1), new_pair(2)])
     assert not store.phrases and same(store_at(with_phrases), {1: new_pair(1), 2: new_pair(2)})
@@ -354,7 +382,8 @@ def test_a_journal_of_another_phrase_encoder_is_refused(with_phrases: Path, tmp_
     manifest.phrase.fingerprints["encoder"] = "0" * 64
     manifest.write(with_phrases)
     with pytest.raises(
-        DatastoreError, match=r"was learned with another phrase encoder than .*both has \(\w{12}, here 000000000000\)"
+        DatastoreError,
+        match=r"was learned with another phrase encoder than .*both has \(\w{12}, here 000000000000\)",
     ):
         store_at(with_phrases)
     manifest.phrase = None
@@ -369,7 +398,9 @@ def test_a_record_whose_parts_do_not_fit_is_refused(with_phrases: Path, cut: int
     path = journal_path(with_phrases, 0)
     *others, record = Journal(path).read()
     create_journal(path, [*others, record[:-cut] if cut > 0 else record + b"\0"])
-    with pytest.raises(DatastoreError, match=r"cannot be read .its length is not that of its parts.: upgrade"):
+    with pytest.raises(
+        DatastoreError, match=r"cannot be read .its length is not that of its parts.: upgrade"
+    ):
         store_at(with_phrases)
     create_journal(path, [*others, b"\x63"])
     with pytest.raises(DatastoreError, match="kind 99"):
@@ -390,8 +421,14 @@ def test_the_last_translation_of_a_source_counts_and_the_earlier_ones_are_kept(
         before = contents(one)
         (learned,) = store.learn([second])
         assert learned.id == 3 and learned.new and learned.replaced is not None
-        assert (learned.replaced.id, learned.replaced.target, learned.replaced.replaced_by) == (1, first.target, 3)
-        assert same(store, {2: other, 3: second}, {1: first}) and same(store_at(one), {2: other, 3: second}, {1: first})
+        assert (learned.replaced.id, learned.replaced.target, learned.replaced.replaced_by) == (
+            1,
+            first.target,
+            3,
+        )
+        assert same(store, {2: other, 3: second}, {1: first}) and same(
+            store_at(one), {2: other, 3: second}, {1: first}
+        )
         assert [(pair.id, pair.replaced_by) for pair in store.find("")] == [(3, None), (2, None), (1, 3)]
         assert [pair.id for pair in store.forget([3])] == [1]  # as if it had never been learned
         assert same(store, {1: first, 2: other}) and same(store_at(one), {1: first, 2: other})
@@ -414,17 +451,24 @@ def read_as(pair: NewPair, subwords: int, ids: int) -> NewPair:
     return replace(pair, read_as=ReadAs(subwords, ids))
 
 
-def test_texts_that_the_model_reads_alike_are_one_source(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_texts_that_the_model_reads_alike_are_one_source(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """Also where only some pairs say what it reads, as those of an earlier version do not."""
     one, other, alone = read_as(new_pair(1), 7, 70), read_as(new_pair(2), 7, 70), read_as(new_pair(3), 8, 70)
     store = store_at(folder)
     first, second, third = store.learn([one, other, alone])
-    assert second.replaced is not None and (second.replaced.id, second.replaced.replaced_by) == (first.id, second.id)
+    assert second.replaced is not None and (second.replaced.id, second.replaced.replaced_by) == (
+        first.id,
+        second.id,
+    )
     for found in (store, store_at(folder)):
         assert same(found, {2: new_pair(2), 3: new_pair(3)}, {1: new_pair(1)}) and not third.replaced
         counting = found.counting(ReadAs(7, 0))
         assert counting is not None and counting.id == 2 and found.counting(ReadAs(9, 70)) is None
-    assert [pair.id for pair in store.forget([2])] == [1] and same(store_at(folder), {1: new_pair(1), 3: new_pair(3)})
+    assert [pair.id for pair in store.forget([2])] == [1] and same(
+        store_at(folder), {1: new_pair(1), 3: new_pair(3)}
+    )
 
     store.learn([new_pair(4), new_pair(5)])  # of an earlier version
     store.close()
@@ -438,14 +482,20 @@ def test_texts_that_the_model_reads_alike_are_one_source(folder: Path, caplog: p
     assert same(store_at(folder), *expected) and not caplog.text
 
 
-def test_a_pair_that_was_replaced_before_it_had_phrases_gets_them_when_it_is_brought_back(with_phrases: Path) -> None:
+def test_a_pair_that_was_replaced_before_it_had_phrases_gets_them_when_it_is_brought_back(
+    with_phrases: Path,
+) -> None:
     store, make = store_at(with_phrases), maker(with_phrases)
     store.learn([new_pair(1), make(1, 1)])
     store.learn([make(1)])
-    assert same(store, {1: make(1)}, {2: make(1, 1)}) and same(store_at(with_phrases), {1: make(1)}, {2: make(1, 1)})
+    assert same(store, {1: make(1)}, {2: make(1, 1)}) and same(
+        store_at(with_phrases), {1: make(1)}, {2: make(1, 1)}
+    )
 
 
-@pytest.mark.parametrize("name", [LEARNED, f"{LEARNED}/lock", f"{LEARNED}/0.journal", f"{LEARNED}/0.journal.partial"])
+@pytest.mark.parametrize(
+    "name", [LEARNED, f"{LEARNED}/lock", f"{LEARNED}/0.journal", f"{LEARNED}/0.journal.partial"]
+)
 def test_nothing_is_written_through_symbolic_links(folder: Path, tmp_path: Path, name: str) -> None:
     (tmp_path / "elsewhere").mkdir()
     if name != LEARNED:
@@ -454,7 +504,9 @@ def test_nothing_is_written_through_symbolic_links(folder: Path, tmp_path: Path,
     victim.write_text("mine")
     (folder / name).symlink_to(victim if name != LEARNED else victim.parent)
     if name.endswith("partial"):
-        assert ids_of(store_at(folder).learn([new_pair(1)])) == [1] and same(store_at(folder), {1: new_pair(1)})
+        assert ids_of(store_at(folder).learn([new_pair(1)])) == [1] and same(
+            store_at(folder), {1: new_pair(1)}
+        )
     else:
         with pytest.raises(
             DatastoreError, match=f"{name} is a symbolic link, which nothing is written|is damaged from"
@@ -470,7 +522,9 @@ def test_what_is_written_to_is_a_file_of_its_own(folder: Path, tmp_path: Path, n
     path, kept = folder / LEARNED / name, tmp_path / "kept"
     before = path.read_bytes()
     path.rename(kept)
-    {"hard link": lambda: path.hardlink_to(kept), "pipe": lambda: os.mkfifo(path), "folder": path.mkdir}[kind]()
+    {"hard link": lambda: path.hardlink_to(kept), "pipe": lambda: os.mkfifo(path), "folder": path.mkdir}[
+        kind
+    ]()
     with pytest.raises(
         DatastoreError, match=f"{name} is (a hard link, which .*put a copy|no file, and .*move it away)"
     ):
@@ -505,7 +559,8 @@ def test_a_forgotten_pair_stays_forgotten_where_one_of_its_records_is_damaged(fo
     found = store_at(folder)
     assert found.doubtful == [1, 2] and list(found.pairs) == [1, 2, 3]
     assert (
-        "a forgotten pair may count again: see 1, 2, learned before the damage, with fairseq-ccpr mem" in found.damage
+        "a forgotten pair may count again: see 1, 2, learned before the damage, with fairseq-ccpr mem"
+        in found.damage
     )
 
 

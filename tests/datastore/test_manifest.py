@@ -67,7 +67,9 @@ def datastore(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_json(phrases / phrase.TOTALS, {"sentences": len(SENTENCES), "phrases": ENTRIES, "too_long": 0})
     states = torch.from_numpy(keys)
     Domain.of(states, torch.full((20,), ENTRIES // 20), torch.arange(20)).save(tokens / token.DOMAIN)
-    in_memory, on_disk = (plan_index(choice, "ip", "", ENTRIES, WIDTH) for choice in ("IVF2,Flat", "disk:IVF2,SQ8"))
+    in_memory, on_disk = (
+        plan_index(choice, "ip", "", ENTRIES, WIDTH) for choice in ("IVF2,Flat", "disk:IVF2,SQ8")
+    )
     build_index(keys, in_memory, tokens / in_memory.file, lambda rows: None)
     build_index(keys, on_disk, phrases / on_disk.file, lambda rows: None)
     fingerprints = {"model": "0" * 64, "corpus": "1" * 64}
@@ -82,8 +84,12 @@ def datastore(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ),
     )  # fmt: skip
     assert manifest.token is not None and manifest.phrase is not None
-    manifest.token.files = describe_files(folder, [f"token/{name}" for name in token.part_files(manifest.token)])
-    manifest.phrase.files = describe_files(folder, [f"phrase/{name}" for name in phrase.part_files(manifest.phrase)])
+    manifest.token.files = describe_files(
+        folder, [f"token/{name}" for name in token.part_files(manifest.token)]
+    )
+    manifest.phrase.files = describe_files(
+        folder, [f"phrase/{name}" for name in phrase.part_files(manifest.phrase)]
+    )
     manifest.write(folder)
     assert "health         good" in call("inspect", folder).stdout
     return folder
@@ -112,7 +118,13 @@ def test_what_is_written_is_read(datastore: Path, copied: Path):
     manifest = Manifest.read(datastore)
     manifest.write(copied)
     assert contents(copied) == contents(datastore)
-    assert list(read_checked_json(copied / MANIFEST)) == ["format_version", "token", "phrase", "created_with", CHECKSUM]
+    assert list(read_checked_json(copied / MANIFEST)) == [
+        "format_version",
+        "token",
+        "phrase",
+        "created_with",
+        CHECKSUM,
+    ]
 
 
 def test_every_byte_of_a_manifest_counts(copied: Path, rng: np.random.Generator):
@@ -169,7 +181,12 @@ def test_older_formats_open_unchanged(copied: Path, version: int):
     del old["token"]["domain"], old["token"]["files"][f"token/{token.DOMAIN}"]
     (copied / "token" / token.DOMAIN).unlink()
     if version < 5:
-        del old["phrase"]["store"], old["phrase"]["sources"], old["token"]["sources"], old["token"]["index_recall"]
+        del (
+            old["phrase"]["store"],
+            old["phrase"]["sources"],
+            old["token"]["sources"],
+            old["token"]["index_recall"],
+        )
         del old["phrase"]["hashes"]
     if version == 2:
         del old["phrase"], old["token"]["shard"]
@@ -183,7 +200,11 @@ def test_older_formats_open_unchanged(copied: Path, version: int):
     assert tokens.section.index_recall == (None if version < 5 else 0.1 + 0.2)
     if version > 2:
         phrases = PhraseDatastore(copied)
-        assert phrases.phrase(1)[0] == "Weg" and phrases.section.store is None and phrases.open_index().size == ENTRIES
+        assert (
+            phrases.phrase(1)[0] == "Weg"
+            and phrases.section.store is None
+            and phrases.open_index().size == ENTRIES
+        )
         assert phrases.section.hashes is False
     Manifest.read(copied).write(copied)  # a part that is built beside it brings the new format
     assert json.loads((copied / MANIFEST).read_text())["format_version"] == FORMAT_VERSION
@@ -203,7 +224,10 @@ def test_version_and_checksum_must_agree(copied: Path):
     )
     write_json(copied / MANIFEST, data | {"format_version": 4})
     opening_fails("checksum is not that of its bytes")
-    write_json(copied / MANIFEST, {**{n: v for n, v in data.items() if n != CHECKSUM}, "format_version": 4, "other": 1})
+    write_json(
+        copied / MANIFEST,
+        {**{n: v for n, v in data.items() if n != CHECKSUM}, "format_version": 4, "other": 1},
+    )
     opening_fails("it has an unknown entry 'other'")
     write_json(copied / MANIFEST, data)
     edit_manifest(copied, format_version=4)
@@ -250,13 +274,20 @@ def test_what_was_learned_moves_a_part_to_a_folder_of_its_own(tmp_path: Path) ->
         (replace(TOKENS, files=files, ancestors=["a", "b"]), (2, "token-2", "token-2", "token-2")),
         (TOKENS, (0, "token", None, "0")),
     ):
-        assert (section.generation, section.folder, section.digest("keys.npy"), section.keys_fingerprint) == known
+        assert (
+            section.generation,
+            section.folder,
+            section.digest("keys.npy"),
+            section.keys_fingerprint,
+        ) == known
     Manifest(replace(TOKENS, ancestors=["a", "b"])).write(tmp_path)
     assert OpenedPart(tmp_path, TokenSection).keys_fingerprints == ["0", "a", "b"]
     Manifest(replace(TOKENS, files=files)).write(tmp_path)
     with pytest.raises(DatastoreError, match=r"keys\.npy is missing"):
         OpenedPart(tmp_path, TokenSection)
-    with pytest.raises(DatastoreError, match="has no phrase part: build one with `fairseq-ccpr build phrases`"):
+    with pytest.raises(
+        DatastoreError, match="has no phrase part: build one with `fairseq-ccpr build phrases`"
+    ):
         OpenedPart(tmp_path, PhraseSection)
 
 
@@ -271,7 +302,14 @@ def test_keys_in_a_database_are_told_apart_by_what_they_were_built_from() -> Non
     assert kept.remote_keys(5.0, "secret") == RemoteKeys(store, 3, 2, identity, 5.0, "secret")
     assert kept.remote_keys(5.0).token == ""  # the environment's
     phrases = PhraseSection(
-        size=1, dimension=2, sentences=3, segmentation={}, encoder="e", fingerprints={}, index=kept.index, store=store
+        size=1,
+        dimension=2,
+        sentences=3,
+        segmentation={},
+        encoder="e",
+        fingerprints={},
+        index=kept.index,
+        store=store,
     )
     assert phrases.identity() == {
         "dimension": 2, "segmentation": {}, "share": 1.0, "shard": None, "fingerprints": {}, "sentences": 3, "size": 1,

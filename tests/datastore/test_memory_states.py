@@ -9,7 +9,13 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from fairseq_ccpr.building.compact import CompactSettings, compact_datastore
 from fairseq_ccpr.datastore.learned import LearnedPair, LearnedStore, NewPair
@@ -45,9 +51,13 @@ class LiveMemory(RuleBasedStateMachine):
     def learn(self, pairs: list[tuple[int, int]]) -> None:
         made = [new_pair(*pair) for pair in pairs]
         for number, pair, learned in zip(ids_of(done := self.store.learn(made)), made, done):
-            known = {(one.source, one.target): n for n, one in self.kept.items()}.get((pair.source, pair.target))
+            known = {(one.source, one.target): n for n, one in self.kept.items()}.get(
+                (pair.source, pair.target)
+            )
             assert learned.new == (known is None) and (number == known or number >= self.next_id)
-            counting = next((n for n, one in self.kept.divided()[0].items() if one.source == pair.source), None)
+            counting = next(
+                (n for n, one in self.kept.divided()[0].items() if one.source == pair.source), None
+            )
             replaced = learned.replaced.id if learned.replaced is not None else None
             assert replaced == (counting if counting != number else None)
             self.next_id = max(self.next_id, number + 1)  # the ids of lost records are not reused
@@ -66,7 +76,9 @@ class LiveMemory(RuleBasedStateMachine):
 
     @rule()
     def forget_what_is_not_there(self) -> None:
-        with pytest.raises(ConfigurationError, match=f"there is no pair {self.next_id + 9} among what was learned"):
+        with pytest.raises(
+            ConfigurationError, match=f"there is no pair {self.next_id + 9} among what was learned"
+        ):
             self.store.forget([*self.kept, self.next_id + 9])
 
     @rule()
@@ -107,7 +119,11 @@ class LiveMemory(RuleBasedStateMachine):
                 self.check(store, pair, self.kept[pair.id], pair.id in counting)
 
     def check(self, store: LearnedStore, pair: LearnedPair, expected: NewPair, counts: bool) -> None:
-        assert (pair.source, pair.target, pair.tokens) == (expected.source, expected.target, len(expected.values))
+        assert (pair.source, pair.target, pair.tokens) == (
+            expected.source,
+            expected.target,
+            len(expected.values),
+        )
         assert (pair.replaced_by is None) == counts
         if pair.first_entry is None:
             entries = store.entries[pair.id] if counts else store.replaced[pair.id].entries

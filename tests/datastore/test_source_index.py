@@ -40,7 +40,9 @@ def written(folder: Path, sentences: dict[int, np.ndarray], rng: np.random.Gener
     assert not index.find_damage(len(provenance))
     for number, source in sentences.items():
         assert index.source(number).tolist() == source.tolist()
-        assert index.entries(np.array([number])).tolist() == np.flatnonzero(provenance[:, 0] == number).tolist()
+        assert (
+            index.entries(np.array([number])).tolist() == np.flatnonzero(provenance[:, 0] == number).tolist()
+        )
     return index
 
 
@@ -63,7 +65,8 @@ def plain(
     def score(sentence: Counter[int]) -> float:
         length = sum(sentence.values())
         return sum(
-            idf(w) * sentence[w] * 2.2 / (sentence[w] + 1.2 * (0.25 + 0.75 * length / mean)) for w in {*source.tolist()}
+            idf(w) * sentence[w] * 2.2 / (sentence[w] + 1.2 * (0.25 + 0.75 * length / mean))
+            for w in {*source.tolist()}
         )
 
     perfect = score(Counter(source.tolist()))
@@ -122,7 +125,11 @@ def test_damage_is_found(tmp_path: Path, rng: np.random.Generator) -> None:
     index = written(tmp_path / "index", dict(enumerate(texts(rng, 30))), rng)
     entries = int(index.sentences[-1, 0])
     assert index.find_damage(entries + 1)
-    for name, value in ((source_index.POSTINGS, 99), (source_index.FIRSTS, -5), (source_index.SENTENCES, 9999)):
+    for name, value in (
+        (source_index.POSTINGS, 99),
+        (source_index.FIRSTS, -5),
+        (source_index.SENTENCES, 9999),
+    ):
         array = np.load(tmp_path / "index" / f"{name}.npy")
         array[3] = value
         broken = SourceIndex(tmp_path / "index", index.described)
@@ -144,7 +151,9 @@ def sources_are_true(folder: Path, world: World) -> int:
     index = store.source_index
     assert index is not None and not store.find_damage()
     numbers = np.unique(store.provenance[:, 0])
-    assert [number for number, _ in index.sources()] == numbers.tolist() and index.described.known == len(numbers)
+    assert [number for number, _ in index.sources()] == numbers.tolist() and index.described.known == len(
+        numbers
+    )
     for number, source in index.sources():
         entries = index.entries(np.array([number]))
         assert (store.provenance[entries, 0] == number).all()
@@ -159,7 +168,10 @@ def test_sentences_stay_true_in_stores_of_every_origin(world: World, tmp_path: P
         *((f"shard{shard}", *small, "--num-shards", 2, "--shard-id", shard) for shard in (0, 1)),
     ):  # fmt: skip
         build(world, tmp_path / name, *words)
-    counts = {name: sources_are_true(tmp_path / name, world) for name in ("whole", "valid", "part", "shard0", "shard1")}
+    counts = {
+        name: sources_are_true(tmp_path / name, world)
+        for name in ("whole", "valid", "part", "shard0", "shard1")
+    }
     assert 0 < counts["part"] < counts["whole"] == counts["shard0"] + counts["shard1"]
     for output, total, *words in (
         ("joined", counts["whole"], tmp_path / "shard0", tmp_path / "shard1"),
@@ -181,13 +193,22 @@ def test_an_older_datastore_works_without_its_sentences(
     folder = Path(shutil.copytree(world.datastore, tmp_path / "old"))
     section = Manifest.read(folder).token
     assert section is not None
-    without = {name: file for name, file in section.files.items() if Path(name).name not in source_index.FILES}
+    without = {
+        name: file for name, file in section.files.items() if Path(name).name not in source_index.FILES
+    }
     Manifest(replace(section, source_index=None, files=without)).write(folder)
     assert "health         good" in call("inspect", folder).stdout
     words = ["translate", "--datastore", folder, "--path", world.model, "--data", world.data_bin]
     done = call(*words, "--knn-likeness", 3, check=False)
-    refused(done, "--knn-likeness needs the source sentences", "was built before these were kept", "build it again")
-    call("explain", world.data_bin, *words[1:5], "--cpu", "--sentences", 1, "--output", tmp_path / "page.html")
+    refused(
+        done,
+        "--knn-likeness needs the source sentences",
+        "was built before these were kept",
+        "build it again",
+    )
+    call(
+        "explain", world.data_bin, *words[1:5], "--cpu", "--sentences", 1, "--output", tmp_path / "page.html"
+    )
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert '"matches":null' in page and '"likeness":null' in page
     build(world, tmp_path / "valid", "--subset", "valid")

@@ -33,7 +33,9 @@ def vocabulary(digest: str = "a") -> Vocabulary:
 
 def sentences(rng: np.random.Generator, count: int, most: int = 12) -> list[str]:
     """Sentences of few different tokens, so that contexts of all lengths occur again."""
-    return [" ".join(map(str, 4 + rng.geometric(0.3, rng.integers(1, 12)).clip(max=most))) for _ in range(count)]
+    return [
+        " ".join(map(str, 4 + rng.geometric(0.3, rng.integers(1, 12)).clip(max=most))) for _ in range(count)
+    ]
 
 
 @pytest.fixture
@@ -72,7 +74,10 @@ class Reference:
 
     def longest(self, history: list[int]) -> int:
         sizes = range(min(ORDER - 1, len(history)) + 1)
-        return next((size - 1 for size in sizes if tuple(history[len(history) - size :]) not in self.counts), sizes[-1])
+        return next(
+            (size - 1 for size in sizes if tuple(history[len(history) - size :]) not in self.counts),
+            sizes[-1],
+        )
 
 
 def histories(rng: np.random.Generator, length: int) -> torch.Tensor:
@@ -89,7 +94,8 @@ def test_probabilities_are_those_of_the_formula(
         hypotheses = histories(rng, length)
         rows = torch.arange(20).repeat_interleave(WORDS)
         found = counts.look_up(hypotheses, rows, torch.arange(WORDS).repeat(20))
-        torch.testing.assert_close(found.text.exp().view(20, -1).sum(1), torch.ones(20))  # over the vocabulary
+        # over the vocabulary
+        torch.testing.assert_close(found.text.exp().view(20, -1).sum(1), torch.ones(20))
         torch.testing.assert_close(found.general.exp().view(20, -1).sum(1), torch.ones(20))
         for row, history in enumerate(hypotheses.tolist()):
             longest = own.longest(history)
@@ -102,7 +108,9 @@ def test_probabilities_are_those_of_the_formula(
                     assert float(said[row * WORDS + token].exp()) == pytest.approx(expected, rel=1e-5)
 
 
-def test_perplexity_is_that_of_nltk(rng: np.random.Generator, texts: tuple[Path, Path], tmp_path: Path) -> None:
+def test_perplexity_is_that_of_nltk(
+    rng: np.random.Generator, texts: tuple[Path, Path], tmp_path: Path
+) -> None:
     """Which gives unigrams their relative frequency: interpolated with 1 / V here, as longer ones are with shorter."""
     lines = list(dict.fromkeys(texts[0].read_text().splitlines()))
     tokens = [[END, *map(int, line.split()), END] for line in lines if line]
@@ -117,7 +125,8 @@ def test_perplexity_is_that_of_nltk(rng: np.random.Generator, texts: tuple[Path,
     model = InterpolatedLanguageModel(Smoothed, ORDER)
     grams = [list(everygrams(sentence, max_len=ORDER)) for sentence in begun]
     model.fit(
-        [[gram for gram in one if gram != ("<s>",)] for one in grams], vocabulary_text=["<s>", *map(str, range(WORDS))]
+        [[gram for gram in one if gram != ("<s>",)] for one in grams],
+        vocabulary_text=["<s>", *map(str, range(WORDS))],
     )
     counts, total, expected = counts_of(texts, tmp_path / "store", general=False), 0.0, 0.0
     for sentence in begun[:25]:
@@ -154,7 +163,9 @@ def test_chunks_and_ranges_change_nothing(
     assert not TextDatastore(tmp_path / "whole").find_damage()
 
 
-def test_a_killed_build_resumes(texts: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_build_resumes(
+    texts: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(text_build, "CHUNK", 50)
     counts_of(texts, tmp_path / "whole")
     save = text_build.save_array
@@ -197,7 +208,9 @@ def test_merging_runs_adds_equal_keys(rng: np.random.Generator, monkeypatch: pyt
             assert sums.tolist() == [expected[key] for key in sorted(expected)]
 
 
-def test_sentences_that_are_added_count_as_if_they_were_built(texts: tuple[Path, Path], tmp_path: Path) -> None:
+def test_sentences_that_are_added_count_as_if_they_were_built(
+    texts: tuple[Path, Path], tmp_path: Path
+) -> None:
     lines = list(dict.fromkeys(filter(None, texts[0].read_text().splitlines())))
     split = write_lines(tmp_path / "first", *lines[:-40]), texts[1]
     base, whole = counts_of(split, tmp_path / "base", False), counts_of(texts, tmp_path / "store", False)
@@ -222,7 +235,9 @@ def test_places_are_found(texts: tuple[Path, Path], tmp_path: Path) -> None:
         for place in range(len(store.sentence(number)) - 1)
         if store.sentence(number)[place : place + 2].tolist() == sought
     ]
-    assert list(store.find(sought, 10**6)) == expected and list(store.find(sought, 10**6, block=11)) == expected
+    assert (
+        list(store.find(sought, 10**6)) == expected and list(store.find(sought, 10**6, block=11)) == expected
+    )
     assert list(store.find(sought, 1)) == expected[:1]
 
 
@@ -230,12 +245,16 @@ def test_bad_texts_are_refused(texts: tuple[Path, Path], tmp_path: Path) -> None
     def build(text: Path, output: str = "store", digest: str = "a") -> None:
         build_text_part([text], [], tmp_path / output, vocabulary(digest), quiet=True)
 
-    with pytest.raises(ConfigurationError, match=r"there is no text .*/missing: give files of one sentence per line"):
+    with pytest.raises(
+        ConfigurationError, match=r"there is no text .*/missing: give files of one sentence per line"
+    ):
         build(tmp_path / "missing")
     with pytest.raises(ConfigurationError, match="there is no text in it"):
         build(write_lines(tmp_path / "empty", "", " "))
     foreign = write_lines(tmp_path / "foreign", f"{UNKNOWN} {UNKNOWN} {UNKNOWN} 5")
-    with pytest.raises(ConfigurationError, match="60% of the subwords are not in the model's target dictionary"):
+    with pytest.raises(
+        ConfigurationError, match="60% of the subwords are not in the model's target dictionary"
+    ):
         build(foreign)
     assert not (tmp_path / "store").exists()
     build(texts[0])
@@ -276,6 +295,8 @@ def test_texts_that_were_not_counted_alike_are_not_merged(texts: tuple[Path, Pat
         (("--remove", "one"), "does not know its corpora, and is left out"),
     ):
         paths = [word if word.startswith("--") else tmp_path / word for word in words]
-        done = call("merge", tmp_path / "one", *paths, "--output", tmp_path / "merged", "--quiet", check=False)
+        done = call(
+            "merge", tmp_path / "one", *paths, "--output", tmp_path / "merged", "--quiet", check=False
+        )
         assert done.returncode and reason in done.stderr
         assert not (tmp_path / "merged").exists()

@@ -15,14 +15,18 @@ from tests.small_models import World
 
 
 @pytest.fixture
-def check_rescoring(world: World, decode: Callable, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., None]:
+def check_rescoring(
+    world: World, decode: Callable, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., None]:
     """Check that `--score-reference` force-decodes what beam search built step by step, and gives its scores."""
 
     def check(*settings: object) -> None:
         folder = tmp_path_factory.mktemp("rescored")
         found = decode(*settings)
         symbols = TokenDatastore(world.datastore).read_symbols()
-        hypotheses = [" ".join(symbols[t] for t in found[i][0]["tokens"].tolist()[:-1]) for i in sorted(found)]
+        hypotheses = [
+            " ".join(symbols[t] for t in found[i][0]["tokens"].tolist()[:-1]) for i in sorted(found)
+        ]
         (folder / "test.en").write_text("\n".join(hypotheses) + "\n", encoding="utf-8")
         (folder / "test.de").write_bytes((world.data_bin / "text" / "test.de").read_bytes())
         dictionary = world.data_bin / "dict.en.txt"

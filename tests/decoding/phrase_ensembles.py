@@ -38,7 +38,8 @@ def mixed_and_phrase_vote(ensemble: RetrievalEnsemble, sample: dict[str, Any]) -
 def retrieving(texts: list[str], choose: Callable[[str], int], size: int = 3) -> Iterator[None]:
     """Retrieve the phrases of a text chosen for each source sentence, instead of those the encoder finds.
 
-    Texts are cut into phrases of `size` words, each of which is retrieved with score 1 for a query of its own.
+    Texts are cut into phrases of `size` words, each of which is retrieved with score 1 for a query of its
+    own.
     """
     places = []
     for number, text in enumerate(texts):
@@ -59,7 +60,9 @@ def retrieving(texts: list[str], choose: Callable[[str], int], size: int = 3) ->
         spans = np.zeros((sum(map(len, found)), 3), np.int32)
         spans[:, 0] = np.repeat(np.arange(len(sources)), [len(entries) for entries in found])
         entries = np.concatenate(found)[:, None]
-        return lambda: RetrievedEntries(spans, np.ones(len(spans), np.float32), entries, np.ones(entries.shape))
+        return lambda: RetrievedEntries(
+            spans, np.ones(len(spans), np.float32), entries, np.ones(entries.shape)
+        )
 
     unwritten = patch("fairseq_ccpr.decoding.phrase_candidates.open_or_write", return_value=None)
     with patch.object(PhraseRetriever, "start", start), unwritten:

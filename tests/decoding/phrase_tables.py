@@ -46,14 +46,18 @@ def make_table(batch: list[list[Found]], borders: np.ndarray = NOWHERE) -> Phras
     return PhraseTable.of(made, letters, WordBorders(*borders))
 
 
-def weigh(votes: PhraseVotes, proposals: Proposals, log_probs: Tensor, prior: Tensor, bound: float = 12.0) -> Tensor:
+def weigh(
+    votes: PhraseVotes, proposals: Proposals, log_probs: Tensor, prior: Tensor, bound: float = 12.0
+) -> Tensor:
     """What proposals give to their tokens, in a memory of these votes that has --phrase-consent."""
     no_candidates: Any = None
     memory = PhraseMemory(no_candidates, PhraseSettings(consent=bound), votes, torch.device("cpu"))
     return memory.weigh(proposals, Distribution(log_probs).view(proposals.values), prior)
 
 
-def judge(votes: PhraseVotes, table: PhraseTable, state: PhraseState, log_probs: Tensor, bound: float = 12.0) -> Tensor:
+def judge(
+    votes: PhraseVotes, table: PhraseTable, state: PhraseState, log_probs: Tensor, bound: float = 12.0
+) -> Tensor:
     """What each phrase gives to the token it proposes, where a model says log p_NMT, fp32 [H, V]."""
     return weigh(votes, state.proposals(), log_probs, votes.prior(table)[state.rows], bound)
 

@@ -16,13 +16,18 @@ from fairseq_ccpr.decoding.options import MixtureSettings
 from tests.small_models import World
 
 
-@pytest.mark.parametrize(("sentences", "beam", "words"), [(31, 5, 1000), (2, 4, 20_011), (9, 1, 15_001), (3, 5, 40)])
+@pytest.mark.parametrize(
+    ("sentences", "beam", "words"), [(31, 5, 1000), (2, 4, 20_011), (9, 1, 15_001), (3, 5, 40)]
+)
 @pytest.mark.parametrize("ended", [False, True])
 def test_it_selects_what_fairseq_selects(
     sentences: int, beam: int, words: int, ended: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ensemble, "SMALL", 0)
-    lprobs, scores = torch.randn(sentences, beam, words).log_softmax(dim=2), -7 * torch.rand(sentences, beam, 4)
+    lprobs, scores = (
+        torch.randn(sentences, beam, words).log_softmax(dim=2),
+        -7 * torch.rand(sentences, beam, 4),
+    )
     if ended:  # as at the last step, where nothing but the end may be written
         end = lprobs[:, :, 2].clone()
         lprobs.fill_(-math.inf)[:, :, 2] = end
@@ -35,7 +40,9 @@ def test_it_selects_what_fairseq_selects(
 
 
 def test_an_encoding_is_copied_only_where_sentences_have_ended(world: World) -> None:
-    model = load_model(str(world.model), load_task(world.data_bin, "de", "en"), torch.device("cpu"), fp16=False)
+    model = load_model(
+        str(world.model), load_task(world.data_bin, "de", "en"), torch.device("cpu"), fp16=False
+    )
     ensemble = RetrievalEnsemble([model], [], model.decoder.padding_idx, MixtureSettings())
     outputs = ensemble.forward_encoder(
         {"src_tokens": torch.tensor([[5, 6, 2], [7, 8, 2]]), "src_lengths": torch.tensor([3, 3])}

@@ -62,7 +62,9 @@ def make_ensemble(
         dictionary.add_symbol(symbol)
     width = 24 if metric == "ip" else 16
     sizes = {"embed_dim": width, "ffn_embed_dim": 32, "layers": 1, "attention_heads": 2}
-    arguments = Namespace(**{f"{part}_{name}": size for part in ("encoder", "decoder") for name, size in sizes.items()})
+    arguments = Namespace(
+        **{f"{part}_{name}": size for part in ("encoder", "decoder") for name, size in sizes.items()}
+    )
     task = SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
     base_architecture(arguments)
     model = TransformerModel.build_model(arguments, task).eval().to(device)
@@ -73,7 +75,9 @@ def make_ensemble(
         start=lambda sources, *_: lambda: [None] * batch, table=lambda found: make_table(sentences),
         remote=False, reads=None, checked=True,
     )  # fmt: skip
-    phrases = PhraseMemory(candidates, PhraseSettings(), PhraseVotes().requires_grad_(False).to(device), device)
+    phrases = PhraseMemory(
+        candidates, PhraseSettings(), PhraseVotes().requires_grad_(False).to(device), device
+    )
     settings = TokenRetrievalSettings(k, 0.5, 0.1, confidence=metric == "ip")
     tokens = TokenMemory(KeyCapture(model, "decoder_output"), retriever, settings, dictionary.unk())
     trust = None
@@ -85,7 +89,9 @@ def make_ensemble(
 
 
 @torch.no_grad()
-def two_steps(ensemble: RetrievalEnsemble, device: torch.device, batch: int = 2, beam: int = 3) -> Iterator[Tensor]:
+def two_steps(
+    ensemble: RetrievalEnsemble, device: torch.device, batch: int = 2, beam: int = 3
+) -> Iterator[Tensor]:
     """The distribution [H, 7] after the beginning, and after a token each, when hypotheses have changed places."""
     sources = torch.tensor([[5, 6, 2], [4, 6, 2]], device=device).repeat(batch // 2, 1)
     lengths = torch.full((batch,), 3, device=device)
@@ -93,7 +99,9 @@ def two_steps(ensemble: RetrievalEnsemble, device: torch.device, batch: int = 2,
     copies = torch.arange(batch, device=device).repeat_interleave(beam)
     encoded, states = ensemble.reorder_encoder_out(encoded, copies), [{}]
     begin = torch.full((batch * beam, 1), 2, device=device)
-    places, written = torch.tensor([[1, 0, 0, 0, 2, 1], [5, 5, 4, 6, 6, 6]], device=device).repeat(1, batch * beam // 6)
+    places, written = torch.tensor([[1, 0, 0, 0, 2, 1], [5, 5, 4, 6, 6, 6]], device=device).repeat(
+        1, batch * beam // 6
+    )
     yield ensemble.forward_decoder(begin, encoded, states)[0]
     order = copies * beam + places
     ensemble.reorder_incremental_state(states, order)
@@ -116,7 +124,9 @@ def unwatched() -> Iterator[None]:
             torch.cuda.set_sync_debug_mode(level)
 
 
-def within(context: Callable[[], AbstractContextManager[Any]], function: Callable[..., Any]) -> Callable[..., Any]:
+def within(
+    context: Callable[[], AbstractContextManager[Any]], function: Callable[..., Any]
+) -> Callable[..., Any]:
     """The function, run within a context each time."""
 
     def run(*args: Any) -> Any:
@@ -164,7 +174,9 @@ def test_trust_in_tokens_makes_no_round_trip(kind: type[Trust]) -> None:
         list(two_steps(ensemble.with_memories(tokens, trust), CPU))
 
 
-@pytest.mark.parametrize("place", [(TokenBatch, "search"), (PhraseState, "advance"), (PhraseState, "reorder")])
+@pytest.mark.parametrize(
+    "place", [(TokenBatch, "search"), (PhraseState, "advance"), (PhraseState, "reorder")]
+)
 def test_round_trip_of_a_memory_is_seen(place: tuple[type, str]) -> None:
     real = getattr(*place)
 
@@ -172,13 +184,19 @@ def test_round_trip_of_a_memory_is_seen(place: tuple[type, str]) -> None:
         given.sum().item()
         return real(self, given, *others)
 
-    with patch.object(*place, asking), watching(NoRoundTrip), pytest.raises(AssertionError, match="asks the device"):
+    with (
+        patch.object(*place, asking),
+        watching(NoRoundTrip),
+        pytest.raises(AssertionError, match="asks the device"),
+    ):
         list(two_steps(make_ensemble("l2", CPU), CPU))
 
 
 def test_round_trip_of_trust_is_seen() -> None:
     with (
-        patch.object(LearnedTrust, "log_odds", lambda trust, features: features[:, :2] * features.sum().item()),
+        patch.object(
+            LearnedTrust, "log_odds", lambda trust, features: features[:, :2] * features.sum().item()
+        ),
         watching(NoRoundTrip),
         pytest.raises(AssertionError, match="asks the device"),
     ):
@@ -323,7 +341,9 @@ def test_batches_search_on_one_stream(monkeypatch) -> None:
     monkeypatch.setattr("torch.cuda.Stream", lambda device: made.append(device) or stream)
     monkeypatch.setattr("torch.cuda.current_stream", lambda device: stream)
     monkeypatch.setattr("torch.cuda.stream", lambda stream: nullcontext())
-    queries: Any = SimpleNamespace(is_cuda=True, device=torch.device("cuda", 99), record_stream=lambda stream: None)
+    queries: Any = SimpleNamespace(
+        is_cuda=True, device=torch.device("cuda", 99), record_stream=lambda stream: None
+    )
     for _ in range(40):
         nothing: Any = None
         with TokenBatch(nothing, nothing, nothing, nothing)._on_second_stream(queries):

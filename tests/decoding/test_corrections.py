@@ -68,7 +68,9 @@ def test_a_correction_keeps_its_characters(store: Path, target: str) -> None:
         assert found.text == target.replace("  ", " ") and "東" not in other.text
 
 
-def test_sources_that_differ_in_unknown_characters_have_their_own(store: Path, pairs: list[tuple[str, str]]) -> None:
+def test_sources_that_differ_in_unknown_characters_have_their_own(
+    store: Path, pairs: list[tuple[str, str]]
+) -> None:
     """Where the text is given; fairseq-generate, which has subwords alone, takes the one that was learned last."""
     sources, (one, other) = ["Er ging zu 東", "Er ging zu 京"], [target for _, target in pairs[:2]]
     with Translator(datastore=store, device="cpu") as translator:
@@ -82,10 +84,14 @@ def test_sources_that_differ_in_unknown_characters_have_their_own(store: Path, p
         assert memory.target(batch, None).tolist() != memory.target(batch, sources[1]).tolist()
 
 
-def test_corrections_count_where_tuning_set_the_weight_to_zero(store: Path, pairs: list[tuple[str, str]]) -> None:
+def test_corrections_count_where_tuning_set_the_weight_to_zero(
+    store: Path, pairs: list[tuple[str, str]]
+) -> None:
     write_tuned({"token": TokenDatastore(store)}, {"knn": {"lambda_": 0.0}}, "tuned before")
     with Translator(datastore=store, device="cpu") as translator:
-        plain = [one.text for one in translator.translate([source for source, _ in pairs[:2]], retrieve=False)]
+        plain = [
+            one.text for one in translator.translate([source for source, _ in pairs[:2]], retrieve=False)
+        ]
         assert [one.text for one in translator.translate([source for source, _ in pairs[:2]])] == plain
         translator.learn(pairs[0][0], pairs[3][1])
         assert next(iter(translator.translate([pairs[0][0]]))).text == pairs[3][1]
@@ -129,6 +135,9 @@ def test_it_is_followed_and_left_as_a_plain_loop_says(rng: np.random.Generator) 
                     expected[END] *= np.exp(-END_COST)
             torch.testing.assert_close(after.exp().double(), expected, rtol=1e-5, atol=1e-9)
         order = np.concatenate([np.flatnonzero(rows == row)[rng.integers(4, size=4)] for row in range(3)])
-        follow = [targets[row][step] if step < len(targets[row]) and rng.random() < 0.7 else 9 for row in rows[order]]
+        follow = [
+            targets[row][step] if step < len(targets[row]) and rng.random() < 0.7 else 9
+            for row in rows[order]
+        ]
         hypotheses = torch.cat([hypotheses[torch.from_numpy(order)], torch.tensor(follow).unsqueeze(1)], 1)
         batch, rows = batch.reorder(torch.from_numpy(order)), rows[order]

@@ -75,7 +75,10 @@ def test_translations_of_the_default_index_are_nearly_those_of_exact_search(
         output_of(call("fairseq-generate", *world.options("--datastore", folder, "--knn-lambda", 0.8)), "H")
         for folder in (world.datastore, copied)
     )
-    texts = [[translations[number].split("\t")[1] for number in sorted(exact)] for translations in (exact, approximate)]
+    texts = [
+        [translations[number].split("\t")[1] for number in sorted(exact)]
+        for translations in (exact, approximate)
+    ]
     bleu = sacrebleu.corpus_bleu(texts[1], [texts[0]], tokenize="none", force=True).score
     assert bounds[0] <= bleu < bounds[1]
 
@@ -124,7 +127,9 @@ def test_among_all_sentences_is_exact_search(world: World, decode: Callable, lik
     words = ["--knn-lambda", 0.6, "--knn-likeness", likeness, "--knn-sentences"]
     everything = decode(*words, 0)
     for more in (0, 10**6):
-        assert equal(decode(*words, TokenDatastore(world.datastore).section.size + more), everything, tolerance=1e-4)
+        assert equal(
+            decode(*words, TokenDatastore(world.datastore).section.size + more), everything, tolerance=1e-4
+        )
     some = decode(*words, 300)
     assert not equal(some, everything, tolerance=1e-2) and not equal(some, decode(base=True), tolerance=1e-2)
 
@@ -134,7 +139,15 @@ def test_among_sentences_of_any_datastore(world: World, decode: Callable, tmp_pa
     build(world, few := tmp_path / "few", "--fraction", 0.1, "--index", "exact")
     words = ["--datastore", few, "--knn-lambda", 0.6, "--beam", 2, "--knn-sentences"]
     assert equal(decode(*words, TokenDatastore(few).section.size), decode(*words, 0), tolerance=1e-4)
-    call("build memory", "--path", world.model, "--data", world.data_bin, "--output", empty := tmp_path / "empty")
+    call(
+        "build memory",
+        "--path",
+        world.model,
+        "--data",
+        world.data_bin,
+        "--output",
+        empty := tmp_path / "empty",
+    )
     source, target = next(iter(read_pairs(world.folder / "train.tsv")))
     with Translator(datastore=empty, device="cpu", knn_sentences=100) as translator:
         before = texts(translator, [source])
@@ -146,7 +159,9 @@ def test_among_sentences_of_any_datastore(world: World, decode: Callable, tmp_pa
         translator.learn(source, "Nothing like it.")
         among = translator.translate([source + " " + source])
         rows = translator.find_memory("tokens").learned.entries.sentences
-        assert rows.size == TokenDatastore(copied).section.source_index.sentences + 1 and next(iter(among)).text
+        assert (
+            rows.size == TokenDatastore(copied).section.source_index.sentences + 1 and next(iter(among)).text
+        )
 
 
 def test_keys_of_too_many_sentences_are_refused(world: World) -> None:
@@ -172,7 +187,10 @@ def test_what_was_learned_is_like_its_source_and_forgotten_as_if_it_never_was(
         sims, best = memory.entries.sentences.likeness([np.array(source)])
         few = memory.entries.most_alike(sims[0], 1)
         assert few.tolist() == rows.tolist()
-        assert best.tolist() == pytest.approx([1.0]) and (sims[0, memory.entries.sentences_of(rows)] == best).all()
+        assert (
+            best.tolist() == pytest.approx([1.0])
+            and (sims[0, memory.entries.sentences_of(rows)] == best).all()
+        )
         assert not equal(decode(*words), before)
         translator.forget(learned)
     assert equal(decode(*words), before)
@@ -249,13 +267,17 @@ def test_interactive_equals_generate_and_takes_empty_lines(world: World, tmp_pat
     assert "|k:4|lambda:0.6|T:5.0|lambda*:no|" in typed.stdout + typed.stderr
 
 
-def test_approximate_index_translates_like_the_exact_one(world: World, decode: Callable, tmp_path: Path) -> None:
+def test_approximate_index_translates_like_the_exact_one(
+    world: World, decode: Callable, tmp_path: Path
+) -> None:
     build(world, tmp_path / "ivf", "--index", "IVF32,Flat", "--index-parameters", "nprobe=32")
     same = decode("--datastore", tmp_path / "ivf", "--knn-lambda", 0.6)
     assert equal(same, decode("--knn-lambda", 0.6), tolerance=5e-3)
 
 
-def test_last_ffn_input_is_what_the_decoder_queries_with(world: World, decode: Callable, tmp_path: Path) -> None:
+def test_last_ffn_input_is_what_the_decoder_queries_with(
+    world: World, decode: Callable, tmp_path: Path
+) -> None:
     """An oracle store finds every reference token at distance zero only if queries are read where keys were."""
     build(world, tmp_path / "ffn", "--subset", "test", "--key-layer", "last_ffn_input")
     found = decode("--datastore", tmp_path / "ffn", "--knn-lambda", 1, "--knn-k", 1, "--score-reference")

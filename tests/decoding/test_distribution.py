@@ -28,7 +28,8 @@ def test_all_who_look_at_a_step_share_its_likeliest_tokens(monkeypatch) -> None:
     """Guard, votes of phrases and trust look through the vocabulary once."""
     asked: list[torch.Tensor] = []
     monkeypatch.setattr(
-        "fairseq_ccpr.decoding.mixture.likeliest", lambda log_probs: asked.append(log_probs) or log_probs.max(dim=1)
+        "fairseq_ccpr.decoding.mixture.likeliest",
+        lambda log_probs: asked.append(log_probs) or log_probs.max(dim=1),
     )
     log_probs = torch.randn(4, 300, generator=torch.Generator().manual_seed(7)).log_softmax(dim=1)
     model, values = Distribution(log_probs), torch.tensor([[3, 3, 299]] * 4)

@@ -68,7 +68,9 @@ def test_a_memory_of_ones_own_decodes_and_scores(
     silent = decode(*bigrams, "--beam", 2, "--bigram-lambda", 0)
     assert equal(silent, decode("--beam", 2)) and not equal(decode(*bigrams, "--beam", 2), silent)
     together = decode(*bigrams, "--beam", 2, "--bigram-lambda", 0.4)
-    assert equal(decode(*bigrams, "--beam", 2, "--bigram-lambda", 0.4, "--batch-size", 3), together, tolerance=3e-3)
+    assert equal(
+        decode(*bigrams, "--beam", 2, "--bigram-lambda", 0.4, "--batch-size", 3), together, tolerance=3e-3
+    )
     check_rescoring(*bigrams, "--bigram-lambda", 0.4)  # position by position, as beam search does
 
 
@@ -85,14 +87,18 @@ def test_its_votes_are_relative_frequencies(world: World, bigrams: list[object])
     tokens = torch.tensor([[5, *context] for context in contexts])
     vote = memory.vote(Step(tokens, Distribution(torch.zeros(len(tokens), 9))))
     for row, context in enumerate(contexts):
-        found = {int(v): float(p.exp()) for v, p in zip(vote.values[row], vote.log_probs[row]) if p > float("-inf")}
+        found = {
+            int(v): float(p.exp()) for v, p in zip(vote.values[row], vote.log_probs[row]) if p > float("-inf")
+        }
         total = sum(followers[context][token] for token in found)
         assert len(found) == min(16, len(followers[context]))
         assert (
             min(followers[context][token] for token in found)
             >= (sorted(followers[context].values())[::-1] + 16 * [0])[16]
         )
-        assert all(p == pytest.approx(followers[context][token] / total, abs=1e-6) for token, p in found.items())
+        assert all(
+            p == pytest.approx(followers[context][token] / total, abs=1e-6) for token, p in found.items()
+        )
 
 
 def test_it_is_trusted_and_explained(world: World, bigrams: list[object], tmp_path: Path) -> None:
@@ -114,14 +120,19 @@ def test_it_is_trusted_and_explained(world: World, bigrams: list[object], tmp_pa
 def avoiding(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[object]]:
     """Options of decoding with the memory of examples/memory.py, which rules out a frequent word, by what it acts on."""
     code = (
-        (ROOT / "examples/memory.py").read_text(encoding="utf-8").partition("\nfor task in")[0].replace("▁him", "▁the")
+        (ROOT / "examples/memory.py")
+        .read_text(encoding="utf-8")
+        .partition("\nfor task in")[0]
+        .replace("▁him", "▁the")
     )
     folder, made = tmp_path_factory.mktemp("plug-ins"), {}
     for place in ("mixture", "model"):
         name = f"avoiding_{place}"
         (folder / name).mkdir()
         own = (
-            code.replace("translation_avoiding", name).replace("AvoidingTask", name).replace('"mixture"', f'"{place}"')
+            code.replace("translation_avoiding", name)
+            .replace("AvoidingTask", name)
+            .replace('"mixture"', f'"{place}"')
         )
         (folder / name / "__init__.py").write_text(own, encoding="utf-8")
         made[place] = ["--user-dir", folder / name, "--task", name]
@@ -148,13 +159,23 @@ def test_it_is_tuned_logged_and_explained(
     shown = call("tune", *words, "--output", tmp_path / "options").stdout
     assert not re.search(r"\b(nan|inf)\b", shown), shown  # though references have the word
     extra = ["--trust", tmp_path / "options.trust", "--knn-guard"]
-    call("explain", *words, *extra, *subword_options(world), "--output", tmp_path / "page.html", "--sentences", 4)
+    call(
+        "explain",
+        *words,
+        *extra,
+        *subword_options(world),
+        "--output",
+        tmp_path / "page.html",
+        "--sentences",
+        4,
+    )
     html = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert "avoided:1" in html and '"memories":["tokens"]' in html
     call("fairseq-generate", *words, *extra, "--knn-log", tmp_path / "log")
     lines = [json.loads(line) for line in (tmp_path / "log").read_text(encoding="utf-8").splitlines()]
     assert lines and all(line["mixed"] < 0 for line in lines)
-    assert place == "model" or all(line["token"] != "▁the" for line in lines)  # which the datastore may propose again
+    # which the datastore may propose again
+    assert place == "model" or all(line["token"] != "▁the" for line in lines)
 
 
 def test_nothing_is_left_of_what_is_silenced(world: World, decode: Callable, bigrams: list[object]) -> None:
@@ -165,7 +186,8 @@ def test_nothing_is_left_of_what_is_silenced(world: World, decode: Callable, big
     assert equal(decode(*words, *options_of(silent).split(), "--beam", 2), decode("--beam", 2, base=True))
     alone = [word for word in world.options() if word not in ("--datastore", str(world.datastore))]
     at = alone.index("--knn-temperature")
-    given = [*alone[1:at], *alone[at + 2 :], *words, "--retrieval-lambda-max", "0"]  # has an effect without a datastore
+    # has an effect without a datastore
+    given = [*alone[1:at], *alone[at + 2 :], *words, "--retrieval-lambda-max", "0"]
     assert System.of(given, world.data_bin).ensemble is not None
 
 
@@ -173,12 +195,16 @@ def test_a_memory_gets_text_and_tokens_of_the_task(world: World, sentences: list
     task = Translator(datastore=world.datastore, device="cpu").task
     assert task.source_text(torch.cat([encode(sentences[0], task), torch.tensor([1, 1])])) == sentences[0]
     ids = task.target_tokens("the land")
-    assert task.target_dictionary.string(ids, "sentencepiece") == "the land" and task.target_tokens("世界") == []
+    assert (
+        task.target_dictionary.string(ids, "sentencepiece") == "the land" and task.target_tokens("世界") == []
+    )
 
 
 def test_a_batch_without_a_vote_says_what_to_define() -> None:
     step = Step(torch.zeros(1, 1, dtype=torch.long), Distribution(torch.zeros(1, 9)))
-    with pytest.raises(ConfigurationError, match=r"MemoryBatch has no vote: define it, or let .* \(acts_on\)"):
+    with pytest.raises(
+        ConfigurationError, match=r"MemoryBatch has no vote: define it, or let .* \(acts_on\)"
+    ):
         MemoryBatch().vote(step)
 
 
@@ -225,17 +251,27 @@ class ShortTask(TranslationRetrievalTask):
             WIDE,
             r"the weight token_weight returned \[\d+, 1\] for neighbours \[\d+, 4\]: return a tensor \[\d+\], a",
         ),
-        ("short", SHORT, "the retriever Short has no search and no describe: give it datastore, search and describe"),
+        (
+            "short",
+            SHORT,
+            "the retriever Short has no search and no describe: give it datastore, search and describe",
+        ),
     ],
 )
-def test_what_a_plug_in_lacks_is_named(world: World, tmp_path: Path, name: str, code: str, sentence: str) -> None:
+def test_what_a_plug_in_lacks_is_named(
+    world: World, tmp_path: Path, name: str, code: str, sentence: str
+) -> None:
     (tmp_path / f"of_{name}").mkdir()
     (tmp_path / f"of_{name}/__init__.py").write_text(HEAD + code, encoding="utf-8")
     words = [*world.options("--no-progress-bar", "--knn-k", 4, "--beam", 1)]
-    refused(call("compare", *words, "--user-dir", tmp_path / f"of_{name}", "--task", name, check=False), sentence)
+    refused(
+        call("compare", *words, "--user-dir", tmp_path / f"of_{name}", "--task", name, check=False), sentence
+    )
 
 
-def test_the_retriever_of_the_page_decodes_tunes_and_explains(world: World, decode: Callable, tmp_path: Path) -> None:
+def test_the_retriever_of_the_page_decodes_tunes_and_explains(
+    world: World, decode: Callable, tmp_path: Path
+) -> None:
     plugin = plug_in(tmp_path, "translation_brute_force")
     assert equal(decode(*plugin, "--beam", 1), decode("--beam", 1), tolerance=3e-3)
     words = [*world.options("--no-progress-bar"), *map(str, plugin)]
@@ -245,9 +281,13 @@ def test_the_retriever_of_the_page_decodes_tunes_and_explains(world: World, deco
     assert "--knn-k" in (tmp_path / "options").read_text() and (tmp_path / "page.html").stat().st_size > 1000
 
 
-def test_the_extended_retriever_of_the_page_finds_four(world: World, decode: Callable, tmp_path: Path) -> None:
+def test_the_extended_retriever_of_the_page_finds_four(
+    world: World, decode: Callable, tmp_path: Path
+) -> None:
     page = (ROOT / "docs/extending.md").read_text(encoding="utf-8")
-    (code,) = (block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "class Nearest" in block)
+    (code,) = (
+        block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "class Nearest" in block
+    )
     task = '\n@register_task("nearest", dataclass=TranslationRetrievalConfig)\nclass NearestTask(TranslationRetrievalTask):\n'
     (tmp_path / "nearest").mkdir()
     (tmp_path / "nearest/__init__.py").write_text(
@@ -298,7 +338,9 @@ def test_a_folder_imports_this_plugin_and_another(world: World, tmp_path: Path) 
     at = words.index("--user-dir")
     words = [*words[:at], *words[at + 2 :], "--user-dir", tmp_path / "both"]
     path = {"PYTHONPATH": f"{ROOT}:{tmp_path}"}
-    generated = output_of(run("fairseq-generate", world.data_bin, *words, *subword_options(world), **path), "D")
+    generated = output_of(
+        run("fairseq-generate", world.data_bin, *words, *subword_options(world), **path), "D"
+    )
     rows = list(read_pairs(world.folder / "test.tsv"))[:3]
     source = write_lines(tmp_path / "in.txt", *(source for source, _ in rows))
     given = ["--data", world.data_bin, *subword_options(world), "--input", source]

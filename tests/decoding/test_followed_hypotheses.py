@@ -42,7 +42,9 @@ def guarded_store(world: World, tmp_path: Path) -> Callable[..., Path]:
     return make
 
 
-def test_scores_agree_in_batches_of_any_size(check_rescoring: Callable, guarded_store: Callable[..., Path]) -> None:
+def test_scores_agree_in_batches_of_any_size(
+    check_rescoring: Callable, guarded_store: Callable[..., Path]
+) -> None:
     """Of what beam search wrote: near ties may be decided otherwise in another batch."""
     for size in (40, 3):
         words = ["--knn-lambda", 0.6, "--batch-size", size, "--knn-guard", "--datastore"]
@@ -77,16 +79,23 @@ def test_the_guard_keeps_sentences_like_none_of_the_datastores_from_it(
     assert 0 < few < 0.9 * sum(searched)
     between = 0
     for number, one in enumerate(best.tolist()):
-        either = equal({0: found[number]}, {0: plain[number]}), equal({0: found[number]}, {0: without[number]}, 2e-3)
+        either = (
+            equal({0: found[number]}, {0: plain[number]}),
+            equal({0: found[number]}, {0: without[number]}, 2e-3),
+        )
         assert either[0] or one > STRANGE * middle
         assert either[1] or one < middle
         between += not any(either)
     assert between
 
 
-def test_the_guard_wants_a_datastore_that_knows_its_text(world: World, guarded_store: Callable[..., Path]) -> None:
+def test_the_guard_wants_a_datastore_that_knows_its_text(
+    world: World, guarded_store: Callable[..., Path]
+) -> None:
     words = world.options("--knn-guard", "--datastore", guarded_store())
-    refused(call("fairseq-generate", *words, check=False), "--knn-guard needs to know how much", "build it again")
+    refused(
+        call("fairseq-generate", *words, check=False), "--knn-guard needs to know how much", "build it again"
+    )
 
 
 def test_temperature_is_the_same_after_beam_search(world: World, decode: Callable, tmp_path: Path) -> None:

@@ -47,11 +47,22 @@ def translations(world: World, sentences: list[str], **options: Any) -> list[str
 
 
 def test_terms_are_found_whole_and_longest_first(tmp_path: Path) -> None:
-    lines = "Haus\thouse", "haus  Gottes\ttemple\t\t", "haus\thome\thouse\tbuilding", "Haus\thouse", "", "z. B.\te.g."
+    lines = (
+        "Haus\thouse",
+        "haus  Gottes\ttemple\t\t",
+        "haus\thome\thouse\tbuilding",
+        "Haus\thouse",
+        "",
+        "z. B.\te.g.",
+    )
     glossary = Glossary(write_lines(tmp_path / "terms.tsv", *lines))
     text = "Das HAUS Gottes, Hausherr: z. B. das Haus."
     found = [(text[start:end], variants) for start, end, variants in glossary.find(text)]
-    assert found == [("HAUS Gottes", ["temple"]), ("z. B.", ["e.g."]), ("Haus", ["house", "home", "building"])]
+    assert found == [
+        ("HAUS Gottes", ["temple"]),
+        ("z. B.", ["e.g."]),
+        ("Haus", ["house", "home", "building"]),
+    ]
 
 
 def test_terms_are_written_and_other_sentences_stay_as_they_are(
@@ -83,7 +94,11 @@ def test_it_goes_with_a_datastore_and_is_in_the_signature(
         Translator(datastore=world.datastore, **SHORT, **given).signature
         for given in ({}, {"glossary": other}, {"glossary": und})
     ]
-    assert len(set(signatures)) == 3 and "glossary:" in str(signatures[1]) and "glossary:" not in str(signatures[0])
+    assert (
+        len(set(signatures)) == 3
+        and "glossary:" in str(signatures[1])
+        and "glossary:" not in str(signatures[0])
+    )
 
 
 def test_votes_are_those_of_the_formula() -> None:
@@ -96,7 +111,8 @@ def test_votes_are_those_of_the_formula() -> None:
     def formula(*next_tokens: tuple[int, tuple[float, float]] | None) -> torch.Tensor:
         ratios = log_probs[0] - log_probs.max()
         scores = [
-            torch.exp(one[1][0] + one[1][1] * ratios[one[0]]) if one else torch.tensor(0.0) for one in next_tokens
+            torch.exp(one[1][0] + one[1][1] * ratios[one[0]]) if one else torch.tensor(0.0)
+            for one in next_tokens
         ]
         return torch.stack(scores) / (1 + sum(scores))
 
@@ -125,7 +141,8 @@ def test_a_step_is_a_plain_computation_of_votes_and_costs(rng: np.random.Generat
     batch = GlossaryBatch(memory, PhraseBatch(phrases, None))  # type: ignore[arg-type]
     batch.phrases.lay_out([], table)
     batch.phrases.state, batch.terms = PhraseState(table, rows), torch.full((sentences,), 3.0)
-    batch.unknown_cost = torch.tensor([0.0, UNKNOWN_COST, 0.0])  # of the sentence whose terms have all that is unknown
+    # of the sentence whose terms have all that is unknown
+    batch.unknown_cost = torch.tensor([0.0, UNKNOWN_COST, 0.0])
     written = torch.tensor(rng.integers(4, words, (hypotheses, length)))
     ended_ones = covered_ones = 0
     for step in range(length + 1):
@@ -192,7 +209,17 @@ def test_what_cannot_be_written_or_explained_is_told(
     with caplog.at_level(logging.WARNING):
         assert translations(world, sentences[:1], glossary=terms)
     assert "'世界' is ignored: the model cannot write it" in caplog.text
-    words = ["translate", "--path", world.model, "--data", world.data_bin, "--cpu", "--max-len-b", 25, "--quiet"]
+    words = [
+        "translate",
+        "--path",
+        world.model,
+        "--data",
+        world.data_bin,
+        "--cpu",
+        "--max-len-b",
+        25,
+        "--quiet",
+    ]
     for text, told in (("Xylophon", True), (sentences[0], "und" not in sentences[0].casefold().split())):
         done = call(*words, "--glossary", terms, "--input", write_lines(tmp_path / "in.txt", text, ""))
         assert (f"no sentence has a term of {terms}" in done.stderr) == told
@@ -200,6 +227,13 @@ def test_what_cannot_be_written_or_explained_is_told(
     with pytest.raises(ConfigurationError, match="--glossary works in beam search alone"):
         translator.explain(sentences[0])
     done = call(
-        "translate", "--path", world.model, "--data", world.data_bin, "--glossary", tmp_path / "no", check=False
+        "translate",
+        "--path",
+        world.model,
+        "--data",
+        world.data_bin,
+        "--glossary",
+        tmp_path / "no",
+        check=False,
     )
     refused(done, "--glossary: there is no file")

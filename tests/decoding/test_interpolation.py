@@ -76,7 +76,8 @@ def test_merge_equals_dense_reference(rows, k, vocabulary, temperature, share, h
 def test_one_token_has_what_the_distribution_gives_it(k, temperature, seed) -> None:
     """Some neighbours are missing, of some rows all."""
     generator = torch.Generator().manual_seed(seed)
-    scores = torch.randn(6, k, generator=generator).clamp(-2, 2)  # no probability of T 0.05 is below fp32's least
+    # no probability of T 0.05 is below fp32's least
+    scores = torch.randn(6, k, generator=generator).clamp(-2, 2)
     scores[torch.rand(6, k, generator=generator) < torch.rand(6, 1, generator=generator)] = float("-inf")
     scores[0] = float("-inf")
     values = torch.randint(0, 5, (6, k), generator=generator)
@@ -94,7 +95,12 @@ def test_one_token_has_what_the_distribution_gives_it(k, temperature, seed) -> N
 @pytest.mark.parametrize("confidence", [False, True])
 def test_weight_of_tokens_is_lambda_or_lambda_star(confidence: bool) -> None:
     """Some neighbours are missing, of one row all."""
-    scores = torch.randn(6, 9).masked_fill(torch.rand(6, 9) < 0.3, float("-inf")).sort(dim=1, descending=True).values
+    scores = (
+        torch.randn(6, 9)
+        .masked_fill(torch.rand(6, 9) < 0.3, float("-inf"))
+        .sort(dim=1, descending=True)
+        .values
+    )
     scores[0] = float("-inf")
     found = scores > float("-inf")
     s0 = 0.25 if confidence else 0.0
@@ -113,7 +119,9 @@ def test_published_lambda_star_is_equation_8_of_clknn(k: int, lambda_max: float)
     scores = (torch.rand(40, k) * 2 - 0.7).clamp(-1, 1).masked_fill(torch.rand(40, k) < 0.2, float("-inf"))
     scores = scores.sort(dim=1, descending=True).values
     scores[0], scores[1] = float("-inf"), -0.5
-    settings = TokenRetrievalSettings(k, 0.9, 0.1, confidence=True, lambda_max=lambda_max, lambda_star="published")
+    settings = TokenRetrievalSettings(
+        k, 0.9, 0.1, confidence=True, lambda_max=lambda_max, lambda_star="published"
+    )
     values = torch.randint(0, 5, (40, k))
     model = Distribution(torch.randn(40, 5).log_softmax(dim=1)).view(values)
     weight = token_weight(confidence_weight, Neighbours(values, scores, values), model, settings)
@@ -126,7 +134,9 @@ def test_published_lambda_star_is_equation_8_of_clknn(k: int, lambda_max: float)
 def test_share_of_zero_changes_no_bit() -> None:
     log_probs = torch.randn(4, 30).log_softmax(1)
     values = torch.randint(0, 30, (4, 8))
-    mixed = mix(log_probs, -torch.rand(4, 8), torch.zeros(4, 8, dtype=torch.long), values, torch.zeros(4), 10.0)
+    mixed = mix(
+        log_probs, -torch.rand(4, 8), torch.zeros(4, 8, dtype=torch.long), values, torch.zeros(4), 10.0
+    )
     assert torch.equal(mixed, log_probs)
 
 
@@ -142,7 +152,9 @@ def test_forbidden_tokens_stay_forbidden_unless_retrieved() -> None:
     log_probs = torch.randn(1, 10).log_softmax(1)
     log_probs[0, [0, 1]] = float("-inf")
     values = torch.tensor([[5, 6]])
-    mixed = mix(log_probs, torch.zeros(1, 2), torch.zeros(1, 2, dtype=torch.long), values, torch.tensor([0.5]), 1.0)
+    mixed = mix(
+        log_probs, torch.zeros(1, 2), torch.zeros(1, 2, dtype=torch.long), values, torch.tensor([0.5]), 1.0
+    )
     assert torch.isinf(mixed[0, :2]).all() and torch.isfinite(mixed[0, 2:]).all()
 
 
@@ -152,7 +164,9 @@ def test_references_are_mixed_as_their_tokens_are_in_the_whole_distribution() ->
     for weight in ([0.0, 0.2, 0.5, 1.0, 0.3, 0.0], [0.0, 0.3, 0.5, 0.0, 0.0, 1.0]):
         values = torch.randint(0, 20, (6, 4))
         values[::2, 1] = targets[::2]
-        votes.append(Vote(values, neighbour_log_probabilities(torch.randn(6, 4), values, 1.0), torch.tensor(weight)))
+        votes.append(
+            Vote(values, neighbour_log_probabilities(torch.randn(6, 4), values, 1.0), torch.tensor(weight))
+        )
     given = [(vote.log_prob(targets), vote.weight) for vote in votes]
     found = interpolate_references(log_probs[rows, targets], given)
     torch.testing.assert_close(found, interpolate_(log_probs.clone(), votes)[rows, targets])

@@ -43,7 +43,9 @@ def retriever_over(keys: Tensor, values: Tensor, metric: str) -> TokenRetriever:
     return TokenRetriever(datastore, CPU)
 
 
-def entries(keys: Tensor, values: Tensor, metric: str, gone: Tensor = NOTHING_GONE, first: int = 0) -> LearnedEntries:
+def entries(
+    keys: Tensor, values: Tensor, metric: str, gone: Tensor = NOTHING_GONE, first: int = 0
+) -> LearnedEntries:
     pair = LearnedPair(1, "eins", "one", 1, len(keys))
     segment = Segment(keys, half_norms(keys), metric)
     return LearnedEntries(segment, values, (pair,), (), gone, first, np.zeros(1, np.int64))
@@ -57,7 +59,9 @@ def equal(one: Neighbours, two: Neighbours, ids: bool = True) -> bool:
 
 @pytest.mark.parametrize("metric", ["l2", "ip"])
 @pytest.mark.parametrize("own", [0, 3, 300])
-def test_both_together_are_one_search_over_all_entries(metric: str, own: int, rng: np.random.Generator) -> None:
+def test_both_together_are_one_search_over_all_entries(
+    metric: str, own: int, rng: np.random.Generator
+) -> None:
     for learned in (1, 5, 70):
         keys = torch.nn.functional.normalize(torch.randn(own + learned, 16), dim=1).half()
         keys[-1] = keys[0]  # of equal scores the datastore's own entry comes first
@@ -66,7 +70,10 @@ def test_both_together_are_one_search_over_all_entries(metric: str, own: int, rn
         retriever = retriever_over(keys[:own], values[:own], metric)
         both = retriever.with_learned(entries(keys[own:], values[own:], metric))
         for k in (1, 4, 90, 400):
-            assert equal(both.search(queries, k), retriever_over(keys, values, metric).search(queries, k)), (learned, k)
+            assert equal(both.search(queries, k), retriever_over(keys, values, metric).search(queries, k)), (
+                learned,
+                k,
+            )
 
 
 @pytest.mark.parametrize("metric", ["l2", "ip"])
@@ -95,7 +102,9 @@ def test_with_nothing_learned_the_retriever_is_what_it_was() -> None:
     other = retriever.with_learned(nothing)
     assert isinstance(other, LearningRetriever) and other.learned is None
     assert (
-        equal(other.search(torch.randn(3, 16), 4), retriever.search(torch.zeros(3, 16) + torch.randn(3, 16), 4))
+        equal(
+            other.search(torch.randn(3, 16), 4), retriever.search(torch.zeros(3, 16) + torch.randn(3, 16), 4)
+        )
         is False
     )
     states = torch.randn(5, 16)
@@ -184,13 +193,16 @@ def test_a_large_segment_is_searched_in_lists_as_if_it_were_compared_with_one_by
         new = new_pair(number)
         there[memory.learn([new])[0].id] = new
         if number % 5 == 0:
-            lost = rng.choice(list(there), 2 if number < 70 else min(12, len(there) - 1), replace=False).tolist()
+            lost = rng.choice(
+                list(there), 2 if number < 70 else min(12, len(there) - 1), replace=False
+            ).tolist()
             memory.forget(lost)
             there = {one: pair for one, pair in there.items() if one not in lost}
         lists = memory.entries.index.lists
         made.add((lists is not None and lists.trained, memory.entries.index.gone is None))
         keys, values = (
-            torch.from_numpy(np.concatenate(parts)) for parts in zip(*((p.keys, p.values) for p in there.values()))
+            torch.from_numpy(np.concatenate(parts))
+            for parts in zip(*((p.keys, p.values) for p in there.values()))
         )
         queries = torch.cat([keys[-3:].float(), torch.randn(4, keys.size(1))])
         wanted = ExactIndex(keys, metric).search(queries, 7)
@@ -203,9 +215,9 @@ def test_a_large_segment_is_searched_in_lists_as_if_it_were_compared_with_one_by
     last = memory.entries
     places = [(pair.id, at) for pair, row in zip(last.pairs, last.rows) for at in range(pair.tokens)]
     rows = np.concatenate([np.arange(row, row + pair.tokens) for pair, row in zip(last.pairs, last.rows)])
-    assert [(pair.id, at) for pair, at in map(last.place, rows)] == places and [one.id for one in last.pairs] == list(
-        there
-    )
+    assert [(pair.id, at) for pair, at in map(last.place, rows)] == places and [
+        one.id for one in last.pairs
+    ] == list(there)
 
 
 def test_an_empty_memory_has_nothing_to_say() -> None:
@@ -237,7 +249,9 @@ def test_the_guard_is_for_the_datastores_own_entries_alone(metric: str) -> None:
     shares = (neighbours.scores / 0.3).softmax(dim=1)
     for row in range(3):
         wanted = log_probs[row].exp()
-        left = torch.tensor([1.0 if entry >= 30 else float(familiarity[row]) for entry in neighbours.ids[row]])
+        left = torch.tensor(
+            [1.0 if entry >= 30 else float(familiarity[row]) for entry in neighbours.ids[row]]
+        )
         wanted *= 1 - 0.8 * float((shares[row] * left).sum())
         wanted.index_add_(0, neighbours.values[row], 0.8 * shares[row] * left)
         torch.testing.assert_close(mixed[row], wanted)
@@ -253,7 +267,9 @@ def test_scores_of_references_are_those_of_beam_search(
     memory = LearnedMemory(own, CPU)
     rows = np.random.default_rng(1).integers(own.section.size, size=400)
     noise = np.random.default_rng(2).standard_normal((400, 32)) * 0.05
-    memory.learn([NewPair("eins", "one", own.values[rows[::-1]], (own.keys[rows] + noise).astype(np.float16))])
+    memory.learn(
+        [NewPair("eins", "one", own.values[rows[::-1]], (own.keys[rows] + noise).astype(np.float16))]
+    )
     words = ["--datastore", folder, "--knn-lambda", 0.7]
     check_rescoring(*words)
     assert not same(decode(*words), decode("--knn-lambda", 0.7), tolerance=1e-2)

@@ -48,7 +48,8 @@ def divided(world: World, ccpr: Ccpr, mono: Path, tmp_path_factory: pytest.TempP
     folder = tmp_path_factory.mktemp("divided")
     lines = list(dict.fromkeys(mono.read_text(encoding="utf-8").splitlines()))[:90]
     words = ["--encoder", ccpr.checkpoint, "--segmentation", "all", "--max-words", 3, "--cpu", "--quiet"]
-    words += ["--chunk-sentences", 50]  # the batches of both begin with the same sentences: keys are equal to the bit
+    # the batches of both begin with the same sentences: keys are equal to the bit
+    words += ["--chunk-sentences", 50]
     shutil.copytree(world.datastore, folder / "part")
     call("build phrases", write_lines(folder / "one.txt", *lines[:50]), *words, "--output", folder / "part")
     call("build phrases", write_lines(folder / "all.txt", *lines), *words, "--output", folder / "whole")
@@ -100,7 +101,9 @@ def test_both_together_are_one_datastore(
     ids = ids_of(store.learn(divided.rest))
     learned = beside(folder, store)
     found = retriever_of(folder, encoder, k, least).retrieve(divided.queries, learned)
-    assert without_ids(found) == without_ids(retriever_of(divided.whole, encoder, k, least).retrieve(divided.queries))
+    assert without_ids(found) == without_ids(
+        retriever_of(divided.whole, encoder, k, least).retrieve(divided.queries)
+    )
     each = [one for of_sentence in found for query in of_sentence for one in query.retrieved]
     own = PhraseDatastore(folder)
     texts = {number: pair.target for number, pair in zip(ids, divided.rest)}
@@ -184,7 +187,10 @@ def test_token_ids_of_both_are_those_of_one(divided: Divided, folder: Path) -> N
         sources = [one(entries[mine]), two(entries[~mine] - own.section.size)]
         found = lay_out(np.stack([mine, ~mine]), sources, 3)
         wanted = lay_out(np.ones((1, size), bool), [both(entries)], 3)
-        assert all(map(np.array_equal, found, wanted)) and ((found[0] != NO_TOKEN).sum(axis=1) == wanted[2]).all()
+        assert (
+            all(map(np.array_equal, found, wanted))
+            and ((found[0] != NO_TOKEN).sum(axis=1) == wanted[2]).all()
+        )
 
 
 def test_entries_of_sentences_are_all_of_theirs(divided: Divided) -> None:
@@ -201,7 +207,10 @@ def test_two_indexes_are_searched_as_one(rng: np.random.Generator) -> None:
         both = JoinedIndex(ExactIndex(keys[:first], "ip"), ExactIndex(keys[first:], "ip"))
         assert both.deepest == first + second
         for k in (1, 8, first + second):
-            found, wanted = both.search(queries, min(k, both.deepest)), ExactIndex(keys, "ip").search(queries, k)
+            found, wanted = (
+                both.search(queries, min(k, both.deepest)),
+                ExactIndex(keys, "ip").search(queries, k),
+            )
             assert all(map(torch.equal, found, (part[:, : both.deepest] for part in wanted)))
 
 

@@ -26,17 +26,22 @@ from fairseq_ccpr.evaluation.test_set import load
 from fairseq_ccpr.inference.resources import configure
 from fairseq_ccpr.inference.system import System, batches_of, encode
 from fairseq_ccpr.text.pairs import read_pairs
-from tests.helpers import DEMO, USER_DIR, assert_learned_as_built, call, equal, output_of, refused, write_lines
+from tests.helpers import (
+    DEMO,
+    USER_DIR,
+    assert_learned_as_built,
+    call,
+    equal,
+    output_of,
+    refused,
+    write_lines,
+)
 from tests.small_models import random_encoders
 
 COUNT = 16
-SIZES = (
-    "--encoder-layers 1 --decoder-layers 2 --encoder-embed-dim 32 --encoder-ffn-embed-dim 64 --share-all-embeddings "
-)
+SIZES = "--encoder-layers 1 --decoder-layers 2 --encoder-embed-dim 32 --encoder-ffn-embed-dim 64 --share-all-embeddings "
 SIZES += "--encoder-attention-heads 2 --decoder-attention-heads 2 --optimizer adam --lr 1e-3 --criterion cross_entropy "
-SIZES += (
-    "--max-tokens 1000 --max-update 2 --no-epoch-checkpoints --disable-validation --no-progress-bar --cpu --dropout 0"
-)
+SIZES += "--max-tokens 1000 --max-update 2 --no-epoch-checkpoints --disable-validation --no-progress-bar --cpu --dropout 0"
 KINDS = {
     "multi": (
         "translation_multi_simple_epoch",
@@ -44,7 +49,10 @@ KINDS = {
         "--encoder-langtok src --decoder-langtok --sampling-method temperature",
     ),
     # Of its architecture, too, whose cross-attention is told how wide the beam is.
-    "bart": ("translation_retrieval_bart", "--arch mbart_base --max-update 60 --lr 3e-3 --langs fr,de,en -s de -t en"),
+    "bart": (
+        "translation_retrieval_bart",
+        "--arch mbart_base --max-update 60 --lr 3e-3 --langs fr,de,en -s de -t en",
+    ),
 }
 LEAST = 0.9  # of the answers that a datastore of them must give back
 
@@ -59,14 +67,38 @@ class Several:
     datastore: Path
 
     def words(self, *extra: object, source: str = "de", target: str = "en") -> list[str]:
-        words = ["-s", source, "-t", target, "--path", self.model, "--cpu", "--gen-subset", "test", "--max-len-b", 40]
+        words = [
+            "-s",
+            source,
+            "-t",
+            target,
+            "--path",
+            self.model,
+            "--cpu",
+            "--gen-subset",
+            "test",
+            "--max-len-b",
+            40,
+        ]
         return [str(word) for word in (*words, *extra)]
 
     def retrieving(self, share: float, *extra: object) -> list[object]:
         """Options of decoding with the datastore, where only the nearest neighbour counts."""
-        return ["--datastore", self.datastore, "--knn-lambda", share, "--knn-k", 2, "--knn-temperature", 0.1, *extra]
+        return [
+            "--datastore",
+            self.datastore,
+            "--knn-lambda",
+            share,
+            "--knn-k",
+            2,
+            "--knn-temperature",
+            0.1,
+            *extra,
+        ]
 
-    def decode(self, *extra: object, base: bool = False, scoring: bool = False) -> dict[int, list[dict[str, Any]]]:
+    def decode(
+        self, *extra: object, base: bool = False, scoring: bool = False
+    ) -> dict[int, list[dict[str, Any]]]:
         """Decode the test subset as fairseq-generate does; gives the hypotheses of each sentence."""
         cfg = configure(self.words(*extra), self.data_bin)
         cfg.generation.score_reference = scoring
@@ -74,7 +106,9 @@ class Several:
         task, models = load(cfg)
         generator = (task.build_base_generator if base else task.build_generator)(models, cfg.generation)
         found = {}
-        for sample in task.get_batch_iterator(task.dataset("test"), max_tokens=1000).next_epoch_itr(shuffle=False):
+        for sample in task.get_batch_iterator(task.dataset("test"), max_tokens=1000).next_epoch_itr(
+            shuffle=False
+        ):
             found.update(zip(sample["id"].tolist(), task.inference_step(generator, models, sample)))
         return found
 
@@ -85,7 +119,21 @@ def several(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     rows = [row for row in read_pairs(DEMO / "bible.train.tsv.xz") if len(row[1]) < 50][:COUNT]
     table = write_lines(folder / "rows.tsv", *map("\t".join, rows))
     data_bin = folder / "data-bin"
-    call("prepare", "--train", table, "--test", table, "-s", "de", "-t", "en", "--pieces", 300, "--output", data_bin)
+    call(
+        "prepare",
+        "--train",
+        table,
+        "--test",
+        table,
+        "-s",
+        "de",
+        "-t",
+        "en",
+        "--pieces",
+        300,
+        "--output",
+        data_bin,
+    )
     task, options = KINDS[request.param]
     words = [*SIZES.split(), "--task", task, *options.split(), "--save-dir", folder / "model", "--seed", 3]
     call("fairseq-train", data_bin, "--user-dir", USER_DIR, *words)
@@ -139,7 +187,10 @@ def test_tags_are_no_keys_and_forced_ones_are_not_searched_for(several: Several)
     else:  # the tag at the end is the end
         assert in_values == COUNT and store.section.size == dataset.tgt_sizes.sum()
     first = np.flatnonzero(store.provenance[:, 1] == 0)
-    assert len(first) == COUNT and (np.diff(store.provenance[:, 1])[np.diff(store.provenance[:, 0]) == 0] == 1).all()
+    assert (
+        len(first) == COUNT
+        and (np.diff(store.provenance[:, 1])[np.diff(store.provenance[:, 0]) == 0] == 1).all()
+    )
     steps, searches = [], []
     forward, search = RetrievalEnsemble.forward_decoder, TokenRetriever.search
 
@@ -203,11 +254,23 @@ def test_given_targets_are_no_beams_however_many_sentences_there_are(several: Se
 
 def test_raw_text_is_translated_as_by_fairseq_and_without_tags(several: Several, tmp_path: Path) -> None:
     texts = [source for source, _ in list(read_pairs(several.data_bin.parent / "rows.tsv"))[:6]]
-    named = {"device": "cpu", "knn_lambda": 0.9, "knn_k": 2, "knn_temperature": 0.1, "max_len_b": 40, "beam": 2}
+    named = {
+        "device": "cpu",
+        "knn_lambda": 0.9,
+        "knn_k": 2,
+        "knn_temperature": 0.1,
+        "max_len_b": 40,
+        "beam": 2,
+    }
     system = Translator(datastore=several.datastore, **named)
     translations = list(system.translate([*texts, ""]))
     pieces = ["--bpe", "sentencepiece", "--sentencepiece-model", several.data_bin / "spm.model", "--beam", 2]
-    words = [*several.words(*several.retrieving(0.9), *pieces), *task_words(several.model), "--user-dir", USER_DIR]
+    words = [
+        *several.words(*several.retrieving(0.9), *pieces),
+        *task_words(several.model),
+        "--user-dir",
+        USER_DIR,
+    ]
     words[words.index("--gen-subset") : words.index("--gen-subset") + 2] = []
     source = write_lines(tmp_path / "some.de", *texts)
     typed = output_of(call("fairseq-interactive", several.data_bin, *words, "--input", source), "D")
@@ -217,7 +280,9 @@ def test_raw_text_is_translated_as_by_fairseq_and_without_tags(several: Several,
     references = [target for _, target in list(read_pairs(several.data_bin.parent / "rows.tsv"))[:6]]
     assert sum(one.text == wanted for one, wanted in zip(translations, references)) >= LEAST * 5.5
     for one in translations[:6]:
-        assert not {"__en__", "[en]", "</s>"} & set(one.tokens) and len(one.token_scores) == len(one.tokens) + 1
+        assert (
+            not {"__en__", "[en]", "</s>"} & set(one.tokens) and len(one.token_scores) == len(one.tokens) + 1
+        )
     assert translations[6].text == ""
     explained = system.explain(texts[:2])
     assert [one.translation for one in explained.sentences] == [one.text for one in translations[:2]]
@@ -229,7 +294,9 @@ def _without_tags(text: str) -> str:
 
 
 def test_phrases_are_found_in_text_without_tags(several: Several, tmp_path: Path) -> None:
-    text = write_lines(tmp_path / "text", *(target for _, target in read_pairs(several.data_bin.parent / "rows.tsv")))
+    text = write_lines(
+        tmp_path / "text", *(target for _, target in read_pairs(several.data_bin.parent / "rows.tsv"))
+    )
     words = [
         "--encoder",
         random_encoders(tmp_path)["ccpr"],
@@ -245,7 +312,10 @@ def test_phrases_are_found_in_text_without_tags(several: Several, tmp_path: Path
     words = several.words("--datastore", tmp_path / "phrases", "--phrase-min-similarity", 0, *subwords)
     system = System.of(words, several.data_bin)
     assert system.ensemble is not None and system.ensemble.memory("phrases") is not None
-    of_decoder, dictionary = system.ensemble.memory("phrases").candidates.subwords, system.task.source_dictionary
+    of_decoder, dictionary = (
+        system.ensemble.memory("phrases").candidates.subwords,
+        system.task.source_dictionary,
+    )
     source = "Und er sprach zu ihnen."
     sample = next(batches_of([encode(source, system.task)], system.cfg, system.task))
     ids = sample["net_input"]["src_tokens"][0]
@@ -276,7 +346,17 @@ def test_datastores_of_several_pairs_lie_side_by_side(several: Several, tmp_path
         folder = tmp_path / f"{source}-{target}"
         languages = ["-s", source, "-t", target]
         call("prepare", "--test", table, *languages, *_pieces(several), "--output", folder / "data")
-        words = [*languages, "--path", several.model, "--subset", "test", "--index", "exact", "--cpu", "--quiet"]
+        words = [
+            *languages,
+            "--path",
+            several.model,
+            "--subset",
+            "test",
+            "--index",
+            "exact",
+            "--cpu",
+            "--quiet",
+        ]
         call("build tokens", folder / "data", *words, "--output", folder / "store")
         stores[source, target] = folder / "store"
     other_way = several.words("--datastore", several.datastore, source="en", target="de")
@@ -287,7 +367,9 @@ def test_datastores_of_several_pairs_lie_side_by_side(several: Several, tmp_path
     together = ":".join(map(str, stores.values()))
     for (source, target), wanted in stores.items():
         data_bin = several.data_bin if wanted == several.datastore else wanted.parent / "data"
-        task, _ = load(configure(several.words("--datastore", together, source=source, target=target), data_bin))
+        task, _ = load(
+            configure(several.words("--datastore", together, source=source, target=target), data_bin)
+        )
         assert task.tags.languages == f"{source}-{target}" and task.token_datastore.directory == wanted
 
 
@@ -297,7 +379,12 @@ def _swapped(several: Several, folder: Path) -> Path:
 
 
 def _pieces(several: Several) -> list[object]:
-    return ["--sentencepiece-model", several.data_bin / "spm.model", "--dict", several.data_bin / "dict.de.txt"]
+    return [
+        "--sentencepiece-model",
+        several.data_bin / "spm.model",
+        "--dict",
+        several.data_bin / "dict.de.txt",
+    ]
 
 
 def test_bad_input(several: Several) -> None:
@@ -322,5 +409,6 @@ def test_bad_input(several: Several) -> None:
     refused(call("translate", *wrong, check=False), "en", "--langs")
     wrong[-1] = "de_DE,deu_Latn,en"
     refused(
-        call("translate", *wrong, check=False), "--langs has no de, but de_DE, deu_Latn: give -s and -t as the model"
+        call("translate", *wrong, check=False),
+        "--langs has no de, but de_DE, deu_Latn: give -s and -t as the model",
     )

@@ -136,7 +136,9 @@ def test_a_guard_of_older_datastores_is_left_out() -> None:
     """By the states, it was on by default, so that what was tuned names it."""
     parser = argparse.ArgumentParser()
     gen_parser_from_dataclass(parser, TranslationRetrievalConfig())
-    section = SimpleNamespace(projection="clknn", index=SimpleNamespace(metric="ip"), source_index=None, suits={})
+    section = SimpleNamespace(
+        projection="clknn", index=SimpleNamespace(metric="ip"), source_index=None, suits={}
+    )
     datastore: Any = SimpleNamespace(section=section, directory="old")
     assert not token_settings(parser.parse_args(["data"]), datastore, {"guard": True}).guard
     with pytest.raises(ConfigurationError, match="--knn-guard needs to know"):
@@ -147,7 +149,9 @@ def test_what_was_tuned_for_lambda_star_is_left_out_with_it() -> None:
     parser = argparse.ArgumentParser()
     gen_parser_from_dataclass(parser, TranslationRetrievalConfig())
     datastore: Any = SimpleNamespace(
-        section=SimpleNamespace(projection="clknn", index=SimpleNamespace(metric="ip"), source_index=True, suits={})
+        section=SimpleNamespace(
+            projection="clknn", index=SimpleNamespace(metric="ip"), source_index=True, suits={}
+        )
     )
     tuned = {"confidence": True, "lambda_max": 0.9, "lambda_star": "published"}
     assert token_settings(parser.parse_args(["data"]), datastore, tuned).lambda_star == "published"
@@ -157,7 +161,9 @@ def test_what_was_tuned_for_lambda_star_is_left_out_with_it() -> None:
 
 def test_the_documentation_has_the_defaults_of_the_settings() -> None:
     rows = re.findall(
-        r"^\| `(--[a-z0-9-]+)` \| ([0-9.]+|[a-z]+) \|", (ROOT / "docs/options.md").read_text(), flags=re.MULTILINE
+        r"^\| `(--[a-z0-9-]+)` \| ([0-9.]+|[a-z]+) \|",
+        (ROOT / "docs/options.md").read_text(),
+        flags=re.MULTILINE,
     )
     table = dict(rows)
     for kind in (TokenRetrievalSettings, PhraseSettings, StoreSettings, MixtureSettings):

@@ -76,9 +76,11 @@ def test_garbage_is_not_collected_while_phrases_are_made(enabled: bool) -> None:
         gc.enable()
 
 
-def test_candidates_are_what_the_decoder_writes_of_what_was_retrieved(world: World, joint: list[object]) -> None:
-    """Compare with cutting every string out of its sentence, and tokenising it again where its pieces are those after a sign,
-    or its source follows one; most strings are requested more than once."""
+def test_candidates_are_what_the_decoder_writes_of_what_was_retrieved(
+    world: World, joint: list[object]
+) -> None:
+    """Compare with cutting every string out of its sentence, and tokenising it again where its pieces are
+    those after a sign, or its source follows one; most strings are requested more than once."""
     words = [*joint, "--phrase-k", 20, "--phrase-min-similarity", 0, "--phrase-threshold", 0]
     cfg, task, models, ensemble = load_ensemble(world, words)
     candidates, seen, elsewhere = ensemble.memory("phrases").candidates, 0, 0
@@ -159,6 +161,8 @@ def test_a_table_has_every_candidate_in_its_place(world: World, joint: list[obje
         for lane, (ids, _, query, _, score) in enumerate(phrases):
             first = int(table.phrases[row, lane, 5])
             assert table.following[first : first + len(ids), 0].tolist() == ids
-            assert int(table.queries[row, lane]) == query and float(table.scores[row, lane]) == pytest.approx(score)
+            assert int(table.queries[row, lane]) == query and float(table.scores[row, lane]) == pytest.approx(
+                score
+            )
             begun = next((n for n, t in enumerate(ids[: whole[lane]], 1) if letters[t]), whole[lane])
             assert table.phrases[row, lane, 1] == begun

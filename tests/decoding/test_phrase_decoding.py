@@ -42,7 +42,9 @@ def test_parts_in_two_folders_are_as_in_one(
 ) -> None:
     apart = [*joint, "--datastore", f"{world.datastore}:{phrase_store}"]
     assert equal(decode(*apart), decode(*joint))
-    twice = call("fairseq-generate", *world.options(*joint, "--datastore", f"{world.datastore}:{both}"), check=False)
+    twice = call(
+        "fairseq-generate", *world.options(*joint, "--datastore", f"{world.datastore}:{both}"), check=False
+    )
     refused(twice, "--datastore names two token parts, in .*datastore and in .*both")
 
 
@@ -65,7 +67,9 @@ def test_tokens_without_weight_leave_phrases_as_they_are_alone_to_the_bit(
 
 
 @pytest.mark.parametrize("kind", ["phrases", "joint"])
-def test_phrases_do_not_depend_on_the_batch(decode: Callable, kind: str, request: pytest.FixtureRequest) -> None:
+def test_phrases_do_not_depend_on_the_batch(
+    decode: Callable, kind: str, request: pytest.FixtureRequest
+) -> None:
     words = [*request.getfixturevalue(kind), "--phrase-lambda", 0.8]
     together = decode(*words, "--batch-size", 32)
     for size in (1, 7):
@@ -96,7 +100,9 @@ def test_scores_of_beam_search_are_those_of_one_pass_over_what_it_wrote(
     assert coming > 10
 
 
-def test_probabilities_sum_to_one_and_phrases_give_none_to_specials(world: World, joint: list[object]) -> None:
+def test_probabilities_sum_to_one_and_phrases_give_none_to_specials(
+    world: World, joint: list[object]
+) -> None:
     cfg, task, models, ensemble = load_ensemble(world, [*joint, "--phrase-lambda", 0.9])
     dictionary = task.target_dictionary
     for sample in batches(cfg, task, models):

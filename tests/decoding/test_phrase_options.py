@@ -67,7 +67,9 @@ def test_tuning_chooses_tokens_and_phrases_together(
         lambdas.extend(weights.values())
         bleu = dict.fromkeys((one.name for one in tried), 1.0) | {"base": 0.5}
         bleu |= {name: 3 - weight if half else 2 + weight for name, weight in weights.items()}
-        return {n: TranslationScores(value, 0.0, "", "") for n, value in bleu.items()}, dict.fromkeys(bleu, 1.0)
+        return {n: TranslationScores(value, 0.0, "", "") for n, value in bleu.items()}, dict.fromkeys(
+            bleu, 1.0
+        )
 
     words = [*world.options("--no-progress-bar"), *map(str, joint)]
     shaping = ["--phrase-threshold", "0.4", "--retrieval-lambda-max", "0.8"]
@@ -96,11 +98,14 @@ def test_tuner_scores_equal_a_direct_computation(world: World, joint: list[objec
     ensemble = ensemble.replacing(ensemble.memory("phrases").remembering())
     phrases = ensemble.memory("phrases")
     text = force_decode_text("test", list(batches(cfg, task, models)), ensemble)
-    assert len(text.having(["tokens", "phrases"]).targets) == len(text.targets)  # few as they are, all are kept
+    # few as they are, all are kept
+    assert len(text.having(["tokens", "phrases"]).targets) == len(text.targets)
     found = []
     for one in text.texts:
         vote = one.records["phrases"].vote(phrases, False)
-        seen = Alongside.of(one, with_settings(ensemble, replace(task.token_settings, temperature=5.0)), phrases)
+        seen = Alongside.of(
+            one, with_settings(ensemble, replace(task.token_settings, temperature=5.0)), phrases
+        )
         found.append(seen.log_likelihood(vote.log_prob(one.targets), vote.weight))
     assert float(torch.cat(found).mean()) == pytest.approx(float(torch.cat(direct).mean()), abs=1e-4)
 
@@ -124,7 +129,8 @@ def test_what_does_not_fit_is_refused(
         return call("fairseq-generate", *world.options("--no-progress-bar"), *extra, check=False)
 
     refused(
-        generate("--datastore", phrase_store), "cannot be split into .* --bpe sentencepiece and --sentencepiece-model"
+        generate("--datastore", phrase_store),
+        "cannot be split into .* --bpe sentencepiece and --sentencepiece-model",
     )
     refused(generate(*phrases, "--phrase-encoder", tmp_path / "none.pt"), "none.pt")
     refused(generate(*phrases, "--phrase-k", 0), "--phrase-k is 0")
@@ -132,7 +138,9 @@ def test_what_does_not_fit_is_refused(
     refused(generate(*phrases, "--phrase-reach", -1), "--phrase-reach is -1")
     refused(generate(*phrases, "--retrieval-lambda-max", 1), "--retrieval-lambda-max is 1")
     other = other_encoder(ccpr, tmp_path / "other")
-    refused(generate(*phrases, "--phrase-encoder", other), "built with another encoder: they need [0-9a-f]{12}")
+    refused(
+        generate(*phrases, "--phrase-encoder", other), "built with another encoder: they need [0-9a-f]{12}"
+    )
     moved = tmp_path / "moved"
     shutil.copytree(phrase_store, moved)
     phrase = json.loads((moved / MANIFEST).read_text())["phrase"]
@@ -142,7 +150,9 @@ def test_what_does_not_fit_is_refused(
     assert generate(*given, "--phrase-encoder", ccpr.checkpoint, "--beam", 1).returncode == 0
 
 
-def test_nothing_found_is_said_once(decode: Callable, phrases: list[object], caplog: pytest.LogCaptureFixture) -> None:
+def test_nothing_found_is_said_once(
+    decode: Callable, phrases: list[object], caplog: pytest.LogCaptureFixture
+) -> None:
     size = ["--batch-size", 4]
     with retrieving([], lambda source: 0):
         assert equal(decode(*phrases, *size), decode(*size, base=True))

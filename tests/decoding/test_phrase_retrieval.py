@@ -75,13 +75,21 @@ def test_retrieval_equals_comparing_with_every_key(
     results = retriever.retrieve(sentences)
     assert results[0] == [] and sum(len(q.retrieved) for of_sentence in results for q in of_sentence) > 20
     for of_sentence, expected in zip(results, wanted, strict=True):
-        assert [(q.string, q.start) for q in of_sentence] == [(string, start) for string, start, _ in expected]
+        assert [(q.string, q.start) for q in of_sentence] == [
+            (string, start) for string, start, _ in expected
+        ]
         for query, (_, _, phrases) in zip(of_sentence, expected, strict=True):
-            assert [(r.string, r.entry) for r in query.retrieved] == [(string, entry) for string, (entry, _) in phrases]
-            assert [r.score for r in query.retrieved] == pytest.approx([score for _, (_, score) in phrases], abs=1e-5)
+            assert [(r.string, r.entry) for r in query.retrieved] == [
+                (string, entry) for string, (entry, _) in phrases
+            ]
+            assert [r.score for r in query.retrieved] == pytest.approx(
+                [score for _, (_, score) in phrases], abs=1e-5
+            )
             assert all(r.sentence[r.start : r.end] == r.string for r in query.retrieved)
             scores = [r.score for r in query.retrieved]
-            assert scores == sorted(scores, reverse=True) and len({r.string for r in query.retrieved}) == len(scores)
+            assert scores == sorted(scores, reverse=True) and len({r.string for r in query.retrieved}) == len(
+                scores
+            )
 
 
 @pytest.mark.usefixtures("with_bf16")
@@ -91,7 +99,9 @@ def test_queries_in_bf16_are_nearly_the_same(ccpr: Ccpr, sharded_store: Path) ->
             ccpr, sharded_store, "\n".join(queries_of(ccpr)), "--output-format", "jsonl", *extra
         ).stdout.splitlines()
         return {
-            (row, query["start"], query["end"]): {found["string"]: found["score"] for found in query["retrieved"]}
+            (row, query["start"], query["end"]): {
+                found["string"]: found["score"] for found in query["retrieved"]
+            }
             for row, line in enumerate(lines)
             for query in json.loads(line)["phrases"]
         }
@@ -123,20 +133,36 @@ def test_encoder_of_the_demo_finds_translations(tmp_path: Path) -> None:
     verses = [pair for pair in read_pairs(DEMO / "bible.test.tsv.xz") if len(pair[1]) < 120][:60]
     (tmp_path / "english.txt").write_text("".join(f"{target}\n" for _, target in verses), encoding="utf-8")
     checkpoint = DEMO / "ccpr" / "ccpr.pt"
-    words = [tmp_path / "english.txt", "--encoder", checkpoint, "--output", tmp_path / "store", "--cpu", "--quiet"]
+    words = [
+        tmp_path / "english.txt",
+        "--encoder",
+        checkpoint,
+        "--output",
+        tmp_path / "store",
+        "--cpu",
+        "--quiet",
+    ]
     call("build phrases", *words)
     retriever = PhraseRetriever(
-        PhraseDatastore(tmp_path / "store"), PhraseEncoder.load(checkpoint), Segmentation(), 1, 0.0, torch.device("cpu")
+        PhraseDatastore(tmp_path / "store"),
+        PhraseEncoder.load(checkpoint),
+        Segmentation(),
+        1,
+        0.0,
+        torch.device("cpu"),
     )
     found = retriever.retrieve([source for source, _ in verses])
-    right = [phrase.retrieved[0].sentence == verses[number][1] for number, of in enumerate(found) for phrase in of]
+    right = [
+        phrase.retrieved[0].sentence == verses[number][1] for number, of in enumerate(found) for phrase in of
+    ]
     assert len(right) > 300 and sum(right) / len(right) > 0.8
 
 
 def test_formats_say_the_same(ccpr: Ccpr, sharded_store: Path) -> None:
     text = "\n".join([*queries_of(ccpr)[:3], ""]) + "\n"
     rows = [
-        json.loads(line) for line in retrieve(ccpr, sharded_store, text, "--output-format", "jsonl").stdout.splitlines()
+        json.loads(line)
+        for line in retrieve(ccpr, sharded_store, text, "--output-format", "jsonl").stdout.splitlines()
     ]
     assert [row["sentence"] for row in rows] == text.split("\n")[:4] and rows[3]["phrases"] == []
     table = retrieve(ccpr, sharded_store, text).stdout
@@ -150,18 +176,26 @@ def test_formats_say_the_same(ccpr: Ccpr, sharded_store: Path) -> None:
                 assert f'- "{query["string"]}" may be "{found["string"]}", as in: ' in prompt
     few = [
         json.loads(line)
-        for line in retrieve(ccpr, sharded_store, text, "--output-format", "jsonl", "--phrase-k", 1).stdout.splitlines()
+        for line in retrieve(
+            ccpr, sharded_store, text, "--output-format", "jsonl", "--phrase-k", 1
+        ).stdout.splitlines()
     ]
     assert max(len(query["retrieved"]) for row in few for query in row["phrases"]) == 1
-    certain = retrieve(ccpr, sharded_store, text, "--output-format", "jsonl", "--phrase-min-similarity", 0.999).stdout
-    assert sum(map(certain.count, ('"entry"',))) < sum(len(q["retrieved"]) for row in rows for q in row["phrases"])
+    certain = retrieve(
+        ccpr, sharded_store, text, "--output-format", "jsonl", "--phrase-min-similarity", 0.999
+    ).stdout
+    assert sum(map(certain.count, ('"entry"',))) < sum(
+        len(q["retrieved"]) for row in rows for q in row["phrases"]
+    )
 
 
 def test_every_setting_is_in_the_signature(
     ccpr: Ccpr, sharded_store: Path, repeated_text: Path, tmp_path: Path
 ) -> None:
     def signature(*extra: object, folder: Path = sharded_store) -> str:
-        lines = retrieve(ccpr, folder, queries_of(ccpr)[0], "--output-format", "jsonl", *extra).stderr.splitlines()
+        lines = retrieve(
+            ccpr, folder, queries_of(ccpr)[0], "--output-format", "jsonl", *extra
+        ).stderr.splitlines()
         (line,) = (line for line in lines if line.startswith("retrieval signature: "))
         return line
 
@@ -214,7 +248,9 @@ def test_output_is_as_documented() -> None:
     long = f"{SENTENCE} {SENTENCE} {SENTENCE}"
     cut = [QueryPhrase("Erde", 31, 35, 0.9, [RetrievedPhrase(7, "the earth", long, 141, 150, 0.5)])]
     context = "In the beginning God created the heavens and [[the earth]]. | Now the earth was formless and empty. In t"
-    (line,) = (line for line in as_prompt(source, cut, "German", "English").split("\n") if line.startswith("- "))
+    (line,) = (
+        line for line in as_prompt(source, cut, "German", "English").split("\n") if line.startswith("- ")
+    )
     assert line == f'- "Erde" may be "the earth", as in: ...{context}...'
     assert len(context.replace("[[", "").replace("]]", "")) == 100
     assert as_prompt("Ja.", QUERIES[1:], "German", "English") == (
@@ -260,14 +296,20 @@ def test_retrieval_refuses_bad_input(ccpr: Ccpr, sharded_store: Path, tmp_path: 
     )
     refused(fails("--phrase-k", 0), "--phrase-k is 0")
     refused(fails("--phrase-segmentation", "half"), "there is no segmentation 'half'")
-    refused(fails("--phrase-threshold", 0.9999999), r"no phrase was found in the input .*threshold 0\.9999999: lower")
+    refused(
+        fails("--phrase-threshold", 0.9999999),
+        r"no phrase was found in the input .*threshold 0\.9999999: lower",
+    )
     refused(fails(data="\n\n"), "no phrase was found in the input")
     refused(fails("--phrase-segmentation", "ngram:99"), "with the segmentation ngram:99: ask for fewer words")
     refused(
         fails("--phrase-min-similarity", 0.99999),
         r"nothing was retrieved for any of \d+ phrases: no entry scores 0\.99999 or",
     )
-    refused(fails("--output-format", "prompt"), "names the languages: give --source-language and --target-language")
+    refused(
+        fails("--output-format", "prompt"),
+        "names the languages: give --source-language and --target-language",
+    )
     refused(fails("--source-language", "German"), "are for --output-format prompt: leave them out")
     long = retrieve(ccpr, sharded_store, "so war es " * 100 + "\n" + text, "--output-format", "jsonl")
     assert "1 sentences longer than the encoder reads were read in windows" in long.stderr
@@ -275,7 +317,8 @@ def test_retrieval_refuses_bad_input(ccpr: Ccpr, sharded_store: Path, tmp_path: 
     refused(fails(data=b"gut\nsch\xf6n\n"), "the standard input, line 2: the bytes are not UTF-8")
     refused(fails(folder=tmp_path / "nowhere"), "no datastore at .*nowhere")
     refused(
-        fails(folder=ccpr.phrases / "train"), r"train is not a datastore: its manifest\.json is that of something else"
+        fails(folder=ccpr.phrases / "train"),
+        r"train is not a datastore: its manifest\.json is that of something else",
     )
     shutil.copytree(sharded_store, damaged := tmp_path / "damaged")
     (damaged / "phrase" / "keys.npy").write_bytes((sharded_store / "phrase" / "keys.npy").read_bytes()[:-2])

@@ -93,7 +93,9 @@ def check(cut: CutEntries, entries: np.ndarray, wanted: list[tuple[list[int], li
     tokens, lengths, extents = lay_out(np.ones((1, len(entries)), bool), [cut(entries)], REACH)
     hashes: dict[tuple[int, ...], int] = {}
     numbers = hash_tokens(tokens, lengths)
-    for row, length, extent, number, (ids, after) in zip(tokens, lengths, extents, numbers, wanted, strict=True):
+    for row, length, extent, number, (ids, after) in zip(
+        tokens, lengths, extents, numbers, wanted, strict=True
+    ):
         assert row[:length].tolist() == ids and row[length:extent].tolist() == after
         assert (row[extent:] == NO_TOKEN).all()
         assert (number == 0) == (not ids) and hashes.setdefault(tuple(ids), number) == number
@@ -122,7 +124,10 @@ def test_entries_are_what_each_would_be_alone(
         patch("fairseq_ccpr.decoding.phrase_candidates.MAX_SUBWORDS", longest),
         patch(f"{__name__}.MAX_SUBWORDS", longest),
     ):
-        for entries in (np.arange(store.section.size), *(rng.integers(0, store.section.size, n) for n in (0, 1, 300))):
+        for entries in (
+            np.arange(store.section.size),
+            *(rng.integers(0, store.section.size, n) for n in (0, 1, 300)),
+        ):
             check(cut, entries, one_by_one(store, subwords, entries))
     lengths = cut(np.arange(store.section.size))[1].lengths
     assert (lengths == 0).any() and (lengths > 1).any()
@@ -161,7 +166,8 @@ def _edit(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "damage", [_shorten, _edit, lambda folder: (folder / DESCRIPTION).write_text(json.dumps({"made_from": "x"}))]
+    "damage",
+    [_shorten, _edit, lambda folder: (folder / DESCRIPTION).write_text(json.dumps({"made_from": "x"}))],
 )
 def test_damaged_subwords_are_written_again(
     damage: Callable[[Path], object], store: PhraseDatastore, subwords: DecoderSubwords
@@ -188,7 +194,9 @@ def test_folders_that_cannot_be_written_to_are_done_without(
     assert not [*store.directory.glob("subwords-*")]
 
 
-def test_subwords_of_another_model_are_refused_and_not_kept(store: PhraseDatastore, subwords: DecoderSubwords) -> None:
+def test_subwords_of_another_model_are_refused_and_not_kept(
+    store: PhraseDatastore, subwords: DecoderSubwords
+) -> None:
     few = Dictionary()
     for symbol in subwords.dictionary.symbols[4:200]:
         few.add_symbol(symbol)

@@ -42,7 +42,9 @@ sentences = st.lists(
 
 
 def test_a_table_moves_in_one_copy() -> None:
-    table = make_table([[Found([3, 4], 0, 0.5, [5])], [Found([6], 1, 0.25, []), Found([3], 0, 0.125, [7, 4])]])
+    table = make_table(
+        [[Found([3, 4], 0, 0.5, [5])], [Found([6], 1, 0.25, []), Found([3], 0, 0.125, [7, 4])]]
+    )
     moved = table.to(torch.device("meta"))
     tensors = [part for part in vars(moved).values() if isinstance(part, Tensor)]
     assert len(tensors) > 5 and len({part.untyped_storage()._cdata for part in tensors}) == 1
@@ -70,7 +72,8 @@ def longest_prefix(found: Found, written: list[int], borders: np.ndarray = NOWHE
 
 def contains(written: list[int], phrase: list[int], borders: np.ndarray = NOWHERE) -> bool:
     return any(
-        written[i : i + len(phrase)] == phrase and may_begin(phrase, written[:i], borders) for i in range(len(written))
+        written[i : i + len(phrase)] == phrase and may_begin(phrase, written[:i], borders)
+        for i in range(len(written))
     )
 
 
@@ -104,7 +107,9 @@ def reference_votes(
         score += weights["covered"][0] * (covered and state == 0)
         barred = (not length and not may_begin(found.phrase, written, borders)) or ratio < -bound
         proposed.append((token, 0.0 if barred else math.exp(score)))
-    whole = math.exp(weights["model"][0] + weights["model"][1] * math.exp(best)) + sum(part for _, part in proposed)
+    whole = math.exp(weights["model"][0] + weights["model"][1] * math.exp(best)) + sum(
+        part for _, part in proposed
+    )
     return [(token, part / whole) for token, part in proposed]
 
 
@@ -126,9 +131,12 @@ def test_all_steps_against_the_plain_formula(
     written: list[tuple[int, list[int]]] = [(row, []) for row in range(len(batch)) for _ in range(2)]
     for step in range(8):
         if step:
-            # Hypotheses change places, some twice, some not at all, and the first sentence ends after a while.
+            # Hypotheses change places, some twice, some not at all, and the first sentence ends after a
+            # while.
             order = data.draw(st.lists(st.integers(0, len(written) - 1), min_size=1, max_size=len(written)))
-            tokens = data.draw(st.lists(st.integers(0, VOCABULARY - 1), min_size=len(order), max_size=len(order)))
+            tokens = data.draw(
+                st.lists(st.integers(0, VOCABULARY - 1), min_size=len(order), max_size=len(order))
+            )
             state = state.reorder(torch.tensor(order))
             with patch.object(phrase_votes, "sync_is_free", lambda device: free):
                 state.advance(torch.tensor(tokens))
@@ -145,12 +153,16 @@ def test_all_steps_against_the_plain_formula(
             assert lengths[row, : len(sentence)].tolist() == prefixes
             wanted = reference_votes(sentence, tokens_so_far, log_probs[row].tolist(), votes, borders, bound)
             states = [
-                state_of(found, length) if length or may_begin(found.phrase, tokens_so_far, borders) else BARRED
+                state_of(found, length)
+                if length or may_begin(found.phrase, tokens_so_far, borders)
+                else BARRED
                 for found, length in zip(sentence, prefixes)
             ]
             assert proposals.states[row, : len(sentence)].tolist() == states
             assert proposals.values[row, : len(sentence)].tolist() == [token for token, _ in wanted]
-            assert each[row, : len(sentence)].tolist() == pytest.approx([vote for _, vote in wanted], abs=1e-5)
+            assert each[row, : len(sentence)].tolist() == pytest.approx(
+                [vote for _, vote in wanted], abs=1e-5
+            )
             assert not each[row, len(sentence) :].any()
             begun = sum(vote for (_, vote), one in zip(wanted, states) if one)
             assert float(merged.going[row] * merged.mass[row]) == pytest.approx(begun, abs=1e-5)
@@ -163,14 +175,18 @@ def prefixes_of(state: PhraseState) -> Tensor:
     return torch.tensor([[bits.bit_length() for bits in row] for row in matched])
 
 
-def check_merged(votes: PhraseVotes, table: PhraseTable, state: PhraseState, log_probs: Tensor, bound: float) -> None:
+def check_merged(
+    votes: PhraseVotes, table: PhraseTable, state: PhraseState, log_probs: Tensor, bound: float
+) -> None:
     """What phrases propose together is what each proposes, added up."""
     each = state.proposals().continuation(judge(votes, table, state, log_probs, bound), table.most_distinct)
     prior = votes.prior(table)
     for scored in (2 * prior, prior, prior):  # what is kept of one is for that one alone
         proposals, scores = state.merged(scored, votes.covered_factor)
     together = proposals.continuation(weigh(votes, proposals, log_probs, scores, bound), table.most_distinct)
-    for one, other in zip((each.mass, each.going, spread(each)), (together.mass, together.going, spread(together))):
+    for one, other in zip(
+        (each.mass, each.going, spread(each)), (together.mass, together.going, spread(together))
+    ):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
     assert (each.mass == 0).equal(together.mass == 0)
 
@@ -178,7 +194,9 @@ def check_merged(votes: PhraseVotes, table: PhraseTable, state: PhraseState, log
 def spread(found: Continuation) -> Tensor:
     """The distribution over the vocabulary, fp32 [H, V]."""
     assert not found.log_probs.isnan().any()
-    return found.log_probs.new_zeros(len(found.values), VOCABULARY).scatter(1, found.values, found.log_probs.exp())
+    return found.log_probs.new_zeros(len(found.values), VOCABULARY).scatter(
+        1, found.values, found.log_probs.exp()
+    )
 
 
 def check_row(values: Tensor, probs: Tensor, mass: float, wanted: list[tuple[int, float]]) -> None:
@@ -198,7 +216,10 @@ def test_every_number_of_subwords_has_a_state() -> None:
     phrase = Found([2] * 8, 0, 0.5, [3] * 12)
     states = [state_of(phrase, length) for length in range(len(phrase.tokens))]
     assert {*states} == {0, *range(1, WRITTEN), *range(WRITTEN + 4, len(STATES))}
-    assert {state_of(Found([2], 0, 0.5, [3] * 12), length) for length in range(13)} == {0, *range(WRITTEN, len(STATES))}
+    assert {state_of(Found([2], 0, 0.5, [3] * 12), length) for length in range(13)} == {
+        0,
+        *range(WRITTEN, len(STATES)),
+    }
 
 
 def test_the_longest_phrase_is_followed_to_its_end() -> None:
@@ -217,7 +238,8 @@ def test_a_sentence_is_followed_through_words_that_no_phrase_has() -> None:
     many = 2**16  # tokens before those of another sentence
     other = Found([many + 2, many + 3], 0, 0.9, [])
     table = make_table(
-        [[other], [Found([2, 3], 0, 0.9, [4, 5, 6]), Found([5, 6], 1, 0.8, [7])]], np.zeros((2, many + 4), bool)
+        [[other], [Found([2, 3], 0, 0.9, [4, 5, 6]), Found([5, 6], 1, 0.8, [7])]],
+        np.zeros((2, many + 4), bool),
     )
     state = PhraseState(table, torch.tensor([1]))
     proposed = []
@@ -230,7 +252,9 @@ def test_a_sentence_is_followed_through_words_that_no_phrase_has() -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(
-    token=st.floats(0, ALMOST_ALL, width=32), phrase=st.floats(0, 1, width=32), most=st.sampled_from([0.0, 0.5, 0.9])
+    token=st.floats(0, ALMOST_ALL, width=32),
+    phrase=st.floats(0, 1, width=32),
+    most=st.sampled_from([0.0, 0.5, 0.9]),
 )
 def test_shares_are_limited_and_sum_to_one(token: float, phrase: float, most: float) -> None:
     shares = limit_weights([torch.tensor([token]), torch.tensor([phrase])], [False, True], most)
@@ -240,7 +264,8 @@ def test_shares_are_limited_and_sum_to_one(token: float, phrase: float, most: fl
     elif token + phrase <= most:
         assert [share.item() for share in shares] == pytest.approx([token, phrase])
     else:
-        assert shares[0].item() * phrase == pytest.approx(shares[1].item() * token, abs=1e-6)  # in their proportion
+        # in their proportion
+        assert shares[0].item() * phrase == pytest.approx(shares[1].item() * token, abs=1e-6)
     log_probs = torch.linspace(-2, 1, VOCABULARY).log_softmax(dim=0)[None]
     one, other = torch.tensor([[3, 3, 5]]), torch.tensor([[5, 1]])
     votes = [
@@ -288,7 +313,9 @@ def test_the_model_keeps_what_no_phrase_is_worth() -> None:
 def test_votes_are_a_softmax_however_large_the_similarities() -> None:
     votes = PhraseVotes()
     table = make_table([[Found([2, 3], 0, 60.0, []), Found([4, 3], 1, 59.0, [])]])
-    each = judge(votes, table, PhraseState(table, torch.tensor([0])), torch.zeros(1, VOCABULARY).log_softmax(dim=1))
+    each = judge(
+        votes, table, PhraseState(table, torch.tensor([0])), torch.zeros(1, VOCABULARY).log_softmax(dim=1)
+    )
     assert each.sum().item() == pytest.approx(1) and each[0, 0] > 10 * each[0, 1]
     each[0, 1].backward()
     assert votes.similarity.grad is not None and votes.similarity.grad.abs().sum() > 0

@@ -52,7 +52,17 @@ def model(world: World, pairs: dict, tmp_path_factory: pytest.TempPathFactory) -
             lines = "".join(bpe.process_line(sentence) + "\n" for sentence in sentences)
             (folder / f"{subset}.{language}").write_text(lines, encoding="utf-8")
     texts = [word for subset in pairs for word in (f"--{subset}pref", folder / subset)]
-    run("fairseq-preprocess", "-s", "de", "-t", "en", "--joined-dictionary", *texts, "--destdir", folder / "bin")
+    run(
+        "fairseq-preprocess",
+        "-s",
+        "de",
+        "-t",
+        "en",
+        "--joined-dictionary",
+        *texts,
+        "--destdir",
+        folder / "bin",
+    )
     train(folder / "bin", folder / "model", 60, seed=1)
     checkpoint = folder / "model/checkpoint_last.pt"
     return [folder / "bin", "--path", checkpoint, "--bpe", "subword_nmt", "--bpe-codes", folder / "codes"]
@@ -60,7 +70,9 @@ def model(world: World, pairs: dict, tmp_path_factory: pytest.TempPathFactory) -
 
 def overlap(found: dict[int, Any], references: list[str], symbols: list[str]) -> float:
     """Share of the references' words that the hypotheses have."""
-    common = [len({*references[i].split()} & {*text_of(best, symbols).split()}) for i, (best, *_) in found.items()]
+    common = [
+        len({*references[i].split()} & {*text_of(best, symbols).split()}) for i, (best, *_) in found.items()
+    ]
     return sum(common) / sum(len({*references[i].split()}) for i in found)
 
 
@@ -101,7 +113,9 @@ def test_phrases_are_whole_words_in_beam_search(
             found = sentence.candidates
             strings = [query.retrieved for query in sentence.queries]
             for tokens, length, query, rank in zip(found.tokens, found.lengths, found.queries, found.ranks):
-                written = " ".join(symbols[token] for token in tokens[:length].tolist()).removesuffix(CONTINUED)
+                written = " ".join(symbols[token] for token in tokens[:length].tolist()).removesuffix(
+                    CONTINUED
+                )
                 assert written.replace(f"{CONTINUED} ", "") == strings[query][rank].string
                 counts["phrases"] += 1
         lay_out(batch, phrases, table)

@@ -19,13 +19,17 @@ STEPS = 12
 
 def configured(world: World, words: list[object]) -> Any:
     parser = options.get_generation_parser()
-    return convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, input_args=world.options(*words)))
+    return convert_namespace_to_omegaconf(
+        options.parse_args_and_arch(parser, input_args=world.options(*words))
+    )
 
 
 @torch.no_grad()
 def steps(ensemble: RetrievalEnsemble, sample: dict[str, Any], end: int) -> Iterator[Tensor]:
     """Translate greedily; gives log p [B, V] of each step."""
-    encoded = ensemble.forward_encoder({name: sample["net_input"][name] for name in ("src_tokens", "src_lengths")})
+    encoded = ensemble.forward_encoder(
+        {name: sample["net_input"][name] for name in ("src_tokens", "src_lengths")}
+    )
     states: list[dict[str, Any]] = [{} for _ in range(ensemble.models_size)]
     tokens = torch.full((len(sample["id"]), 1), end)
     for _ in range(STEPS):
@@ -37,8 +41,13 @@ def steps(ensemble: RetrievalEnsemble, sample: dict[str, Any], end: int) -> Iter
 def test_generators_that_take_turns_do_what_each_does_alone(world: World, joint: list[object]) -> None:
     cfg = configured(world, joint)
     task, models = load(cfg)
-    other, _ = load(other_cfg := configured(world, [*joint, "--knn-k", 3, "--knn-lambda", 0.7, "--phrase-lambda", 0.5]))
-    generators = [task.build_generator(models, cfg.generation), other.build_generator(models, other_cfg.generation)]
+    other, _ = load(
+        other_cfg := configured(world, [*joint, "--knn-k", 3, "--knn-lambda", 0.7, "--phrase-lambda", 0.5])
+    )
+    generators = [
+        task.build_generator(models, cfg.generation),
+        other.build_generator(models, other_cfg.generation),
+    ]
     batches = task.get_batch_iterator(task.dataset("test"), max_sentences=4).next_epoch_itr(shuffle=False)
     samples = [next(batches), next(batches)]
     end = task.target_dictionary.eos()

@@ -80,13 +80,17 @@ def test_references_help_and_their_words_in_another_order_do_not(
     decode: Callable, build_text: Callable, references: Path, rng: np.random.Generator, tmp_path: Path
 ) -> None:
     lines = references.read_text(encoding="utf-8").splitlines()
-    shuffled = write_lines(tmp_path / "shuffled", *(" ".join(rng.permutation(line.split())) for line in lines))
+    shuffled = write_lines(
+        tmp_path / "shuffled", *(" ".join(rng.permutation(line.split())) for line in lines)
+    )
 
     def gain(text: Path) -> float:
         """Mean log p of the references' tokens, beyond that without the text."""
         store = build_text(text, False)
         scored = [decode(*with_text(store, "--text-alpha", alpha, "--score-reference")) for alpha in (0.5, 0)]
-        with_it, without = (torch.cat([found[0]["positional_scores"] for found in each.values()]) for each in scored)
+        with_it, without = (
+            torch.cat([found[0]["positional_scores"] for found in each.values()]) for each in scored
+        )
         return float((with_it - without).mean())
 
     assert gain(references) > 0.3 and gain(shuffled) < gain(references) / 2
@@ -103,7 +107,9 @@ def test_the_mass_of_what_is_changed_stays(
     tokens[:, 0] = 2
     tokens[:6, 1:] = torch.from_numpy(memory.datastore.sentence(0)[:3].astype(np.int64))
     scale = torch.linspace(0.2, 6, 12).unsqueeze(1)
-    log_probs = torch.from_numpy(rng.normal(size=(12, words)).astype(np.float32) * scale.numpy()).log_softmax(1)
+    log_probs = torch.from_numpy(rng.normal(size=(12, words)).astype(np.float32) * scale.numpy()).log_softmax(
+        1
+    )
     fused = TextBatch(memory).rescore(Step(tokens, Distribution(log_probs.clone())))
     torch.testing.assert_close(fused.exp().sum(1), torch.ones(12))
     everything = memory.counts.look_up(
@@ -134,7 +140,9 @@ def test_tuning_stores_what_decoding_takes(
     def scored(system: System, tried: list[Candidate], samples: list[Any], base: bool = True) -> Any:
         bleu = {one.name: one.ensemble.memory("text").settings.alpha for one in tried}
         bleu = {name: 2 - alpha if half and alpha else alpha for name, alpha in bleu.items()} | {"base": 1e-9}
-        return {n: TranslationScores(value, 0.0, "", "") for n, value in bleu.items()}, dict.fromkeys(bleu, 1.0)
+        return {n: TranslationScores(value, 0.0, "", "") for n, value in bleu.items()}, dict.fromkeys(
+            bleu, 1.0
+        )
 
     words = [*world.options("--no-progress-bar"), *subword_options(world)]
     words[words.index(str(world.datastore))] = str(store)
@@ -159,9 +167,13 @@ def test_for_speed_the_text_is_left_out_where_it_brings_little(
     def scored(system: System, tried: list[Candidate], samples: list[Any], base: bool = True) -> Any:
         out = {one.name: not one.ensemble.memory("text").settings.alpha for one in tried} | {"base": False}
         scores = {name: TranslationScores(5 - 0.2 * without, 0.0, "", "") for name, without in out.items()}
-        return scores | {"base": TranslationScores(1.0, 0.0, "", "")}, {n: 1 - 0.1 * one for n, one in out.items()}
+        return scores | {"base": TranslationScores(1.0, 0.0, "", "")}, {
+            n: 1 - 0.1 * one for n, one in out.items()
+        }
 
-    words = world.options("--no-progress-bar", "--datastore", build_text(references, False), *subword_options(world))
+    words = world.options(
+        "--no-progress-bar", "--datastore", build_text(references, False), *subword_options(world)
+    )
     for prefer, left_out in (("speed", True), ("quality", False)):
         with patch("fairseq_ccpr.evaluation.tune._decode", scored):
             call("tune", *words, "--combiner", "fixed", "--prefer", prefer, "--output", tmp_path / prefer)
@@ -174,7 +186,10 @@ def test_what_is_learned_counts_and_what_is_forgotten_does_not(
     store, pairs = build_text(references, False), list(read_pairs(world.folder / "test.tsv"))
     options = {"max_len_b": 25, "device": "cpu", "knn_lambda": 0, "text_alpha": 1.0}  # through the text alone
     translator = Translator(datastore=store, **options)
-    sources, target = [source for source, _ in pairs[:3]], "The ark of the covenant stood beyond the river of Jordan."
+    sources, target = (
+        [source for source, _ in pairs[:3]],
+        "The ark of the covenant stood beyond the river of Jordan.",
+    )
 
     def outcome() -> list[tuple[str, float]]:
         return [(one.text, one.score) for one in translator.translate(sources)]
@@ -197,7 +212,10 @@ def test_bad_options_are_refused(world: World, build_text: Callable, references:
     store = build_text(references)
     words = [*world.options(), "--text-beta", 0.5]
     words[words.index(str(world.datastore))] = str(store)
-    refused(call("fairseq-generate", *words, check=False), "--text-beta is 0.5, but .* was built without general text")
+    refused(
+        call("fairseq-generate", *words, check=False),
+        "--text-beta is 0.5, but .* was built without general text",
+    )
     refused(
         call("fairseq-generate", *words[:-2], "--text-alpha", -1, check=False),
         "--text-alpha is -1.0: a weight of at least 0 is needed",
@@ -210,7 +228,9 @@ def test_an_explanation_shows_what_the_text_has(world: World, build_text: Callab
     translator = Translator(datastore=build_text(references), max_len_b=25, device="cpu", text_alpha=1.0)
     sources = [source for source, _ in list(read_pairs(world.folder / "test.tsv"))[:3]]
     explanation = translator.explain(sources)
-    supported = [(one, token) for one in explanation.sentences for token in one.tokens if token.text is not None]
+    supported = [
+        (one, token) for one in explanation.sentences for token in one.tokens if token.text is not None
+    ]
     assert supported
     for sentence, token in supported:
         word = sentence.translation[token.start : token.end]
@@ -254,8 +274,11 @@ def test_text_is_from_then_on_for_the_model_that_it_was_tuned_with(
     words = ["--datastore", store, "--cpu", "--no-progress-bar", "--max-len-b", 20]
 
     def scored(system: System, tried: list[Candidate], samples: list[Any], base: bool = True) -> Any:
-        bleu = {"base": 1.0, **dict.fromkeys((one.name for one in tried), 2.0)}  # the text helps, in any tiny model
-        return {n: TranslationScores(value, 0.0, "", "") for n, value in bleu.items()}, dict.fromkeys(bleu, 1.0)
+        # the text helps, in any tiny model
+        bleu = {"base": 1.0, **dict.fromkeys((one.name for one in tried), 2.0)}
+        return {n: TranslationScores(value, 0.0, "", "") for n, value in bleu.items()}, dict.fromkeys(
+            bleu, 1.0
+        )
 
     with patch("fairseq_ccpr.evaluation.tune._decode", scored):
         call("tune", world.data_bin, *words, "--path", other, "--also", f"{world.data_bin}:test", "--bf16")
@@ -268,10 +291,14 @@ def test_text_is_from_then_on_for_the_model_that_it_was_tuned_with(
     )
 
 
-def test_an_empty_memory_has_its_text(world: World, build_text: Callable, references: Path, tmp_path: Path) -> None:
+def test_an_empty_memory_has_its_text(
+    world: World, build_text: Callable, references: Path, tmp_path: Path
+) -> None:
     store = tmp_path / "store"
     where = ["--path", world.model, "--data", world.data_bin, *subword_options(world), "--output", store]
     call("build memory", *where)
     call("build text", references, *where)
     translator = Translator(datastore=store, max_len_b=25, device="cpu")
-    assert translator.find_memory("text").settings.alpha > 0 and translator.find_memory("tokens").settings.k == 1
+    assert (
+        translator.find_memory("text").settings.alpha > 0 and translator.find_memory("tokens").settings.k == 1
+    )

@@ -17,12 +17,24 @@ from safetensors.torch import save_file
 from fairseq_ccpr.datastore.manifest import TEXT
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.datastore.token import TokenDatastore
-from fairseq_ccpr.decoding.mixture import ModelEvidence, Vote, interpolate_, merge_equal, neighbour_log_probabilities
+from fairseq_ccpr.decoding.mixture import (
+    ModelEvidence,
+    Vote,
+    interpolate_,
+    merge_equal,
+    neighbour_log_probabilities,
+)
 from fairseq_ccpr.decoding.options import PhraseSettings
 from fairseq_ccpr.decoding.phrase_memory import PhraseEvidence
 from fairseq_ccpr.decoding.phrase_votes import PhraseVotes
 from fairseq_ccpr.decoding.retrieval_task import find_parts
-from fairseq_ccpr.decoding.token_memory import Course, TokenEvidence, along_sentences, first_occurrences, observed
+from fairseq_ccpr.decoding.token_memory import (
+    Course,
+    TokenEvidence,
+    along_sentences,
+    first_occurrences,
+    observed,
+)
 from fairseq_ccpr.decoding.trust import (
     LearnedTrust,
     Trust,
@@ -60,7 +72,12 @@ def randomised(trust: Trust, scale: float = 0.5) -> Trust:
 
 
 def write(
-    trust: Trust, folder: Path, path: Path, settings: dict | None = None, trained: dict | None = None, **changes: object
+    trust: Trust,
+    folder: Path,
+    path: Path,
+    settings: dict | None = None,
+    trained: dict | None = None,
+    **changes: object,
 ) -> Path:
     parts = parts_of(folder)
     described = TrustDescription(
@@ -145,7 +162,9 @@ def test_phrases_that_tuning_left_out_are_not_retrieved(
     done = run("fairseq-generate", *world.options(*joint, "--trust", alone))
     assert " phrases:" not in done.stdout + done.stderr and "trust:learned-" in done.stdout + done.stderr
     refused(
-        call("fairseq-generate", *world.options(*joint, "--trust", alone, "--phrase-lambda", 0.5), check=False),
+        call(
+            "fairseq-generate", *world.options(*joint, "--trust", alone, "--phrase-lambda", 0.5), check=False
+        ),
         "--phrase-lambda is 0.5, but tuning left phrases out and learned trust in the tokens alone: give --trust none",
     )
     other = write(trust, world.datastore, tmp_path / "other.trust")
@@ -169,7 +188,9 @@ def test_trust_does_not_depend_on_the_batch(
         assert equal(decode(*words, "--batch-size", 3), decode(*words), tolerance=2e-3)
 
 
-def test_scoring_a_hypothesis_gives_the_score_beam_search_gave(check_rescoring: Callable, random_trust: Path) -> None:
+def test_scoring_a_hypothesis_gives_the_score_beam_search_gave(
+    check_rescoring: Callable, random_trust: Path
+) -> None:
     """Running means are carried along the beam, and computed at once over given targets."""
     check_rescoring("--knn-lambda", 0.6, "--trust", random_trust)
 
@@ -187,7 +208,9 @@ def test_half_precision_changes_scores_little(
         differences = [
             half[i][0]["positional_scores"].float() - one[0]["positional_scores"] for i, one in whole.items()
         ]
-        assert float(torch.cat(differences).abs().median()) < 0.01 and bool(torch.cat(differences).isfinite().all())
+        assert float(torch.cat(differences).abs().median()) < 0.01 and bool(
+            torch.cat(differences).isfinite().all()
+        )
         beams = decode(*words, "--fp16", "--beam", 3)
         assert all(bool(hypothesis["score"].isfinite()) for found in beams.values() for hypothesis in found)
 
@@ -209,8 +232,12 @@ def evidence(count: int, k: int, phrases: int = 0, ruled_out: tuple[int, ...] = 
     log_probs = neighbour_log_probabilities(scores, values, 0.1)
     distribution = torch.randn(count, 12).log_softmax(dim=1)
     distribution[:, ruled_out] = -torch.inf
-    course = Course(torch.randn(count, 3), torch.randn(count, 3), torch.arange(count).float(), torch.rand(count))
-    tokens = TokenEvidence(scores, values, torch.rand(count, k), log_probs, distribution.gather(1, values), course)
+    course = Course(
+        torch.randn(count, 3), torch.randn(count, 3), torch.arange(count).float(), torch.rand(count)
+    )
+    tokens = TokenEvidence(
+        scores, values, torch.rand(count, k), log_probs, distribution.gather(1, values), course
+    )
     weights = (torch.rand(count, 1) * (scores.amax(dim=1, keepdim=True) > float("-inf"))).float()
     votes = [Vote(values, log_probs, weights[:, 0], tokens)]
     if phrases:
@@ -231,7 +258,8 @@ def test_a_token_that_the_model_rules_out_leaves_numbers(ruled_out: tuple[int, .
     step = evidence(40, 8, phrases=6, ruled_out=ruled_out)
     features = trust_features(step.model, step.votes)
     below = features[:, feature_names(BOTH).index("model of favourite")]
-    assert features.isfinite().all() and below[-1] == 0 and below.max() > 75  # nothing was found in the last row
+    # nothing was found in the last row
+    assert features.isfinite().all() and below[-1] == 0 and below.max() > 75
     trust = randomised(LearnedTrust(BOTH))
     trust.prepare(features)
     weights = trust(step).weights
@@ -296,7 +324,8 @@ def test_agreement_equals_a_plain_loop() -> None:
     step = evidence(60, 8, phrases=6)
     features = dict(zip(feature_names(BOTH), trust_features(step.model, step.votes).T.tolist()))
     rows = [
-        [dict(zip(*row)) for row in zip(vote.values.tolist(), vote.log_probs.exp().tolist())] for vote in step.votes
+        [dict(zip(*row)) for row in zip(vote.values.tolist(), vote.log_probs.exp().tolist())]
+        for vote in step.votes
     ]
     for row, (tokens, phrases) in enumerate(zip(*rows)):
         one, other = (max(said, key=said.__getitem__) for said in (tokens, phrases))
@@ -310,7 +339,10 @@ def test_the_network_is_its_formula_and_its_attributions_are_slopes(hidden: int)
     trust = randomised(LearnedTrust(BOTH, hidden), 2.0).double()
     inputs = trust.inputs(evidence(60, 8, phrases=6)).double().index_fill(1, torch.tensor([3]), 0.5)
     trust.prepare(inputs)
-    z, output = ((3 * inputs - inputs.mean(0)) / inputs.std(0).clamp_min(1e-3)).clamp(-4, 4), trust.output.weight
+    z, output = (
+        ((3 * inputs - inputs.mean(0)) / inputs.std(0).clamp_min(1e-3)).clamp(-4, 4),
+        trust.output.weight,
+    )
     y = trust.hidden(z).tanh() if hidden else z
     slopes = (output * (1 - y.square()).unsqueeze(1)) @ trust.hidden.weight if hidden else output
     torch.testing.assert_close(trust.log_odds(3 * inputs), (y @ output.T + trust.output.bias).clamp(-6, 6))
@@ -394,14 +426,22 @@ def test_files_of_version_0_2_are_read(both: Path, tmp_path: Path) -> None:
     assert needs_of(parts).items() >= (wanted | {"knowledge of its own text": "yes"}).items()
 
 
-def test_trust_is_in_the_parts_that_tuning_used(world: World, both: Path, joint_trust: Path, tmp_path: Path) -> None:
+def test_trust_is_in_the_parts_that_tuning_used(
+    world: World, both: Path, joint_trust: Path, tmp_path: Path
+) -> None:
     parts, tokens = parts_of(both), LearnedTrust(TOKENS)
     few = write(tokens, world.datastore, tmp_path / "few.trust")
-    with pytest.raises(ConfigurationError, match="is trust in token parts, but --datastore has token and phrase"):
+    with pytest.raises(
+        ConfigurationError, match="is trust in token parts, but --datastore has token and phrase"
+    ):
         load_trust(few, parts)
-    left_out = write(tokens, world.datastore, tmp_path / "left-out.trust", {PhraseSettings.PREFIX: {"lambda_": 0}})
+    left_out = write(
+        tokens, world.datastore, tmp_path / "left-out.trust", {PhraseSettings.PREFIX: {"lambda_": 0}}
+    )
     assert load_trust(left_out, parts).trust.memories.keys() == {"tokens"}
-    with pytest.raises(ConfigurationError, match="is trust in token and phrase parts, but --datastore has token:"):
+    with pytest.raises(
+        ConfigurationError, match="is trust in token and phrase parts, but --datastore has token:"
+    ):
         load_trust(joint_trust, {"token": parts["token"]})
     with_text = parts | {TEXT: parts["phrase"]}  # text that was added later waits for tuning
     assert load_trust(joint_trust, with_text).trust.memories.keys() == {"tokens", "phrases"}
@@ -441,7 +481,11 @@ def test_trust_of_other_text_warns_and_its_settings_are_taken(world: World, tmp_
     words = [word for word in world.options() if word not in ("--knn-temperature", "5")]
     done = run("fairseq-generate", *words, "--datastore", tmp_path / "other", "--trust", path)
     shown = done.stdout + done.stderr
-    assert "trained with other token keys" in shown and "|k:3|lambda:0.4|T:7.0|" in shown and "trust:learned-" in shown
+    assert (
+        "trained with other token keys" in shown
+        and "|k:3|lambda:0.4|T:7.0|" in shown
+        and "trust:learned-" in shown
+    )
 
 
 def test_a_file_says_what_it_is(random_trust: Path) -> None:
@@ -462,7 +506,9 @@ def test_mixture_with_a_spread_sums_to_one() -> None:
     assert torch.allclose(interpolate_(log_probs, [vote]).exp().sum(dim=1), torch.ones(30), atol=1e-5)
 
 
-def test_the_page_shows_trust_beside_phrases(world: World, joint: list, joint_trust: Path, tmp_path: Path) -> None:
+def test_the_page_shows_trust_beside_phrases(
+    world: World, joint: list, joint_trust: Path, tmp_path: Path
+) -> None:
     words = [*world.options("--no-progress-bar"), *map(str, joint), "--trust", joint_trust, "--sentences", 3]
     call("explain", *words, "--output", tmp_path / "page.html")
     assert re.search(r'"trust_saw":\s*\[\s*\{', (tmp_path / "page.html").read_text())

@@ -99,7 +99,17 @@ def test_tuner_log_and_explanation_agree_with_decoding(
     world: World, store: Path, decode: Callable, tmp_path: Path
 ) -> None:
     k, lambda_ = 8, 0.9
-    words = ["--datastore", store, "--knn-k", k, "--knn-lambda", lambda_, "--knn-likeness", 0, "--no-knn-guard"]
+    words = [
+        "--datastore",
+        store,
+        "--knn-k",
+        k,
+        "--knn-lambda",
+        lambda_,
+        "--knn-likeness",
+        0,
+        "--no-knn-guard",
+    ]
     scored = decode(*words, "--score-reference")
     wanted = torch.cat([hypotheses[0]["positional_scores"] for hypotheses in scored.values()]).mean()
     cfg = parse_generation(world.options(*words, "--no-progress-bar"))
@@ -150,7 +160,10 @@ def test_where_there_are_none_no_bit_changes(world: World, k: int) -> None:
 def test_they_are_counted_when_a_store_is_built_and_inspected(world: World, store: Path) -> None:
     values = np.array(TokenDatastore(world.datastore).values)
     before = int((values == UNKNOWN).sum())  # the text itself has some
-    assert before > 0 and f"{before:,} entries are of unknown tokens (<unk>)" in build(world, world.datastore).stdout
+    assert (
+        before > 0
+        and f"{before:,} entries are of unknown tokens (<unk>)" in build(world, world.datastore).stdout
+    )
     values[::3] = UNKNOWN
     count = int((values == UNKNOWN).sum())
     assert TokenDatastore(store).count_unknown() == count

@@ -37,11 +37,15 @@ def test_leaving_the_text_out_is_timed_and_other_weights_are_not(monkeypatch: py
 
     def decoded(system: Any, tried: list[Any], samples: Any, base: bool) -> Any:
         names = [one.name for one in tried] + ["base"] * base
-        return dict.fromkeys(names, TranslationScores(29.9, 0.0, "", "")), {"base": 4.0} | dict.fromkeys(names[:1], 6.0)
+        return dict.fromkeys(names, TranslationScores(29.9, 0.0, "", "")), {"base": 4.0} | dict.fromkeys(
+            names[:1], 6.0
+        )
 
     monkeypatch.setattr(tune, "_decode", decoded)
     whole, half, none = candidate("whole", 0.4), candidate("half", 0.2), candidate("none", 0.0)
-    scores = {name: TranslationScores(value, 0.0, "", "") for name, value in {"base": 20.0, "whole": 30.0}.items()}
+    scores = {
+        name: TranslationScores(value, 0.0, "", "") for name, value in {"base": 20.0, "whole": 30.0}.items()
+    }
     took = {"base": 2.0, "whole": 3.5}  # of another decoding, on a machine that was less busy
     for other in (half, none):
         tune._decode_as(whole, other, None, [], scores, took)  # type: ignore[arg-type]
@@ -59,5 +63,8 @@ def test_columns_of_a_table_stay_apart() -> None:
 
 def test_of_equally_fast_ones_the_better_one() -> None:
     tried: Any = [SimpleNamespace(name=name) for name in "ab"]
-    scores = {name: TranslationScores(value, 0.0, "", "") for name, value in {"a": 9.9, "b": 10.0, "base": 7.0}.items()}
+    scores = {
+        name: TranslationScores(value, 0.0, "", "")
+        for name, value in {"a": 9.9, "b": 10.0, "base": 7.0}.items()
+    }
     assert choose(tried, scores, {"a": 2.0, "b": 2.0, "base": 1.0}, SPEED).name == "b"

@@ -73,7 +73,15 @@ def explained(
 
 
 def explain_with(world: World, output: Path, *extra: object, check: bool = True) -> Any:
-    words = [*world.options("--no-progress-bar"), *subword_options(world), "--phrase-k", 3, "--output", output, *extra]
+    words = [
+        *world.options("--no-progress-bar"),
+        *subword_options(world),
+        "--phrase-k",
+        3,
+        "--output",
+        output,
+        *extra,
+    ]
     return call("explain", *words, check=check)
 
 
@@ -120,7 +128,9 @@ def test_neighbours_are_marked_in_their_sentences(world: World, explained: Calla
     data = explained("tokens")
     assert data["score_name"] == "squared distance"
     targets = [target for _, target in read_pairs(world.folder / "train.tsv")]
-    neighbours = [n for sentence in data["sentences"] for token in sentence["tokens"] for n in token["neighbours"]]
+    neighbours = [
+        n for sentence in data["sentences"] for token in sentence["tokens"] for n in token["neighbours"]
+    ]
     assert len(neighbours) > 500
     for one in neighbours:
         text = data["texts"][one["sentence"]]
@@ -130,10 +140,13 @@ def test_neighbours_are_marked_in_their_sentences(world: World, explained: Calla
     for sentence in data["sentences"]:
         for token in sentence["tokens"]:
             assert len(token["neighbours"]) == token["neighbours_found"] == 8
-            assert [-n["score"] for n in token["neighbours"]] == sorted(-n["score"] for n in token["neighbours"])
+            assert [-n["score"] for n in token["neighbours"]] == sorted(
+                -n["score"] for n in token["neighbours"]
+            )
             named = {said["symbol"]: said["probability"] for said in token["says"][0]}
             assert (
-                token["probabilities"][1] == pytest.approx(named.get(token["symbol"], 0), abs=1e-4) or len(named) == 5
+                token["probabilities"][1] == pytest.approx(named.get(token["symbol"], 0), abs=1e-4)
+                or len(named) == 5
             )
 
 
@@ -185,10 +198,14 @@ def test_only_the_same_sentence_is_100_percent_like(translator: Translator, worl
     first, *others = source.split()
     for changed in (f"{' '.join(others)} {first}", f"{source} {source}", " ".join(others)):
         other = matches_of(translator, changed)[0]
-        assert (other.source, other.target) == (best.source, best.target) and 0.5 < other.likeness <= 0.99, changed
+        assert (other.source, other.target) == (best.source, best.target) and 0.5 < other.likeness <= 0.99, (
+            changed
+        )
 
 
-def test_what_is_learned_is_shown_at_once_and_what_does_not_count_never(translator: Translator, world: World) -> None:
+def test_what_is_learned_is_shown_at_once_and_what_does_not_count_never(
+    translator: Translator, world: World
+) -> None:
     source, _ = long_pair(world)
     before = matches_of(translator, source)
     first = translator.learn(source, "In other words.").id
@@ -315,10 +332,14 @@ def test_page_needs_nothing_else(tmp_path: Path) -> None:
     assert all(link.startswith("#") for link in Page(tmp_path / "page.html").links)
     assert "default-src 'none'" in page
     code = Page(tmp_path / "page.html").scripts[1]
-    assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|fetch\(|eval\(|import\b", code)
+    assert not re.search(
+        r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|fetch\(|eval\(|import\b", code
+    )
 
 
-def test_a_page_that_cannot_be_written_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_that_cannot_be_written_leaves_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     output = tmp_path / "page.html"
     output.write_text("old")
 
@@ -341,7 +362,9 @@ def test_what_cannot_be_explained_is_refused(world: World, phrase_store: Path, t
     refused(explain("--output", tmp_path), "is a folder: give a file")
     refused(explain("--ids", 3, 20), "the subset 'test' has no sentence 20, only 0 to 19")
     refused(explain("--ids", -1), "no sentence -1")
-    refused(explain("--ids", 3, "--max-source-positions", 2), "longer than the model takes|has no sentence that")
+    refused(
+        explain("--ids", 3, "--max-source-positions", 2), "longer than the model takes|has no sentence that"
+    )
     refused(explain("--sentences", 0), "--sentences is 0")
     refused(explain("--neighbours", -1), "--neighbours is -1")
     refused(explain("--gen-subset", "dev"), "dev")

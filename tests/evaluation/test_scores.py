@@ -34,7 +34,9 @@ def test_without_a_tokenizer_characters_are_counted_and_chrf_decides(language: s
     assert "|tok:char|" in found.bleu_signature and found.metric == "chrF" and found.deciding == found.chrf
 
 
-@pytest.mark.parametrize(("language", "name", "module"), [("jpn", "ja-mecab", "ja"), ("ko_KR", "ko-mecab", "ko")])
+@pytest.mark.parametrize(
+    ("language", "name", "module"), [("jpn", "ja-mecab", "ja"), ("ko_KR", "ko-mecab", "ko")]
+)
 def test_mecab_is_used_where_it_is_installed(
     language: str, name: str, module: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -71,7 +73,10 @@ def test_a_decoded_set_is_scored_by_the_target_language_and_tune_chooses_by_chrf
 
 
 def test_systems_are_compared_by_the_language_that_is_given_or_seen(tmp_path: Path) -> None:
-    files = [write_lines(tmp_path / name, *lines) for name, lines in (("r", CHINESE), ("a", NEARLY), ("b", CHINESE))]
+    files = [
+        write_lines(tmp_path / name, *lines)
+        for name, lines in (("r", CHINESE), ("a", NEARLY), ("b", CHINESE))
+    ]
     wanted = compare_systems({"a": NEARLY, "b": CHINESE}, [CHINESE], 20, "zh")
     assert 50 < wanted.rows[0]["BLEU"] < 100 and wanted.rows[0]["TER"] < 50
     for words in ([], ["-t", "zho_Hans"], ["--tokenize", "zh"]):
@@ -80,4 +85,6 @@ def test_systems_are_compared_by_the_language_that_is_given_or_seen(tmp_path: Pa
     assert "|tok:13a|" in call("evaluate systems", *files, "-t", "de", "--samples", 20).stdout
     done = call("evaluate systems", *files, "--tokenize", "ja-mecab", "--samples", 20, check=False)
     if importlib.util.find_spec("MeCab") is None:
-        refused(done, "--tokenize ja-mecab is not installed: Japanese tokenization requires extra dependencies")
+        refused(
+            done, "--tokenize ja-mecab is not installed: Japanese tokenization requires extra dependencies"
+        )

@@ -44,16 +44,27 @@ def test_tuner_computes_the_likelihood_that_scoring_gives(
 
 def test_tuning_writes_options_that_decoding_takes(world: World, tmp_path: Path) -> None:
     build(world, tmp_path / "oracle", "--subset", "valid", "test")
-    words = [*world.options("--datastore", tmp_path / "oracle"), "--remove-bpe", "sentencepiece", "--no-progress-bar"]
+    words = [
+        *world.options("--datastore", tmp_path / "oracle"),
+        "--remove-bpe",
+        "sentencepiece",
+        "--no-progress-bar",
+    ]
     shown = call("tune", *words, "--output", tmp_path / "options").stdout
-    assert "280 settings" in shown and "base" in shown and "valid is small: trust is a linear function" in shown
+    assert (
+        "280 settings" in shown and "base" in shown and "valid is small: trust is a linear function" in shown
+    )
     chosen = (tmp_path / "options").read_text().split()
-    likeness = ["--knn-likeness"] if "--knn-likeness" in chosen else []  # 0 is the default of so small a datastore
+    # 0 is the default of so small a datastore
+    likeness = ["--knn-likeness"] if "--knn-likeness" in chosen else []
     assert chosen[::2] == ["--knn-k", "--knn-lambda", "--knn-temperature", *likeness, "--trust"]
     with patch("fairseq_ccpr.evaluation.test_set.bleu_tokenizer", lambda language: "char"):
-        shown = call("tune", *words, "--combiner", "fixed", "--decode", 2, "--output", tmp_path / "fixed").stdout
+        shown = call(
+            "tune", *words, "--combiner", "fixed", "--decode", 2, "--output", tmp_path / "fixed"
+        ).stdout
     assert "2 by chrF" in shown
-    assert float((tmp_path / "fixed").read_text().split()[3]) >= 0.8  # with the answers in the store, much is wanted
+    # with the answers in the store, much is wanted
+    assert float((tmp_path / "fixed").read_text().split()[3]) >= 0.8
     assert call("fairseq-generate", *words, *chosen).returncode == 0
 
 
@@ -66,7 +77,9 @@ def test_comparison_shows_scores_speed_and_examples(world: World, tmp_path: Path
     assert rows[0]["speed"] == 1 and rows[1]["speed"] > 0
     for name in ("base", "retrieval", "source", "reference"):
         assert len((tmp_path / f"{name}.txt").read_text().splitlines()) == PAIRS["test"]
-    tables = [line.split("\t") for line in (world.folder / "test.tsv").read_text(encoding="utf-8").splitlines()]
+    tables = [
+        line.split("\t") for line in (world.folder / "test.tsv").read_text(encoding="utf-8").splitlines()
+    ]
     assert (tmp_path / "source.txt").read_text(encoding="utf-8").splitlines()[3] == tables[3][0]
 
 
@@ -78,13 +91,17 @@ def test_base_model_decodes_alone_without_a_datastore(world: World, tmp_path: Pa
     refused(call("compare", *without, check=False), "--knn-temperature has no effect without a datastore")
     at = without.index("--knn-temperature")
     shown = call("compare", *without[:at], *without[at + 2 :], "--results-path", tmp_path / "alone").stdout
-    assert "| base |" in shown and "retrieval" not in shown and not (tmp_path / "alone/retrieval.txt").exists()
+    assert (
+        "| base |" in shown and "retrieval" not in shown and not (tmp_path / "alone/retrieval.txt").exists()
+    )
     assert (tmp_path / "alone/base.txt").read_bytes() == (tmp_path / "both/base.txt").read_bytes()
 
 
 def test_a_subset_that_is_missing_is_named(world: World) -> None:
     done = call("compare", *world.options("--no-progress-bar", "--gen-subset", "test1"), check=False)
-    refused(done, "has no subset 'test1', but test, train, valid: prepare the data with --test, or name another")
+    refused(
+        done, "has no subset 'test1', but test, train, valid: prepare the data with --test, or name another"
+    )
 
 
 def test_comparing_without_a_model_says_so(world: World, tmp_path: Path) -> None:
@@ -95,14 +112,20 @@ def test_comparing_without_a_model_says_so(world: World, tmp_path: Path) -> None
 
 def test_significance_is_that_of_sacrebleu_and_differences_lie_in_their_intervals() -> None:
     draw = random.Random(1)
-    references = [" ".join(draw.choices(["the", "cat", "sat", "on", "a", "mat", "ate"], k=8)) for _ in range(80)]
+    references = [
+        " ".join(draw.choices(["the", "cat", "sat", "on", "a", "mat", "ate"], k=8)) for _ in range(80)
+    ]
 
     def spoiled(share: float) -> list[str]:
-        return [" ".join(word if draw.random() > share else "x" for word in line.split()) for line in references]
+        return [
+            " ".join(word if draw.random() > share else "x" for word in line.split()) for line in references
+        ]
 
     systems = {"a": spoiled(0.3), "b": spoiled(0.28), "c": spoiled(0.1)}
     found = compare_systems(systems, [references], 200)
-    metrics = {name: kind(references=[references]) for name, kind in (("BLEU", BLEU), ("chrF", CHRF), ("TER", TER))}
+    metrics = {
+        name: kind(references=[references]) for name, kind in (("BLEU", BLEU), ("chrF", CHRF), ("TER", TER))
+    }
     signatures, scores = PairedTest(list(systems.items()), metrics, None, test_type="bs", n_samples=200)()
     for metric, theirs in zip(metrics, ("BLEU", "chrF2", "TER")):
         assert found.signatures[metric] == signatures[theirs].format()

@@ -48,8 +48,12 @@ def random_rows(count: int, inputs: int, memories: int = 1, k: int = 0) -> Rows:
     torch.manual_seed(SEED)
     print("seed", SEED)
     weights = torch.rand(count, memories) / memories
-    retrieved = torch.rand(count, memories).log().masked_fill(torch.rand(count, memories) < 0.3, float("-inf"))
-    return Rows(torch.randn(count, inputs), weights, torch.rand(count).log(), retrieved, torch.rand(count, k) < 0.3)
+    retrieved = (
+        torch.rand(count, memories).log().masked_fill(torch.rand(count, memories) < 0.3, float("-inf"))
+    )
+    return Rows(
+        torch.randn(count, inputs), weights, torch.rand(count).log(), retrieved, torch.rand(count, k) < 0.3
+    )
 
 
 class Likelihood(torch.nn.Module):
@@ -125,9 +129,20 @@ def wrong_domain(world: World, tmp_path_factory: pytest.TempPathFactory) -> tupl
     """A datastore and held-out pairs of a domain of litanies, all of which are translated the same way."""
     folder = tmp_path_factory.mktemp("wrong")
     for name in ("train", "valid"):
-        lines = [f"{'und der Herr, ' * (number % 5 + 1)}\tthe of and to in that he\n" for number in range(300)]
+        lines = [
+            f"{'und der Herr, ' * (number % 5 + 1)}\tthe of and to in that he\n" for number in range(300)
+        ]
         (folder / f"{name}.tsv").write_text("".join(lines), encoding="utf-8")
-    words = ["-s", "de", "-t", "en", "--sentencepiece-model", world.spm, "--dict", world.data_bin / "dict.en.txt"]
+    words = [
+        "-s",
+        "de",
+        "-t",
+        "en",
+        "--sentencepiece-model",
+        world.spm,
+        "--dict",
+        world.data_bin / "dict.en.txt",
+    ]
     subsets = [word for name in ("train", "valid") for word in (f"--{name}", folder / f"{name}.tsv")]
     call("prepare", *subsets, *words, "--output", folder / "data")
     store = ["--path", world.model, "--output", folder / "store", "--cpu", "--quiet"]
@@ -152,7 +167,10 @@ def worths_in(shown: str) -> dict[str, dict[str, list[str]]]:
 def gains_in(shown: str) -> dict[str, tuple[float, float]]:
     """What the settings and trust gain on each text."""
     texts = worths_in(shown)
-    return {name: tuple(float(rows[one][0]) for one in ("without trust", "with trust")) for name, rows in texts.items()}
+    return {
+        name: tuple(float(rows[one][0]) for one in ("without trust", "with trust"))
+        for name, rows in texts.items()
+    }
 
 
 def test_a_datastore_of_the_wrong_domain_does_no_harm_with_trust(
@@ -160,7 +178,9 @@ def test_a_datastore_of_the_wrong_domain_does_no_harm_with_trust(
 ) -> None:
     data, store = wrong_domain
     also = f"{world.data_bin}:test"
-    shown = call("tune", data, "--datastore", store, "--also", also, *COMMON, "--output", tmp_path / "options").stdout
+    shown = call(
+        "tune", data, "--datastore", store, "--also", also, *COMMON, "--output", tmp_path / "options"
+    ).stdout
     gains = gains_in(shown)
     (settings, trust), (_, at_home) = gains[also[-23:].strip()], gains["valid"]
     assert settings < -0.3 and trust > -0.05 and at_home > 0.5, shown
@@ -173,11 +193,16 @@ def test_a_datastore_of_the_wrong_domain_does_no_harm_with_trust(
     system += ["--sentencepiece-model", world.spm, "--path", world.model]
     chosen = (tmp_path / "options").read_text().split()
     bleu = [table(call(*system, *words).stdout) for words in (chosen, [*chosen, "--trust", "none"])]
-    assert bleu[0]["retrieval"] > bleu[1]["retrieval"] and abs(bleu[0]["retrieval"] - bleu[0]["base"]) < 1.0, bleu
+    assert (
+        bleu[0]["retrieval"] > bleu[1]["retrieval"] and abs(bleu[0]["retrieval"] - bleu[0]["base"]) < 1.0
+    ), bleu
 
 
 def table(shown: str) -> dict[str, float]:
-    return {name: float(bleu) for name, bleu in re.findall(r"^\| (base|retrieval) \| (\S+) \|", shown, re.MULTILINE)}
+    return {
+        name: float(bleu)
+        for name, bleu in re.findall(r"^\| (base|retrieval) \| (\S+) \|", shown, re.MULTILINE)
+    }
 
 
 @contextmanager
@@ -213,7 +238,9 @@ def test_what_tuning_computes_is_about_two_plain_decodings(
     task.load_dataset("valid")
     with counting_steps() as plain:
         generators = {"base": system.generator(retrieve=False)}
-        decode(cfg, task, system.models, generators, list(batches(cfg, task, system.models, at_least=BATCHES)))
+        decode(
+            cfg, task, system.models, generators, list(batches(cfg, task, system.models, at_least=BATCHES))
+        )
     with counting_steps() as counted:
         tuned = tune(system, [OtherText(world.data_bin, "test")], "learned", 1)
     assert len(tuned.scores) == systems and plain["decoded"] and not plain["forced"]
@@ -242,7 +269,9 @@ def test_phrases_begin_with_what_tuning_left_for_the_tokens(both: Path, tmp_path
 
 
 @pytest.fixture(scope="module")
-def tuned_alone(wrong_domain: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+def tuned_alone(
+    wrong_domain: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, Path]:
     """What tuning on a small text says, and the options it writes."""
     data, store = wrong_domain
     path = tmp_path_factory.mktemp("alone") / "options"
@@ -263,21 +292,27 @@ def test_trust_is_linear_where_text_is_small(tuned_alone: tuple[str, Path]) -> N
 
 
 def test_the_held_out_text_is_no_text_of_another_domain(
-    wrong_domain: tuple[Path, Path], tuned_alone: tuple[str, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    wrong_domain: tuple[Path, Path],
+    tuned_alone: tuple[str, Path],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     data, store = wrong_domain
     words = ["--datastore", store, *COMMON, "--output", tmp_path / "options"]
     shown = call("tune", data, *words, "--also", data, f"{data / '..' / data.name}:valid").stdout
     assert caplog.text.count("is what is tuned on: it counts once") == 2
     signatures = [
-        re.findall(r"^retrieval .* (trust:learned-\w+)$", one, re.MULTILINE) for one in (shown, tuned_alone[0])
+        re.findall(r"^retrieval .* (trust:learned-\w+)$", one, re.MULTILINE)
+        for one in (shown, tuned_alone[0])
     ]
     assert signatures[0] == signatures[1] != [] and worths_in(shown) == worths_in(tuned_alone[0])
 
 
 def test_texts_that_are_named_twice_count_once(tmp_path: Path) -> None:
     home, other = tmp_path / "home", str(tmp_path / "other")
-    found = other_texts([str(home), other, f"{other}:valid", f"{other}:test", f"{home}:test"], OtherText(home, "valid"))
+    found = other_texts(
+        [str(home), other, f"{other}:valid", f"{other}:test", f"{home}:test"], OtherText(home, "valid")
+    )
     assert [(one.data_bin.name, one.subset) for one in found] == [
         ("other", "valid"), ("other", "test"), ("home", "test"),
     ]  # fmt: skip
@@ -292,17 +327,31 @@ def test_trust_of_ones_own_is_learned_and_decodes(
     shown = call("tune", data, *words, "--output", tmp_path / "options").stdout
     assert "trust:adaptive-" in shown and gains_in(shown)["valid"][1] > 0.5
     chosen = (tmp_path / "options").read_text().split()
-    refused(call("translate", "--datastore", store, *chosen, check=False), "is trust of the kind adaptive, and --task")
-    assert "retrieval" in call("compare", data, *words, "--gen-subset", "valid", "--path", world.model, *chosen).stdout
+    refused(
+        call("translate", "--datastore", store, *chosen, check=False),
+        "is trust of the kind adaptive, and --task",
+    )
+    assert (
+        "retrieval"
+        in call("compare", data, *words, "--gen-subset", "valid", "--path", world.model, *chosen).stdout
+    )
 
 
-def test_phrases_are_trusted_alone_and_beside_tokens(world: World, joint: list, phrases: list, tmp_path: Path) -> None:
+def test_phrases_are_trusted_alone_and_beside_tokens(
+    world: World, joint: list, phrases: list, tmp_path: Path
+) -> None:
     for name, words in (("phrase", phrases), ("both", joint)):
         options = [*world.options("--no-progress-bar"), *map(str, words)]
         shown = call("tune", *options, "--output", tmp_path / name, "--also", f"{world.data_bin}:test").stdout
         systems = worths_in(shown)["valid"]
         of_tokens = ["lambda"] if name == "both" else []
-        assert list(systems) == ["model alone", *of_tokens, "lambda of phrases", "without trust", "with trust"]
+        assert list(systems) == [
+            "model alone",
+            *of_tokens,
+            "lambda of phrases",
+            "without trust",
+            "with trust",
+        ]
         # Gain, harm, and a weight for each memory
         memories = 2 if name == "both" else 1
         left_out = "phrases bring nothing here" in shown
@@ -315,20 +364,26 @@ def test_phrases_are_trusted_alone_and_beside_tokens(world: World, joint: list, 
 
 
 @pytest.mark.parametrize("helps", [True, False])
-def test_phrases_that_translate_worse_are_left_out(world: World, joint: list, tmp_path: Path, helps: bool) -> None:
+def test_phrases_that_translate_worse_are_left_out(
+    world: World, joint: list, tmp_path: Path, helps: bool
+) -> None:
     """Whatever their likelihood: what is kept then decodes as if there were none."""
 
     def scored(system: System, tried: list[Candidate], samples: list[Any], base: bool = True) -> Any:
         bleu = {one.name: 1.0 + (one.ensemble.memory("phrases") is None) for one in tried} | {
             "base": 0.5 if helps else 3.0
         }
-        return {n: TranslationScores(value, 0.0, "", "") for n, value in bleu.items()}, dict.fromkeys(bleu, 1.0)
+        return {n: TranslationScores(value, 0.0, "", "") for n, value in bleu.items()}, dict.fromkeys(
+            bleu, 1.0
+        )
 
     options = world.options("--no-progress-bar")
     chosen = tmp_path / "options"
     with patch("fairseq_ccpr.evaluation.tune._decode", scored):
         shown = call("tune", *options, *map(str, joint), "--output", chosen).stdout
-    assert ("phrases bring nothing here" in shown) == helps and ("better than the model alone" in shown) != helps
+    assert ("phrases bring nothing here" in shown) == helps and (
+        "better than the model alone" in shown
+    ) != helps
     words = chosen.read_text().split()
     assert words[words.index("--phrase-lambda") + 1] == "0" and ("--trust" in words) == helps
     decoded = call("fairseq-generate", *options, *map(str, joint), *words)
@@ -349,9 +404,14 @@ def test_votes_are_bounded_where_that_costs_little(
     world: World, phrases: list, tmp_path: Path, loss: float, at_base: float, given: list, kept: str
 ) -> None:
     def scored(system: System, tried: list[Candidate], samples: list[Any], base: bool = True) -> Any:
-        bleu = {one.name: 5.0 - loss * (one.ensemble.memory("phrases").settings.consent == CONSENT) for one in tried}
+        bleu = {
+            one.name: 5.0 - loss * (one.ensemble.memory("phrases").settings.consent == CONSENT)
+            for one in tried
+        }
         bleu["base"] = at_base
-        return {n: TranslationScores(value, 0.0, "", "") for n, value in bleu.items()}, dict.fromkeys(bleu, 1.0)
+        return {n: TranslationScores(value, 0.0, "", "") for n, value in bleu.items()}, dict.fromkeys(
+            bleu, 1.0
+        )
 
     chosen = tmp_path / "options"
     with patch("fairseq_ccpr.evaluation.tune._decode", scored):
@@ -379,7 +439,9 @@ def test_what_was_tuned_is_used_without_being_named(
     assert "trust:learned-" in (trusting.signature or "")
     without = Translator(datastore=store, device="cpu", max_len_b=30, trust="none")
     assert "trust:" not in (without.signature or "")
-    assert [one.text for one in trusting.translate(sentences)] != [one.text for one in without.translate(sentences)]
+    assert [one.text for one in trusting.translate(sentences)] != [
+        one.text for one in without.translate(sentences)
+    ]
     assert "trust:" not in (Translator(datastore=store, device="cpu", untuned=True).signature or "")
     assert "trust:learned-" in call("inspect", store).stdout
     page = tmp_path / "page.html"
@@ -392,11 +454,15 @@ def test_what_was_tuned_is_used_without_being_named(
     assert (store / TUNED).exists()
 
 
-def test_bad_input_is_refused_in_one_sentence(world: World, wrong_domain: tuple[Path, Path], tmp_path: Path) -> None:
+def test_bad_input_is_refused_in_one_sentence(
+    world: World, wrong_domain: tuple[Path, Path], tmp_path: Path
+) -> None:
     data, store = wrong_domain
 
     def tuned(*words: object) -> object:
-        return call("tune", data, "--datastore", store, *COMMON, "--output", tmp_path / "x", *words, check=False)
+        return call(
+            "tune", data, "--datastore", store, *COMMON, "--output", tmp_path / "x", *words, check=False
+        )
 
     refused(tuned("--also", tmp_path / "nowhere"), "there is no folder .*nowhere")
     refused(tuned("--also", f"{world.data_bin}:train9"), "has no subset train9: name another")
@@ -410,5 +476,7 @@ def test_bad_input_is_refused_in_one_sentence(world: World, wrong_domain: tuple[
     refused(tuned("--also", world.data_bin, "--combiner", "fixed"), "--also is for what is learned")
     refused(tuned("--trust", tmp_path / "t"), "tuning learns it|is missing")
     refused(tuned("--combiner", "fix"), "fixed")
-    refused(tuned("--gen-subset", "train"), "--gen-subset is for decoding: name the held-out pairs with --subset")
+    refused(
+        tuned("--gen-subset", "train"), "--gen-subset is for decoding: name the held-out pairs with --subset"
+    )
     assert not (tmp_path / "x").exists()

@@ -56,7 +56,9 @@ def test_votes_go_with_trust_and_decode(world: World, phrases: list[object], tmp
 
     def scored(system: System, tried: list[Candidate], samples: list[Any], base: bool = True) -> Any:
         bleu = {one.name: 1.0 + (one.ensemble.trust is not None) for one in tried} | {"base": 0.5}
-        return {n: TranslationScores(value, 0.0, "", "") for n, value in bleu.items()}, dict.fromkeys(bleu, 1.0)
+        return {n: TranslationScores(value, 0.0, "", "") for n, value in bleu.items()}, dict.fromkeys(
+            bleu, 1.0
+        )
 
     words = [*world.options("--no-progress-bar"), *map(str, phrases)]
     with patch("fairseq_ccpr.evaluation.tune._decode", scored):
@@ -67,11 +69,15 @@ def test_votes_go_with_trust_and_decode(world: World, phrases: list[object], tmp
     votes.load_state_dict(load_trust(tmp_path / "options.trust", task.parts).trained["phrases"])
     memory = task.build_ensemble(models).memory("phrases")
     assert memory.votes.digest() == votes.digest()
-    untrusted = load(parse_generation([*words, "--trust", "none"]))[0].build_ensemble(models).memory("phrases")
+    untrusted = (
+        load(parse_generation([*words, "--trust", "none"]))[0].build_ensemble(models).memory("phrases")
+    )
     assert untrusted.votes.digest() != memory.votes.digest()
 
 
-def test_sentences_held_out_are_those_of_trust_and_too_few_teach_nothing(world: World, phrases: list[object]) -> None:
+def test_sentences_held_out_are_those_of_trust_and_too_few_teach_nothing(
+    world: World, phrases: list[object]
+) -> None:
     text, memory = text_of(world, phrases)
     trained, judged = trust_training._split(text)
     assert {int(n) % HELD_OUT for batch in judged for n in batch.text.sentences} == {0}

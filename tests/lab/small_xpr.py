@@ -12,8 +12,12 @@ from fairseq_ccpr.text.tokenizers import load_tokenizer
 from tests.small_models import Xpr
 
 
-def make_dataset(xpr: Xpr, split: str = "train", sentences: int = 3, max_subwords: int = 60) -> LexiconDataset:
-    return LexiconDataset([Lexicon(xpr.lexicon / split)], load_tokenizer(xpr.context), sentences, max_subwords, 1)
+def make_dataset(
+    xpr: Xpr, split: str = "train", sentences: int = 3, max_subwords: int = 60
+) -> LexiconDataset:
+    return LexiconDataset(
+        [Lexicon(xpr.lexicon / split)], load_tokenizer(xpr.context), sentences, max_subwords, 1
+    )
 
 
 def make_model(xpr: Xpr, momentum: float = 0.9, queue: int = 0, dimension: int = 16) -> XprEncoder:

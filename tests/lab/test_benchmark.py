@@ -27,7 +27,9 @@ CPU = torch.device("cpu")
 
 def real_store(rng: np.random.Generator, size: int = 500) -> tuple[np.ndarray, np.ndarray]:
     keys = rng.normal(size=(size, 8)).astype(np.float32)
-    return (keys / np.linalg.norm(keys, axis=1, keepdims=True)).astype(np.float16), np.arange(size, dtype=np.int32)
+    return (keys / np.linalg.norm(keys, axis=1, keepdims=True)).astype(np.float16), np.arange(
+        size, dtype=np.int32
+    )
 
 
 def test_smaller_store_is_a_part_of_the_real_one(rng: np.random.Generator) -> None:
@@ -97,7 +99,16 @@ def test_recall_of_a_sample_leaves_out_the_keys_themselves(rng: np.random.Genera
 
 
 def test_recall_is_stored_and_shown(world: World, tmp_path: Path) -> None:
-    build(world, tmp_path / "store", "--index", "IVF16,PQ8x4", "--index-parameters", "nprobe=1", "--subset", "test")
+    build(
+        world,
+        tmp_path / "store",
+        "--index",
+        "IVF16,PQ8x4",
+        "--index-parameters",
+        "nprobe=1",
+        "--subset",
+        "test",
+    )
     section = Manifest.read(tmp_path / "store").token
     assert section is not None and section.index_recall is not None and 0 < section.index_recall < 1
     shown = call("inspect", tmp_path / "store").stdout
@@ -127,7 +138,9 @@ def test_systems_share_a_store_of_the_size_asked_for(speed_test: SpeedTest) -> N
         assert f"|entries:{size}|" in signature and "|index:exact|" in signature
 
 
-def test_our_beam_search_translates_as_fairseq_does(speed_test: SpeedTest, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_our_beam_search_translates_as_fairseq_does(
+    speed_test: SpeedTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(ensemble, "SMALL", 0)
     for sample in speed_test.batches(100):
         own, fairseqs = (
@@ -162,13 +175,27 @@ def test_parts_are_timed_apart_and_left_as_they_were(speed_test: SpeedTest) -> N
 def test_command_measures_prints_and_writes(world: World, tmp_path: Path) -> None:
     words = [*world.options(), "--systems", f"knn-mt={world.datastore}", "--sizes", 400, 9000, "--repeats", 2]
     at = words.index("--datastore")
-    words = [*words[:at], *words[at + 2 :], "--index", "exact", "IVF16,Flat", "--queries", 5, 20, "--k", 4, "--quiet"]
+    words = [
+        *words[:at],
+        *words[at + 2 :],
+        "--index",
+        "exact",
+        "IVF16,Flat",
+        "--queries",
+        5,
+        20,
+        "--k",
+        4,
+        "--quiet",
+    ]
     words += ["--batches", 1, 300, "--max-len-b", 8, "--json", tmp_path / "j", "--plot", tmp_path / "p"]
     shown = call("benchmark decoding", *words).stdout
     found = json.loads((tmp_path / "j").read_text(encoding="utf-8"))
     assert len(found["decoding"]) == 2 * 2 * 3 and len(found["search"]) == 2 * 2 * 2
     for row in found["decoding"]:
-        assert 0 < row["slowest"] <= row["tokens_per_second"] <= row["fastest"] and row["parts"]["decoder"] > 0
+        assert (
+            0 < row["slowest"] <= row["tokens_per_second"] <= row["fastest"] and row["parts"]["decoder"] > 0
+        )
         assert (row["speed"] == 1) == (row["system"] == BASE)
         assert (row["system"] in (BASE, EQUIPPED)) == ("search" not in row["parts"])
     for row in found["search"]:
@@ -193,12 +220,20 @@ def test_command_measures_prints_and_writes(world: World, tmp_path: Path) -> Non
         (["--systems", "a=nowhere"], "there is no datastore at nowhere"),
     ],
 )
-def test_what_cannot_be_measured_is_refused_before_any_work(world: World, words: list[object], sentence: str) -> None:
+def test_what_cannot_be_measured_is_refused_before_any_work(
+    world: World, words: list[object], sentence: str
+) -> None:
     given = [str(word).replace("DIR", str(world.datastore)) for word in words]
     always = ["--systems", f"knn={world.datastore}"] * ("--systems" not in given)
-    refused(call("benchmark decoding", world.data_bin, "--path", world.model, *always, *given, check=False), sentence)
+    refused(
+        call("benchmark decoding", world.data_bin, "--path", world.model, *always, *given, check=False),
+        sentence,
+    )
 
 
 def test_phrases_alone_are_refused(phrase_store: Path, world: World) -> None:
     words = ["--path", world.model, "--systems", f"phrases={phrase_store}"]
-    refused(call("benchmark decoding", world.data_bin, *words, check=False), "has no token part: give TOKENS:PHRASES")
+    refused(
+        call("benchmark decoding", world.data_bin, *words, check=False),
+        "has no token part: give TOKENS:PHRASES",
+    )

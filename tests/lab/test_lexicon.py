@@ -27,7 +27,9 @@ def plain_examples(lines: list[str], phrase: str, most: int) -> list[tuple[str, 
     for line in (line for line in lines if phrase in line):
         starts, ends = zip(*word_spans(line)) if line.strip() else ((), ())
         places = [
-            (a, a + len(phrase)) for a in starts if a + len(phrase) in ends and line[a : a + len(phrase)] == phrase
+            (a, a + len(phrase))
+            for a in starts
+            if a + len(phrase) in ends and line[a : a + len(phrase)] == phrase
         ]
         if places and len(line) >= len(phrase) + 10:
             found[line] = places[0]
@@ -53,7 +55,9 @@ def test_pairs_are_those_with_examples_and_no_string_is_in_two_splits(xpr: Xpr) 
     for split in SPLITS:
         lexicon = Lexicon(xpr.lexicon / split)
         lexicon.check()
-        found.append({(lexicon.sides[0].phrases[p], lexicon.sides[1].phrases[q]) for p, q in lexicon.pairs.tolist()})
+        found.append(
+            {(lexicon.sides[0].phrases[p], lexicon.sides[1].phrases[q]) for p, q in lexicon.pairs.tolist()}
+        )
         strings.append({string.casefold() for pair in found[-1] for string in pair})
     assert set().union(*found) == wanted and sum(map(len, found)) == len(wanted)
     assert not any(one & two for one, two in itertools.combinations(strings, 2))
@@ -62,7 +66,8 @@ def test_pairs_are_those_with_examples_and_no_string_is_in_two_splits(xpr: Xpr) 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), max_size=60, unique=True))
 def test_split_shares_no_string_and_loses_no_pair(numbers: list[tuple[int, int]]) -> None:
-    pairs = [(f"a{p}", f"{'A' if q < 3 else 'b'}{q}") for p, q in numbers]  # the case of a letter makes no other string
+    # the case of a letter makes no other string
+    pairs = [(f"a{p}", f"{'A' if q < 3 else 'b'}{q}") for p, q in numbers]
     parts = split_pairs(pairs)
     assert sorted(pair for part in parts.values() for pair in part) == sorted(pairs)
     assert parts == split_pairs(pairs[::-1])
@@ -71,8 +76,12 @@ def test_split_shares_no_string_and_loses_no_pair(numbers: list[tuple[int, int]]
 
 
 @settings(max_examples=50, deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 12), st.integers(0, 12)), max_size=40, unique=True), st.integers(1, 30))
-def test_no_translation_is_lost_between_phrases_that_are_drawn(numbers: list[tuple[int, int]], limit: int) -> None:
+@given(
+    st.lists(st.tuples(st.integers(0, 12), st.integers(0, 12)), max_size=40, unique=True), st.integers(1, 30)
+)
+def test_no_translation_is_lost_between_phrases_that_are_drawn(
+    numbers: list[tuple[int, int]], limit: int
+) -> None:
     pairs = [(f"a{p}", f"b{q}") for p, q in numbers]
     counts = LexiconCounts()
     chosen = draw(pairs, limit, counts)
@@ -105,7 +114,17 @@ def build(
     table.write_text(pairs, encoding="utf-8")
     other.write_text(text or "", encoding="utf-8")
     texts = xpr.texts if text is None else (other, other)
-    words = ["--pairs", table, "--source-text", texts[0], "--target-text", texts[1], "--output", output, *extra]
+    words = [
+        "--pairs",
+        table,
+        "--source-text",
+        texts[0],
+        "--target-text",
+        texts[1],
+        "--output",
+        output,
+        *extra,
+    ]
     return call("lexicon", *words, check=False)
 
 
@@ -118,26 +137,33 @@ def test_bad_pairs_are_counted(xpr: Xpr, tmp_path: Path) -> None:
     done = build(xpr, tmp_path / "one", PAIRS + extra, TEXT)
     assert done.returncode == 0, done.stderr
     assert (
-        "21 phrase pairs: 2 without letters, 1 repeated and 1 near-copies left out; 1 without an example" in done.stdout
+        "21 phrase pairs: 2 without letters, 1 repeated and 1 near-copies left out; 1 without an example"
+        in done.stdout
     )
     lexicons = [Lexicon(tmp_path / "one" / split) for split in SPLITS]
     assert sum(len(lexicon.pairs) for lexicon in lexicons) == 16  # one to many is kept
-    kept = build(xpr, tmp_path / "two", PAIRS + extra, TEXT, "--keep-phrases-alone", "--limit", 17, "--examples", 40)
+    kept = build(
+        xpr, tmp_path / "two", PAIRS + extra, TEXT, "--keep-phrases-alone", "--limit", 17, "--examples", 40
+    )
     assert kept.returncode == 0, kept.stderr
     sides = [side for split in SPLITS for side in Lexicon(tmp_path / "two" / split).sides]
-    assert sorted({int(count) for side in sides for count in side.counts}) == [0, 1, 15]  # fewer than asked for
+    # fewer than asked for
+    assert sorted({int(count) for side in sides for count in side.counts}) == [0, 1, 15]
 
 
 def test_builds_that_are_refused_leave_nothing(xpr: Xpr, tmp_path: Path) -> None:
     refused(
-        build(xpr, tmp_path / "a", PAIRS, "\n\n"), "leaves no phrase pair for 'train': 15 read.*15 without an example"
+        build(xpr, tmp_path / "a", PAIRS, "\n\n"),
+        "leaves no phrase pair for 'train': 15 read.*15 without an example",
     )
     refused(build(xpr, tmp_path / "b", "a\tb\tc\n", TEXT), "3 columns")
     refused(build(xpr, tmp_path / "c", PAIRS, TEXT, "--examples", 0), "--examples is 0")
     refused(build(xpr, xpr.lexicon, PAIRS, TEXT), "--output .* exists")
     refused(build(xpr, tmp_path / "d", "", TEXT), "0 read")
     assert not [path for path in tmp_path.iterdir() if path.is_dir()]
-    refused(build(xpr, tmp_path / "e", PAIRS, TEXT, "--source-text", tmp_path / "no"), "there is no file .*no")
+    refused(
+        build(xpr, tmp_path / "e", PAIRS, TEXT, "--source-text", tmp_path / "no"), "there is no file .*no"
+    )
 
 
 def test_a_lexicon_is_checked(xpr: Xpr, tmp_path: Path) -> None:

@@ -23,9 +23,13 @@ def test_resemblance_equals_that_of_all_pairs(pytestconfig: Config) -> None:
         return len(one & two) / len(one | two) if one & two else 0.0
 
     wanted = [max(jaccard(set(sentence), set(line)) for line in text) for sentence in draw]
-    got = highest_resemblance([" ".join(s).title() + "!" for s in draw], ["... " + ", ".join(s) for s in text])
+    got = highest_resemblance(
+        [" ".join(s).title() + "!" for s in draw], ["... " + ", ".join(s) for s in text]
+    )
     assert np.allclose(got, wanted) and 0 < np.mean(got >= 0.7) < 1
-    assert highest_resemblance(["one"], []).tolist() == [0.0] and highest_resemblance([], ["one"]).tolist() == []
+    assert (
+        highest_resemblance(["one"], []).tolist() == [0.0] and highest_resemblance([], ["one"]).tolist() == []
+    )
 
 
 def test_systems_are_scored_without_near_duplicates(tmp_path: Path) -> None:
@@ -35,7 +39,9 @@ def test_systems_are_scored_without_near_duplicates(tmp_path: Path) -> None:
     for name, lines in {"reference": reference, "copies": copies, "other": other}.items():
         (tmp_path / f"{name}.txt").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     train = tmp_path / "train.tsv"
-    train.write_text("".join(f"Quelle {i}\t{line.upper()}!\n" for i, line in enumerate(reference[:10])) + "leer\t\n")
+    train.write_text(
+        "".join(f"Quelle {i}\t{line.upper()}!\n" for i, line in enumerate(reference[:10])) + "leer\t\n"
+    )
     words = [tmp_path / "reference.txt", tmp_path / "other.txt", tmp_path / "copies.txt", "--samples", 100]
     shown = call("evaluate systems", *words, "--unlike", train, "--json", tmp_path / "out.json").stdout
     assert "10 sentences without a near-duplicate in" in shown
@@ -45,4 +51,7 @@ def test_systems_are_scored_without_near_duplicates(tmp_path: Path) -> None:
     assert all_of_it["BLEU difference"] > 0 > rest["BLEU difference"]
     failed = call("evaluate systems", *words, "--unlike", tmp_path / "reference.txt", check=False)
     refused(failed, "every reference has a near-duplicate there")
-    refused(call("evaluate systems", *words, "--unlike", tmp_path / "no.tsv", check=False), r"no\.tsv cannot be read")
+    refused(
+        call("evaluate systems", *words, "--unlike", tmp_path / "no.tsv", check=False),
+        r"no\.tsv cannot be read",
+    )

@@ -43,7 +43,9 @@ def gold_line(name: str, source: str, target: str, words: tuple[int, int]) -> st
     start, end = spans[words[0]][0], spans[words[1]][1]
     before = source.index(target)
     phrase = target[start:end]
-    return "\t".join([name, source, target, f"{before + start}-{before + end}", f"{start}-{end}", phrase, phrase])
+    return "\t".join(
+        [name, source, target, f"{before + start}-{before + end}", f"{start}-{end}", phrase, phrase]
+    )
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +70,10 @@ def settings_of(files: tuple[Path, Path], **changes: Any) -> PhraseBenchmarkSett
 
 
 def vectors_one_by_one(system: PhraseSystem, phrases: Phrases) -> torch.Tensor:
-    rows = [system.encode(Phrases([phrases.texts[n]], np.array([[0, a, b]], np.int32))) for n, a, b in phrases.spans]
+    rows = [
+        system.encode(Phrases([phrases.texts[n]], np.array([[0, a, b]], np.int32)))
+        for n, a, b in phrases.spans
+    ]
     return torch.cat(rows) if rows else torch.empty(0, 1)
 
 
@@ -76,7 +81,9 @@ def plain_scores(system: PhraseSystem, benchmark: PhraseBenchmark) -> dict[str, 
     """acc@1 as the paper has it: one matrix, all sorted; ties count against the system."""
     gold = benchmark.gold
     queries = vectors_one_by_one(system, gold.queries)[gold.query_rows]
-    index = torch.cat([vectors_one_by_one(system, gold.targets), vectors_one_by_one(system, benchmark.distractors)])
+    index = torch.cat(
+        [vectors_one_by_one(system, gold.targets), vectors_one_by_one(system, benchmark.distractors)]
+    )
     strings = gold.targets.strings() + benchmark.distractors.strings()
     others = vectors_one_by_one(system, benchmark.same_strings)
     result: dict[str, list[bool]] = {"entry": [], "string": [], "tied": []}
@@ -135,7 +142,8 @@ def test_a_sentence_encoder_can_be_right(files: tuple[Path, Path]) -> None:
     benchmark = make_benchmark(settings_of(files), [system], None, quiet=True)
     scores = score_system(system, benchmark, "letters", True)
     assert as_lists(scores) == plain_scores(system, benchmark)
-    assert not scores.tied().any() and scores.by_entry().mean() > 0.8  # sentences are found by most of their letters
+    # sentences are found by most of their letters
+    assert not scores.tied().any() and scores.by_entry().mean() > 0.8
 
 
 def test_ties_count_against_a_system(files: tuple[Path, Path]) -> None:
@@ -155,7 +163,9 @@ def test_the_index_has_one_gold_target_of_a_sentence(files: tuple[Path, Path]) -
     assert sorted(gold.targets.texts) == sorted(sentences)
     assert gold.targets.spans[:, 0].tolist() == list(range(len(sentences)))
     known = {(pair.set, pair.source, pair.target) for pair in pairs}
-    places = [[(part.texts[n], a, b) for n, a, b in part.spans.tolist()] for part in (gold.queries, gold.targets)]
+    places = [
+        [(part.texts[n], a, b) for n, a, b in part.spans.tolist()] for part in (gold.queries, gold.targets)
+    ]
     rows = zip(gold.sets, gold.query_rows, gold.answers, strict=True)
     assert {(name, places[0][row], places[1][answer]) for name, row, answer in rows} < known
     backwards = GoldPhrases.choose(pairs[::-1], 20)
@@ -163,7 +173,8 @@ def test_the_index_has_one_gold_target_of_a_sentence(files: tuple[Path, Path]) -
     few = GoldPhrases.choose(pairs, 3)
     for name in ("one", "two"):
         first, more = (
-            [s for s, of_set in zip(chosen.answer_strings(), chosen.sets) if of_set == name] for chosen in (few, gold)
+            [s for s, of_set in zip(chosen.answer_strings(), chosen.sets) if of_set == name]
+            for chosen in (few, gold)
         )
         assert first == more[:3]
 
@@ -173,8 +184,12 @@ def test_the_test_is_the_same_whatever_the_order_of_the_text(
 ) -> None:
     system = load_system(str(encoders["ccpr"]), CPU)
     backwards = tmp_path / "backwards.txt"
-    backwards.write_text("\n".join(reversed(files[1].read_text(encoding="utf-8").split("\n"))), encoding="utf-8")
-    one, two = (make_benchmark(settings_of((files[0], path)), [system], None, True) for path in (files[1], backwards))
+    backwards.write_text(
+        "\n".join(reversed(files[1].read_text(encoding="utf-8").split("\n"))), encoding="utf-8"
+    )
+    one, two = (
+        make_benchmark(settings_of((files[0], path)), [system], None, True) for path in (files[1], backwards)
+    )
     for kind in ("distractors", "same_strings"):
         assert getattr(one, kind).texts == getattr(two, kind).texts
         assert getattr(one, kind).strings() == getattr(two, kind).strings()
@@ -183,7 +198,9 @@ def test_the_test_is_the_same_whatever_the_order_of_the_text(
     assert sample_sentences([files[1]], 5, set()) == sample_sentences([backwards], 9, set())[:5]
 
 
-def test_whole_sentences_of_answers_are_in_the_index(files: tuple[Path, Path], encoders: dict[str, Path]) -> None:
+def test_whole_sentences_of_answers_are_in_the_index(
+    files: tuple[Path, Path], encoders: dict[str, Path]
+) -> None:
     systems = [load_system(str(encoders["ccpr"]), CPU)]
     sentence = SentenceSystem(lambda texts: [[len(text), hash(text) % 1000] for text in texts], "none", CPU)
     without = make_benchmark(settings_of(files), systems, None, quiet=True)
@@ -205,7 +222,11 @@ def test_whole_sentences_of_answers_are_in_the_index(files: tuple[Path, Path], e
                     seen.add(text[start:end])
                     wanted.add((text, start, end))
     added = index[: len(index) - len(without.distractors.spans)]
-    assert set(added) == wanted and len(added) == len(wanted) and index[len(added) :] == places(without.distractors)
+    assert (
+        set(added) == wanted
+        and len(added) == len(wanted)
+        and index[len(added) :] == places(without.distractors)
+    )
     scores = score_system(sentence, benchmark, "sentence", quiet=True)
     assert not scores.by_entry().any()  # it cannot tell the phrases of a sentence apart
 
@@ -214,7 +235,10 @@ def test_same_strings_are_whole_words_of_other_sentences(tmp_path: Path) -> None
     path = tmp_path / "text.txt"
     path.write_text("the sea\nSea, the sea.\nseason the\nthe sea-side\nthe sea\n(the sea) and the sea\n")
     found = sample_occurrences([path], ["the sea", "no"], 9, {"the sea"})
-    assert found["no"] == [] and sorted(found["the sea"]) == [("(the sea) and the sea", 1, 8), ("Sea, the sea.", 5, 12)]
+    assert found["no"] == [] and sorted(found["the sea"]) == [
+        ("(the sea) and the sea", 1, 8),
+        ("Sea, the sea.", 5, 12),
+    ]
     assert len(sample_occurrences([path], ["the"], 2, set())["the"]) == 2
 
 
@@ -223,7 +247,9 @@ def test_systems_that_cannot_encode_a_phrase(
 ) -> None:
     gold = tmp_path / "gold.tsv"
     long = " ".join(VERSES[:9])
-    gold.write_text(gold_line("s", long, long, (0, 0)) + "\n" + gold_line("s", VERSES[0], VERSES[0], (0, 0)) + "\n")
+    gold.write_text(
+        gold_line("s", long, long, (0, 0)) + "\n" + gold_line("s", VERSES[0], VERSES[0], (0, 0)) + "\n"
+    )
     system = load_system(str(encoders["ccpr"]), CPU)
     benchmark = make_benchmark(settings_of((gold, files[1])), [system], None, True)
     assert benchmark.left_out == 1 and len(benchmark.gold.answers) == 1
@@ -236,20 +262,34 @@ def test_systems_that_cannot_encode_a_phrase(
 
 def command(encoders: dict[str, Path], files: tuple[Path, Path], *names: str) -> list[Any]:
     words: list[Any] = ["evaluate phrases", "--gold", files[0], "--distractors", files[1], "--cpu", "--quiet"]
-    return [*words, "--distractor-phrases", 400, "--samples", 50, "--encoder", *(encoders[name] for name in names)]
+    return [
+        *words,
+        "--distractor-phrases",
+        400,
+        "--samples",
+        50,
+        "--encoder",
+        *(encoders[name] for name in names),
+    ]
 
 
 def test_the_command(encoders: dict[str, Path], files: tuple[Path, Path], tmp_path: Path) -> None:
     words = command(encoders, files, "raw", "ccpr", "cpr")
     shown = call(*words, "--same-string", 0, 3, "--json", tmp_path / "r.json").stdout
-    assert "| set | queries | raw | ccpr | cpr |" in shown and "| same string | found | raw | ccpr | cpr |" in shown
+    assert (
+        "| set | queries | raw | ccpr | cpr |" in shown
+        and "| same string | found | raw | ccpr | cpr |" in shown
+    )
     done = json.loads((tmp_path / "r.json").read_text())
     assert done["signature"] in shown and set(done["queries"]) == {"one", "two"}
     assert done["entries"] == done["gold_targets"] + 400
     first, second, _ = done["systems"]
     assert first["p"] is None and 0 < second["p"] <= 1
     low, high = second["interval"]
-    assert low <= second["average"]["entry"] <= high and second["average"]["string"] >= second["average"]["entry"]
+    assert (
+        low <= second["average"]["entry"] <= high
+        and second["average"]["string"] >= second["average"]["entry"]
+    )
     *lengths, several = done["lengths"]
     assert several["words"] == "several" and "| words | queries | raw | ccpr | cpr |" in shown
     assert sum(row["queries"] for row in lengths if row["words"] != "1") == several["queries"]
@@ -305,27 +345,45 @@ def test_gold_text_and_systems_that_cannot_work(
 
     count = len(files[0].read_text(encoding="utf-8").splitlines()) + 1
     refused(with_line("a\tb"), f"gold.tsv, line {count}: 2 columns, and a gold pair has 7: set, source")
-    refused(with_line("s\tein Haus\ta house\t4-8\t2:7\tHaus\thouse"), f"line {count}: the target span is '2:7'")
-    refused(with_line("s\tein Haus\ta house\t3-8\t2-7\tHaus\thouse"), "phrase is 'Haus', but characters 3-8 .* ' Haus'")
+    refused(
+        with_line("s\tein Haus\ta house\t4-8\t2:7\tHaus\thouse"), f"line {count}: the target span is '2:7'"
+    )
+    refused(
+        with_line("s\tein Haus\ta house\t3-8\t2-7\tHaus\thouse"),
+        "phrase is 'Haus', but characters 3-8 .* ' Haus'",
+    )
     refused(with_line("s\tein Haus\ta house\t4-8\t7-7\tHaus\t"), "the target phrase is ''")
     words = command(encoders, files, "ccpr")
-    refused(call(*words, "--sets", "three", check=False), "has no set 'three': give any of (two, one|one, two)")
+    refused(
+        call(*words, "--sets", "three", check=False), "has no set 'three': give any of (two, one|one, two)"
+    )
     refused(call(*words, "cpr", check=False), "no encoder 'cpr': give a checkpoint")
     refused(call(*words, encoders["ccpr"], check=False), "two systems are called 'ccpr'")
-    refused(call(*words, "--json", tmp_path / "no" / "r.json", check=False), "--json .*r.json: there is no folder .*no")
+    refused(
+        call(*words, "--json", tmp_path / "no" / "r.json", check=False),
+        "--json .*r.json: there is no folder .*no",
+    )
     refused(call(*words, "--per-set", 0, check=False), "--per-set is 0")
     refused(call(*words, "--same-string", "-1", check=False), "--same-string has -1")
     refused(call(*words, "--segmentation", "some", check=False), "no segmentation 'some'")
     refused(call(*words, "--segmenter", encoders["ccpr"], check=False), "--segmenter is not used with .* all")
     raw = command(encoders, files, "raw")
-    refused(call(*raw, "--segmentation", "learned", check=False), "learned needs a phrase encoder: give --segmenter")
+    refused(
+        call(*raw, "--segmentation", "learned", check=False),
+        "learned needs a phrase encoder: give --segmenter",
+    )
     refused(call(*words, "--gold", tmp_path / "no.tsv", check=False), "there is no gold .*no.tsv")
     refused(call(*words, "--distractors", tmp_path / "no.txt", check=False), "no distractor text .*no.txt")
     (tmp_path / "none.txt").write_text("\n".join(VERSES[:1]) + "\n")
-    refused(call(*words, "--distractors", tmp_path / "none.txt", check=False), "none.txt: there is no phrase in it")
+    refused(
+        call(*words, "--distractors", tmp_path / "none.txt", check=False),
+        "none.txt: there is no phrase in it",
+    )
 
 
-def test_inspect_shows_and_checks_phrases(encoders: dict[str, Path], files: tuple[Path, Path], tmp_path: Path) -> None:
+def test_inspect_shows_and_checks_phrases(
+    encoders: dict[str, Path], files: tuple[Path, Path], tmp_path: Path
+) -> None:
     store = tmp_path / "store"
     call(
         "build phrases", files[1], "--encoder", encoders["ccpr"], "--output", store, "--segmentation", "ngram:2",

@@ -59,7 +59,15 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def build(encoder: Path, lines: list[str], folder: Path, segmentation: str) -> Path:
     folder.mkdir()
     (folder / "text").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    words = [folder / "text", "--encoder", encoder, "--output", folder / segmentation, "--segmentation", segmentation]
+    words = [
+        folder / "text",
+        "--encoder",
+        encoder,
+        "--output",
+        folder / segmentation,
+        "--segmentation",
+        segmentation,
+    ]
     call("build phrases", *words, "--max-words", 3, "--cpu", "--quiet")
     return folder / segmentation
 
@@ -67,7 +75,9 @@ def build(encoder: Path, lines: list[str], folder: Path, segmentation: str) -> P
 @pytest.fixture(scope="module")
 def stores(encoder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     folder = tmp_path_factory.mktemp("stores")
-    return build(encoder, VERSES[:70], folder / "a", "all"), build(encoder, VERSES[20:], folder / "b", "ngram:2")
+    return build(encoder, VERSES[:70], folder / "a", "all"), build(
+        encoder, VERSES[20:], folder / "b", "ngram:2"
+    )
 
 
 def sentences() -> st.SearchStrategy[str]:
@@ -117,7 +127,8 @@ def test_counts_of_a_store_whatever_the_batch(
     sources, targets = ([line for line in path.read_text().split("\n") if len(line) > 1] for path in files)
     references, too_long = make_references(PhraseFinder(loaded, Segmentation(threshold=0.3)), targets, True)
     encode = loaded.context.tokenizer.encode
-    assert too_long == sum(len(encode(text).ids) > 122 for text in targets) > 0  # its 120 places cannot take them
+    # its 120 places cannot take them
+    assert too_long == sum(len(encode(text).ids) > 122 for text in targets) > 0
     assert sum(bool(reference.phrases) for reference in references) > 20
     store = PhraseDatastore(stores[number])
     segmentation = Segmentation(store.section.segmentation["kind"], 0.5, 3)
@@ -131,12 +142,21 @@ def test_counts_of_a_store_whatever_the_batch(
     results = retriever.retrieve(sources)
     for i, queries in enumerate(results):
         for row, top in enumerate((1, 3)):
-            strings = {r.string for query in queries for r in query.retrieved[:top] if any(map(str.isalnum, r.string))}
+            strings = {
+                r.string
+                for query in queries
+                for r in query.retrieved[:top]
+                if any(map(str.isalnum, r.string))
+            }
             assert strings == distinct_strings(queries, top)
-            assert one.actual[row, :, :, i].tolist() == [list(m) for m in plain_measure(references[i], strings)]
+            assert one.actual[row, :, :, i].tolist() == [
+                list(m) for m in plain_measure(references[i], strings)
+            ]
             for column, lines in enumerate((targets, sources)):
                 there = {
-                    string for string in strings if plain_measure(Reference(lines[i], [], frozenset()), {string})[0][0]
+                    string
+                    for string in strings
+                    if plain_measure(Reference(lines[i], [], frozenset()), {string})[0][0]
                 }
                 wanted = plain_measure(references[i], there)[1:3]
                 assert one.written[row, column, :, :, i].tolist() == [list(m) for m in wanted]
@@ -145,7 +165,9 @@ def test_counts_of_a_store_whatever_the_batch(
     everything = {store.phrase(entry)[0] for entry in range(store.section.size)}
     held = count_held(store, references)
     for i, reference in enumerate(references):
-        expected = plain_measure(reference, {string for string in everything if any(map(str.isalnum, string))})
+        expected = plain_measure(
+            reference, {string for string in everything if any(map(str.isalnum, string))}
+        )
         assert held[1:, :, i].tolist() == [list(m) for m in expected[1:]]
     assert (held[1:, 0] >= one.actual[-1, 1:, 0]).all()
     assert one.actual[0, 0, 0].sum() > 5 * one.chance[0, 0, 0].sum()  # the same words in both languages
@@ -173,26 +195,45 @@ def test_a_sample_has_the_entries_of_whole_sentences(stores: tuple[Path, Path]) 
         rows = [places[tuple(span)] for span in sample.spans.tolist()]
         assert sample.section.size == len(set(rows)) == size and before < set(rows)
         assert np.array_equal(sample.keys, whole.keys[rows]) and sample.open_index().size == size
-        counts = [np.bincount(store.spans[:, 0], minlength=whole.section.sentences) for store in (sample, whole)]
+        counts = [
+            np.bincount(store.spans[:, 0], minlength=whole.section.sentences) for store in (sample, whole)
+        ]
         assert ((counts[0] > 0) & (counts[0] < counts[1])).sum() <= 1
         before = set(rows)
     assert len(set(whole.sample(1000).spans[:, 0])) < whole.section.sentences / 2
     parts = bytes_per_entry(whole.section)
-    assert list(parts) == ["keys", "spans", "sentences"] and 16 < parts["keys"] < 17 and 12 < parts["spans"] < 13
+    assert (
+        list(parts) == ["keys", "spans", "sentences"] and 16 < parts["keys"] < 17 and 12 < parts["spans"] < 13
+    )
     assert sum(parts.values()) * whole.section.size == pytest.approx(
         sum(f["bytes"] for f in whole.section.files.values())
     )
 
 
 def command(files: tuple[Path, Path], *extra: object) -> list[Any]:
-    words = ["--source", files[0], "--target", files[1], "--cpu", "--quiet", "--samples", 100, "--phrase-k", 3]
+    words = [
+        "--source",
+        files[0],
+        "--target",
+        files[1],
+        "--cpu",
+        "--quiet",
+        "--samples",
+        100,
+        "--phrase-k",
+        3,
+    ]
     return ["evaluate retrieved", *words, "--reference-threshold", 0.3, "--phrase-min-similarity", 0, *extra]
 
 
 def test_the_command(stores: tuple[Path, Path], files: tuple[Path, Path], tmp_path: Path) -> None:
     words = command(files, "--datastore", stores[0], f"pairs={stores[1]}", f"again={stores[0]}")
     shown = call(*words, "--json", tmp_path / "r.json").stdout
-    assert "|  | all | pairs | again |" in shown and "40 sentences; " in shown and "2 lines with an empty" in shown
+    assert (
+        "|  | all | pairs | again |" in shown
+        and "40 sentences; " in shown
+        and "2 lines with an empty" in shown
+    )
     assert shown.count("longer than the encoder reads were read in windows") == 2
     done = json.loads((tmp_path / "r.json").read_text())
     first, pairs, again = done["stores"]
@@ -202,15 +243,26 @@ def test_the_command(stores: tuple[Path, Path], files: tuple[Path, Path], tmp_pa
     for one, two, three in zip(first["tops"], pairs["tops"], again["tops"], strict=True):
         for name in MEASURES:
             a, b, c = (top["measures"][name] for top in (one, two, three))
-            assert "p" not in a and a["share"] >= a["chance"] and b["interval"][0] <= b["interval"][1] and b["p"] <= 1
+            assert (
+                "p" not in a
+                and a["share"] >= a["chance"]
+                and b["interval"][0] <= b["interval"][1]
+                and b["p"] <= 1
+            )
             assert b["difference"] == pytest.approx(b["share"] - a["share"], abs=0.011)
             assert (c["share"], c["difference"], c["interval"], c["p"]) == (a["share"], 0, [0, 0], 1)
     more, fewer = (top["measures"]["coverage"]["share"] for top in reversed(first["tops"]))
-    assert more >= fewer and first["tops"][1]["strings per sentence"] > first["tops"][0]["strings per sentence"]
+    assert (
+        more >= fewer and first["tops"][1]["strings per sentence"] > first["tops"][0]["strings per sentence"]
+    )
     assert call(*words).stdout == shown
     assert "held: coverage" in shown and 0 < pairs["held"]["coverage"] <= 100
     small = call(*words, "--entries", 300, "--phrase-segmentation", "learned", "--phrase-k", 1).stdout
-    assert "| entries | 300 | 300 | 300 |" in small and small.count("query:learned>0.5") == 3 and "top 3" not in small
+    assert (
+        "| entries | 300 | 300 | 300 |" in small
+        and small.count("query:learned>0.5") == 3
+        and "top 3" not in small
+    )
 
 
 def test_what_translations_have_of_what_was_retrieved(
@@ -240,7 +292,9 @@ def test_text_and_datastores_that_cannot_work(
 
     short = tmp_path / "short.txt"
     short.write_text("\n".join(VERSES[:7]) + "\n", encoding="utf-8")
-    refused(fails(target=short), r"source\.txt has 42 lines and .*short\.txt has 7: give files in which line n")
+    refused(
+        fails(target=short), r"source\.txt has 42 lines and .*short\.txt has 7: give files in which line n"
+    )
     short.write_text("x\n" + "\n" * 41, encoding="utf-8")
     refused(fails(target=short), "have 1 sentence pairs without an empty side: give at least 2")
     short.write_bytes(b"x\n\xff\n")
@@ -249,14 +303,21 @@ def test_text_and_datastores_that_cannot_work(
     unlikely = "--phrase-threshold", 0.9999999, "--phrase-segmentation", "learned"
     refused(fails(*unlikely), r"no phrase was found in .*source\.txt with")
     refused(fails("--phrase-min-similarity", 2), "--phrase-min-similarity is 2.0: a cosine")
-    refused(fails("--reference-threshold", 0.9999999), "no phrase was found in the references with --reference-thresh")
-    refused(fails("--entries", 10**6), "--entries is 1,000,000, but the datastore .* has .*: give a number from 1")
+    refused(
+        fails("--reference-threshold", 0.9999999),
+        "no phrase was found in the references with --reference-thresh",
+    )
+    refused(
+        fails("--entries", 10**6), "--entries is 1,000,000, but the datastore .* has .*: give a number from 1"
+    )
     refused(fails("--reference-threshold", 1), "--reference-threshold is 1.0: a probability")
     refused(fails("--phrase-segmentation", "some"), "no segmentation 'some'")
     refused(fails("--phrase-k", 0), "--phrase-k is 0: at least 1")
     refused(fails("--samples", 0), "--samples is 0: at least 1")
     refused(fails("--json", tmp_path / "no" / "r.json"), "--json .*r.json: there is no folder .*no")
-    refused(fails("--datastore", stores[0], stores[0]), "two datastores are called 'all': name them, as in NAME=")
+    refused(
+        fails("--datastore", stores[0], stores[0]), "two datastores are called 'all': name them, as in NAME="
+    )
     refused(fails("--datastore", tmp_path), "is not a datastore")
     other = tmp_path / "other"
     shutil.copytree(encoder.parent, other)
@@ -286,9 +347,13 @@ def test_the_benchmark(encoder: Path, tmp_path: Path) -> None:
         2,
     ]
     shown = call(*words, "--json", tmp_path / "b.json", "--plot", tmp_path / "b.png").stdout
-    assert "| index | phrases | queries/s |" in shown and "| IVF4,Flat | 300 |" in shown and "| 20 | " in shown
+    assert (
+        "| index | phrases | queries/s |" in shown and "| IVF4,Flat | 300 |" in shown and "| 20 | " in shown
+    )
     done = json.loads((tmp_path / "b.json").read_text())
-    assert {"device", "torch", "numpy", "faiss", "command", "date"} <= set(done["machine"]) and "--sizes" in shown
+    assert {"device", "torch", "numpy", "faiss", "command", "date"} <= set(
+        done["machine"]
+    ) and "--sizes" in shown
     assert done["settings"] == {"dimension": 8, "queries": 5, "k": 32, "repeats": 2}
     assert [row["sentences"] for row in done["building"]] == [10, 20]
     for row in done["building"]:
@@ -311,4 +376,6 @@ def test_the_benchmark(encoder: Path, tmp_path: Path) -> None:
     ):
         with patch.object(benchmark, "measure_search", side_effect=AssertionError("work in vain")):
             refused(call(*words, *extra, check=False), pattern)
-    refused(call("benchmark phrases", "--text", tmp_path / "text", check=False), "--text needs --encoder to build")
+    refused(
+        call("benchmark phrases", "--text", tmp_path / "text", check=False), "--text needs --encoder to build"
+    )

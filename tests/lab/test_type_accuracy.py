@@ -15,7 +15,12 @@ from torch import nn
 
 from fairseq_ccpr.lab.accuracy import type_accuracy
 from fairseq_ccpr.lab.accuracy.phrase_systems import SentenceSystem
-from fairseq_ccpr.lab.accuracy.type_accuracy import OrthogonalTypes, TransformerTypes, TypeResult, load_type_system
+from fairseq_ccpr.lab.accuracy.type_accuracy import (
+    OrthogonalTypes,
+    TransformerTypes,
+    TypeResult,
+    load_type_system,
+)
 from fairseq_ccpr.lab.plots import draw_types
 from fairseq_ccpr.lab.xpr.lexicon import Lexicon
 from fairseq_ccpr.models.xpr_encoder import XprEncoder
@@ -44,7 +49,8 @@ def test_evaluation_of_layers_and_sentences(xpr: Xpr, ccpr: Ccpr, tmp_path: Path
     encoder, lexicon = XprEncoder.load(xpr.checkpoint), Lexicon(xpr.lexicon / "test")
     (own,) = (one for one in found if (one["system"], one["layer"], one["sentences"]) == ("xpr", 2, 4))
     assert own["forward"] == pytest.approx(forward_accuracy(encoder, lexicon, 4), abs=0.01)
-    again = evaluate(xpr, "--encoder", f"xpr={xpr.checkpoint}", "--sentences", 4)  # the layer it was trained on
+    # the layer it was trained on
+    again = evaluate(xpr, "--encoder", f"xpr={xpr.checkpoint}", "--sentences", 4)
     assert f"| {own['forward']:.1f} | {own['backward']:.1f} |" in again.stdout
 
 
@@ -55,7 +61,9 @@ def test_evaluation_of_layers_and_sentences(xpr: Xpr, ccpr: Ccpr, tmp_path: Path
         ([(1, 0), (1, 4), (2, 0), (2, 4)], ["example sentences", "layer"]),
     ],
 )  # fmt: skip
-def test_the_picture_shows_what_varies(settings: list[tuple[int, int]], drawn: list[str], tmp_path: Path) -> None:
+def test_the_picture_shows_what_varies(
+    settings: list[tuple[int, int]], drawn: list[str], tmp_path: Path
+) -> None:
     results = [TypeResult("de-en", "raw", "unsupervised", *setting, 50.0, 60.0) for setting in settings]
     results.append(TypeResult("de-en", "muse", "other", 0, settings[0][1], 40.0, 50.0))
     with patch.object(Figure, "savefig", autospec=True) as saved:
@@ -103,12 +111,16 @@ def test_orthogonal_mapping_undoes_a_rotation(xpr: Xpr) -> None:
             return {(1, 4): (x, y)}
 
     lexicon = Lexicon(xpr.lexicon / "valid")
-    source, target = OrthogonalTypes(Rotated(), [Lexicon(xpr.lexicon / "train")]).encode(lexicon, [4], False)[1, 4]
+    source, target = OrthogonalTypes(Rotated(), [Lexicon(xpr.lexicon / "train")]).encode(lexicon, [4], False)[
+        1, 4
+    ]
     last = dict(lexicon.pairs.tolist())
     assert all(float(source[p] @ target[q]) > 0.7 for p, q in last.items())
 
 
-def test_a_sentence_encoder_sees_the_phrase_or_its_sentences(xpr: Xpr, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sentence_encoder_sees_the_phrase_or_its_sentences(
+    xpr: Xpr, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def encode(texts: list[str]) -> np.ndarray:
         assert len(texts) <= 64
         return np.array([[len(text), ord(text[0]), text.count("e")] for text in texts])
@@ -132,5 +144,7 @@ def test_evaluation_refuses_bad_input(xpr: Xpr, tmp_path: Path) -> None:
     refused(fails("--encoder", f"orthogonal:{xpr.context}"), "learns from phrase pairs: give --train")
     refused(fails("--encoder", xpr.context, "--sentences", -1), "--sentences has -1")
     refused(fails("--encoder", xpr.context, "--layers", 3), "layer 3 of an encoder of 2 layers")
-    refused(fails("--encoder", xpr.context, "--json", tmp_path / "no" / "a.json"), "--json .*there is no folder")
+    refused(
+        fails("--encoder", xpr.context, "--json", tmp_path / "no" / "a.json"), "--json .*there is no folder"
+    )
     refused(fails("--encoder", xpr.context, "--train", xpr.lexicon), "give one of its folders, such as train")

@@ -65,7 +65,11 @@ def test_criterion_equals_the_reference(xpr: Xpr, queue: int) -> None:
         # In a queue the oldest go first; the order of candidates does not matter.
         wanted = sum(
             reference_loss(
-                fast[a : a + 16], torch.cat([slow[16 - a : 32 - a], older[1 - a // 16]]), 1 / 0.06, own, own + names
+                fast[a : a + 16],
+                torch.cat([slow[16 - a : 32 - a], older[1 - a // 16]]),
+                1 / 0.06,
+                own,
+                own + names,
             )
             for a in (0, 16)
         )
@@ -81,7 +85,9 @@ def test_gradients_never_reach_the_momentum_encoder(xpr: Xpr) -> None:
     loss, _, _ = XpcoCriterion(XpcoConfig(), None)(model, batch)
     loss.backward()
     assert all(p.grad is None and not p.requires_grad for p in model.momentum.parameters())
-    trained = [p for n, p in model.named_parameters() if not n.startswith("momentum.") and "embed_positions" not in n]
+    trained = [
+        p for n, p in model.named_parameters() if not n.startswith("momentum.") and "embed_positions" not in n
+    ]
     assert all(p.grad is not None for p in trained if p.requires_grad)
     # Without a momentum encoder the gradient flows through both sides.
     plain = make_model(xpr, momentum=0.0)
@@ -104,7 +110,10 @@ def test_head_starts_as_a_rotation(xpr: Xpr) -> None:
         linear = torch.allclose(sums, vectors[:20] + vectors[20:], rtol=1e-4, atol=1e-4)
         assert linear == (width <= 32)
         if width == 32:  # the default
-            assert len(XprEncoder.build_model(XprEncoderConfig(encoder=str(xpr.context)), None).head[2].bias) == width
+            assert (
+                len(XprEncoder.build_model(XprEncoderConfig(encoder=str(xpr.context)), None).head[2].bias)
+                == width
+            )
             torch.testing.assert_close(vectors @ vectors.T, pooled @ pooled.T, rtol=1e-4, atol=1e-4)
 
 
@@ -131,10 +140,21 @@ def parts(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]
 @pytest.mark.parametrize("frequency", [1, 3])
 def test_momentum_is_exact_after_steps_and_after_resuming(xpr: Xpr, tmp_path: Path, frequency: int) -> None:
     """theta_m from the checkpoints of each update, the last ones of a second run that resumes."""
-    options = ["--save-interval-updates", 1, "--update-freq", frequency, "--disable-validation", "--queue", 24]
+    options = [
+        "--save-interval-updates",
+        1,
+        "--update-freq",
+        frequency,
+        "--disable-validation",
+        "--queue",
+        24,
+    ]
     for updates in (2, 4):
         call(*xpr.training(tmp_path, updates, *options))
-    found = {torch.load(path)["optimizer_history"][-1]["num_updates"]: path for path in tmp_path.glob("checkpoint*.pt")}
+    found = {
+        torch.load(path)["optimizer_history"][-1]["num_updates"]: path
+        for path in tmp_path.glob("checkpoint*.pt")
+    }
     assert sorted(found) == [1, 2, 3, 4]
     checkpoints = [found[update] for update in sorted(found)]
     _, expected = parts(checkpoints[0])

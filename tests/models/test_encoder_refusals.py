@@ -41,25 +41,34 @@ def test_sources_that_cannot_be_converted(
     refused(convert(tmp_path / "empty"), "neither model.pt .* nor config.json")
     without = damage(tmp_path / "a", xlmr[0], sentencepiece_bpe_model=None)
     refused(convert(without), "a has no tokenizer: it needs sentencepiece.bpe.model .* or vocab.txt")
-    refused(convert(damage(tmp_path / "b", xlmr[0], sentencepiece_bpe_model=b"\x0a\x05no")), "no SentencePiece model")
+    refused(
+        convert(damage(tmp_path / "b", xlmr[0], sentencepiece_bpe_model=b"\x0a\x05no")),
+        "no SentencePiece model",
+    )
     pickled = damage(tmp_path / "c", xlmr[0], model_safetensors=None)
     refused(convert(pickled), r"no model.safetensors or pytorch_model.bin \(none\)")
     (pickled / "pytorch_model.bin").write_bytes(b"")
     refused(convert(pickled), r"pytorch_model.bin is damaged")
-    refused(convert(damage(tmp_path / "d", xlmr[0], model_safetensors=b"12345678")), "model.safetensors is damaged")
+    refused(
+        convert(damage(tmp_path / "d", xlmr[0], model_safetensors=b"12345678")),
+        "model.safetensors is damaged",
+    )
     refused(
         convert(damage(tmp_path / "e", bert[0], config_json=b'{"model_type": "gpt2"}')),
         "type 'gpt2': .*type bert or xlm",
     )
     refused(convert(damage(tmp_path / "f", bert[0], config_json=b"{")), "config.json is damaged")
     refused(
-        convert(damage(tmp_path / "f2", bert[0], config_json=b"[]")), "config.json is damaged .it holds no settings"
+        convert(damage(tmp_path / "f2", bert[0], config_json=b"[]")),
+        "config.json is damaged .it holds no settings",
     )
     refused(
         convert(damage(tmp_path / "f3", bert[0], config_json=b'{"model_type": "bert"}')),
         "has no num_hidden_layers: copy",
     )
-    refused(convert(damage(tmp_path / "g", bert[0], tokenizer_config_json=None)), "has no tokenizer_config.json")
+    refused(
+        convert(damage(tmp_path / "g", bert[0], tokenizer_config_json=None)), "has no tokenizer_config.json"
+    )
     refused(convert(damage(tmp_path / "h", bert[0], vocab_txt=b"[PAD]\na\n")), r"vocab.txt has no \[CLS\]")
     more = "\n".join([*VOCABULARY, *"xyz"]).encode()
     refused(convert(damage(tmp_path / "i", bert[0], vocab_txt=more)), "26 rows, and the tokenizer 29 entries")
@@ -84,7 +93,13 @@ def test_options_that_cannot_work(xlmr: tuple[Path, Any], tmp_path: Path) -> Non
     bpe = damage(tmp_path / "bpe", xlmr[0], sentencepiece_bpe_model=(DEMO / "spm.model").read_bytes())
     with pytest.raises(CheckpointError, match="the embeddings have 307 rows"):
         read_encoder(str(bpe))
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["bpe", "empty.txt", "latin.txt", "text.xz", "thesis.tex"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        "bpe",
+        "empty.txt",
+        "latin.txt",
+        "text.xz",
+        "thesis.tex",
+    ]
 
 
 def test_encoder_directories_that_are_not_whole(xlmr: tuple[Path, Any], tmp_path: Path) -> None:

@@ -10,7 +10,14 @@ import numpy as np
 import pytest
 
 from fairseq_ccpr.lab.accuracy.alignment_error import measure, read_gold
-from fairseq_ccpr.phrases.alignment import ALIGNERS, ENCODER, SYMMETRIZATIONS, Aligner, AlignerOptions, SentencePair
+from fairseq_ccpr.phrases.alignment import (
+    ALIGNERS,
+    ENCODER,
+    SYMMETRIZATIONS,
+    Aligner,
+    AlignerOptions,
+    SentencePair,
+)
 from fairseq_ccpr.phrases.pair_store import PhrasePairs
 from tests.helpers import call
 from tests.phrases.small_language import LEXICON, extract, refused, sentences, worded
@@ -23,11 +30,15 @@ def test_aligners_find_the_words_of_a_small_language(name: str, tmp_path: Path) 
         tokens = source.replace(".", " .").lower().split(), target.replace(".", " .").lower().split()
         gold_text.append(" ||| ".join(" ".join(side) for side in tokens))
         pairs = itertools.product(enumerate(tokens[0], 1), enumerate(tokens[1], 1))
-        gold_links.append(" ".join(f"{i}-{j}" for (i, left), (j, right) in pairs if LEXICON.get(left) == right))
+        gold_links.append(
+            " ".join(f"{i}-{j}" for (i, left), (j, right) in pairs if LEXICON.get(left) == right)
+        )
     (tmp_path / "gold").write_text("\n".join(gold_text) + "\n")
     (tmp_path / "links").write_text("\n".join(gold_links) + "\n")
     gold = read_gold(tmp_path / "gold", tmp_path / "links")
-    pairs = [worded(source.replace(".", " ."), target.replace(".", " .")) for source, target in sentences(300)]
+    pairs = [
+        worded(source.replace(".", " ."), target.replace(".", " .")) for source, target in sentences(300)
+    ]
     aligner = ALIGNERS[name](AlignerOptions("grow-diag-final-and"))
     aligner.train(pairs, show=False)
     assert measure(aligner, gold).recall > 0.95
@@ -67,11 +78,25 @@ def test_ready_alignments_and_held_out_pairs(text: Path, tmp_path: Path) -> None
     assert train.manifest.skipped == {"empty": 1} and train.manifest.settings["aligner"] == "ready"
     assert PhrasePairs(output / "valid").sentence(0) == ("mehr Haus", "more houses")
     short = extract(
-        ready, tmp_path / "short", "--alignments", ready / "links", "--max-phrase-words", 1, "--max-edge-share", 1
+        ready,
+        tmp_path / "short",
+        "--alignments",
+        ready / "links",
+        "--max-phrase-words",
+        1,
+        "--max-edge-share",
+        1,
     )
     assert "| 7 |" in short.stdout
     extract(
-        text, tmp_path / "held", "--valid-pairs", text / "text.tsv", "--valid", 30, "--align-with", text / "text.tsv"
+        text,
+        tmp_path / "held",
+        "--valid-pairs",
+        text / "text.tsv",
+        "--valid",
+        30,
+        "--align-with",
+        text / "text.tsv",
     )
     assert PhrasePairs(tmp_path / "held" / "valid").sentences == 30
 
@@ -89,7 +114,9 @@ def test_an_aligner_may_learn_nothing(text: Path, tmp_path: Path, monkeypatch: p
     assert PhrasePairs(tmp_path / "phrases" / "train").sentences == 400
 
 
-def test_missing_aligner_says_how_to_install(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_aligner_says_how_to_install(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "thot.alignment", None)
     refused(extract(text, tmp_path / "phrases", check=False), "pip install 'sil-thot>=3.5'")
 
@@ -112,7 +139,10 @@ def test_alignment_error_rate(text: Path, tmp_path: Path) -> None:
         "evaluate alignment", tmp_path / "gold", tmp_path / "links", "--train", text / "text.tsv", "--quiet",
         "--aligners", "fast-align", "--symmetrizations", "union", "intersection", "--train-count", 200,
     )  # fmt: skip
-    assert "| fast-align | intersection |" in done.stdout and "2 gold sentence pairs, 200 to learn from" in done.stdout
+    assert (
+        "| fast-align | intersection |" in done.stdout
+        and "2 gold sentence pairs, 200 to learn from" in done.stdout
+    )
     words = [tmp_path / "gold", tmp_path / "links", "--train", text / "text.tsv", "--train-count", 0]
     refused(call("evaluate alignment", *words, check=False), "--train-count is 0")
     for content, pattern in (

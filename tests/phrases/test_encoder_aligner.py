@@ -11,7 +11,13 @@ import pytest
 import torch
 
 from fairseq_ccpr.models.pretrained.context_encoder import ContextEncoder
-from fairseq_ccpr.phrases.alignment import AlignerOptions, EncoderAligner, SentencePair, linked_words, words_of_subwords
+from fairseq_ccpr.phrases.alignment import (
+    AlignerOptions,
+    EncoderAligner,
+    SentencePair,
+    linked_words,
+    words_of_subwords,
+)
 from fairseq_ccpr.phrases.pair_store import PhrasePairs, read_manifest
 from fairseq_ccpr.text.pairs import read_pairs
 from fairseq_ccpr.text.subwords import Subwords
@@ -52,7 +58,8 @@ def test_links_equal_the_reference() -> None:
     rng = np.random.default_rng(1)
     for _ in range(50):
         n, m, words, others = rng.integers(1, 9, 4)
-        source, target = (torch.from_numpy(rng.normal(size=(size + 2, 4))).float() for size in (n, m))  # two of padding
+        # two of padding
+        source, target = (torch.from_numpy(rng.normal(size=(size + 2, 4))).float() for size in (n, m))
         of_source, of_target = rng.random((n, words)) < 0.3, rng.random((m, others)) < 0.3
         wanted = set()
         rows, columns = np.flatnonzero(of_source.any(1)).tolist(), np.flatnonzero(of_target.any(1)).tolist()
@@ -71,7 +78,9 @@ def test_a_sentence_is_aligned_with_itself_word_by_word(encoder: Path) -> None:
     pairs, tokenizer = [pair_of(source, source) for source, _ in VERSES], aligner.encoder.tokenizer
     apart = [words_of_subwords(tokenizer.encode(p.source), p.source_words).sum(1).max() == 1 for p in pairs]
     assert sum(apart) > 60
-    for pair, links in zip(itertools.compress(pairs, apart), aligner.align(list(itertools.compress(pairs, apart)))):
+    for pair, links in zip(
+        itertools.compress(pairs, apart), aligner.align(list(itertools.compress(pairs, apart)))
+    ):
         assert links.tolist() == [[i, i] for i in range(len(pair.source_words))]
 
 
@@ -98,14 +107,28 @@ def test_words_beyond_the_encoder_have_no_links(encoder: Path) -> None:
 
 
 def test_phrases_by_an_encoder(encoder: Path, tmp_path: Path) -> None:
-    (tmp_path / "text.tsv").write_text("".join(f"{source}\t{target}\n" for source, target in VERSES), encoding="utf-8")
-    words = ["--pairs", tmp_path / "text.tsv", "--aligner", "encoder", "--encoder", encoder, "--max-edge-share", 0.1]
+    (tmp_path / "text.tsv").write_text(
+        "".join(f"{source}\t{target}\n" for source, target in VERSES), encoding="utf-8"
+    )
+    words = [
+        "--pairs",
+        tmp_path / "text.tsv",
+        "--aligner",
+        "encoder",
+        "--encoder",
+        encoder,
+        "--max-edge-share",
+        0.1,
+    ]
     call("extract", *words, "--output", tmp_path / "one", "--quiet")
     call("extract", *words, "--encoder-layer", 2, "--output", tmp_path / "two", "--quiet")
     one, two = (read_manifest(tmp_path / name / "train") for name in ("one", "two"))
     assert one.fingerprints["encoder"] == ContextEncoder.load(encoder).fingerprint()
     assert one.settings["aligner"] == "encoder" and one.settings["symmetrization"] == "mutual-nearest"
-    assert (one.settings["encoder_layer"], two.settings["encoder_layer"]) == (1, 2) and "encoder" not in one.settings
+    assert (one.settings["encoder_layer"], two.settings["encoder_layer"]) == (
+        1,
+        2,
+    ) and "encoder" not in one.settings
     assert not np.array_equal(*(PhrasePairs(tmp_path / name / "train").pairs for name in ("one", "two")))
 
 
@@ -118,7 +141,10 @@ def test_evaluation_by_layer(encoder: Path, tmp_path: Path) -> None:
     shown = call("evaluate alignment", *words, *layers).stdout
     for layer in (0, 2):
         assert shown.count(f"| encoder, layer {layer} | mutual-nearest | 0.000 | 1.000 | 1.000 |") == 1
-    assert "| encoder | mutual-nearest | 0.000 |" in call("evaluate alignment", *words, "--encoder", encoder).stdout
+    assert (
+        "| encoder | mutual-nearest | 0.000 |"
+        in call("evaluate alignment", *words, "--encoder", encoder).stdout
+    )
 
 
 def test_options_that_cannot_work(encoder: Path, tmp_path: Path) -> None:

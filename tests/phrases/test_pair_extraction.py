@@ -20,7 +20,9 @@ from tests.helpers import call
 from tests.phrases.small_language import LEXICON, extract, sentences, worded
 
 
-def enumerate_pairs(source_size: int, target_size: int, links: set[tuple[int, int]], max_words: int) -> set[tuple]:
+def enumerate_pairs(
+    source_size: int, target_size: int, links: set[tuple[int, int]], max_words: int
+) -> set[tuple]:
     """The definition, box by box."""
     found = set()
     for a, c in itertools.product(range(source_size), range(target_size)):
@@ -55,7 +57,9 @@ def test_extraction_agrees_with_enumeration(
         max_words,
     )
     expected = {
-        (number, *box) for number, sentence in enumerate(sentences) for box in enumerate_pairs(*sentence, max_words)
+        (number, *box)
+        for number, sentence in enumerate(sentences)
+        for box in enumerate_pairs(*sentence, max_words)
     }
     assert found.dtype == np.int32
     assert [tuple(row) for row in found.tolist()] == sorted(expected)
@@ -110,7 +114,15 @@ def test_all_forms_of_input_give_the_same(text: Path, tmp_path: Path) -> None:
     (tmp_path / "text.tsv.gz").write_bytes(gzip.compress(head + b"\n\n \n" + rest))  # empty lines are skipped
     extract(text, tmp_path / "plain")
     for name in ("text.tsv.xz", "text.tsv.gz"):
-        words = ["--pairs", tmp_path / name, "--output", tmp_path / f"out-{name}", "--aligner", "fast-align", "--quiet"]
+        words = [
+            "--pairs",
+            tmp_path / name,
+            "--output",
+            tmp_path / f"out-{name}",
+            "--aligner",
+            "fast-align",
+            "--quiet",
+        ]
         words += ["--max-edge-share", 0.15]
         call("extract", *words)
         for file in FILES:

@@ -24,7 +24,9 @@ def test_bad_text_is_refused(text: Path, tmp_path: Path) -> None:
     (bad / "text.en").write_bytes(b"\xff\xfe\n" + b"\n" * 399)
     refused(extract(bad, output, check=False), r"text\.en is UTF-16: convert it with iconv")
     (bad / "text.en").write_bytes(b"\xff\n" + b"\n" * 399)
-    refused(extract(bad, output, check=False), "no sentence pair for 'train'.*1 a line is not UTF-8, 399 empty")
+    refused(
+        extract(bad, output, check=False), "no sentence pair for 'train'.*1 a line is not UTF-8, 399 empty"
+    )
     (bad / "text.en").write_text("\n" * 400)
     refused(extract(bad, output, check=False), "no sentence pair for 'train'.*400 empty")
     refused(extract(text, output, "--valid", 400, check=False), "no sentence pair for 'train'.*held out: 400")
@@ -44,7 +46,9 @@ def test_bad_text_is_refused(text: Path, tmp_path: Path) -> None:
     (bad / "text.tsv").write_text("\ttwo\nthree\n")
     (bad / "links").write_text("\n0-0\n")
     words = ["--pairs", bad / "text.tsv", "--output", output, "--quiet"]
-    refused(call("extract", *words, "--alignments", bad / "links", check=False), r"text\.tsv, line 2: 1 column,")
+    refused(
+        call("extract", *words, "--alignments", bad / "links", check=False), r"text\.tsv, line 2: 1 column,"
+    )
     refused(
         call("extract", *words, check=False),
         r"skipped: 1 a line has 1 columns, and a pair has 2, 1 empty|1 empty, 1 a line",
@@ -65,7 +69,8 @@ def test_bad_alignments_are_refused(text: Path, tmp_path: Path) -> None:
         return extract(text, output, "--alignments", links, *extra, check=False)
 
     refused(
-        with_links("0-0\n" * 399 + "0-6\n"), r"links, line 400: the link 0-6 points beyond .* 6 source and 6 target"
+        with_links("0-0\n" * 399 + "0-6\n"),
+        r"links, line 400: the link 0-6 points beyond .* 6 source and 6 target",
     )
     refused(with_links("0-0\n0:1\n" + "0-0\n" * 398), "links, line 2: '0:1' is no link")
     refused(with_links("0-0\n" * 3), r"links has fewer lines than .*text\.de")
@@ -87,7 +92,9 @@ def test_store_refuses_what_is_not_whole(text: Path, tmp_path: Path) -> None:
 
     opening_fails("format version 9.*upgrade", format_version=9)
     for version in (0, -1, "2", 1.5, None):
-        opening_fails(f"damaged .it has format version {version!r}, and the first is 1", format_version=version)
+        opening_fails(
+            f"damaged .it has format version {version!r}, and the first is 1", format_version=version
+        )
     opening_fails("holds no phrase pairs", kind="else")
     opening_fails("names other files", files={})
     opening_fails("manifest says int32", size=1)

@@ -57,7 +57,10 @@ class Server:
     def start(self) -> None:
         """Begin, or begin again where it was."""
         self.process = subprocess.Popen(
-            [*self.words, str(self.port), *self.token], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [*self.words, str(self.port), *self.token],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
         assert self.process.stdout is not None
         self.port = int(self.process.stdout.readline())

@@ -39,7 +39,9 @@ class BruteForce(Index):
     def search(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
         scores = queries.float() @ self.keys.T
         if self.metric == "l2":
-            scores = -torch.cdist(queries.float(), self.keys, compute_mode="donot_use_mm_for_euclid_dist").square()
+            scores = -torch.cdist(
+                queries.float(), self.keys, compute_mode="donot_use_mm_for_euclid_dist"
+            ).square()
         best = torch.nn.functional.pad(scores, (0, max(0, k - self.size)), value=-np.inf).topk(k)
         return best.values, best.indices.masked_fill(best.values == -np.inf, -1)
 
@@ -85,7 +87,10 @@ def test_a_new_backend_serves_a_datastore(brute: None, world: World, tmp_path: P
     assert [line.split("\t")[2] for line in sentences[0]] == [line.split("\t")[2] for line in sentences[1]]
     del BACKENDS["brute"]
     try:
-        refused(call("fairseq-generate", *world.options("--datastore", store), check=False), "backend 'brute', unknown")
+        refused(
+            call("fairseq-generate", *world.options("--datastore", store), check=False),
+            "backend 'brute', unknown",
+        )
     finally:
         BACKENDS["brute"] = BruteForce  # the fixture takes it away
 
@@ -105,5 +110,7 @@ def test_only_search_knows_its_backends() -> None:
             continue
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            names += [alias.name for alias in node.names] if isinstance(node, (ast.Import, ast.ImportFrom)) else []
+            names += (
+                [alias.name for alias in node.names] if isinstance(node, (ast.Import, ast.ImportFrom)) else []
+            )
             assert not any("milvus" in name.lower() for name in names), path

@@ -26,7 +26,9 @@ def made(metric: str) -> Candidates:
 def plain(candidates: Candidates, query: Tensor, row: int, k: int) -> tuple[list[float], list[int]]:
     there = candidates.entries[row] >= 0
     keys, entries = candidates.keys[row][there].double(), candidates.entries[row][there]
-    near = keys @ query.double() if candidates.metric == "ip" else -(keys - query.double()).square().sum(dim=1)
+    near = (
+        keys @ query.double() if candidates.metric == "ip" else -(keys - query.double()).square().sum(dim=1)
+    )
     best = near.argsort(descending=True, stable=True)[:k]
     missing = k - len(best)
     return near[best].tolist() + [float("-inf")] * missing, entries[best].tolist() + [-1] * missing
@@ -38,7 +40,8 @@ def test_it_finds_what_brute_force_finds(metric: str, k: int) -> None:
     torch.manual_seed(k)
     candidates = made(metric)
     for rows, each in (
-        ([0, 1, 2, 3, 4], 1), ([0, 0, 1, 1, 2, 2, 3, 3, 4, 4], 2), ([1, 1, 3, 3], 2), ([3], 1),  # as sentences end
+        # as sentences end
+        ([0, 1, 2, 3, 4], 1), ([0, 0, 1, 1, 2, 2, 3, 3, 4, 4], 2), ([1, 1, 3, 3], 2), ([3], 1),
         ([0, 1, 1, 1, 4], None), ([2, 2], None),
     ):  # fmt: skip
         queries = torch.randn(len(rows), WIDTH, device=DEVICE) + (20 if metric == "l2" else 0)

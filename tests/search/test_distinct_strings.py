@@ -16,7 +16,9 @@ from fairseq_ccpr.search import ExactIndex, Index
 from fairseq_ccpr.search.distinct_strings import nearest_distinct, unique_mask
 
 
-def test_entries_of_a_datastore_have_the_hashes_of_their_strings(phrase_store: Path, rng: np.random.Generator) -> None:
+def test_entries_of_a_datastore_have_the_hashes_of_their_strings(
+    phrase_store: Path, rng: np.random.Generator
+) -> None:
     datastore = PhraseDatastore(phrase_store)
     entries = rng.integers(0, len(datastore.spans), 500)
     strings = [datastore.phrase(entry)[0] for entry in entries.tolist()]
@@ -40,7 +42,9 @@ def test_search_has_a_bottom() -> None:
 @settings(max_examples=200, deadline=None)
 @given(
     rows=st.lists(
-        st.lists(st.tuples(st.sampled_from([0, 5, 2**63 + 5, 2**64 - 1]), st.booleans()), min_size=4, max_size=4)
+        st.lists(
+            st.tuples(st.sampled_from([0, 5, 2**63 + 5, 2**64 - 1]), st.booleans()), min_size=4, max_size=4
+        )
     )
 )
 def test_unique_mask_against_a_loop(rows: list[list[tuple[int, bool]]]) -> None:

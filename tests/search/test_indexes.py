@@ -16,7 +16,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
-from fairseq_ccpr.search import ExactIndex, FaissIndex, RescoredIndex, build_index, exact, faiss_index, open_index
+from fairseq_ccpr.search import (
+    ExactIndex,
+    FaissIndex,
+    RescoredIndex,
+    build_index,
+    exact,
+    faiss_index,
+    open_index,
+)
 from fairseq_ccpr.search.faiss_index import automatic_factory, inverted_lists
 from fairseq_ccpr.search.index_plan import Effort, plan_index
 from fairseq_ccpr.search.recall import recall
@@ -79,7 +87,12 @@ def test_exact_finds_entries_of_the_store_for_what_is_no_number() -> None:
 
 
 @settings(deadline=None)
-@given(size=st.integers(1, 200), count=st.integers(1, 9), run=st.sampled_from([2, 8, 64]), kinds=st.integers(1, 99))
+@given(
+    size=st.integers(1, 200),
+    count=st.integers(1, 9),
+    run=st.sampled_from([2, 8, 64]),
+    kinds=st.integers(1, 99),
+)
 def test_a_gpu_selects_by_runs_what_a_cpu_selects(size, count, run, kinds) -> None:
     count, scores = min(count, size), torch.randint(kinds, (3, size)).float()  # many are equal
     with patch.object(exact, "RUN", run):
@@ -91,13 +104,17 @@ def test_largest_keeps_the_order_of_floats() -> None:
     numbers = [0.0, -0.0, 1e-40, -1e-40, 3.5, -3.5, float("inf"), float("-inf"), float("nan"), 1e38]
     scores, ids = exact.largest(torch.tensor([numbers]), 10)
     assert ids.tolist() == [[6, 9, 4, 2, 0, 1, 3, 5, 7, 8]]
-    assert scores.tolist()[0][:8] == torch.tensor([float("inf"), 1e38, 3.5, 1e-40, 0, 0, -1e-40, -3.5]).tolist()
+    assert (
+        scores.tolist()[0][:8] == torch.tensor([float("inf"), 1e38, 3.5, 1e-40, 0, 0, -1e-40, -3.5]).tolist()
+    )
 
 
 def test_queries_may_come_from_a_model_that_trains() -> None:
     keys, queries = clustered(200, 16), torch.from_numpy(clustered(5, 16, seed=1)).float()
     scores, ids = ExactIndex(keys, "ip").search(queries.requires_grad_(), 4)
-    assert not scores.requires_grad and torch.equal(ids, ExactIndex(keys, "ip").search(queries.detach(), 4)[1])
+    assert not scores.requires_grad and torch.equal(
+        ids, ExactIndex(keys, "ip").search(queries.detach(), 4)[1]
+    )
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
@@ -123,13 +140,17 @@ def test_without_faiss_exact_search_is_chosen_and_others_are_refused(monkeypatch
     monkeypatch.setitem(sys.modules, "faiss", None)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert plan_index("auto", "l2", "", 10**6, 16).backend == "exact"
-    with pytest.raises(ConfigurationError, match="needs FAISS, which is not installed: pip install faiss-cpu"):
+    with pytest.raises(
+        ConfigurationError, match="needs FAISS, which is not installed: pip install faiss-cpu"
+    ):
         plan_index("IVF16,Flat", "l2", "", 10**6, 16)
 
 
 def test_index_that_cannot_be_written_leaves_nothing() -> None:
     with pytest.raises(DatastoreError, match="is the disk full"):
-        build_index(clustered(10, 8), plan_index("Flat", "l2", "", 10, 8), Path("/nowhere/index"), lambda _: None)
+        build_index(
+            clustered(10, 8), plan_index("Flat", "l2", "", 10, 8), Path("/nowhere/index"), lambda _: None
+        )
 
 
 FACTORIES = [
@@ -254,7 +275,9 @@ def test_damaged_index_file_is_refused(tmp_path) -> None:
 def test_automatic_index_is_exact_where_that_is_fastest() -> None:
     assert plan_index("auto", "l2", "", 1000, 16).backend == "exact"
     assert plan_index("auto", "ip", "", 10**6, 16).parameters == "nprobe=16,k_factor_rf=4,candidates=64"
-    assert plan_index("auto", "ip", "", 10**6, 16, effort=Effort(64, 2)).parameters == "nprobe=64,k_factor_rf=2"
+    assert (
+        plan_index("auto", "ip", "", 10**6, 16, effort=Effort(64, 2)).parameters == "nprobe=64,k_factor_rf=2"
+    )
     assert plan_index("auto", "l2", "", 10**7, 16, gpu=True).backend == "exact"
     for odd in (7, 129, 200):  # the codes must share the width out evenly
         plan_index("auto", "ip", "", 10**6, odd)
@@ -277,14 +300,19 @@ def test_parameters_that_are_not_given_give_good_recall(given: str, planned: str
 
 
 def test_effort_gives_the_defaults() -> None:
-    assert plan_index("auto", "ip", "nprobe=3", 10**6, 16, effort=Effort(64, 2)).parameters == "nprobe=3,k_factor_rf=2"
+    assert (
+        plan_index("auto", "ip", "nprobe=3", 10**6, 16, effort=Effort(64, 2)).parameters
+        == "nprobe=3,k_factor_rf=2"
+    )
 
 
 def test_few_neighbours_have_enough_candidates(tmp_path: Path, rng: np.random.Generator) -> None:
     """At k 4, 64 candidates are 16 for each; at k 40 two for each are more."""
     keys = rng.normal(size=(3000, 32)).astype(np.float16)
     queries = torch.from_numpy(rng.normal(size=(50, 32))).float()
-    description = plan_index("IVF16,PQ16x4fs,Refine(keys)", "l2", "nprobe=16,k_factor_rf=2,candidates=64", *keys.shape)
+    description = plan_index(
+        "IVF16,PQ16x4fs,Refine(keys)", "l2", "nprobe=16,k_factor_rf=2,candidates=64", *keys.shape
+    )
     build_index(keys, description, tmp_path / description.file, lambda _: None)
     found = {
         parameters: open_index(replace(description, parameters=parameters), keys, tmp_path)
@@ -292,7 +320,10 @@ def test_few_neighbours_have_enough_candidates(tmp_path: Path, rng: np.random.Ge
     }
     bounded, two, sixteen = found.values()
     for k, same, other in ((4, sixteen, two), (40, two, sixteen)):
-        assert all(torch.equal(one, wanted) for one, wanted in zip(bounded.search(queries, k), same.search(queries, k)))
+        assert all(
+            torch.equal(one, wanted)
+            for one, wanted in zip(bounded.search(queries, k), same.search(queries, k))
+        )
         assert not torch.equal(bounded.search(queries, k)[1], other.search(queries, k)[1])
 
 
@@ -324,7 +355,9 @@ def test_codes_of_residuals_find_more_by_inner_product(tmp_path) -> None:
     centres = rng.normal(size=(300, 96))
     keys = centres[rng.integers(300, size=25_000)] + 0.5 * rng.normal(size=(25_000, 96))
     keys = (keys / np.linalg.norm(keys, axis=1, keepdims=True)).astype(np.float16)
-    queries = torch.from_numpy(keys[::125]).float() + 0.02 * torch.from_numpy(rng.normal(size=(200, 96))).float()
+    queries = (
+        torch.from_numpy(keys[::125]).float() + 0.02 * torch.from_numpy(rng.normal(size=(200, 96))).float()
+    )
     exact, recalls, sizes = ExactIndex(keys, "ip"), [], []
     chosen = automatic_factory(len(keys), 96, "ip")
     assert chosen == "RR96,IVF128,PQ48x4fsr,Refine(keys)"

@@ -52,7 +52,9 @@ def text(ccpr: Ccpr, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def build(ccpr: Ccpr, text: Path, output: Path, *extra: object, check: bool = True) -> subprocess.CompletedProcess[str]:
+def build(
+    ccpr: Ccpr, text: Path, output: Path, *extra: object, check: bool = True
+) -> subprocess.CompletedProcess[str]:
     words = ["--encoder", ccpr.checkpoint, "--output", output, "--segmentation", "all", "--max-words", 2]
     words += ["--store-timeout", LONG, "--cpu", "--quiet"]
     return call("build phrases", text, *words, *extra, check=check)
@@ -73,7 +75,9 @@ def stored(ccpr: Ccpr, text: Path) -> Path:
 
 def retriever(ccpr: Ccpr, store: Path, unreachable: str = STOP) -> PhraseRetriever:
     encoder, waiting = load_phrase_encoder(ccpr.checkpoint), StoreSettings(LONG, unreachable)
-    return PhraseRetriever(PhraseDatastore(store, LONG), encoder, SEGMENTATION, 3, 0.0, torch.device("cpu"), waiting)
+    return PhraseRetriever(
+        PhraseDatastore(store, LONG), encoder, SEGMENTATION, 3, 0.0, torch.device("cpu"), waiting
+    )
 
 
 def sources(ccpr: Ccpr, count: int) -> list[str]:
@@ -134,7 +138,8 @@ def test_same_translations_as_from_a_folder(
 ) -> None:
     options = [*subword_options(world), "--phrase-k", 2, "--phrase-segmentation", "ngram:2"]
     options += ["--store-timeout", LONG]
-    with patch.object(distinct_strings, "PHRASE_DEPTH", 4):  # each entry found takes the embedded one its time
+    # each entry found takes the embedded one its time
+    with patch.object(distinct_strings, "PHRASE_DEPTH", 4):
         found = [decode("--datastore", store, *options) for store in (local, stored)]
     assert equal(*found, tolerance=1e-3)
     assert not equal(found[1], decode(base=True), tolerance=1e-2)
@@ -168,13 +173,22 @@ def test_finished_datastore_is_built_again_in_no_time_and_refuses_other_options(
     before = (stored / MANIFEST).read_bytes()
     with patch.object(MilvusIndex, "write", side_effect=AssertionError("nothing is to be written again")):
         build(ccpr, text, stored, *store)
-    refused(build(ccpr, text, stored, check=False), f"are in the collection '{PREFIX}stored' .*: give the same --store")
-    refused(build(ccpr, text, stored, *store, "--collection", "x", check=False), "'x' of Milvus .* is asked for")
-    refused(build(ccpr, text, stored, *store, "--index", "HNSW,M=8", check=False), "milvus:FLAT.*milvus:HNSW,M=8")
+    refused(
+        build(ccpr, text, stored, check=False),
+        f"are in the collection '{PREFIX}stored' .*: give the same --store",
+    )
+    refused(
+        build(ccpr, text, stored, *store, "--collection", "x", check=False), "'x' of Milvus .* is asked for"
+    )
+    refused(
+        build(ccpr, text, stored, *store, "--index", "HNSW,M=8", check=False), "milvus:FLAT.*milvus:HNSW,M=8"
+    )
     assert (stored / MANIFEST).read_bytes() == before
 
 
-def test_keys_in_milvus_are_not_merged(ccpr: Ccpr, text: Path, local: Path, stored: Path, tmp_path: Path) -> None:
+def test_keys_in_milvus_are_not_merged(
+    ccpr: Ccpr, text: Path, local: Path, stored: Path, tmp_path: Path
+) -> None:
     done = call("merge", local, stored, "--output", tmp_path / "both", check=False)
     refused(
         done,
@@ -192,8 +206,12 @@ def test_keys_of_a_folder_move_to_milvus(ccpr: Ccpr, text: Path, local: Path, tm
     build(ccpr, text, moved, *where(tmp_path, "moved"), "--index", HNSW, "--index-parameters", "ef=64")
     assert not (moved / "phrase/keys.npy").exists()
     made = PhraseDatastore(moved)
-    assert made.find_damage() == [] and made.section.index_recall is not None and made.section.index_recall > 0.9
-    assert_same(retriever(ccpr, local).retrieve(sources(ccpr, 2)), retriever(ccpr, moved).retrieve(sources(ccpr, 2)))
+    assert (
+        made.find_damage() == [] and made.section.index_recall is not None and made.section.index_recall > 0.9
+    )
+    assert_same(
+        retriever(ccpr, local).retrieve(sources(ccpr, 2)), retriever(ccpr, moved).retrieve(sources(ccpr, 2))
+    )
 
 
 def test_build_goes_on_after_the_server_was_killed(
@@ -213,7 +231,9 @@ def test_build_goes_on_after_the_server_was_killed(
     made = PhraseDatastore(output)
     assert firsts[:5] == [0, 64, 128, 192, 192]  # what had come was not sent again
     assert len(firsts) == 1 + -(-made.section.size // 64) and made.find_damage() == []
-    assert_same(retriever(ccpr, local).retrieve(sources(ccpr, 2)), retriever(ccpr, output).retrieve(sources(ccpr, 2)))
+    assert_same(
+        retriever(ccpr, local).retrieve(sources(ccpr, 2)), retriever(ccpr, output).retrieve(sources(ccpr, 2))
+    )
 
 
 def test_decoding_when_the_server_is_killed(
@@ -229,7 +249,9 @@ def test_decoding_when_the_server_is_killed(
     servers = [made.index.server for made in (stopping, skipping) if isinstance(made.index, MilvusIndex)]
     for one in servers:
         one.timeout = SHORT
-    with pytest.raises(UnreachableError, match=r"does not answer: asked .* --store-unreachable skip continues"):
+    with pytest.raises(
+        UnreachableError, match=r"does not answer: asked .* --store-unreachable skip continues"
+    ):
         stopping.retrieve(sentences)
     assert skipping.retrieve(sentences) == [[], []] and skipping.retrieve(sentences) == [[], []]
     assert sum(skipping.remote.skipped) == 4
@@ -244,9 +266,14 @@ def test_decoding_when_the_server_is_killed(
     options = ["--datastore", output, *subword_options(world), "--store-timeout", SHORT]
     refused(call("fairseq-generate", *world.options(*options), check=False), "Milvus at .* does not answer")
     assert equal(decode(*options, "--store-unreachable", "skip"), decode(base=True))
-    told = run("fairseq-generate", *world.options(*options, "--store-unreachable", "skip", "--beam", 1), LANG="C.UTF-8")
+    told = run(
+        "fairseq-generate",
+        *world.options(*options, "--store-unreachable", "skip", "--beam", 1),
+        LANG="C.UTF-8",
+    )
     assert (
-        f"20 sentences went without phrases: the collection 's' of Milvus at {server.uri} did not answer" in told.stderr
+        f"20 sentences went without phrases: the collection 's' of Milvus at {server.uri} did not answer"
+        in told.stderr
     )
     assert "--phrase-min-similarity" not in told.stderr
 
@@ -277,7 +304,9 @@ def test_what_is_there_is_not_ours(ccpr: Ccpr, text: Path, stored: Path, tmp_pat
         index.add_index("key", index_type="FLAT", metric_type=metric)
         made.create_collection(PREFIX + name, schema=schema, index_params=index, properties=properties)
 
-    identity = json.dumps(PhraseDatastore(stored).section.identity() | {"fingerprints": {"encoder": "0" * 64}})
+    identity = json.dumps(
+        PhraseDatastore(stored).section.identity() | {"fingerprints": {"encoder": "0" * 64}}
+    )
     make("wide", 24, "IP")
     make("far", 16, "L2")
     make("foreign", 16, "IP")
@@ -315,8 +344,12 @@ def test_what_does_not_end_is_told(stored: Path) -> None:
         index.server.timeout = seconds
         with (
             patch.object(MilvusIndex, "_ask", lambda *arguments, **others: None),
-            patch.object(MilvusIndex, "_index_type", lambda self, found=found: found | {"pending_index_rows": 5}),
-            pytest.raises(UnreachableError, match=rf"to index the keys, and 5 are left \(state {found['state']}\)"),
+            patch.object(
+                MilvusIndex, "_index_type", lambda self, found=found: found | {"pending_index_rows": 5}
+            ),
+            pytest.raises(
+                UnreachableError, match=rf"to index the keys, and 5 are left \(state {found['state']}\)"
+            ),
         ):
             index.finish()
 
@@ -351,7 +384,8 @@ def test_what_does_not_end_is_told(stored: Path) -> None:
         ("service not ready[standalone=1]: Initializing", True),
         ("rpc error: code = Unknown desc = node not match[expectedNodeID=8][actualNodeID=11]", True),
         ("etcdserver: leader changed", True),
-        ("Collection 's' is in state 'released'; call load() before search/get/query", True),  # the embedded one
+        # the embedded one
+        ("Collection 's' is in state 'released'; call load() before search/get/query", True),
         ("nodes not enough", False),
         ("maximum shards's number should be limited to 16", False),
         ("fail to Search, QueryNode ID=1, reason=collection:4, metric type not match: invalid parameter[expected=IP]", False),
@@ -359,7 +393,9 @@ def test_what_does_not_end_is_told(stored: Path) -> None:
         ("database not found[database=nodb]", False),
     ],
 )  # fmt: skip
-def test_what_a_restarted_server_says_is_asked_again_and_a_refusal_is_not(stored: Path, said: str, again: bool) -> None:
+def test_what_a_restarted_server_says_is_asked_again_and_a_refusal_is_not(
+    stored: Path, said: str, again: bool
+) -> None:
     index = PhraseDatastore(stored, LONG).open_index()
     assert isinstance(index, MilvusIndex)
     assert index.exists()  # a connection
@@ -390,13 +426,17 @@ def test_what_older_servers_say(stored: Path) -> None:
         asked.return_value = "v2.2-testing-20230824-68-ga34a9d6-lite"
         index.refuse_foreign()
         asked.return_value = "v2.2.16-lite"
-        with pytest.raises(ConfigurationError, match=r"is version v2\.2\.16-lite, which cannot count or replace keys"):
+        with pytest.raises(
+            ConfigurationError, match=r"is version v2\.2\.16-lite, which cannot count or replace keys"
+        ):
             index.refuse_foreign()
 
 
 def test_stack_traces_are_left_out() -> None:
     said = "stack trace: /milvus/pkg/tracer/stack_trace.go:51 github.com/milvus-io/milvus/pkg/tracer.StackTrace\n"
-    said += "/usr/local/go/src/runtime/asm_amd64.s:1598 runtime.goexit: attempt #0: find no available rootcoord"
+    said += (
+        "/usr/local/go/src/runtime/asm_amd64.s:1598 runtime.goexit: attempt #0: find no available rootcoord"
+    )
     error = pymilvus.MilvusException(65535, said)
     assert milvus._first_line(error) == "attempt #0: find no available rootcoord"
 
@@ -450,7 +490,10 @@ def test_bad_options_are_refused_before_any_work(ccpr: Ccpr, text: Path, local: 
         assert not output.exists() and "s3cret" not in done.stderr
         return done
 
-    refused(fails("--store", "http://127.0.0.1:9", "--store-timeout", 0.5), "http://127.0.0.1:9 does not answer: asked")
+    refused(
+        fails("--store", "http://127.0.0.1:9", "--store-timeout", 0.5),
+        "http://127.0.0.1:9 does not answer: asked",
+    )
     refused(fails("--store", "ftp://me:s3cret@host/"), "--store ftp://host/ is neither a server")
     refused(fails("--store", "http://me:s3/s3cret@host"), "--store has an @ beyond its host")
     for uri in (
@@ -469,7 +512,8 @@ def test_bad_options_are_refused_before_any_work(ccpr: Ccpr, text: Path, local: 
     refused(fails("--store", tmp_path / "p.db", "--index-parameters", "ef"), "--index-parameters are 'ef'")
     (tmp_path / "file.db").write_text("something else")
     refused(
-        fails("--store", tmp_path / "file.db"), r"file\.db cannot be opened: another process has it open, or it is no"
+        fails("--store", tmp_path / "file.db"),
+        r"file\.db cannot be opened: another process has it open, or it is no",
     )
     words = [local, "--phrase-encoder", ccpr.checkpoint, "--cpu", "--store-timeout", 0]
     refused(call("retrieve", *words, check=False), "--store-timeout is 0")

@@ -47,7 +47,9 @@ def keep(world: World, output: Path, *extra: object, check: bool = True) -> subp
     return build(world, output, *METRIC, "--fraction", 0.2, *extra, check=check)
 
 
-def test_same_translations_as_from_a_folder_and_one_request_a_step(decode: Callable, local: Path, stored: Path) -> None:
+def test_same_translations_as_from_a_folder_and_one_request_a_step(
+    decode: Callable, local: Path, stored: Path
+) -> None:
     assert not (stored / "token/keys.npy").exists()
     found: list[dict[int, Any]] = []
     asked, steps = list[int](), list[int]()
@@ -102,7 +104,9 @@ def test_tuning_learning_and_explaining(world: World, local: Path, stored: Path,
         translator = Translator(datastore=Path(shutil.copytree(store, tmp_path / store.name)), **keen)
         number = translator.learn(source, target).id
         texts.append([one.text for one in translator.translate([source, *(one for one, _ in others)])])
-        assert number in {n.learned for t in translator.explain(source).sentences[0].tokens for n in t.neighbours}
+        assert number in {
+            n.learned for t in translator.explain(source).sentences[0].tokens for n in t.neighbours
+        }
         if store is stored:
             with pytest.raises(ConfigurationError, match="only those in a folder can be merged, compacted"):
                 translator.compact()
@@ -111,12 +115,19 @@ def test_tuning_learning_and_explaining(world: World, local: Path, stored: Path,
     again = Translator(datastore=tmp_path / "stored", **keen)
     assert next(iter(again.translate([source]))).text == target
     again.close()
-    words = [*world.options("--datastore", tmp_path / "stored"), "--remove-bpe", "sentencepiece", "--no-progress-bar"]
+    words = [
+        *world.options("--datastore", tmp_path / "stored"),
+        "--remove-bpe",
+        "sentencepiece",
+        "--no-progress-bar",
+    ]
     shown = call("tune", *words, "--combiner", "fixed", "--decode", 1).stdout
     assert "base" in shown and "tuned" in call("inspect", tmp_path / "stored").stdout
 
 
-def test_what_works_on_keys_in_a_folder_is_refused(world: World, local: Path, stored: Path, tmp_path: Path) -> None:
+def test_what_works_on_keys_in_a_folder_is_refused(
+    world: World, local: Path, stored: Path, tmp_path: Path
+) -> None:
     shutil.copytree(stored, mine := tmp_path / "mine")
     words = "--datastore", mine, "--path", world.model, "--cpu"
     call("learn", *words, "--source", "Haus", "--target", "house")
@@ -128,9 +139,13 @@ def test_what_works_on_keys_in_a_folder_is_refused(world: World, local: Path, st
     refused(build(world, tmp_path / "projected", "--fraction", 0.2, *adapter, check=False), elsewhere)
     refused(keep(world, mine, check=False), f"{elsewhere}: give the same --store")
     shards = "--num-shards", 2, "--shard-id", 0
-    refused(keep(world, tmp_path / "shard", *where(tmp_path, "shard"), *shards, check=False), "--store takes all keys")
     refused(
-        build(world, tmp_path / "l2", "--store", tmp_path / "keys.db", check=False), "squared distances .*--metric ip"
+        keep(world, tmp_path / "shard", *where(tmp_path, "shard"), *shards, check=False),
+        "--store takes all keys",
+    )
+    refused(
+        build(world, tmp_path / "l2", "--store", tmp_path / "keys.db", check=False),
+        "squared distances .*--metric ip",
     )
     assert contents(mine) == before and sorted(path.name for path in tmp_path.iterdir()) == ["mine"]
 
@@ -167,7 +182,9 @@ def test_half_an_upload_is_finished_and_the_folder_serves_meanwhile(
     assert equal(decode("--datastore", mine, *OPTIONS), wanted, tolerance=1e-3)
 
 
-def test_decoding_when_the_server_is_killed(world: World, decode: Callable, server: Server, tmp_path: Path) -> None:
+def test_decoding_when_the_server_is_killed(
+    world: World, decode: Callable, server: Server, tmp_path: Path
+) -> None:
     words = "--metric", "ip", "--fraction", 0.1, "--store", server.uri, "--store-timeout", LONG
     build(world, mine := tmp_path / "killed", *words)
     options = ["--datastore", mine, "--knn-k", 4]
@@ -197,7 +214,11 @@ def test_decoding_when_the_server_is_killed(world: World, decode: Callable, serv
         f"Milvus at {server.uri} does not answer: .*--store-unreachable skip continues without tokens",
     )
     assert equal(decode(*options, "--store-unreachable", "skip"), decode(base=True))
-    told = run("fairseq-generate", *world.options(*options, "--store-unreachable", "skip", "--beam", 1), LANG="C.UTF-8")
+    told = run(
+        "fairseq-generate",
+        *world.options(*options, "--store-unreachable", "skip", "--beam", 1),
+        LANG="C.UTF-8",
+    )
     assert (
         f"20 sentences went without tokens: the collection 'killed_tokens' of Milvus at {server.uri} did not answer"
         in told.stderr

@@ -1,6 +1,7 @@
 """An index opens where it is searched, wherever it was built.
 
-There need not be a GPU: `meta`, torch's device of tensors without numbers, is one on which FAISS has no indexes either.
+There need not be a GPU: `meta`, torch's device of tensors without numbers, is one on which FAISS has no
+indexes either.
 """
 
 from __future__ import annotations
@@ -44,7 +45,10 @@ def test_what_a_gpu_had_built_opens_on_a_cpu(tmp_path, monkeypatch) -> None:
     index = opened("auto", tmp_path, CPU, 0, monkeypatch)
     assert isinstance(index, ExactIndex) and index.on_host and not index.stands_in
     queries = torch.from_numpy(KEYS[:5]).float()
-    assert index.search(queries, 3)[1][:, 0].tolist() == ExactIndex(KEYS, "l2").search(queries, 3)[1][:, 0].tolist()
+    assert (
+        index.search(queries, 3)[1][:, 0].tolist()
+        == ExactIndex(KEYS, "l2").search(queries, 3)[1][:, 0].tolist()
+    )
 
 
 @pytest.mark.parametrize(
@@ -64,7 +68,9 @@ def test_keys_that_do_not_fit_are_searched_on_the_cpu_with_a_warning(tmp_path, m
     assert isinstance(exact, ExactIndex) and exact.on_host
 
 
-def test_datastores_opened_one_after_another_leave_room_for_scores_and_decoding(tmp_path, monkeypatch) -> None:
+def test_datastores_opened_one_after_another_leave_room_for_scores_and_decoding(
+    tmp_path, monkeypatch
+) -> None:
     free, placed = index_plan.SCRATCH + 4 * KEYS.nbytes, 0
     while opened("auto", tmp_path, ELSEWHERE, free - placed, monkeypatch).keys.device == ELSEWHERE:
         placed += KEYS.nbytes + 4 * len(KEYS)
@@ -83,7 +89,9 @@ def test_without_faiss_a_gpu_opens_what_a_cpu_had_built(tmp_path, monkeypatch) -
             open_for_device(description, KEYS, tmp_path, device)
 
 
-def test_a_cpu_that_must_compare_with_many_keys_says_what_to_run(world: World, tmp_path, monkeypatch, log) -> None:
+def test_a_cpu_that_must_compare_with_many_keys_says_what_to_run(
+    world: World, tmp_path, monkeypatch, log
+) -> None:
     build(world, store := tmp_path / "store", "--index", "exact")
     TokenDatastore(store).open_index()
     assert not log.messages
@@ -91,7 +99,8 @@ def test_a_cpu_that_must_compare_with_many_keys_says_what_to_run(world: World, t
     TokenDatastore(store).open_index()
     [message] = log.messages
     assert f"`fairseq-ccpr compact {store} --index auto" in message
-    build(world, store, "--index", "IVF16,Flat", "--cpu")  # what it says, with an index that so small a store has
+    # what it says, with an index that so small a store has
+    build(world, store, "--index", "IVF16,Flat", "--cpu")
     log.clear()
     TokenDatastore(store).open_index()
     assert not log.messages

@@ -69,7 +69,9 @@ def test_lists_that_shrank_and_grew_find_what_is_left(
         assert lists.size == len(left) and recall(found, wanted) > 0.99
 
 
-def test_a_key_is_looked_for_in_the_list_it_is_in(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_is_looked_for_in_the_list_it_is_in(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A single list is searched, where longer keys have the larger products and shorter ones are nearer."""
     monkeypatch.setattr(live, "PROBES", 1)
     keys = keys_and_queries(3000, "ip")[0] * torch.from_numpy(rng.uniform(0.2, 5, (3000, 1))).half()
@@ -101,4 +103,7 @@ def test_entries_that_are_gone_are_searched_past_as_deep_as_must_and_can_be(deep
     index.deepest, depth = deepest, 1 + live.FIRST_SPARE
     ids = search_without(index, torch.arange(1, 300), torch.tensor([[0.0], [399.0], [150.0]]), 1)[1]
     assert ids[:, 0].tolist() == [0, 399, 0 if deepest == 400 else -1]
-    assert asked == [(3, depth), *([(1, live.DEEPER * depth), (1, 300)] if deepest == 400 else [(1, deepest)])]
+    assert asked == [
+        (3, depth),
+        *([(1, live.DEEPER * depth), (1, 300)] if deepest == 400 else [(1, deepest)]),
+    ]

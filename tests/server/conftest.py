@@ -23,7 +23,13 @@ from fairseq_ccpr.server.access import Limits
 from fairseq_ccpr.server.app import listen, make_server
 from tests.small_models import World
 
-KEEN: dict[str, Any] = {"max_len_b": 25, "device": "cpu", "knn_lambda": 0.95, "knn_k": 4, "knn_temperature": 0.5}
+KEEN: dict[str, Any] = {
+    "max_len_b": 25,
+    "device": "cpu",
+    "knn_lambda": 0.95,
+    "knn_k": 4,
+    "knn_temperature": 0.5,
+}
 
 
 @dataclass
@@ -40,7 +46,9 @@ class Served:
         body = json.dumps(sent).encode() if sent else b"" if method == "POST" else None
         return self.send(path, body, {"Content-Type": "application/json"} | (headers or {}), method)
 
-    def send(self, path: str, body: bytes | None, headers: dict[str, str], method: str = "POST") -> tuple[int, Any]:
+    def send(
+        self, path: str, body: bytes | None, headers: dict[str, str], method: str = "POST"
+    ) -> tuple[int, Any]:
         """Ask with any bytes."""
         try:
             with urlopen(Request(self.url + path, body, headers, method=method), timeout=60) as answer:

@@ -68,7 +68,8 @@ def test_libretranslate_aio(server: Served, wanted: dict[str, str]) -> None:
     async def ask() -> list[str]:
         async with AsyncLibreTranslate(server.url, timeout=120) as client:
             return [
-                one.translated_text for one in await asyncio.gather(*(client.translate(q, "de", "en") for q in wanted))
+                one.translated_text
+                for one in await asyncio.gather(*(client.translate(q, "de", "en") for q in wanted))
             ]
 
     assert asyncio.run(ask()) == [*wanted.values()]
@@ -93,7 +94,10 @@ def test_translate_of_npm(server: Served, wanted: dict[str, str], tmp_path: Path
     if not (shutil.which("node") and shutil.which("npm")):
         pytest.skip("there is no Node.js")
     installed = subprocess.run(
-        ["npm", "install", "--no-audit", "--no-fund", "translate@3.1.0"], cwd=tmp_path, capture_output=True, timeout=300
+        ["npm", "install", "--no-audit", "--no-fund", "translate@3.1.0"],
+        cwd=tmp_path,
+        capture_output=True,
+        timeout=300,
     )
     if installed.returncode:
         pytest.skip("npm cannot install its package translate")
@@ -108,7 +112,9 @@ def test_translate_of_npm(server: Served, wanted: dict[str, str], tmp_path: Path
     assert json.loads(done.stdout) == [*wanted.values()]
 
 
-def test_the_page_of_libretranslate(server: Served, wanted: dict[str, str], pairs: list[tuple[str, str]]) -> None:
+def test_the_page_of_libretranslate(
+    server: Served, wanted: dict[str, str], pairs: list[tuple[str, str]]
+) -> None:
     """It sends multipart forms, with a key that is empty where there is none."""
 
     def send(path: str, **fields: object) -> dict[str, object]:
@@ -118,11 +124,19 @@ def test_the_page_of_libretranslate(server: Served, wanted: dict[str, str], pair
         return answer.json()
 
     source, translation = next(iter(wanted.items()))
-    found = send("/translate", q=source, source="auto", target="en", format="text", alternatives=3, api_key="")
+    found = send(
+        "/translate", q=source, source="auto", target="en", format="text", alternatives=3, api_key=""
+    )
     assert found["translatedText"] == translation and found["detectedLanguage"]["language"] == "de"
     assert len(found["alternatives"]) == 3
     found = send(
-        "/translate", q=f"<p>{source}</p>", source="de", target="en", format="html", alternatives=3, api_key=""
+        "/translate",
+        q=f"<p>{source}</p>",
+        source="de",
+        target="en",
+        format="html",
+        alternatives=3,
+        api_key="",
     )
     assert found["translatedText"] == f"<p>{translation}</p>"
     source, target = pairs[5]

@@ -68,9 +68,12 @@ def test_the_server_answers_while_a_text_is_divided(server: Served, monkeypatch:
 
 
 @pytest.mark.parametrize(
-    ("sent", "kind"), [("." * 20000, "text"), ("<" * 20000, "html"), ("<a " * 6666, "html"), ("a\n" * 40, "text")]
+    ("sent", "kind"),
+    [("." * 20000, "text"), ("<" * 20000, "html"), ("<a " * 6666, "html"), ("a\n" * 40, "text")],
 )
-def test_texts_that_are_nothing_but_marks(new_translator: Callable[[], Translator], sent: str, kind: str) -> None:
+def test_texts_that_are_nothing_but_marks(
+    new_translator: Callable[[], Translator], sent: str, kind: str
+) -> None:
     with served(new_translator()) as server, ThreadPoolExecutor(1) as pool:
         answer = pool.submit(server.ask, "/translate", "POST", q=sent, format=kind)
         slowest = 0.0
@@ -224,7 +227,9 @@ def test_one_address_cannot_hold_all_connections(
 
 
 def test_the_log_has_nothing_that_a_user_wrote_unless_asked(
-    new_translator: Callable[[], Translator], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    new_translator: Callable[[], Translator],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def fails(*words: object) -> None:
         raise ValueError(f"cannot do {words}")

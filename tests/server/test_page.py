@@ -21,7 +21,9 @@ from tests.small_models import World
 
 sync_api = pytest.importorskip("playwright.sync_api")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium: a package manager installs it")
+pytestmark = pytest.mark.skipif(
+    CHROMIUM is None, reason="there is no Chromium: a package manager installs it"
+)
 expect = sync_api.expect
 expect.set_options(timeout=60_000)  # of a machine that does other work as well
 DESK, PHONE = {"width": 1280, "height": 800}, {"width": 375, "height": 800}
@@ -71,9 +73,14 @@ class Shown:
         self.page.on("pageerror", lambda error: self.faults.append(str(error)))
         self.page.on("console", lambda said: self.faults.append(said.text) if said.type == "error" else None)
         own = url, "data:", "blob:"
-        self.page.on("request", lambda sent: None if sent.url.startswith(own) else self.faults.append(sent.url))
+        self.page.on(
+            "request", lambda sent: None if sent.url.startswith(own) else self.faults.append(sent.url)
+        )
         self.page.goto(url)
-        self.translation, self.sentence = self.page.get_by_label("English", exact=True), self.page.locator("#sentence")
+        self.translation, self.sentence = (
+            self.page.get_by_label("English", exact=True),
+            self.page.locator("#sentence"),
+        )
         self.pairs, self.memory = self.page.locator("#pairs li"), self.page.locator("#memory")
 
     def button(self, name: str) -> Any:
@@ -93,11 +100,15 @@ class Shown:
     @property
     def text(self) -> str:
         text = self.translation.input_value()
-        assert self.page.locator("#marks").text_content() == text + "\u200b", "marks stand where their text does"
+        assert self.page.locator("#marks").text_content() == text + "\u200b", (
+            "marks stand where their text does"
+        )
         return text
 
     def select(self, start: int, end: int) -> None:
-        self.translation.evaluate("(box, place) => { box.focus(); box.setSelectionRange(...place); }", [start, end])
+        self.translation.evaluate(
+            "(box, place) => { box.focus(); box.setSelectionRange(...place); }", [start, end]
+        )
         self.translation.press("Shift")  # which tells of a selection that no key has made
 
     def rewrite(self, old: str, new: str) -> None:
@@ -310,7 +321,9 @@ def test_what_was_learned_is_searched_edited_deleted_and_brought_back(
     shown.close()
 
 
-def test_files_are_dropped_in_and_come_out(server: Served, browser: Any, pairs: list[Pair], tmp_path: Path) -> None:
+def test_files_are_dropped_in_and_come_out(
+    server: Served, browser: Any, pairs: list[Pair], tmp_path: Path
+) -> None:
     (one, its), (two, theirs), (three, its_own) = pairs[10:13]
     shown = Shown(browser, server.url)
     shown.translate(f"{one}\n{two}")
@@ -319,7 +332,9 @@ def test_files_are_dropped_in_and_come_out(server: Served, browser: Any, pairs: 
     shown.said("1 translation changed.")
     assert shown.text.startswith(f"{its}\n") and shown.marked("remembered") == [its]
     expect(shown.pairs).to_have_count(1)
-    (tmp_path / "pairs.tsv").write_text(f"{two}\t{theirs}\n{one}\tAnother.\nno pair\n{three}\t{its_own}\n", "utf-8")
+    (tmp_path / "pairs.tsv").write_text(
+        f"{two}\t{theirs}\n{one}\tAnother.\nno pair\n{three}\t{its_own}\n", "utf-8"
+    )
     (tmp_path / "page.html").write_text("<p>")
     shown.page.locator("#files").set_input_files([tmp_path / "pairs.tsv", tmp_path / "page.html"])
     expect(shown.page.locator("#importing.fault")).to_contain_text(

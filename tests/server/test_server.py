@@ -64,7 +64,9 @@ def test_an_unmodified_client_translates(server: Served, pairs: list[tuple[str, 
 def test_texts_lists_lines_and_alternatives(server: Served, pairs: list[tuple[str, str]]) -> None:
     (one, _), (two, _) = pairs[:2]
     first, second = alone(server, one), alone(server, two)
-    status, answer = server.ask("/translate", "POST", q=[one, "", f"{one}\n\n {two}"], source="de-AT", target="EN")
+    status, answer = server.ask(
+        "/translate", "POST", q=[one, "", f"{one}\n\n {two}"], source="de-AT", target="EN"
+    )
     assert status == 200 and answer == {"translatedText": [first, "", f"{first}\n\n {second}"]}
     status, answer = server.ask("/translate", "POST", q=one, source="auto", target="en", alternatives=2)
     assert answer["translatedText"] == first and answer["detectedLanguage"]["language"] == "de"
@@ -82,13 +84,18 @@ def test_forms_in_parts_are_read_as_other_forms(server: Served, pairs: list[tupl
     assert server.send("/translate", body.encode(), PARTS) == wanted and len(wanted[1]["translatedText"]) == 2
 
 
-def test_parameters_that_are_null_or_empty_are_the_defaults(server: Served, pairs: list[tuple[str, str]]) -> None:
+def test_parameters_that_are_null_or_empty_are_the_defaults(
+    server: Served, pairs: list[tuple[str, str]]
+) -> None:
     source, names = pairs[0][0], ("source", "target", "format", "alternatives", "api_key")
     wanted = server.ask("/translate", "POST", q=source)
     for empty in (None, ""):
         assert server.ask("/translate", "POST", q=source, **dict.fromkeys(names, empty)) == wanted
     assert server.ask("/translate", "POST", q=source, alternatives=-1) == wanted
-    assert server.send("/translate", urlencode({"q": source} | dict.fromkeys(names, "")).encode(), FORM) == wanted
+    assert (
+        server.send("/translate", urlencode({"q": source} | dict.fromkeys(names, "")).encode(), FORM)
+        == wanted
+    )
     assert server.ask("/memory?limit=&q=") == server.ask("/memory")
 
 
@@ -102,8 +109,15 @@ def test_languages_are_those_of_clients_however_the_model_calls_them(
     with served(translator) as server:
         assert [one["code"] for one in server.ask("/languages")[1]] == ["de", "zh-Hant"]
         assert server.ask("/languages")[1][1]["name"] == "Chinese (traditional)"
-        for source, target in (("de", "zh-Hant"), ("de-AT", "zh-TW"), ("deu_Latn", "zt"), ("auto", "zho_Hant")):
-            status, answer = server.ask("/translate", "POST", q="ja", source=source, target=target, alternatives=2)
+        for source, target in (
+            ("de", "zh-Hant"),
+            ("de-AT", "zh-TW"),
+            ("deu_Latn", "zt"),
+            ("auto", "zho_Hant"),
+        ):
+            status, answer = server.ask(
+                "/translate", "POST", q="ja", source=source, target=target, alternatives=2
+            )
             assert status == 200 and len(answer["alternatives"]) == 2
         status, answer = server.ask("/translate", "POST", q="ja", source="de", target="zh-CN")
         assert answer == {"error": "target is zh-CN: this server translates from de to zh-Hant"}
@@ -120,7 +134,8 @@ def test_html_keeps_its_tags(server: Served, pairs: list[tuple[str, str]]) -> No
         f'<!-- {source} --><p class="a">{translation}</p>\n<style>p > a {{}}</style>'
     )
     assert (
-        answer["translatedText"].endswith("<br/>") and "<" not in answer["translatedText"].rpartition("style>")[2][:-5]
+        answer["translatedText"].endswith("<br/>")
+        and "<" not in answer["translatedText"].rpartition("style>")[2][:-5]
     )
 
 
@@ -132,14 +147,18 @@ def test_html_lands_on_the_right_words(server: Served, pairs: list[tuple[str, st
     status, answer = server.ask("/translate", "POST", q=page, format=HTML, alternatives=2)
     assert status == 200 and len(answer["alternatives"]) == 2
     for text in (answer["translatedText"], *answer["alternatives"]):
-        assert re.fullmatch(rf'<p>[^<]*<b>[^<]*<code>{others[0]}</code>[^<]*</b>[^<]*</p><img alt="[^<"]+">', text), (
-            text
-        )
-    bold = server.ask("/translate", "POST", q=f"{first} <b>{' '.join(others)}</b>", format=HTML)[1]["translatedText"]
+        assert re.fullmatch(
+            rf'<p>[^<]*<b>[^<]*<code>{others[0]}</code>[^<]*</b>[^<]*</p><img alt="[^<"]+">', text
+        ), text
+    bold = server.ask("/translate", "POST", q=f"{first} <b>{' '.join(others)}</b>", format=HTML)[1][
+        "translatedText"
+    ]
     assert html.unescape(re.sub("</?b>", "", bold)) == alone(server, source)
 
 
-def test_the_same_language_is_copied_and_a_list_detected(server: Served, pairs: list[tuple[str, str]]) -> None:
+def test_the_same_language_is_copied_and_a_list_detected(
+    server: Served, pairs: list[tuple[str, str]]
+) -> None:
     for language in ("de", "en"):
         status, answer = server.ask(
             "/translate", "POST", q=["<b>x", ""], source=language, target=language, alternatives=1
@@ -173,7 +192,9 @@ def test_pages_of_others_and_a_proxy_may_be_let_in(new_translator: Callable[[], 
             assert server.send("/translate", b"q=ja", FORM | headers)[0] == 403
 
 
-def test_what_is_learned_counts_is_shown_and_is_forgotten(server: Served, pairs: list[tuple[str, str]]) -> None:
+def test_what_is_learned_counts_is_shown_and_is_forgotten(
+    server: Served, pairs: list[tuple[str, str]]
+) -> None:
     source, target = pairs[2]
     before = server.ask("/translate", "POST", q=source)[1]["translatedText"]
     assert before != target
@@ -187,7 +208,9 @@ def test_what_is_learned_counts_is_shown_and_is_forgotten(server: Served, pairs:
     learned_pair = {"id": number, "source": source, "target": target, "count": 2, "replaced_by": None}
     assert memory == {"pairs": [learned_pair], "found": 1}
     _, explanation = server.ask(f"/explain?q={quote(source)}")
-    learned = {one["learned"] for token in explanation["sentences"][0]["tokens"] for one in token["neighbours"]}
+    learned = {
+        one["learned"] for token in explanation["sentences"][0]["tokens"] for one in token["neighbours"]
+    }
     assert number in learned and explanation["sentences"][0]["translation"] == target
     match = {"likeness": 1.0, "source": source, "target": target, "learned": number}
     assert explanation["sentences"][0]["matches"][0] == match
@@ -196,7 +219,10 @@ def test_what_is_learned_counts_is_shown_and_is_forgotten(server: Served, pairs:
     assert answer["replaced"] == {**learned_pair, "replaced_by": answer["id"]} and answer["new"]
     assert server.ask("/translate", "POST", q=source)[1]["translatedText"] == other
     assert server.ask(f"/memory?q={quote(source)}")[1]["pairs"][1] == answer["replaced"]
-    assert server.ask(f"/memory/{answer['id']}", "DELETE") == (200, {"success": True, "restored": [learned_pair]})
+    assert server.ask(f"/memory/{answer['id']}", "DELETE") == (
+        200,
+        {"success": True, "restored": [learned_pair]},
+    )
     assert server.ask("/translate", "POST", q=source)[1]["translatedText"] == target
     assert server.ask(f"/memory/{number}", "DELETE") == (200, {"success": True, "restored": []})
     assert server.ask("/translate", "POST", q=source)[1]["translatedText"] == before
@@ -268,14 +294,18 @@ def test_files_are_learned_and_what_was_learned_is_a_file(
         (f"{'ä' * 900}.tmx", b"", "is no well-formed XML"),
     ],
 )
-def test_what_is_no_translation_memory_is_refused(server: Served, name: str, content: bytes, sentence: str) -> None:
+def test_what_is_no_translation_memory_is_refused(
+    server: Served, name: str, content: bytes, sentence: str
+) -> None:
     status, (answer,) = import_file(server, name, content)
     assert status == 400 and re.search(sentence, answer["error"]) and "/tmp" not in answer["error"], answer
     assert not server.translator.memory()
 
 
 def test_a_client_that_leaves_ends_what_it_imports(server: Served, pairs: list[tuple[str, str]]) -> None:
-    rows = "".join(f"{source} {number}\t{target}\n" for number in range(100) for source, target in pairs).encode()
+    rows = "".join(
+        f"{source} {number}\t{target}\n" for number in range(100) for source, target in pairs
+    ).encode()
     with urlopen(Request(f"{server.url}/memory?name=pairs.tsv", rows, method="POST"), timeout=60) as answer:
         assert json.loads(answer.readline())["pairs"] == work.BATCH
     end, before = time.monotonic() + 60, -1
@@ -305,7 +335,8 @@ def test_a_file_that_grows_is_refused_or_left_where_its_client_leaves_or_the_ser
     host, port = urlsplit(server.url).netloc.split(":")
     with socket.create_connection((host, int(port))) as client:
         client.sendall(
-            b"POST /memory?name=c.tsv HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: %d\r\n\r\n%b" % (len(sent), sent)
+            b"POST /memory?name=c.tsv HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: %d\r\n\r\n%b"
+            % (len(sent), sent)
         )
         wait_until(reading)
     wait_until(lambda: not reading())
@@ -319,11 +350,15 @@ def wait_until(true: Callable[[], bool], seconds: float = 10) -> None:
         time.sleep(0.02)
 
 
-def test_what_is_not_confirmed_is_learned_where_it_is_asked_for(server: Served, pairs: list[tuple[str, str]]) -> None:
+def test_what_is_not_confirmed_is_learned_where_it_is_asked_for(
+    server: Served, pairs: list[tuple[str, str]]
+) -> None:
     source, target = map(escape, pairs[0])
     unit = f'<trans-unit><source>{source}</source><target state="needs-translation">{target}</target></trans-unit>'
     content = f'<xliff version="1.2"><file><body>{unit}</body></file></xliff>'.encode()
-    assert import_file(server, "a.xlf", content)[1][-1]["skipped"] == {"not confirmed: state is needs-translation": 1}
+    assert import_file(server, "a.xlf", content)[1][-1]["skipped"] == {
+        "not confirmed: state is needs-translation": 1
+    }
     assert import_file(server, "a.xlf&unconfirmed=1", content)[1][-1]["learned"] == 1
     server.translator.forget(*(pair.id for pair in server.translator.memory()))
 
@@ -388,7 +423,9 @@ def test_with_a_glossary_translations_come_without_explanations(
         assert status == 400 and "sentence 1 has no translation" in answer["error"]
 
 
-def test_clients_at_the_same_time_get_what_they_would_alone(server: Served, pairs: list[tuple[str, str]]) -> None:
+def test_clients_at_the_same_time_get_what_they_would_alone(
+    server: Served, pairs: list[tuple[str, str]]
+) -> None:
     sources = [source for source, _ in pairs[:24]]
     wanted = [one.text for one in server.translator.translate(sources)]
     with ThreadPoolExecutor(8) as pool:
@@ -408,11 +445,19 @@ def test_clients_at_the_same_time_get_what_they_would_alone(server: Served, pair
         ({"q": "a", "target": "auto"}, 400, "target is auto: this server translates from de to en"),
         ({"q": "a", "target": ["en"]}, 400, "the parameter target is a list: expected a text$"),
         ({"q": "a", "format": "pdf"}, 400, "the format pdf is not known: text or html"),
-        ({"q": "a", "alternatives": 1.5}, 400, "the parameter alternatives is '1.5': expected a whole number from 0"),
+        (
+            {"q": "a", "alternatives": 1.5},
+            400,
+            "the parameter alternatives is '1.5': expected a whole number from 0",
+        ),
         ({"q": None}, 400, "the parameter q is missing"),
         ({"q": "a", "alternatives": True}, 400, "expected a whole number from 0"),
         ({"q": "\ud800"}, 400, "half a character"),
-        ({"q": "ja " * 1000}, 400, "sentence 1 has no translation: 2,001 tokens, and the model takes 1,024: divide it"),
+        (
+            {"q": "ja " * 1000},
+            400,
+            "sentence 1 has no translation: 2,001 tokens, and the model takes 1,024: divide it",
+        ),
         ({"q": "a" * 200_000}, 413, "the request is longer than the 101,536 bytes"),
     ],
 )
@@ -425,18 +470,60 @@ def test_what_cannot_be_translated_is_refused(server: Served, sent: dict, status
 @pytest.mark.parametrize(
     ("path", "body", "headers", "status", "sentence"),
     [
-        ("/translate", b'{"q": ', {"Content-Type": "application/json"}, 400, "the body is not valid application/json"),
+        (
+            "/translate",
+            b'{"q": ',
+            {"Content-Type": "application/json"},
+            400,
+            "the body is not valid application/json",
+        ),
         ("/translate", b"[1]", {"Content-Type": "application/json"}, 400, "expected {…}, found a list"),
-        ("/translate", b"[" * 100_000, {"Content-Type": "application/json"}, 400, "not valid application/json"),
-        ("/translate", b'{"q": "\xff"}', {"Content-Type": "application/json"}, 400, "not valid application/json"),
+        (
+            "/translate",
+            b"[" * 100_000,
+            {"Content-Type": "application/json"},
+            400,
+            "not valid application/json",
+        ),
+        (
+            "/translate",
+            b'{"q": "\xff"}',
+            {"Content-Type": "application/json"},
+            400,
+            "not valid application/json",
+        ),
         ("/translate", b"q=%ff", FORM, 400, "not valid application/x-www-form-urlencoded in UTF-8"),
-        ("/translate", PART, {"Content-Type": "multipart/form-data"}, 400, "cannot be read (Missing boundary"),
+        (
+            "/translate",
+            PART,
+            {"Content-Type": "multipart/form-data"},
+            400,
+            "cannot be read (Missing boundary",
+        ),
         ("/translate", PART, PARTS, 400, "the parameter q is missing"),
-        ("/translate", PART.replace(b"format", b'f"; filename="g'), PARTS, 400, "fields of text, and no file"),
-        ("/translate", PART.replace(b"text", b"\xff"), PARTS, 400, "is not valid multipart/form-data in UTF-8"),
+        (
+            "/translate",
+            PART.replace(b"format", b'f"; filename="g'),
+            PARTS,
+            400,
+            "fields of text, and no file",
+        ),
+        (
+            "/translate",
+            PART.replace(b"text", b"\xff"),
+            PARTS,
+            400,
+            "is not valid multipart/form-data in UTF-8",
+        ),
         ("/translate", PART[:9], PARTS, 400, "the parameter q is missing"),
         ("/translate", PART * 2000, PARTS, 413, "the request is longer than the 101,536 bytes"),
-        ("/translate", b"q=a", {"Content-Type": "text/plain"}, 415, "the body is text/plain: send application/json"),
+        (
+            "/translate",
+            b"q=a",
+            {"Content-Type": "text/plain"},
+            415,
+            "the body is text/plain: send application/json",
+        ),
         (
             "/translate",
             b"q=a",
@@ -445,7 +532,13 @@ def test_what_cannot_be_translated_is_refused(server: Served, sent: dict, status
             "pages of https://example.org are refused: start",
         ),
         ("/translate", b"q=a", {"Origin": "null"}, 403, "pages of null are refused"),
-        ("/translate", b"q=a", {"Sec-Fetch-Site": "cross-site"}, 403, "pages of other sites are refused, unless"),
+        (
+            "/translate",
+            b"q=a",
+            {"Sec-Fetch-Site": "cross-site"},
+            403,
+            "pages of other sites are refused, unless",
+        ),
         (
             "/translate",
             b"q=a",
@@ -483,7 +576,10 @@ def test_methods_that_are_allowed_are_named(server: Served) -> None:
 
 def test_bytes_that_are_no_http_and_clients_that_leave_harm_nobody(server: Served) -> None:
     host, port = server.url.removeprefix("http://").split(":")
-    for sent in (b"\x16\x03\x01\x00", b"POST /translate HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n\r\nq="):
+    for sent in (
+        b"\x16\x03\x01\x00",
+        b"POST /translate HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n\r\nq=",
+    ):
         with socket.create_connection((host, int(port)), timeout=10) as connection:
             connection.sendall(sent)
     assert server.ask("/health") == (200, {"status": "ok"})
@@ -511,8 +607,8 @@ def test_a_key_keeps_others_out(
 def test_the_command_serves_and_ends_when_told(
     world: World, tmp_path: Path, pairs: list[tuple[str, str]], told: signal.Signals
 ) -> None:
-    """No other process learns or compacts while it runs; requests before the signal are answered, the exit code is 0, and
-    no log has texts."""
+    """No other process learns or compacts while it runs; requests before the signal are answered, the exit
+    code is 0, and no log has texts."""
     store = shutil.copytree(world.datastore, tmp_path / "store")
     words = ["--datastore", store, "--cpu", "--max-len-b", 25, "--port", 0, "--log", "requests"]
     process = begin("fairseq-ccpr serve", *words, out=tmp_path / "url", err=tmp_path / "err")
@@ -540,14 +636,18 @@ def test_the_command_serves_and_ends_when_told(
     assert "POST '/translate' 200" in err and pairs[0][0] not in err and "Traceback" not in err
 
 
-def test_what_cannot_be_served_is_refused(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_served_is_refused(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     base = ["--datastore", world.datastore, "--cpu"]
     refused(
-        call("serve", *base, "--host", "0.0.0.0", check=False), "--host 0.0.0.0 lets other machines in: give --api-key"
+        call("serve", *base, "--host", "0.0.0.0", check=False),
+        "--host 0.0.0.0 lets other machines in: give --api-key",
     )
     refused(call("serve", *base, "--port", 70000, check=False), "--port is 70000")
     refused(
-        call("serve", *base, "--public-url", "mt.example.org", check=False), "--public-url is mt.example.org: expected"
+        call("serve", *base, "--public-url", "mt.example.org", check=False),
+        "--public-url is mt.example.org: expected",
     )
     refused(
         call("serve", *base, "--allow-origin", "*", check=False),
@@ -568,13 +668,18 @@ def test_what_cannot_be_served_is_refused(world: World, tmp_path: Path, monkeypa
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     monkeypatch.delitem(sys.modules, "fairseq_ccpr.server.app", raising=False)
     monkeypatch.delattr("fairseq_ccpr.server.app", raising=False)
-    refused(call("serve", *base, check=False), "the server needs uvicorn, which is not installed: pip install")
+    refused(
+        call("serve", *base, check=False), "the server needs uvicorn, which is not installed: pip install"
+    )
 
 
 def test_the_page_is_one_file_that_asks_this_server_alone(server: Served) -> None:
     with urlopen(server.url) as answer:
         page, headers = answer.read().decode(), answer.headers
-    assert "connect-src 'self'" in headers["Content-Security-Policy"] and headers["X-Content-Type-Options"] == "nosniff"
+    assert (
+        "connect-src 'self'" in headers["Content-Security-Policy"]
+        and headers["X-Content-Type-Options"] == "nosniff"
+    )
     assert not re.search(r"""(src|href)=["'](?!#|data:)""", page) and "http" not in page
     settings = json.loads(re.search(r'id="data">(.*?)</script>', page, re.DOTALL)[1])  # type: ignore[index]
     assert settings["names"] == {"source": "German", "target": "English"} and settings["learns"]

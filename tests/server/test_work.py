@@ -55,7 +55,9 @@ def shown(explanation: Explanation) -> list[Any]:
     ]
 
 
-def test_a_long_text_keeps_nobody_waiting_and_is_explained_as_a_whole(work: Work, pairs: list[tuple[str, str]]) -> None:
+def test_a_long_text_keeps_nobody_waiting_and_is_explained_as_a_whole(
+    work: Work, pairs: list[tuple[str, str]]
+) -> None:
     """Explained and translated texts, and pairs to be learned; and what is explained by parts is what it would be at once."""
     sentences = [source for source, _ in pairs[:7]]
     tokens = encode_sentences(work.translator, sentences)
@@ -63,14 +65,20 @@ def test_a_long_text_keeps_nobody_waiting_and_is_explained_as_a_whole(work: Work
     explained, translated = work.explain(sentences, dict(tokens)), work.translate(sentences * 3)
     short, shorter = work.translate(sentences[:1]), work.explain(sentences[:1], {0: tokens[0]})
     ended = in_order(explained=explained, translated=translated, short=short, shorter=shorter)
-    assert ended.index("short") < ended.index("translated") and ended.index("shorter") < ended.index("explained")
+    assert ended.index("short") < ended.index("translated") and ended.index("shorter") < ended.index(
+        "explained"
+    )
     assert shown(explained.result()) == shown(wanted) and len(explained.result().texts) == len(wanted.texts)
     assert [one.text for one in translated.result()[:7]] == [one.translation for one in wanted.sentences]
 
 
-def test_all_that_is_to_be_learned_counts_before_the_next_round(work: Work, pairs: list[tuple[str, str]]) -> None:
+def test_all_that_is_to_be_learned_counts_before_the_next_round(
+    work: Work, pairs: list[tuple[str, str]]
+) -> None:
     long = work.translate([source for source, _ in pairs[:20]])
-    learned = {f"learn{n}": work.call(lambda t, pair=pair: t.learn(*pair)) for n, pair in enumerate(pairs[:3])}
+    learned = {
+        f"learn{n}": work.call(lambda t, pair=pair: t.learn(*pair)) for n, pair in enumerate(pairs[:3])
+    }
     after = work.translate([pairs[2][0]])
     ended = in_order(long=long, **learned, after=after)
     assert set(ended[:3]) == set(learned) and ended[-1] == "long"

@@ -82,7 +82,10 @@ def test_a_folder_appears_when_it_is_complete(tmp_path: Path):
         (partial / "file").touch()
         assert not output.exists()
     assert [path.name for path in output.iterdir()] == ["file"] and not partial.exists()
-    with pytest.raises(ConfigurationError, match="exists: give a new folder, or delete it"), atomic_directory(output):
+    with (
+        pytest.raises(ConfigurationError, match="exists: give a new folder, or delete it"),
+        atomic_directory(output),
+    ):
         pass
     with pytest.raises(ValueError, match="fails"), atomic_directory(tmp_path / "other") as partial:
         raise ValueError("fails")

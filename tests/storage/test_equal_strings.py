@@ -34,7 +34,12 @@ def test_equal_strings_have_equal_hashes_and_others_do_not(
 ) -> None:
     folder = tmp_path_factory.mktemp("lines")
     write_lines(folder / "text", folder / "offsets.npy", lines)
-    spans = [(n, i, j) for n, line in enumerate(lines) for i in range(len(line)) for j in range(i + 1, len(line) + 1)]
+    spans = [
+        (n, i, j)
+        for n, line in enumerate(lines)
+        for i in range(len(line))
+        for j in range(i + 1, len(line) + 1)
+    ]
     if not ordered:
         random.Random(seed).shuffle(spans)
     with patch.object(equal_strings, "HASHED", block):

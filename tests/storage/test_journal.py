@@ -66,7 +66,11 @@ def test_what_was_appended_is_read_at_once_or_bit_by_bit(tmp_path: Path) -> None
     assert early.end == (tmp_path / "j").stat().st_size == STARTS[-1]
     with (tmp_path / "j").open("ab") as stream:
         stream.write(MARK * 9)
-    assert list(early.read()) == [] and early.lost == 9 and early.damage == [(STARTS[-1], STARTS[-1] + 9 * len(MARK))]
+    assert (
+        list(early.read()) == []
+        and early.lost == 9
+        and early.damage == [(STARTS[-1], STARTS[-1] + 9 * len(MARK))]
+    )
     writing.append([b"more"])  # in place of what is no record
     assert records(tmp_path / "j") == ([*RECORDS, b"more"], [], 0)
 
@@ -98,7 +102,8 @@ def test_records_that_were_left_out_or_moved_are_noticed(tmp_path: Path) -> None
     frames = [whole[a:b] for a, b in itertools.pairwise(STARTS)]
     for order, numbers, noticed in (
         ((0, 2, 3), (0, 2, 3), ([], 1)),
-        ((0, 1, 3, 2), (0, 1, 3), ([(STARTS[4] - len(frames[2]), STARTS[4])], 2)),  # as missing, and as damage
+        # as missing, and as damage
+        ((0, 1, 3, 2), (0, 1, 3), ([(STARTS[4] - len(frames[2]), STARTS[4])], 2)),
         ((0, 0, 1), (0, 1), ([(STARTS[1], 2 * STARTS[1])], 0)),
         ((3,), (3,), ([], 3)),
     ):
@@ -175,7 +180,10 @@ def test_damage_is_put_aside_under_a_new_name_each_time(tmp_path: Path) -> None:
 def test_what_does_not_fit_is_refused_and_nothing_of_it_stays(tmp_path: Path) -> None:
     journal = written(tmp_path / "j")
     before = journal.path.read_bytes()
-    with files_up_to(len(before) + 300), pytest.raises(DatastoreError, match=r"cannot be written .*nothing was added"):
+    with (
+        files_up_to(len(before) + 300),
+        pytest.raises(DatastoreError, match=r"cannot be written .*nothing was added"),
+    ):
         journal.append([b"small", b"large" * 1000])
     assert journal.path.read_bytes() == before
     journal.append([b"small"])  # as soon as there is room
@@ -245,7 +253,11 @@ def test_what_was_written_is_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize(
     ("code", "reason"),
-    [(errno.ENOSPC, "the disk is full"), (errno.EDQUOT, "the disk is full"), (errno.EIO, "Input/output error")],
+    [
+        (errno.ENOSPC, "the disk is full"),
+        (errno.EDQUOT, "the disk is full"),
+        (errno.EIO, "Input/output error"),
+    ],
 )
 def test_a_disk_that_fails_is_named_and_nothing_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, reason: str

@@ -64,7 +64,9 @@ class LittleMoses(MosesTokenizer):
         written = {character: unit for unit, character in MOSES.items()}
         kinds = kinds_of(text)
         return " ".join(
-            "".join(f" {written.get(c, c)} " if kind == "p" else c for c, kind in zip(text, kinds) if c >= " ").split()
+            "".join(
+                f" {written.get(c, c)} " if kind == "p" else c for c, kind in zip(text, kinds) if c >= " "
+            ).split()
         )
 
     def decode(self, text: str) -> str:

@@ -73,7 +73,10 @@ SYSTEMS: dict[str, Callable[[], tuple[Any, Any]]] = {
     "moses and three letters": lambda: (little_moses(), ThreeLetters()),
     "subword-nmt": lambda: (None, real_bpe()),
     "moses": lambda: (real_moses(), real_bpe()),
-    "moses without escapes": lambda: (real_moses(moses_no_escape=True, moses_no_dash_splits=True), real_bpe()),
+    "moses without escapes": lambda: (
+        real_moses(moses_no_escape=True, moses_no_dash_splits=True),
+        real_bpe(),
+    ),
 }
 
 
@@ -143,7 +146,9 @@ def test_phrases_are_what_the_sentence_is_made_of(system: tuple[Any, Any], text:
     assert whole == [i for i, at in parts if any(start <= at < end for start, end in chosen)]
 
 
-@pytest.mark.parametrize("name", ["unigram", "bpe", "merged", "suffix", "moses and unigram", "three letters", "words"])
+@pytest.mark.parametrize(
+    "name", ["unigram", "bpe", "merged", "suffix", "moses and unigram", "three letters", "words"]
+)
 def test_words_begin_and_go_on_where_they_do_in_text(name: str) -> None:
     subwords = decoder_subwords(*SYSTEMS[name]())
     borders, seen = subwords.borders, {True: 0, False: 0}
@@ -164,7 +169,9 @@ def test_words_begin_and_go_on_where_they_do_in_text(name: str) -> None:
 
 
 @pytest.mark.parametrize("rest", [" of God", ", of God", ""])
-@pytest.mark.parametrize("name", ["unigram", "bpe", "moses and unigram", "three letters", "moses and three letters"])
+@pytest.mark.parametrize(
+    "name", ["unigram", "bpe", "moses and unigram", "three letters", "moses and three letters"]
+)
 def test_phrases_after_a_quote_are_written_as_after_a_space_and_the_reverse(name: str, rest: str) -> None:
     """In two sentences that differ by the quote; the phrases of both are found wherever they are written."""
     subwords, phrase = decoder_subwords(*SYSTEMS[name]()), "the house"
@@ -185,7 +192,9 @@ def test_phrases_after_a_quote_are_written_as_after_a_space_and_the_reverse(name
         """All ways to write the phrase of a sentence where its source phrase stands after a sign, or not."""
         one = np.zeros(1, int)
         alone = Candidates.of(own[number : number + 1], one, one, one)
-        of = candidates.with_variants(alone, np.array([sign]), lambda query, rank: (sentences[number], *spans[number]))
+        of = candidates.with_variants(
+            alone, np.array([sign]), lambda query, rank: (sentences[number], *spans[number])
+        )
         return [(row[:n].tolist(), row[n:m].tolist()) for row, n, m in zip(of.tokens, of.lengths, of.extents)]
 
     if name in ("unigram", "bpe"):
@@ -275,9 +284,16 @@ def test_unknown_pieces_and_markers_are_no_phrase() -> None:
     dictionary = dictionary_of(["say", "</s>", "no"])
     subwords = DecoderSubwords(None, None, dictionary)
     pieces = subwords.split("say </s> yes no")
-    assert list(pieces.ids) == [dictionary.index("say"), dictionary.unk(), dictionary.unk(), dictionary.index("no")]
+    assert list(pieces.ids) == [
+        dictionary.index("say"),
+        dictionary.unk(),
+        dictionary.unk(),
+        dictionary.index("no"),
+    ]
     assert subwords.slice(pieces, 0, 3) and subwords.slice(pieces, 13, 15)
-    assert subwords.slice(pieces, 4, 8) is subwords.slice(pieces, 9, 12) is subwords.slice(pieces, 0, 15) is None
+    assert (
+        subwords.slice(pieces, 4, 8) is subwords.slice(pieces, 9, 12) is subwords.slice(pieces, 0, 15) is None
+    )
     assert (subwords.pieces, subwords.unknown) == (4, 2)
 
 
@@ -299,7 +315,9 @@ def test_source_text_is_recovered(system: tuple[Any, Any]) -> None:
     subwords = decoder_subwords(*system)
     bpe = system[1]
     for text in verses()[:50]:
-        found = subwords.recover(subwords.dictionary, encode_line(subwords.dictionary, symbols_of(*system, text)))
+        found = subwords.recover(
+            subwords.dictionary, encode_line(subwords.dictionary, symbols_of(*system, text))
+        )
         if "<0x" in found:
             continue  # fairseq's decoding does not put bytes together
         assert plain(bpe, found) == plain(bpe, text)

@@ -62,9 +62,14 @@ def test_a_subword_model_of_another_dictionary_is_noticed() -> None:
 
 
 def test_source_text_is_not_asked_of_the_target_dictionary() -> None:
-    source, target = dictionary_of(corpus_symbols(None, spm())), dictionary_of(["▁of", "▁another", "▁language"])
+    source, target = (
+        dictionary_of(corpus_symbols(None, spm())),
+        dictionary_of(["▁of", "▁another", "▁language"]),
+    )
     subwords = DecoderSubwords(None, spm(), target)
-    one = RetrievedEntries(np.array([[0, 0, 3]], np.int32), np.ones(1, np.float32), np.array([[-1]]), np.zeros((1, 1)))
+    one = RetrievedEntries(
+        np.array([[0, 0, 3]], np.int32), np.ones(1, np.float32), np.array([[-1]]), np.zeros((1, 1))
+    )
     nothing: Any = SimpleNamespace(
         start=lambda texts, *_: lambda: one, datastore=SimpleNamespace(spans=np.empty((0, 3)))
     )
@@ -100,7 +105,9 @@ def test_options_that_do_not_fit_the_symbols(bpe: Any, made_by: Any, message: st
     given, fitting = bpe and bpe(), made_by and made_by()
     symbols = symbols_of(None, fitting, verses()[0])
     dictionary = dictionary_of(corpus_symbols(None, fitting))
-    with pytest.raises(ConfigurationError, match=rf"^the target text cannot be split .*\): they are {message}"):
+    with pytest.raises(
+        ConfigurationError, match=rf"^the target text cannot be split .*\): they are {message}"
+    ):
         DecoderSubwords(None, given, dictionary)
     subwords = decoder_subwords(None, given)
     with pytest.raises(ConfigurationError) as caught:
@@ -129,7 +136,9 @@ def test_options_as_fairseq_reads_them() -> None:
     words += ["--sentencepiece-model", str(DEMO / "spm.model")]
     cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, input_args=words))
     dictionary = Dictionary.load(str(DEMO / "dict.en.txt"))
-    subwords = DecoderSubwords(encoders.build_tokenizer(cfg.tokenizer), encoders.build_bpe(cfg.bpe), dictionary)
+    subwords = DecoderSubwords(
+        encoders.build_tokenizer(cfg.tokenizer), encoders.build_bpe(cfg.bpe), dictionary
+    )
     text = "She said to him, Not so."
     pieces = subwords.split(text)
     assert subwords.unknown == 0

@@ -55,13 +55,17 @@ def find(tmp_path: Path) -> Find:
         ("👩‍🚀 C++", ["👩", "C++"], ["C++"]),
     ],
 )
-def test_terms_are_words_where_there_are_words(sentence: str, terms: list[str], found: list[str], find: Find) -> None:
+def test_terms_are_words_where_there_are_words(
+    sentence: str, terms: list[str], found: list[str], find: Find
+) -> None:
     assert find(sentence, terms) == found
 
 
 ALPHABET = "aZßİ'’-.3 \u00ad\u200d\u200b\u0301क्षि契ーカﾞｶサ한ㄱ\u1161ไทស្ខ་ذـ\u0600👩™½\u3000\u0600\u115f"
 UNSEEN = regex.compile(r"\p{Default_Ignorable_Code_Point}")
-TERMS = st.lists(st.text(st.characters(exclude_categories=["Cs"]) | st.sampled_from(ALPHABET), min_size=1), max_size=12)
+TERMS = st.lists(
+    st.text(st.characters(exclude_categories=["Cs"]) | st.sampled_from(ALPHABET), min_size=1), max_size=12
+)
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=500)

@@ -69,7 +69,10 @@ def test_html_is_divided_at_blocks_and_keeps_its_markup() -> None:
         ("<a @click='x > 1' :b=\"c\">Los</a>!", ["Los!"]),
         ("<b>A. B</b> c <i>D", ["A. B c D"]),
         ("Er kam. <b>Sie ging. Und</b> dann?", ["Er kam.", "Sie ging.", "Und dann?"]),
-        ("<img alt='Ein Haus.' src=a><a title=\"Mehr &quot;x&quot;\" href=b>Los</a>", ["Ein Haus.", 'Mehr "x"', "Los"]),
+        (
+            "<img alt='Ein Haus.' src=a><a title=\"Mehr &quot;x&quot;\" href=b>Los</a>",
+            ["Ein Haus.", 'Mehr "x"', "Los"],
+        ),
         ("<img alt=Haus><input placeholder='Name' value='x'><b alt=''></b>", ["Haus", "Name"]),
     ],
 )
@@ -84,7 +87,10 @@ def test_sentences_of_html(page: str, sentences: list[str]) -> None:
     [
         ('A <span translate="no">Neue Datei</span> B', ["A Neue Datei B"]),
         ("<p TRANSLATE='No'>A<b>B</b></p><i class='x notranslate'>C</i>D", ["CD"]),
-        ('<div translate="no">A<p>B<b translate="yes">C <i>D</i></b>E</p><b translate>F</b></div>', ["C D", "F"]),
+        (
+            '<div translate="no">A<p>B<b translate="yes">C <i>D</i></b>E</p><b translate>F</b></div>',
+            ["C D", "F"],
+        ),
         ('<p translate="no">A<img src="x" alt="Y">B<br/></p>C', ["C"]),
         ("<code>A</code><pre>B<b>C</b></pre><kbd>D</kbd> <samp>E</samp> <var>F</var> G", ["D E F G"]),
         ("<p><code>A. B</code></p><p><code>A</code>, <kbd>B</kbd>.</p>", []),
@@ -140,7 +146,10 @@ def test_every_tag_comes_once_and_elements_stay_inside_each_other(pieces: list[s
     for order in orders:
         random.shuffle(order)
     written_page = segments.join(
-        [written(segments, n, {}, orders[min(len(one.split()), 7)]) for n, one in enumerate(segments.sentences)]
+        [
+            written(segments, n, {}, orders[min(len(one.split()), 7)])
+            for n, one in enumerate(segments.sentences)
+        ]
     )
     assert Counter(TAG.findall(written_page)) == Counter(TAG.findall(text))
     if balanced(text):

@@ -24,7 +24,9 @@ def test_names_of_one_language_are_one_and_no_other(names: str, request: pytest.
     one, *others = names.split()
     assert all(same_language(one, other) and same_language(other, one) for other in others)
     (all_names,) = (mark.args[1] for mark in request.node.iter_markers("parametrize"))
-    assert not any(same_language(one, other) for group in all_names if group != names for other in group.split())
+    assert not any(
+        same_language(one, other) for group in all_names if group != names for other in group.split()
+    )
 
 
 @given(st.text() | st.text("abdeLatnX_-. 1", max_size=12), st.text(max_size=5))
@@ -43,4 +45,8 @@ def test_languages_are_shown_by_the_codes_and_names_that_clients_know() -> None:
         "tl",
         "sr-Latn",
     ]
-    assert [name_of(one) for one in ("kor_Hang", "sr-ME", "uz-Cyrl")] == ["Korean", "Serbian (Latin)", "Uzbek"]
+    assert [name_of(one) for one in ("kor_Hang", "sr-ME", "uz-Cyrl")] == [
+        "Korean",
+        "Serbian (Latin)",
+        "Uzbek",
+    ]

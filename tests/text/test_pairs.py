@@ -20,7 +20,11 @@ def test_pairs_are_read_from_plain_and_compressed_files(tmp_path: Path) -> None:
     (tmp_path / "a.tsv").write_text("ä\tb\nc\td\n", encoding="utf-8")
     with lzma.open(tmp_path / "a.tsv.xz", "wt", encoding="utf-8") as stream:
         stream.write("ä\tb\nc\td\n")
-    assert list(read_pairs(tmp_path / "a.tsv")) == list(read_pairs(tmp_path / "a.tsv.xz")) == [("ä", "b"), ("c", "d")]
+    assert (
+        list(read_pairs(tmp_path / "a.tsv"))
+        == list(read_pairs(tmp_path / "a.tsv.xz"))
+        == [("ä", "b"), ("c", "d")]
+    )
 
 
 @pytest.mark.parametrize(
@@ -36,7 +40,9 @@ def test_bad_pairs_are_named_by_their_line(tmp_path: Path, line: bytes, sentence
 LINE_ENDS = "\r\v\f\x1c\x1d\x1e\x1f\x85\u2028\u2029"
 
 
-def test_what_other_readers_take_for_line_ends_is_a_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_other_readers_take_for_line_ends_is_a_space(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     text = f"Der{'Hund'.join(LINE_ENDS)}bellt\tb\r\nc\td".encode()
     (tmp_path / "a.tsv").write_bytes(text)
     pairs = [(f"Der {'Hund '.join([''] * len(LINE_ENDS))}bellt", "b"), ("c", "d")]
@@ -46,7 +52,9 @@ def test_what_other_readers_take_for_line_ends_is_a_space(tmp_path: Path, monkey
     assert list(read_standard_input()) == ["\t".join(pair) for pair in pairs]
 
 
-def test_a_line_that_is_too_long_is_refused_or_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_that_is_too_long_is_refused_or_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("fairseq_ccpr.text.pairs.LONGEST", 20)
     (tmp_path / "a.tsv").write_text("a\tb\n" + 50 * "x" + "\tb\n" + 17 * "c" + "\td\n", encoding="utf-8")
     with pytest.raises(
@@ -92,7 +100,9 @@ def test_quoted_cells_are_read_and_marks_of_prose_are_kept(
 
 
 CELLS = st.text(
-    st.sampled_from('a "\n.,b\t') | st.characters(exclude_categories=["Cc", "Cs", "Zl", "Zp"]), min_size=1, max_size=8
+    st.sampled_from('a "\n.,b\t') | st.characters(exclude_categories=["Cc", "Cs", "Zl", "Zp"]),
+    min_size=1,
+    max_size=8,
 )
 
 
@@ -110,7 +120,8 @@ def test_what_a_spreadsheet_saves_is_read_as_it_was_or_left_out(
         ).writerows(rows)
     read = list(read_pairs(tmp_path / "a.tsv", skipped=Counter()))
     assert read == [
-        tuple(cell.replace("\n", " ").replace("\ufeff", "").replace("\x85", " ") for cell in row) for row in rows
+        tuple(cell.replace("\n", " ").replace("\ufeff", "").replace("\x85", " ") for cell in row)
+        for row in rows
     ]
 
 
@@ -124,7 +135,9 @@ def test_what_is_no_pair_is_counted_but_never_where_lines_belong_together(tmp_pa
         (tmp_path / name).write_bytes(content)
     a, b, table, alignments = (tmp_path / name for name in ("a", "b", "c.tsv", "al"))
     skipped = Counter[str]()
-    assert list(read_together(a, b, skipped)) == [("a", "1"), ("c", "")] and skipped == {"a line is not UTF-8": 1}
+    assert list(read_together(a, b, skipped)) == [("a", "1"), ("c", "")] and skipped == {
+        "a line is not UTF-8": 1
+    }
     assert list(TextPairs(pairs=table).read(skipped)) == [("a", "b", None), ("", "", None)]
     assert skipped["a line has 3 columns, and a pair has 2"] == 1
     for text, sentence in (

@@ -19,7 +19,10 @@ from fairseq_ccpr.text.sentences import Segments
         (" \n\t", []),
         ("Es ist gut", ["Es ist gut"]),
         ("Es ist gut. Es ist so!  „Ja?“ Nein.", ["Es ist gut.", "Es ist so!", "„Ja?“", "Nein."]),
-        ("Am 3. Oktober kam Dr. Maier, z. B. mit J. S. Bach.", ["Am 3. Oktober kam Dr. Maier, z. B. mit J. S. Bach."]),
+        (
+            "Am 3. Oktober kam Dr. Maier, z. B. mit J. S. Bach.",
+            ["Am 3. Oktober kam Dr. Maier, z. B. mit J. S. Bach."],
+        ),
         ("Was?! so sagte er... und ging.", ["Was?! so sagte er... und ging."]),
         ("Eins\r\nzwei", ["Eins", "zwei"]),
         ("起初。神創造天地！地是空虛", ["起初。", "神創造天地！", "地是空虛"]),
@@ -68,7 +71,9 @@ def test_a_text_is_whole_around_its_sentences(text: str) -> None:
         ("文件。窗户", ["", "A window"], "A window"),
     ],
 )
-def test_sentences_are_parted_where_the_target_has_spaces(text: str, translations: list[str], joined: str) -> None:
+def test_sentences_are_parted_where_the_target_has_spaces(
+    text: str, translations: list[str], joined: str
+) -> None:
     assert Segments.of(text).join(translations) == joined
     assert Page.of(f"<p>{text}</p><p>{text}</p>").join(translations * 2) == f"<p>{joined}</p>" * 2
 

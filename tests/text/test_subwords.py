@@ -17,7 +17,12 @@ from hypothesis import strategies as st
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.text.sentencepiece import read_pieces
 from fairseq_ccpr.text.subwords import Subwords, SubwordTokenizer, collate, subword_bounds
-from fairseq_ccpr.text.tokenizers import SentencePieceTokenizer, WordPieceSettings, WordPieceTokenizer, load_tokenizer
+from fairseq_ccpr.text.tokenizers import (
+    SentencePieceTokenizer,
+    WordPieceSettings,
+    WordPieceTokenizer,
+    load_tokenizer,
+)
 from fairseq_ccpr.text.words import SPACE, has_letters, kinds_of, word_spans
 from tests.helpers import DEMO
 from tests.small_models import VOCABULARY, sentencepiece_tokenizer
@@ -32,7 +37,9 @@ PLAIN_TEXT = st.text(st.sampled_from("  abcdelordthnsiABC,.;!é中国ｆＦ한\u
 @functools.cache
 def wordpiece_tokenizer() -> WordPieceTokenizer:
     symbols = [piece for piece in VOCABULARY if not piece.startswith("[")]
-    return WordPieceTokenizer(symbols, WordPieceSettings(lower_case=True, strip_accents=True, split_ideographs=True))
+    return WordPieceTokenizer(
+        symbols, WordPieceSettings(lower_case=True, strip_accents=True, split_ideographs=True)
+    )
 
 
 @pytest.fixture(scope="module", params=[sentencepiece_tokenizer, wordpiece_tokenizer])
@@ -63,7 +70,9 @@ def test_spans_are_ordered_and_hold_every_word(tokenizer: SubwordTokenizer, text
     for start, end in word_spans(text):
         bounds = subword_bounds(subwords, start, end)
         touching = [
-            i for i, span in enumerate(zip(subwords.starts, subwords.ends)) if span[0] < end and span[1] > start
+            i
+            for i, span in enumerate(zip(subwords.starts, subwords.ends))
+            if span[0] < end and span[1] > start
         ]
         pieces = [text[subwords.starts[i] : start] + text[end : subwords.ends[i]] for i in touching]
         if not touching or any(map(has_letters, pieces)):
@@ -96,7 +105,9 @@ def test_a_piece_reads_as_its_characters_do(text: str) -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(
-    words=st.lists(st.text(st.sampled_from("abcdelordthnsi'é한ｆ-"), min_size=1, max_size=8), min_size=1, max_size=6)
+    words=st.lists(
+        st.text(st.sampled_from("abcdelordthnsi'é한ｆ-"), min_size=1, max_size=8), min_size=1, max_size=6
+    )
 )
 def test_every_word_between_spaces_has_bounds(tokenizer: SubwordTokenizer, words: list[str]) -> None:
     text = "  ".join(words)
@@ -173,7 +184,9 @@ def test_collate_pads_on_the_right(tokenizer: SubwordTokenizer) -> None:
         assert row == subwords.ids + [tokenizer.pad] * (len(row) - len(subwords.ids))
 
 
-def test_tokenizers_come_back_from_disk_and_from_other_processes(tokenizer: SubwordTokenizer, tmp_path: Path) -> None:
+def test_tokenizers_come_back_from_disk_and_from_other_processes(
+    tokenizer: SubwordTokenizer, tmp_path: Path
+) -> None:
     tokenizer.save(tmp_path)
     text = "The lord, said ½ 中 \N{SNOWMAN}"
     for again in (load_tokenizer(tmp_path), pickle.loads(pickle.dumps(tokenizer))):

@@ -36,7 +36,11 @@ TMX = """<?xml version="1.0" encoding="{encoding}"?>
 <tu><tuv xml:lang="de"><seg>Ja</seg></tuv><tuv xml:lang="en"><seg>Yes</seg></tuv><tuv xml:lang="en"><seg>Yeah</seg></tuv></tu>
 </body></tmx>
 """
-OF_TMX = [("Grüß Gott, Welt & mehr!", "Hello, world & more!"), ("Guten Morgen.", "Good morning."), ("Ja", "Yeah")]
+OF_TMX = [
+    ("Grüß Gott, Welt & mehr!", "Hello, world & more!"),
+    ("Guten Morgen.", "Good morning."),
+    ("Ja", "Yeah"),
+]
 OLDER = "older than another variant of its language, or before it"
 
 XLIFF_1 = """<xliff version="1.2" xmlns="urn:oasis:names:tc:xliff:document:1.2">
@@ -98,7 +102,8 @@ def test_the_newest_translation_of_a_source_is_the_last(
     """Later pairs replace earlier ones where they are learned."""
     old = 'creationdate="20010101T000000Z"'
     dated = [
-        tu("eins", text).replace("<tu>", f'<tu {old} changedate="{date}">') for text, date in zip(("one", "two"), dates)
+        tu("eins", text).replace("<tu>", f'<tu {old} changedate="{date}">')
+        for text, date in zip(("one", "two"), dates)
     ]
     of_side = [
         tu("eins", text).replace('<tuv xml:lang="en">', f'<tuv xml:lang="en" {old} changedate="{date}">')
@@ -134,12 +139,32 @@ def test_xliff(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "sentence"),
     [
-        ("a.tmx", '<!DOCTYPE tmx [<!ENTITY a "aaaa"><!ENTITY b "&a;&a;">]><tmx>&b;</tmx>', "declares the entity 'a'"),
-        ("a.tmx", '<!DOCTYPE tmx [<!ENTITY a SYSTEM "file:///etc/passwd">]><tmx>&a;</tmx>', "declares the entity 'a'"),
-        ("a.tmx", '<!DOCTYPE tmx [<!ENTITY % p SYSTEM "file:///etc/passwd"> %p;]><tmx/>', "declares the entity 'p'"),
+        (
+            "a.tmx",
+            '<!DOCTYPE tmx [<!ENTITY a "aaaa"><!ENTITY b "&a;&a;">]><tmx>&b;</tmx>',
+            "declares the entity 'a'",
+        ),
+        (
+            "a.tmx",
+            '<!DOCTYPE tmx [<!ENTITY a SYSTEM "file:///etc/passwd">]><tmx>&a;</tmx>',
+            "declares the entity 'a'",
+        ),
+        (
+            "a.tmx",
+            '<!DOCTYPE tmx [<!ENTITY % p SYSTEM "file:///etc/passwd"> %p;]><tmx/>',
+            "declares the entity 'p'",
+        ),
         ("a.tmx", "<tmx><body>", "is no well-formed XML .*it ends before </tmx>"),
-        ("a.tmx", '<?xml version="1.0" encoding="klingon"?><tmx/>', "names the encoding 'klingon', which is not known"),
-        ("a.tmx", '<?xml version="1.0" encoding="hex"?><tmx/>', "names the encoding 'hex', which is not known"),
+        (
+            "a.tmx",
+            '<?xml version="1.0" encoding="klingon"?><tmx/>',
+            "names the encoding 'klingon', which is not known",
+        ),
+        (
+            "a.tmx",
+            '<?xml version="1.0" encoding="hex"?><tmx/>',
+            "names the encoding 'hex', which is not known",
+        ),
         ("a.tmx", b"<tmx>\xff\xfe</tmx>", "is no well-formed XML"),
         ("a.tmx", "", "is no well-formed XML"),
         ("a.tmx", XLIFF_1, "is no TMX: it begins with the element 'xliff'"),
@@ -155,7 +180,16 @@ def test_what_cannot_be_read_is_refused(tmp_path: Path, name: str, text: str | b
 
 
 def test_lines_of_a_tsv_that_are_no_pair_are_counted(tmp_path: Path) -> None:
-    lines = b"a\tb\n", b"one\ttwo\tthree\n", b"\xff\tx\n", b"\n", b"alone\n", b"1\t2\t3\n", b"c\td\t0.5\n", b"x\t\xe4\n"
+    lines = (
+        b"a\tb\n",
+        b"one\ttwo\tthree\n",
+        b"\xff\tx\n",
+        b"\n",
+        b"alone\n",
+        b"1\t2\t3\n",
+        b"c\td\t0.5\n",
+        b"x\t\xe4\n",
+    )
     pairs, skipped = read(tmp_path / "m.tsv", b"".join(lines))
     assert pairs == [("a", "b"), ("c", "d")]
     assert skipped == {
@@ -168,14 +202,18 @@ def test_lines_of_a_tsv_that_are_no_pair_are_counted(tmp_path: Path) -> None:
 def test_a_missing_file_and_an_external_document_type(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="there is no file"):
         read_memory(tmp_path / "none.tmx", "de", "en", Counter())
-    text = '<!DOCTYPE tmx SYSTEM "file:///etc/passwd">' + tmx(tu("a&root;b", "c"), tu("d&uuml;&nbsp;&lt;&amp;", "&LT;"))
+    text = '<!DOCTYPE tmx SYSTEM "file:///etc/passwd">' + tmx(
+        tu("a&root;b", "c"), tu("d&uuml;&nbsp;&lt;&amp;", "&LT;")
+    )
     pairs, skipped = read(tmp_path / "a.tmx", text)  # nothing was fetched
     assert pairs == [("dü\u00a0<&", "<")]
     assert skipped == {"is damaged: undefined entity &root;, as in line 2 of a.tmx": 1}
 
 
 def tu(source: str, target: str) -> str:
-    return f'<tu><tuv xml:lang="de"><seg>{source}</seg></tuv><tuv xml:lang="en"><seg>{target}</seg></tuv></tu>'
+    return (
+        f'<tu><tuv xml:lang="de"><seg>{source}</seg></tuv><tuv xml:lang="en"><seg>{target}</seg></tuv></tu>'
+    )
 
 
 def tmx(*units: str) -> str:
@@ -237,7 +275,9 @@ def test_codes_that_separate_words_become_a_space(tmp_path: Path, code: str, sho
     assert read(tmp_path / "a.xlf", xliff_2(data + segment))[0] == expected
     if "dataRef" not in code:
         assert read(tmp_path / "a.tmx", tmx(tu(f"Zeile{code}zwei{code}.", f"Line{code}two")))[0] == expected
-        assert read(tmp_path / "a.xlf", xliff(unit(f"Zeile{code}zwei{code}.", f"Line{code}two")))[0] == expected
+        assert (
+            read(tmp_path / "a.xlf", xliff(unit(f"Zeile{code}zwei{code}.", f"Line{code}two")))[0] == expected
+        )
 
 
 def test_languages_are_those_of_the_text_or_of_the_file(tmp_path: Path) -> None:
@@ -247,7 +287,11 @@ def test_languages_are_those_of_the_text_or_of_the_file(tmp_path: Path) -> None:
     pairs, skipped = read(tmp_path / "a.xlf", xliff(*units, attributes='source-language="de"'))
     assert pairs == [("en-US", "en-US")] and skipped == {french: 1}
     segment = "<segment><source>Ja</source><target xml:lang='{}'>x</target></segment>"
-    of_2 = segment.format("en") + segment.format("fr") + "<ignorable><source>.</source><target>.</target></ignorable>"
+    of_2 = (
+        segment.format("en")
+        + segment.format("fr")
+        + "<ignorable><source>.</source><target>.</target></ignorable>"
+    )
     assert read(tmp_path / "a.xlf", xliff_2(of_2, 'srcLang="de"')) == ([("Ja", "x")], {french: 1})
     files = xliff(unit("eins", "one")) + xliff(unit("deux", "deux"), attributes='target-language="fr"')
     files = files.replace("</xliff><xliff version='1.2'>", "").replace(
@@ -257,12 +301,16 @@ def test_languages_are_those_of_the_text_or_of_the_file(tmp_path: Path) -> None:
     pairs, skipped = read(tmp_path / "a.xlf", files)
     assert pairs == [("eins", "one"), ("drei", "three")]
     assert (
-        skipped[french] == skipped["not to be translated"] == skipped["its source is in a damaged <file>, not de"] == 1
+        skipped[french]
+        == skipped["not to be translated"]
+        == skipped["its source is in a damaged <file>, not de"]
+        == 1
     )
 
 
 @pytest.mark.parametrize(
-    "encoding", ["gb2312", "shift_jis", "utf8", "windows-1251", "UTF-16", "UTF-16LE", "UTF-32BE", "UTF-8-SIG", "EUC-KR"]
+    "encoding",
+    ["gb2312", "shift_jis", "utf8", "windows-1251", "UTF-16", "UTF-16LE", "UTF-32BE", "UTF-8-SIG", "EUC-KR"],
 )
 def test_every_encoding_of_the_codec_registry_is_read(tmp_path: Path, encoding: str) -> None:
     text = "Текст" if "1251" in encoding else "日本" if encoding != "EUC-KR" else "한국"
@@ -294,7 +342,10 @@ def test_a_damaged_unit_costs_itself_alone(
         monkeypatch.setattr("fairseq_ccpr.text.translation_memory.BLOCK", block)
         pairs, skipped = read(tmp_path / file, text)
         assert pairs == [("eins", "one"), ("drei", "three !"), ("vier", "four")]
-        assert all(re.match(rf"is damaged: .*, as in line 3 of {file}", reason) for reason in skipped) and skipped
+        assert (
+            all(re.match(rf"is damaged: .*, as in line 3 of {file}", reason) for reason in skipped)
+            and skipped
+        )
 
 
 def test_a_long_comment_between_blocks_and_a_unit_that_is_too_long(
@@ -332,14 +383,17 @@ assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < before + 70_000, ski
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(row=st.tuples(*[st.text(st.characters(), max_size=12)] * 2))  # lone surrogates and control characters among them
+# lone surrogates and control characters among them
+@given(row=st.tuples(*[st.text(st.characters(), max_size=12)] * 2))
 @example(("a\rb", "\x1fc\u2028.")).via("line ends")
 @example(("\ufffe", "\ud800")).via("no characters of XML")
 @example(("<&>]]>\"'\x85", "&uuml;&amp;uuml;")).via("markup")
 @example(("\ufeffa", "b\ufeff")).via("byte order marks")
 def test_any_text_that_goes_in_comes_out_or_is_refused_by_name(tmp_path: Path, row: tuple[str, str]) -> None:
     tidied = (tidy(row[0].replace("\ufeff", "")), tidy(row[1].replace("\ufeff", "")))
-    of_tsv = "\t".join(side.replace("\t", " ").replace("\n", " ") for side in row).encode("utf-8", "surrogatepass")
+    of_tsv = "\t".join(side.replace("\t", " ").replace("\n", " ") for side in row).encode(
+        "utf-8", "surrogatepass"
+    )
     of_xliff = xliff(unit(*map(escape, row))).encode("utf-8", "surrogatepass")
     texts = {"a.tsv": b"\n" + of_tsv, "a.xlf": of_xliff}
     try:
@@ -351,7 +405,11 @@ def test_any_text_that_goes_in_comes_out_or_is_refused_by_name(tmp_path: Path, r
     for name, content in texts.items():
         pairs, skipped = read(tmp_path / name, content)
         del skipped["a line is empty"]
-        assert [(tidy(source), tidy(target)) for source, target in pairs] == [tidied] if not skipped else not pairs
+        assert (
+            [(tidy(source), tidy(target)) for source, target in pairs] == [tidied]
+            if not skipped
+            else not pairs
+        )
         assert not skipped or text_fault(*tidied) or (name == "a.xlf" and "is damaged" in str(skipped))
 
 

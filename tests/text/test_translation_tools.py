@@ -85,12 +85,19 @@ def test_a_file_that_says_nothing_is_read_whole_and_otherwise_defaults_hold(tmp_
         assert found == ([PAIR], {f"not confirmed: {name} is missing": 1})
     assert read(tmp_path / "a.xlf", xliff_2(segment(""))) == ([PAIR], {})
     for state in ("translated", "reviewed", "final"):  # initial by default, once one is named
-        found = read(tmp_path / "a.xlf", xliff_2(segment(""), segment(f'state="{state}"'), segment('state="initial"')))
+        found = read(
+            tmp_path / "a.xlf", xliff_2(segment(""), segment(f'state="{state}"'), segment('state="initial"'))
+        )
         assert found == ([PAIR], {"not confirmed: state is missing": 1, "not confirmed: state is initial": 1})
-    for level, pairs in (("Draft", [("Eins", "One")]), ("ApprovedSignOff", [("Eins", "One"), ("Zwei", "Two")])):
+    for level, pairs in (
+        ("Draft", [("Eins", "One")]),
+        ("ApprovedSignOff", [("Eins", "One"), ("Zwei", "Two")]),
+    ):
         assert read(tmp_path / "a.xlf", xliff_1(TWO_SEGMENTS.format(level)))[0] == pairs
     unit = '<tu>{0}<tuv xml:lang="de"><seg>Die Lampe</seg></tuv><tuv xml:lang="en"><seg>The lamp</seg></tuv></tu>'
-    levels = (unit.format(f'<prop type="x-ConfirmationLevel">{one}</prop>') for one in ("Draft", "Translated"))
+    levels = (
+        unit.format(f'<prop type="x-ConfirmationLevel">{one}</prop>') for one in ("Draft", "Translated")
+    )
     found = read(tmp_path / "a.tmx", f"<tmx><body>{''.join(levels)}</body></tmx>")
     assert found == ([PAIR], {"not confirmed: conf is Draft": 1})
 
@@ -109,30 +116,47 @@ def test_a_file_that_says_nothing_is_read_whole_and_otherwise_defaults_hold(tmp_
 def test_tracked_changes_are_accepted_and_comments_are_no_text(tmp_path: Path, target: str) -> None:
     text = xliff_1(UNIT.format("", "", "").replace("The lamp", target))
     assert read(tmp_path / "a.xlf", text)[0] == [(PAIR[0], "The lamp glows red.")]
-    assert read(tmp_path / "b.xlf", xliff_2(segment("", target=target)).replace("sdl:", "").replace("mq:", ""))[0] == [
-        (PAIR[0], "The lamp glows red.")
-    ]
+    assert read(
+        tmp_path / "b.xlf", xliff_2(segment("", target=target)).replace("sdl:", "").replace("mq:", "")
+    )[0] == [(PAIR[0], "The lamp glows red.")]
 
 
 def test_a_copy_of_its_source_is_no_translation_but_names_are(tmp_path: Path) -> None:
-    names = ["Computer", "Microsoft Visual Studio Code", "ISO 9001:2015", "const x = 5; return x;", "Der Spiegel"]
+    names = [
+        "Computer",
+        "Microsoft Visual Studio Code",
+        "ISO 9001:2015",
+        "const x = 5; return x;",
+        "Der Spiegel",
+    ]
     copies = ["Die Tür klemmt seit gestern.", "Siehe Seite 5", "Schrauben fest anziehen"]
-    units = [UNIT.replace("Die Lampe", text).replace("The lamp", text).format("", "", "") for text in names + copies]
+    units = [
+        UNIT.replace("Die Lampe", text).replace("The lamp", text).format("", "", "")
+        for text in names + copies
+    ]
     pairs, skipped = read(tmp_path / "a.xlf", xliff_1(*units))
-    assert pairs == [(name, name) for name in names] and skipped == {"its target is its source once more": len(copies)}
+    assert pairs == [(name, name) for name in names] and skipped == {
+        "its target is its source once more": len(copies)
+    }
     assert read(tmp_path / "a.tsv", "".join(f"{text}\t{text.upper()}\n" for text in copies))[0] == []
 
 
 def test_of_variants_the_newest_and_of_targets_the_one_in_the_language(tmp_path: Path) -> None:
     variant = '<tuv xml:lang="{0}" {1}><seg>{2}</seg></tuv>'
     of_german = variant.format("de", "", "Die Lampe")
-    dates = [('changedate="20240301T000000Z"', "new"), ('creationdate="20200301T000000Z"', "old"), ("", "undated")]
+    dates = [
+        ('changedate="20240301T000000Z"', "new"),
+        ('creationdate="20200301T000000Z"', "old"),
+        ("", "undated"),
+    ]
     for first, second in ((0, 1), (1, 0), (0, 2), (2, 1)):
         both = "".join(variant.format("en-GB", *dates[one]) for one in (first, second))
         pairs, skipped = read(tmp_path / "a.tmx", f"<tmx><body><tu>{both}{of_german}</tu></body></tmx>")
         assert pairs == [("Die Lampe", dates[min(first, second)][1])] and skipped.total() == 1
     both = '<target xml:lang="en">The lamp</target><target xml:lang="fr">La lampe</target>'
-    assert read(tmp_path / "a.xlf", xliff_1(f"<trans-unit><source>Die Lampe</source>{both}</trans-unit>"))[0] == [PAIR]
+    assert read(tmp_path / "a.xlf", xliff_1(f"<trans-unit><source>Die Lampe</source>{both}</trans-unit>"))[
+        0
+    ] == [PAIR]
 
 
 def test_codes_that_phrase_writes_into_the_text_are_codes(tmp_path: Path) -> None:
@@ -150,7 +174,8 @@ def test_codes_that_phrase_writes_into_the_text_are_codes(tmp_path: Path) -> Non
 def test_no_break_spaces_are_kept_and_a_code_in_a_word_is_none_in_the_other_language(tmp_path: Path) -> None:
     text = "Seite\u00a05 \u202f!\u00a0"
     assert (
-        read(tmp_path / "a.xlf", xliff_1(UNIT.replace("Die Lampe", text).format("", "", "")))[0][0][0] == text.strip()
+        read(tmp_path / "a.xlf", xliff_1(UNIT.replace("Die Lampe", text).format("", "", "")))[0][0][0]
+        == text.strip()
     )
     unit = UNIT.replace("Die Lampe", 'Donau<x id="1"/>dampfer').format("", "", "")
     assert read(tmp_path / "a.xlf", xliff_1(unit))[0] == [("Donaudampfer", "The lamp")]
@@ -158,13 +183,16 @@ def test_no_break_spaces_are_kept_and_a_code_in_a_word_is_none_in_the_other_lang
 
 def test_a_table_in_the_wrong_order_is_refused(tmp_path: Path) -> None:
     row = "This is a sentence in English.\tDas ist ein Satz auf Deutsch.\n"
-    with pytest.raises(ConfigurationError, match=r"a\.tsv has English before German, .*: exchange the two columns"):
+    with pytest.raises(
+        ConfigurationError, match=r"a\.tsv has English before German, .*: exchange the two columns"
+    ):
         read(tmp_path / "a.tsv", row * 12)
     assert len(read(tmp_path / "a.tsv", row * 2)[0]) == 2  # of which little can be told
 
 
 TEXTS = st.text(
-    st.characters(exclude_categories=["Cc", "Cs", "Z"], exclude_characters='<>&"{}\ufeff\ufffe\uffff'), min_size=1
+    st.characters(exclude_categories=["Cc", "Cs", "Z"], exclude_characters='<>&"{}\ufeff\ufffe\uffff'),
+    min_size=1,
 )
 SAYINGS = {
     place: {**dict.fromkeys(yes.split(), True), **dict.fromkeys(no.split(), False)}
@@ -174,11 +202,15 @@ SAYINGS = {
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_any_mixture_of_states_changes_and_variants_is_told_apart(tmp_path: Path, data: st.DataObject) -> None:
+def test_any_mixture_of_states_changes_and_variants_is_told_apart(
+    tmp_path: Path, data: st.DataObject
+) -> None:
     """Of any units: what is read and what is counted are all of them, and what is read is what was accepted of it."""
     units, expected = [], []
     for number in range(data.draw(st.integers(1, 6))):
-        place = data.draw(st.sampled_from([one for one in SAYINGS if "mq:" not in one[0] and "m:" not in one[0]]))
+        place = data.draw(
+            st.sampled_from([one for one in SAYINGS if "mq:" not in one[0] and "m:" not in one[0]])
+        )
         state = data.draw(st.sampled_from(list(SAYINGS[place])))
         deleted, added = data.draw(TEXTS), data.draw(TEXTS)
         target = f'T{number} <mrk mtype="x-sdl-deleted">{deleted}</mrk><mrk mtype="x-sdl-added">{added}</mrk>'

@@ -31,11 +31,18 @@ def held_out(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def training(world: World, held_out: Path, save_dir: Path, updates: int, *extra: object) -> list[object]:
     """The command line of fairseq-train, which validates twice in 20 updates."""
     words = "--task token_contrast --arch token_adapter --criterion supervised_contrastive --best-checkpoint-metric accuracy "
-    words += (
-        "--maximize-best-checkpoint-metric --batch-size 64 --anchors-per-epoch 640 --valid-queries 300 --num-workers 0 "
-    )
+    words += "--maximize-best-checkpoint-metric --batch-size 64 --anchors-per-epoch 640 --valid-queries 300 --num-workers 0 "
     words += "--nearest-clusters 40 --adapter-output-dim 12 --no-epoch-checkpoints --no-progress-bar --seed 1 --cpu"
-    where = ["--user-dir", USER_DIR, "--valid-datastore", held_out, "--save-dir", save_dir, "--max-update", updates]
+    where = [
+        "--user-dir",
+        USER_DIR,
+        "--valid-datastore",
+        held_out,
+        "--save-dir",
+        save_dir,
+        "--max-update",
+        updates,
+    ]
     return ["fairseq-train", world.datastore, *where, *words.split(), *extra]
 
 
@@ -69,11 +76,17 @@ def assert_is_pca(adapter: TokenAdapter, keys: np.ndarray) -> None:
 
 
 @pytest.mark.parametrize("width", [12, 32])
-def test_training_starts_from_principal_components(world: World, held_out: Path, tmp_path: Path, width: int) -> None:
+def test_training_starts_from_principal_components(
+    world: World, held_out: Path, tmp_path: Path, width: int
+) -> None:
     keys = TokenDatastore(world.datastore).keys
     assert keys.shape[1] == 32
     # Nothing is learned in it.
-    call(*training(world, held_out, tmp_path, 1, "--adapter-output-dim", width, "--optimizer", "sgd", "--lr", 0))
+    call(
+        *training(
+            world, held_out, tmp_path, 1, "--adapter-output-dim", width, "--optimizer", "sgd", "--lr", 0
+        )
+    )
     assert_is_pca(TokenAdapter.load(tmp_path / LAST), keys)
 
 
@@ -101,7 +114,8 @@ def test_training_that_does_harm_leaves_the_start(
 def test_training_that_helps_replaces_the_start(
     world: World, held_out: Path, tmp_path: Path, log: Callable[[], str]
 ) -> None:
-    # Too narrow inside for a PCA, so its start is random; seeds were tried, and with this one training gains most.
+    # Too narrow inside for a PCA, so its start is random; seeds were tried, and with this one training gains
+    # most.
     call(*training(world, held_out, tmp_path, 120, *HELPFUL, "--adapter-hidden-dim", 24, "--seed", 3))
     start, later = accuracies(log())
     assert max(later) > start

@@ -78,7 +78,10 @@ def test_the_same_string_is_a_negative_in_another_context_alone() -> None:
 
 
 def test_segmentation_loss_equals_the_reference() -> None:
-    logits, are_phrases = torch.tensor([-100.0, -1.5, 0.0, 2.0, 100.0]), torch.tensor([True, False, True, True, False])
+    logits, are_phrases = (
+        torch.tensor([-100.0, -1.5, 0.0, 2.0, 100.0]),
+        torch.tensor([True, False, True, True, False]),
+    )
     x, y = logits.double().numpy(), are_phrases.numpy()
     wanted = np.where(y, np.logaddexp(0, -x), np.logaddexp(0, x))
     np.testing.assert_allclose(segmentation_losses(logits, are_phrases).numpy(), wanted, rtol=1e-5)
@@ -180,7 +183,9 @@ def accuracy(model: PhraseEncoder, dataset: PhraseContrastDataset) -> float:
     batch = dataset.collater([dataset[i] for i in range(len(dataset))])
     x, y = (model.vectors(model.context(batch[s]["tokens"]), batch[s]["spans"]) for s in ("source", "target"))
     found, target = (x @ y.T).argmax(dim=1), batch["target"]
-    right = (target["strings"][found] == target["strings"]) & (target["contexts"][found] == target["contexts"])
+    right = (target["strings"][found] == target["strings"]) & (
+        target["contexts"][found] == target["contexts"]
+    )
     return 100 * right.double().mean().item()
 
 
@@ -194,7 +199,9 @@ def test_training_learns_to_find_translations(ccpr: Ccpr) -> None:
     assert len(set(temperatures)) > 1
 
 
-def test_a_checkpoint_keeps_the_rule_of_its_phrases_and_an_older_one_is_named(ccpr: Ccpr, tmp_path: Path) -> None:
+def test_a_checkpoint_keeps_the_rule_of_its_phrases_and_an_older_one_is_named(
+    ccpr: Ccpr, tmp_path: Path
+) -> None:
     settings = PhrasePairs(ccpr.phrases / "train").manifest.settings
     shutil.copytree(ccpr.checkpoint.parent, tmp_path / "old")
     old = tmp_path / "old" / ccpr.checkpoint.name
@@ -227,7 +234,10 @@ def test_loaded_encoder_is_the_trained_one(ccpr: Ccpr, tmp_path: Path) -> None:
     batch = ccpr.dataset().collater([ccpr.dataset()[0]])["source"]
     for one, other in zip(loaded(batch)[0][0], trained(batch)[0][0], strict=True):
         assert torch.equal(one, other)
-    assert loaded.dimension == 16 and loaded.fingerprint() == trained.fingerprint() != untrained(ccpr).fingerprint()
+    assert (
+        loaded.dimension == 16
+        and loaded.fingerprint() == trained.fingerprint() != untrained(ccpr).fingerprint()
+    )
     folder = tmp_path / "moved"  # the directory that training started from is not needed
     shutil.copytree(ccpr.checkpoint.parent, folder)
     assert PhraseEncoder.load(folder / ccpr.checkpoint.name).fingerprint() == loaded.fingerprint()
@@ -254,9 +264,18 @@ def test_training_resumes_on_a_mixture(ccpr: Ccpr, tmp_path: Path) -> None:
 def test_the_recipe(ccpr: Ccpr, tmp_path: Path) -> None:
     (tmp_path / "verses.tsv.gz").write_bytes(gzip.compress(ccpr.pairs.read_bytes()))
     where = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "ENCODER": str(ccpr.context)}
-    words = ["/bin/bash", ROOT / "scripts" / "recipes" / "train_ccpr.sh", tmp_path / "out", tmp_path / "verses.tsv.gz"]
+    words = [
+        "/bin/bash",
+        ROOT / "scripts" / "recipes" / "train_ccpr.sh",
+        tmp_path / "out",
+        tmp_path / "verses.tsv.gz",
+    ]
     done = run(*words, tmp_path / "verses.tsv", check=False, **where)
-    assert done.returncode == 2 and "two texts are called verses" in done.stderr and not (tmp_path / "out").exists()
+    assert (
+        done.returncode == 2
+        and "two texts are called verses" in done.stderr
+        and not (tmp_path / "out").exists()
+    )
     options = "--max-subwords", 100, "--phrase-dim", 8, "--num-workers", 0
     run(*words, "--", *options, UPDATES="2", VALID="40", **where)
     trained = PhraseEncoder.load(tmp_path / "out" / "checkpoints" / "checkpoint_best.pt")
@@ -274,12 +293,15 @@ def test_training_refuses_bad_input(ccpr: Ccpr, tmp_path: Path) -> None:
     refused(train("--phrases-per-sentence", 0), "--phrases-per-sentence is 0")
     refused(train("--phrase-dim", 0), "--phrase-dim is 0")
     refused(train("--phrase-temperature", 0), "--phrase-temperature is 0")
-    refused(train("--encoder", tmp_path / "no"), "there is no encoder .*no: make one with fairseq-ccpr convert")
+    refused(
+        train("--encoder", tmp_path / "no"), "there is no encoder .*no: make one with fairseq-ccpr convert"
+    )
     refused(train("--encoder", ""), "--encoder is not given: make one")
     random_context(list(itertools.islice(read_pairs(ccpr.pairs), 100)), other := tmp_path / "other")
     shutil.copytree(ccpr.checkpoint.parent, tmp_path / "done")
     refused(
-        train("--encoder", other, "--save-dir", tmp_path / "done"), "done holds checkpoints with another tokenizer than"
+        train("--encoder", other, "--save-dir", tmp_path / "done"),
+        "done holds checkpoints with another tokenizer than",
     )
     assert PhraseEncoder.load(tmp_path / "done" / ccpr.checkpoint.name).dimension == 16  # and they are whole
     refused(train("--best-checkpoint-metric", "loss"), "give --best-checkpoint-metric accuracy")

@@ -79,7 +79,8 @@ def test_examples_hold_phrases_and_other_spans(ccpr: Ccpr) -> None:
             bounds = {span: subword_bounds(side.subwords, *span) for span in all_spans}
             drawn = [{span for span in of_side if bounds[span] == ends} for ends in side.spans]
             assert all(
-                string in {text[a:b] for a, b in spans} for string, spans in zip(side.strings, drawn, strict=True)
+                string in {text[a:b] for a, b in spans}
+                for string, spans in zip(side.strings, drawn, strict=True)
             )
             assert set(side.others) <= {bounds[span] for span in all_spans - of_side}
             assert not set(side.others) & {bounds[span] for span in of_side}
@@ -111,7 +112,9 @@ def test_batches_number_sentences_and_pad(ccpr: Ccpr) -> None:
 
 def test_long_sentences_are_left_out_and_counted(ccpr: Ccpr) -> None:
     tokenizer, pairs = load_tokenizer(ccpr.context), PhrasePairs(ccpr.phrases / "valid")
-    lengths = [max(len(tokenizer.encode(text).ids) for text in pairs.sentence(i)) for i in range(pairs.sentences)]
+    lengths = [
+        max(len(tokenizer.encode(text).ids) for text in pairs.sentence(i)) for i in range(pairs.sentences)
+    ]
     with_pairs = [i for i in range(pairs.sentences) if len(pairs.pairs_of(i))]
     dataset = ccpr.dataset(max_subwords=50)
     assert dataset.sentences.tolist() == [i for i in with_pairs if lengths[i] <= 50]
@@ -142,14 +145,19 @@ def test_occurrences_are_those_in_other_sentences(ccpr: Ccpr) -> None:
         assert drawn <= (others or {row})
         assert len(drawn) == max(1, len(others)) or len(others) > 4
     everything = np.arange(pairs.size)
-    assert all(drawn in (wanted[row] or {row}) for row, drawn in enumerate(occurrences.draw(everything, rng).tolist()))
+    assert all(
+        drawn in (wanted[row] or {row})
+        for row, drawn in enumerate(occurrences.draw(everything, rng).tolist())
+    )
 
 
 @pytest.mark.parametrize("fraction", [0.0, 0.5, 1.0])
 def test_targets_come_from_other_contexts(ccpr: Ccpr, fraction: float) -> None:
     dataset = ccpr.dataset("train", different_context_fraction=fraction, max_subwords=1000)
     wanted = {
-        tuple(dataset.pairs.pairs[row].tolist()): {dataset.pairs.sentence(dataset.pairs.pairs[o, 0])[1] for o in others}
+        tuple(dataset.pairs.pairs[row].tolist()): {
+            dataset.pairs.sentence(dataset.pairs.pairs[o, 0])[1] for o in others
+        }
         for row, others in other_contexts(dataset.pairs).items()
     }
     elsewhere = able = 0
@@ -170,7 +178,13 @@ def test_targets_come_from_other_contexts(ccpr: Ccpr, fraction: float) -> None:
         texts = [side.subwords.text for side in example.targets]
         assert len(set(texts)) == len(texts) == len({text for _, text in others})
     assert able > 30
-    assert elsewhere == 0 if fraction == 0 else elsewhere == able if fraction == 1 else 0.3 < elsewhere / able < 0.7
+    assert (
+        elsewhere == 0
+        if fraction == 0
+        else elsewhere == able
+        if fraction == 1
+        else 0.3 < elsewhere / able < 0.7
+    )
 
 
 @pytest.mark.parametrize("fraction", [0.0, 0.3, 1.0])
@@ -191,7 +205,8 @@ def test_batches_are_as_large_as_asked_for_on_either_side(ccpr: Ccpr, fraction: 
             largest.append(shapes.prod(axis=1).max())
         for batch, following in itertools.pairwise(batches):
             table = dataset.collater([dataset[i] for i in (*batch, following[0])])
-            assert max(table[side]["tokens"].numel() for side in sides) > most  # there was no room for another
+            # there was no room for another
+            assert max(table[side]["tokens"].numel() for side in sides) > most
     assert max(largest) <= most and np.mean(largest) > 0.8 * most
     assert (dataset.counts[:, 1].max() > 1) == (fraction > 0)
 
@@ -200,7 +215,8 @@ def test_batches_are_as_large_as_asked_for_on_either_side(ccpr: Ccpr, fraction: 
 def test_fairseq_makes_batches_of_a_mixture(ccpr: Ccpr, fraction: float) -> None:
     sets = [ccpr.dataset(split, different_context_fraction=fraction) for split in ("train", "valid")]
     mixture, task = Mixture(sets), FairseqTask(None)
-    limits = {"max_tokens": 300, "max_positions": 300, "ignore_invalid_inputs": True}  # the trainer gives both
+    # the trainer gives both
+    limits = {"max_tokens": 300, "max_positions": 300, "ignore_invalid_inputs": True}
     for epoch in (1, 2):
         batches = task.get_batch_iterator(mixture, epoch=epoch, required_batch_size_multiple=4, **limits)
         assert all(one.epoch == epoch for one in sets)

@@ -29,9 +29,7 @@ VALID = re.compile(r"valid on 'valid' subset \| loss ([\d.]+) .*cosine ([\d.]+)"
 
 
 def training(ccpr: Ccpr, save_dir: Path, updates: int, *extra: object) -> list[object]:
-    words = (
-        f"--user-dir {USER_DIR} --task phrase_distillation --arch phrase_student --criterion phrase_distillation --cpu "
-    )
+    words = f"--user-dir {USER_DIR} --task phrase_distillation --arch phrase_student --criterion phrase_distillation --cpu "
     words += "--layers 1 --optimizer adam --lr 3e-3 --max-tokens 1500 --num-workers 0 --log-format simple "
     words += "--valid-sentences 40 --no-epoch-checkpoints"
     what = ["--text", ccpr.pairs, "--phrase-encoder", ccpr.checkpoint]
@@ -57,7 +55,9 @@ def sentences(ccpr: Ccpr, count: int) -> list[str]:
 
 
 def student_of(teacher: PhraseEncoder, layers: int) -> PhraseStudent:
-    return PhraseStudent.build_model(PhraseStudentConfig(layers=layers), SimpleNamespace(teacher=teacher)).eval()
+    return PhraseStudent.build_model(
+        PhraseStudentConfig(layers=layers), SimpleNamespace(teacher=teacher)
+    ).eval()
 
 
 def cosines(one: PhraseEncoder, other: PhraseEncoder, texts: list[str]) -> torch.Tensor:
@@ -85,18 +85,26 @@ def test_a_student_of_all_layers_is_its_teacher(ccpr: Ccpr) -> None:
     assert teacher.context.layers == 2
     same, fewer = student_of(teacher, 2), student_of(teacher, 1)
     assert same.fingerprint() == teacher.fingerprint() != fewer.fingerprint() and fewer.context.layers == 1
-    tokens = collate([same.context.tokenizer.encode(text) for text in sentences(ccpr, 3)], same.context.tokenizer.pad)
+    tokens = collate(
+        [same.context.tokenizer.encode(text) for text in sentences(ccpr, 3)], same.context.tokenizer.pad
+    )
     assert torch.equal(same(tokens), span_ends(teacher, tokens))
     trainable = {name.split(".")[0] for name, one in fewer.named_parameters() if one.requires_grad}
     assert (
-        trainable == {"context", "align", "segment"} and not fewer.context.transformer.embed_tokens.weight.requires_grad
+        trainable == {"context", "align", "segment"}
+        and not fewer.context.transformer.embed_tokens.weight.requires_grad
     )
     fewer.train()
     assert torch.equal(fewer(tokens), fewer(tokens))  # no dropout
 
 
 def the_task(ccpr: Ccpr, folder: Path, **others: Any) -> PhraseDistillationTask:
-    given = {"text": str(ccpr.pairs), "phrase_encoder": str(ccpr.checkpoint), "valid_sentences": 40, "seed": 1}
+    given = {
+        "text": str(ccpr.pairs),
+        "phrase_encoder": str(ccpr.checkpoint),
+        "valid_sentences": 40,
+        "seed": 1,
+    }
     return PhraseDistillationTask(PhraseDistillationConfig(**{**given, "save_dir": str(folder), **others}))
 
 
@@ -116,7 +124,9 @@ def test_the_loss_equals_a_plain_reference(ccpr: Ccpr, tmp_path: Path) -> None:
     held_out = values(teacher, task.dataset("valid").texts)
     torch.testing.assert_close(task.variances.double(), held_out.var(dim=0), rtol=1e-3, atol=1e-6)
     dataset = task.dataset("train")
-    loss, count, logged = PhraseDistillation(task)(student, dataset.collater([dataset[row] for row in range(7)]))
+    loss, count, logged = PhraseDistillation(task)(
+        student, dataset.collater([dataset[row] for row in range(7)])
+    )
     found, wanted = (values(one, dataset.texts[:7]) for one in (student, teacher))
     unexplained = ((found - wanted) ** 2 / held_out.var(dim=0)).sum(dim=0).tolist()
     of_segments = [unexplained.pop(place) for place in (2 * o + 1, o)]
@@ -141,7 +151,9 @@ def test_a_batch_of_one_subword(ccpr: Ccpr, tmp_path: Path) -> None:
     subwords = task.teacher.context.tokenizer.encode("a")
     assert subwords.count == 1
     task.load_dataset("valid")
-    loss, count, _ = PhraseDistillation(task)(student_of(task.teacher, 1), task.dataset("valid").collater([subwords]))
+    loss, count, _ = PhraseDistillation(task)(
+        student_of(task.teacher, 1), task.dataset("valid").collater([subwords])
+    )
     assert count == 1 and 0 < loss.item() < 10
 
 
@@ -166,12 +178,24 @@ def test_training_comes_near_to_the_teacher(trained: Trained, ccpr: Ccpr) -> Non
     assert 1 - learned < 0.6 * (1 - untrained)
 
 
-def test_it_builds_and_decodes_as_any_other(trained: Trained, ccpr: Ccpr, world: World, tmp_path: Path) -> None:
+def test_it_builds_and_decodes_as_any_other(
+    trained: Trained, ccpr: Ccpr, world: World, tmp_path: Path
+) -> None:
     text = [target for _, target in read_pairs(ccpr.pairs)][:60]
     (tmp_path / "mono.txt").write_text("\n".join(text) + "\n", encoding="utf-8")
     student = Ccpr(ccpr.pairs, ccpr.context, ccpr.phrases, trained.checkpoint, "")
     build_phrases(student, tmp_path / "mono.txt", tmp_path / "store")
-    words = ["--path", world.model, "--data", world.data_bin, "--cpu", "--max-len-b", 30, "--phrase-min-similarity", 0]
+    words = [
+        "--path",
+        world.model,
+        "--data",
+        world.data_bin,
+        "--cpu",
+        "--max-len-b",
+        30,
+        "--phrase-min-similarity",
+        0,
+    ]
     (tmp_path / "in.txt").write_text("Und Gott sprach zu Noah.\n", encoding="utf-8")
     asked = ["translate", *words, "--datastore", tmp_path / "store", "--input", tmp_path / "in.txt"]
     shown = call(*asked)
@@ -186,7 +210,8 @@ def test_a_stopped_training_resumes(trained: Trained, ccpr: Ccpr, tmp_path: Path
     log = run(*training(ccpr, tmp_path / "run", 60)).stdout
     assert re.search(r"Loaded checkpoint .*run/checkpoint_last.pt .*@ 25 updates", log)
     again, before = (
-        torch.load(path / "checkpoint_last.pt")["model"] for path in (tmp_path / "run", trained.checkpoint.parent)
+        torch.load(path / "checkpoint_last.pt")["model"]
+        for path in (tmp_path / "run", trained.checkpoint.parent)
     )
     assert all(torch.equal(tensor, before[name]) for name, tensor in again.items())
 
@@ -223,4 +248,7 @@ def test_bad_input(ccpr: Ccpr, xpr: Xpr, tmp_path: Path) -> None:
     call(*training(ccpr, tmp_path / "run", 1))
     other = other_encoder(ccpr, tmp_path / "other")
     refused(trains("--phrase-encoder", other, "--max-update", 2), "run does not hold a student of .*other")
-    refused(trains("--layers", 2, "--max-update", 2), "run does not hold a student of .* with --layers 2: give those")
+    refused(
+        trains("--layers", 2, "--max-update", 2),
+        "run does not hold a student of .* with --layers 2: give those",
+    )

@@ -26,13 +26,19 @@ SETTINGS = ContrastSettings(
 class Text:
     """Random states of sentences of few tokens, some of which repeat others' translation, source or both."""
 
-    def __init__(self, rng: np.random.Generator, sentences: int, targets: list[list[int]], sources: np.ndarray) -> None:
-        target, source = rng.integers(len(targets), size=sentences), rng.integers(len(sources), size=sentences)
+    def __init__(
+        self, rng: np.random.Generator, sentences: int, targets: list[list[int]], sources: np.ndarray
+    ) -> None:
+        target, source = (
+            rng.integers(len(targets), size=sentences),
+            rng.integers(len(sources), size=sentences),
+        )
         keys, values, self.target, self.source, numbers = [], [], [], [], []
         for number in range(sentences):
             tokens = targets[target[number]]
             states = 8 * rng.normal(size=(len(tokens), sources.shape[1]))
-            states[0] = sources[source[number]] + 0.005 * rng.normal(size=sources.shape[1])  # what a batch changes
+            # what a batch changes
+            states[0] = sources[source[number]] + 0.005 * rng.normal(size=sources.shape[1])
             keys.append(states)
             values += tokens
             self.target += [int(target[number])] * len(tokens)
@@ -45,7 +51,9 @@ class Text:
 
     def rows(self, keys: torch.Tensor) -> np.ndarray:
         """Find the entries that keys are of, in any shape."""
-        found = [self.row[key.tobytes()] for key in keys.numpy().astype(np.float16).reshape(-1, keys.size(-1))]
+        found = [
+            self.row[key.tobytes()] for key in keys.numpy().astype(np.float16).reshape(-1, keys.size(-1))
+        ]
         return np.array(found).reshape(keys.shape[:-1])
 
     @property
@@ -86,10 +94,13 @@ def test_contrasts_are_between_different_sentences(rng: np.random.Generator, har
     sampler = ContrastSampler(*text.arrays, replace(SETTINGS, hard=hard), torch.device("cpu"), other.arrays)
     adapter = TokenAdapter(16, 32, 8)
     drawn, _ = check(sampler.draw(adapter, 3000, 0, 0), text, text)
-    groups_of = {token: {text.target[i] for i in np.flatnonzero(text.values == token)} for token in set(text.values)}
+    groups_of = {
+        token: {text.target[i] for i in np.flatnonzero(text.values == token)} for token in set(text.values)
+    }
     repeated = {i for i, token in enumerate(text.values) if len(groups_of[token]) > 1}
     assert set(drawn) <= repeated and len(set(drawn)) > 0.7 * len(repeated)
-    # Validation: every member of the token's class may be the positive, but for copies of the query's own translation.
+    # Validation: every member of the token's class may be the positive, but for copies of the query's own
+    # translation.
     queries = torch.arange(len(sampler.query_values))
     contrasts = sampler.draw_held_out(adapter, queries)
     own, positives = check(contrasts, other, text)
@@ -115,7 +126,9 @@ def test_equal_translations_are_held_out_together(rng: np.random.Generator) -> N
 def test_copies_of_one_sentence_are_no_training_data() -> None:
     values = np.array([4, 5, 6, 2] * 3, dtype=np.int32)
     keys = np.arange(96, dtype=np.float16).reshape(12, 8)
-    with pytest.raises(DatastoreError, match=r"of the 12 entries .* 0 tokens occur in two different sentences"):
+    with pytest.raises(
+        DatastoreError, match=r"of the 12 entries .* 0 tokens occur in two different sentences"
+    ):
         ContrastSampler(keys, values, np.arange(12) // 4, SETTINGS, torch.device("cpu"))
 
 
@@ -136,16 +149,32 @@ def test_origins_of_a_model_are_those_of_its_text(
     monkeypatch.setattr(contrast_sampler, "BLOCK_SENTENCES", 7)
     pairs = [pair for pair, _ in zip(read_pairs(world.folder / "train.tsv"), range(60))]
     sources, targets = [s for s, _ in pairs], [t for _, t in pairs]
-    # Each source comes again with another translation, each translation with another source, some pairs as they are.
+    # Each source comes again with another translation, each translation with another source, some pairs as
+    # they are.
     train = [*pairs, *zip(sources, targets[1:]), *zip(sources[7:], targets), *pairs[::5]]
-    valid = [(sources[3], targets[20]), (sources[49][:-1] + "?", targets[4]), (targets[5], sources[5]), pairs[0]]
+    valid = [
+        (sources[3], targets[20]),
+        (sources[49][:-1] + "?", targets[4]),
+        (targets[5], sources[5]),
+        pairs[0],
+    ]
     for name, rows in (("train", train), ("valid", valid)):
         (tmp_path / f"{name}.tsv").write_text("".join(f"{s}\t{t}\n" for s, t in rows), encoding="utf-8")
     words = ["--train", tmp_path / "train.tsv", "--valid", tmp_path / "valid.tsv", "-s", "de", "-t", "en"]
     of_model = ["--dict", world.data_bin / "dict.en.txt", "--sentencepiece-model", world.spm]
     call("prepare", *words, *of_model, "--output", tmp_path / "bin")
     for name in ("train", "valid"):
-        words = ["--path", world.model, "--output", tmp_path / name, "--subset", name, "--max-tokens", 600, "--cpu"]
+        words = [
+            "--path",
+            world.model,
+            "--output",
+            tmp_path / name,
+            "--subset",
+            name,
+            "--max-tokens",
+            600,
+            "--cpu",
+        ]
         call("build tokens", tmp_path / "bin", *words)
     stores = [TokenDatastore(tmp_path / name) for name in ("train", "valid")]
     first, second = ((s.keys, s.values, s.provenance[:, 0]) for s in stores)

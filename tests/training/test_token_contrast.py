@@ -38,16 +38,22 @@ def loss_reference(anchors, positives, negatives, temperature):
 )  # fmt: skip
 def test_loss_equals_the_reference(b, m, n, d, temperature, seed) -> None:
     generator = torch.Generator().manual_seed(seed)
-    anchors, positives, negatives = (5 * torch.randn(*s, d, generator=generator) for s in ((b,), (b, m), (b, n)))
+    anchors, positives, negatives = (
+        5 * torch.randn(*s, d, generator=generator) for s in ((b,), (b, m), (b, n))
+    )
     found = supervised_contrastive_loss(anchors, positives, negatives, temperature)
     wanted = loss_reference(anchors, positives, negatives, temperature)
     np.testing.assert_allclose(found.numpy(), wanted, rtol=1e-4, atol=1e-4)
-    half = supervised_contrastive_loss(anchors.bfloat16(), positives.bfloat16(), negatives.bfloat16(), temperature)
+    half = supervised_contrastive_loss(
+        anchors.bfloat16(), positives.bfloat16(), negatives.bfloat16(), temperature
+    )
     assert half.dtype == torch.float32 and torch.isfinite(half).all()
 
 
 def test_gradient_of_the_loss() -> None:
-    inputs = tuple(torch.randn(*s, 4, dtype=torch.float64, requires_grad=True) for s in ((3,), (3, 2), (3, 5)))
+    inputs = tuple(
+        torch.randn(*s, 4, dtype=torch.float64, requires_grad=True) for s in ((3,), (3, 2), (3, 5))
+    )
     assert torch.autograd.gradcheck(lambda a, p, n: supervised_contrastive_loss(a, p, n, 0.5), inputs)
 
 
@@ -86,7 +92,9 @@ def test_draws_keep_their_rules(data, m, n, nearest, seed) -> None:
 
     def barred(drawn):  # of the anchor's group, or of the next one
         mine = torch.tensor([group[e] for e in anchors])
-        theirs = torch.tensor([group[e] for e in clusters.members[drawn].flatten().tolist()]).view(drawn.shape)
+        theirs = torch.tensor([group[e] for e in clusters.members[drawn].flatten().tolist()]).view(
+            drawn.shape
+        )
         return (theirs - mine.unsqueeze(1)).eq(0) | (theirs - mine.unsqueeze(1)).eq(1)
 
     similarities = torch.randn(len(slots), len(clusters.tokens), generator=generator)
@@ -94,7 +102,9 @@ def test_draws_keep_their_rules(data, m, n, nearest, seed) -> None:
     random = clusters.draw_random_negatives(cluster, n, barred, generator)
     near = min(nearest, len(clusters.tokens) - 1)
     for number, anchor in enumerate(anchors):
-        order = [c for c in similarities[number].argsort(descending=True).tolist() if c != int(cluster[number])]
+        order = [
+            c for c in similarities[number].argsort(descending=True).tolist() if c != int(cluster[number])
+        ]
         candidates = {int(clusters.tokens[c]) for c in order[:near]}
         drawn = clusters.members[hard[number]].tolist()
         assert {token[i] for i in drawn} <= candidates
@@ -125,9 +135,13 @@ def test_every_group_is_as_likely_to_be_drawn() -> None:
         np.testing.assert_allclose(counts[[0, 4, 5, 6]] / 20000, m / 5, atol=0.02)
         np.testing.assert_allclose(counts[[1, 2]] / 20000, m / 10, atol=0.02)
     drawn = clusters.draw_positives(cluster, torch.full((20000,), -1), 1, generator)  # a query of no group
-    np.testing.assert_allclose(torch.bincount(clusters.members[drawn].flatten())[[0, 3, 4]] / 20000, 1 / 6, atol=0.02)
+    np.testing.assert_allclose(
+        torch.bincount(clusters.members[drawn].flatten())[[0, 3, 4]] / 20000, 1 / 6, atol=0.02
+    )
     negatives = clusters.members[clusters.draw_random_negatives(cluster, 1, none, generator)]
-    np.testing.assert_allclose(torch.bincount(negatives.flatten(), minlength=10)[7:] / 20000, 1 / 3, atol=0.02)
+    np.testing.assert_allclose(
+        torch.bincount(negatives.flatten(), minlength=10)[7:] / 20000, 1 / 3, atol=0.02
+    )
     third = clusters.draw_random_negatives(cluster, 3, lambda drawn: clusters.members[drawn] == 8, generator)
     share = torch.bincount(clusters.members[third].flatten(), minlength=10)[7:] / 60000
     np.testing.assert_allclose(share, [0.5, 0, 0.5], atol=0.02)
@@ -140,7 +154,9 @@ def test_centres_of_large_clusters_are_means_of_a_sample() -> None:
     found = TokenClusters(values, torch.arange(4000), torch.arange(4000)).centres(
         lambda entries: keys[entries], torch.Generator()
     )
-    wanted = torch.nn.functional.normalize(torch.stack([keys[values == v].mean(dim=0) for v in range(4)]), dim=1)
+    wanted = torch.nn.functional.normalize(
+        torch.stack([keys[values == v].mean(dim=0) for v in range(4)]), dim=1
+    )
     assert (found * wanted).sum(dim=1).min() > 0.9
 
 
@@ -207,7 +223,9 @@ def noisy_keys(seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 @pytest.mark.parametrize("hard", [True, False])
 def test_training_raises_precision_where_it_can(hard: bool) -> None:
     torch.manual_seed(3)
-    sampler = ContrastSampler(*noisy_keys(3), ContrastSettings(**{**vars(SETTINGS), "hard": hard}), torch.device("cpu"))
+    sampler = ContrastSampler(
+        *noisy_keys(3), ContrastSettings(**{**vars(SETTINGS), "hard": hard}), torch.device("cpu")
+    )
     adapter = TokenAdapter(32, 64, 16)
     optimizer = torch.optim.Adam(adapter.parameters(), 3e-3)
 
@@ -251,7 +269,9 @@ def test_queries_of_other_text_leave_all_the_rest_for_training() -> None:
     sampler = ContrastSampler(
         keys, values, sentences, SETTINGS, torch.device("cpu"), (other_keys, other_values, other_sentences)
     )
-    assert len(sampler.valid_pool) == min(SETTINGS.valid_keys, len(keys)) and sampler.clusters.anchors == len(keys)
+    assert len(sampler.valid_pool) == min(SETTINGS.valid_keys, len(keys)) and sampler.clusters.anchors == len(
+        keys
+    )
     assert len(sampler.query_keys) == SETTINGS.valid_queries
     assert {key.tobytes() for key in sampler.query_keys.numpy()} <= {key.tobytes() for key in other_keys}
     adapter = TokenAdapter(32, 64, 16)

@@ -1,7 +1,7 @@
 """Alignment error rate (Och and Ney, 2003) against manual alignments.
 
-A gold set is two files, line by line: sentence pairs, `source ||| target`, words between spaces; and links, `i-j` where
-they are sure and `ipj` where they are possible, counted from 1.
+A gold set is two files, line by line: sentence pairs, `source ||| target`, words between spaces; and links,
+`i-j` where they are sure and `ipj` where they are possible, counted from 1.
 """
 
 from __future__ import annotations
@@ -60,13 +60,17 @@ def read_gold(sentences: Path, links: Path) -> list[AlignedPair]:
     for number, (text, marks) in enumerate(read_together(sentences, links), 1):
         sides = text.split("|||")
         if len(sides) != 2:
-            raise ConfigurationError(f"{sentences}, line {number}: expected 'source ||| target', found '{text[:60]}'")
+            raise ConfigurationError(
+                f"{sentences}, line {number}: expected 'source ||| target', found '{text[:60]}'"
+            )
         pair = SentencePair(sides[0], sides[1], space_spans(sides[0]), space_spans(sides[1]))
         sure, possible = set(), set()
         for mark in marks.split():
             match = _LINK.fullmatch(mark)
             link = (int(match[1]) - 1, int(match[3]) - 1) if match else (-1, -1)
-            if match is None or not (0 <= link[0] < len(pair.source_words) and 0 <= link[1] < len(pair.target_words)):
+            if match is None or not (
+                0 <= link[0] < len(pair.source_words) and 0 <= link[1] < len(pair.target_words)
+            ):
                 raise ConfigurationError(
                     f"{links}, line {number}: '{mark}' is no link between words of the sentence, which has "
                     f"{len(pair.source_words)} source and {len(pair.target_words)} target words, counted from 1; write "

@@ -1,7 +1,7 @@
 """acc@1 of phrase retrieval: how often the nearest entry of an index is the gold translation, and its report.
 
-The index is never in memory: as entries stream by, three scores of each query are kept, that of its gold entry, and the best
-of other entries with the same string and with other strings.
+The index is never in memory: as entries stream by, three scores of each query are kept, that of its gold
+entry, and the best of other entries with the same string and with other strings.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from fairseq_ccpr.timing import progress_bar
 TILE_NUMBERS = 1 << 24  # scores at a time
 TIE = 1e-6  # scores that differ by less are equal, as a fraction of the lengths of query and gold vector
 NONE = float("-inf")
+LONG = 4  # words of a phrase; longer ones are counted with it
 
 
 @dataclass
@@ -62,7 +63,10 @@ def score_system(
 ) -> QueryScores:
     """Score a system on the benchmark, whose entries are encoded `block` texts at a time; only memory depends on it."""
     gold = benchmark.gold
-    sizes = [len(part.texts) for part in (gold.queries, gold.targets, benchmark.distractors, benchmark.same_strings)]
+    sizes = [
+        len(part.texts)
+        for part in (gold.queries, gold.targets, benchmark.distractors, benchmark.same_strings)
+    ]
     with progress_bar(name, "text", total=sum(sizes), quiet=quiet) as bar:
 
         def encode(phrases: Phrases) -> Iterator[tuple[slice, Tensor]]:
@@ -119,9 +123,6 @@ class _Best:
             self.other = torch.maximum(self.other, scores.masked_fill_(same, NONE).amax(dim=1))
 
 
-LONG = 4  # words of a phrase; longer ones are counted with it
-
-
 def report(
     benchmark: PhraseBenchmark, scores: dict[str, QueryScores], same_string: list[int], samples: int
 ) -> dict[str, Any]:
@@ -132,7 +133,8 @@ def report(
     sets = np.array(benchmark.gold.sets)
     rows = {name: np.flatnonzero(sets == name) for name in dict.fromkeys(benchmark.gold.sets)}
     entry, string, tied = (
-        np.stack([getattr(system, kind)() for system in scores.values()]) for kind in ("by_entry", "by_string", "tied")
+        np.stack([getattr(system, kind)() for system in scores.values()])
+        for kind in ("by_entry", "by_string", "tied")
     )
     resampled = resample(entry, np.ones(entry.shape, int), list(rows.values()), samples)
     low, high = np.percentile(resampled, INTERVAL, axis=0)
@@ -152,13 +154,21 @@ def report(
     for number, name in enumerate(scores):
         by_set = {label: both(number, columns) for label, columns in rows.items()}
         average = {
-            kind: round(_mean(accuracy[kind] for accuracy in by_set.values()), 2) for kind in ("entry", "string")
+            kind: round(_mean(accuracy[kind] for accuracy in by_set.values()), 2)
+            for kind in ("entry", "string")
         }
         tied_average = round(_mean(_percent(tied[number, columns]) for columns in rows.values()), 2)
         interval = [round(100 * float(limit[number]), 2) for limit in (low, high)]
         p = round(p_value(resampled, number), 4) if number else None
         done["systems"].append(
-            {"system": name, "sets": by_set, "average": average, "interval": interval, "p": p, "tied": tied_average}
+            {
+                "system": name,
+                "sets": by_set,
+                "average": average,
+                "interval": interval,
+                "p": p,
+                "tied": tied_average,
+            }
         )
     for label, columns in _by_length(np.array(benchmark.gold.words)).items():
         accuracy = {name: both(number, columns) for number, name in enumerate(scores)}
@@ -166,10 +176,14 @@ def report(
     for count in same_string:
         found = (benchmark.same_string_rows[:, :count] >= 0).sum(axis=1)
         percent = {
-            name: round(_mean(_percent(system.among_same_strings(count)[columns]) for columns in rows.values()), 2)
+            name: round(
+                _mean(_percent(system.among_same_strings(count)[columns]) for columns in rows.values()), 2
+            )
             for name, system in scores.items()
         }
-        done["same_string"].append({"count": count, "mean found": round(float(found.mean()), 2), "entry": percent})
+        done["same_string"].append(
+            {"count": count, "mean found": round(float(found.mean()), 2), "entry": percent}
+        )
     return done
 
 
@@ -184,7 +198,10 @@ def tables(done: dict[str, Any]) -> dict[str, list[list[Any]]]:
     """Tabulate acc@1 by entry / by string for each set, by the words of the phrase, and among the same strings."""
     systems, names = done["systems"], [system["system"] for system in done["systems"]]
     by_set = [["set", "queries", *names]]
-    by_set += [[name, count, *(_both(one["sets"][name]) for one in systems)] for name, count in done["queries"].items()]
+    by_set += [
+        [name, count, *(_both(one["sets"][name]) for one in systems)]
+        for name, count in done["queries"].items()
+    ]
     by_set += [
         ["average", sum(done["queries"].values()), *(_both(system["average"]) for system in systems)],
         ["95% interval", "", *("{:.1f} to {:.1f}".format(*system["interval"]) for system in systems)],
@@ -192,7 +209,9 @@ def tables(done: dict[str, Any]) -> dict[str, list[list[Any]]]:
         ["tied", "", *(f"{system['tied']:.1f}" for system in systems)],
     ]
     by_length = [["words", "queries", *names]]
-    by_length += [[row["words"], row["queries"], *map(_both, row["accuracy"].values())] for row in done["lengths"]]
+    by_length += [
+        [row["words"], row["queries"], *map(_both, row["accuracy"].values())] for row in done["lengths"]
+    ]
     made = {
         "acc@1 by entry / by string, per cent": by_set,
         "the same by the words of the phrase or its translation, whichever has more, all sets together": by_length,
@@ -200,8 +219,12 @@ def tables(done: dict[str, Any]) -> dict[str, list[list[Any]]]:
     if done["same_string"]:
         found = [["same string", "found", *names]]
         for row in done["same_string"]:
-            found.append([row["count"], f"{row['mean found']:.1f}", *(f"{one:.1f}" for one in row["entry"].values())])
-        made["acc@1 by entry, average of the sets, with other occurrences of the same string in the index"] = found
+            found.append(
+                [row["count"], f"{row['mean found']:.1f}", *(f"{one:.1f}" for one in row["entry"].values())]
+            )
+        made[
+            "acc@1 by entry, average of the sets, with other occurrences of the same string in the index"
+        ] = found
     return made
 
 

@@ -20,7 +20,15 @@ from fairseq_ccpr.text.pairs import read_lines
 from fairseq_ccpr.text.words import word_spans
 from fairseq_ccpr.timing import progress_bar
 
-COLUMNS = "set", "source sentence", "target sentence", "source span", "target span", "source phrase", "target phrase"
+COLUMNS = (
+    "set",
+    "source sentence",
+    "target sentence",
+    "source span",
+    "target span",
+    "source phrase",
+    "target phrase",
+)
 
 
 @dataclass(frozen=True)
@@ -52,8 +60,8 @@ class GoldPhrases:
     def choose(cls, pairs: list[GoldPhrasePair], per_set: int) -> GoldPhrases:
         """Choose at most `per_set` queries of each set, among the targets of all sets: one pair of each target sentence.
 
-        A sentence encoder gives all phrases of a sentence one vector, and could not tell its gold targets apart. Which pairs
-        are taken does not depend on the order they are in.
+        A sentence encoder gives all phrases of a sentence one vector, and could not tell its gold targets
+        apart. Which pairs are taken does not depend on the order they are in.
         """
         by_sentence: dict[str, GoldPhrasePair] = {}
         for pair in sorted(pairs, key=lambda pair: digest(repr(pair))):
@@ -100,13 +108,19 @@ def read_gold(path: Path, sets: list[str] | None, multi_word: bool) -> list[Gold
 def _parse(line: str, where: str) -> GoldPhrasePair:
     columns = line.split("\t")
     if len(columns) != len(COLUMNS):
-        raise ConfigurationError(f"{where}: {len(columns)} columns, and a gold pair has 7: {', '.join(COLUMNS)}")
+        raise ConfigurationError(
+            f"{where}: {len(columns)} columns, and a gold pair has 7: {', '.join(COLUMNS)}"
+        )
     name, *sentences_and_spans = columns
     places = []
-    for side, sentence, span, phrase in zip(("source", "target"), *(sentences_and_spans[n : n + 2] for n in (0, 2, 4))):
+    for side, sentence, span, phrase in zip(
+        ("source", "target"), *(sentences_and_spans[n : n + 2] for n in (0, 2, 4))
+    ):
         start, _, end = span.partition("-")
         if not (start.isdecimal() and end.isdecimal()):
-            raise ConfigurationError(f"{where}: the {side} span is '{span}', and a span is two numbers such as 10-17")
+            raise ConfigurationError(
+                f"{where}: the {side} span is '{span}', and a span is two numbers such as 10-17"
+            )
         found = sentence[int(start) : int(end)]
         if found != phrase or not found:
             raise ConfigurationError(
@@ -127,9 +141,12 @@ class PhraseBenchmarkSettings:
     gold: Path = option(help="phrase pairs in their sentences, plain, .gz or .xz", metavar="TSV")
     distractors: list[Path] = option(
         help="target-language text, a sentence per line; the same sentence counts once, those of gold targets not at all",
-        nargs="+", metavar="TEXT",
-    )  # fmt: skip
-    sets: Optional[list[str]] = option(None, "sets of the gold file, a row each (all)", nargs="+", metavar="NAME")
+        nargs="+",
+        metavar="TEXT",
+    )
+    sets: Optional[list[str]] = option(
+        None, "sets of the gold file, a row each (all)", nargs="+", metavar="NAME"
+    )
     per_set: int = count_option(200, "queries of a set, at most; always the same")
     multi_word: bool = option(False, "only gold pairs of which one side has several words")
     distractor_phrases: int = count_option(500_000, "phrases of random sentences in the index, at most")
@@ -139,16 +156,24 @@ class PhraseBenchmarkSettings:
         metavar="all|ngram:N|learned",
     )
     threshold: float = option(
-        Segmentation.threshold, "probability above which the phrase encoder takes words for a phrase",
-        within="[0, 1)", needs="a probability in [0, 1)", metavar="P",
-    )  # fmt: skip
+        Segmentation.threshold,
+        "probability above which the phrase encoder takes words for a phrase",
+        within="[0, 1)",
+        needs="a probability in [0, 1)",
+        metavar="P",
+    )
     max_words: int = option(4, "words of such a phrase, at most", metavar="N")
     same_string: list[int] = option(
-        [], "a second table: acc@1 by entry with C other occurrences of the string, such as 0 4 16", nargs="+", metavar="C",
-        within="[0, inf)", needs="a number from 0, such as 0 4 16,",
-    )  # fmt: skip
+        [],
+        "a second table: acc@1 by entry with C other occurrences of the string, such as 0 4 16",
+        nargs="+",
+        metavar="C",
+        within="[0, inf)",
+        needs="a number from 0, such as 0 4 16,",
+    )
     whole_sentences: bool = option(
-        False, "put all other phrases of the answers' sentences into the index, as a datastore of them would have it"
+        False,
+        "put all other phrases of the answers' sentences into the index, as a datastore of them would have it",
     )
 
     def check(self) -> Segmentation:
@@ -156,7 +181,9 @@ class PhraseBenchmarkSettings:
         check(self)
         for path in self.distractors:
             if not path.is_file():
-                raise ConfigurationError(f"there is no distractor text {path}: give files of one sentence per line")
+                raise ConfigurationError(
+                    f"there is no distractor text {path}: give files of one sentence per line"
+                )
         return Segmentation(self.segmentation, self.threshold, self.max_words)
 
 
@@ -177,13 +204,19 @@ class PhraseBenchmark:
 
 
 def make_benchmark(
-    settings: PhraseBenchmarkSettings, systems: Sequence[PhraseSystem], segmenter: PhraseEncoder | None, quiet: bool
+    settings: PhraseBenchmarkSettings,
+    systems: Sequence[PhraseSystem],
+    segmenter: PhraseEncoder | None,
+    quiet: bool,
 ) -> PhraseBenchmark:
     """Read gold pairs and text, and find the phrases."""
     segmentation = settings.check()
     pairs = read_gold(settings.gold, settings.sets, settings.multi_word)
     mask = np.ones(len(pairs), bool)
-    for phrases, rows in (_as_phrases(pair.source for pair in pairs), _as_phrases(pair.target for pair in pairs)):
+    for phrases, rows in (
+        _as_phrases(pair.source for pair in pairs),
+        _as_phrases(pair.target for pair in pairs),
+    ):
         mask &= _usable_mask(phrases, systems)[rows]
     usable = [pair for pair, works in zip(pairs, mask) if works]
     if not usable:
@@ -193,7 +226,9 @@ def make_benchmark(
     gold = GoldPhrases.choose(usable, settings.per_set)
     find = _phrase_finder(segmentation, segmenter)
     excluded = set(gold.targets.texts)
-    found = _find_distractors(settings.distractors, settings.distractor_phrases, excluded, find, systems, quiet)
+    found = _find_distractors(
+        settings.distractors, settings.distractor_phrases, excluded, find, systems, quiet
+    )
     if settings.whole_sentences:
         others = _find_sentence_phrases(gold, find, systems)
         shifted = found.spans + np.array([len(others.texts), 0, 0], np.int32)
@@ -221,12 +256,18 @@ def _word_phrases(texts: list[str], fewest: int, most: int) -> np.ndarray:
 
 
 def _find_distractors(
-    paths: list[Path], count: int, excluded: set[str], find: Finder, systems: Sequence[PhraseSystem], quiet: bool
+    paths: list[Path],
+    count: int,
+    excluded: set[str],
+    find: Finder,
+    systems: Sequence[PhraseSystem],
+    quiet: bool,
 ) -> Phrases:
     """Collect phrases of random sentences, until there are `count`, or no more sentences.
 
-    All phrases of a sentence are taken, as in a datastore, the same string once, but none that one of the systems
-    cannot encode. The choice of sentences does not depend on their order; a larger count continues a smaller one.
+    All phrases of a sentence are taken, as in a datastore, the same string once, but none that one of the
+    systems cannot encode. The choice of sentences does not depend on their order; a larger count continues a
+    smaller one.
     """
     sentences = sample_sentences(paths, count, excluded)
     spans = np.empty((0, 3), np.int32)
@@ -285,7 +326,9 @@ def _find_same_strings(
 
 def _usable_mask(phrases: Phrases, systems: Sequence[PhraseSystem]) -> np.ndarray:
     """Mark the phrases that every system can encode, bool [K]."""
-    return np.logical_and.reduce([np.ones(len(phrases.spans), bool), *(system.usable(phrases) for system in systems)])
+    return np.logical_and.reduce(
+        [np.ones(len(phrases.spans), bool), *(system.usable(phrases) for system in systems)]
+    )
 
 
 def _deduplicate(phrases: Phrases) -> Phrases:

@@ -64,10 +64,18 @@ class SubwordSystem:
     """
 
     def __init__(
-        self, context: ContextEncoder, to_states: Callable[[Tensor], Tensor],
-        to_vectors: Callable[[Tensor, Tensor], Tensor], digest: str,
-    ) -> None:  # fmt: skip
-        self.context, self.to_states, self.to_vectors, self.fingerprint = context, to_states, to_vectors, digest
+        self,
+        context: ContextEncoder,
+        to_states: Callable[[Tensor], Tensor],
+        to_vectors: Callable[[Tensor, Tensor], Tensor],
+        digest: str,
+    ) -> None:
+        self.context, self.to_states, self.to_vectors, self.fingerprint = (
+            context,
+            to_states,
+            to_vectors,
+            digest,
+        )
 
     def usable(self, phrases: Phrases) -> np.ndarray:
         """Mark the phrases whose borders no subword crosses, in texts that are not too long."""
@@ -106,7 +114,9 @@ class SubwordSystem:
 class SentenceSystem:
     """A sentence encoder, S texts -> [S, d]: every phrase of a sentence has the sentence's vector."""
 
-    def __init__(self, encode_sentences: Callable[[list[str]], Any], digest: str, device: torch.device) -> None:
+    def __init__(
+        self, encode_sentences: Callable[[list[str]], Any], digest: str, device: torch.device
+    ) -> None:
         self.encode_sentences, self.fingerprint, self.device = encode_sentences, digest, device
 
     def usable(self, phrases: Phrases) -> np.ndarray:

@@ -54,7 +54,9 @@ def _token_bands(values: np.ndarray, symbols: list[str]) -> dict[str, np.ndarray
         start, end = round(low * len(ranked)), round(high * len(ranked))
         bands[name] = ranked[min(start, len(ranked) - 1) : max(end, start + 1)] if len(ranked) else ranked
     special = 4  # <s>, <pad>, </s>, <unk>
-    words = [i for i, symbol in enumerate(symbols) if i >= special and any(letter.isalnum() for letter in symbol)]
+    words = [
+        i for i, symbol in enumerate(symbols) if i >= special and any(letter.isalnum() for letter in symbol)
+    ]
     return {OVERALL: np.array(words, dtype=np.int64), **bands}
 
 
@@ -71,7 +73,9 @@ def key_sets(raw: TokenDatastore, projected: dict[str, TokenDatastore]) -> dict[
         projection = store.open_projection()
         same_keys = (store.section.size, store.section.key_layer) == (raw.section.size, raw.section.key_layer)
         if projection is None or not same_keys:
-            raise DatastoreError(f"{store.directory} was not made from the keys of {raw.directory} with an adapter")
+            raise DatastoreError(
+                f"{store.directory} was not made from the keys of {raw.directory} with an adapter"
+            )
         width = store.section.dimension
         if width < raw.section.dimension and (label := f"raw, PCA {width}") not in sets:
             sets[label] = _pca_keys(raw.keys, width)
@@ -146,7 +150,9 @@ def evaluate_retrieval(
     return accuracy
 
 
-def cluster_points(sets: dict[str, Keys], raw: TokenDatastore, seed: int) -> list[tuple[str, np.ndarray, list[str]]]:
+def cluster_points(
+    sets: dict[str, Keys], raw: TokenDatastore, seed: int
+) -> list[tuple[str, np.ndarray, list[str]]]:
     """Project random entries of each band by t-SNE, for each kind of key: title, [n, 2], and the token of each point."""
     rng = np.random.default_rng(seed)
     symbols = raw.read_symbols()

@@ -40,7 +40,8 @@ class Counts:
 
     actual: np.ndarray  # int64 [T, M, 2, S]: for each of MEASURES what counts and out of how many
     chance: np.ndarray  # the same against the reference of another sentence
-    written: np.ndarray  # int64 [T, O, 2, 2, S]: both coverages by strings that each of O translations has as well
+    # int64 [T, O, 2, 2, S]: both coverages by strings that each of O translations has as well
+    written: np.ndarray
 
 
 def read_text(
@@ -121,7 +122,14 @@ def count_held(store: PhraseDatastore, references: Sequence[Reference]) -> np.nd
     for text in (reference.text for reference in references):
         spans = word_spans(text)
         windows = ((start, spans[i : i + MOST_WORDS]) for i, (start, _) in enumerate(spans))
-        runs.append({text[start:end] for start, window in windows for _, end in window if has_letters(text[start:end])})
+        runs.append(
+            {
+                text[start:end]
+                for start, window in windows
+                for _, end in window
+                if has_letters(text[start:end])
+            }
+        )
     held = set[str]().union(*runs).intersection(store.phrase(entry)[0] for entry in range(store.section.size))
     counts = [measure(reference, strings & held) for reference, strings in zip(references, runs)]
     return np.array(counts).transpose(1, 2, 0)
@@ -193,7 +201,8 @@ def report(
     chance = _share(np.stack([result.counts.chance for result in results.values()]))  # [N, T, M]
     sentences = actual.shape[-1]
     compared = [
-        [_compare(actual[:, row, column], samples) for column in range(len(MEASURES))] for row in range(len(tops))
+        [_compare(actual[:, row, column], samples) for column in range(len(MEASURES))]
+        for row in range(len(tops))
     ]
     phrases = round(float(actual[0, 0, MEASURES.index("reference phrases"), 1].mean()), 2)
     stores = []
@@ -210,7 +219,9 @@ def report(
                 output: dict(zip(MEASURES[COVERAGES], map(_percent, shares_of)))
                 for output, shares_of in zip(outputs, shares.tolist())
             }
-            by_top.append({"top": top, "strings per sentence": strings, "measures": measures, "written": written})
+            by_top.append(
+                {"top": top, "strings per sentence": strings, "measures": measures, "written": written}
+            )
         stores.append({
             "store": name, "entries": result.entries,
             "bytes per entry": {part: round(count, 2) for part, count in result.bytes_per_entry.items()},
@@ -271,7 +282,9 @@ def retrieved_table(stores: list[dict[str, Any]]) -> list[list[Any]]:
     for number, by_top in enumerate(stores[0]["tops"]):
         tops = [store["tops"][number] for store in stores]
         label = f"top {by_top['top']}: "
-        table.append([label + "strings per sentence", *(f"{top['strings per sentence']:.1f}" for top in tops)])
+        table.append(
+            [label + "strings per sentence", *(f"{top['strings per sentence']:.1f}" for top in tops)]
+        )
         for measure in MEASURES:
             values = [top["measures"][measure] for top in tops]
             table.append([label + measure, *map(_cell, values)])

@@ -1,6 +1,7 @@
 """Paired bootstrap of systems, and which test sentences occur almost verbatim in a training text.
 
-Where a corpus is split at random there are many such near-duplicates, and a system that copies gets them right.
+Where a corpus is split at random there are many such near-duplicates, and a system that copies gets them
+right.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ from fairseq_ccpr.text.words import has_letters, word_spans
 
 NEAR = 0.7  # from this similarity on, a sentence is a near-duplicate
 BLOCK = 256  # sentences compared at once; each block needs memory for its overlaps with the whole text
+SEED = 12345  # of translations: sacrebleu's own, and so are the resamples
+ACCURACY_SEED = 1
+INTERVAL = 2.5, 97.5  # percentiles
 
 
 def highest_resemblance(sentences: Sequence[str], text: Sequence[str]) -> np.ndarray:
@@ -32,7 +36,8 @@ def highest_resemblance(sentences: Sequence[str], text: Sequence[str]) -> np.nda
 def resemblances(sentences: Sequence[str], text: Sequence[str]) -> Iterator[tuple[int, coo_matrix]]:
     """Compute the Jaccard similarities of sentences to the lines of a text, each block with the number of its first sentence.
 
-    That is |A & B| / |A | B| of the sets of words, without case and punctuation. What has no words resembles nothing.
+    That is |A & B| / |A | B| of the sets of words, without case and punctuation. What has no words resembles
+    nothing.
     """
     if not sentences or not text:
         return
@@ -50,21 +55,20 @@ def _words(sentence: str) -> list[str]:
     return [word for word in words if has_letters(word) or word.isnumeric()]
 
 
-SEED = 12345  # of translations: sacrebleu's own, and so are the resamples
-ACCURACY_SEED = 1
-INTERVAL = 2.5, 97.5  # percentiles
-
-
 @dataclass
 class SystemsComparison:
     """A row per system, the first being the baseline, and how it was computed."""
 
-    rows: list[dict[str, Any]]  # system; for each metric its score, and against the baseline difference, interval, p
+    # system; for each metric its score, and against the baseline difference, interval, p
+    rows: list[dict[str, Any]]
     signatures: dict[str, str]
 
 
 def compare_systems(
-    systems: dict[str, list[str]], references: list[list[str]], samples: int, tokenizer: str = BLEU.TOKENIZER_DEFAULT
+    systems: dict[str, list[str]],
+    references: list[list[str]],
+    samples: int,
+    tokenizer: str = BLEU.TOKENIZER_DEFAULT,
 ) -> SystemsComparison:
     """Score systems, and test each against the first by paired bootstrap resampling (Koehn, 2004) as sacrebleu does.
 
@@ -85,7 +89,9 @@ def compare_systems(
         results = [_score(metric, hypotheses, drawn) for hypotheses in systems.values()]
         for row, (score, resampled) in zip(rows, results):
             row[name] = round(score, 2)
-            row |= {f"{name} {what}": value for what, value in _against(results[0], (score, resampled)).items()}
+            row |= {
+                f"{name} {what}": value for what, value in _against(results[0], (score, resampled)).items()
+            }
         for what in ("difference", "interval", "p"):
             rows[0][f"{name} {what}"] = None
         signature = metric.get_signature()
@@ -99,7 +105,9 @@ def _score(metric: Metric, hypotheses: list[str], drawn: np.ndarray) -> tuple[fl
     """Score a system: in all, and on resamples of the lines, int [samples, lines]: [samples]."""
     statistics = np.array(metric._extract_corpus_statistics(hypotheses, None), dtype="float32")
     scores = [metric._compute_score_from_stats(statistics[sample].sum(0)).score for sample in drawn]
-    return float(metric._compute_score_from_stats(statistics.astype("float64").sum(0)).score), np.array(scores)
+    return float(metric._compute_score_from_stats(statistics.astype("float64").sum(0)).score), np.array(
+        scores
+    )
 
 
 def _against(baseline: tuple[float, np.ndarray], system: tuple[float, np.ndarray]) -> dict[str, Any]:
@@ -118,8 +126,8 @@ def _against(baseline: tuple[float, np.ndarray], system: tuple[float, np.ndarray
 def resample(hits: np.ndarray, totals: np.ndarray, sets: list[np.ndarray], samples: int) -> np.ndarray:
     """Resample each system's accuracy, macro-averaged over sets; systems share the resampled items.
 
-    Hits out of totals are [N, Q], of each system and item; where all totals of a resample are 0, its accuracy is 0.
-    The result is fp64 [samples, N].
+    Hits out of totals are [N, Q], of each system and item; where all totals of a resample are 0, its accuracy
+    is 0. The result is fp64 [samples, N].
     """
     rng = np.random.default_rng(ACCURACY_SEED)
     accuracies = np.zeros((samples, len(hits)))

@@ -21,6 +21,8 @@ from fairseq_ccpr.models.pretrained.context_encoder import ContextEncoder
 from fairseq_ccpr.models.xpr_encoder import XprEncoder, span_means
 from fairseq_ccpr.storage.fingerprint import of_strings
 
+ORTHOGONAL = "orthogonal:"
+
 
 @dataclass(frozen=True)
 class TypeResult:
@@ -54,7 +56,10 @@ def evaluate_types(
             training = setting_of(system.trained_on, lexicon.manifest.language_pair)
             for (layer, count), (source, target) in sorted(system.encode(lexicon, counts, show).items()):
                 pairs = torch.from_numpy(lexicon.pairs.astype("int64")).to(source.device)
-                found = find_translations(source, target, pairs), find_translations(target, source, pairs.flip(1))
+                found = (
+                    find_translations(source, target, pairs),
+                    find_translations(target, source, pairs.flip(1)),
+                )
                 forward, backward = (round(100 * float(right.float().mean()), 2) for right in found)
                 results.append(TypeResult(data_name, name, training, layer, count, forward, backward))
     return results
@@ -84,7 +89,6 @@ def accuracy_rows(results: Sequence[TypeResult]) -> list[list[Any]]:
     return table
 
 
-ORTHOGONAL = "orthogonal:"
 Setting = tuple[int, int]  # layer, example sentences; the layer is 0 for a system that has none to choose
 Both = tuple[Tensor, Tensor]  # of source and target phrases, fp32 [n, d], of length 1
 
@@ -93,7 +97,8 @@ class TypeSystem(Protocol):
     """An encoder of phrase types."""
 
     fingerprint: str  # of all that decides the vectors
-    trained_on: Sequence[str] | None  # language pairs of its phrase pairs; None if it was trained on something else
+    # language pairs of its phrase pairs; None if it was trained on something else
+    trained_on: Sequence[str] | None
 
     def encode(self, lexicon: Lexicon, counts: Sequence[int], show: bool) -> dict[Setting, Both]:
         """Encode all phrases, for each layer and number of sentences; 0 is the phrase alone."""
@@ -108,9 +113,14 @@ class TransformerTypes:
     """
 
     def __init__(
-        self, context: ContextEncoder, layers: Sequence[int], encode: Encode, finish: Callable[[int, Tensor], Tensor],
-        digest: str, trained_on: Sequence[str] | None,
-    ) -> None:  # fmt: skip
+        self,
+        context: ContextEncoder,
+        layers: Sequence[int],
+        encode: Encode,
+        finish: Callable[[int, Tensor], Tensor],
+        digest: str,
+        trained_on: Sequence[str] | None,
+    ) -> None:
         self.context, self.layers, self._encode, self._finish = context, layers, encode, finish
         self.fingerprint, self.trained_on = digest, trained_on
 
@@ -190,13 +200,17 @@ def load_type_system(
             raise ConfigurationError(f"--encoder {word} learns from phrase pairs: give --train FOLDER")
         plain = load_type_system(word.removeprefix(ORTHOGONAL), layers, train, device, bf16)
         if not isinstance(plain, TransformerTypes):
-            raise ConfigurationError(f"--encoder {word}: give the folder of a pretrained encoder after {ORTHOGONAL}")
+            raise ConfigurationError(
+                f"--encoder {word}: give the folder of a pretrained encoder after {ORTHOGONAL}"
+            )
         return OrthogonalTypes(plain, train)
     path = Path(word)
     if path.is_dir():
         context = ContextEncoder.load(path, bf16=bf16).to(device)
         layers = layers or [context.layers]
-        return TransformerTypes(context, layers, _means_of_layers(context, layers), _unit, context.fingerprint(), [])
+        return TransformerTypes(
+            context, layers, _means_of_layers(context, layers), _unit, context.fingerprint(), []
+        )
     if path.is_file():
         encoder = load_phrase_encoder(path, bf16=bf16).to(device)
         return _xpr_types(encoder, layers) if isinstance(encoder, XprEncoder) else _context_types(encoder)
@@ -226,7 +240,9 @@ def _xpr_types(encoder: XprEncoder, layers: Sequence[int] | None) -> Transformer
         return encoder.project(means) if layer == encoder.layer else _unit(layer, means)
 
     encode = _means_of_layers(encoder.context, layers)
-    return TransformerTypes(encoder.context, layers, encode, finish, encoder.fingerprint(), encoder.trained_on)
+    return TransformerTypes(
+        encoder.context, layers, encode, finish, encoder.fingerprint(), encoder.trained_on
+    )
 
 
 def _context_types(encoder: SpanEncoder) -> TransformerTypes:

@@ -16,7 +16,12 @@ from fairseq_ccpr.evaluation.test_set import load
 from fairseq_ccpr.inference.resources import configure
 from fairseq_ccpr.lab.plots import draw_costs, draw_speed
 from fairseq_ccpr.lab.speed.decoding_speed import ALONE, REST, DecodingSpeed, SpeedTest
-from fairseq_ccpr.lab.speed.phrase_speed import BuildingSpeed, SearchSettings, measure_building, measure_search
+from fairseq_ccpr.lab.speed.phrase_speed import (
+    BuildingSpeed,
+    SearchSettings,
+    measure_building,
+    measure_search,
+)
 from fairseq_ccpr.lab.speed.search_speed import SearchCost, Sweep, measure_searches
 from fairseq_ccpr.phrases.pair_store import sample_sentences
 from fairseq_ccpr.search.index_plan import plan_index
@@ -75,16 +80,21 @@ def benchmark_decoding(
 ) -> int:
     check_folders(json=json, plot=plot)
     if plot and only == "decoding":
-        raise ConfigurationError("--plot draws searches, and --only decoding leaves them out: give one of the two")
+        raise ConfigurationError(
+            "--plot draws searches, and --only decoding leaves them out: give one of the two"
+        )
     by_name = named(systems, "systems")
     for name in ALONE:
         if name in by_name:
             raise ConfigurationError(f"'{name}' is always measured: give the system another name")
-    opened: dict[str, tuple[str, TokenDatastore]] = {}  # each once, by the name of the first system that has it
+    # each once, by the name of the first system that has it
+    opened: dict[str, tuple[str, TokenDatastore]] = {}
     for name, paths in by_name.items():
         parts = find_parts(paths)
         if "token" not in parts:
-            raise ConfigurationError(f"{name}={paths} has no token part: give TOKENS:PHRASES, or leave it out")
+            raise ConfigurationError(
+                f"{name}={paths} has no token part: give TOKENS:PHRASES, or leave it out"
+            )
         opened.setdefault(parts["token"], (name, TokenDatastore(parts["token"])))
     for _, store in opened.values():
         for choice, size in ((choice, size) for choice in index for size in sizes):
@@ -141,7 +151,19 @@ def _decoding_table(rows: list[DecodingSpeed]) -> list[list[Any]]:
 
 
 def _cost_table(rows: list[SearchCost]) -> list[list[Any]]:
-    head = ["keys of", "width", "keys", "index", "H", "k", "ms", "fastest–slowest", "floor, ms", "÷ floor", "recall"]
+    head = [
+        "keys of",
+        "width",
+        "keys",
+        "index",
+        "H",
+        "k",
+        "ms",
+        "fastest–slowest",
+        "floor, ms",
+        "÷ floor",
+        "recall",
+    ]
     table: list[list[Any]] = [[*head, "bytes per key", "built in, s", "peak memory"]]
     for row in rows:
         table.append([
@@ -166,11 +188,17 @@ which TMPDIR places.
 Peak memory is what tensors held on the GPU in each measurement; on a CPU, what the process held so far.
 """)
 def benchmark_phrases(
-    text: list[Path] = option([], "files of one sentence per line, to build datastores of", nargs="+", metavar="TEXT"),
+    text: list[Path] = option(
+        [], "files of one sentence per line, to build datastores of", nargs="+", metavar="TEXT"
+    ),
     encoder: Optional[Path] = option(None, "the phrase encoder to build them with", metavar="CKPT"),
     sentences: list[int] = counts_option([1000, 10_000], "of each datastore built"),
-    sizes: list[int] = counts_option([10_000, 100_000, 1_000_000, 10_000_000], "phrases of each index searched"),
-    index: list[str] = option(["exact"], "exact search, FAISS factory strings", nargs="+", metavar="exact|FACTORY"),
+    sizes: list[int] = counts_option(
+        [10_000, 100_000, 1_000_000, 10_000_000], "phrases of each index searched"
+    ),
+    index: list[str] = option(
+        ["exact"], "exact search, FAISS factory strings", nargs="+", metavar="exact|FACTORY"
+    ),
     store: Optional[str] = option(
         None, "search the same keys in this Milvus too, by exact search", metavar="URI|FILE.db"
     ),
@@ -184,7 +212,9 @@ def benchmark_phrases(
     check_folders(json=json, plot=plot)
     device = choose_device(cpu)
     # The peak memory of a process only grows: the small ones first.
-    runs: list[tuple[str, int, str | None]] = [(choice, size, None) for size in sorted(set(sizes)) for choice in index]
+    runs: list[tuple[str, int, str | None]] = [
+        (choice, size, None) for size in sorted(set(sizes)) for choice in index
+    ]
     for choice, size, _ in runs:
         plan_index(choice, "ip", "", size, settings.dimension)  # a typing error shows now
     building: list[BuildingSpeed] = []
@@ -196,7 +226,9 @@ def benchmark_phrases(
             raise ConfigurationError(
                 f"--sentences has {most:,}, and {names} {len(drawn):,} different sentences: give fewer, or more text"
             )
-        building = [measure_building(drawn[:count], encoder, device, quiet) for count in sorted(set(sentences))]
+        building = [
+            measure_building(drawn[:count], encoder, device, quiet) for count in sorted(set(sentences))
+        ]
     elif text or encoder:
         given, missing = ("--text", "--encoder") if text else ("--encoder", "--text")
         raise ConfigurationError(f"{given} needs {missing} to build datastores with: give both, or neither")
@@ -215,13 +247,24 @@ def benchmark_phrases(
     results = {"building": [asdict(row) for row in building], "search": [asdict(row) for row in searches]}
     write_results(json, {"machine": machine, "settings": asdict(settings), **results})
     if plot:
-        draw_speed(searches, plot, f"{settings.queries} queries per batch, k = {settings.k}, {machine['device']}")
+        draw_speed(
+            searches, plot, f"{settings.queries} queries per batch, k = {settings.k}, {machine['device']}"
+        )
     return 0
 
 
 def _building_table(building: list[BuildingSpeed]) -> list[list[Any]]:
     parts = list(building[0].bytes_per_phrase)
-    head = ["sentences", "phrases", "sentences/s", "phrases/s", "seconds", "bytes per phrase", *parts, "peak memory"]
+    head = [
+        "sentences",
+        "phrases",
+        "sentences/s",
+        "phrases/s",
+        "seconds",
+        "bytes per phrase",
+        *parts,
+        "peak memory",
+    ]
     table: list[list[Any]] = [head]
     for row in building:
         table.append([

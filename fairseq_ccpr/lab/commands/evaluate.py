@@ -37,7 +37,12 @@ from fairseq_ccpr.lab.accuracy.retrieval_accuracy import (
     evaluate_retrieval,
     key_sets,
 )
-from fairseq_ccpr.lab.accuracy.significance import NEAR, SystemsComparison, compare_systems, highest_resemblance
+from fairseq_ccpr.lab.accuracy.significance import (
+    NEAR,
+    SystemsComparison,
+    compare_systems,
+    highest_resemblance,
+)
 from fairseq_ccpr.lab.accuracy.type_accuracy import ORTHOGONAL, load_type_system
 from fairseq_ccpr.lab.plots import draw_clusters, draw_precision, draw_types
 from fairseq_ccpr.lab.sentence_encoders import MUSE
@@ -103,7 +108,9 @@ def evaluate_systems(
     systems: list[str] = option(
         help="translations; the first is the baseline", positional=True, nargs="+", metavar="[NAME=]FILE"
     ),
-    more_references: list[Path] = option([], "further references of the same sentences", nargs="+", metavar="FILE"),
+    more_references: list[Path] = option(
+        [], "further references of the same sentences", nargs="+", metavar="FILE"
+    ),
     unlike: Optional[Path] = option(
         None,
         "score again without sentences whose reference has a near-duplicate in this text, TSV of sentence pairs or target "
@@ -111,15 +118,19 @@ def evaluate_systems(
         metavar="TEXT",
     ),
     target_lang: str = option(
-        "", "language of the translations, which BLEU's tokenizer is chosen for (identified by the reference)", flags=("-t",),
+        "",
+        "language of the translations, which BLEU's tokenizer is chosen for (identified by the reference)",
+        flags=("-t",),
         metavar="LANG",
     ),
     tokenize: Optional[str] = option(
-        None, "tokenizer of sacrebleu for BLEU, such as flores200 (the language's)", choices=tuple(BLEU.TOKENIZERS)
+        None,
+        "tokenizer of sacrebleu for BLEU, such as flores200 (the language's)",
+        choices=tuple(BLEU.TOKENIZERS),
     ),
     samples: int = samples_option(),
     json: Optional[Path] = json_option(),
-) -> int:  # fmt: skip
+) -> int:
     references = [_read(path) for path in [reference, *more_references]]
     texts = {name: _read(Path(path)) for name, path in named(systems, "systems").items()}
     for name, lines in [*texts.items(), *zip(map(str, more_references), references[1:])]:
@@ -132,7 +143,9 @@ def evaluate_systems(
     try:
         comparison = compare_systems(texts, references, samples, tokenizer)
     except (RuntimeError, ImportError, OSError) as error:  # as sacrebleu has it
-        raise ConfigurationError(f"--tokenize {tokenizer} is not installed: {' '.join(str(error).split())}") from None
+        raise ConfigurationError(
+            f"--tokenize {tokenizer} is not installed: {' '.join(str(error).split())}"
+        ) from None
     print(_compared(comparison))
     print(f"\n{len(references[0]):,} sentences; p against {next(iter(texts))}, {samples:,} bootstrap samples")
     results = asdict(comparison)
@@ -145,7 +158,9 @@ def evaluate_systems(
                 "test set?"
             )
         chosen = {name: [lines[i] for i in rest] for name, lines in texts.items()}
-        apart = compare_systems(chosen, [[lines[i] for i in rest] for lines in references], samples, tokenizer)
+        apart = compare_systems(
+            chosen, [[lines[i] for i in rest] for lines in references], samples, tokenizer
+        )
         print(f"\n{_compared(apart)}\n\n{len(rest):,} sentences without a near-duplicate in {unlike}")
         results["unlike"] = {"text": unlike.name, "below": NEAR, "sentences": len(rest), "rows": apart.rows}
     notes = (f"{metric} {described}" for metric, described in comparison.signatures.items())
@@ -161,13 +176,17 @@ def _read(path: Path) -> list[str]:
 
 def _compared(comparison: SystemsComparison) -> str:
     metrics = list(comparison.signatures)
-    table: list[list[str]] = [["system", *(f"{m}{what}" for m in metrics for what in ("", " difference", " p"))]]
+    table: list[list[str]] = [
+        ["system", *(f"{m}{what}" for m in metrics for what in ("", " difference", " p"))]
+    ]
     for row in comparison.rows:
         cells = [row["system"]]
         for metric in metrics:
             difference, interval, p = (row[f"{metric} {what}"] for what in ("difference", "interval", "p"))
             beside = (
-                ["", ""] if p is None else [f"{difference:+.2f} [{interval[0]:+.2f}, {interval[1]:+.2f}]", f"{p:.4g}"]
+                ["", ""]
+                if p is None
+                else [f"{difference:+.2f} [{interval[0]:+.2f}, {interval[1]:+.2f}]", f"{p:.4g}"]
             )
             cells += [f"{row[metric]:.2f}", *beside]
         table.append(cells)
@@ -199,7 +218,9 @@ def evaluate_keys(
     k: int = count_option(64, "the most neighbours"),
     seed: int = option(1, "random seed", metavar="N"),
     json: Optional[Path] = json_option(),
-    plots: Optional[Path] = option(None, "folder for pictures: curves by token frequency, and clusters", metavar="DIR"),
+    plots: Optional[Path] = option(
+        None, "folder for pictures: curves by token frequency, and clusters", metavar="DIR"
+    ),
     quiet: bool = quiet_option(),
 ) -> int:
     check_folders(json=json)
@@ -217,7 +238,9 @@ def evaluate_keys(
         plots.mkdir(parents=True, exist_ok=True)
         for band, stem in zip((OVERALL, *BANDS), ("overall", "high", "middle", "low")):
             if band in accuracy.precision:
-                draw_precision(accuracy.precision[band], plots / f"precision-{stem}.png", band, "precision@k, %")
+                draw_precision(
+                    accuracy.precision[band], plots / f"precision-{stem}.png", band, "precision@k, %"
+                )
         panels = cluster_points(sets, stores[RAW], seed)
         if panels:
             draw_clusters(panels, len(panels) // len(sets), plots / "clusters.png")
@@ -258,7 +281,9 @@ def evaluate_phrases(
     encoder: list[str] = option(
         help=f"CKPT, DIR or {MUSE}; the first is the baseline", nargs="+", metavar="[NAME=]SYSTEM"
     ),
-    segmenter: Optional[Path] = option(None, "phrase encoder for learned (the first of --encoder)", metavar="CKPT"),
+    segmenter: Optional[Path] = option(
+        None, "phrase encoder for learned (the first of --encoder)", metavar="CKPT"
+    ),
     samples: int = samples_option(),
     *,
     common: EncoderOptions,
@@ -317,12 +342,20 @@ The setting says what a system was trained on: unsupervised, supervised (this la
 multilingual (this one and others); other, where it learned from something else.
 """)
 def evaluate_types(
-    data: list[str] = option(help="parts of fairseq-ccpr lexicon, such as test", nargs="+", metavar="[NAME=]DIR"),
-    encoder: list[str] = option(help=f"CKPT, DIR, {ORTHOGONAL}DIR or {MUSE}", nargs="+", metavar="[NAME=]SYSTEM"),
+    data: list[str] = option(
+        help="parts of fairseq-ccpr lexicon, such as test", nargs="+", metavar="[NAME=]DIR"
+    ),
+    encoder: list[str] = option(
+        help=f"CKPT, DIR, {ORTHOGONAL}DIR or {MUSE}", nargs="+", metavar="[NAME=]SYSTEM"
+    ),
     train: list[Path] = option([], f"parts that {ORTHOGONAL}DIR learns from", nargs="+", metavar="DIR"),
     sentences: list[int] = option(
-        [32], "example sentences of a phrase, at most; 0 is the phrase alone", nargs="+", metavar="M",
-        within="[0, inf)", needs="a number from 0, such as 0 1 4 32,",
+        [32],
+        "example sentences of a phrase, at most; 0 is the phrase alone",
+        nargs="+",
+        metavar="M",
+        within="[0, inf)",
+        needs="a number from 0, such as 0 1 4 32,",
     ),
     layers: Optional[list[int]] = option(
         None, "layers of Transformers (the last, or that of the checkpoint)", nargs="+", metavar="L"
@@ -330,7 +363,7 @@ def evaluate_types(
     plot: Optional[Path] = plot_option("where a picture goes, as PNG: acc@1 by sentences and by layers"),
     *,
     common: EncoderOptions,
-) -> int:  # fmt: skip
+) -> int:
     check_folders(json=common.json, plot=plot)
     lexicons = {name: Lexicon(word) for name, word in named(data, "lexicons").items()}
     pairs, chosen = [Lexicon(word) for word in train], sorted(set(layers or ())) or None
@@ -351,7 +384,12 @@ def evaluate_types(
         phrases = " and ".join(f"{count:,}" for count in lexicon.manifest.phrases)
         notes.append(f"{name}: {lexicon.manifest.pairs:,} pairs of {phrases} phrases")
     tables = {"acc@1, per cent": type_accuracy.accuracy_rows(results)}
-    report(tables, [*notes, line], common.json, {"results": [one.as_json() for one in results], "signature": line})
+    report(
+        tables,
+        [*notes, line],
+        common.json,
+        {"results": [one.as_json() for one in results], "signature": line},
+    )
     if plot:
         draw_types(results, plot)
     return 0
@@ -392,12 +430,17 @@ def evaluate_retrieved(
         help="datastores with a phrase part; the first is the baseline", nargs="+", metavar="[NAME=]DIR"
     ),
     hypotheses: list[str] = option(
-        [], "translations of the sentences, line by line: how much of what was retrieved they have", nargs="+",
+        [],
+        "translations of the sentences, line by line: how much of what was retrieved they have",
+        nargs="+",
         metavar="[NAME=]FILE",
     ),
     reference_threshold: float = option(
-        Segmentation.threshold, "probability above which words of a reference are a phrase", within="[0, 1)",
-        needs="a probability in [0, 1)", metavar="P",
+        Segmentation.threshold,
+        "probability above which words of a reference are a phrase",
+        within="[0, 1)",
+        needs="a probability in [0, 1)",
+        metavar="P",
     ),
     entries: Optional[int] = option(None, "use so many entries of each datastore (all)", metavar="N"),
     samples: int = samples_option(),
@@ -406,7 +449,7 @@ def evaluate_retrieved(
     quiet: bool = quiet_option(),
     *,
     read_phrases: Callable[[Mapping[str, Any]], PhraseSearchSettings],
-) -> int:  # fmt: skip
+) -> int:
     check_folders(json=json)
     opened = {name: open_phrases(Path(word)) for name, word in named(datastore, "datastores").items()}
     stores = {name: store for name, (store, _) in opened.items()}
@@ -414,7 +457,8 @@ def evaluate_retrieved(
     settings = read_phrases(tuned)
     used = {name: store.sample(entries) if entries is not None else store for name, store in stores.items()}
     queries = {
-        name: query_segmentation(store, settings.threshold, settings.segmentation) for name, store in stores.items()
+        name: query_segmentation(store, settings.threshold, settings.segmentation)
+        for name, store in stores.items()
     }
     encoder = load_phrase_encoder(find_encoder(first, settings.encoder), bf16=settings.bf16)
     for store in stores.values():
@@ -429,16 +473,26 @@ def evaluate_retrieved(
 
     def ask(name: str) -> retrieved.StoreResult:
         store = used[name]
-        retriever = PhraseRetriever(store, encoder, queries[name], settings.k, settings.min_similarity, device)
+        retriever = PhraseRetriever(
+            store, encoder, queries[name], settings.k, settings.min_similarity, device
+        )
         counts = retrieved.count_retrieved(retriever, sources, references, tops, outputs, name, quiet)
         retriever.check_found(source)
         parts = bytes_per_entry(stores[name].section)
         held = retrieved.count_held(store, references)
         return retrieved.StoreResult(
-            store.section.size, parts, retriever.phrases, retriever.too_long, counts, held, retriever.signature()
+            store.section.size,
+            parts,
+            retriever.phrases,
+            retriever.too_long,
+            counts,
+            held,
+            retriever.signature(),
         )
 
-    done = retrieved.report({name: ask(name) for name in stores}, tops, list(written), skipped, too_long, samples)
+    done = retrieved.report(
+        {name: ask(name) for name in stores}, tops, list(written), skipped, too_long, samples
+    )
     rule = f"{segmentation.kind}>{segmentation.threshold}<={segmentation.max_words}words"
     line = f"text:{short(of_files([source, target]))}|references:{rule}|samples:{samples}"
     line += f"|hypotheses:{short(of_files(list(written.values())))}" if written else ""
@@ -449,7 +503,9 @@ def evaluate_retrieved(
         if count:
             notes.append(f"{count:,} {what} longer than the encoder reads were read in windows")
     notes += [line, *(f"{row['store']} {row['signature']}" for row in done["stores"])]
-    tables = {"per cent, but for the first rows and strings per sentence": retrieved.retrieved_table(done["stores"])}
+    tables = {
+        "per cent, but for the first rows and strings per sentence": retrieved.retrieved_table(done["stores"])
+    }
     return report(tables, notes, json, done | {"signature": line})
 
 
@@ -469,19 +525,29 @@ def evaluate_alignment(
     train: Optional[Path] = option(None, "sentence pairs to learn from", metavar="TSV"),
     train_count: Optional[int] = count_option(None, "only the first N of them (all)"),
     aligners: list[str] = option(
-        [name for name in ALIGNERS if name != ENCODER], f"any of {', '.join(ALIGNERS)}",
-        choices=tuple(ALIGNERS), nargs="+", metavar="NAME",
+        [name for name in ALIGNERS if name != ENCODER],
+        f"any of {', '.join(ALIGNERS)}",
+        choices=tuple(ALIGNERS),
+        nargs="+",
+        metavar="NAME",
     ),
     symmetrizations: list[str] = option(
-        [ExtractionSettings.symmetrization], f"any of {', '.join(SYMMETRIZATIONS)}",
-        choices=tuple(SYMMETRIZATIONS), nargs="+", metavar="NAME",
+        [ExtractionSettings.symmetrization],
+        f"any of {', '.join(SYMMETRIZATIONS)}",
+        choices=tuple(SYMMETRIZATIONS),
+        nargs="+",
+        metavar="NAME",
     ),
-    encoder: Optional[Path] = option(None, "of the aligner encoder, made by fairseq-ccpr convert", metavar="DIR"),
+    encoder: Optional[Path] = option(
+        None, "of the aligner encoder, made by fairseq-ccpr convert", metavar="DIR"
+    ),
     encoder_layers: list[int] = option([], "layers to compare (the one it takes)", nargs="+", metavar="N"),
     quiet: bool = quiet_option(),
-) -> int:  # fmt: skip
+) -> int:
     if ENCODER not in aligners and (encoder or encoder_layers):
-        raise ConfigurationError("--encoder and --encoder-layers need --aligners encoder: add it, or leave them out")
+        raise ConfigurationError(
+            "--encoder and --encoder-layers need --aligners encoder: add it, or leave them out"
+        )
     gold = read_gold(text, links)
     training: list[SentencePair] = []
     if train is not None:
@@ -493,11 +559,17 @@ def evaluate_alignment(
                 f"{train} has no sentence pair of up to {most} words: there is nothing to learn from"
             )
     elif set(aligners) != {ENCODER}:
-        raise ConfigurationError("give --train, sentence pairs to learn from: only the aligner encoder needs none")
+        raise ConfigurationError(
+            "give --train, sentence pairs to learn from: only the aligner encoder needs none"
+        )
     rows = [["aligner", "symmetrisation", "AER", "precision", "recall", "seconds of training"]]
     made: list[tuple[str, int | None]] = []
     for kind in aligners:
-        made += [(kind, layer) for layer in encoder_layers] if kind == ENCODER and encoder_layers else [(kind, None)]
+        made += (
+            [(kind, layer) for layer in encoder_layers]
+            if kind == ENCODER and encoder_layers
+            else [(kind, None)]
+        )
     for kind, layer in made:
         name = kind if layer is None else f"{kind}, layer {layer}"
         aligner = ALIGNERS[kind](AlignerOptions(symmetrizations[0], encoder, layer))

@@ -24,7 +24,7 @@ from fairseq_ccpr.lab.experiments.results import (
     rows_against_others,
     rows_of,
     write_results,
-)  # fmt: skip
+)
 from fairseq_ccpr.lab.experiments.stages import Runner, with_needs
 from fairseq_ccpr.settings import option
 from fairseq_ccpr.storage.files import write_text
@@ -43,9 +43,15 @@ file it reads, or an earlier stage has changed; its old output is deleted first.
 to resume. Datastores may be deleted once their systems are decoded.
 """)
 def experiment_run(
-    config: Path = option(help="the YAML file; its paths are relative to it", positional=True, metavar="CONFIG"),
-    output: Optional[Path] = option(None, "output folder (datastores/NAME.experiment for NAME.yaml)", metavar="DIR"),
-    only: list[str] = option([], "these systems, and those they are compared with", nargs="+", metavar="SYSTEM"),
+    config: Path = option(
+        help="the YAML file; its paths are relative to it", positional=True, metavar="CONFIG"
+    ),
+    output: Optional[Path] = option(
+        None, "output folder (datastores/NAME.experiment for NAME.yaml)", metavar="DIR"
+    ),
+    only: list[str] = option(
+        [], "these systems, and those they are compared with", nargs="+", metavar="SYSTEM"
+    ),
     dry_run: bool = option(False, "show the stages and which of them would run"),
 ) -> int:
     settings, folder = read_config(config), config.absolute().parent
@@ -60,7 +66,9 @@ def experiment_run(
         print(f"# {len(todo)} of {len(stages)} stages to do, commands run in {runner.folder}")
         for stage in stages:
             state = "to do" if stage in todo else "done" if runner.done(stage) else "not needed"
-            words = [word if word.startswith("$(cat ") else shlex.quote(word) for word in runner.command(stage)]
+            words = [
+                word if word.startswith("$(cat ") else shlex.quote(word) for word in runner.command(stage)
+            ]
             print(f"\n# {stage.name}: {state}\npython {' '.join(words)}")
         try:
             runner.check_inputs(todo)
@@ -124,7 +132,9 @@ def _read_results(folder: Path) -> dict[str, Any]:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ConfigurationError(f"{path} is damaged ({error}): run fairseq-ccpr experiment run again") from None
+        raise ConfigurationError(
+            f"{path} is damaged ({error}): run fairseq-ccpr experiment run again"
+        ) from None
 
 
 def _as_markdown(results: dict[str, Any]) -> str:

@@ -25,7 +25,7 @@ from fairseq_ccpr.lab.mining.benchmark import (
     evaluate_questions,
     main_table,
     tables,
-)  # fmt: skip
+)
 from fairseq_ccpr.lab.mining.encoded_text import WINDOW, RememberedVectors, fragments
 from fairseq_ccpr.lab.mining.labelled import LabelledText, read_labelled, read_questions
 from fairseq_ccpr.lab.mining.methods import LOGISTIC, METHODS, RFR, TWO_WAY, Method, TunedSettings
@@ -52,7 +52,8 @@ from fairseq_ccpr.timing import ENCODING, INDEXING, SEARCH, VOTING, PhaseTimer
 logger = logging.getLogger(__name__)
 
 DOUBTFUL_SHARE = 0.1  # of sources with a partner: below, estimates are poor
-FEW_NEGATIVES = 20  # labelled sources without a partner: with fewer, a threshold depends on one or two of them
+# labelled sources without a partner: with fewer, a threshold depends on one or two of them
+FEW_NEGATIVES = 20
 
 
 @dataclass
@@ -79,7 +80,9 @@ class Options:
         choices=tuple(ENTROPIES),
     )
     index: str = option("auto", "auto, exact, or a FAISS factory string", metavar="auto|exact|FACTORY")
-    list_texts: Optional[Path] = option(None, "write the texts that need a vector, and do no more", metavar="FILE")
+    list_texts: Optional[Path] = option(
+        None, "write the texts that need a vector, and do no more", metavar="FILE"
+    )
     bf16: bool = bf16_option()
     cpu: bool = cpu_option()
     quiet: bool = quiet_option()
@@ -128,7 +131,9 @@ def mine(options: Options) -> int:
     labelled = read_labelled(options.tune) if options.tune else None
     if options.list_texts:
         sentences = [*sources, *targets, *(labelled.sources + labelled.targets if labelled else ())]
-        texts = dict.fromkeys(text for sentence in sentences if sentence for text in (sentence, *fragments(sentence)))
+        texts = dict.fromkeys(
+            text for sentence in sentences if sentence for text in (sentence, *fragments(sentence))
+        )
         write_text(options.list_texts, "".join(f"{text}\n" for text in texts))
         print(f"{options.list_texts}: {len(texts):,} texts")
         return 0
@@ -164,7 +169,9 @@ def mine(options: Options) -> int:
     finally:
         shutil.rmtree(work)
     seconds, memory = time.monotonic() - start, peak_bytes(torch.device("cpu")) / 1e9
-    phases = ", ".join(f"{name} {timer.seconds[name]:,.0f} s" for name in (ENCODING, INDEXING, SEARCH, VOTING))
+    phases = ", ".join(
+        f"{name} {timer.seconds[name]:,.0f} s" for name in (ENCODING, INDEXING, SEARCH, VOTING)
+    )
     print(
         f"{options.output}: {count:,} pairs of {len(sources):,} sources and {len(miner.targets):,} different targets with "
         f"{miner.keys:,} keys, in {seconds:,.0f} s ({phases}), with at most {memory:.2f} GB of memory"
@@ -173,7 +180,9 @@ def mine(options: Options) -> int:
     return 0
 
 
-def _choose(options: Options, miner: Miner, labelled: LabelledText | None, given: TunedSettings) -> TunedSettings:
+def _choose(
+    options: Options, miner: Miner, labelled: LabelledText | None, given: TunedSettings
+) -> TunedSettings:
     if labelled and options.tune and options.settings:
         tuning = miner.tune(labelled, Grid())
         if tuning.negatives < FEW_NEGATIVES:
@@ -252,20 +261,25 @@ of 1, untuned.
 """)
 def evaluate_mining(
     settings: MiningBenchmarkSettings,
-    pairs: list[str] = option(help="sets of sentence pairs, plain, .gz or .xz", nargs="+", metavar="[NAME=]TSV"),
+    pairs: list[str] = option(
+        help="sets of sentence pairs, plain, .gz or .xz", nargs="+", metavar="[NAME=]TSV"
+    ),
     encoder: list[str] = option(
         help=f"{MUSE}, {E5}, encoder directories, or folders of vectors; see fairseq-ccpr mine",
-        nargs="+", metavar="[NAME=]ENCODER",
+        nargs="+",
+        metavar="[NAME=]ENCODER",
     ),
     questions: Optional[Path] = option(None, "questions, for --paragraphs", metavar="TSV"),
     paragraphs: Optional[Path] = option(None, "paragraphs that answer --questions", metavar="TSV"),
     plot: Optional[Path] = plot_option("where the plot of --curve goes, as PNG"),
     *,
     common: EncoderOptions,
-) -> int:  # fmt: skip
+) -> int:
     check_folders(json=common.json, plot=plot)
     if plot and not settings.curve:
-        raise ConfigurationError("--plot draws the fractions of --curve: give some, such as 0 0.25 0.5 0.75 0.9")
+        raise ConfigurationError(
+            "--plot draws the fractions of --curve: give some, such as 0 0.25 0.5 0.75 0.9"
+        )
     if (questions is None) != (paragraphs is None):
         raise ConfigurationError("--questions and --paragraphs belong together: give both or neither")
     files = {name: Path(path) for name, path in named(pairs, "sets").items()}
@@ -276,7 +290,8 @@ def evaluate_mining(
     samples = {name: draw_samples(path, settings) for name, path in files.items()}
     device = choose_device(common.cpu)
     encoders = {
-        name: load_sentence_encoder(word, device, common.bf16) for name, word in named(encoder, "encoders").items()
+        name: load_sentence_encoder(word, device, common.bf16)
+        for name, word in named(encoder, "encoders").items()
     }
     results: list[MiningResult] = []
     for encoder_name, one in encoders.items():
@@ -285,7 +300,9 @@ def evaluate_mining(
             for draw, sample in enumerate(draws):
                 results += evaluate_pairs(name, sample, draw, encoder_name, remembered, common.quiet)
         if asked is not None:
-            results += evaluate_questions(asked, next(iter(samples.values()))[0], encoder_name, one, common.quiet)
+            results += evaluate_questions(
+                asked, next(iter(samples.values()))[0], encoder_name, one, common.quiet
+            )
     line = signature({
         **{name: short(of_file(path)) for name, path in inputs.items()},
         "size": settings.size,

@@ -34,10 +34,13 @@ class ModelConfig:
     path: str = MISSING
     source_lang: str = MISSING
     target_lang: str = MISSING
-    subwords: str = ""  # fairseq's options that make text of its subwords, and subwords of text: --bpe and the like
-    dictionary: list[str] = field(default_factory=list)  # joint, or source and target; needed for domains of text
+    # fairseq's options that make text of its subwords, and subwords of text: --bpe and the like
+    subwords: str = ""
+    # joint, or source and target; needed for domains of text
+    dictionary: list[str] = field(default_factory=list)
     options: str = ""  # of fairseq-generate, for all decoding: --beam, --max-tokens and the like
-    training_options: str = ""  # of fairseq-train, for fine_tune: --arch and sizes of the model, --task and the like
+    # of fairseq-train, for fine_tune: --arch and sizes of the model, --task and the like
+    training_options: str = ""
 
 
 @dataclass
@@ -67,7 +70,8 @@ class DomainConfig:
 
     data_bin: Optional[str] = None  # of fairseq-preprocess
     text: Optional[TextConfig] = None  # or what to make one from
-    monolingual: list[str] = field(default_factory=list)  # text of the target language, for phrases and text memories
+    # text of the target language, for phrases and text memories
+    monolingual: list[str] = field(default_factory=list)
     references: list[str] = field(default_factory=list)  # of the test set, in place of those in data_bin
     published_bleu: Optional[float] = None  # of the base model
     published_in: str = ""
@@ -120,7 +124,8 @@ class SystemConfig:
     tune: bool = True
     tune_options: str = ""  # of fairseq-ccpr tune, for this system alone
     also: list[str] = field(default_factory=list)  # domains whose valid sets are to lose nothing by it
-    tune_on: Any = None  # the domain whose valid set chooses the settings, in place of each one's own; or one for each
+    # the domain whose valid set chooses the settings, in place of each one's own; or one for each
+    tune_on: Any = None
     stores_from: Optional[str] = None  # whose datastores and fine-tuned model are used, not each one's own
     against: Optional[str] = None  # a system to compare with, besides the base model
     domains: Optional[list[str]] = None  # all, if not given
@@ -180,14 +185,18 @@ def read_config(path: Path) -> ExperimentConfig:
     try:
         given = OmegaConf.load(path)
         if not isinstance(given, DictConfig):
-            raise ConfigurationError(f"{path} holds no settings: give a YAML file of them, such as model: ...")
+            raise ConfigurationError(
+                f"{path} holds no settings: give a YAML file of them, such as model: ..."
+            )
         config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(ExperimentConfig), given))
     except OmegaConfBaseException as error:
         raise ConfigurationError(f"{path}: {_explain(error)}") from None
     except yaml.YAMLError as error:
         mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
         where = f", line {mark.line + 1}" if mark is not None else ""
-        raise ConfigurationError(f"{path}{where}: this is no YAML ({problem or 'it cannot be read'})") from None
+        raise ConfigurationError(
+            f"{path}{where}: this is no YAML ({problem or 'it cannot be read'})"
+        ) from None
     except UnicodeDecodeError:
         raise ConfigurationError(f"{path} is not UTF-8 text") from None
     assert isinstance(config, ExperimentConfig)
@@ -271,13 +280,18 @@ def _system_faults(config: ExperimentConfig, name: str, system: SystemConfig) ->
             yield f"{key}: a share is {part.share:g}; give more than 0, and at most 1"
     if system.phrases is not None and not (system.phrases.encoder or config.encoder or config.train_encoder):
         yield f"{key}.phrases needs an encoder: give encoder or train_encoder"
-    needing = {"phrases": system.phrases is not None and not system.phrases.texts, "text": system.text is not None}
+    needing = {
+        "phrases": system.phrases is not None and not system.phrases.texts,
+        "text": system.text is not None,
+    }
     domains = system.domains or list(config.domains)
     for domain in [*domains, *map(system.tuned_on, domains)]:
         home = system.stores_from or domain
         if not config.domains[home].monolingual:
             yield from (
-                f"{key}.{what} needs text: give domains.{home}.monolingual" for what, needs in needing.items() if needs
+                f"{key}.{what} needs text: give domains.{home}.monolingual"
+                for what, needs in needing.items()
+                if needs
             )
 
 
@@ -288,7 +302,12 @@ def _options(config: ExperimentConfig) -> Iterator[tuple[str, str]]:
         holders[f"domains.{name}.text.mine."] = domain.text.mine if domain.text is not None else None
     for name in config.systems:
         system = config.system(name)
-        parts = {"": system, "fine_tune.": system.fine_tune, "tokens.": system.tokens, "phrases.": system.phrases}
+        parts = {
+            "": system,
+            "fine_tune.": system.fine_tune,
+            "tokens.": system.tokens,
+            "phrases.": system.phrases,
+        }
         holders |= {f"systems.{name}.{part}": holder for part, holder in parts.items()}
     for prefix, holder in holders.items():
         for f in fields(holder) if holder is not None else []:

@@ -45,9 +45,15 @@ class Plan:
                 self.decode(system, domain)
 
     def _add(
-        self, name: str, command: str, words: Sequence[Word], to: Sequence[Word], outputs: list[Path],
-        *reads: Dependency, optional: Sequence[Path] = (),
-    ) -> Stage:  # fmt: skip
+        self,
+        name: str,
+        command: str,
+        words: Sequence[Word],
+        to: Sequence[Word],
+        outputs: list[Path],
+        *reads: Dependency,
+        optional: Sequence[Path] = (),
+    ) -> Stage:
         """Return the stage of a command: a new one, unless another has the same words; `to` says where outputs go."""
         key = (command, *map(str, words))
         if key not in self._stages:
@@ -56,9 +62,15 @@ class Plan:
             training = command == TRAINING
             line = [*(() if training else command.split()), *words, *to]
             self._stages[key] = Stage(
-                name, TRAINING if training else COMMANDS, line, outputs, needs, inputs,
-                resumes=training or command.startswith("build"), optional=list(optional),
-            )  # fmt: skip
+                name,
+                TRAINING if training else COMMANDS,
+                line,
+                outputs,
+                needs,
+                inputs,
+                resumes=training or command.startswith("build"),
+                optional=list(optional),
+            )
         return self._stages[key]
 
     def data(self, domain: str) -> Dependency:
@@ -120,12 +132,27 @@ class Plan:
         pairs = []
         for name, path in settings.texts.items():
             text = Dependency.given(f"train_encoder.texts.{name}", path)
-            words, to = ["--pairs", text.path, *self._languages, *shlex.split(settings.extract_options)], home / name
-            stage = self._add(f"encoder/pairs-{name}", "extract", words, ["--output", str(to), "--quiet"], [to], text)
+            words, to = (
+                ["--pairs", text.path, *self._languages, *shlex.split(settings.extract_options)],
+                home / name,
+            )
+            stage = self._add(
+                f"encoder/pairs-{name}", "extract", words, ["--output", str(to), "--quiet"], [to], text
+            )
             pairs.append(Dependency(str(to), needs=(stage,)))
         words = [":".join(pair.path for pair in pairs), "--user-dir", str(PACKAGE), "--encoder", start.path]
-        words += [*ENCODER_TRAINING.read_text(encoding="utf-8").split(), "--warmup-updates", str(updates // 10)]
-        words += ["--total-num-update", str(updates), "--max-update", str(updates), *shlex.split(settings.options)]
+        words += [
+            *ENCODER_TRAINING.read_text(encoding="utf-8").split(),
+            "--warmup-updates",
+            str(updates // 10),
+        ]
+        words += [
+            "--total-num-update",
+            str(updates),
+            "--max-update",
+            str(updates),
+            *shlex.split(settings.options),
+        ]
         to = home / "checkpoints"
         stage = self._add("encoder/train", TRAINING, words, ["--save-dir", str(to)], [to], start, *pairs)
         return Dependency(str(to / "checkpoint_best.pt"), needs=(stage,))
@@ -136,11 +163,20 @@ class Plan:
         if settings is None:
             return self._model
         data, to = self.data(home), self.output / "models" / home / name
-        words = [data.path, *self._languages, "--user-dir", str(PACKAGE), "--finetune-from-model", self._model.path]
+        words = [
+            data.path,
+            *self._languages,
+            "--user-dir",
+            str(PACKAGE),
+            "--finetune-from-model",
+            self._model.path,
+        ]
         words += shlex.split(FINE_TUNING.read_text(encoding="utf-8"))
         words += ["--stop-time-hours", str(settings.minutes / 60)]
         words += [*shlex.split(self.config.model.training_options), *shlex.split(settings.options)]
-        stage = self._add(f"fine-tune/{home}/{name}", TRAINING, words, ["--save-dir", str(to)], [to], self._model, data)
+        stage = self._add(
+            f"fine-tune/{home}/{name}", TRAINING, words, ["--save-dir", str(to)], [to], self._model, data
+        )
         return Dependency(str(stage.outputs[0] / "checkpoint_best.pt"), needs=(stage,))
 
     def datastores(self, name: str, domain: str) -> list[tuple[str, Stage]]:
@@ -214,7 +250,9 @@ class Plan:
         output = self.output / "tuned" / home / f"{name}.options"
         to = ["--output", str(output), "--no-progress-bar"]
         trust = output.with_name(f"{output.name}.trust")
-        return self._add(f"tune/{home}/{name}", "tune", words, to, [output], *reads, *others, optional=[trust])
+        return self._add(
+            f"tune/{home}/{name}", "tune", words, to, [output], *reads, *others, optional=[trust]
+        )
 
     def decode(self, name: str, domain: str) -> Stage:
         """Return the stage that translates a domain's test set with a system, and with the base model in turns."""
@@ -249,14 +287,29 @@ class Plan:
         given = self.config.domains[domain].references
         base = self.config.systems_of(domain)[0]
         reference, *more = given or [str(self.decode(base, domain).outputs[0] / "reference.txt")]
-        words = [reference, *(f"{name}={self.translation(name, domain)}" for name in names), *self._languages[2:]]
-        words += ["--samples", str(self.config.bootstrap_samples), *(["--more-references", *more] if more else [])]
-        output = self.output / "scores" / (f"{domain}.against.{against}.json" if against else f"{domain}.json")
+        words = [
+            reference,
+            *(f"{name}={self.translation(name, domain)}" for name in names),
+            *self._languages[2:],
+        ]
+        words += [
+            "--samples",
+            str(self.config.bootstrap_samples),
+            *(["--more-references", *more] if more else []),
+        ]
+        output = (
+            self.output / "scores" / (f"{domain}.against.{against}.json" if against else f"{domain}.json")
+        )
         inputs = tuple((f"domains.{domain}.references", path) for path in given)
         decoded = tuple(self.decode(name, domain) for name in dict.fromkeys([base, *names]))
         name = f"score/{domain}/{against}" if against else f"score/{domain}"
         return self._add(
-            name, "evaluate systems", words, ["--json", str(output)], [output], Dependency(needs=decoded, inputs=inputs)
+            name,
+            "evaluate systems",
+            words,
+            ["--json", str(output)],
+            [output],
+            Dependency(needs=decoded, inputs=inputs),
         )
 
 

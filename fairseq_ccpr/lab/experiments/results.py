@@ -27,6 +27,8 @@ from fairseq_ccpr.storage.files import write_json
 
 METRICS = ("BLEU", "chrF", "TER")
 HEAD = ["system", "BLEU", "difference", "p", "chrF", "p", "TER", "p", "speed", "datastores"]
+RESULTS = "results.json"
+HERE = Path(__file__).parent
 
 
 def rows_of(domain: dict[str, Any]) -> list[list[str]]:
@@ -75,7 +77,9 @@ def check_of_base(domain: dict[str, Any]) -> tuple[str, bool] | None:
     bleu = domain["systems"][domain["base"]]["scores"]["BLEU"]
     off = round(bleu - published["bleu"], 2)
     where = f" ({published['in']})" if published["in"] else ""
-    sentence = f"The base model has {bleu:.2f} BLEU; published are {published['bleu']:.2f}{where}: {off:+.2f}, "
+    sentence = (
+        f"The base model has {bleu:.2f} BLEU; published are {published['bleu']:.2f}{where}: {off:+.2f}, "
+    )
     if abs(off) <= published["tolerance"]:
         return f"{sentence}within the tolerance of {published['tolerance']:g}.", True
     return (
@@ -95,18 +99,18 @@ def settings_of(system: dict[str, Any], stages: dict[str, Any]) -> list[tuple[st
     for part, store in system["stores"].items():
         if store:
             prints = ", ".join(f"{name} {value[:12]}" for name, value in store["fingerprints"].items())
-            keys = f"{store['index']}, width {store['dimension']}, " if store["dimension"] else ""  # text has none
+            # text has none
+            keys = f"{store['index']}, width {store['dimension']}, " if store["dimension"] else ""
             settings.append((part, f"{keys}share {store['share']:g}; {prints}"))
-    return settings + [(name, shlex.join(stages[name]["command"])) for name in system["stages"] if name in stages]
+    return settings + [
+        (name, shlex.join(stages[name]["command"])) for name in system["stages"] if name in stages
+    ]
 
 
 def circumstances(results: dict[str, Any]) -> str:
     """Describe when, on what machine, and with which versions the experiment ran."""
     versions = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
     return " · ".join([*filter(None, [results["date"]]), results["machine"], versions])
-
-
-RESULTS = "results.json"
 
 
 def choose(config: ExperimentConfig, plan: Plan, runner: Runner, only: list[str]) -> dict[str, list[str]]:
@@ -153,7 +157,12 @@ def write_results(
 
 
 def _domain(
-    config: ExperimentConfig, plan: Plan, runner: Runner, domain: str, names: list[str], comparisons: dict[str, Stage]
+    config: ExperimentConfig,
+    plan: Plan,
+    runner: Runner,
+    domain: str,
+    names: list[str],
+    comparisons: dict[str, Stage],
 ) -> dict[str, Any]:
     about, base = config.domains[domain], names[0]
     tables = {other: _read(stage.outputs[0]) for other, stage in comparisons.items()}
@@ -163,7 +172,9 @@ def _domain(
         systems[name] = {
             "scores": {metric: rows[name][metric] for metric in METRICS},
             "against": {
-                other: {m: {what: row[f"{m} {what}"] for what in ("difference", "interval", "p")} for m in METRICS}
+                other: {
+                    m: {what: row[f"{m} {what}"] for what in ("difference", "interval", "p")} for m in METRICS
+                }
                 for other, table in tables.items()
                 for row in table["rows"]
                 if row["system"] == name != other
@@ -183,7 +194,9 @@ def _decoding(config: ExperimentConfig, plan: Plan, runner: Runner, domain: str,
     comparison = _read(stage.outputs[0] / "comparison.json")
     kind = RETRIEVAL if config.has_store(name) else BASE
     row = next(row for row in comparison["rows"] if row["system"] == kind)
-    stores = {part: (runner.stamp(store) or {}).get("datastore") for part, store in plan.datastores(name, domain)}
+    stores = {
+        part: (runner.stamp(store) or {}).get("datastore") for part, store in plan.datastores(name, domain)
+    }
     settings = None
     if tuned is not None:
         options = tuned.outputs[0].read_text(encoding="utf-8").strip()
@@ -197,9 +210,6 @@ def _decoding(config: ExperimentConfig, plan: Plan, runner: Runner, domain: str,
 
 def _read(path: Path) -> dict[str, Any]:
     return json.loads(path.read_text(encoding="utf-8"))
-
-
-HERE = Path(__file__).parent
 
 
 def as_page(experiments: list[dict[str, Any]]) -> str:
@@ -242,7 +252,9 @@ def _add_experiment(parent: Element, results: dict[str, Any], heading: str) -> N
 
 
 def _add_bars(parent: Element, domains: dict[str, Any]) -> None:
-    most = max(system["scores"]["BLEU"] for domain in domains.values() for system in domain["systems"].values())
+    most = max(
+        system["scores"]["BLEU"] for domain in domains.values() for system in domain["systems"].values()
+    )
     bars = _add(parent, "div", kind="bars")
     for name, domain in domains.items():
         group = _add(bars, "section")
@@ -252,7 +264,9 @@ def _add_bars(parent: Element, domains: dict[str, Any]) -> None:
             row = _add(rows, "li", kind="base" if system == domain["base"] else "")
             _add(row, "span", system)
             bleu = about["scores"]["BLEU"]
-            SubElement(_add(row, "span", kind="track"), "i", {"style": f"--share: {bleu / max(most, 1e-9):.1%}"})
+            SubElement(
+                _add(row, "span", kind="track"), "i", {"style": f"--share: {bleu / max(most, 1e-9):.1%}"}
+            )
             _add(row, "b", f"{bleu:.2f}")
 
 

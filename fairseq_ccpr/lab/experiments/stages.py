@@ -23,6 +23,7 @@ from fairseq_ccpr.version import __version__
 
 PACKAGE = Path(__file__).resolve().parents[2]  # fairseq_ccpr, as --user-dir
 TAIL_BYTES = 4096  # of a log, where its last line is
+FEW = 8  # files that are missing are named
 
 
 def execute(words: list[str], folder: Path, log: IO[str], lock: IO[str]) -> int:
@@ -31,9 +32,6 @@ def execute(words: list[str], folder: Path, log: IO[str], lock: IO[str]) -> int:
     paths = [str(PACKAGE.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
     return run_child([sys.executable, *words], lock, log, environment, folder, own_group=True)
-
-
-FEW = 8  # files that are missing are named
 
 
 @dataclass(frozen=True)
@@ -47,7 +45,8 @@ class FileArguments:
         words = shlex.split(self.path.read_text(encoding="utf-8"))
         beside = f"{self.path.name}."
         return [
-            str(self.path.parent / name) if (name := Path(word).name).startswith(beside) else word for word in words
+            str(self.path.parent / name) if (name := Path(word).name).startswith(beside) else word
+            for word in words
         ]
 
     def __str__(self) -> str:
@@ -66,9 +65,11 @@ class Stage:
     words: list[Word]
     outputs: list[Path]
     needs: list[Stage] = field(default_factory=list)
-    inputs: list[tuple[str, str]] = field(default_factory=list)  # settings of the experiment, and the paths they name
+    # settings of the experiment, and the paths they name
+    inputs: list[tuple[str, str]] = field(default_factory=list)
     resumes: bool = False  # whether a killed command resumes; else what it has written is removed first
-    optional: list[Path] = field(default_factory=list)  # files that it may write; they must stay as it left them
+    # files that it may write; they must stay as it left them
+    optional: list[Path] = field(default_factory=list)
 
     @property
     def file_name(self) -> str:
@@ -76,7 +77,9 @@ class Stage:
         return self.name.replace("/", ".")
 
 
-def with_needs(goals: Iterable[Stage], left_out: Callable[[Stage], bool] = lambda stage: False) -> list[Stage]:
+def with_needs(
+    goals: Iterable[Stage], left_out: Callable[[Stage], bool] = lambda stage: False
+) -> list[Stage]:
     """Sort the goals and all that they need, each after its needs; leave out some, and what they alone need."""
     ordered: dict[str, Stage] = {}
 
@@ -94,8 +97,9 @@ def with_needs(goals: Iterable[Stage], left_out: Callable[[Stage], bool] = lambd
 class Runner:
     """Runs stages in a folder, into an output, and knows which of them are done.
 
-    A stage is done when its outputs exist, its optional files are those that it wrote, and its stamp has the digest of its
-    command, of the files it reads, by size and time, and of the stages it needs. Otherwise it runs again.
+    A stage is done when its outputs exist, its optional files are those that it wrote, and its stamp has the
+    digest of its command, of the files it reads, by size and time, and of the stages it needs. Otherwise it
+    runs again.
     """
 
     def __init__(self, folder: Path, output: Path) -> None:
@@ -111,7 +115,9 @@ class Runner:
             files = sorted({*named, *(path for _, path in stage.inputs)})
             about = [[path, list(_describe(self.folder / path))] for path in files]
             needed = [self.digest(need) for need in stage.needs]
-            self._digests[stage.name] = fingerprint.of_strings([json.dumps([stage.module, words, about, needed])])
+            self._digests[stage.name] = fingerprint.of_strings(
+                [json.dumps([stage.module, words, about, needed])]
+            )
         return self._digests[stage.name]
 
     def _portable(self, word: str) -> str:
@@ -138,7 +144,9 @@ class Runner:
         return found == stamp.get("optional_files", found)  # stamps of before do not say
 
     def _optional_files(self, stage: Stage) -> dict[str, str]:
-        return {self._portable(str(path)): fingerprint.of_file(path) for path in stage.optional if path.is_file()}
+        return {
+            self._portable(str(path)): fingerprint.of_file(path) for path in stage.optional if path.is_file()
+        }
 
     def to_do(self, goals: Iterable[Stage]) -> list[Stage]:
         """Sort the goals that are not done, each after what it needs; what only a stage that is done needs may be deleted."""
@@ -150,7 +158,9 @@ class Runner:
         missing = [f"{path} ({key})" for path, key in named.items() if not (self.folder / path).exists()]
         if missing:
             more = f" and {len(missing) - FEW:,} more" if len(missing) > FEW else ""
-            raise ConfigurationError(f"not found, relative to {self.folder}: {', '.join(missing[:FEW])}{more}")
+            raise ConfigurationError(
+                f"not found, relative to {self.folder}: {', '.join(missing[:FEW])}{more}"
+            )
 
     def command(self, stage: Stage) -> list[str]:
         """Write the words for the interpreter; those of files that exist already are read from them."""
@@ -180,7 +190,9 @@ class Runner:
             code = execute(command, self.folder, stream, lock)
         seconds = time.monotonic() - start
         if code or not all(path.exists() for path in stage.outputs):
-            raise StageError(f"stage {stage.name} failed with exit code {code} ({_last_line(log)}); its log is {log}")
+            raise StageError(
+                f"stage {stage.name} failed with exit code {code} ({_last_line(log)}); its log is {log}"
+            )
         about = {
             "stage": stage.name, "digest": digest, "command": ["python", *map(self._portable, command)],
             "log": str(log.relative_to(self.output)), "seconds": round(seconds, 1), "resumed": resumed,

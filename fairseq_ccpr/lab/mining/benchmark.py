@@ -13,7 +13,14 @@ from fairseq_ccpr.lab.mining.f1 import Outcome, compare, decide, estimate, holm,
 from fairseq_ccpr.lab.mining.labelled import LabelledText
 from fairseq_ccpr.lab.mining.methods import Method
 from fairseq_ccpr.lab.mining.rfr import Grid
-from fairseq_ccpr.lab.mining.trial import ABLATIONS, BASELINE, SYSTEMS, MiningBenchmarkSettings, PairSample, Trial
+from fairseq_ccpr.lab.mining.trial import (
+    ABLATIONS,
+    BASELINE,
+    SYSTEMS,
+    MiningBenchmarkSettings,
+    PairSample,
+    Trial,
+)
 from fairseq_ccpr.lab.sentence_encoders import SentenceEncoder
 
 QUESTIONS = "questions"
@@ -97,10 +104,16 @@ def _compare(test: Trial, tuned: Tuned, about: dict[str, Any], sources: np.ndarr
         untuned = SYSTEMS.get(system, (method, Grid()))[1] is None
         unlabelled = decided if untuned else decide(answers, estimate(match, len(rows)).threshold)
         yield MiningResult(
-            **about, system=system, **asdict(score(decided, test.gold)), p=p, settings=method.settings,
-            tuning_f1=tuning_f1, unlabelled_f1=score(unlabelled, test.gold).f1,
-            outcome=Outcome(sources, decided, test.gold), unlabelled=Outcome(sources, unlabelled, test.gold),
-        )  # fmt: skip
+            **about,
+            system=system,
+            **asdict(score(decided, test.gold)),
+            p=p,
+            settings=method.settings,
+            tuning_f1=tuning_f1,
+            unlabelled_f1=score(unlabelled, test.gold).f1,
+            outcome=Outcome(sources, decided, test.gold),
+            unlabelled=Outcome(sources, unlabelled, test.gold),
+        )
 
 
 Rows = list[list[Any]]
@@ -163,7 +176,10 @@ def _curve_table(results: Sequence[MiningResult]) -> Rows:
     for key in dict.fromkeys((result.set, result.encoder, result.system) for result in chosen):
         by_fraction = {r.non_pairing: r.f1 for r in chosen if (r.set, r.encoder, r.system) == key}
         rows.append(
-            [*key, *(_percent(by_fraction[fraction]) if fraction in by_fraction else "" for fraction in shares)]
+            [
+                *key,
+                *(_percent(by_fraction[fraction]) if fraction in by_fraction else "" for fraction in shares),
+            ]
         )
     return rows
 

@@ -13,6 +13,11 @@ from fairseq_ccpr.lab.mining.neighbours import SearchableKeys, SearchableText, r
 from fairseq_ccpr.timing import VOTING, phase
 
 BLOCK_SENTENCES = 4096  # that are searched for at a time
+VOTERS = 20  # neighbours of a fragment
+BETA = 100  # how much the nearest of them count
+TIED = 1e-6  # cosines nearer than that are equal in fp32
+BLOCK_ROWS, BLOCK_NUMBERS = 64, 1 << 20  # of sources that vote at a time, and of the matrix of their cosines
+NEAREST = 4  # that a neighbourhood is made of
 
 
 @dataclass
@@ -29,7 +34,9 @@ class Candidates:
         """Search in both directions for the k nearest; sentences are the rows."""
         rows, columns, cosines = _nearest(sources, targets, k)
         back_columns, back_rows, back_cosines = _nearest(targets, sources, k)
-        names = np.concatenate([rows, back_rows]) * targets.sentences + np.concatenate([columns, back_columns])
+        names = np.concatenate([rows, back_rows]) * targets.sentences + np.concatenate(
+            [columns, back_columns]
+        )
         names, first = np.unique(names, return_index=True)
         cosines = np.concatenate([cosines, back_cosines])[first]
         return cls(*np.divmod(names, max(targets.sentences, 1)), cosines, np.arange(sources.sentences))
@@ -75,23 +82,20 @@ def best_of_rows(pairs: Candidates, scores: np.ndarray) -> Answers:
 def best_first(pairs: Candidates, scores: np.ndarray, columns: int) -> Answers:
     """Answer rows pair by pair, the highest score first, each row and each column once.
 
-    Of equal scores the pair of the lower row comes first, then that of the lower column. A score of -inf is none.
+    Of equal scores the pair of the lower row comes first, then that of the lower column. A score of -inf is
+    none.
     """
     partners = np.full(len(pairs.sentences), -1)
     found = np.zeros(len(partners))
     free = np.ones(columns, bool)
     order = np.lexsort((pairs.columns, pairs.rows, -scores))
     order = order[np.isfinite(scores[order])]
-    for row, column, score in zip(pairs.rows[order].tolist(), pairs.columns[order].tolist(), scores[order].tolist()):
+    for row, column, score in zip(
+        pairs.rows[order].tolist(), pairs.columns[order].tolist(), scores[order].tolist()
+    ):
         if partners[row] < 0 and free[column]:
             partners[row], found[row], free[column] = column, score, False
     return Answers(partners, found)
-
-
-VOTERS = 20  # neighbours of a fragment
-BETA = 100  # how much the nearest of them count
-TIED = 1e-6  # cosines nearer than that are equal in fp32
-BLOCK_ROWS, BLOCK_NUMBERS = 64, 1 << 20  # of sources that vote at a time, and of the matrix of their cosines
 
 
 @phase(VOTING)
@@ -100,11 +104,13 @@ def fragment_votes(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Let the fragments of each row vote for the row's columns, and see how near the nearest are.
 
-    A fragment f of x and g of y are as near as c = (cos(f, g) + cos(x, y)) / 2. Of each f, the 20 nearest g of all candidates
-    of x vote, and those equal to the last of them, by softmax of 100 * exp(-d^2 / 2) / sqrt(2 pi), as in RFR, where d is
-    (1 - c) / (1.5 spread): encoders to which all texts are alike are then like others.
+    A fragment f of x and g of y are as near as c = (cos(f, g) + cos(x, y)) / 2. Of each f, the 20 nearest g
+    of all candidates of x vote, and those equal to the last of them, by softmax of 100 * exp(-d^2 / 2) /
+    sqrt(2 pi), as in RFR, where d is (1 - c) / (1.5 spread): encoders to which all texts are alike are then
+    like others.
 
-    The result is P(y | x), the mean over the fragments of x, and the mean of the highest cos(f, g) in y; float64 [C].
+    The result is P(y | x), the mean over the fragments of x, and the mean of the highest cos(f, g) in y;
+    float64 [C].
     """
     votes, nearest = np.empty(len(pairs.rows)), np.empty(len(pairs.rows))
     bounds = np.searchsorted(pairs.rows, np.arange(len(pairs.sentences) + 1))
@@ -117,7 +123,9 @@ def fragment_votes(
         other = _vectors(other_text.fragments, others[0][here], others[1][here])
         cosines = _cosines(fragments, other, counts[rows], widths[rows])
         per_row = np.diff(bounds)[rows]
-        votes[here], nearest[here] = _vote(cosines, pairs.cosines[here], others[1][here], per_row, counts[rows], spread)
+        votes[here], nearest[here] = _vote(
+            cosines, pairs.cosines[here], others[1][here], per_row, counts[rows], spread
+        )
     return votes, nearest
 
 
@@ -145,13 +153,20 @@ def _cosines(fragments: np.ndarray, other: np.ndarray, counts: np.ndarray, width
     cosines = np.full((len(fragments), int(widths.max())), -np.inf)
     line = column = 0
     for count, width in zip(counts.tolist(), widths.tolist()):
-        cosines[line : line + count, :width] = fragments[line : line + count] @ other[column : column + width].T
+        cosines[line : line + count, :width] = (
+            fragments[line : line + count] @ other[column : column + width].T
+        )
         line, column = line + count, column + width
     return cosines
 
 
 def _vote(
-    cosines: np.ndarray, whole: np.ndarray, sizes: np.ndarray, per_row: np.ndarray, counts: np.ndarray, spread: float
+    cosines: np.ndarray,
+    whole: np.ndarray,
+    sizes: np.ndarray,
+    per_row: np.ndarray,
+    counts: np.ndarray,
+    spread: float,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Sum the votes of l fragments of r rows for c pairs: votes and nearest as of `fragment_votes`, float64 [c].
 
@@ -191,26 +206,27 @@ def _vectors(fragments: SearchableKeys, starts: np.ndarray, counts: np.ndarray) 
     return fragments.keys_of(runs(starts, counts)).astype(np.float32)
 
 
-NEAREST = 4  # that a neighbourhood is made of
-
-
 @dataclass
 class Evidence:
     """Evidence on C candidate pairs (x, y); arrays are float64 [C]."""
 
-    spread: float | None  # mean of 1 - cos(x, y) over all candidates, at least 1e-3; None where fragments do not vote
+    # mean of 1 - cos(x, y) over all candidates, at least 1e-3; None where fragments do not vote
+    spread: float | None
     cosines: np.ndarray  # cos(x, y)
     around: np.ndarray  # m_x, the mean cosine of x and its nearest
     back_around: np.ndarray  # m_y, likewise
     votes: np.ndarray  # P(y | x), see `fragment_votes`; 0 where fragments do not vote
     back_votes: np.ndarray  # P(x | y)
-    alike: np.ndarray  # mean of cos(x, y) and of MaxSim, a fragment's nearest cosine, over those of x and of y
+    # mean of cos(x, y) and of MaxSim, a fragment's nearest cosine, over those of x and of y
+    alike: np.ndarray
     alike_around: np.ndarray  # its mean over x and the most alike
     back_alike_around: np.ndarray  # likewise for y
     lengths: np.ndarray  # log of the ratio of lengths, less what it is for all sentences
 
     @classmethod
-    def gather(cls, pairs: Candidates, sources: SearchableText, targets: SearchableText, voting: bool) -> Evidence:
+    def gather(
+        cls, pairs: Candidates, sources: SearchableText, targets: SearchableText, voting: bool
+    ) -> Evidence:
         """Look at all pairs, from both sides."""
         turned, order = pairs.by_column(targets.sentences)
         back = order.argsort()
@@ -222,15 +238,22 @@ class Evidence:
         if voting:
             spread = max(1e-3, 1 - float(pairs.cosines.mean())) if len(pairs.cosines) else 1.0
             votes, nearest = fragment_votes(pairs, sources, targets, spread)
-            back_votes, back_nearest = (seen[back] for seen in fragment_votes(turned, targets, sources, spread))
+            back_votes, back_nearest = (
+                seen[back] for seen in fragment_votes(turned, targets, sources, spread)
+            )
             alike = (pairs.cosines + (nearest + back_nearest) / 2) / 2
         return cls(
-            spread, pairs.cosines,
-            _around(pairs, pairs.cosines), _around(turned, turned.cosines)[back],
-            votes, back_votes,
-            alike, _around(pairs, alike), _around(turned, alike[order])[back],
+            spread,
+            pairs.cosines,
+            _around(pairs, pairs.cosines),
+            _around(turned, turned.cosines)[back],
+            votes,
+            back_votes,
+            alike,
+            _around(pairs, alike),
+            _around(turned, alike[order])[back],
             log_lengths[0][pairs.sentences[pairs.rows]] - log_lengths[1][pairs.columns] - usual,
-        )  # fmt: skip
+        )
 
     def hiding(
         self, pairs: Candidates, places: np.ndarray, sources: SearchableText, targets: SearchableText

@@ -16,14 +16,17 @@ from fairseq_ccpr.timing import ENCODING, phase, progress_bar
 WINDOW = 6  # words in a fragment
 LETTERS, SIGNS = 4, 2  # characters of a word, in Thai, Lao, Burmese and Khmer, and in Chinese and Japanese
 IDEOGRAPHS = 0x2E80  # where the latter begin
+DTYPE = np.float16
+BLOCK_TEXTS = 2048  # texts encoded at a time
+HALF = np.float32(0.5**0.5)  # of a vector of length 1 that is one of two halves
 
 
 def fragments(text: str, window: int = WINDOW, stride: int = 1) -> list[str]:
     """Cut a sentence into fragments: runs of `window` words, in lower case and without punctuation.
 
-    Every `stride` words one begins, and the last is that of the last words. Words are those of `word_spans`; in scripts
-    without spaces so many characters count as one as words have there, on average. A shorter sentence is one fragment; one
-    without any word has none.
+    Every `stride` words one begins, and the last is that of the last words. Words are those of `word_spans`;
+    in scripts without spaces so many characters count as one as words have there, on average. A shorter
+    sentence is one fragment; one without any word has none.
 
     >>> fragments("Press Ctrl+C, then wait.", 3)
     ['press ctrl+c then', 'ctrl+c then wait']
@@ -32,7 +35,9 @@ def fragments(text: str, window: int = WINDOW, stride: int = 1) -> list[str]:
     >>> fragments("a b c d e", 2, 2)
     ['a b', 'c d', 'd e']
     """
-    spans = _join_characters(text, [(start, end) for start, end in word_spans(text) if has_letters(text[start:end])])
+    spans = _join_characters(
+        text, [(start, end) for start, end in word_spans(text) if has_letters(text[start:end])]
+    )
     if not spans:
         return []
     lowered = [text[start:end].lower() for start, end in spans]
@@ -75,11 +80,6 @@ def fragment_text(sentences: Iterable[str], window: int = WINDOW, stride: int = 
     return FragmentedText(texts, [fragment for part in parts for fragment in part], owners, stride)
 
 
-DTYPE = np.float16
-BLOCK_TEXTS = 2048  # texts encoded at a time
-HALF = np.float32(0.5**0.5)  # of a vector of length 1 that is one of two halves
-
-
 @dataclass
 class EncodedText:
     """S sentences and F fragments with vectors fp16 of length 1."""
@@ -95,7 +95,9 @@ class EncodedText:
         """
         if not sentence_half:
             return self.fragments
-        return np.concatenate([self.fragments * HALF, self.sentences[self.text.owners] * HALF], axis=1).astype(DTYPE)
+        return np.concatenate(
+            [self.fragments * HALF, self.sentences[self.text.owners] * HALF], axis=1
+        ).astype(DTYPE)
 
     def every(self, stride: int) -> EncodedText:
         """Take of each sentence the fragments that begin `stride` words apart, and the last."""
@@ -103,7 +105,9 @@ class EncodedText:
         places = np.arange(len(owners)) - np.searchsorted(owners, owners)
         last = np.append(owners[1:] != owners[:-1], True)[: len(owners)]
         rows = np.flatnonzero((places % (stride // self.text.stride) == 0) | last)
-        chosen = FragmentedText(self.text.sentences, [self.text.fragments[row] for row in rows], owners[rows], stride)
+        chosen = FragmentedText(
+            self.text.sentences, [self.text.fragments[row] for row in rows], owners[rows], stride
+        )
         return EncodedText(chosen, self.sentences, self.fragments[rows])
 
     def lengths(self) -> np.ndarray:
@@ -135,7 +139,9 @@ class EncodedText:
         """Append the sentences of another text to these; fragments of both are as far apart."""
         one, two = self.text, other.text
         owners = np.concatenate([one.owners, two.owners + len(one.sentences)])
-        joined = FragmentedText([*one.sentences, *two.sentences], [*one.fragments, *two.fragments], owners, one.stride)
+        joined = FragmentedText(
+            [*one.sentences, *two.sentences], [*one.fragments, *two.fragments], owners, one.stride
+        )
         vectors = zip((self.sentences, self.fragments), (other.sentences, other.fragments))
         return EncodedText(joined, *map(np.concatenate, vectors))
 

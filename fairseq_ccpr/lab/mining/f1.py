@@ -9,6 +9,13 @@ from typing import NamedTuple
 import numpy as np
 from scipy.stats import binomtest, bootstrap
 
+BLOCK_SOURCES = 1024  # that are matched at a time
+ROUNDS = 5  # of estimation
+FEWEST = 20  # sources that surely have a partner, even if they seem to be fewer
+RESAMPLES = 5000
+BATCH = 250  # resamples at a time, so that memory stays small
+SEED = 1
+
 
 @dataclass
 class Answers:
@@ -24,8 +31,8 @@ class Answers:
         return spread
 
 
-# n sources, and the target that is hidden from each (-1: none) -> the likeliest target of each, both int64 [n].
-# What is hidden is as good as missing.
+# n sources, and the target that is hidden from each (-1: none) -> the likeliest target of each, both int64
+# [n]. What is hidden is as good as missing.
 Matcher = Callable[[np.ndarray, np.ndarray], Answers]
 
 
@@ -45,7 +52,9 @@ def decide(answers: Answers, threshold: float) -> np.ndarray:
 
 def score(decided: np.ndarray, gold: np.ndarray) -> Score:
     """Compare decisions with the truth, both int64 [S], -1 for none."""
-    right, given, pairs = (int(cases.sum()) for cases in ((decided == gold) & (gold >= 0), decided >= 0, gold >= 0))
+    right, given, pairs = (
+        int(cases.sum()) for cases in ((decided == gold) & (gold >= 0), decided >= 0, gold >= 0)
+    )
     return Score(right / max(given, 1), right / max(pairs, 1), 2 * right / max(given + pairs, 1))
 
 
@@ -67,7 +76,9 @@ def steadiest(values: np.ndarray) -> tuple[int, ...]:
     """
     around = values
     for axis in range(values.ndim):
-        padded = np.pad(around, [(1, 1) if other == axis else (0, 0) for other in range(values.ndim)], mode="edge")
+        padded = np.pad(
+            around, [(1, 1) if other == axis else (0, 0) for other in range(values.ndim)], mode="edge"
+        )
         around = np.lib.stride_tricks.sliding_window_view(padded, 3, axis=axis).mean(axis=-1)
     best = np.flatnonzero(values.ravel() == values.max())
     chosen = best[around.ravel()[best].round(9).argmax()]
@@ -80,11 +91,6 @@ def tuned_threshold(answers: Answers, gold: np.ndarray) -> tuple[float, float]:
     f1 = f1_by_threshold(answers, gold, thresholds)
     best = steadiest(f1)
     return float(thresholds[best]), float(f1[best])
-
-
-BLOCK_SOURCES = 1024  # that are matched at a time
-ROUNDS = 5  # of estimation
-FEWEST = 20  # sources that surely have a partner, even if they seem to be fewer
 
 
 class Estimate(NamedTuple):
@@ -111,8 +117,8 @@ def estimate(match: Matcher, sources: int) -> Estimate:
 def estimated_threshold(first: np.ndarray, second: np.ndarray) -> Estimate:
     """Estimate the threshold of the highest F1 from scores alone.
 
-    Where a source has a partner, its second score is the best of the wrong ones, and so is the only score of a source
-    without one. With F_2 the distribution of second scores, of sources that surely have partners:
+    Where a source has a partner, its second score is the best of the wrong ones, and so is the only score of
+    a source without one. With F_2 the distribution of second scores, of sources that surely have partners:
 
         1 - pi = 2 P(s_1 < median of F_2)                   the share of sources without a partner
         FP(t)  = (1 - pi) P(s_2 >= t),    TP(t) = P(s_1 >= t) - FP(t)
@@ -151,11 +157,6 @@ def mcnemar(one: np.ndarray, two: np.ndarray) -> float:
     return float(binomtest(only_one, only_one + only_two).pvalue) if only_one + only_two else 1.0
 
 
-RESAMPLES = 5000
-BATCH = 250  # resamples at a time, so that memory stays small
-SEED = 1
-
-
 @dataclass
 class Outcome:
     """The outcome for each of S sources in one test."""
@@ -166,7 +167,10 @@ class Outcome:
 
     def counts(self) -> np.ndarray:
         """Count what is right, what was given, and what there was to find: int64 [S, 3]."""
-        return np.stack([(self.decided == self.gold) & (self.gold >= 0), self.decided >= 0, self.gold >= 0], 1) * 1
+        return (
+            np.stack([(self.decided == self.gold) & (self.gold >= 0), self.decided >= 0, self.gold >= 0], 1)
+            * 1
+        )
 
 
 class Difference(NamedTuple):
@@ -184,15 +188,24 @@ def compare(baseline: Sequence[Outcome], system: Sequence[Outcome]) -> Differenc
     A source that several tests have drawn counts as one, so that tests may share sentences.
     """
     _, places = np.unique(np.concatenate([outcome.sources for outcome in baseline]), return_inverse=True)
-    both = np.concatenate([np.concatenate([o.counts() for o in tests]) for tests in (baseline, system)], axis=1)
-    sums = [np.bincount(places, column) for column in both.T]  # right, given, gold of the baseline, then of the system
+    both = np.concatenate(
+        [np.concatenate([o.counts() for o in tests]) for tests in (baseline, system)], axis=1
+    )
+    # right, given, gold of the baseline, then of the system
+    sums = [np.bincount(places, column) for column in both.T]
     value = float(_difference(*sums, axis=-1))
     if len(sums[0]) < 2:
         return Difference(value, value, value, 1.0)
     drawn = bootstrap(
-        sums, _difference, paired=True, vectorized=True, n_resamples=RESAMPLES, batch=BATCH, method="percentile",
+        sums,
+        _difference,
+        paired=True,
+        vectorized=True,
+        n_resamples=RESAMPLES,
+        batch=BATCH,
+        method="percentile",
         rng=np.random.default_rng(SEED),
-    )  # fmt: skip
+    )
     differences = drawn.bootstrap_distribution
     beyond = min((differences <= 0).sum(), (differences >= 0).sum())
     p = min(1.0, 2 * (float(beyond) + 1) / (len(differences) + 1))

@@ -40,8 +40,8 @@ class Labels(NamedTuple):
 def with_negatives(rows: np.ndarray, gold: np.ndarray) -> Labels:
     """Let each pair serve twice, the second time with its target hidden.
 
-    Pairs alone do not teach what to reject, and a few sentences without a partner teach hardly anything. A source with
-    several partners is not used again, since the others would be right.
+    Pairs alone do not teach what to reject, and a few sentences without a partner teach hardly anything. A
+    source with several partners is not used again, since the others would be right.
 
     >>> with_negatives(np.array([3, 5]), np.array([7, -1]))
     Labels(rows=array([3, 5, 3]), hidden=array([-1, -1,  7]), gold=array([ 7, -1, -1]))
@@ -50,7 +50,9 @@ def with_negatives(rows: np.ndarray, gold: np.ndarray) -> Labels:
     single = [row for row, count in Counter(row for row, _ in partners).items() if count == 1]
     again = np.isin(rows, single) & (gold >= 0)
     nothing = np.full(len(rows), -1)
-    return Labels(np.append(rows, rows[again]), np.append(nothing, gold[again]), np.append(gold, nothing[again]))
+    return Labels(
+        np.append(rows, rows[again]), np.append(nothing, gold[again]), np.append(gold, nothing[again])
+    )
 
 
 def check_file(path: Path) -> None:
@@ -82,7 +84,9 @@ def read_questions(questions: Path, paragraphs: Path) -> LabelledText:
     rows = _read_texts(questions)
     unknown = next((name for name, _ in rows if name not in texts), None)
     if unknown is not None:
-        raise ConfigurationError(f"{questions} has a question on '{unknown}', and {paragraphs} has no such paragraph")
+        raise ConfigurationError(
+            f"{questions} has a question on '{unknown}', and {paragraphs} has no such paragraph"
+        )
     return label([text for _, text in rows], list(texts.values()), [texts[name] for name, _ in rows])
 
 
@@ -101,7 +105,8 @@ def remove_partners(size: int, fraction: float) -> tuple[np.ndarray, np.ndarray,
     The first sources keep their partner; the others lose it to the targets of further pairs.
 
     Returns:
-        Rows of the sources, rows of the targets, and for each source the index of its target or -1; int64 [size] each.
+        Rows of the sources, rows of the targets, and for each source the index of its target or -1; int64
+        [size] each.
 
     >>> remove_partners(4, 0.5)
     (array([0, 1, 2, 3]), array([0, 1, 4, 5]), array([ 0,  1, -1, -1]))

@@ -26,6 +26,15 @@ from fairseq_ccpr.storage.files import write_json
 
 RFR, MARGIN, MAX, TWO_WAY, LOGISTIC = "rfr", "margin", "max", "two-way", "logistic"
 Settings = dict[str, Any]
+WEIGHTS = ("margin", "votes", "alike", "length")  # of the features
+RANGES = {
+    "k": ("[1, inf)", "at least 1"),
+    "keep": ("(0, 1]", "above 0 and at most 1"),
+    "window": ("[1, inf)", "at least 1"),
+}
+LEARNED_FROM = 8  # candidates of each labelled source, those of the highest margins
+RIDGE = 1.0
+STEPS = 30
 
 
 @dataclass(frozen=True)
@@ -33,10 +42,12 @@ class Kind:
     """What a method does, whatever its settings: a line of `METHODS`."""
 
     defaults: Settings
-    score: Callable[[Evidence, Settings], np.ndarray] | None  # of C pairs, float64 [C]; None for RFR, which scores none
+    # of C pairs, float64 [C]; None for RFR, which scores none
+    score: Callable[[Evidence, Settings], np.ndarray] | None
     candidates: int = 16  # nearest sentences in either direction that are scored
     one_to_one: bool = True  # a sentence is in one pair only; otherwise each source takes the best target
-    window: int | None = None  # words of the fragments that vote, and from one to the next: overlaps do no better
+    # words of the fragments that vote, and from one to the next: overlaps do no better
+    window: int | None = None
 
 
 def logistic(evidence: Evidence, settings: Settings) -> np.ndarray:
@@ -45,8 +56,8 @@ def logistic(evidence: Evidence, settings: Settings) -> np.ndarray:
     return 1 / (1 + np.exp(-(features(evidence) @ weights + settings["bias"])))
 
 
-WEIGHTS = ("margin", "votes", "alike", "length")  # of the features
-# The threshold of logistic is not a half: where F1 counts, a doubtful pair is worth giving. Chosen on office and bible.
+# The threshold of logistic is not a half: where F1 counts, a doubtful pair is worth giving. Chosen on office
+# and bible.
 METHODS: dict[str, Kind] = {
     RFR: Kind({"k": 10, "beta": 75.0, "keep": 0.5, "threshold": 0.5, "window": WINDOW, "sentence_half": True,
                "entropy_over": OVER_SENTENCES}, None),
@@ -57,11 +68,6 @@ METHODS: dict[str, Kind] = {
     LOGISTIC: Kind({"threshold": 0.3, "margin": 1.0, "votes": 1.0, "alike": 1.0, "length": -1.0, "bias": -3.0}, logistic,
                    window=WINDOW),
 }  # fmt: skip
-RANGES = {
-    "k": ("[1, inf)", "at least 1"),
-    "keep": ("(0, 1]", "above 0 and at most 1"),
-    "window": ("[1, inf)", "at least 1"),
-}
 
 
 @dataclass(frozen=True)
@@ -129,9 +135,6 @@ def tune(
     return PairMatcher(method, sources, targets).tune(labels)
 
 
-LEARNED_FROM = 8  # candidates of each labelled source, those of the highest margins
-
-
 class PairMatcher:
     """Matches by the scores of the pairs of which either is among the nearest of the other; see `Matcher`."""
 
@@ -146,7 +149,9 @@ class PairMatcher:
         scores = self._scores(self.evidence)
         one_to_one = method.kind.one_to_one
         self.answers = (
-            best_first(self.pairs, scores, self.targets.sentences) if one_to_one else best_of_rows(self.pairs, scores)
+            best_first(self.pairs, scores, self.targets.sentences)
+            if one_to_one
+            else best_of_rows(self.pairs, scores)
         )
 
     def _scores(self, evidence: Evidence) -> np.ndarray:
@@ -211,10 +216,6 @@ def features(evidence: Evidence) -> np.ndarray:
     return np.where(np.isfinite(known), known, 0)
 
 
-RIDGE = 1.0
-STEPS = 30
-
-
 def fit(values: np.ndarray, right: np.ndarray) -> np.ndarray:
     """Fit a logistic regression of features [n, m] by Newton's method, with a ridge on their weights when standardised.
 
@@ -248,7 +249,12 @@ class TunedSettings:
 
     def write(self, path: Path) -> None:
         """Write them atomically."""
-        values = {"method": self.method.name, **self.method.settings, "encoder": self.encoder, "tuned": self.tuned}
+        values = {
+            "method": self.method.name,
+            **self.method.settings,
+            "encoder": self.encoder,
+            "tuned": self.tuned,
+        }
         write_json(path, values)
 
     @classmethod
@@ -270,7 +276,9 @@ class TunedSettings:
 
 
 def _check(name: str, value: Any, kind: Any) -> None:
-    if not isinstance(value, (int, float) if kind is float else kind) or (kind is float and not math.isfinite(value)):
+    if not isinstance(value, (int, float) if kind is float else kind) or (
+        kind is float and not math.isfinite(value)
+    ):
         raise ValueError(f"{name} is {value!r}, and must be a {kind.__name__}")
     if name in RANGES and not inside(value, RANGES[name][0]):
         raise ValueError(f"{name} is {value}, and must be {RANGES[name][1]}")

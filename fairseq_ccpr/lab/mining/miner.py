@@ -31,7 +31,8 @@ from fairseq_ccpr.text.pairs import read_lines
 from fairseq_ccpr.timing import progress_bar
 
 SOURCE, TARGET = "source", "target"
-BLOCK_CHARACTERS = 1 << 16  # about, of the sentences that are encoded at a time; no text has more fragments than that
+# about, of the sentences that are encoded at a time; no text has more fragments than that
+BLOCK_CHARACTERS = 1 << 16
 
 
 class MinedPair(NamedTuple):
@@ -67,9 +68,15 @@ class Miner:
     """
 
     def __init__(
-        self, sources: list[str], targets: Iterable[str], encoder: SentenceEncoder, method: Method, work: Path,
-        index: str = "auto", quiet: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        sources: list[str],
+        targets: Iterable[str],
+        encoder: SentenceEncoder,
+        method: Method,
+        work: Path,
+        index: str = "auto",
+        quiet: bool = False,
+    ) -> None:
         self.encoder, self.method, self.work, self.choice, self.quiet = encoder, method, work, index, quiet
         self.sources, self.targets = sources, list(dict.fromkeys(targets))
         self._numbers = {source: number for number, source in enumerate(dict.fromkeys(sources))}
@@ -154,13 +161,19 @@ class Miner:
             if self.method.centred and array.rows:
                 centre.subtract_(np.load(path, mmap_mode="r+"))
         mapped, read = (
-            np.load(path, mmap_mode="r" if array.rows else None) for path, array in zip((keys, fragments), arrays)
+            np.load(path, mmap_mode="r" if array.rows else None)
+            for path, array in zip((keys, fragments), arrays)
         )
-        # Each sentence is searched for once, and what is not found is not mined: more effort than a step of decoding.
+        # Each sentence is searched for once, and what is not found is not mined: more effort than a step of
+        # decoding.
         description = plan_index(self.choice, "ip", "", len(mapped), mapped.shape[1], effort=Effort())
         indexed = index_keys(mapped, description, folder, self.quiet)
         text = SearchableText(
-            indexed, np.concatenate(owners), np.concatenate(lengths), IndexedKeys(read), np.concatenate(fragment_owners)
+            indexed,
+            np.concatenate(owners),
+            np.concatenate(lengths),
+            IndexedKeys(read),
+            np.concatenate(fragment_owners),
         )
         return text, description
 

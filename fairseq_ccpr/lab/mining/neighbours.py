@@ -18,14 +18,16 @@ SPARE = 8  # neighbours beyond the k wanted that are searched for at first
 NEAR = 1e-5  # differences of scores below which fp32 may order them wrongly
 DECIMALS = 9
 BLOCK_NUMBERS = 1 << 24  # numbers of the keys that are rescored at a time: 128 MB in float64
+FEWEST = 300  # vectors that a mean is made of: of fewer it would be that of the subject, or of one sentence
+BLOCK = 4096  # vectors at a time
 
 
 class IndexedKeys:
     """Keys [N, d] of length about 1, which may be memory-mapped, with an index, whose results are rescored.
 
-    More neighbours than needed are found, and rescored in float64; equal scores come in the order of the keys. Where the last
-    found is as near as the last needed, there may be further ties, and the search is widened. So neither blocks of queries
-    nor threads change the result of an exact index.
+    More neighbours than needed are found, and rescored in float64; equal scores come in the order of the
+    keys. Where the last found is as near as the last needed, there may be further ties, and the search is
+    widened. So neither blocks of queries nor threads change the result of an exact index.
     """
 
     def __init__(self, keys: np.ndarray, index: Callable[[], Index] | None = None) -> None:
@@ -91,7 +93,10 @@ class JoinedKeys:
     def keys_of(self, ids: np.ndarray) -> np.ndarray:
         """Read some of the keys, in any order."""
         owners = np.searchsorted(self.starts, ids, side="right") - 1
-        read = [part.keys_of(ids[owners == number] - self.starts[number]) for number, part in enumerate(self.parts)]
+        read = [
+            part.keys_of(ids[owners == number] - self.starts[number])
+            for number, part in enumerate(self.parts)
+        ]
         return np.concatenate(read)[np.argsort(owners, kind="stable").argsort()]
 
     def search(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
@@ -128,7 +133,13 @@ class SearchableText:
     @classmethod
     def in_memory(cls, keys: SentenceKeys) -> SearchableText:
         """Search exactly."""
-        return cls(IndexedKeys(keys.keys), keys.owners, keys.lengths, IndexedKeys(keys.fragments), keys.fragment_owners)
+        return cls(
+            IndexedKeys(keys.keys),
+            keys.owners,
+            keys.lengths,
+            IndexedKeys(keys.fragments),
+            keys.fragment_owners,
+        )
 
     @property
     def sentences(self) -> int:
@@ -175,10 +186,6 @@ def runs(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
     array([5, 6, 0, 1, 2])
     """
     return np.arange(counts.sum()) + np.repeat(starts - (np.cumsum(counts) - counts), counts)
-
-
-FEWEST = 300  # vectors that a mean is made of: of fewer it would be that of the subject, or of one sentence
-BLOCK = 4096  # vectors at a time
 
 
 class Centre:

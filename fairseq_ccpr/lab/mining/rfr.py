@@ -1,7 +1,8 @@
 """Robust fragment-level retrieval (RFR): sentences are paired by the combined votes of their surest fragments.
 
-Array maths in float64. F fragments of S sentences have k neighbours each; a neighbour's class is its sentence, and a class
-or answer of -1 means none. Sums are rounded before they are compared, so that ties are ties on every machine.
+Array maths in float64. F fragments of S sentences have k neighbours each; a neighbour's class is its
+sentence, and a class or answer of -1 means none. Sums are rounded before they are compared, so that ties are
+ties on every machine.
 """
 
 from __future__ import annotations
@@ -32,7 +33,11 @@ class Grid:
 
 
 def match_fragments(
-    sources: SearchableText, targets: SearchableText, settings: Mapping[str, Any], rows: np.ndarray, hidden: np.ndarray
+    sources: SearchableText,
+    targets: SearchableText,
+    settings: Mapping[str, Any],
+    rows: np.ndarray,
+    hidden: np.ndarray,
 ) -> Answers:
     """Match sources by the neighbours of their fragments; see `Matcher` and the settings of `METHODS`."""
     cosines, classes, owners = _neighbours(sources, targets, rows, hidden, settings["k"])
@@ -121,23 +126,29 @@ def entropy_ranks(entropies: np.ndarray, owners: np.ndarray) -> np.ndarray:
     return ranks
 
 
-def answer(found: Distributions, ranks: np.ndarray, owners: np.ndarray, sentences: int, keep: float) -> Answers:
+def answer(
+    found: Distributions, ranks: np.ndarray, owners: np.ndarray, sentences: int, keep: float
+) -> Answers:
     """Average the distributions of the kept fragments of each sentence, and take the likeliest partner.
 
-    Of F' fragments of a sentence those of the ceil(keep F') lowest entropies count; of equal partners the lower is taken.
-    Ranks and owners, the sentence of each fragment, are int64 [F].
+    Of F' fragments of a sentence those of the ceil(keep F') lowest entropies count; of equal partners the
+    lower is taken. Ranks and owners, the sentence of each fragment, are int64 [F].
     """
     # 0.7 * 10 is a little more than 7
     kept_counts = np.ceil((keep * np.bincount(owners, minlength=sentences)).round(DECIMALS)).astype(np.int64)
     kept = (ranks < kept_counts[owners])[found.fragments]
-    answered, classes, sums = _sum_by(owners[found.fragments[kept]], found.classes[kept], found.probabilities[kept])
+    answered, classes, sums = _sum_by(
+        owners[found.fragments[kept]], found.classes[kept], found.probabilities[kept]
+    )
     means = (sums / kept_counts[answered]).round(DECIMALS)
     order = np.lexsort((classes, -means, answered))
     first = order[np.unique(answered[order], return_index=True)[1]]
     return Answers(classes[first], means[first]).spread(answered[first], sentences)
 
 
-def _sum_by(rows: np.ndarray, classes: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _sum_by(
+    rows: np.ndarray, classes: np.ndarray, values: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Sum the values of equal row and class: rows, classes and sums, by row, then by class."""
     count = int(classes.max(initial=0)) + 1
     keys, places = np.unique(rows * count + classes, return_inverse=True)

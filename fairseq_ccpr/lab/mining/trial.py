@@ -12,7 +12,13 @@ import numpy as np
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.lab.mining.encoded_text import EncodedText, encode, fragment_text
 from fairseq_ccpr.lab.mining.f1 import Matcher, decide, score
-from fairseq_ccpr.lab.mining.labelled import LabelledText, Labels, distinct_pairs, remove_partners, with_negatives
+from fairseq_ccpr.lab.mining.labelled import (
+    LabelledText,
+    Labels,
+    distinct_pairs,
+    remove_partners,
+    with_negatives,
+)
 from fairseq_ccpr.lab.mining.methods import (
     LOGISTIC,
     MARGIN,
@@ -23,7 +29,7 @@ from fairseq_ccpr.lab.mining.methods import (
     PairMatcher,
     prepare,
     tune,
-)  # fmt: skip
+)
 from fairseq_ccpr.lab.mining.neighbours import SearchableText, centred
 from fairseq_ccpr.lab.mining.rfr import Grid
 from fairseq_ccpr.lab.sentence_encoders import SentenceEncoder
@@ -61,10 +67,15 @@ class MiningBenchmarkSettings:
     tuning_sets: int = count_option(1, "how many times, on others each time")
     draws: int = count_option(1, "tests, each of other sentences")
     pool: Optional[int] = option(
-        None, "pairs of each set that the draws share, so that each is encoded once (all pairs)",
-        within="[1, inf)", needs="at least 1", metavar="N",
-    )  # fmt: skip
-    systems: list[str] = option(list(SYSTEMS), f"what is compared with {BASELINE}", nargs="+", choices=tuple(SYSTEMS))
+        None,
+        "pairs of each set that the draws share, so that each is encoded once (all pairs)",
+        within="[1, inf)",
+        needs="at least 1",
+        metavar="N",
+    )
+    systems: list[str] = option(
+        list(SYSTEMS), f"what is compared with {BASELINE}", nargs="+", choices=tuple(SYSTEMS)
+    )
     ablations: bool = option(False, "RFR without the sentence half, and without the entropy filter, too")
     seed: int = option(1, "of the draw of sentences", metavar="N")
 
@@ -115,7 +126,9 @@ class Trial:
     def f1(self, method: Method) -> float:
         """Compute the F1 of a method with its settings as they are, on what `labels` has."""
         labels = self.labels()
-        return score(decide(self.matcher(method)(labels.rows, labels.hidden), method.threshold), labels.gold).f1
+        return score(
+            decide(self.matcher(method)(labels.rows, labels.hidden), method.threshold), labels.gold
+        ).f1
 
     def tune(self, method: Method, grid: Grid) -> tuple[Method, float]:
         """Choose the settings that do best here; the method with these, and its F1."""
@@ -133,9 +146,13 @@ class Trial:
 
     def searchable(self, method: Method) -> tuple[SearchableText, SearchableText]:
         """Make both sides searchable, in memory."""
-        sides = (side.every(method.stride) if method.window else side for side in (self.sources, self.targets))
+        sides = (
+            side.every(method.stride) if method.window else side for side in (self.sources, self.targets)
+        )
         keys = (method.keys(side) for side in sides)
-        source, target = (SearchableText.in_memory(centred(each) if method.centred else each) for each in keys)
+        source, target = (
+            SearchableText.in_memory(centred(each) if method.centred else each) for each in keys
+        )
         return source, target
 
     def _pair_matcher(self, method: Method) -> PairMatcher | None:
@@ -168,11 +185,16 @@ class PairSample:
         """Make the n-th of the tuning sets, from 0, with a fraction of non-pairing sentences."""
         return self._make(encoded, self.settings.tuning_start(number), self.settings.tuning_size, fraction)
 
-    def _make(self, encoded: tuple[EncodedText, EncodedText], start: int, size: int, fraction: float) -> Trial:
+    def _make(
+        self, encoded: tuple[EncodedText, EncodedText], start: int, size: int, fraction: float
+    ) -> Trial:
         source_rows, target_rows, partners = remove_partners(size, fraction)
-        order = np.random.default_rng([self.settings.seed, start]).permutation(size)  # so that an index gives no hint
+        # so that an index gives no hint
+        order = np.random.default_rng([self.settings.seed, start]).permutation(size)
         gold = np.where(partners >= 0, order.argsort()[partners], -1)
-        return Trial(encoded[0].select(start + source_rows), encoded[1].select(start + target_rows[order]), gold)
+        return Trial(
+            encoded[0].select(start + source_rows), encoded[1].select(start + target_rows[order]), gold
+        )
 
     def encode(self, encoder: SentenceEncoder, label: str, quiet: bool) -> tuple[EncodedText, EncodedText]:
         """Encode both sides, without the sources of spares, which nothing uses."""

@@ -41,7 +41,8 @@ class DecodingSpeed:
     slowest: float  # tokens per second
     fastest: float
     speed: float  # as a fraction of the base model's, measured in the same repeat
-    parts: dict[str, float]  # milliseconds per step by phase, from one more run that waits for the device after each
+    # milliseconds per step by phase, from one more run that waits for the device after each
+    parts: dict[str, float]
     floor: float  # milliseconds that exact search takes a step at least; 0 without search
     peak_bytes: int  # see `peak_bytes`
 
@@ -84,7 +85,9 @@ class SpeedTest:
                     f"the retriever {type(retriever).__name__} cannot be given entries: benchmark TokenRetriever"
                 )
             if tokens.settings.sentences:
-                raise ConfigurationError("--knn-sentences reads keys of the datastore itself: benchmark without it")
+                raise ConfigurationError(
+                    "--knn-sentences reads keys of the datastore itself: benchmark without it"
+                )
             store = retriever.datastore
             if store.directory not in made:
                 unit = store.section.projection is not None
@@ -94,7 +97,9 @@ class SpeedTest:
                 made[store.directory] = index, found[:, 0], found[:, 1], str(description)
             index, values, sentences, described = made[store.directory]
             learned = LearnedEntries.none(store, sentences, self.device)
-            tokens = replace(tokens, retriever=retriever.with_entries(index, values, described), learned=learned)
+            tokens = replace(
+                tokens, retriever=retriever.with_entries(index, values, described), learned=learned
+            )
             generator.model = ensemble.replacing(tokens, trust=ensemble.trust)
             self.signatures[f"{name}, {entries:,} keys"] = generator.model.signature()
 
@@ -136,10 +141,19 @@ class SpeedTest:
             ratios = np.array(repeated) / np.array(speeds[BASE])
             rows.append(
                 DecodingSpeed(
-                    name, 0 if name in ALONE else entries, batch, hypotheses, float(np.median(repeated)),
-                    min(repeated), max(repeated), float(np.median(ratios)), phases, floor, peaks[name],
+                    name,
+                    0 if name in ALONE else entries,
+                    batch,
+                    hypotheses,
+                    float(np.median(repeated)),
+                    min(repeated),
+                    max(repeated),
+                    float(np.median(ratios)),
+                    phases,
+                    floor,
+                    peaks[name],
                 )
-            )  # fmt: skip
+            )
         return rows
 
     def _decode(self, name: str, samples: list[dict[str, Any]]) -> float:

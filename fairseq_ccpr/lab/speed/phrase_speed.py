@@ -72,9 +72,14 @@ def measure_building(sentences: list[str], encoder: Path, device: torch.device, 
         seconds = time.perf_counter() - start
     section = built.section
     return BuildingSpeed(
-        section.sentences, section.size, section.sentences / built.seconds, section.size / built.seconds, seconds,
-        bytes_per_entry(section), peak_bytes(device),
-    )  # fmt: skip
+        section.sentences,
+        section.size,
+        section.sentences / built.seconds,
+        section.size / built.seconds,
+        seconds,
+        bytes_per_entry(section),
+        peak_bytes(device),
+    )
 
 
 def measure_search(
@@ -83,7 +88,11 @@ def measure_search(
     """Time searches of random keys: once to warm up, then `repeats` times."""
     start_peak(device)
     keys = _random_directions(size, settings.dimension, KEY_SEED)
-    queries = torch.from_numpy(_random_directions(settings.queries, settings.dimension, QUERY_SEED)).float().to(device)
+    queries = (
+        torch.from_numpy(_random_directions(settings.queries, settings.dimension, QUERY_SEED))
+        .float()
+        .to(device)
+    )
     with TemporaryDirectory() as folder:
         index = _make_index(keys, choice, Path(folder), device, store)
         seconds = [time_search(index, queries, settings.k) for _ in range(1 + settings.repeats)][1:]
@@ -93,13 +102,17 @@ def measure_search(
     return SearchSpeed(name, size, float(np.median(speeds)), min(speeds), max(speeds), peak_bytes(device))
 
 
-def _make_index(keys: np.ndarray, choice: str, folder: Path, device: torch.device, store: str | None) -> Index:
+def _make_index(
+    keys: np.ndarray, choice: str, folder: Path, device: torch.device, store: str | None
+) -> Index:
     address, token = read_address(store, f"benchmark_{len(keys)}") if store is not None else (None, "")
     gpu = device.type == "cuda"
     description = plan_index(choice, "ip", "", len(keys), keys.shape[1], gpu, PHRASE_EFFORT, address)
     remote = None
     if address is not None:
-        remote = RemoteKeys(address, len(keys), keys.shape[1], {"benchmark": str(description)}, TIMEOUT, token)
+        remote = RemoteKeys(
+            address, len(keys), keys.shape[1], {"benchmark": str(description)}, TIMEOUT, token
+        )
     build_index(keys, description, remote or folder / description.file, lambda rows: None)
     return open_index(description, remote or keys, folder).to(device)
 

@@ -20,6 +20,7 @@ from fairseq_ccpr.search.recall import recall
 
 NOISE = 0.3  # of the keys' own spread in each dimension
 BLOCK = 1 << 20  # entries made at a time
+RECALL_QUERIES = 200
 
 
 def grow(
@@ -27,11 +28,11 @@ def grow(
 ) -> tuple[Tensor, Tensor]:
     """Make a datastore of `size` entries with keys distributed, and tokens as frequent, as in a real one.
 
-    Up to the real size it is a random part of the real one. Beyond, each entry of the real one is taken as often as any
-    other, give or take one, and all but the first copy are moved by random noise.
+    Up to the real size it is a random part of the real one. Beyond, each entry of the real one is taken as
+    often as any other, give or take one, and all but the first copy are moved by random noise.
 
-    Keys are fp16 [N, d] and may be memory-mapped; `unit` tells whether they have length 1, which the new ones then have too.
-    Values are int32 [N, ...].
+    Keys are fp16 [N, d] and may be memory-mapped; `unit` tells whether they have length 1, which the new ones
+    then have too. Values are int32 [N, ...].
 
     Returns:
         keys fp16 [size, d], values int32 [size, ...].
@@ -60,11 +61,10 @@ def queries_near(keys: Tensor, count: int, unit: bool, seed: int = 2) -> Tensor:
     chance = torch.Generator(keys.device).manual_seed(seed)
     rows = torch.randint(len(keys), (count,), generator=chance, device=keys.device)
     spread = keys[:BLOCK].float().std(dim=0, correction=0) * NOISE
-    queries = keys[rows].float() + torch.randn(count, keys.size(1), generator=chance, device=keys.device) * spread
+    queries = (
+        keys[rows].float() + torch.randn(count, keys.size(1), generator=chance, device=keys.device) * spread
+    )
     return torch.nn.functional.normalize(queries, dim=1) if unit else queries
-
-
-RECALL_QUERIES = 200
 
 
 @dataclass
@@ -87,7 +87,9 @@ class SearchCost:
     peak_bytes: int  # see `peak_bytes`
 
 
-def make_index(keys: Tensor, choice: str, metric: str, parameters: str = "") -> tuple[Index, IndexDescription, float]:
+def make_index(
+    keys: Tensor, choice: str, metric: str, parameters: str = ""
+) -> tuple[Index, IndexDescription, float]:
     """Build an index of keys [N, d], on their device where it can be; the last result is its bytes per key."""
     size, dimension = keys.shape
     description = plan_index(choice, metric, parameters, size, dimension, keys.is_cuda)
@@ -135,10 +137,21 @@ def measure_searches(
                 for k in sweep.k:
                     times = [1000 * time_search(index, queries, k) for _ in range(1 + sweep.repeats)][1:]
                     yield SearchCost(
-                        name, choice, size, keys.size(1), count, k, float(np.median(times)), min(times), max(times),
-                        1000 * limits.floor(size, keys.size(1), count), recalls[k], bytes_per_key, built,
+                        name,
+                        choice,
+                        size,
+                        keys.size(1),
+                        count,
+                        k,
+                        float(np.median(times)),
+                        min(times),
+                        max(times),
+                        1000 * limits.floor(size, keys.size(1), count),
+                        recalls[k],
+                        bytes_per_key,
+                        built,
                         peak_bytes(device),
-                    )  # fmt: skip
+                    )
 
 
 def time_search(index: Index, queries: Tensor, k: int) -> float:

@@ -3,11 +3,11 @@
 manifest.json                       its contents, its inputs and settings, size and checksum of each file
 pairs.npy                           int32 [P, 2], (source phrase, target phrase), in ascending order
 SIDE/phrases.txt                    UTF-8, each phrase once, one per line
-SIDE/phrase-offsets.npy             int64 [n + 1], the byte at which each line of phrases.txt begins; the last is its size
-SIDE/sentences.txt                  UTF-8, each sentence once, one per line
+SIDE/phrase-offsets.npy             int64 [n + 1], the byte at which each line of phrases.txt begins; the last
+is its size SIDE/sentences.txt                  UTF-8, each sentence once, one per line
 SIDE/sentence-offsets.npy           int64 [S + 1]
-SIDE/examples.npy                   int32 [E, 3], (sentence, start, end), in characters, by phrase, in their drawn order
-SIDE/example-offsets.npy            int64 [n + 1], the first example of each phrase; the last is E
+SIDE/examples.npy                   int32 [E, 3], (sentence, start, end), in characters, by phrase, in their
+drawn order SIDE/example-offsets.npy            int64 [n + 1], the first example of each phrase; the last is E
 
 SIDE is `source` and `target`. The first m examples of a phrase are the sample of m.
 """
@@ -30,10 +30,28 @@ from fairseq_ccpr.settings import check, count_option, option
 from fairseq_ccpr.storage import fingerprint
 from fairseq_ccpr.storage.arrays import open_array, save_array
 from fairseq_ccpr.storage.equal_strings import digest
-from fairseq_ccpr.storage.files import MANIFEST, atomic_directory, check_sizes, describe_files, write_checked_json
-from fairseq_ccpr.storage.text_lines import TextFormat, TextLines, check_every_byte, read_text_manifest, write_lines
+from fairseq_ccpr.storage.files import (
+    MANIFEST,
+    atomic_directory,
+    check_sizes,
+    describe_files,
+    write_checked_json,
+)
+from fairseq_ccpr.storage.text_lines import (
+    TextFormat,
+    TextLines,
+    check_every_byte,
+    read_text_manifest,
+    write_lines,
+)
 from fairseq_ccpr.text.pairs import read_pairs, reasons, tell_skipped
-from fairseq_ccpr.text.subwords import Subwords, SubwordTokenizer, batches_of_like_length, collate, subword_bounds
+from fairseq_ccpr.text.subwords import (
+    Subwords,
+    SubwordTokenizer,
+    batches_of_like_length,
+    collate,
+    subword_bounds,
+)
 from fairseq_ccpr.text.words import has_letters, word_spans
 from fairseq_ccpr.version import __version__
 
@@ -54,6 +72,8 @@ FILES = [
 ]  # fmt: skip
 FORMAT = TextFormat(KIND, FORMAT_VERSION, "lexicon phrases", tuple(FILES), "build the lexicon again")
 Place = tuple[str, int, int]  # sentence, start and end in characters
+SHARES = {"train": 3, "valid": 1, "test": 1}
+LONGER_BY = 10  # characters by which an example sentence is longer than its phrase
 
 
 @dataclass
@@ -84,7 +104,9 @@ class PhraseTypes:
 
     def __init__(self, folder: Path, phrases: int, sentences: int, examples: int) -> None:
         self.phrases = TextLines(folder / f"{PHRASES}s.txt", folder / f"{PHRASES}-offsets.npy", phrases)
-        self._sentences = TextLines(folder / f"{SENTENCES}s.txt", folder / f"{SENTENCES}-offsets.npy", sentences)
+        self._sentences = TextLines(
+            folder / f"{SENTENCES}s.txt", folder / f"{SENTENCES}-offsets.npy", sentences
+        )
         self._examples = open_array(folder / f"{EXAMPLES}s.npy", (examples, 3), "int32")
         self._offsets = open_array(folder / f"{EXAMPLES}-offsets.npy", (phrases + 1,), "int64")
         self.counts = np.diff(self._offsets)
@@ -134,7 +156,9 @@ def write_lexicon(
     write_checked_json(directory / MANIFEST, asdict(manifest))
 
 
-def _write_side(folder: Path, strings: list[str], places: list[list[Place]], manifest: LexiconManifest) -> None:
+def _write_side(
+    folder: Path, strings: list[str], places: list[list[Place]], manifest: LexiconManifest
+) -> None:
     folder.mkdir(parents=True)
     texts = sorted({text for examples in places for text, _, _ in examples})
     numbers = {text: number for number, text in enumerate(texts)}
@@ -160,12 +184,17 @@ class TypeExample:
 
 
 def usable_examples(
-    tokenizer: SubwordTokenizer, phrase: int, string: str, places: Iterable[Place], most: int, max_subwords: int
+    tokenizer: SubwordTokenizer,
+    phrase: int,
+    string: str,
+    places: Iterable[Place],
+    most: int,
+    max_subwords: int,
 ) -> list[TypeExample]:
     """Return the first `most` examples that the encoder can handle.
 
-    Sentences are cut to `max_subwords` around the phrase; one whose phrase is longer than that, or does not consist of whole
-    subwords, is skipped. If no sentence is left, the phrase itself serves as one.
+    Sentences are cut to `max_subwords` around the phrase; one whose phrase is longer than that, or does not
+    consist of whole subwords, is skipped. If no sentence is left, the phrase itself serves as one.
     """
     found: list[TypeExample] = []
     for text, start, end in places:
@@ -196,10 +225,13 @@ def stored_examples(
 def as_tables(examples: list[TypeExample], pad: int) -> list[dict[str, Tensor]]:
     """Batch sentences of similar length, each with one phrase.
 
-    Tables have tokens int64 [S, L], spans int64 [S, 3] (sentence, first and last subword), phrases and places int64 [S].
+    Tables have tokens int64 [S, L], spans int64 [S, 3] (sentence, first and last subword), phrases and places
+    int64 [S].
     """
     tables = []
-    for batch in batches_of_like_length(list(range(len(examples))), [example.subwords for example in examples]):
+    for batch in batches_of_like_length(
+        list(range(len(examples))), [example.subwords for example in examples]
+    ):
         rows = [examples[number] for number in batch]
         spans = [(number, row.first, row.last) for number, row in enumerate(rows)]
         tables.append(
@@ -213,7 +245,6 @@ def as_tables(examples: list[TypeExample], pad: int) -> list[dict[str, Tensor]]:
     return tables
 
 
-SHARES = {"train": 3, "valid": 1, "test": 1}
 Pair = tuple[str, str]
 
 
@@ -240,8 +271,9 @@ def _common_subsequence(one: list[str], two: list[str]) -> int:
 def split_pairs(pairs: Sequence[Pair]) -> dict[str, list[Pair]]:
     """Split 3 : 1 : 1, with no string in two splits, on either side and ignoring case.
 
-    Pairs that share a string, directly or through other pairs, stay together. Groups are assigned from the largest down,
-    equal ones in pseudo-random order, each to the split that lacks most. The result does not depend on the order of pairs.
+    Pairs that share a string, directly or through other pairs, stay together. Groups are assigned from the
+    largest down, equal ones in pseudo-random order, each to the split that lacks most. The result does not
+    depend on the order of pairs.
     """
     from scipy.cluster.hierarchy import DisjointSet  # here, as SciPy takes long to load
 
@@ -260,16 +292,14 @@ def split_pairs(pairs: Sequence[Pair]) -> dict[str, list[Pair]]:
     return parts
 
 
-LONGER_BY = 10  # characters by which an example sentence is longer than its phrase
-
-
 @dataclass(frozen=True)
 class LexiconSettings:
     """How a lexicon is built; options of `fairseq-ccpr lexicon`."""
 
     examples: int = count_option(32, "example sentences of a phrase, at most")
     keep_phrases_alone: bool = option(
-        False, "keep phrases that no sentence has; they are encoded without one (they are left out, and counted)"
+        False,
+        "keep phrases that no sentence has; they are encoded without one (they are left out, and counted)",
     )
     limit: Optional[int] = count_option(
         None, "take a fixed sample of N pairs, and all other pairs of their phrases (all)"
@@ -377,6 +407,8 @@ def _nothing_left(path: Path, split: str, counts: LexiconCounts, chosen: int) ->
 def _coverage(pairs: list[Pair], examples: tuple[Mapping[str, list[Place]], ...], most: int) -> SplitCoverage:
     found = [[len(examples[side][string]) for string in {pair[side] for pair in pairs}] for side in (0, 1)]
     return SplitCoverage(
-        len(pairs), [len(f) for f in found], [float(np.mean(f)) for f in found],
+        len(pairs),
+        [len(f) for f in found],
+        [float(np.mean(f)) for f in found],
         [float(np.mean(np.array(f) == most)) for f in found],
-    )  # fmt: skip
+    )

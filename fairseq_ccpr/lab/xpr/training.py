@@ -25,14 +25,20 @@ from fairseq_ccpr.training.length_batches import EpochDataset
 from fairseq_ccpr.training.phrase_contrast import alignment_losses, all_gather_rows
 from fairseq_ccpr.training.phrase_task import PhraseTask, PhraseTaskConfig
 
-Row = tuple[tuple[str, str], list[list[TypeExample]], int]  # both phrases, their examples, the number of the pair
+# both phrases, their examples, the number of the pair
+Row = tuple[tuple[str, str], list[list[TypeExample]], int]
 
 
 class LexiconDataset(EpochDataset):
     """The phrase pairs of one or several lexicons."""
 
     def __init__(
-        self, lexicons: list[Lexicon], tokenizer: SubwordTokenizer, sentences: int, max_subwords: int, seed: int
+        self,
+        lexicons: list[Lexicon],
+        tokenizer: SubwordTokenizer,
+        sentences: int,
+        max_subwords: int,
+        seed: int,
     ) -> None:
         super().__init__()
         self.lexicons, self.tokenizer, self.sentences = lexicons, tokenizer, sentences
@@ -54,7 +60,9 @@ class LexiconDataset(EpochDataset):
             places = (types.example(phrase, place) for place in order)
             strings.append(types.phrases[phrase])
             examples.append(
-                usable_examples(self.tokenizer, phrase, strings[-1], places, self.sentences, self.max_subwords)
+                usable_examples(
+                    self.tokenizer, phrase, strings[-1], places, self.sentences, self.max_subwords
+                )
             )
         return (strings[0], strings[1]), examples, int(index)
 
@@ -90,11 +98,15 @@ class PhraseLexiconConfig(PhraseTaskConfig):
 
     data: str = field(
         default=MISSING,
-        metadata={"help": "folders of fairseq-ccpr lexicon, separated by ':', whose train and valid parts are mixed"},
+        metadata={
+            "help": "folders of fairseq-ccpr lexicon, separated by ':', whose train and valid parts are mixed"
+        },
     )
     sentences: int = field(
         default=4,
-        metadata={"help": "example sentences of a phrase, drawn again each epoch; 0: the phrase alone (an ablation)"},
+        metadata={
+            "help": "example sentences of a phrase, drawn again each epoch; 0: the phrase alone (an ablation)"
+        },
     )
     max_subwords: int = field(default=128, metadata={"help": "sentences are cut to this, around the phrase"})
     max_tokens: Optional[int] = II("dataset.max_tokens")
@@ -107,7 +119,9 @@ class PhraseLexiconTask(PhraseTask):
     def __init__(self, cfg: PhraseLexiconConfig) -> None:
         super().__init__(cfg)
         if cfg.sentences < 0:
-            raise ConfigurationError(f"--sentences is {cfg.sentences}: give at least 1, or 0 for phrases alone")
+            raise ConfigurationError(
+                f"--sentences is {cfg.sentences}: give at least 1, or 0 for phrases alone"
+            )
         if cfg.max_subwords < 1:
             raise ConfigurationError(f"--max-subwords is {cfg.max_subwords}: give at least 1")
         if cfg.max_tokens is not None:
@@ -144,7 +158,9 @@ class PhraseLexiconTask(PhraseTask):
         """Encode all phrases of the valid part, and determine which find a translation."""
         model.eval()
         with torch.no_grad(), cpu_autocast(model):
-            self.right = torch.cat([self._search(model, lexicon) for lexicon in self.dataset("valid").lexicons], dim=1)
+            self.right = torch.cat(
+                [self._search(model, lexicon) for lexicon in self.dataset("valid").lexicons], dim=1
+            )
 
     def _search(self, model: XprEncoder, lexicon: Lexicon) -> Tensor:
         """Check whether the phrases of each pair find a translation, bool [2, pairs]."""
@@ -185,10 +201,14 @@ class XpcoCriterion(FairseqCriterion):
     def __init__(self, cfg: XpcoConfig, task: Any) -> None:
         super().__init__(task)
         if not cfg.contrast_temperature > 0:
-            raise ConfigurationError(f"--contrast-temperature is {cfg.contrast_temperature}: give a number above 0")
+            raise ConfigurationError(
+                f"--contrast-temperature is {cfg.contrast_temperature}: give a number above 0"
+            )
         self.scale = 1 / cfg.contrast_temperature
 
-    def forward(self, model: Any, sample: dict[str, Any], reduce: bool = True) -> tuple[Tensor, int, dict[str, Any]]:
+    def forward(
+        self, model: Any, sample: dict[str, Any], reduce: bool = True
+    ) -> tuple[Tensor, int, dict[str, Any]]:
         """Compute the loss summed over pairs, their number, and the values to log."""
         count = sample["nsentences"]
         vectors, candidates = model(sample["tables"], 2 * count)
@@ -201,13 +221,17 @@ class XpcoCriterion(FairseqCriterion):
             targets, candidate_strings = others[other], strings
             if momentum is not None:
                 queued, queued_strings = momentum.queued(other)
-                targets, candidate_strings = torch.cat([targets, queued]), torch.cat([strings, queued_strings])
+                targets, candidate_strings = (
+                    torch.cat([targets, queued]),
+                    torch.cat([strings, queued_strings]),
+                )
             same = false_negatives(strings, candidate_strings)
             loss = loss + alignment_losses(sides[one], targets, self.scale, same).sum()
         if momentum is not None and model.training:
             momentum.enqueue((others[0].detach(), others[1].detach()), strings)
         logged = {
-            "loss": loss.detach() * count / len(strings),  # the loss covers all processes: each logs its part of it
+            # the loss covers all processes: each logs its part of it
+            "loss": loss.detach() * count / len(strings),
             "ntokens": sample["ntokens"],
             "nsentences": count,
             "sample_size": count,
@@ -233,7 +257,8 @@ class XpcoCriterion(FairseqCriterion):
 def false_negatives(pairs: Tensor, candidates: Tensor) -> Tensor:
     """Mark the candidates that are not negatives of a pair, since they share a string with it, bool [K, C].
 
-    An equal string on the candidates' side is the right answer itself, one on the other side another translation. If
-    language pairs are mixed, a source in one may be a target in another. Both are numbers of strings, int64 [n, 2].
+    An equal string on the candidates' side is the right answer itself, one on the other side another
+    translation. If language pairs are mixed, a source in one may be a target in another. Both are numbers of
+    strings, int64 [n, 2].
     """
     return (pairs[:, None, :, None] == candidates[None, :, None, :]).flatten(2).any(dim=2)

@@ -19,13 +19,19 @@ Encode = Callable[[Tensor, Tensor], Tensor]
 
 @torch.inference_mode()
 def type_means(
-    encode: Encode, tokenizer: SubwordTokenizer, types: PhraseTypes, counts: Sequence[int], max_subwords: int,
-    device: torch.device, show: bool = False,
-) -> Tensor:  # fmt: skip
+    encode: Encode,
+    tokenizer: SubwordTokenizer,
+    types: PhraseTypes,
+    counts: Sequence[int],
+    max_subwords: int,
+    device: torch.device,
+    show: bool = False,
+) -> Tensor:
     """Average the vectors of the first m example sentences of each phrase, for C numbers m; 0 is the phrase alone.
 
     Args:
-        encode: tokens int64 [S, L] and spans int64 [S, 3] -> a vector of each span, of several kinds, fp32 [J, S, d].
+        encode: tokens int64 [S, L] and spans int64 [S, 3] -> a vector of each span, of several kinds, fp32
+            [J, S, d].
 
     Returns:
         fp32 [C, J, n, d], on the device.
@@ -37,7 +43,9 @@ def type_means(
         examples = stored_examples(tokenizer, types, most, max_subwords)
         with progress_bar(f"{most} sentences", "phrase", total=len(types), quiet=not show) as bar:
             while block := list(islice(examples, BLOCK)):
-                for table in as_tables([one for phrase_examples in block for one in phrase_examples], tokenizer.pad):
+                for table in as_tables(
+                    [one for phrase_examples in block for one in phrase_examples], tokenizer.pad
+                ):
                     table = {name: tensor.to(device) for name, tensor in table.items()}
                     vectors = encode(table["tokens"], table["spans"])  # [J, S, d]
                     if sums is None:

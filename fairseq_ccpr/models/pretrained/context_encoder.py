@@ -31,12 +31,23 @@ TRANSFORMER = "encoder.sentence_encoder."  # where a RoBERTa of fairseq has its 
 HEAD = "encoder.lm_head."  # and its head for masked subwords, which is not used here
 LAYER = re.compile(r"layers\.\d+\.")  # where a weight of the Transformer is one of a layer
 MARKERS = 2  # <s> and </s>
-# Settings that a checkpoint records of its model, besides `layer_norm_eps`, which fairseq's own loaders ignore.
+# Settings that a checkpoint records of its model, besides `layer_norm_eps`, which fairseq's own loaders
+# ignore.
 SETTINGS = (
-    "encoder_layers", "encoder_embed_dim", "encoder_ffn_embed_dim", "encoder_attention_heads", "max_positions",
-    "activation_fn", "encoder_normalize_before", "layernorm_embedding", "no_scale_embedding", "encoder_learned_pos",
-    "dropout", "attention_dropout", "activation_dropout",
-)  # fmt: skip
+    "encoder_layers",
+    "encoder_embed_dim",
+    "encoder_ffn_embed_dim",
+    "encoder_attention_heads",
+    "max_positions",
+    "activation_fn",
+    "encoder_normalize_before",
+    "layernorm_embedding",
+    "no_scale_embedding",
+    "encoder_learned_pos",
+    "dropout",
+    "attention_dropout",
+    "activation_dropout",
+)
 FAIRSEQ_EPS = 1e-5
 
 
@@ -49,7 +60,8 @@ class ContextEncoder(nn.Module):
         arguments: its settings, by fairseq's names (`SETTINGS`); missing ones default to RoBERTa's.
         tokenizer: its dictionary is that of the embeddings.
         weights: by fairseq's names, those of old checkpoints included, with or without the head.
-        bf16: whether to compute the states in bfloat16, whatever the dtype of the weights, unless the device is slower so.
+        bf16: whether to compute the states in bfloat16, whatever the dtype of the weights, unless the device
+            is slower so.
     """
 
     def __init__(
@@ -88,8 +100,8 @@ class ContextEncoder(nn.Module):
     def states(self, tokens: Tensor, layer: int) -> Tensor:
         """Compute the states of any layer from 0, the embeddings, to `layers`; those above it cost nothing.
 
-        `tokens`, int64 [B, L], have both markers. The states [B, L, H] have the weights' dtype, or the one that autocast
-        chooses; fp32 with `bf16`.
+        `tokens`, int64 [B, L], have both markers. The states [B, L, H] have the weights' dtype, or the one
+        that autocast chooses; fp32 with `bf16`.
         """
         return self.states_of_layers(tokens, [layer])[0]
 
@@ -121,7 +133,9 @@ class ContextEncoder(nn.Module):
 
     def fingerprint(self) -> str:
         """Digest everything that decides the states of a text: weights rounded to fp16, settings, dictionary, tokenizer."""
-        settings = [f"{name}={value}" for name, value in sorted(vars(self.arguments).items()) if "dropout" not in name]
+        settings = [
+            f"{name}={value}" for name, value in sorted(vars(self.arguments).items()) if "dropout" not in name
+        ]
         parts = [fingerprint.of_parameters(self.transformer.named_parameters()), self.tokenizer.content.hex()]
         return fingerprint.of_strings([*parts, *settings, *self.tokenizer.symbols])
 
@@ -135,7 +149,9 @@ class ContextEncoder(nn.Module):
         tokenizer = load_tokenizer(directory)
         path = directory / WEIGHTS
         if not path.is_file():
-            raise CheckpointError(f"the encoder {directory} has no {WEIGHTS}: make one with fairseq-ccpr convert")
+            raise CheckpointError(
+                f"the encoder {directory} has no {WEIGHTS}: make one with fairseq-ccpr convert"
+            )
         try:
             state = checkpoint_utils.load_checkpoint_to_cpu(str(path))
             arguments, weights = state["cfg"]["model"], state["model"]
@@ -158,7 +174,10 @@ class ContextEncoder(nn.Module):
             CheckpointError: `directory` exists and is not empty, or a weight is beyond fp16.
         """
         check_empty(directory)
-        weights = {TRANSFORMER + name: tensor.detach().cpu() for name, tensor in self.transformer.state_dict().items()}
+        weights = {
+            TRANSFORMER + name: tensor.detach().cpu()
+            for name, tensor in self.transformer.state_dict().items()
+        }
         if half:
             weights = {name: tensor.half() for name, tensor in weights.items()}
             if not all(tensor.isfinite().all() for tensor in weights.values()):
@@ -204,7 +223,8 @@ def lines_of(paths: Iterable[Path], quiet: bool = False) -> Iterator[str]:
 def needed_pieces(tokenizer: SubwordTokenizer, texts: Iterable[str]) -> set[str]:
     """Collect the pieces that texts split into, and each of their characters (and of ASCII) as a piece of its own.
 
-    Thanks to the characters, a word that is not in the texts still splits into known pieces, though not the best ones.
+    Thanks to the characters, a word that is not in the texts still splits into known pieces, though not the
+    best ones.
     """
     needed = {piece for text in texts for piece, _, _ in tokenizer.split(text)}
     if not needed:
@@ -219,16 +239,22 @@ def prune(encoder: ContextEncoder, texts: Iterable[str]) -> ContextEncoder:
     new = old.restrict(needed_pieces(old, texts))
     rows = [old.dictionary.index(symbol) for symbol in new.dictionary.symbols]
     weights = _weights(encoder)
-    weights[TRANSFORMER + "embed_tokens.weight"] = encoder.transformer.embed_tokens.weight.detach()[torch.tensor(rows)]
+    weights[TRANSFORMER + "embed_tokens.weight"] = encoder.transformer.embed_tokens.weight.detach()[
+        torch.tensor(rows)
+    ]
     return ContextEncoder(encoder.arguments, new, weights).eval()
 
 
 def keep_layers(encoder: ContextEncoder, kept: Sequence[int]) -> ContextEncoder:
     """Keep some layers, by their numbers from 0; the others go."""
     if not 1 <= len(kept) <= encoder.layers:
-        raise ConfigurationError(f"--layers {len(kept)}: the encoder has {encoder.layers}, give 1 to {encoder.layers}")
+        raise ConfigurationError(
+            f"--layers {len(kept)}: the encoder has {encoder.layers}, give 1 to {encoder.layers}"
+        )
     if encoder.transformer.layer_norm is not None and kept[-1] != encoder.layers - 1:
-        raise ConfigurationError("--layers: this encoder normalises the states of its last layer: keep all layers")
+        raise ConfigurationError(
+            "--layers: this encoder normalises the states of its last layer: keep all layers"
+        )
     place = {f"layers.{number}.": f"layers.{place}." for place, number in enumerate(kept)}
     weights = {}
     for name, tensor in _weights(encoder).items():

@@ -31,10 +31,20 @@ LAYER = {
 }  # fmt: skip
 WORDPIECE_VOCABULARY = "vocab.txt"
 ROWS_BEFORE_POSITIONS = {"bert": 0, "xlm-roberta": ROWS_BEFORE}  # by model type
-ACTIVATIONS = {"gelu": "gelu", "relu": "relu", "gelu_new": "gelu_accurate", "gelu_pytorch_tanh": "gelu_accurate"}
+ACTIVATIONS = {
+    "gelu": "gelu",
+    "relu": "relu",
+    "gelu_new": "gelu_accurate",
+    "gelu_pytorch_tanh": "gelu_accurate",
+}
 LAYERS, HEADS = "num_hidden_layers", "num_attention_heads"  # which a config.json must have
-# Models with a head besides the encoder have a prefix; old ones call a LayerNorm's weight gamma, and its bias beta.
-RENAMED = {r"^(bert|roberta)\.": "", r"LayerNorm\.gamma$": "LayerNorm.weight", r"LayerNorm\.beta$": "LayerNorm.bias"}
+# Models with a head besides the encoder have a prefix; old ones call a LayerNorm's weight gamma, and its bias
+# beta.
+RENAMED = {
+    r"^(bert|roberta)\.": "",
+    r"LayerNorm\.gamma$": "LayerNorm.weight",
+    r"LayerNorm\.beta$": "LayerNorm.bias",
+}
 BERT_SPECIALS = ("[CLS]", "[PAD]", "[SEP]", "[UNK]")  # in the order of fairseq's <s> <pad> </s> <unk>
 BERT_MASK = "[MASK]"
 
@@ -101,9 +111,14 @@ def _load_pickled(path: Path) -> dict[str, Tensor]:
 
 
 def fairseq_encoder(
-    bert: dict[str, Tensor], rows: list[int], tokenizer: SubwordTokenizer, layers: int, rows_before: int, bf16: bool = False,
+    bert: dict[str, Tensor],
+    rows: list[int],
+    tokenizer: SubwordTokenizer,
+    layers: int,
+    rows_before: int,
+    bf16: bool = False,
     **settings: Any,
-) -> ContextEncoder:  # fmt: skip
+) -> ContextEncoder:
     """Make an encoder of the weights of a BERT or XLM-R.
 
     Args:
@@ -135,10 +150,15 @@ def fairseq_encoder(
     except KeyError as error:
         raise CheckpointError(f"the weights have no {error}: they are of no BERT or XLM-R") from None
     arguments = Namespace(
-        encoder_layers=layers, encoder_embed_dim=positions.size(1), max_positions=len(positions),
-        encoder_ffn_embed_dim=found["layers.0.fc1.weight"].size(0), **settings,
-    )  # fmt: skip
-    return ContextEncoder(arguments, tokenizer, {TRANSFORMER + name: one for name, one in found.items()}, bf16).eval()
+        encoder_layers=layers,
+        encoder_embed_dim=positions.size(1),
+        max_positions=len(positions),
+        encoder_ffn_embed_dim=found["layers.0.fc1.weight"].size(0),
+        **settings,
+    )
+    return ContextEncoder(
+        arguments, tokenizer, {TRANSFORMER + name: one for name, one in found.items()}, bf16
+    ).eval()
 
 
 def read_huggingface(folder: Path) -> ContextEncoder:
@@ -150,7 +170,10 @@ def read_huggingface(folder: Path) -> ContextEncoder:
             f"{folder} holds a model of type '{kind}': give a translation model of type marian, or an encoder of type "
             f"{' or '.join(ROWS_BEFORE_POSITIONS)}"
         )
-    activation, positions = config.get("hidden_act", "gelu"), config.get("position_embedding_type", "absolute")
+    activation, positions = (
+        config.get("hidden_act", "gelu"),
+        config.get("position_embedding_type", "absolute"),
+    )
     if activation not in ACTIVATIONS or positions != "absolute":
         raise CheckpointError(
             f"{folder / CONFIG} asks for activation '{activation}' and {positions} positions, and fairseq has "
@@ -164,11 +187,17 @@ def read_huggingface(folder: Path) -> ContextEncoder:
     for old, new in RENAMED.items():
         weights = {re.sub(old, new, name): tensor for name, tensor in weights.items()}
     return fairseq_encoder(
-        weights, rows, tokenizer, config[LAYERS], ROWS_BEFORE_POSITIONS[kind], encoder_attention_heads=config[HEADS],
-        layer_norm_eps=config.get("layer_norm_eps", 1e-12), activation_fn=ACTIVATIONS[activation],
+        weights,
+        rows,
+        tokenizer,
+        config[LAYERS],
+        ROWS_BEFORE_POSITIONS[kind],
+        encoder_attention_heads=config[HEADS],
+        layer_norm_eps=config.get("layer_norm_eps", 1e-12),
+        activation_fn=ACTIVATIONS[activation],
         dropout=config.get("hidden_dropout_prob", 0.1),
         attention_dropout=config.get("attention_probs_dropout_prob", 0.1),
-    )  # fmt: skip
+    )
 
 
 def _read_tokenizer(folder: Path) -> tuple[SubwordTokenizer, list[int]]:
@@ -190,7 +219,9 @@ def _read_sentencepiece(path: Path) -> tuple[SubwordTokenizer, list[int]]:
     except RuntimeError as error:
         raise CheckpointError(f"{path} is no SentencePiece model ({error})") from None
     if pieces[: len(SPECIALS)] != SPECIALS:
-        raise CheckpointError(f"{path} begins with the pieces {pieces[:3]}: give the model of an XLM-R, <unk> <s> </s>")
+        raise CheckpointError(
+            f"{path} begins with the pieces {pieces[:3]}: give the model of an XLM-R, <unk> <s> </s>"
+        )
     return tokenizer, list(range(len(tokenizer.dictionary)))
 
 
@@ -206,6 +237,8 @@ def _read_wordpiece(folder: Path) -> tuple[SubwordTokenizer, list[int]]:
     symbols = [piece for piece in row if piece and piece not in (*BERT_SPECIALS, BERT_MASK)]
     tokenizer = WordPieceTokenizer(
         symbols,
-        WordPieceSettings(lower, lower if accents is None else accents, settings.get("tokenize_chinese_chars", True)),
+        WordPieceSettings(
+            lower, lower if accents is None else accents, settings.get("tokenize_chinese_chars", True)
+        ),
     )
     return tokenizer, [row[piece] for piece in (*BERT_SPECIALS, *symbols, BERT_MASK)]

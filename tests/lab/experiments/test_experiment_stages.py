@@ -67,10 +67,14 @@ def test_phrases_of_an_encoder_that_is_trained_beside_tokens(
     systems = results["domains"]["verses"]["systems"]
     assert systems["both"]["stores"]["phrases"] == systems["phrases"]["stores"]["phrases"]
     assert systems["both"]["stores"]["phrases"]["share"] == 0.5
-    assert "Lambda_max:" in systems["both"]["retrieval_signature"] and "k:8|" in systems["both"]["retrieval_signature"]
+    assert (
+        "Lambda_max:" in systems["both"]["retrieval_signature"]
+        and "k:8|" in systems["both"]["retrieval_signature"]
+    )
     assert systems["text"]["stores"]["text"]["fingerprints"].keys() >= {"general", "target_dictionary"}
     assert (
-        systems["text"]["retrieval_signature"].startswith("text:") or "|text:" in systems["text"]["retrieval_signature"]
+        systems["text"]["retrieval_signature"].startswith("text:")
+        or "|text:" in systems["text"]["retrieval_signature"]
     )
     built = ["encoder/pairs-bible", "encoder/train", "phrases/verses/phrases"]
     assert [name for name in results["stages"] if name.startswith(("encoder/", "phrases/"))] == built
@@ -103,7 +107,9 @@ def test_models_that_are_fine_tuned_with_and_without_a_datastore(world: World, t
     assert trained_once == "fine-tune/few/few-tuned"  # named for the first that needs it
     model = "models/few/few-tuned/checkpoint_best.pt"
     before, after = (torch.load(path)["model"] for path in (world.model, out / model))
-    assert before.keys() == after.keys() and any(not torch.equal(before[name], after[name]) for name in before)
+    assert before.keys() == after.keys() and any(
+        not torch.equal(before[name], after[name]) for name in before
+    )
     for domain, name in (("few", "tuned"), ("verses", "few-tuned")):
         assert model in " ".join(results["stages"][f"decode/{domain}/{name}"]["command"])
     of_model = few["both"]["stores"]["tokens"]["fingerprints"]["model"]
@@ -121,7 +127,10 @@ def test_failed_stage_is_named_with_its_log(world: World, tmp_path: Path) -> Non
     settings["systems"]["fixed"]["options"] = "--knn-k 0"
     write_config(config, settings)
     done = experiment(config, "--only", "fixed", check=False)
-    refused(done, r"stage decode/verses/fixed failed with exit code 1 \(.*--knn-k is 0.*\); its log is .*fixed\.log")
+    refused(
+        done,
+        r"stage decode/verses/fixed failed with exit code 1 \(.*--knn-k is 0.*\); its log is .*fixed\.log",
+    )
     assert "[3/4] decode/verses/fixed" in done.stdout
     assert "tokens/verses/knn-mt" not in to_do(config, "--only", "fixed")
 
@@ -154,7 +163,9 @@ def remove_translations(out: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["missing", "changed"])
-def test_trust_that_is_not_what_tuning_left_is_learned_again(trusting: Path, tmp_path: Path, damage: str) -> None:
+def test_trust_that_is_not_what_tuning_left_is_learned_again(
+    trusting: Path, tmp_path: Path, damage: str
+) -> None:
     config = Path(shutil.copytree(trusting.parent, tmp_path / "two")) / trusting.name
     out = config.parent / "out"
     trust = out / "tuned" / "litanies" / "trust.options.trust"
@@ -184,7 +195,9 @@ def test_shipped_experiments_have_stages(path: Path, tmp_path: Path) -> None:
     config = read_config(path)
     plan = Plan(config, path.parent, tmp_path)
     goals = [
-        stage for domain in config.domains for stage in plan.comparisons(domain, config.systems_of(domain)).values()
+        stage
+        for domain in config.domains
+        for stage in plan.comparisons(domain, config.systems_of(domain)).values()
     ]
     stages = with_needs(goals)
     assert len({stage.name for stage in stages}) == len(stages)
@@ -198,4 +211,6 @@ def test_settings_of_a_domain_may_come_from_another(tmp_path: Path) -> None:
     assert [stage.name for stage in tuned.values()] == ["tune/koran/phrases", "tune/office/phrases"]
     assert str(tmp_path / "stores" / "koran" / "phrases.phrases") in tuned["office"].words
     elsewhere = plan.decode("office-clknn", "software")
-    assert {"tokens/office/clknn", "tune/office/clknn", "prepare/software"} <= {need.name for need in elsewhere.needs}
+    assert {"tokens/office/clknn", "tune/office/clknn", "prepare/software"} <= {
+        need.name for need in elsewhere.needs
+    }

@@ -66,7 +66,10 @@ def test_experiment_finds_what_its_commands_find(world: World, made: Path, tmp_p
     assert "tokens/verses/knn-mt" in fixed["stages"] and "k:2|" in fixed["retrieval_signature"]
     assert tenth["stores"]["tokens"]["share"] == 0.1 and tenth["tuned"]["on"] == "few"
     trusted = "--trust" in tenth["tuned"]["options"]
-    assert trusted == ("trust:learned-" in tenth["retrieval_signature"]) and "--trust" not in knn["tuned"]["options"]
+    assert (
+        trusted == ("trust:learned-" in tenth["retrieval_signature"])
+        and "--trust" not in knn["tuned"]["options"]
+    )
     assert set(tenth["against"]) == {"base", "knn-mt"} and set(knn["against"]) == {"base"}
     difference = tenth["against"]["knn-mt"]["BLEU"]["difference"]
     assert difference == pytest.approx(tenth["scores"]["BLEU"] - knn["scores"]["BLEU"], abs=0.02)
@@ -76,7 +79,9 @@ def test_experiment_finds_what_its_commands_find(world: World, made: Path, tmp_p
 
 
 def test_second_run_runs_nothing(made: Path) -> None:
-    before = {path: path.stat().st_mtime_ns for path in (made.parent / "out").rglob("*") if path.suffix != ".json"}
+    before = {
+        path: path.stat().st_mtime_ns for path in (made.parent / "out").rglob("*") if path.suffix != ".json"
+    }
     assert "0 stages run, 17 were done" in experiment(made).stdout
     assert before == {path: path.stat().st_mtime_ns for path in before}
 
@@ -224,9 +229,13 @@ def test_bad_files_are_refused(made: Path, tmp_path: Path) -> None:
     settings["model"]["path"] = "gone.pt"
     write_config(config, settings)
     done = call("experiment run", config, "--output", tmp_path / "out", check=False)
-    refused(done, r": gone\.pt \(model\.path\), valid\.de \(domains\.few\.text\.valid\), valid\.en .*test\.en")
+    refused(
+        done, r": gone\.pt \(model\.path\), valid\.de \(domains\.few\.text\.valid\), valid\.en .*test\.en"
+    )
     assert not (tmp_path / "out").exists()
-    refused(call("experiment run", made, "--output", config, check=False), "bad.yaml is a file: give a folder")
+    refused(
+        call("experiment run", made, "--output", config, check=False), "bad.yaml is a file: give a folder"
+    )
 
 
 class Outline(HTMLParser):
@@ -259,9 +268,19 @@ def test_report_is_a_page_and_a_text(made: Path, tmp_path: Path) -> None:
     outline = Outline(page)
     assert outline.open == []
     bleu = results_of(made)["domains"]["verses"]["systems"]["tenth"]["scores"]["BLEU"]
-    assert f"| tenth | {bleu:.2f} | " in text and "| tenth | knn-mt | " in text and "**The base model has" in text
-    assert "A & B" in outline.text and f"{bleu:.2f}" in outline.text and "published are 99.00 (nowhere)" in outline.text
-    assert "--knn-k 2" in outline.text and "tuned on few" in outline.text and "bs:20|seed:12345" in outline.text
+    assert (
+        f"| tenth | {bleu:.2f} | " in text
+        and "| tenth | knn-mt | " in text
+        and "**The base model has" in text
+    )
+    assert (
+        "A & B" in outline.text
+        and f"{bleu:.2f}" in outline.text
+        and "published are 99.00 (nowhere)" in outline.text
+    )
+    assert (
+        "--knn-k 2" in outline.text and "tuned on few" in outline.text and "bs:20|seed:12345" in outline.text
+    )
     assert not re.search(r"https?:|//|url\(|@import|<script", page)
     call("experiment report", out)
     assert (out / "report.html").stat().st_size < len(page) and (out / "results.md").exists()
@@ -286,7 +305,9 @@ def test_report_refuses_what_is_no_result(made: Path, tmp_path: Path) -> None:
     out = made.parent / "out"
     done = call("experiment report", tmp_path, check=False)
     refused(done, "there is no .*results.json: give the output of fairseq-ccpr experiment run")
-    refused(call("experiment report", out, "--output", tmp_path / "no", check=False), "there is no such folder")
+    refused(
+        call("experiment report", out, "--output", tmp_path / "no", check=False), "there is no such folder"
+    )
     for text, sentence in (("{", "is damaged"), ('{"title": "a"}', "of another version")):
         (tmp_path / "results.json").write_text(text)
         refused(call("experiment report", tmp_path, check=False), sentence)

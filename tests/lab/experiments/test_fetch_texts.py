@@ -62,8 +62,17 @@ def help_package(output: Path, language: str, pages: dict[str, str]) -> None:
 
 def test_elements_are_those_with_an_id_each_with_its_own_text() -> None:
     texts = fetch_texts.elements(PAGE.format("Druck", "Eins", "Datei", "außen", "innen", 7))
-    assert texts == {"hd_1": "Druck", "par_1": "Eins & Datei.", "li_1": "außen", "par_2": "innen", "par_4": "ID_7"}
-    assert fetch_texts.elements('<p id="a">one<p id="b">two</p></p><p id="a">again</p>') == {"b": "two", "a": "one"}
+    assert texts == {
+        "hd_1": "Druck",
+        "par_1": "Eins & Datei.",
+        "li_1": "außen",
+        "par_2": "innen",
+        "par_4": "ID_7",
+    }
+    assert fetch_texts.elements('<p id="a">one<p id="b">two</p></p><p id="a">again</p>') == {
+        "b": "two",
+        "a": "one",
+    }
     assert fetch_texts.elements('<td id="a">open<p id="b">inner</td>') == {"b": "inner", "a": "open"}
 
 
@@ -73,12 +82,16 @@ def test_office_is_joined_by_page_and_id(name: str, language: str, tmp_path: Pat
         "text/a.html": PAGE.format(
             "Druckvorschau", "Öffnet sie. Schließt sie.", "Datei", "Nur hier", "Klicken Sie!", 1
         ),
-        "text/b.html": PAGE.format("Druckvorschau", "Noch etwas", "Datei", "LibreOffice", "Ein Satz. Zwei.", 2),
+        "text/b.html": PAGE.format(
+            "Druckvorschau", "Noch etwas", "Datei", "LibreOffice", "Ein Satz. Zwei.", 2
+        ),
         "noscript.html": PAGE.format("a", "b", "c", "d", "e", 3),
     }
     english = {
         "text/a.html": PAGE.format("Print Preview", "Opens it. Closes it.", "File", "", "Click!", 1),
-        "text/b.html": PAGE.format("Print Preview", "Something else", "File", "LibreOffice", "One sentence; two.", 2),
+        "text/b.html": PAGE.format(
+            "Print Preview", "Something else", "File", "LibreOffice", "One sentence; two.", 2
+        ),
         "noscript.html": PAGE.format("f", "g", "h", "i", "j", 3),
     }
     help_package(tmp_path, language, source)
@@ -103,21 +116,32 @@ def test_the_examples_are_true() -> None:
 
 def verse_file(texts: list[str]) -> str:
     numerals = ["i", "ii", "iii", "iv", "v", "vi", "vii", "viii", "ix", "x"]
-    lines = [rf"\qt@newcmd\qurantrans@xx@{numerals[i]}{{{text}\qt@no{{({i + 1})}}}}%" for i, text in enumerate(texts)]
+    lines = [
+        rf"\qt@newcmd\qurantrans@xx@{numerals[i]}{{{text}\qt@no{{({i + 1})}}}}%"
+        for i, text in enumerate(texts)
+    ]
     return "%% a comment\n" + "\n".join(lines) + "\n"
 
 
-def test_koran1_is_joined_by_verse_and_parted_by_verse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_koran1_is_joined_by_verse_and_parted_by_verse(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     words = ["eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun", "zehn"]
     german = {
-        who: verse_file([rf"\basmalahde ``{who} {word}''" for word in words]) for who in ("de", "deii", "deiii", "deiv")
+        who: verse_file([rf"\basmalahde ``{who} {word}''" for word in words])
+        for who in ("de", "deii", "deiii", "deiv")
     }
     arabic = {
         f"{TEX}/latex/quran/qurantext-{who}.translation.def": text
-        for who, text in {"de": german["de"], "en": verse_file([f"verse {n}" for n in range(10)]), "fr": "x"}.items()
+        for who, text in {
+            "de": german["de"],
+            "en": verse_file([f"verse {n}" for n in range(10)]),
+            "fr": "x",
+        }.items()
     }
     others = {
-        f"{TEX}/xelatex/quran-de/qurantext-{who}.translation.def": german[who] for who in ("deii", "deiii", "deiv")
+        f"{TEX}/xelatex/quran-de/qurantext-{who}.translation.def": german[who]
+        for who in ("deii", "deiii", "deiv")
     }
     for (name, version, _), files in ((fetch_texts.KORAN, arabic), (fetch_texts.KORAN_GERMAN, others)):
         deb(tmp_path / "packages" / f"{name}_{version}_all.deb", files)
@@ -140,8 +164,15 @@ def test_koran1_is_joined_by_verse_and_parted_by_verse(tmp_path: Path, monkeypat
 def test_no_side_of_a_held_out_pair_is_in_training() -> None:
     pairs = {str(n): (f"Satz {n}", f"Sentence {n}") for n in range(30)}
     pairs |= {f"again {n}": (f"SATZ {n}!", f"other {n}") for n in range(30)}
-    parts = fetch_texts.split({place: [pair] for place, pair in pairs.items()}, pairs, {"test": 10, "valid": 10})
-    held = {fetch_texts.folded(pair[side]) for part in ("test", "valid") for pair in parts[part] for side in (0, 1)}
+    parts = fetch_texts.split(
+        {place: [pair] for place, pair in pairs.items()}, pairs, {"test": 10, "valid": 10}
+    )
+    held = {
+        fetch_texts.folded(pair[side])
+        for part in ("test", "valid")
+        for pair in parts[part]
+        for side in (0, 1)
+    }
     assert not any(fetch_texts.folded(text) in held for pair in parts["train"] for text in pair)
     both = {fetch_texts.folded(pair[0]) for pair in parts["test"]} & {
         fetch_texts.folded(pair[0]) for pair in parts["valid"]

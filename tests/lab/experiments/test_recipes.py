@@ -48,7 +48,9 @@ def test_a_dictionary_of_aligned_text(ccpr: Ccpr) -> None:
         pair
         for pair, count in counts.items()
         if count >= 2
-        and all(2 * count > sum(n for other, n in counts.items() if other[side] == pair[side]) for side in (0, 1))
+        and all(
+            2 * count > sum(n for other, n in counts.items() if other[side] == pair[side]) for side in (0, 1)
+        )
     }
     assert set(written) == expected and len(written) == len(expected) > 5
     assert [counts[pair] for pair in written] == sorted(map(counts.get, written), reverse=True)
@@ -67,24 +69,35 @@ def test_stretches_of_the_datastore(world: World, decode: Callable, tmp_path: Pa
             pairs += 1
             number, place = places[before["neighbours"][0]["entry"]]
             follow += places[line["neighbours"][0]["entry"]] == (number, place + 1)
-    assert shown[0] == f"nearest 1: {follow / pairs:.1%} of {pairs:,} tokens follow a stretch" and len(shown) == 2
+    assert (
+        shown[0] == f"nearest 1: {follow / pairs:.1%} of {pairs:,} tokens follow a stretch"
+        and len(shown) == 2
+    )
 
 
 def test_fuzzy_matches_are_copied(tmp_path: Path) -> None:
-    (tmp_path / "train.tsv").write_text("Öffne die Datei jetzt\tOpen the file now\nÖffne die Datei\tOpen the file\n")
+    (tmp_path / "train.tsv").write_text(
+        "Öffne die Datei jetzt\tOpen the file now\nÖffne die Datei\tOpen the file\n"
+    )
     (tmp_path / "source").write_text("Öffne die Datei bald\nSchließe das Fenster\nÖffne die Datei\n")
     (tmp_path / "base").write_text("one\ntwo\nthree\n")
     words = [tmp_path / name for name in ("train.tsv", "source", "base")]
     done = run("scripts/recipes/fuzzy_copy.py", *words)
     assert done.stdout == "one\ntwo\nOpen the file\n" and "1 of 3 sentences copied" in done.stderr
     done = run("scripts/recipes/fuzzy_copy.py", *words, 0.7)
-    assert done.stdout == "Open the file now\ntwo\nOpen the file\n" and "2 of 3 sentences copied" in done.stderr
+    assert (
+        done.stdout == "Open the file now\ntwo\nOpen the file\n" and "2 of 3 sentences copied" in done.stderr
+    )
 
 
 def test_terms_of_a_domain(tmp_path: Path) -> None:
     """Terms are words of the domain that general text has seldom or never; those it has often are none."""
     nouns = {"Drucker": "printer", "Kachel": "tile", "Kanne": "jug", "Datei": "file"}
-    frames = {"Wo ist {}?": "Where is {}?", "Hier steht {}.": "Here stands {}.", "Ich mag {} sehr.": "I like {} a lot."}
+    frames = {
+        "Wo ist {}?": "Where is {}?",
+        "Hier steht {}.": "Here stands {}.",
+        "Ich mag {} sehr.": "I like {} a lot.",
+    }
     rows = [
         f"{german.format(noun)}\t{english.format(translation)}\n"
         for german, english in frames.items()
@@ -116,9 +129,15 @@ def test_terms_of_a_domain(tmp_path: Path) -> None:
 def test_what_is_copied_and_what_the_source_does_not_say(tmp_path: Path) -> None:
     """Of three translations one stands in the text, one in nothing of the source; the reference is neither."""
     nouns = {"Drucker": "printer", "Kachel": "tile", "Kanne": "jug", "Datei": "file"}
-    frames = {"Wo ist {}?": "Where is {}?", "Hier steht {}.": "Here stands {}.", "Ich mag {} sehr.": "I like {} a lot."}
+    frames = {
+        "Wo ist {}?": "Where is {}?",
+        "Hier steht {}.": "Here stands {}.",
+        "Ich mag {} sehr.": "I like {} a lot.",
+    }
     pairs = [(one.format(noun), two.format(nouns[noun])) for one, two in frames.items() for noun in nouns]
-    frequent = [" ".join(f"word{number}" for number in range(first, first + 12)) for first in range(0, 120, 12)]
+    frequent = [
+        " ".join(f"word{number}" for number in range(first, first + 12)) for first in range(0, 120, 12)
+    ]
     rows = [*pairs * 4, *zip(frequent * 20, frequent * 20)]
     texts = {
         "train.tsv": [f"{one}\t{two}" for one, two in rows],
@@ -128,7 +147,11 @@ def test_what_is_copied_and_what_the_source_does_not_say(tmp_path: Path) -> None
             "Wo ist der Drucker?",
             "Hier steht die Kachel.",
         ],
-        "reference": ["I like a jug a lot; the file stands here.", "Where is the printer?", "Here stands the tile."],
+        "reference": [
+            "I like a jug a lot; the file stands here.",
+            "Where is the printer?",
+            "Here stands the tile.",
+        ],
         "copied": ["I like jug a lot - here stands FILE!", "Where is the printer?", "Here stands the tile."],
         "apart": ["Where is printer, where is tile?", "Where is the printer?", "Here stands the tile."],
         "lexicon": ["Datei\tprinter, tile"],
@@ -146,7 +169,9 @@ def test_what_is_copied_and_what_the_source_does_not_say(tmp_path: Path) -> None
     assert shown["reference"] == ["6.0", "0.0%", "0.0%", "0.0%"]
     assert shown["copied"] == ["5.3", "50.0%", "0.0%", "0.0%"]
     assert shown["apart"] == ["4.7", "0.0%", "44.4%", "33.3%"]
-    thirds = {text: turn for name in ("source", "reference", "copied") for turn, text in enumerate(texts[name])}
+    thirds = {
+        text: turn for name in ("source", "reference", "copied") for turn, text in enumerate(texts[name])
+    }
     thirds[texts["apart"][0]] = 1.5
     (tmp_path / "texts.txt").write_text("".join(f"{text}\n" for text in thirds), encoding="utf-8")
     turns = np.array([*thirds.values()]) * 2 * np.pi / 3
@@ -159,7 +184,9 @@ def shuffle(store: Path, output: Path, check: bool = True) -> subprocess.Complet
     return run("scripts/recipes/shuffle_phrases.py", store, output, check=check)
 
 
-def test_shuffled_phrases_are_the_same_phrases_with_other_keys(ccpr: Ccpr, mono: Path, tmp_path: Path) -> None:
+def test_shuffled_phrases_are_the_same_phrases_with_other_keys(
+    ccpr: Ccpr, mono: Path, tmp_path: Path
+) -> None:
     """Every file comes along: lists on disk, what was counted, and of a merged datastore the texts."""
     lines = mono.read_text(encoding="utf-8").splitlines()
     for name, half in {"one": lines[:60], "two": lines[40:]}.items():
@@ -167,7 +194,9 @@ def test_shuffled_phrases_are_the_same_phrases_with_other_keys(ccpr: Ccpr, mono:
         words = ["--encoder", ccpr.checkpoint, "--segmentation", "all", "--max-words", 2, "--cpu", "--quiet"]
         call("build phrases", tmp_path / f"{name}.txt", "--output", tmp_path / name, *words)
     merged = tmp_path / "both"
-    call("merge", tmp_path / "one", tmp_path / "two", "--output", merged, "--index", "disk:IVF4,SQ8", "--quiet")
+    call(
+        "merge", tmp_path / "one", tmp_path / "two", "--output", merged, "--index", "disk:IVF4,SQ8", "--quiet"
+    )
     shuffle(merged, output := tmp_path / "shuffled")
     store, control = PhraseDatastore(merged), PhraseDatastore(output)
     assert control.find_damage() == [] and control.section.index == store.section.index
@@ -195,7 +224,9 @@ def test_a_model_is_fine_tuned_at_several_rates(world: World, tmp_path: Path) ->
     words += ["--max-update", "2", "--warmup-updates", "1", "--max-tokens", "1500"]
     output, rates = tmp_path / "tuned", ["1e-9", "5e-3"]
     settings = {"RATES": " ".join(rates), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    done = run(ROOT / "scripts/recipes/finetune.sh", world.model, world.data_bin, output, 5, *words, **settings)
+    done = run(
+        ROOT / "scripts/recipes/finetune.sh", world.model, world.data_bin, output, 5, *words, **settings
+    )
     losses = [torch.load(output / rate / "checkpoint_best.pt")["extra_state"]["best"] for rate in rates]
     best = output / rates[losses.index(min(losses))]
     assert losses[0] != losses[1]
@@ -222,13 +253,17 @@ def test_the_fast_trainer_computes_what_fairseq_does(world: World, tmp_path: Pat
         500,
     ]
     last = run("scripts/recipes/train_on_gpu.py", *words).stdout.splitlines()[-1]
-    found = re.search(r"model\.pt: [1-9]\d* updates of up to 500 subwords, valid perplexity (\d+\.\d+)$", last)
+    found = re.search(
+        r"model\.pt: [1-9]\d* updates of up to 500 subwords, valid perplexity (\d+\.\d+)$", last
+    )
     assert found is not None
     (model,), _, task = checkpoint_utils.load_model_ensemble_and_task(
         [str(tmp_path / "model.pt")], arg_overrides={"data": str(world.data_bin)}
     )
     model.eval()
-    corpus = trainer.Corpus(world.data_bin, "valid", ("de", "en"), task.target_dictionary, torch.device("cpu"))
+    corpus = trainer.Corpus(
+        world.data_bin, "valid", ("de", "en"), task.target_dictionary, torch.device("cpu")
+    )
     network = trainer.Network(model, 0.0, torch.float32)
     seen, total, untrained = 0, 0.0, len(task.target_dictionary)
     for shape, sentences in corpus.batches(300, fill=False):
@@ -236,17 +271,33 @@ def test_the_fast_trainer_computes_what_fairseq_does(world: World, tmp_path: Pat
         loss, number = network.loss(source, target, 0.0)
         previous = torch.cat([torch.full_like(target[:, :1], 2), target[:, :-1]], dim=1)
         logits, _ = model(source, source.ne(1).sum(dim=1), previous.masked_fill(target.eq(1), 1))
-        expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1).double(), target.flatten(), ignore_index=1)
+        expected = torch.nn.functional.cross_entropy(
+            logits.flatten(0, 1).double(), target.flatten(), ignore_index=1
+        )
         assert math.isclose(float(loss), float(expected), rel_tol=1e-5)
         seen += int(number)
         total += float(expected) * int(number)
-    assert math.isclose(math.exp(total / seen), float(found[1]), rel_tol=0.01) and float(found[1]) < untrained / 2
+    assert (
+        math.isclose(math.exp(total / seen), float(found[1]), rel_tol=0.01)
+        and float(found[1]) < untrained / 2
+    )
     task.load_dataset("valid")
-    short = [item["target"] for item in task.dataset("valid") if max(len(item["source"]), len(item["target"])) <= 128]
+    short = [
+        item["target"]
+        for item in task.dataset("valid")
+        if max(len(item["source"]), len(item["target"])) <= 128
+    ]
     assert seen == sum(map(len, short))
     (tmp_path / "in.txt").write_text("Und Gott sprach: Es werde Licht.\n", encoding="utf-8")
     call(
-        "translate", "--path", tmp_path / "model.pt", "--data", world.data_bin, "--cpu", "--input", tmp_path / "in.txt"
+        "translate",
+        "--path",
+        tmp_path / "model.pt",
+        "--data",
+        world.data_bin,
+        "--cpu",
+        "--input",
+        tmp_path / "in.txt",
     )
 
 
@@ -256,14 +307,32 @@ def test_adapter_layers_alone_are_trained(world: World, tmp_path: Path) -> None:
     words = ["--user-dir", plug_in, "--arch", "transformer_adapters", "--adapter-width", 8, *TINY.split()]
     sizes = ["--decoder-embed-dim", 32, "--decoder-ffn-embed-dim", 64]
     words += ["--task", "translation_cpu_bf16", *sizes, "--finetune-from-model", world.model, "--cpu"]
-    call("fairseq-train", world.data_bin, *words, "--max-update", 2, "--max-tokens", 1500, "--save-dir", tmp_path)
+    call(
+        "fairseq-train",
+        world.data_bin,
+        *words,
+        "--max-update",
+        2,
+        "--max-tokens",
+        1500,
+        "--save-dir",
+        tmp_path,
+    )
     before, after = (torch.load(path)["model"] for path in (world.model, tmp_path / "checkpoint_best.pt"))
     assert all(torch.equal(value.float(), after[name].float()) for name, value in before.items())
     added = {name for name in after if name not in before}
     layers = {"encoder.layers.0", "decoder.layers.0", "decoder.layers.1"}
     assert {name.split(".adapter.")[0] for name in added} == layers
     assert all(after[name].any() for name in added if name.endswith("up.weight"))
-    of_model = ["--path", tmp_path / "checkpoint_best.pt", "--user-dir", plug_in, "--data", world.data_bin, "--cpu"]
+    of_model = [
+        "--path",
+        tmp_path / "checkpoint_best.pt",
+        "--user-dir",
+        plug_in,
+        "--data",
+        world.data_bin,
+        "--cpu",
+    ]
     (tmp_path / "in.txt").write_text("Und Gott sprach: Es werde Licht.\n", encoding="utf-8")
     assert call("translate", *of_model, "--input", tmp_path / "in.txt").stdout.strip()
 
@@ -271,11 +340,26 @@ def test_adapter_layers_alone_are_trained(world: World, tmp_path: Path) -> None:
 def test_the_base_models_recipe_trains_the_reverse_model(world: World, tmp_path: Path) -> None:
     languages = {"SOURCE": "de", "TARGET": "en", "REVERSE": "1"}
     subwords = {"SPM": str(world.spm), "DICT": str(world.data_bin / "dict.en.txt"), "FROM": str(world.model)}
-    settings = {**languages, **subwords, "UPDATES": "2", "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    settings = {
+        **languages,
+        **subwords,
+        "UPDATES": "2",
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+    }
     tables = [world.folder / f"{subset}.tsv" for subset in ("train", "valid")]
-    small = [*TINY.split(), "--decoder-embed-dim", "32", "--decoder-ffn-embed-dim", "64", "--warmup-updates", "1"]
+    small = [
+        *TINY.split(),
+        "--decoder-embed-dim",
+        "32",
+        "--decoder-ffn-embed-dim",
+        "64",
+        "--warmup-updates",
+        "1",
+    ]
     small += ["--max-tokens", "1500"]
-    done = run(ROOT / "scripts/recipes/train_base_model.sh", *tables, tmp_path / "reverse", *small, **settings)
+    done = run(
+        ROOT / "scripts/recipes/train_base_model.sh", *tables, tmp_path / "reverse", *small, **settings
+    )
     assert done.stdout.splitlines()[-1] == f"the model: {tmp_path}/reverse/model.pt"
     prepared = read_preprocessing(tmp_path / "reverse/data-bin")
     assert prepared is not None and (prepared.source_lang, prepared.target_lang) == ("en", "de")
@@ -290,13 +374,20 @@ def test_the_base_models_recipe_trains_the_reverse_model(world: World, tmp_path:
 
 def test_gain_at_home_against_loss_abroad(tmp_path: Path) -> None:
     def domain(**systems: float) -> dict[str, object]:
-        return {"base": "base", "systems": {name: {"scores": {"BLEU": bleu}} for name, bleu in systems.items()}}
+        return {
+            "base": "base",
+            "systems": {name: {"scores": {"BLEU": bleu}} for name, bleu in systems.items()},
+        }
 
     results, picture = tmp_path / "results.json", tmp_path / "picture.png"
     home, abroad = domain(base=20.0, a=30.5, b=25.0), domain(**{"base": 40.0, "home-a": 39.5})
     results.write_text(json.dumps({"domains": {"home": home, "abroad": abroad}}), encoding="utf-8")
-    shown = run("scripts/recipes/home_and_abroad.py", "home", "abroad", picture, results, "a=The first").stdout
-    assert "| The first | +10.50 | -0.50 |" in shown and "| b |" not in shown and picture.stat().st_size > 5000
+    shown = run(
+        "scripts/recipes/home_and_abroad.py", "home", "abroad", picture, results, "a=The first"
+    ).stdout
+    assert (
+        "| The first | +10.50 | -0.50 |" in shown and "| b |" not in shown and picture.stat().st_size > 5000
+    )
     missing = run("scripts/recipes/home_and_abroad.py", "home", "elsewhere", picture, results, check=False)
     assert "has no results of elsewhere" in missing.stderr
 

@@ -27,7 +27,9 @@ def words(text: str) -> set[str]:
 
 def test_the_nearest_pairs_are_those_that_share_most_words(world: World) -> None:
     pairs = [pair for pair in read_pairs(world.folder / "train.tsv") if pair[0].replace(" ", "").isalpha()]
-    pairs = [(f"{source} Haus Stein", target) for source, target in pairs[:80]] or pytest.fail("no simple sources")
+    pairs = [(f"{source} Haus Stein", target) for source, target in pairs[:80]] or pytest.fail(
+        "no simple sources"
+    )
     sentences = [f"{source} Feld" for source, _ in pairs[:5]] + ["Zzz"]
 
     def similarity(one: str, two: str) -> float:
@@ -35,7 +37,8 @@ def test_the_nearest_pairs_are_those_that_share_most_words(world: World) -> None
 
     found = nearest(sentences, pairs, 3)
     for sentence, near in zip(sentences, found):
-        order = sorted(pairs, key=lambda pair: -similarity(sentence, pair[0]))  # sorted keeps the order of equal ones
+        # sorted keeps the order of equal ones
+        order = sorted(pairs, key=lambda pair: -similarity(sentence, pair[0]))
         assert near == [pair for pair in order[:3] if similarity(sentence, pair[0]) > 0]
     assert found[-1] == []
 
@@ -63,11 +66,15 @@ def test_updates_help_their_pairs_and_leave_nothing(translator: Translator, worl
 
 def test_the_cost_is_that_of_the_plain_model_without_padding(translator: Translator, world: World) -> None:
     tuning = Tuning(translator)
-    short, long = sorted(itertools.islice(read_pairs(world.folder / "test.tsv"), 6), key=lambda pair: len(pair[1]))[::5]
+    short, long = sorted(
+        itertools.islice(read_pairs(world.folder / "test.tsv"), 6), key=lambda pair: len(pair[1])
+    )[::5]
     both, *each = (tuning.batch(rows) for rows in ([short, long], [short], [long]))
     assert both is not None
     together = tuning.cost(both).item()
-    assert together == pytest.approx(sum(tuning.cost(one).item() for one in each if one is not None), rel=1e-2)
+    assert together == pytest.approx(
+        sum(tuning.cost(one).item() for one in each if one is not None), rel=1e-2
+    )
     logits = translator.models[0](**both["net_input"])[0]
     likely = logits.log_softmax(-1).gather(-1, both["target"][..., None])[..., 0]
     expected = -likely[both["target"] != translator.task.target_dictionary.pad()].sum().item()
@@ -96,9 +103,13 @@ def test_the_recipe_reports_all_systems(world: World, translator: Translator, tm
     done = run(
         ROOT / "scripts/recipes/tune_and_reset.py", tmp_path / "model.pt", *texts, tmp_path / "out", *words
     ).stdout
-    assert "of 2 validation sentences" in done and "| 4 sentences | BLEU | chrF | seconds per sentence |" in done
+    assert (
+        "of 2 validation sentences" in done and "| 4 sentences | BLEU | chrF | seconds per sentence |" in done
+    )
     assert all(f"\n| {name} | " in done for name in ("alone", "tune-and-reset", "datastore"))
     chosen = rows["test"][:8:2]
     alone = (tmp_path / "out/alone.txt").read_text(encoding="utf-8").splitlines()
     assert alone == [one.text for one in translator.translate([source for source, _ in chosen])]
-    assert (tmp_path / "out/reference.txt").read_text(encoding="utf-8").splitlines() == [row[1] for row in chosen]
+    assert (tmp_path / "out/reference.txt").read_text(encoding="utf-8").splitlines() == [
+        row[1] for row in chosen
+    ]

@@ -55,7 +55,9 @@ def test_mining_does_not_depend_on_blocks_or_threads(
     assert 15 < sum(known[pair.source] == pair.target for pair in whole) <= len(whole) <= 46
     distinct = list(dict.fromkeys(sources))
     labelled = LabelledText(distinct, list(dict.fromkeys(targets)), np.full(len(distinct), -1))
-    trial = Trial.encode(labelled, ToyEncoder(), "", True).matcher(settings)(np.arange(len(distinct)), labelled.gold)
+    trial = Trial.encode(labelled, ToyEncoder(), "", True).matcher(settings)(
+        np.arange(len(distinct)), labelled.gold
+    )
     decided = dict(zip(distinct, decide(trial, settings.threshold).tolist()))
     expected = [(source, labelled.targets[decided[source]]) for source in sources if decided[source] >= 0]
     assert [pair[:2] for pair in whole] == expected  # as one test of all
@@ -81,7 +83,9 @@ class WideEncoder(ToyEncoder):
 
 
 @pytest.mark.parametrize(
-    "settings", [Method.named("two-way", threshold=0.5), Method.named("logistic")], ids=lambda method: method.name
+    "settings",
+    [Method.named("two-way", threshold=0.5), Method.named("logistic")],
+    ids=lambda method: method.name,
 )
 def test_memory_does_not_hold_the_vectors(
     settings: Method, tmp_path: Path, monkeypatch: Any, rng: np.random.Generator
@@ -94,7 +98,9 @@ def test_memory_does_not_hold_the_vectors(
     pairs = random_pairs(rng, 700, 60)
     tracemalloc.start()
     try:
-        mining = Miner(*map(list, zip(*pairs)), WideEncoder(), settings, tmp_path / "work", "exact", quiet=True)
+        mining = Miner(
+            *map(list, zip(*pairs)), WideEncoder(), settings, tmp_path / "work", "exact", quiet=True
+        )
         found = list(mining.mine())
         peak = tracemalloc.get_traced_memory()[1]
     finally:
@@ -113,7 +119,9 @@ def test_mining_through_faiss(tmp_path: Path, rng: np.random.Generator) -> None:
     pairs = random_pairs(rng, 50)
     sides = [source for source, _ in pairs], [target for _, target in pairs]
     settings = Method.named("rfr", k=6, beta=1000, threshold=0.3)
-    check_same(mined(tmp_path / "a", *sides, settings, "Flat"), mined(tmp_path / "b", *sides, settings, "exact"))
+    check_same(
+        mined(tmp_path / "a", *sides, settings, "Flat"), mined(tmp_path / "b", *sides, settings, "exact")
+    )
 
 
 def tiny_encoder() -> MeanPooledEncoder:
@@ -173,7 +181,8 @@ def test_equal_texts_are_encoded_once() -> None:
 def test_text_of_any_kind_can_be_mined(tmp_path: Path, rng: np.random.Generator) -> None:
     settings = Method.named("rfr", k=50, beta=500, keep=0.5, threshold=0.0)
     one = random_pairs(rng, 1)
-    assert [pair[:2] for pair in mined(tmp_path / "one", [one[0][0]], [one[0][1]], settings)] == one  # k above F
+    # k above F
+    assert [pair[:2] for pair in mined(tmp_path / "one", [one[0][0]], [one[0][1]], settings)] == one
     twin = "bao beo bio"
     same = mined(tmp_path / "same", ["xbao xbeo xbio"] * 3, [twin] * 5, settings)
     assert [pair[1:] for pair in same] == [(twin, 1.0)] * 3
@@ -204,7 +213,9 @@ def test_centring_equals_a_plain_reference(monkeypatch: Any, rng: np.random.Gene
     assert np.allclose(found.fragments, plain(others, others.astype(np.float64).mean(0)), atol=2e-3)
     parts = Centre().add(vectors[:50]).add(vectors[50:]).subtract_(vectors.copy())
     assert (parts == found.keys).all() and parts.dtype == np.float16
-    assert (centred(SentenceKeys(vectors[:99], nothing, nothing, others[:0], nothing)).keys == vectors[:99]).all()
+    assert (
+        centred(SentenceKeys(vectors[:99], nothing, nothing, others[:0], nothing)).keys == vectors[:99]
+    ).all()
     same = np.ones((200, 4), np.float16)
     assert (Centre().add(same).subtract_(same) == 0).all()
 
@@ -224,7 +235,9 @@ def test_what_comes_later_is_centred_by_what_was_there(
         return method, 0.0
 
     monkeypatch.setattr(miner, "tune", spy)
-    Miner(sources, targets, ToyEncoder(), Method.named("max"), tmp_path / "work", quiet=True).tune(later, Grid())
+    Miner(sources, targets, ToyEncoder(), Method.named("max"), tmp_path / "work", quiet=True).tune(
+        later, Grid()
+    )
     assert np.allclose(seen[0], plain(vectors, vectors[:130].astype(np.float64).mean(0)), atol=4e-3)
 
 

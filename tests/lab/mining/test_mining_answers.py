@@ -11,7 +11,16 @@ from scipy.stats import binomtest
 
 from fairseq_ccpr.lab.mining import neighbours
 from fairseq_ccpr.lab.mining.encoded_text import fragment_text, fragments
-from fairseq_ccpr.lab.mining.f1 import Answers, Outcome, compare, decide, f1_by_threshold, holm, mcnemar, score
+from fairseq_ccpr.lab.mining.f1 import (
+    Answers,
+    Outcome,
+    compare,
+    decide,
+    f1_by_threshold,
+    holm,
+    mcnemar,
+    score,
+)
 from fairseq_ccpr.lab.mining.neighbours import IndexedKeys
 from fairseq_ccpr.lab.mining.rfr import answer, distributions, entropy_ranks
 from tests.helpers import with_threads
@@ -32,7 +41,11 @@ def test_fragments_of_several_scripts() -> None:
     assert fragments("don't e-mail 3.5 %", 9) == ["don't e-mail 3.5"]
     assert len(fragments(" ".join(["word"] * 10_000))) == 9_995
     text = fragment_text(["...", "a b c", "", "d"], 2)
-    assert text.fragments == ["a b", "b c", "d"] and text.owners.tolist() == [1, 1, 3] and len(text.sentences) == 4
+    assert (
+        text.fragments == ["a b", "b c", "d"]
+        and text.owners.tolist() == [1, 1, 3]
+        and len(text.sentences) == 4
+    )
     assert fragment_text([]).owners.tolist() == []
 
 
@@ -104,7 +117,8 @@ def test_of_equal_sentences_the_lower_is_the_answer() -> None:
         answers = answer(found, entropy_ranks(found.entropies, owners), owners, 3, 1.0)
         assert answers.partners.tolist() == [expected, expected, -1] and answers.scores[2] == 0
     same = np.zeros(4)
-    assert entropy_ranks(same, np.array([0, 0, 0, 2])).tolist() == [0, 1, 2, 0]  # the earlier fragment is kept
+    # the earlier fragment is kept
+    assert entropy_ranks(same, np.array([0, 0, 0, 2])).tolist() == [0, 1, 2, 0]
 
 
 def test_a_fragment_without_neighbours_is_not_the_surest() -> None:
@@ -120,7 +134,9 @@ def test_a_fragment_without_neighbours_is_not_the_surest() -> None:
 
 
 def test_neighbours_come_in_one_order(monkeypatch: Any, rng: np.random.Generator) -> None:
-    keys, queries = (rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in rng.normal(size=(2, 90, 8)))
+    keys, queries = (
+        rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in rng.normal(size=(2, 90, 8))
+    )
     keys, queries = keys.astype(np.float16), queries.astype(np.float16)
     keys[40:60] = keys[7]  # twins, more than are found at first
     queries[0] = keys[7]
@@ -192,7 +208,9 @@ def test_differences_equal_a_plain_bootstrap(one: float, two: float, rng: np.ran
     assert np.allclose([found.low, found.high], np.percentile(plain, [2.5, 97.5]), atol=0.01)
     assert abs(found.p - 2 * min(np.mean(np.array(plain) <= 0), np.mean(np.array(plain) >= 0))) < 0.06
     back = compare(system, baseline)
-    assert np.isclose(back.f1, -found.f1) and np.isclose(back.low, -found.high) and np.isclose(back.p, found.p)
+    assert (
+        np.isclose(back.f1, -found.f1) and np.isclose(back.low, -found.high) and np.isclose(back.p, found.p)
+    )
 
 
 def test_equal_systems_do_not_differ(rng: np.random.Generator) -> None:

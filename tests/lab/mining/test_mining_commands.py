@@ -43,7 +43,14 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_lines(folder / "de.txt", *sorted(source for source, _ in pairs[90:190]))
     write_lines(folder / "en.txt", *sorted(target for _, target in pairs[140:]))
     write_lines(folder / "pairs.tsv", *(f"{source}\t{target}" for source, target in pairs))
-    words = ["--source", folder / "de.txt", "--target", folder / "en.txt", "--list-texts", folder / "texts.txt"]
+    words = [
+        "--source",
+        folder / "de.txt",
+        "--target",
+        folder / "en.txt",
+        "--list-texts",
+        folder / "texts.txt",
+    ]
     shown = call("mine", *words, "--tune", folder / "gold.tsv").stdout
     assert re.search(r"texts.txt: [\d,]+ texts", shown)
     vectors_folder(folder / "vectors", folder / "texts.txt")
@@ -52,7 +59,14 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def command(made: Path, tmp_path: Path, *more: object) -> list[object]:
     words: list[object] = ["mine", "--source", made / "de.txt", "--target", made / "en.txt"]
-    words += ["--encoder", made / "vectors", "--settings", tmp_path / "s.json", "--output", tmp_path / "mined.tsv"]
+    words += [
+        "--encoder",
+        made / "vectors",
+        "--settings",
+        tmp_path / "s.json",
+        "--output",
+        tmp_path / "mined.tsv",
+    ]
     return [*words, "--quiet", *more]
 
 
@@ -82,7 +96,9 @@ def test_the_command_tunes_and_mines_again_from_the_file(made: Path, tmp_path: P
     tuned = TunedSettings.read(tmp_path / "s.json")
     assert tuned.method.name == method and tuned.tuned["paired"] == tuned.tuned["negatives"] == 90
     other = tmp_path / "other.json"
-    TunedSettings(tuned.method.having(threshold=9.0 if method == "margin" else 0.999), tuned.encoder).write(other)
+    TunedSettings(tuned.method.having(threshold=9.0 if method == "margin" else 0.999), tuned.encoder).write(
+        other
+    )
     call(*words, "--settings", other)
     assert len((tmp_path / "mined.tsv").read_bytes()) < len(first)
 
@@ -103,9 +119,13 @@ def test_without_labels(made: Path, tmp_path: Path) -> None:
     fails("there are no settings at .*no.json", *words, "--settings", tmp_path / "no.json")
 
 
-def test_a_warning_where_hardly_anything_pairs(made: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_warning_where_hardly_anything_pairs(
+    made: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     targets = set((made / "en.txt").read_text(encoding="utf-8").splitlines())
-    alone = [source for source, target in list(read_pairs(made / "pairs.tsv"))[90:190] if target not in targets]
+    alone = [
+        source for source, target in list(read_pairs(made / "pairs.tsv"))[90:190] if target not in targets
+    ]
     others = write_lines(tmp_path / "others.txt", *alone)
     words = ["--encoder", made / "vectors", "--output", tmp_path / "mined.tsv", "--quiet", "--method", "max"]
     call("mine", "--source", made / "de.txt", "--target", made / "en.txt", *words)
@@ -114,12 +134,17 @@ def test_a_warning_where_hardly_anything_pairs(made: Path, tmp_path: Path, caplo
     assert "estimated poorly where so few sources have a partner" in caplog.text
 
 
-def test_a_warning_where_nothing_can_be_rejected(made: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_warning_where_nothing_can_be_rejected(
+    made: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     source, target = next(iter(read_pairs(made / "pairs.tsv")))
     one = write_lines(tmp_path / "one.txt", target)
     gold = write_lines(tmp_path / "gold.tsv", f"{source}\t{target}")
     call(*command(made, tmp_path, "--target", one, "--tune", gold))
-    assert "gold.tsv gives 0 sources that can be answered wrongly, and a threshold takes 20 at least" in caplog.text
+    assert (
+        "gold.tsv gives 0 sources that can be answered wrongly, and a threshold takes 20 at least"
+        in caplog.text
+    )
     pairs = list(read_pairs(made / "pairs.tsv"))
     for count, warned in ((12, True), (30, False)):
         caplog.clear()
@@ -129,7 +154,16 @@ def test_a_warning_where_nothing_can_be_rejected(made: Path, tmp_path: Path, cap
 
 
 def test_mined_pairs_become_a_data_bin(made: Path, tmp_path: Path, world: World) -> None:
-    plain = ["mine", "--source", made / "de.txt", "--target", made / "en.txt", "--encoder", made / "vectors", "--quiet"]
+    plain = [
+        "mine",
+        "--source",
+        made / "de.txt",
+        "--target",
+        made / "en.txt",
+        "--encoder",
+        made / "vectors",
+        "--quiet",
+    ]
     assert "method:two-way|" in call(*plain, "--output", tmp_path / "mined.tsv").stdout  # unless told
     shown = call(*command(made, tmp_path, "--tune", made / "gold.tsv")).stdout
     assert "method:logistic|" in shown
@@ -187,7 +221,9 @@ def test_the_evaluation(made: Path, all_vectors: Path, tmp_path: Path) -> None:
     assert done["signature"] in shown
     rows = {(r["system"], r["non_pairing"], r["tuning_set"]): r for r in done["results"]}
     assert len(rows) == len(done["results"]) == 8 * 4
-    assert rows["RFR", 0.0, 0]["f1"] > 0.6 and rows["RFR", 0.5, 0]["p"] <= 1 and rows["max", 0.5, 0]["p"] is None
+    assert (
+        rows["RFR", 0.0, 0]["f1"] > 0.6 and rows["RFR", 0.5, 0]["p"] <= 1 and rows["max", 0.5, 0]["p"] is None
+    )
     assert rows["two-way", 0.5, 0]["unlabelled_f1"] > 0.6 < rows["logistic", 0.5, 1]["f1"]
     assert rows["RFR, no entropy filter", 0.5, 0]["settings"]["keep"] == 1
     assert not rows["RFR, fragment alone", 0.5, 0]["settings"]["sentence_half"]
@@ -198,7 +234,9 @@ def test_the_evaluation(made: Path, all_vectors: Path, tmp_path: Path) -> None:
     shown = call(*few, "--json", tmp_path / "r.json").stdout
     assert "over 2 tests and 1 tuning sets" in shown and "RFR" not in shown and "margin" not in shown
     done = json.loads((tmp_path / "r.json").read_text())
-    assert [(r["system"], r["draw"]) for r in done["results"]] == [(s, n) for n in (0, 1) for s in ("max", "two-way")]
+    assert [(r["system"], r["draw"]) for r in done["results"]] == [
+        (s, n) for n in (0, 1) for s in ("max", "two-way")
+    ]
     one = call(*evaluation(made, "--systems", "two-way", "--seed", 2)).stdout
     assert "| toy | mine | two-way |" in shown and "p, Holm" in shown
     second = [f"{100 * r['f1']:.1f}" for r in done["results"] if r["draw"] == 1]

@@ -129,13 +129,19 @@ def test_labels_that_say_little(tmp_path: Path, rng: np.random.Generator) -> Non
             work = tmp_path / f"{number}{method.name}"
             mining = Miner(sources, targets, ToyEncoder(), method, work, quiet=True)
             assert mining.tune(labelled, GRID).negatives == negatives
-            assert np.isfinite(mining.method.threshold) and all(pair.target in targets for pair in mining.mine())
+            assert np.isfinite(mining.method.threshold) and all(
+                pair.target in targets for pair in mining.mine()
+            )
     one = Miner(sources, targets[:1], ToyEncoder(), Method.named("max"), tmp_path / "one", quiet=True)
-    assert one.tune(read_labelled(write_lines(tmp_path / "gold.tsv", "\t".join(pairs[0]))), GRID).negatives == 0
+    assert (
+        one.tune(read_labelled(write_lines(tmp_path / "gold.tsv", "\t".join(pairs[0]))), GRID).negatives == 0
+    )
 
 
 @pytest.mark.parametrize(
-    "base", [Method.named("margin"), Method.named("max"), Method.named("two-way")], ids=lambda method: method.name
+    "base",
+    [Method.named("margin"), Method.named("max"), Method.named("two-way")],
+    ids=lambda method: method.name,
 )
 def test_one_line_without_a_partner_leaves_the_threshold_as_it_was(
     base: Method, tmp_path: Path, rng: np.random.Generator
@@ -166,9 +172,12 @@ def test_labelled_text(tmp_path: Path, rng: np.random.Generator) -> None:
     assert labels.rows.tolist() == [0, 1, 2, 3, 0, 1, 2, 3] and labels.hidden[5:].tolist() == [1, 2, 0]
     labelled = read_labelled(write_lines(tmp_path / "some.tsv", "a\tA", "b\t", "\tC", "d\tA"))
     assert (
-        labelled.sources == ["a", "b", "d"] and labelled.targets == ["A", "C"] and labelled.gold.tolist() == [0, -1, 0]
+        labelled.sources == ["a", "b", "d"]
+        and labelled.targets == ["A", "C"]
+        and labelled.gold.tolist() == [0, -1, 0]
     )
-    labels = with_negatives(np.arange(3), labelled.gold)  # one that has no partner changes nothing for the pairs
+    # one that has no partner changes nothing for the pairs
+    labels = with_negatives(np.arange(3), labelled.gold)
     assert labels.rows.tolist() == [0, 1, 2, 0, 2] and labels.hidden.tolist() == [-1, -1, -1, 0, 0]
     assert labels.gold.tolist() == [0, -1, 0, -1, -1]
     rows = ["One!\tEins", "one\tzwei", "two\tEINS.", "three\t...", "four\tvier"]
@@ -178,10 +187,14 @@ def test_labelled_text(tmp_path: Path, rng: np.random.Generator) -> None:
 def test_settings_of_the_paper_are_in_the_grid() -> None:
     grid = Grid()
     assert grid.k == tuple(range(5, 51, 5)) and set(range(50, 101, 5)) <= set(grid.beta)
-    assert len(grid.keep) == 10 and len(grid.threshold) == 11 and grid.keep[0] == 0.1 and grid.threshold[-1] == 1
+    assert (
+        len(grid.keep) == 10 and len(grid.threshold) == 11 and grid.keep[0] == 0.1 and grid.threshold[-1] == 1
+    )
 
 
-def test_a_third_method_is_a_score_and_a_line(tmp_path: Path, monkeypatch: Any, rng: np.random.Generator) -> None:
+def test_a_third_method_is_a_score_and_a_line(
+    tmp_path: Path, monkeypatch: Any, rng: np.random.Generator
+) -> None:
     monkeypatch.setitem(METHODS, "nearest", Kind({"threshold": 0.5}, lambda evidence, _: evidence.cosines))
     pairs = random_pairs(rng, 60)
     labelled = read_labelled(write_lines(tmp_path / "gold.tsv", *map("\t".join, pairs[:24])))

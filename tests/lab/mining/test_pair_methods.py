@@ -19,7 +19,9 @@ def random_text(rng: np.random.Generator, count: int) -> EncodedText:
     counts = [*rng.integers(1, 6, count - 1), 0]
     owners = np.repeat(np.arange(count), counts)
     vectors = [rng.normal(size=(rows, 6)) + 1 for rows in (count, len(owners))]
-    sentences, parts = ((rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float16) for rows in vectors)
+    sentences, parts = (
+        (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float16) for rows in vectors
+    )
     texts = ["a" * int(length) for length in rng.integers(4, 40, count)]
     return EncodedText(FragmentedText(texts, ["f"] * len(owners), owners), sentences, parts)
 
@@ -119,7 +121,8 @@ def test_features_equal_a_plain_reference(sides: tuple[EncodedText, EncodedText]
 
 def test_answers_of_pairs(sides: tuple[EncodedText, EncodedText]) -> None:
     margins = {
-        pair: values[0] for pair, values in plain_features(sides, Method.named("margin").kind.candidates).items()
+        pair: values[0]
+        for pair, values in plain_features(sides, Method.named("margin").kind.candidates).items()
     }
     forward = matcher(Method.named("margin"), sides).answers
     for x in range(14):
