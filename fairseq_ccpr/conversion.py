@@ -25,7 +25,7 @@ from fairseq_ccpr.models.checkpoint import as_checkpoint
 from fairseq_ccpr.models.marian import ARCHITECTURE, SILU, MarianModel, marian_architecture
 from fairseq_ccpr.models.pretrained.huggingface import CONFIG, TOKENIZER_CONFIG, read_json, read_weights
 from fairseq_ccpr.storage.files import scratch_directory
-from fairseq_ccpr.text.sentencepiece import PAIR
+from fairseq_ccpr.text.schemes import PAIR
 
 MARIAN = "marian"  # the model_type of config.json
 POSITIONS = 512  # where a config does not say

@@ -28,7 +28,6 @@ from fairseq_ccpr.decoding.mixture import Vote as Vote
 from fairseq_ccpr.decoding.options import PhraseSettings as PhraseSettings
 from fairseq_ccpr.decoding.options import TokenRetrievalSettings as TokenRetrievalSettings
 from fairseq_ccpr.decoding.options import TranslationRetrievalConfig as TranslationRetrievalConfig
-from fairseq_ccpr.decoding.retrieval_task import LanguageTags as LanguageTags
 from fairseq_ccpr.decoding.retrieval_task import RetrievalTask as RetrievalTask
 from fairseq_ccpr.decoding.task import TranslationRetrievalTask as TranslationRetrievalTask
 from fairseq_ccpr.decoding.token_memory import TokenMemory as TokenMemory
@@ -44,6 +43,7 @@ from fairseq_ccpr.inference.resources import refuse_retrieval_by_hub as _refuse_
 from fairseq_ccpr.inference.resources import show_options_of_tasks as _show_options_of_tasks
 from fairseq_ccpr.inference.system import Translation as Translation
 from fairseq_ccpr.lab import xpr as _xpr  # noqa: F401
+from fairseq_ccpr.text.languages import LanguageTags as LanguageTags
 from fairseq_ccpr.translator import Translator as Translator
 
 # torch refuses its switch that __init__.py sets together with this, its opposite. That one allows what this

@@ -15,8 +15,8 @@ from fairseq.data import Dictionary
 from fairseq.data.encoders.sentencepiece_bpe import SentencepieceBPE, SentencepieceConfig
 
 from fairseq_ccpr import Translator
-from fairseq_ccpr.decoding.retrieval_task import LanguageTags
 from fairseq_ccpr.inference.unknown import copies
+from fairseq_ccpr.text.languages import LanguageTags
 from tests.helpers import DEMO, call, refused, write_lines
 
 OPTIONS: dict[str, Any] = {"device": "cpu", "beam": 2}

@@ -15,10 +15,10 @@ import torch
 from fairseq.data import data_utils
 
 from fairseq_ccpr.datastore.domain import STATES, Domain
-from fairseq_ccpr.decoding.retrieval_task import LanguageTags
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
 from fairseq_ccpr.settings import option
 from fairseq_ccpr.storage.data_bin import corpus_fingerprint, has_subset, parts_of, what_is_there
+from fairseq_ccpr.text.languages import LanguageTags
 
 SEED = 1  # of random fractions of a corpus
 BLOCK_ROWS = 1 << 20

@@ -6,7 +6,7 @@ import io
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from itertools import islice, product
 from pathlib import Path
@@ -21,15 +21,14 @@ from fairseq_ccpr.errors import ConfigurationError, naming
 from fairseq_ccpr.paths import configuration
 from fairseq_ccpr.storage.data_bin import TRAIN
 from fairseq_ccpr.storage.equal_strings import first_of_equals
-from fairseq_ccpr.text.decoder_subwords import loading_subwords
+from fairseq_ccpr.text.decoder_subwords import loading_subwords, split_text, target_steps
 from fairseq_ccpr.text.languages import SAMPLE, refuse_exchanged
 from fairseq_ccpr.text.pairs import one_line, read_pairs, read_together, reasons, tell_skipped
-from fairseq_ccpr.text.sentencepiece import for_target
+from fairseq_ccpr.text.sentencepiece import SPECIALS, read_pieces
 
 logger = logging.getLogger(__name__)
 
-MANY = 0.1  # of a subset's pairs, which are worth a warning if they are in the training text
-SPECIAL_PIECES = 3  # <unk>, <s> and </s>, which fairseq's dictionary adds by itself
+MANY_SEEN = 0.1  # of a subset's pairs, which are worth a warning if they are in the training text
 
 
 def train_sentencepiece(path: Path, languages: tuple[str, str], prefix: Path, pieces: int) -> None:
@@ -61,8 +60,7 @@ def train_sentencepiece(path: Path, languages: tuple[str, str], prefix: Path, pi
 
 def write_dictionary(model: Path, path: Path) -> None:
     """Write fairseq's dictionary of all pieces of a SentencePiece model."""
-    processor = sentencepiece.SentencePieceProcessor(model_file=str(model))
-    pieces = (processor.id_to_piece(i) for i in range(SPECIAL_PIECES, len(processor)))
+    pieces = read_pieces(model.read_bytes())[len(SPECIALS) :]  # which fairseq's dictionary adds by itself
     with naming(path):
         path.write_text("".join(f"{piece} 1\n" for piece in pieces), encoding="utf-8")
 
@@ -80,8 +78,8 @@ def read_subset(path: Path, *languages: str, skipped: Counter[str]) -> Iterator[
     )
 
 
-def splitter(subwords: list[str], language: str, target: bool = False) -> Callable[[str], str]:
-    """Return a function from text of a language to its subwords, separated by spaces.
+def splitters(subwords: list[str], languages: tuple[str, str]) -> list[Callable[[str], str]]:
+    """Return functions from text of either language to its subwords, separated by spaces.
 
     Args:
         subwords: options of fairseq: `--tokenizer`, `--bpe`, and those that belong to them.
@@ -91,22 +89,16 @@ def splitter(subwords: list[str], language: str, target: bool = False) -> Callab
         with redirect_stderr(printed):
             parsed = options.parse_args_and_arch(
                 options.get_generation_parser(),
-                input_args=["data", "-s", language, "-t", language, *subwords],
+                input_args=["data", "-s", languages[0], "-t", languages[1], *subwords],
             )
     except SystemExit:
         reason = printed.getvalue().strip().split("error: ")[-1]
         raise ConfigurationError(f"fairseq does not take '{' '.join(subwords)}': {reason}") from None
     with loading_subwords(subwords):
         cfg = configuration(parsed)
-        bpe = encoders.build_bpe(cfg.bpe)
-        steps = [encoders.build_tokenizer(cfg.tokenizer), for_target(bpe) if target else bpe]
-
-    def split(text: str) -> str:
-        for step in steps:
-            text = step.encode(text) if step is not None else text
-        return one_line(text)
-
-    return split
+        steps = encoders.build_tokenizer(cfg.tokenizer), encoders.build_bpe(cfg.bpe)
+        of_target = target_steps(*steps)
+    return [lambda text, each=each: one_line(split_text(text, each)).strip() for each in (steps, of_target)]
 
 
 def binarise(
@@ -127,67 +119,30 @@ def binarise(
         How many pairs each subset has: those with an empty side are left out, and equal ones are all kept;
         both are reported.
     """
-    split_source, split_target = (
-        splitter(subwords, languages[0]),
-        splitter(subwords, languages[1], target=True),
-    )
+    split = splitters(subwords, languages)
     text = output / "text"
     text.mkdir(parents=True, exist_ok=True)
-    source_lang, target_lang = languages
-    arguments = [
-        "-s", source_lang, "-t", target_lang, "--destdir", str(output),
-        "--srcdict", str(dictionaries[0]), "--tgtdict", str(dictionaries[-1]),
-    ]  # fmt: skip
-    counts = dict.fromkeys(subsets, 0)
     for name, path in subsets.items():
         sample = list(islice(read_subset(path, *languages, skipped=Counter()), SAMPLE))
         refuse_exchanged(f"--{name} {path}", sample, *languages)
-    unseen = {
-        name: set(read_subset(path, *languages, skipped=Counter()))
-        for name, path in subsets.items()
-        if name != TRAIN
-    }
+    held_out = {name: path for name, path in subsets.items() if name != TRAIN}
+    unseen = {name: set(read_subset(path, *languages, skipped=Counter())) for name, path in held_out.items()}
     different = {name: len(pairs) for name, pairs in unseen.items()}
+    counts: dict[str, int] = {}
     for name, path in subsets.items():
-        skipped, sides = Counter[str](), [text / f"{name}.{language}" for language in languages]
-        with (
-            naming(text),
-            sides[0].open("w", encoding="utf-8") as source_text,
-            sides[1].open("w", encoding="utf-8") as target_text,
-        ):
-            for pair in read_subset(path, *languages, skipped=skipped):
-                source, target = split_source(pair[0]).strip(), split_target(pair[1]).strip()
-                if not source or not target:
-                    skipped[f"its {'target' if source else 'source'} is empty"] += 1
-                    continue
-                counts[name] += 1
-                source_text.write(source + "\n")
-                target_text.write(target + "\n")
-                if name == TRAIN:
-                    for pairs in unseen.values():
-                        pairs.discard(pair)
-        tell_skipped(f"--{name} {path}", skipped)
-        first = first_of_equals(map("\t".join, read_together(sides[0], sides[1])), text)
-        if repeated := int((first != np.arange(len(first))).sum()):
-            logger.warning("--%s %s: %s pairs are there again, and are kept", name, path, f"{repeated:,}")
-        (text / "first.npy").unlink()
-        if not counts[name]:
-            found = f" ({reasons(skipped)})" if skipped else ""
-            raise ConfigurationError(
-                f"--{name} {path} has no pair{found}: expected lines of source, tab, target"
-            )
-        arguments += [f"--{name}pref", str(text / name)]
-    with naming(output), redirect_stdout(io.StringIO()):
-        preprocess.main(options.get_preprocessing_parser().parse_args(arguments))
+        in_training = [*unseen.values()] if name == TRAIN else []
+        files = [text / f"{name}.{language}" for language in languages]
+        counts[name] = _split_subset(f"--{name} {path}", path, languages, split, files, in_training)
+    _preprocess(subsets, languages, dictionaries, text, output)
     for name, language in product(subsets, languages):
-        file = output / f"{name}.{source_lang}-{target_lang}.{language}"
+        file = output / f"{name}.{'-'.join(languages)}.{language}"
         if (made := len(data_utils.load_indexed_dataset(str(file), None))) != counts[name]:
             raise ConfigurationError(
                 f"fairseq made {made:,} sentences of the {language} side of --{name} {subsets[name]}, which has "
                 f"{counts[name]:,} pairs: look for characters that end lines, and take them out"
             )
     for name, pairs in unseen.items():
-        if (seen := different[name] - len(pairs)) > MANY * different[name]:
+        if (seen := different[name] - len(pairs)) > MANY_SEEN * different[name]:
             logger.warning(
                 "%s of the %s different pairs of --%s are in --train as well: tuning and measuring on them expect too much "
                 "of other text; take them out of one",
@@ -196,3 +151,51 @@ def binarise(
                 name,
             )
     return counts
+
+
+def _split_subset(
+    option: str,
+    path: Path,
+    languages: tuple[str, str],
+    split: list[Callable[[str], str]],
+    files: list[Path],
+    unseen: list[set[tuple[str, str]]],
+) -> int:
+    """Write the subwords of a subset to the files of both sides, take its pairs out of `unseen`, and count them."""
+    skipped, count, folder = Counter[str](), 0, files[0].parent
+    with (
+        naming(folder),
+        files[0].open("w", encoding="utf-8") as one,
+        files[1].open("w", encoding="utf-8") as two,
+    ):
+        for pair in read_subset(path, *languages, skipped=skipped):
+            source, target = (split_side(side) for split_side, side in zip(split, pair))
+            if not source or not target:
+                skipped[f"its {'target' if source else 'source'} is empty"] += 1
+                continue
+            count += 1
+            one.write(source + "\n")
+            two.write(target + "\n")
+            for pairs in unseen:
+                pairs.discard(pair)
+    tell_skipped(option, skipped)
+    first = first_of_equals(map("\t".join, read_together(*files)), folder)
+    if repeated := int((first != np.arange(len(first))).sum()):
+        logger.warning("%s: %s pairs are there again, and are kept", option, f"{repeated:,}")
+    (folder / "first.npy").unlink()
+    if not count:
+        found = f" ({reasons(skipped)})" if skipped else ""
+        raise ConfigurationError(f"{option} has no pair{found}: expected lines of source, tab, target")
+    return count
+
+
+def _preprocess(
+    subsets: Iterable[str], languages: tuple[str, str], dictionaries: list[Path], text: Path, output: Path
+) -> None:
+    """Run fairseq-preprocess on the subwords in a folder."""
+    words = ["-s", languages[0], "-t", languages[1], "--destdir", str(output)]
+    words += ["--srcdict", str(dictionaries[0]), "--tgtdict", str(dictionaries[-1])]
+    for name in subsets:
+        words += [f"--{name}pref", str(text / name)]
+    with naming(output), redirect_stdout(io.StringIO()):
+        preprocess.main(options.get_preprocessing_parser().parse_args(words))

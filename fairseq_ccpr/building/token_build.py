@@ -47,7 +47,6 @@ from fairseq_ccpr.datastore.token import (
     array_shapes,
 )
 from fairseq_ccpr.datastore.tuned import UNTUNED, write_tuned
-from fairseq_ccpr.decoding.retrieval_task import LANGUAGE_PAIR
 from fairseq_ccpr.decoding.task import BILINGUAL, task_words
 from fairseq_ccpr.device import tell_slow_fp16
 from fairseq_ccpr.errors import CheckpointError, ConfigurationError, DatastoreError
@@ -62,6 +61,7 @@ from fairseq_ccpr.storage import fingerprint
 from fairseq_ccpr.storage.arrays import open_array, save_array
 from fairseq_ccpr.storage.data_bin import TRAIN, check_data_bin, has_subset
 from fairseq_ccpr.storage.files import MANIFEST, atomic_directory, write_text
+from fairseq_ccpr.text.languages import LANGUAGE_PAIR
 
 NO_ADAPTER, TRAINED_ADAPTER = "none", "clknn"
 PCA_DIMENSION = 128  # the paper's

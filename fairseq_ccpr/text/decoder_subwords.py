@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import io
-import re
 from bisect import bisect_left
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,42 +15,19 @@ from typing import Any, NamedTuple
 import numpy as np
 from fairseq.data import Dictionary
 from fairseq.data.encoders.moses_tokenizer import MosesTokenizer, MosesTokenizerConfig
-from fairseq.data.encoders.sentencepiece_bpe import SentencepieceBPE
 from torch import Tensor
 
 from fairseq_ccpr.errors import ConfigurationError
+from fairseq_ccpr.text.origins import MOSES_UNIT, Origins, Placed
 from fairseq_ccpr.text.pairs import one_line
-from fairseq_ccpr.text.sentencepiece import for_target
-from fairseq_ccpr.text.tokenizers import BLANK, piece_spans
-from fairseq_ccpr.text.words import LETTER, MARK, SIGNS, SPACE, kinds_of
+from fairseq_ccpr.text.schemes import examples_of, scheme_of
+from fairseq_ccpr.text.words import LETTER, MARK, SIGNS, kinds_of
 
-MAX_UNKNOWN = 0.1  # fraction of unknown pieces above which the subwords are not the model's
+MAX_UNKNOWN_PIECES = 0.1  # fraction of unknown pieces above which the subwords are not the model's
 ENOUGH_PIECES = 1000  # before that fraction says anything: one line in another script may have a dozen
-# fraction of a dictionary that its own SentencePiece model has; the rest are rare characters
-ENOUGH_KNOWN = 0.5
-# Fraction of a dictionary's symbols that may be before the one above; in a shuffled one, half of them are.
-IN_ORDER = 0.2
-RARE = 0.001  # fraction of a dictionary's symbols below which a mark in them is chance
 SIGN = '"'  # for any that words may stand after
-SEPARATOR = "@@"  # how subword-nmt and fastBPE mark a piece inside a word
 # an unknown piece in recovered text, as SentencePiece writes it; no letter, so no word of a phrase
 UNKNOWN = "⁇"
-# What Moses writes for a character, and for a hyphen within a word.
-MOSES = {
-    "&apos;": "'", "&quot;": '"', "&amp;": "&", "&#124;": "|", "&lt;": "<", "&gt;": ">", "&#91;": "[", "&#93;": "]",
-    "@-@": "-",
-}  # fmt: skip
-_MOSES_UNIT = re.compile("|".join([*map(re.escape, MOSES), "."]), re.DOTALL)
-# By the mark that a dictionary's symbols bear: what they are.
-_KINDS_OF_SYMBOLS = {
-    BLANK: "pieces of SentencePiece, so give --bpe sentencepiece and --sentencepiece-model",
-    SEPARATOR: "pieces of BPE, so give --bpe subword_nmt (or fastbpe) and --bpe-codes, and --tokenizer if the text was "
-    "tokenised before",
-    "": "whole words, so leave out --bpe",
-}
-
-
-Placed = tuple[str, int, int]  # a symbol, and the characters of the text that it stands for, end exclusive
 
 
 @dataclass(frozen=True)
@@ -106,38 +82,31 @@ class DecoderSubwords:
         tags: Collection[str] = frozenset(),
         model: str | None = None,
     ) -> None:
-        self.model = model
-        self.tokenizer, self.bpe, self.dictionary = _for_target_text(tokenizer), bpe, dictionary
-        self.tags = frozenset(tags)
-        self.mark = _mark_of_bpe(bpe)
+        self.tokenizer, self.scheme = _for_target_text(tokenizer), scheme_of(bpe)
+        self.dictionary, self.tags, self.model = dictionary, frozenset(tags), model
         self.pieces = self.unknown = 0
         self._source_dictionary: Dictionary | None = None
-        self._check_mark(
-            dictionary, "the target text cannot be split into the model's subwords", _examples(dictionary)
+        self.scheme.place("")  # which a kind of subwords that cannot be found in text refuses
+        self.scheme.refuse_other(
+            dictionary,
+            f"the target text cannot be split into the model's subwords ({examples_of(dictionary)[:60]})",
         )
-
-    @property
-    def marks_beginnings(self) -> bool:
-        """Whether the first piece of a word tells that a space is before it, and is another elsewhere."""
-        return self.mark == BLANK
 
     @cached_property
     def borders(self) -> WordBorders:
         """Where words may begin: not between letters, unless a piece says that its word begins or ends there."""
-        symbols = self.dictionary.symbols
-        if not self.mark:
-            return WordBorders(*np.zeros((2, len(symbols)), bool))
-        in_words = LETTER + MARK
-        mark = "" if self.mark == BLANK else self.mark  # whose pieces leave open how their words end
-        ends = kinds_of("".join(s.removesuffix(mark)[-1:] * s.endswith(mark) or " " for s in symbols))
-        begins = kinds_of("".join(s[:1] or " " for s in symbols))
-        found = WordBorders(*(np.array([kind in in_words for kind in kinds]) for kinds in (ends, begins)))
+        symbols, scheme = self.dictionary.symbols, self.scheme
+        kinds = (
+            kinds_of("".join(edge(symbol) or " " for symbol in symbols))
+            for edge in (scheme.ends_with, scheme.begins_with)
+        )
+        found = WordBorders(*(np.array([kind in LETTER + MARK for kind in edge]) for edge in kinds))
         for markers in found:
             markers[: self.dictionary.nspecial] = False
         return found
 
     def split(self, text: str) -> Pieces:
-        """Tokenise a sentence as fairseq does; refuse where more than `MAX_UNKNOWN` of the pieces so far are unknown."""
+        """Tokenise a sentence as fairseq does; refuse if too many of the pieces so far are unknown."""
         pieces = self.split_unchecked(text)
         self.pieces += len(pieces.ids)
         self.unknown += pieces.ids.count(self.dictionary.unk())
@@ -145,7 +114,7 @@ class DecoderSubwords:
         return pieces
 
     def split_unchecked(self, text: str) -> Pieces:
-        """Do the same regardless of how many pieces are unknown, and count none."""
+        """Tokenise a sentence regardless of how many pieces are unknown, and count none."""
         index, unknown, first = self.dictionary.indices, self.dictionary.unk(), self.dictionary.nspecial
         placed = self._place(text)
         symbols, starts, ends = zip(*placed) if placed else ((), (), ())
@@ -156,7 +125,7 @@ class DecoderSubwords:
     @staticmethod
     def check_known(pieces: int, unknown: int) -> None:
         """Refuse subwords of which the dictionary lacks too many."""
-        if pieces >= ENOUGH_PIECES and unknown > MAX_UNKNOWN * pieces:
+        if pieces >= ENOUGH_PIECES and unknown > MAX_UNKNOWN_PIECES * pieces:
             raise ConfigurationError(
                 f"{unknown / pieces:.0%} of the pieces of retrieved sentences are not in the target dictionary: "
                 "the subword model of --bpe does not match it; give the --sentencepiece-model or --bpe-codes, and the "
@@ -184,7 +153,7 @@ class DecoderSubwords:
 
         Only SentencePiece leaves open whether a word has ended; in scripts without spaces nothing grows.
         """
-        return list((self.borders.going_on & self.marks_beginnings).tolist())
+        return list((self.borders.going_on & self.scheme.marks_beginnings).tolist())
 
     def recover(self, source_dictionary: Dictionary, ids: Tensor) -> str:
         """Recover the text of a source sentence from its ids [L]; padding and markers are left out."""
@@ -193,76 +162,21 @@ class DecoderSubwords:
         known = [i for i in ids.tolist() if i not in left_out]
         text = source_dictionary.string(known, unk_string=UNKNOWN)
         if source_dictionary is not self._source_dictionary:
-            self._check_mark(source_dictionary, "the source text cannot be recovered from its subwords", text)
+            self.scheme.refuse_other(
+                source_dictionary, f"the source text cannot be recovered from its subwords ({text[:60]})"
+            )
             self._source_dictionary = source_dictionary
-        text = self.bpe.decode(text) if self.bpe is not None else text
+        text = self.scheme.decode(text)
         return self.tokenizer.decode(text) if self.tokenizer is not None else text
 
     def _place(self, text: str) -> list[Placed]:
+        scheme = self.scheme.target
         if self.tokenizer is None:
-            return self._place_pieces(text)
+            return scheme.place(text)
         tokenised = self.tokenizer.encode(text)
-        units = _MOSES_UNIT.findall(tokenised) if isinstance(self.tokenizer, MosesTokenizer) else tokenised
-        origins = _Origins.trace(units, text)
-        return [(symbol, *origins.span(start, end)) for symbol, start, end in self._place_pieces(tokenised)]
-
-    def _place_pieces(self, text: str) -> list[Placed]:
-        bpe = for_target(self.bpe)
-        if self.mark == BLANK:
-            pieces = piece_spans(bpe.sp, text)
-            return [(symbol, start, end) for piece, start, end in pieces for symbol in piece.split()]
-        symbols = (text if bpe is None else bpe.encode(text)).split()
-        if self.mark and self.mark in text:  # which pieces continue is ambiguous
-            return [(symbol, 0, len(text) + 1) for symbol in symbols]
-        surfaces = [symbol.removesuffix(self.mark) for symbol in symbols]
-        origins = _Origins.trace("".join(surfaces), text)
-        ends = [*accumulate(map(len, surfaces))]
-        return [(symbol, *origins.span(end - len(s), end)) for symbol, s, end in zip(symbols, surfaces, ends)]
-
-    def _check_mark(self, dictionary: Dictionary, trouble: str, example: str) -> None:
-        found = _mark_of_dictionary(dictionary)
-        if found != self.mark and (found or self.mark == BLANK):
-            raise ConfigurationError(f"{trouble} ({example[:60]}): they are {_KINDS_OF_SYMBOLS[found]}")
-
-
-@dataclass(frozen=True)
-class _Origins:
-    """For each of n characters, the characters of another text that it was made from; and one entry for what lies beyond."""
-
-    starts: list[int]
-    ends: list[int]
-
-    @classmethod
-    def trace(cls, units: Sequence[str], text: str) -> _Origins:
-        """Walk along the text with characters made from it, and what Moses writes for one, spaces aside.
-
-        Where one is not found next, the walk ends: it and all after it stand for the rest of the text and
-        what lies beyond.
-
-        >>> _Origins.trace(["a", " ", "&amp;", " ", "b"], "a&b").starts
-        [0, 1, 1, 1, 1, 1, 1, 2, 2, 3]
-        """
-        starts: list[int] = []
-        ends: list[int] = []
-        at = 0
-        for unit in units:
-            if unit.isspace():
-                starts.append(at)
-                ends.append(at)
-                continue
-            character = MOSES.get(unit, unit)
-            while at < len(text) and text[at] != character and kinds_of(text[at]) == SPACE:
-                at += 1
-            if not text.startswith(character, at):
-                break
-            starts += [at] * len(unit)
-            ends += [at + len(character)] * len(unit)
-            at += len(character)
-        rest = sum(map(len, units)) - len(starts)
-        return cls([*starts, *[at] * rest, len(text)], [*ends, *[len(text) + 1] * (rest + 1)])
-
-    def span(self, start: int, end: int) -> tuple[int, int]:
-        return self.starts[start], self.ends[end - 1] if end > start else self.starts[start]
+        units = MOSES_UNIT.findall(tokenised) if isinstance(self.tokenizer, MosesTokenizer) else tokenised
+        origins = Origins.trace(units, text)
+        return [(symbol, *origins.span(start, end)) for symbol, start, end in scheme.place(tokenised)]
 
 
 def split_text(sentence: str, steps: tuple[Any, ...]) -> str:
@@ -289,41 +203,9 @@ def loading_subwords(words: list[str]) -> Iterator[None]:
         ) from None
 
 
-def check_subwords(dictionary: Dictionary, bpe: Any, post_process: str | None = None) -> None:
-    """Refuse a subword model or `--remove-bpe` that does not turn a dictionary's symbols into text."""
-    found = _mark_of_dictionary(dictionary)
-    if bpe is None:
-        if found and (post_process is None or (found == BLANK) != (post_process == "sentencepiece")):
-            raise ConfigurationError(
-                f"the text of the model is in subwords ({_examples(dictionary)}): they are {_KINDS_OF_SYMBOLS[found]}"
-            )
-        return
-    given = BLANK if isinstance(bpe, SentencepieceBPE) else getattr(bpe, "bpe_symbol", found).strip()
-    if found != given and (found or given == BLANK):
-        raise ConfigurationError(
-            f"the subwords of the model ({_examples(dictionary)}) are not those of --bpe: they are "
-            f"{_KINDS_OF_SYMBOLS[found]}"
-        )
-    if isinstance(bpe, SentencepieceBPE):
-        models = (bpe.sp, for_target(bpe).sp)
-        pieces = {piece for sp in models for piece in sp.id_to_piece(list(range(len(sp))))}
-        symbols = dictionary.symbols[dictionary.nspecial :]
-        known = sum(symbol in pieces for symbol in symbols) / max(1, len(symbols))
-        if known < ENOUGH_KNOWN:
-            raise ConfigurationError(
-                f"only {known:.0%} of the model's dictionary is in the SentencePiece model, which was made for another: give "
-                "the model's own with --sentencepiece-model"
-            )
-
-
-def looks_shuffled(dictionary: Dictionary, bpe: Any) -> bool:
-    """Tell whether the symbols are in neither order that dictionaries have: by falling counts, or SentencePiece's."""
-    counts = np.array(dictionary.count[dictionary.nspecial :])
-    orders = [-counts] if len(set(counts.tolist())) > 1 else []
-    if isinstance(bpe, SentencepieceBPE) and for_target(bpe) is bpe:
-        ids = np.array(bpe.sp.piece_to_id(dictionary.symbols[dictionary.nspecial :]))
-        orders.append(ids[ids != bpe.sp.unk_id()])
-    return min((float((np.diff(one) < 0).mean()) for one in orders if len(one) > 1), default=0.0) > IN_ORDER
+def target_steps(tokenizer: Any, bpe: Any) -> tuple[Any, Any]:
+    """Return what splits target text, of fairseq's tokenizer and subword model for source text; either may be None."""
+    return _for_target_text(tokenizer), scheme_of(bpe).target.bpe
 
 
 def _for_target_text(tokenizer: Any) -> Any:
@@ -338,27 +220,3 @@ def _for_target_text(tokenizer: Any) -> Any:
         moses_no_escape=given.moses_no_escape,
     )
     return type(tokenizer)(swapped)
-
-
-def _mark_of_bpe(bpe: Any) -> str:
-    if bpe is None:
-        return ""
-    if isinstance(bpe, SentencepieceBPE):
-        return BLANK
-    if not hasattr(bpe, "bpe_symbol"):
-        raise ConfigurationError(
-            f"phrases cannot be joined with the subwords of {type(bpe).__name__}: the model needs to have --bpe "
-            "sentencepiece, subword_nmt or fastbpe, or none"
-        )
-    return bpe.bpe_symbol.strip()
-
-
-def _mark_of_dictionary(dictionary: Dictionary) -> str:
-    symbols = dictionary.symbols[dictionary.nspecial :]
-    counts = {mark: sum(mark in symbol for symbol in symbols) for mark in (BLANK, SEPARATOR)}
-    mark = max(counts, key=counts.__getitem__)
-    return mark if counts[mark] > RARE * len(symbols) else ""
-
-
-def _examples(dictionary: Dictionary) -> str:
-    return " ".join(dictionary.symbols[dictionary.nspecial :][:5])

@@ -9,10 +9,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import cache, lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.text.pairs import read_lines
@@ -33,6 +37,7 @@ logger = logging.getLogger(__name__)
 NAMES = dict(one.split(" ", 1) for line in _NAMES.split("\n") if line for one in line.split("|"))
 
 
+LANGUAGE_PAIR = "language_pair"  # a fingerprint of datastores whose model knows several
 EXCHANGED = 0.8  # fraction of pairs, of which single ones may be names, numbers or copies
 SAMPLE, ENOUGH = 200, 10  # lines whose languages are identified, and how many say something
 COPIED_WORDS, COPIED_SURELY = 3, 0.95  # of a copy: names and terms have fewer, or are of no language for sure
@@ -40,6 +45,46 @@ COPIED_WORDS, COPIED_SURELY = 3, 0.95  # of a copy: names and terms have fewer, 
 # `no` is nearly always Bokmål, `zt` and `tl` are LibreTranslate's, and NLLB's script of Korean is without
 # Hanja.
 _ALIASES = {"no": "nb", "zt": "zh-Hant", "fil": "tl", "ko-Hang": "ko"}
+
+
+@dataclass(frozen=True)
+class LanguageTags:
+    """The symbols in a model's sentences that are not text.
+
+    Attributes:
+        symbols: all tags of its dictionaries, such as __de__ or [de_DE]. They are written to no text.
+        added: how many the task adds to a source sentence.
+        begin: the tag that decoding forces at the beginning of target sentences.
+        end: the tag that ends target sentences in place of </s>, which stands before it in training.
+        languages: "de-en", where one model knows several; a datastore is for one of them.
+    """
+
+    symbols: frozenset[str] = frozenset()
+    added: int = 0
+    begin: str | None = None
+    end: str | None = None
+    languages: str | None = None
+
+    @property
+    def forced(self) -> int:
+        """Count the target tokens that decoding forces at the beginning: no keys, and nothing is searched for there."""
+        return int(self.begin is not None)
+
+    def ids(self, dictionary: Any) -> frozenset[int]:
+        """Return those that a dictionary has."""
+        return frozenset(dictionary.index(symbol) for symbol in self.symbols if symbol in dictionary)
+
+    def end_of(self, dictionary: Any) -> int:
+        """Return the token that ends target sentences."""
+        return int(dictionary.eos() if self.end is None else dictionary.index(self.end))
+
+    def tagged(self, tokens: Tensor, dictionary: Any) -> Tensor:
+        """Return the tokens of a target sentence, int64 [L], with its tags, as the model was trained on them."""
+        before, after = (
+            tokens.new_tensor([dictionary.index(tag)] if tag is not None else [])
+            for tag in (self.begin, self.end)
+        )
+        return torch.cat([before, tokens, after])
 
 
 @lru_cache(1 << 12)

@@ -1,21 +1,17 @@
-"""SentencePiece models read and rewritten, and pairs of them for two languages of one model."""
+"""SentencePiece models read and rewritten, and what their pieces stand for in a text."""
 
-# No `from __future__ import annotations` here: fairseq makes its options from the types themselves.
+from __future__ import annotations
 
-import re
-from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import Any, Optional
+from collections.abc import Iterable, Iterator
+from typing import Any
 
-from fairseq.data.encoders import register_bpe
-from fairseq.data.encoders.sentencepiece_bpe import SentencepieceBPE, SentencepieceConfig
 from sentencepiece import SentencePieceProcessor
 
 from fairseq_ccpr.errors import ConfigurationError, installing
+from fairseq_ccpr.text.words import SPACE, kinds_of
 
 SPECIALS = ["<unk>", "<s>", "</s>"]  # the first pieces of a model
-PAIR = "sentencepiece_pair"
-_TAG = re.compile(r"\s*(>>[\w-]+<<)\s*")  # what names the target language, in front of a source sentence
+BLANK = "▁"  # how a piece writes the space before it
 
 
 def read_pieces(model: bytes) -> list[str]:
@@ -65,74 +61,33 @@ def _messages() -> Any:
     return sentencepiece_model_pb2
 
 
-@dataclass
-class SentencepiecePairConfig(SentencepieceConfig):
-    """Options of `--bpe sentencepiece_pair`."""
+def piece_spans(processor: SentencePieceProcessor, text: str) -> Iterator[tuple[str, int, int]]:
+    """Yield the pieces of a text with the characters each stands for, spaces around it left out.
 
-    sentencepiece_model: str = field(
-        default="???", metadata={"help": "SentencePiece model of the source language"}
-    )
-    sentencepiece_target_model: str = field(
-        default="???", metadata={"help": "SentencePiece model of the target language"}
-    )
-    source_tag: Optional[str] = field(
-        default=None,
-        metadata={"help": "what the model wants in front of every source sentence, such as >>deu<<"},
-    )
-
-
-@register_bpe(PAIR, dataclass=SentencepiecePairConfig)
-class SentencepiecePair(SentencepieceBPE):
-    """Split source text; `target` splits target text.
-
-    A sentence that begins with a tag such as >>deu<< keeps it as one subword; any other gets that of
-    `--source-tag`. Joining leaves tags out.
+    The pieces laid end to end are the normalised text, and SentencePiece says of each of its characters where
+    in the text it comes from. Where one character becomes several pieces (½, or the bytes of one that has no
+    piece), each of them stands for it.
     """
-
-    def __init__(self, cfg: SentencepiecePairConfig) -> None:
-        super().__init__(cfg)
-        self.tag = cfg.source_tag or ""
-        self.target = SentencepieceBPE(
-            SentencepieceConfig(
-                sentencepiece_model=cfg.sentencepiece_target_model,
-                sentencepiece_enable_sampling=cfg.sentencepiece_enable_sampling,
-                sentencepiece_alpha=cfg.sentencepiece_alpha,
-            )
-        )
-
-    def encode(self, x: str) -> str:
-        """Split a source sentence into pieces, with its tag in front; nothing stays nothing."""
-        tag, text = self._without_tag(x)
-        pieces = super().encode(text)
-        return " ".join(filter(None, (tag or self.tag, pieces))) if pieces else ""
-
-    def decode(self, x: str) -> str:
-        """Join the pieces of a sentence of either language."""
-        return str(super().decode(self._without_tag(x)[1]))
-
-    @staticmethod
-    def _without_tag(text: str) -> tuple[str, str]:
-        found = _TAG.match(text)
-        return (found[1], text[found.end() :]) if found else ("", text)
+    _, origins = processor.normalize(text, with_offsets=True)  # one more than characters
+    kinds = kinds_of(text)
+    at = 0
+    for piece in processor.encode(text, out_type=str):
+        byte = _byte(processor, piece) if piece.startswith("<0x") else None
+        if byte is None:
+            begin, after = at + len(piece) - len(piece.lstrip(BLANK)), at + len(piece)
+        else:
+            begin = at - 1 if 0x80 <= byte < 0xC0 else at  # such a byte continues a character of UTF-8
+            after = begin + 1
+        start, end = origins[begin], origins[after]
+        if begin < after:
+            # the blank of a last word comes from no character
+            end = max(end, min(origins[after - 1] + 1, len(text)))
+            while end > start + 1 and kinds[end - 1] == SPACE:  # at the end of the text
+                end -= 1
+        yield piece, start, end
+        at = after
 
 
-def without_tag(bpe: Any, text: str) -> str:
-    """Return a source text without the tag that a subword model takes in front of it."""
-    return bpe._without_tag(text)[1] if isinstance(bpe, SentencepiecePair) else text
-
-
-def implied_bpe(words: list[str]) -> list[str]:
-    """Return words of a command line with the --bpe that its SentencePiece models mean, where it is left out.
-
-    >>> implied_bpe(["--sentencepiece-model", "spm.model"])
-    ['--bpe', 'sentencepiece', '--sentencepiece-model', 'spm.model']
-    """
-    names = {word.partition("=")[0] for word in words}
-    if "--bpe" in names or "--sentencepiece-model" not in names:
-        return words
-    return ["--bpe", PAIR if "--sentencepiece-target-model" in names else "sentencepiece", *words]
-
-
-def for_target(bpe: Any) -> Any:
-    """Return the subword model of the target language: of a pair its second, of any other itself."""
-    return bpe.target if isinstance(bpe, SentencepiecePair) else bpe
+def _byte(processor: SentencePieceProcessor, piece: str) -> int | None:
+    """Return the byte that a piece such as <0xE2> stands for, in models that fall back on bytes; None in others."""
+    return int(piece[1:-1], 16) if processor.is_byte(processor.piece_to_id(piece)) else None

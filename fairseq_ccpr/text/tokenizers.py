@@ -11,11 +11,9 @@ from pathlib import Path
 import sentencepiece
 
 from fairseq_ccpr.errors import CheckpointError, ConfigurationError
-from fairseq_ccpr.text.sentencepiece import parse_model, replace_pieces
+from fairseq_ccpr.text.sentencepiece import parse_model, piece_spans, replace_pieces
 from fairseq_ccpr.text.subwords import DICTIONARY, SubwordTokenizer, read_symbols
-from fairseq_ccpr.text.words import SPACE, kinds_of
 
-BLANK = "▁"  # how a piece writes the space before it
 CONTINUED = "##"  # how a piece says that it does not begin a word
 LONGEST_WORD = 100  # characters; what is longer is unknown as a whole, as in BERT
 DROPPED = ("Cc", "Cf", "Co")  # categories of characters that it does not see
@@ -68,38 +66,6 @@ class SentencePieceTokenizer(SubwordTokenizer):
             raise CheckpointError(
                 f"{path} is no SentencePiece model: copy the encoder's folder again"
             ) from None
-
-
-def piece_spans(processor: sentencepiece.SentencePieceProcessor, text: str) -> Iterator[tuple[str, int, int]]:
-    """Yield the pieces of a text with the characters each stands for, spaces around it left out.
-
-    The pieces laid end to end are the normalised text, and SentencePiece says of each of its characters where
-    in the text it comes from. Where one character becomes several pieces (½, or the bytes of one that has no
-    piece), each of them stands for it.
-    """
-    _, origins = processor.normalize(text, with_offsets=True)  # one more than characters
-    kinds = kinds_of(text)
-    at = 0
-    for piece in processor.encode(text, out_type=str):
-        byte = _byte(processor, piece) if piece.startswith("<0x") else None
-        if byte is None:
-            begin, after = at + len(piece) - len(piece.lstrip(BLANK)), at + len(piece)
-        else:
-            begin = at - 1 if 0x80 <= byte < 0xC0 else at  # such a byte continues a character of UTF-8
-            after = begin + 1
-        start, end = origins[begin], origins[after]
-        if begin < after:
-            # the blank of a last word comes from no character
-            end = max(end, min(origins[after - 1] + 1, len(text)))
-            while end > start + 1 and kinds[end - 1] == SPACE:  # at the end of the text
-                end -= 1
-        yield piece, start, end
-        at = after
-
-
-def _byte(processor: sentencepiece.SentencePieceProcessor, piece: str) -> int | None:
-    """Return the byte that a piece such as <0xE2> stands for, in models that fall back on bytes; None in others."""
-    return int(piece[1:-1], 16) if processor.is_byte(processor.piece_to_id(piece)) else None
 
 
 @dataclass(frozen=True)

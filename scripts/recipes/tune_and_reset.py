@@ -29,7 +29,7 @@ from fairseq_ccpr.evaluation.test_set import score
 from fairseq_ccpr.inference.system import encode, encode_with, length_limit
 from fairseq_ccpr.lab.accuracy.significance import resemblances
 from fairseq_ccpr.text.pairs import read_pairs
-from fairseq_ccpr.text.sentencepiece import for_target
+from fairseq_ccpr.text.schemes import scheme_of
 
 PAIRS, RATES, UPDATES = (4, 16), (1e-4, 3e-4), (1, 2, 4)  # what is tried on the validation text
 TRIED = 20  # sentences of it
@@ -65,7 +65,10 @@ class Tuning:
 
     def batch(self, pairs: Pairs) -> dict[str, Any] | None:
         """Make one batch of the pairs that are no longer than the model takes; None without any."""
-        steps, most = (self.task.tokenizer, for_target(self.task.bpe)), length_limit(self.task, [self.model])
+        steps, most = (
+            (self.task.tokenizer, scheme_of(self.task.bpe).target.bpe),
+            length_limit(self.task, [self.model]),
+        )
         coded = [
             (encode(one, self.task), encode_with(two, steps, self.task.target_dictionary))
             for one, two in pairs

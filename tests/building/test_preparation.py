@@ -138,7 +138,7 @@ def test_other_numbers_of_sentences_than_pairs_are_refused(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_lines(tmp_path / "train.tsv", "eins\tone", "zwei\ttwo")
-    monkeypatch.setattr(preparation, "splitter", lambda *_, **__: lambda text: text.replace("w", "\r"))
+    monkeypatch.setattr(preparation, "splitters", lambda *_: [lambda text: text.replace("w", "\r")] * 2)
     words = [
         "-s",
         "de",

@@ -200,7 +200,7 @@ def test_subwords_of_another_model_are_refused_and_not_kept(
     few = Dictionary()
     for symbol in subwords.dictionary.symbols[4:200]:
         few.add_symbol(symbol)
-    other = DecoderSubwords(None, subwords.bpe, few)
+    other = DecoderSubwords(None, subwords.scheme.bpe, few)
     with pytest.raises(
         ConfigurationError, match="of the pieces of retrieved sentences are not in the target dictionary"
     ):

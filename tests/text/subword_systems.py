@@ -16,7 +16,8 @@ from fairseq.data.encoders.moses_tokenizer import MosesTokenizer, MosesTokenizer
 from fairseq.data.encoders.sentencepiece_bpe import SentencepieceBPE
 from fairseq.data.encoders.subword_nmt_bpe import SubwordNMTBPE
 
-from fairseq_ccpr.text.decoder_subwords import MOSES, DecoderSubwords, Pieces
+from fairseq_ccpr.text.decoder_subwords import DecoderSubwords, Pieces
+from fairseq_ccpr.text.origins import MOSES
 from fairseq_ccpr.text.pairs import read_pairs
 from fairseq_ccpr.text.words import kinds_of
 from tests.helpers import DEMO

@@ -202,7 +202,7 @@ def test_phrases_after_a_quote_are_written_as_after_a_space_and_the_reverse(name
         assert variants(0, True) == own and variants(1, False) == variants(1, True) == own[::-1]
     else:
         assert "moses" not in name or own[0] == own[1]
-        assert not subwords.marks_beginnings or variants(0, True) == own[:1]
+        assert not subwords.scheme.marks_beginnings or variants(0, True) == own[:1]
     # Counted in each variant, a sign that the dictionary lacks would make it a foreign dictionary.
     assert subwords.pieces == counted
     assert [after_sign(sentences[n], at) for n, at in ((0, spans[0][0]), (1, spans[1][0]), (0, 0))] == [

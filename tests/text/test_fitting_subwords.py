@@ -75,7 +75,7 @@ def test_source_text_is_not_asked_of_the_target_dictionary() -> None:
     )
     candidates = PhraseCandidates(nothing, lambda: subwords, source, 4)
     for text in verses()[:200]:
-        symbols = symbols_of(None, subwords.bpe, text)
+        symbols = symbols_of(None, subwords.scheme.bpe, text)
         [found] = candidates.start(encode_line(source, symbols)[None])()
         assert not len(found.candidates.lengths)
     assert subwords.pieces == 0

@@ -22,8 +22,9 @@ from fairseq_ccpr.models.checkpoint import FAULTS, as_checkpoint
 from fairseq_ccpr.storage import fingerprint
 from fairseq_ccpr.storage.files import scratch_directory
 from fairseq_ccpr.text.pairs import read_lines
+from fairseq_ccpr.text.sentencepiece import BLANK
 from fairseq_ccpr.text.subwords import SubwordTokenizer
-from fairseq_ccpr.text.tokenizers import BLANK, CONTINUED, load_tokenizer
+from fairseq_ccpr.text.tokenizers import CONTINUED, load_tokenizer
 from fairseq_ccpr.timing import progress_bar
 
 WEIGHTS = "model.pt"
