@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fairseq_ccpr import Translator
-from fairseq_ccpr.inference.alignment import Alignment, align, place
+from fairseq_ccpr.inference.alignment import Alignment, align, place_markup
 from fairseq_ccpr.text.html import Page
 from fairseq_ccpr.text.pairs import read_pairs
 from tests.small_models import World
@@ -43,4 +43,4 @@ def test_words_share_their_attention_among_the_source(translator: Translator, wo
 def test_a_translation_without_words_keeps_its_markup() -> None:
     page = Page.of("Das <b>ist <i>so</i></b><img> gut")
     alignment = Alignment(page.sentences[0], "", [], lambda start, stop: [])
-    assert page.join([place(alignment, page.marks[0])]) == "<b><i></i></b><img>"
+    assert page.join([place_markup(alignment, page.marks[0])]) == "<b><i></i></b><img>"

@@ -31,6 +31,17 @@ from fairseq_ccpr.text.languages import same_language
 from fairseq_ccpr.text.pairs import TextPairs
 from fairseq_ccpr.text.schemes import SentencePiece, implied_bpe
 
+# The columns of what `extract` prints.
+EXTRACTED = (
+    "set",
+    "sentence pairs",
+    "skipped",
+    "phrase pairs",
+    "a sentence",
+    "dropped: edges",
+    "dropped: no letter",
+)
+
 
 @command(f"""\
 Convert to a translation model of fairseq:
@@ -294,24 +305,11 @@ def extract(
         not quiet,
     )
     made = extraction.run(output, output.name, (source_lang, target_lang))
-    head = [
-        "set",
-        "sentence pairs",
-        "skipped",
-        "phrase pairs",
-        "a sentence",
-        "dropped: edges",
-        "dropped: no letter",
-    ]
-    rows: list[list[object]] = [[*head]]
+    rows: list[list[object]] = [[*EXTRACTED]]
     for name, (split, counts) in made.items():
         skipped = ", ".join(f"{count:,} {reason}" for reason, count in split.skipped.items()) or 0
-        numbers = (
-            f"{counts.kept:,}",
-            f"{counts.kept / split.count:.1f}",
-            f"{counts.edges:,}",
-            f"{counts.wordless:,}",
-        )
-        rows.append([output / name, f"{split.count:,}", skipped, *numbers])
+        found = f"{counts.kept:,}", f"{counts.kept / split.count:.1f}"
+        dropped = f"{counts.edges:,}", f"{counts.wordless:,}"
+        rows.append([output / name, f"{split.count:,}", skipped, *found, *dropped])
     print(markdown_table(rows))
     return 0

@@ -46,7 +46,6 @@ class Preprocessing:
 
     @property
     def words(self) -> list[str]:
-        """The options as words of a command line."""
         return as_words(self.options)
 
     def exchanged(self) -> Preprocessing:

@@ -47,7 +47,6 @@ class SentencePhrases:
 
     @property
     def queries(self) -> list[QueryPhrase]:
-        """The same with all strings."""
         return self.read()[self.number]
 
 
@@ -84,7 +83,6 @@ class PhraseCandidates:
 
     @cached_property
     def subwords(self) -> DecoderSubwords:
-        """The translation model's own subwords."""
         return self.make_subwords()
 
     @cached_property
@@ -205,7 +203,6 @@ class PhraseCandidates:
         return self.subwords.slice(pieces, len(before), len(before) + length) or []
 
     def table(self, batch: list[SentencePhrases]) -> PhraseTable:
-        """Lay a batch out as tensors on the CPU."""
         return PhraseTable.of(
             [sentence.candidates for sentence in batch], self._letters, self.subwords.borders
         )

@@ -106,7 +106,7 @@ def _of_words(system: System, one: Translation, looked_at: np.ndarray) -> Alignm
     return Alignment(one.source, one.text, words, share)
 
 
-def place(alignment: Alignment, marks: list[Mark]) -> Parts:
+def place_markup(alignment: Alignment, marks: list[Mark]) -> Parts:
     """Return a translation as HTML with the markup of its sentence: each once, elements inside those that they were inside.
 
     An element goes around the words next to each other that have the most attention for its text, less that
@@ -114,64 +114,75 @@ def place(alignment: Alignment, marks: list[Mark]) -> Parts:
     have the choice of the words that are left, in the element around them; tags of elements that reach beyond
     the sentence stay in their order.
     """
-    source, text, words, share = alignment.source, alignment.text, alignment.words, alignment.share
-    # of an element's words those that are left
-    free: dict[Mark | None, list[bool]] = {None: [True] * len(words)}
-    spans: dict[Mark | None, tuple[int, int]] = {None: (0, len(text))}  # of characters
-    children: dict[Mark | None, list[Mark]] = {None: []}
-    around: list[Mark | None] = [None]
-    passed = 0  # where the last tag is that stays in order
+    placing = _Placing(alignment)
     for mark in marks:
-        while (outer := around[-1]) is not None and not (mark.start < outer.stop and mark.stop <= outer.stop):
-            around.pop()
-        left = free[outer]
-        part = share(mark.start, mark.stop) if mark.start < mark.stop and any(left) else []
-        copies = _copies(mark, source, text) if mark.kept else []
-        of_copies = [
-            [n for n, (start, end) in enumerate(words) if start < stop and end > begin]
-            for begin, stop in copies
-        ]
-        copied = [
-            number for number, chosen in enumerate(of_copies) if chosen and all(left[n] for n in chosen)
-        ]
-        if copied:  # the model has written it as it was
-            best = max(copied, key=lambda number: sum(part[n] for n in of_copies[number]))
-            span, chosen = copies[best], of_copies[best]
-        elif not any(left):
-            span, chosen = (spans[outer][1],) * 2, []
-        elif mark.start < mark.stop:
-            chosen = _best_run(left, [2 * of_word - 1 for of_word in part])
-            span = words[chosen[0]][0], words[chosen[-1]][1]
-        else:
-            word = source[: mark.start].rstrip().rfind(" ") + 1
-            near = share(word, mark.start) if mark.follows else share(mark.start, mark.start + 1)
-            edges = [words[n][mark.follows] for n in range(len(words))]
-            may = [n for n, at in enumerate(edges) if left[n] and not (mark.ordered and at < passed)]
-            at = edges[max(may, key=lambda n: near[n])] if may else spans[outer][1]
-            span, chosen = (at, at), []
+        placing.add(mark)
+    return [*placing.written(None)]
+
+
+class _Placing:
+    """Markup that has its place in a translation; None stands for the sentence around all of it."""
+
+    def __init__(self, alignment: Alignment) -> None:
+        self.alignment = alignment
+        # Of an element's words those that are left, its characters, and what is in it.
+        self.free: dict[Mark | None, list[bool]] = {None: [True] * len(alignment.words)}
+        self.spans: dict[Mark | None, tuple[int, int]] = {None: (0, len(alignment.text))}
+        self.children: dict[Mark | None, list[Mark]] = {None: []}
+        self.around: list[Mark | None] = [None]
+        self.passed = 0  # where the last tag is that stays in order
+
+    def add(self, mark: Mark) -> None:
+        while (outer := self.around[-1]) is not None and (mark.start >= outer.stop or mark.stop > outer.stop):
+            self.around.pop()
+        left = self.free[outer]
+        span, chosen = self._find(mark, left, self.spans[outer][1])
         if mark.ordered:
-            passed = span[0]
-        spans[mark], children[mark] = span, []
-        children[outer].append(mark)
-        free[mark] = [n in chosen for n in range(len(words))]
+            self.passed = span[0]
+        self.spans[mark], self.children[mark] = span, []
+        self.children[outer].append(mark)
+        self.free[mark] = [n in chosen for n in range(len(left))]
         for n in chosen:
             left[n] = False
         if mark.start < mark.stop and not mark.kept:
-            around.append(mark)
+            self.around.append(mark)
 
-    def written(outer: Mark | None) -> Iterator[str | int]:
-        at, end = spans[outer]
-        for mark in sorted(children[outer], key=spans.__getitem__):
-            start, stop = spans[mark]
+    def _find(self, mark: Mark, left: list[bool], end: int) -> tuple[tuple[int, int], list[int]]:
+        """Return the characters and the words that a mark gets of those that are left; `end` where there are none."""
+        words, share = self.alignment.words, self.alignment.share
+        if not any(left):
+            return (end, end), []
+        if mark.start == mark.stop:
+            word = self.alignment.source[: mark.start].rstrip().rfind(" ") + 1
+            near = share(word, mark.start) if mark.follows else share(mark.start, mark.start + 1)
+            edges = [span[mark.follows] for span in words]
+            may = [n for n, at in enumerate(edges) if left[n] and not (mark.ordered and at < self.passed)]
+            at = edges[max(may, key=lambda n: near[n])] if may else end
+            return (at, at), []
+        part = share(mark.start, mark.stop)
+        copies = _copies(mark, self.alignment.source, self.alignment.text) if mark.kept else []
+        touched = [
+            [n for n, (start, end) in enumerate(words) if start < stop and end > begin]
+            for begin, stop in copies
+        ]
+        whole = [both for both in zip(copies, touched) if both[1] and all(left[n] for n in both[1])]
+        if whole:  # the model has written it as it was
+            return max(whole, key=lambda both: sum(part[n] for n in both[1]))
+        chosen = _best_run(left, [2 * of_word - 1 for of_word in part])
+        return (words[chosen[0]][0], words[chosen[-1]][1]), chosen
+
+    def written(self, outer: Mark | None) -> Iterator[str | int]:
+        """Yield the text of an element, with what is in it."""
+        text, (at, end) = self.alignment.text, self.spans[outer]
+        for mark in sorted(self.children[outer], key=self.spans.__getitem__):
+            start, stop = self.spans[mark]
             yield html.escape(text[at : max(at, start)], quote=False)
             yield from mark.before
             if not mark.kept:
-                yield from written(mark)
+                yield from self.written(mark)
             yield from mark.after
             at = max(at, stop)
         yield html.escape(text[at:end], quote=False)
-
-    return [*written(None)]
 
 
 def _copies(mark: Mark, source: str, text: str) -> list[tuple[int, int]]:

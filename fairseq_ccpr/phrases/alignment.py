@@ -162,7 +162,6 @@ class StatisticalAligner(Aligner):
         return model
 
     def align(self, pairs: list[SentencePair]) -> list[np.ndarray]:
-        """Align sentence pairs: links [A, 2] of each."""
         heuristic = self.symmetrization.replace("-", "_").upper()
         self._aligner.heuristic = getattr(self.thot.SymmetrizationHeuristic, heuristic)
         sources, targets = zip(*(pair.words() for pair in pairs))
@@ -195,11 +194,9 @@ class EncoderAligner(Aligner):
             )
 
     def describe(self) -> dict[str, Any]:
-        """Return the rule and the layer."""
         return super().describe() | {"encoder_layer": self.layer}
 
     def fingerprints(self) -> dict[str, str]:
-        """Return the fingerprint of the encoder."""
         return {"encoder": self.encoder.fingerprint()}
 
     def train(self, pairs: Iterable[SentencePair], show: bool) -> None:
@@ -209,7 +206,6 @@ class EncoderAligner(Aligner):
 
     @torch.inference_mode()
     def align(self, pairs: list[SentencePair]) -> list[np.ndarray]:
-        """Align sentence pairs: links [A, 2] of each."""
         tokenizer, limit = self.encoder.tokenizer, self.encoder.max_positions
         encoded = [
             [tokenizer.encode(text).cut(limit) for text in (pair.source, pair.target)] for pair in pairs

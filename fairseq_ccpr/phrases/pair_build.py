@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import Any, Optional
@@ -70,17 +71,16 @@ class WordFilter:
         limit = max_share * sum(frequencies.values())
         self.frequent = {word for word, count in frequencies.items() if count > limit}
         self.punctuation_edges = punctuation_edges
-        self._judged: dict[str, tuple[bool, bool]] = {}
+        self._judged = cache(self._judge)
 
     def judge(self, words: list[str]) -> np.ndarray:
         """Judge words, bool [W, 2]: whether one may stand at an edge of a phrase, and whether it has a letter."""
-        return np.array([self._judged.get(word) or self._judge(word) for word in words], bool).reshape(-1, 2)
+        return np.array([self._judged(word) for word in words], bool).reshape(-1, 2)
 
     def _judge(self, word: str) -> tuple[bool, bool]:
         letter = any(character.isalpha() for character in word)
         wordlike = self.punctuation_edges or letter or any(c.isnumeric() for c in word)
-        self._judged[word] = judged = wordlike and word not in self.frequent, letter
-        return judged
+        return wordlike and word not in self.frequent, letter
 
 
 class PairFilter:
@@ -132,26 +132,22 @@ def consistent_pairs(
     """
     # Words are numbered through all sentences. No span of source words crosses a sentence border, so neither
     # do its links.
-    source_first, target_first = _starts(source_sizes), _starts(target_sizes)
-    source_links = links[:, 1] + source_first[links[:, 0]]
-    target_links = links[:, 2] + target_first[links[:, 0]]
-    source_range = _Ranges(source_links, target_links, int(source_sizes.sum()), max_words)
-    target_range = _Ranges(target_links, source_links, int(target_sizes.sum()), max_words)
-    source_sentence = np.repeat(np.arange(len(source_sizes)), source_sizes)
-    target_sentence = np.repeat(np.arange(len(target_sizes)), target_sizes)
-    free = _free_neighbours(target_links, target_sentence)
-    boxes = [
-        box
-        for length in range(1, max_words + 1)
-        for box in _extend(
-            _tight_boxes(length, source_range, target_range, source_sentence), *free, max_words
-        )
-    ]
-    source_start, source_end, target_start, target_end = np.concatenate(boxes, axis=1)  # [P] each
-    sentence = source_sentence[source_start]
-    source_start, source_end = source_start - source_first[sentence], source_end - source_first[sentence]
-    target_start, target_end = target_start - target_first[sentence], target_end - target_first[sentence]
-    pairs = np.stack([sentence, source_start, source_end, target_start, target_end], axis=1).astype(np.int32)
+    sizes = source_sizes, target_sizes
+    first = [np.concatenate([[0], np.cumsum(side)]) for side in sizes]  # [S + 1] each
+    source_links, target_links = (links[:, 1 + side] + first[side][links[:, 0]] for side in range(2))
+    source_range = _Ranges(source_links, target_links, first[0][-1], max_words)
+    target_range = _Ranges(target_links, source_links, first[1][-1], max_words)
+    sentences = np.repeat(np.arange(len(source_sizes)), source_sizes)
+    linked = np.bincount(target_links, minlength=first[1][-1]) > 0
+    boxes: list[np.ndarray] = []
+    for length in range(1, max_words + 1):
+        tight = _tight_boxes(length, source_range, target_range, sentences)
+        sentence = sentences[tight[0]]
+        boxes += _extend(tight, first[1][sentence], first[1][sentence + 1], linked, max_words)
+    joined = np.concatenate(boxes, axis=1)  # [4, P]
+    sentence = sentences[joined[0]]
+    offsets = np.repeat([first[0][sentence], first[1][sentence]], 2, axis=0)
+    pairs = np.stack([sentence, *(joined - offsets)], axis=1).astype(np.int32)
     return pairs[np.lexsort(pairs.T[::-1])]
 
 
@@ -173,14 +169,21 @@ def _tight_boxes(length: int, source: _Ranges, target: _Ranges, sentence: np.nda
 
 
 def _extend(
-    boxes: np.ndarray, free_before: np.ndarray, free_after: np.ndarray, max_words: int
+    boxes: np.ndarray, begin: np.ndarray, stop: np.ndarray, linked: np.ndarray, max_words: int
 ) -> Iterator[np.ndarray]:
-    """Yield the boxes [4, n], and each extended by unlinked words before and after its target words."""
+    """Yield the boxes [4, n], and each extended by unlinked words before and after its target words.
+
+    Args:
+        begin, stop: the target words of each box's sentence, [n].
+        linked: which target words have a link, bool [T].
+    """
     _, _, first, end = boxes
+    links = np.concatenate([[0], np.cumsum(linked)])  # before each word, [T + 1]
     for before in range(max_words):
         for after in range(max_words - before):
-            may = (free_before[first] >= before) & (free_after[end - 1] >= after)
-            may &= end - first + before + after <= max_words
+            low, high = np.maximum(first - before, begin), np.minimum(end + after, stop)
+            may = (low == first - before) & (high == end + after) & (high - low <= max_words)
+            may &= (links[low] == links[first]) & (links[high] == links[end])
             yield boxes[:, may] + np.array([[0], [0], [-before], [after]])
 
 
@@ -192,13 +195,9 @@ def character_spans(
     >>> character_spans([[(0, 3), (4, 9)]], np.array([0]), np.array([[0, 2]])).tolist()
     [[0, 9]]
     """
-    first = _starts(np.array([len(spans_of_words) for spans_of_words in words]))[sentence]
+    first = np.cumsum([0, *map(len, words)])[sentence]
     characters = np.array([span for spans_of_words in words for span in spans_of_words])  # [W, 2]
     return np.column_stack([characters[first + spans[:, 0], 0], characters[first + spans[:, 1] - 1, 1]])
-
-
-def _starts(sizes: np.ndarray) -> np.ndarray:
-    return np.concatenate([[0], np.cumsum(sizes)[:-1]])
 
 
 class _Ranges:
@@ -213,30 +212,10 @@ class _Ranges:
         np.minimum.at(self.low[0], words, linked)
         np.maximum.at(self.high[0], words, linked)
         for length in range(1, max_words):  # [W] words from each start: one more than before
-            shifted = slice(length, None)
-            self.low[length], self.high[length] = self.low[length - 1], self.high[length - 1]
-            upto = max(size - length, 0)
-            np.minimum(self.low[length, :upto], self.low[0, shifted], out=self.low[length, :upto])
-            np.maximum(self.high[length, :upto], self.high[0, shifted], out=self.high[length, :upto])
-
-
-def _free_neighbours(linked: np.ndarray, sentence: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Count the unlinked words directly before and directly after each word in its sentence; two [W]."""
-    size = len(sentence)
-    free = np.ones(size, bool)
-    free[linked] = False
-    before, after = np.zeros(size, np.int64), np.zeros(size, np.int64)
-    number = np.arange(size)
-    new_sentence = np.ones(size + 1, bool)
-    new_sentence[1:-1] = sentence[1:] != sentence[:-1]
-    # The last word before each that ends a run: a linked one, or the last of the sentence before.
-    barrier = np.maximum.accumulate(np.where(~free, number, np.where(new_sentence[:-1], number - 1, -1)))
-    before[1:] = np.where(new_sentence[1:-1], 0, number[:-1] - barrier[:-1])
-    barrier = np.minimum.accumulate(
-        np.where(~free, number, np.where(new_sentence[1:], number + 1, size))[::-1]
-    )[::-1]
-    after[:-1] = np.where(new_sentence[1:-1], 0, barrier[1:] - number[1:])
-    return before, after
+            for extreme, bounds in ((np.minimum, self.low), (np.maximum, self.high)):
+                bounds[length] = bounds[length - 1]
+                reaching = bounds[length, : max(size - length, 0)]
+                extreme(reaching, bounds[0, length:], out=reaching)
 
 
 @dataclass(frozen=True)
@@ -275,7 +254,6 @@ class ExtractionSettings:
     punctuation_edges: bool = option(False, "phrases may begin and end with punctuation")
 
     def check(self) -> None:
-        """Check that all values are in range and compatible."""
         check(self)
         for name in ("encoder", "encoder_layer"):
             if self.aligner != ENCODER and getattr(self, name) is not None:

@@ -1,4 +1,4 @@
-"""Phrase pairs in their sentences, on disk: text of both sides, character spans, a manifest; and samples of them.
+"""Phrase pairs in their sentences, on disk: text of both sides, character spans, a manifest.
 
 manifest.json         its contents, its inputs and settings, size and checksum of each file
 source.txt            UTF-8, one sentence per line
@@ -13,9 +13,6 @@ pair-offsets.npy      int64 [S + 1], the first pair of each sentence; the last i
 
 from __future__ import annotations
 
-import heapq
-from collections import defaultdict
-from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -24,7 +21,6 @@ from typing import Any
 import numpy as np
 
 from fairseq_ccpr.storage.arrays import GrowingArray, open_array
-from fairseq_ccpr.storage.equal_strings import digest
 from fairseq_ccpr.storage.files import MANIFEST, check_sizes, describe_files, write_checked_json
 from fairseq_ccpr.storage.text_lines import (
     LineWriter,
@@ -33,8 +29,6 @@ from fairseq_ccpr.storage.text_lines import (
     check_every_byte,
     read_text_manifest,
 )
-from fairseq_ccpr.text.pairs import read_lines
-from fairseq_ccpr.text.words import by_first_word, occurrences
 from fairseq_ccpr.version import __version__
 
 KIND = "phrase-pairs"
@@ -101,7 +95,6 @@ class PhrasePairs:
         return slice(int(self._pair_offsets[number]), int(self._pair_offsets[number + 1]))
 
     def check(self) -> None:
-        """Check every byte against the manifest."""
         check_every_byte(self.directory, self.manifest.files, FORMAT)
 
     def _open(self, name: str, shape: tuple[int, ...], dtype: str) -> np.ndarray:
@@ -150,68 +143,3 @@ class PairWriter:
         self._pairs.append(np.insert(spans, 0, self.manifest.sentences, axis=1))
         self.manifest.sentences += 1
         self.manifest.size += len(spans)
-
-
-class Sample:
-    """The `size` texts with the lowest digests of all those offered, each once; a smaller sample is a prefix of a larger one.
-
-    >>> sample = Sample(2)
-    >>> for text in ["a", "b", "a", "c", "d"]:
-    ...     sample.offer(text)
-    >>> sample.texts() == sorted("abcd", key=digest)[:2]
-    True
-    """
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self._kept: dict[int, str] = {}
-        self._highest: list[int] = []  # a heap of the digests, negated
-
-    def offer(self, text: str) -> None:
-        """Consider a text for the sample."""
-        number = int.from_bytes(digest(text), "big")
-        if number in self._kept or (len(self._kept) == self.size and number > -self._highest[0]):
-            return
-        self._kept[number] = text
-        heapq.heappush(self._highest, -number)
-        if len(self._kept) > self.size:
-            del self._kept[-heapq.heappop(self._highest)]
-
-    def texts(self) -> list[str]:
-        """Return the sample, lowest digest first."""
-        return [self._kept[number] for number in sorted(self._kept)]
-
-
-def sample_sentences(paths: list[Path], size: int, excluded: Collection[str]) -> list[str]:
-    """Sample at most `size` sentences, none of `excluded`, none empty."""
-    sample = Sample(size)
-    for line in _sentences(paths, excluded):
-        sample.offer(line)
-    return sample.texts()
-
-
-def sample_occurrences(
-    paths: list[Path], strings: Collection[str], size: int, excluded: Collection[str], longer_by: int = 0
-) -> dict[str, list[tuple[str, int, int]]]:
-    """Sample for each string at most `size` sentences that contain it as whole words, with its first place there.
-
-    The texts, a sentence per line, are read once. A sentence that is `excluded`, or not `longer_by` as many
-    characters than the string, does not count.
-    """
-    first_words = by_first_word(strings)
-    samples: defaultdict[str, Sample] = defaultdict(lambda: Sample(size))
-    for line in _sentences(paths, excluded):
-        for string in occurrences(line, first_words):
-            if len(line) >= len(string) + longer_by:
-                samples[string].offer(line)
-    found: dict[str, list[tuple[str, int, int]]] = {string: [] for string in strings}
-    for string, sample in samples.items():
-        found[string] = [(line, *occurrences(line, first_words)[string][0]) for line in sample.texts()]
-    return found
-
-
-def _sentences(paths: list[Path], excluded: Collection[str]) -> Iterator[str]:
-    for path in paths:
-        for line in read_lines(path):
-            if line.strip() and line not in excluded:
-                yield line

@@ -18,9 +18,8 @@ from fairseq.data.encoders.moses_tokenizer import MosesTokenizer, MosesTokenizer
 from torch import Tensor
 
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.text.origins import MOSES_UNIT, Origins, Placed
 from fairseq_ccpr.text.pairs import one_line
-from fairseq_ccpr.text.schemes import examples_of, scheme_of
+from fairseq_ccpr.text.schemes import MOSES_UNIT, Origins, Placed, examples_of, scheme_of
 from fairseq_ccpr.text.words import LETTER, MARK, SIGNS, kinds_of
 
 MAX_UNKNOWN_PIECES = 0.1  # fraction of unknown pieces above which the subwords are not the model's
@@ -124,7 +123,6 @@ class DecoderSubwords:
 
     @staticmethod
     def check_known(pieces: int, unknown: int) -> None:
-        """Refuse subwords of which the dictionary lacks too many."""
         if pieces >= ENOUGH_PIECES and unknown > MAX_UNKNOWN_PIECES * pieces:
             raise ConfigurationError(
                 f"{unknown / pieces:.0%} of the pieces of retrieved sentences are not in the target dictionary: "

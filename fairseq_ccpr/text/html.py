@@ -125,7 +125,6 @@ class Page(Segments):
         return page
 
     def escaped(self, number: int, translation: str) -> str:
-        """Return the translation of a sentence as HTML."""
         return html.escape(translation, quote=number in self._attributes)
 
     @property

@@ -292,7 +292,6 @@ class TextPairs:
 
     @property
     def paths(self) -> list[Path]:
-        """All files, in a fixed order."""
         return [path for path in (self.source, self.target, self.pairs, self.alignments) if path is not None]
 
     def read(self, skipped: Counter[str]) -> Iterator[tuple[str, str, str | None]]:

@@ -18,8 +18,8 @@ from fairseq.data.encoders import register_bpe
 from fairseq.data.encoders.sentencepiece_bpe import SentencepieceBPE, SentencepieceConfig
 
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.text.origins import Origins, Placed
 from fairseq_ccpr.text.sentencepiece import BLANK, piece_spans
+from fairseq_ccpr.text.words import SPACE, kinds_of
 
 PAIR = "sentencepiece_pair"
 ENOUGH_KNOWN = (
@@ -29,6 +29,55 @@ ENOUGH_KNOWN = (
 IN_ORDER = 0.2
 RARE = 0.001  # fraction of a dictionary's symbols below which a mark in them is chance
 _TAG = re.compile(r"\s*(>>[\w-]+<<)\s*")  # what names the target language, in front of a source sentence
+
+# What Moses writes for a character, and for a hyphen within a word.
+MOSES = {
+    "&apos;": "'", "&quot;": '"', "&amp;": "&", "&#124;": "|", "&lt;": "<", "&gt;": ">", "&#91;": "[", "&#93;": "]",
+    "@-@": "-",
+}  # fmt: skip
+MOSES_UNIT = re.compile("|".join([*map(re.escape, MOSES), "."]), re.DOTALL)
+
+Placed = tuple[str, int, int]  # a symbol, and the characters of the text that it stands for, end exclusive
+
+
+@dataclass(frozen=True)
+class Origins:
+    """For each of n characters, the characters of another text it was made from; and an entry for what is beyond."""
+
+    starts: list[int]
+    ends: list[int]
+
+    @classmethod
+    def trace(cls, units: Sequence[str], text: str) -> "Origins":
+        """Walk along the text with characters made from it, and what Moses writes for one, spaces aside.
+
+        Where one is not found next, the walk ends: it and all after it stand for the rest of the text and
+        what lies beyond.
+
+        >>> Origins.trace(["a", " ", "&amp;", " ", "b"], "a&b").starts
+        [0, 1, 1, 1, 1, 1, 1, 2, 2, 3]
+        """
+        starts: list[int] = []
+        ends: list[int] = []
+        at = 0
+        for unit in units:
+            if unit.isspace():
+                starts.append(at)
+                ends.append(at)
+                continue
+            character = MOSES.get(unit, unit)
+            while at < len(text) and text[at] != character and kinds_of(text[at]) == SPACE:
+                at += 1
+            if not text.startswith(character, at):
+                break
+            starts += [at] * len(unit)
+            ends += [at + len(character)] * len(unit)
+            at += len(character)
+        rest = sum(map(len, units)) - len(starts)
+        return cls([*starts, *[at] * rest, len(text)], [*ends, *[len(text) + 1] * (rest + 1)])
+
+    def span(self, start: int, end: int) -> tuple[int, int]:
+        return self.starts[start], self.ends[end - 1] if end > start else self.starts[start]
 
 
 class Scheme:
@@ -164,7 +213,6 @@ class SentencepiecePair(SentencepieceBPE):
         return " ".join(filter(None, (tag or self.tag, pieces))) if pieces else ""
 
     def decode(self, x: str) -> str:
-        """Join the pieces of a sentence of either language."""
         return str(super().decode(self.without_tag(x)[1]))
 
     @staticmethod

@@ -75,7 +75,6 @@ class Segments:
 
     @classmethod
     def of(cls, text: str) -> Segments:
-        """Divide a text."""
         segments = cls()
         segments.parts = segments.divide(text)
         return segments
@@ -118,7 +117,6 @@ class Segments:
                 yield from self._texts(translation, translations)
 
     def escaped(self, number: int, translation: str) -> str:
-        """Return the translation of a sentence as the text has it."""
         return translation
 
 

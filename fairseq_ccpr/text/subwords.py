@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
 import torch
@@ -36,16 +37,11 @@ class Subwords:
 
     @property
     def count(self) -> int:
-        """The number of subwords, without the markers."""
         return len(self.ids) - 2
 
     def cut(self, limit: int) -> Subwords:
         """Keep the first `limit` subwords and the markers: for texts longer than `ContextEncoder.max_positions`."""
-        if len(self.ids) <= limit + 2:
-            return self
-        return Subwords(
-            self.text, *([*every[: limit + 1], every[-1]] for every in (self.ids, self.starts, self.ends))
-        )
+        return self if self.count <= limit else self._keep(slice(1, limit + 1))
 
     def around(self, first: int, last: int, limit: int) -> tuple[Subwords, int]:
         """Keep `limit` subwords around those from `first` to `last` in `ids`, as many before as after if possible.
@@ -53,13 +49,12 @@ class Subwords:
         Returns:
             The subwords with the markers, and how many were taken away before.
         """
-        count = len(self.ids) - 2
-        before = max(0, min(first - 1 - (limit - (last + 1 - first)) // 2, count - limit))
-        columns, kept = (
-            (self.ids, self.starts, self.ends),
-            slice(1 + before, min(1 + before + limit, count + 1)),
-        )
-        return Subwords(self.text, *([some[0], *some[kept], some[-1]] for some in columns)), before
+        before = max(0, min(first - 1 - (limit - (last + 1 - first)) // 2, self.count - limit))
+        return self._keep(slice(1 + before, min(1 + before + limit, self.count + 1))), before
+
+    def _keep(self, kept: slice) -> Subwords:
+        columns = self.ids, self.starts, self.ends
+        return Subwords(self.text, *([one[0], *one[kept], one[-1]] for one in columns))
 
 
 class SubwordTokenizer(ABC):
@@ -79,20 +74,14 @@ class SubwordTokenizer(ABC):
 
     @property
     def pad(self) -> int:
-        """The id that fills up a batch."""
         return self.dictionary.pad()
 
     def encode(self, text: str) -> Subwords:
         """Split a text of any length into subwords, with the markers."""
-        ids, starts, ends = [self.dictionary.bos()], [0], [0]
         index, unknown = self.dictionary.indices, self.dictionary.unk()
-        for piece, start, end in self.split(text):
-            ids.append(index.get(piece, unknown))
-            starts.append(max(start, starts[-1]))
-            ends.append(max(end, ends[-1]))
-        ids.append(self.dictionary.eos())
-        starts.append(len(text))
-        ends.append(len(text))
+        pieces, starts, ends = zip(("", 0, 0), *self.split(text))
+        ids = [self.dictionary.bos(), *(index.get(one, unknown) for one in pieces[1:]), self.dictionary.eos()]
+        starts, ends = ([*accumulate(places, max), len(text)] for places in (starts, ends))
         return Subwords(text, ids, starts, ends)
 
     @abstractmethod
@@ -106,7 +95,7 @@ class SubwordTokenizer(ABC):
     @property
     @abstractmethod
     def content(self) -> bytes:
-        """The content of the file `filename`."""
+        """What the file `filename` has."""
 
     @classmethod
     @abstractmethod
@@ -114,7 +103,6 @@ class SubwordTokenizer(ABC):
         """Read a directory that has `filename` and a dictionary; CheckpointError where one is damaged."""
 
     def save(self, directory: Path) -> None:
-        """Write the dictionary and the tokenizer's own file."""
         lines = "".join(f"{symbol} 1\n" for symbol in self.symbols)
         (directory / DICTIONARY).write_text(lines, encoding="utf-8")
         (directory / self.filename).write_bytes(self.content)

@@ -35,7 +35,6 @@ class SentencePieceTokenizer(SubwordTokenizer):
         self.processor.LoadFromSerializedProto(model)
 
     def split(self, text: str) -> Iterator[tuple[str, int, int]]:
-        """Split a text with the SentencePiece model."""
         return piece_spans(self.processor, text)
 
     def restrict(self, kept: Collection[str]) -> SentencePieceTokenizer:
@@ -53,12 +52,10 @@ class SentencePieceTokenizer(SubwordTokenizer):
 
     @property
     def content(self) -> bytes:
-        """The SentencePiece model."""
         return self.model
 
     @classmethod
     def load(cls, directory: Path) -> SentencePieceTokenizer:
-        """Read the model and the dictionary of a directory."""
         path = directory / cls.filename
         try:
             return cls(read_symbols(directory / DICTIONARY), path.read_bytes())
@@ -89,7 +86,6 @@ class WordPieceTokenizer(SubwordTokenizer):
         self._longest = max(map(len, symbols), default=0)
 
     def split(self, text: str) -> Iterator[tuple[str, int, int]]:
-        """Split a text as BERT does."""
         for word, origins in self._words(text):
             for piece, start, end in self._split_word(word):
                 yield piece, origins[start], origins[end - 1] + 1
@@ -138,7 +134,6 @@ class WordPieceTokenizer(SubwordTokenizer):
         return pieces if start == len(word) else [(self.dictionary.unk_word, 0, len(word))]
 
     def restrict(self, kept: Collection[str]) -> WordPieceTokenizer:
-        """Make a tokenizer of fewer pieces."""
         return WordPieceTokenizer([s for s in self.symbols if s in kept], self.settings)
 
     @property
@@ -148,7 +143,6 @@ class WordPieceTokenizer(SubwordTokenizer):
 
     @classmethod
     def load(cls, directory: Path) -> WordPieceTokenizer:
-        """Read the settings and the dictionary of a directory."""
         path = directory / cls.filename
         try:
             settings = WordPieceSettings(**json.loads(path.read_text(encoding="utf-8")))

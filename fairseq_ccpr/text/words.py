@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterable
-from dataclasses import dataclass, field
-from itertools import islice
 
 # Scripts that write no spaces between words: each character is a word. First and last code point of each
 # block.
@@ -99,43 +96,3 @@ def word_spans(text: str) -> list[tuple[int, int]]:
 def space_spans(text: str) -> list[tuple[int, int]]:
     """Find the spans between white space, in characters: the words of text that was tokenised before."""
     return [match.span() for match in re.finditer(r"\S+", text)]
-
-
-@dataclass
-class Beginning:
-    """The strings that begin with the same word."""
-
-    strings: set[str] = field(default_factory=set)
-    longest: int = 0  # in characters
-
-
-def by_first_word(strings: Iterable[str]) -> dict[str, Beginning]:
-    """Group strings by the word they begin with, as `occurrences` wants them; what has no word is left out."""
-    first_words: dict[str, Beginning] = {}
-    for string in strings:
-        if words := word_spans(string):
-            beginning = first_words.setdefault(string[slice(*words[0])], Beginning())
-            beginning.strings.add(string)
-            beginning.longest = max(beginning.longest, len(string))
-    return first_words
-
-
-def occurrences(text: str, strings: dict[str, Beginning]) -> dict[str, list[tuple[int, int]]]:
-    """Find the strings, by first word, that a text has as whole words, with all their places in characters.
-
-    What it costs grows with the words of the text and the longest string, not with the number of strings.
-
-    >>> occurrences("the sea, the season", by_first_word(["the", "sea", "the sea"]))
-    {'the': [(0, 3), (9, 12)], 'the sea': [(0, 7)], 'sea': [(4, 7)]}
-    """
-    words = word_spans(text)
-    found: dict[str, list[tuple[int, int]]] = {}
-    for number, (start, first_end) in enumerate(words):
-        if (beginning := strings.get(text[start:first_end])) is None:
-            continue
-        for _, end in islice(words, number, None):
-            if end - start > beginning.longest:
-                break
-            if (string := text[start:end]) in beginning.strings:
-                found.setdefault(string, []).append((start, end))
-    return found

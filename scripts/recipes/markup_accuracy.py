@@ -14,7 +14,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
 from fairseq_ccpr import Translator
-from fairseq_ccpr.inference.alignment import align, place
+from fairseq_ccpr.inference.alignment import align, place_markup
 from fairseq_ccpr.inference.system import Translation
 from fairseq_ccpr.text.pairs import read_lines
 from fairseq_ccpr.text.sentences import Mark
@@ -41,9 +41,9 @@ def main() -> None:
     exact = overlap = 0.0
     for alignment, row in zip(align(translator, given), chosen.values()):
         (first, stop), gold = (tuple(map(int, span.split("-"))) for span in row[3:5])
-        before, inside, _ = "".join(map(str, place(alignment, [Mark(first, stop, ["\0"], ["\0"])]))).split(
-            "\0"
-        )
+        before, inside, _ = "".join(
+            map(str, place_markup(alignment, [Mark(first, stop, ["\0"], ["\0"])]))
+        ).split("\0")
         start, end = (len(before), len(before) + len(inside))
         exact += (start, end) == gold
         overlap += 2 * max(0, min(end, gold[1]) - max(start, gold[0])) / (end - start + gold[1] - gold[0])

@@ -23,7 +23,7 @@ from fairseq_ccpr.lab.accuracy.phrase_benchmark import (
     read_gold,
 )
 from fairseq_ccpr.lab.accuracy.phrase_systems import Phrases, PhraseSystem, SentenceSystem, load_system
-from fairseq_ccpr.phrases.pair_store import sample_occurrences, sample_sentences
+from fairseq_ccpr.lab.samples import sample_occurrences, sample_sentences
 from fairseq_ccpr.storage.files import describe_files
 from fairseq_ccpr.text.words import word_spans
 from tests.helpers import call, refused

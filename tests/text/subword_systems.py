@@ -17,8 +17,8 @@ from fairseq.data.encoders.sentencepiece_bpe import SentencepieceBPE
 from fairseq.data.encoders.subword_nmt_bpe import SubwordNMTBPE
 
 from fairseq_ccpr.text.decoder_subwords import DecoderSubwords, Pieces
-from fairseq_ccpr.text.origins import MOSES
 from fairseq_ccpr.text.pairs import read_pairs
+from fairseq_ccpr.text.schemes import MOSES
 from fairseq_ccpr.text.words import kinds_of
 from tests.helpers import DEMO
 

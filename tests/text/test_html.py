@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from fairseq_ccpr.inference.alignment import Alignment, place
+from fairseq_ccpr.inference.alignment import Alignment, place_markup
 from fairseq_ccpr.text.html import Page
 
 TAG = re.compile(r"</?[a-z][^>]*>")
@@ -44,7 +44,7 @@ def written(page: Page, number: int, words: dict[str, str], order: list[int] | N
 
     if not page.marks.get(number):
         return text
-    return place(Alignment(source, text, spans, share), page.marks[number])
+    return place_markup(Alignment(source, text, spans, share), page.marks[number])
 
 
 def test_html_is_divided_at_blocks_and_keeps_its_markup() -> None:

@@ -11,9 +11,9 @@ import numpy as np
 
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.lab.accuracy.phrase_systems import BLOCK_TEXTS, Phrases, PhraseSystem
+from fairseq_ccpr.lab.samples import sample_occurrences, sample_sentences
 from fairseq_ccpr.models.phrase_encoder import PhraseEncoder
 from fairseq_ccpr.models.phrase_finder import ALL, LEARNED, PhraseFinder, Segmentation
-from fairseq_ccpr.phrases.pair_store import sample_occurrences, sample_sentences
 from fairseq_ccpr.settings import check, count_option, option
 from fairseq_ccpr.storage.equal_strings import digest
 from fairseq_ccpr.text.pairs import read_lines

@@ -14,9 +14,10 @@ from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.decoding.phrase_retriever import PhraseRetriever, QueryPhrase
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.lab.accuracy.significance import INTERVAL, p_value, resample
+from fairseq_ccpr.lab.samples import by_first_word, occurrences
 from fairseq_ccpr.models.phrase_finder import PhraseFinder
 from fairseq_ccpr.text.pairs import read_lines, read_together
-from fairseq_ccpr.text.words import by_first_word, has_letters, occurrences, word_spans
+from fairseq_ccpr.text.words import has_letters, word_spans
 from fairseq_ccpr.timing import progress_bar
 
 MEASURES = "precision", "coverage", "coverage by several words", "reference phrases"

@@ -15,6 +15,7 @@ from fairseq_ccpr.evaluation.planning import describe_run, gigabytes, measure_li
 from fairseq_ccpr.evaluation.test_set import load
 from fairseq_ccpr.inference.resources import configure
 from fairseq_ccpr.lab.plots import draw_costs, draw_speed
+from fairseq_ccpr.lab.samples import sample_sentences
 from fairseq_ccpr.lab.speed.decoding_speed import ALONE, REST, DecodingSpeed, SpeedTest
 from fairseq_ccpr.lab.speed.phrase_speed import (
     BuildingSpeed,
@@ -23,7 +24,6 @@ from fairseq_ccpr.lab.speed.phrase_speed import (
     measure_search,
 )
 from fairseq_ccpr.lab.speed.search_speed import SearchCost, Sweep, measure_searches
-from fairseq_ccpr.phrases.pair_store import sample_sentences
 from fairseq_ccpr.search.index_plan import plan_index
 from fairseq_ccpr.settings import (
     count_option,

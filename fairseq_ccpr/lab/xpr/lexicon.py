@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.phrases.pair_store import sample_occurrences
+from fairseq_ccpr.lab.samples import sample_occurrences
 from fairseq_ccpr.settings import check, count_option, option
 from fairseq_ccpr.storage import fingerprint
 from fairseq_ccpr.storage.arrays import open_array, save_array
