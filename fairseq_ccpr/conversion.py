@@ -25,7 +25,7 @@ from fairseq_ccpr.models.checkpoint import as_checkpoint
 from fairseq_ccpr.models.marian import ARCHITECTURE, SILU, MarianModel, marian_architecture
 from fairseq_ccpr.models.pretrained.huggingface import CONFIG, TOKENIZER_CONFIG, read_json, read_weights
 from fairseq_ccpr.storage.files import scratch_directory
-from fairseq_ccpr.text.schemes import PAIR
+from fairseq_ccpr.text.schemes import SENTENCEPIECE_PAIR
 
 MARIAN = "marian"  # the model_type of config.json
 POSITIONS = 512  # where a config does not say
@@ -370,7 +370,7 @@ def convert_marian(
     tag = _tag(vocabularies[0].tags, target, source_tag)
     weights = convert_weights(read_weights(folder), arguments, shared, start, vocabularies, folder)
     pieces = {"sentencepiece_model": SOURCE_PIECES, "sentencepiece_target_model": TARGET_PIECES}
-    options = {"bpe": PAIR} | {option: str(folder / name) for option, name in pieces.items()}
+    options = {"bpe": SENTENCEPIECE_PAIR} | {option: str(folder / name) for option, name in pieces.items()}
     options |= {"source_tag": tag} if tag else {}
     output = output.resolve()
     with scratch_directory(output) as partial:

@@ -13,8 +13,8 @@ from fairseq.models.transformer import TransformerModel
 
 from fairseq_ccpr import Translator
 from fairseq_ccpr.datastore.preprocessing import (
-    FILE,
     PREPROCESSING,
+    PREPROCESSING_FILE,
     Preprocessing,
     read_preprocessing,
     remember,
@@ -149,7 +149,7 @@ def test_what_is_remembered_is_what_was_given(
     found = remembered(store)
     assert found is not None and found.model == pair and found.options["moses_no_escape"] is True
     names = {path.name for path in (store / PREPROCESSING).iterdir()}
-    assert names == {"dict.de.txt", "dict.en.txt", "spm.model", FILE}
+    assert names == {"dict.de.txt", "dict.en.txt", "spm.model", PREPROCESSING_FILE}
     del options["moses_no_escape"]
     remember(Preprocessing(world.data_bin, "de", "en", options, pair), store)
     assert len(Translator(datastore=store, device="cpu").models) == 2
@@ -263,7 +263,7 @@ def test_where_retrieval_does_not_help_tuning_silences_it(world: World, tmp_path
 
 def test_prepared_data_remembers_its_subwords(world: World) -> None:
     remembered = read_preprocessing(world.data_bin)
-    assert remembered is not None and (world.data_bin / FILE).is_file()
+    assert remembered is not None and (world.data_bin / PREPROCESSING_FILE).is_file()
     assert remembered.options["bpe"] == "sentencepiece" and (
         remembered.source_lang,
         remembered.target_lang,

@@ -22,9 +22,9 @@ from fairseq_ccpr.paths import configuration
 from fairseq_ccpr.storage.data_bin import TRAIN
 from fairseq_ccpr.storage.equal_strings import first_of_equals
 from fairseq_ccpr.text.decoder_subwords import loading_subwords, split_text, target_steps
-from fairseq_ccpr.text.languages import SAMPLE, refuse_exchanged
+from fairseq_ccpr.text.languages import IDENTIFIED_LINES, refuse_exchanged
 from fairseq_ccpr.text.pairs import one_line, read_pairs, read_together, reasons, tell_skipped
-from fairseq_ccpr.text.sentencepiece import SPECIALS, read_pieces
+from fairseq_ccpr.text.sentencepiece import SPECIAL_PIECES, read_pieces
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +60,9 @@ def train_sentencepiece(path: Path, languages: tuple[str, str], prefix: Path, pi
 
 def write_dictionary(model: Path, path: Path) -> None:
     """Write fairseq's dictionary of all pieces of a SentencePiece model."""
-    pieces = read_pieces(model.read_bytes())[len(SPECIALS) :]  # which fairseq's dictionary adds by itself
+    pieces = read_pieces(model.read_bytes())[
+        len(SPECIAL_PIECES) :
+    ]  # which fairseq's dictionary adds by itself
     with naming(path):
         path.write_text("".join(f"{piece} 1\n" for piece in pieces), encoding="utf-8")
 
@@ -123,7 +125,7 @@ def binarise(
     text = output / "text"
     text.mkdir(parents=True, exist_ok=True)
     for name, path in subsets.items():
-        sample = list(islice(read_subset(path, *languages, skipped=Counter()), SAMPLE))
+        sample = list(islice(read_subset(path, *languages, skipped=Counter()), IDENTIFIED_LINES))
         refuse_exchanged(f"--{name} {path}", sample, *languages)
     held_out = {name: path for name, path in subsets.items() if name != TRAIN}
     unseen = {name: set(read_subset(path, *languages, skipped=Counter())) for name, path in held_out.items()}
@@ -138,13 +140,15 @@ def binarise(
         file = output / f"{name}.{'-'.join(languages)}.{language}"
         if (made := len(data_utils.load_indexed_dataset(str(file), None))) != counts[name]:
             raise ConfigurationError(
-                f"fairseq made {made:,} sentences of the {language} side of --{name} {subsets[name]}, which has "
+                f"fairseq made {made:,} sentences of the {language} side of --{name} {subsets[name]}, which "
+                "has "
                 f"{counts[name]:,} pairs: look for characters that end lines, and take them out"
             )
     for name, pairs in unseen.items():
         if (seen := different[name] - len(pairs)) > MANY_SEEN * different[name]:
             logger.warning(
-                "%s of the %s different pairs of --%s are in --train as well: tuning and measuring on them expect too much "
+                "%s of the %s different pairs of --%s are in --train as well: tuning and measuring on them "
+                "expect too much "
                 "of other text; take them out of one",
                 f"{seen:,}",
                 f"{different[name]:,}",
@@ -161,7 +165,7 @@ def _split_subset(
     files: list[Path],
     unseen: list[set[tuple[str, str]]],
 ) -> int:
-    """Write the subwords of a subset to the files of both sides, take its pairs out of `unseen`, and count them."""
+    """Write a subset's subwords to the files of both sides, take its pairs out of `unseen`, count them."""
     skipped, count, folder = Counter[str](), 0, files[0].parent
     with (
         naming(folder),

@@ -26,7 +26,7 @@ from fairseq_ccpr.inference.system import WINDOW, System
 from fairseq_ccpr.server.access import KEY_VARIABLE, LOGS, LOOPBACK, NOTHING, Limits, origin_of, read_key
 from fairseq_ccpr.settings import count_option, data_bin_option, data_option, option, quiet_option
 from fairseq_ccpr.storage.files import write_json, write_text
-from fairseq_ccpr.text.languages import SAMPLE, look_foreign, name_of
+from fairseq_ccpr.text.languages import IDENTIFIED_LINES, language_name, look_foreign
 from fairseq_ccpr.text.pairs import read_lines, read_standard_input
 from fairseq_ccpr.timing import progress_bar
 from fairseq_ccpr.translator import Translator
@@ -200,7 +200,7 @@ def translate(
     at_once = terminal or buffer_size == 1
     lines = chain.from_iterable(map(read_lines, input)) if input else read_standard_input()
     if not at_once:
-        first = list(islice(lines, min(SAMPLE, buffer_size)))
+        first = list(islice(lines, min(IDENTIFIED_LINES, buffer_size)))
         lines = chain(first, lines)
         _tell_unexpected(first, system.task.cfg.source_lang)
     shown = not quiet and sys.stderr.isatty()
@@ -232,7 +232,10 @@ def _tell_unexpected(lines: list[str], language: str) -> None:
             file=sys.stderr,
         )
     elif found := look_foreign(lines, language):
-        print(f"the input looks {name_of(found)}: it is translated from {name_of(language)}", file=sys.stderr)
+        print(
+            f"the input looks {language_name(found)}: it is translated from {language_name(language)}",
+            file=sys.stderr,
+        )
 
 
 @command(f"""\

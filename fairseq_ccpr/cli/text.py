@@ -178,7 +178,8 @@ def prepare(
         subwords, dictionaries = _beside_model(path, languages, subwords)
     if bool(subwords) != bool(dictionaries):
         raise ConfigurationError(
-            "--dict belongs together with --sentencepiece-model, or --bpe: give both, of one model, or neither"
+            "--dict belongs together with --sentencepiece-model, or --bpe: give both, of one model, or "
+            "neither"
         )
     if len(dictionaries) > 2:
         raise ConfigurationError(
@@ -227,13 +228,16 @@ def _beside_model(
     if found is None:
         missing = [name for name in names if not (path.parent / name).is_file()]
         raise ConfigurationError(
-            f"next to {path} there {'are' if missing[1:] else 'is'} no {' and '.join(missing)}{but_found(path.parent)}: put "
-            "what is missing there, give the languages as in these names, or --dict, and --sentencepiece-model or --bpe, in "
+            f"next to {path} there {'are' if missing[1:] else 'is'} no "
+            f"{' and '.join(missing)}{but_found(path.parent)}: put "
+            "what is missing there, give the languages as in these names, or --dict, and "
+            "--sentencepiece-model or --bpe, in "
             "place of --path"
         )
     if not found.options:
         raise ConfigurationError(
-            f"next to {path} there is no subword model such as spm.model or bpecodes: put it there, or name it with "
+            f"next to {path} there is no subword model such as spm.model or bpecodes: put it there, or name "
+            "it with "
             "--sentencepiece-model, or with --bpe and --bpe-codes"
         )
     files = [found.folder / name for name in names]
@@ -294,7 +298,8 @@ def extract(
         )
     if alignments and (valid_pairs or align_with):
         raise ConfigurationError(
-            "--alignments are those of the text alone: hold out with --valid, and leave out --valid-pairs and --align-with"
+            "--alignments are those of the text alone: hold out with --valid, and leave out --valid-pairs "
+            "and --align-with"
         )
     extraction = PairExtraction(
         TextPairs(source, target, pairs, alignments),

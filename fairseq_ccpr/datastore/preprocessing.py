@@ -1,4 +1,4 @@
-"""`preprocessing.json`: how text becomes the tokens of a translation model, kept with what was prepared or built.
+"""`preprocessing.json`: how text becomes a model's tokens, kept with what was prepared or built.
 
 `fairseq-ccpr prepare` leaves it in DATA_BIN, `fairseq-ccpr build tokens` in the datastore, together with the
 dictionaries and the subword model, so that none of it has to be specified again.
@@ -26,11 +26,11 @@ from fairseq_ccpr.storage.files import (
     write_checked_json,
 )
 from fairseq_ccpr.storage.fingerprint import of_file, of_strings
-from fairseq_ccpr.text.schemes import FILE_OPTIONS, SCHEMES, Scheme
+from fairseq_ccpr.text.schemes import FILE_OPTIONS, SUBWORD_SCHEMES, Scheme
 
 PREPROCESSING = "preprocessing"  # folder in a datastore
-FILE = "preprocessing.json"
-FORMAT_VERSION = 1
+PREPROCESSING_FILE = "preprocessing.json"
+PREPROCESSING_VERSION = 1
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Preprocessing:
 
     def exchanged(self) -> Preprocessing:
         """Return the same of a model of the opposite direction."""
-        options = SCHEMES.get(self.options.get("bpe", ""), Scheme).exchanged(self.options)
+        options = SUBWORD_SCHEMES.get(self.options.get("bpe", ""), Scheme).exchanged(self.options)
         return replace(
             self, source_lang=self.target_lang, target_lang=self.source_lang, options=options, model=""
         )
@@ -73,7 +73,7 @@ class Preprocessing:
             if path.parent.resolve() != folder.resolve():
                 shutil.copyfile(path, folder / path.name)
         described = {
-            "format_version": FORMAT_VERSION,
+            "format_version": PREPROCESSING_VERSION,
             "source_lang": self.source_lang,
             "target_lang": self.target_lang,
             "options": {
@@ -82,7 +82,7 @@ class Preprocessing:
             "model": self.model,
             "files": describe_files(folder, [path.name for path in files]),
         }
-        write_checked_json(folder / FILE, described)
+        write_checked_json(folder / PREPROCESSING_FILE, described)
 
     def _files(self) -> list[Path]:
         return [Path(value) for name, value in self.options.items() if name in FILE_OPTIONS]
@@ -90,11 +90,11 @@ class Preprocessing:
 
 def read_preprocessing(folder: Path) -> Preprocessing | None:
     """Read what `save` wrote to a folder; None where there is nothing."""
-    path = folder / FILE
+    path = folder / PREPROCESSING_FILE
     if not path.is_file():
         return None
     try:
-        data = read_checked_json(path, FORMAT_VERSION)
+        data = read_checked_json(path, PREPROCESSING_VERSION)
         files, options = data["files"], data["options"]
         found = Preprocessing(folder, data["source_lang"], data["target_lang"], options, data["model"])
     except (ValueError, KeyError) as error:

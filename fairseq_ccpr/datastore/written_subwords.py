@@ -1,4 +1,4 @@
-"""The phrases of a datastore in the subwords of a translation model: derived from it once, mapped from disk ever after.
+"""The phrases of a datastore in the subwords of a translation model: made once, and mapped from disk.
 
 A folder `subwords-XXXXXXXX` alongside the parts, named by a digest of what it was made from, has
 
@@ -38,12 +38,12 @@ from fairseq_ccpr.text.decoder_subwords import DecoderSubwords
 from fairseq_ccpr.text.phrase_cuts import Cuts, SplitSentences, as_rows, cut_phrases
 from fairseq_ccpr.timing import progress_bar
 
-FORMAT_VERSION = 1  # 1 more whenever phrases are cut otherwise
-TOKENS, FIRST, COUNTS = "tokens", "first", "counts"
+SUBWORDS_VERSION = 1  # 1 more whenever phrases are cut otherwise
+SUBWORD_IDS, FIRST, COUNTS = "tokens", "first", "counts"
 DESCRIPTION = "subwords.json"
-LOCK = "subwords.lock"  # held by who is making them
-BLOCK = 1 << 12  # sentences, or phrases of about as many, at a time
-MOST = 255  # most subwords that are counted; decoders do not follow longer phrases
+SUBWORDS_LOCK = "subwords.lock"  # held by who is making them
+ROWS_PER_BLOCK = 1 << 12  # sentences, or phrases of about as many, at a time
+MOST_COUNTED = 255  # most subwords that are counted; decoders do not follow longer phrases
 
 logger = logging.getLogger(__name__)
 
@@ -64,12 +64,12 @@ class WrittenSubwords:
 def open_or_write(
     datastore: PhraseDatastore, subwords: DecoderSubwords, model: str
 ) -> WrittenSubwords | None:
-    """Map the phrases of a datastore in the subwords of a model, of this digest, making them first; None if impossible."""
+    """Map a datastore's phrases in the subwords of a model, by its digest, made first; None if impossible."""
     made_from = of_strings([of_store(datastore), model, of_strings(subwords.dictionary.symbols)])
     folder = datastore.directory / f"subwords-{made_from[:8]}"
     try:
         if (written := _open(folder, made_from, datastore, subwords)) is None:
-            with open(datastore.directory / LOCK, "wb", opener=unfollowed) as lock:
+            with open(datastore.directory / SUBWORDS_LOCK, "wb", opener=unfollowed) as lock:
                 with contextlib.suppress(OSError):  # a file system without locks: the last to finish wins
                     fcntl.flock(lock, fcntl.LOCK_EX)
                 written = _open(folder, made_from, datastore, subwords)  # another process may have made it
@@ -89,7 +89,7 @@ def of_store(datastore: PhraseDatastore) -> str:
     section = datastore.section
     names = (f"{SPANS}.npy", TEXT)
     digests = [section.files[path]["sha256"] for path in sorted(section.files) if Path(path).name in names]
-    return of_strings([str(FORMAT_VERSION), str(section.size), *digests])
+    return of_strings([str(SUBWORDS_VERSION), str(section.size), *digests])
 
 
 def _open(
@@ -104,7 +104,7 @@ def _open(
         check_sizes(folder, described["files"])
         size = datastore.section.size
         return WrittenSubwords(
-            open_array(folder / f"{TOKENS}.npy", (described["tokens"],), _dtype(subwords)),
+            open_array(folder / f"{SUBWORD_IDS}.npy", (described["tokens"],), _dtype(subwords)),
             open_array(folder / f"{FIRST}.npy", (size,), "int64"),
             open_array(folder / f"{COUNTS}.npy", (size, 2), "uint8"),
         )
@@ -123,7 +123,7 @@ def _write(folder: Path, made_from: str, datastore: PhraseDatastore, subwords: D
         subwords.check_known(count, unknown)
         check_space(partial, section.size * 10)
         _cut_entries(partial, datastore, subwords)
-        names = [f"{name}.npy" for name in (TOKENS, FIRST, COUNTS)]
+        names = [f"{name}.npy" for name in (SUBWORD_IDS, FIRST, COUNTS)]
         for path in partial.iterdir():
             if path.name not in names:
                 path.unlink()
@@ -135,7 +135,7 @@ def _write(folder: Path, made_from: str, datastore: PhraseDatastore, subwords: D
 
 
 def remove_stale(datastore: PhraseDatastore) -> None:
-    """Remove what was made of phrases that the datastore does not have any more, and what was never completed."""
+    """Remove what was made of phrases that are gone, and what was never completed."""
     store = of_store(datastore)
     for folder in datastore.directory.glob("subwords-*"):
         if folder.is_dir() and _store_of(folder) != store:
@@ -152,13 +152,13 @@ def _store_of(folder: Path) -> object:
 def _split_sentences(partial: Path, datastore: PhraseDatastore, subwords: DecoderSubwords) -> tuple[int, int]:
     count = datastore.section.sentences
     arrays = {name: GrowingArray(partial / f"{name}.npy", (), "int32") for name in ("starts", "ends")}
-    arrays["ids"] = GrowingArray(partial / f"{TOKENS}.npy", (), _dtype(subwords))
+    arrays["ids"] = GrowingArray(partial / f"{SUBWORD_IDS}.npy", (), _dtype(subwords))
     bounds = GrowingArray(partial / "bounds.npy", (), "int64")
     bounds.append(np.zeros(1))
     total = unknown = 0
     with progress_bar("subwords", "sentence", total=count) as bar:
-        for start in range(0, count, BLOCK):
-            numbers = range(start, min(start + BLOCK, count))
+        for start in range(0, count, ROWS_PER_BLOCK):
+            numbers = range(start, min(start + ROWS_PER_BLOCK, count))
             split = SplitSentences.of(
                 [as_rows(subwords.split_unchecked(datastore.sentence(i))) for i in numbers]
             )
@@ -176,23 +176,23 @@ def _split_sentences(partial: Path, datastore: PhraseDatastore, subwords: Decode
 def _cut_entries(partial: Path, datastore: PhraseDatastore, subwords: DecoderSubwords) -> None:
     bounds, *parts = (
         np.load(partial / f"{name}.npy", mmap_mode="r", allow_pickle=False)
-        for name in ("bounds", TOKENS, "starts", "ends")
+        for name in ("bounds", SUBWORD_IDS, "starts", "ends")
     )
     first = GrowingArray(partial / f"{FIRST}.npy", (), "int64")
     counts = GrowingArray(partial / f"{COUNTS}.npy", (2,), "uint8")
-    for start in range(0, datastore.section.size, BLOCK):
-        spans = datastore.spans[start : start + BLOCK].astype(np.int64)
+    for start in range(0, datastore.section.size, ROWS_PER_BLOCK):
+        spans = datastore.spans[start : start + ROWS_PER_BLOCK].astype(np.int64)
         numbers, spans[:, 0] = np.unique(spans[:, 0], return_inverse=True)
         extents = bounds[numbers + 1] - bounds[numbers]
         local = np.concatenate([[0], np.cumsum(extents)])  # bounds among the rows of this block
         rows = np.repeat(bounds[numbers] - local[:-1], extents) + np.arange(local[-1])
         ids, starts, ends = (part[rows] for part in parts)
         cuts = cut_phrases(spans, SplitSentences(ids, starts, ends, local), subwords.dictionary.unk())
-        kept = np.where(cuts.lengths <= MOST, cuts.lengths, 0)
+        kept = np.where(cuts.lengths <= MOST_COUNTED, cuts.lengths, 0)
         first.append(
             np.where(kept > 0, rows[np.minimum(cuts.first, len(rows) - 1)], 0) if len(rows) else kept
         )
-        counts.append(np.stack([kept, np.minimum(cuts.following, MOST)], axis=1))
+        counts.append(np.stack([kept, np.minimum(cuts.following, MOST_COUNTED)], axis=1))
     first.close()
     counts.close()
 

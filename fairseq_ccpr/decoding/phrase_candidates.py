@@ -29,8 +29,8 @@ from fairseq_ccpr.storage.equal_strings import BASE
 from fairseq_ccpr.text.decoder_subwords import SIGN, DecoderSubwords, after_sign
 from fairseq_ccpr.text.phrase_cuts import Cuts, SplitSentences, as_rows, cut_phrases
 
-SENTENCES = 1 << 16  # whose subwords are kept where they are not written, about half a kB each
-VARIANTS = 1 << 16  # of phrases, that are kept
+KEPT_SENTENCES = 1 << 16  # whose subwords are kept where they are not written, about half a kB each
+KEPT_VARIANTS = 1 << 16  # of phrases, that are kept
 SPACES = re.compile(r"\s")
 
 # From entries [R]: subwords, and where the phrases are in them.
@@ -74,7 +74,7 @@ class PhraseCandidates:
         # As it was when it last changed: without what it supersedes, and cut.
         self._current: tuple[LearnedPhrases, LearnedPhrases] | None = None
         self._learned: tuple[LearnedPhrases, CutEntries] | None = None
-        self._write_variant = lru_cache(VARIANTS)(self._write)
+        self._write_variant = lru_cache(KEPT_VARIANTS)(self._write)
 
     @property
     def remote(self) -> bool:
@@ -100,7 +100,7 @@ class PhraseCandidates:
     def start(
         self, src_tokens: Tensor, learned: LearnedPhrases | None = None, given: Sequence[str] | None = None
     ) -> Callable[[], list[SentencePhrases]]:
-        """Start retrieval for sentences, int64 [B, S] with fairseq's padding on the left; returns a function that waits.
+        """Start retrieval for sentences, int64 [B, S], padded on the left; returns a function that waits.
 
         Args:
             given: their texts, where they are known.
@@ -135,7 +135,7 @@ class PhraseCandidates:
     def _candidates(
         self, texts: list[str], retrieved: RetrievedEntries, learned: LearnedPhrases | None
     ) -> Candidates:
-        """Make the candidates of all sentences, by query, of all P, and then by rank; variants come after their own."""
+        """Make the candidates of all sentences, by query, of all P, then by rank; variants follow their own."""
         found = retrieved.entries >= 0
         tokens, lengths, extents = self._tokenise(retrieved.entries[found], learned)
         hashes = np.zeros(found.shape, np.int64)
@@ -197,7 +197,7 @@ class PhraseCandidates:
         return Candidates(*(np.concatenate(pair)[order] for pair in (tokens, *zip(both[0][1:], both[1][1:]))))
 
     def _write(self, words: str, length: int, signed: bool) -> list[int]:
-        """Write the first characters of some words after a space, if they were `signed`, or else after a sign."""
+        """Write the first characters of words after a space, if they were `signed`, or else after a sign."""
         before = "" if signed else SIGN
         pieces = self.subwords.split_unchecked(before + words)  # the sign may well be unknown
         return self.subwords.slice(pieces, len(before), len(before) + length) or []
@@ -225,7 +225,7 @@ class RememberedCandidates(PhraseCandidates):
     def start(
         self, src_tokens: Tensor, learned: LearnedPhrases | None = None, given: Sequence[str] | None = None
     ) -> Callable[[], list[SentencePhrases]]:
-        """Retrieve for sentences, int64 [B, S], or return what an earlier call, with as much learned, retrieved for them."""
+        """Retrieve for sentences, int64 [B, S], or return what an earlier call retrieved for them."""
         key = tuple(src_tokens.shape), src_tokens.cpu().numpy().tobytes(), tuple(given or ())
         if key not in self._known:
             self._known[key] = self._given.start(src_tokens, learned, given)()
@@ -233,8 +233,8 @@ class RememberedCandidates(PhraseCandidates):
 
 
 def split_entries(phrases: PhraseDatastore | LearnedPhrases, subwords: DecoderSubwords) -> CutEntries:
-    """Cut the phrases of entries out of their sentences; the `SENTENCES` split last are kept, for all threads."""
-    split_once = lru_cache(SENTENCES)(lambda number: as_rows(subwords.split(phrases.sentence(number))))
+    """Cut the phrases of entries out of their sentences; those split last are kept, for all threads."""
+    split_once = lru_cache(KEPT_SENTENCES)(lambda number: as_rows(subwords.split(phrases.sentence(number))))
 
     def cut(entries: np.ndarray) -> tuple[np.ndarray, Cuts]:
         spans = phrases.spans[entries].astype(np.int64)
@@ -248,7 +248,7 @@ def split_entries(phrases: PhraseDatastore | LearnedPhrases, subwords: DecoderSu
 def lay_out(
     rows: np.ndarray, sources: Sequence[tuple[np.ndarray, Cuts]], reach: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Collect tokens, lengths and extents of R phrases, as `Candidates` has them, out of the subwords of S sources.
+    """Collect tokens, lengths and extents of R phrases, as in `Candidates`, of the subwords of S sources.
 
     Args:
         rows: bool [S, R], which phrases are of each source, where they are in their order.
@@ -267,7 +267,7 @@ def lay_out(
 
 
 def hash_tokens(tokens: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Hash the first tokens of R phrases, int32 [R, L]: sum_i t_i b^i modulo 2^64, int64 [R]; 0 where they have none."""
+    """Hash the tokens of R phrases, int32 [R, L]: sum_i t_i b^i modulo 2^64, int64 [R]; 0 without any."""
     powers = np.cumprod(np.full(tokens.shape[1], BASE, np.uint64))
     phrases = tokens.astype(np.uint64) * (np.arange(tokens.shape[1]) < lengths[:, None])
     hashes = (phrases * powers).sum(axis=1, dtype=np.uint64)

@@ -20,7 +20,7 @@ from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.explanation import CorpusText, Explainer, Explanation, SentenceExplanation, Texts
 from fairseq_ccpr.evaluation.test_set import BASE, RETRIEVAL, score
 from fairseq_ccpr.inference.system import System, batches_of, encode, length_limit
-from fairseq_ccpr.text.decoder_subwords import UNKNOWN
+from fairseq_ccpr.text.decoder_subwords import UNKNOWN_SIGN
 from fairseq_ccpr.text.languages import as_bcp47
 from fairseq_ccpr.timing import progress_over
 
@@ -101,10 +101,10 @@ def _explain(system: System, samples: Iterable[dict[str, Any]], most_neighbours:
     remembering = [memory.remembering() for memory in ensemble.voting if isinstance(memory, PhraseMemory)]
     ensemble = retrieving.model = ensemble.replacing(*remembering, trust=ensemble.trust)
     source_text, target_text = (
-        partial(system.to_text, dictionary, unknown=repeat(UNKNOWN))
+        partial(system.to_text, dictionary, unknown=repeat(UNKNOWN_SIGN))
         for dictionary in (task.source_dictionary, task.target_dictionary)
     )
-    reference_text = partial(target_text, unknown=repeat(2 * UNKNOWN))  # which no translation has
+    reference_text = partial(target_text, unknown=repeat(2 * UNKNOWN_SIGN))  # which no translation has
     corpus, score_name = None, SCORE_NAMES["ip"]
     if (tokens := ensemble.memory(TokenMemory.name)) is not None:
         datastore = tokens.retriever.datastore

@@ -32,7 +32,7 @@ from fairseq_ccpr.decoding.text_memory import TextMemory
 from fairseq_ccpr.evaluation.page import STYLE, fill
 from fairseq_ccpr.evaluation.test_set import sentence_chrf
 from fairseq_ccpr.storage.files import write_text
-from fairseq_ccpr.text.decoder_subwords import UNKNOWN
+from fairseq_ccpr.text.decoder_subwords import UNKNOWN_SIGN
 
 SENTENCES = 65536  # remembered as text
 LONGEST = 4096  # tokens of a sentence that are shown
@@ -524,7 +524,7 @@ class Explainer:
         return LikelyToken(symbol, self.to_text(torch.tensor([token])) or symbol, _short(probability))
 
     def _symbol(self, token: int) -> str:
-        symbol: str = self.dictionary.symbols[token] if token != self.dictionary.unk() else UNKNOWN
+        symbol: str = self.dictionary.symbols[token] if token != self.dictionary.unk() else UNKNOWN_SIGN
         return symbol
 
     def _phrases(self, found: SentencePhrases) -> list[SourcePhrase]:

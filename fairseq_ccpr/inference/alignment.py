@@ -107,7 +107,7 @@ def _of_words(system: System, one: Translation, looked_at: np.ndarray) -> Alignm
 
 
 def place_markup(alignment: Alignment, marks: list[Mark]) -> Parts:
-    """Return a translation as HTML with the markup of its sentence: each once, elements inside those that they were inside.
+    """Return a translation as HTML with its sentence's markup: each once, nested as it was.
 
     An element goes around the words next to each other that have the most attention for its text, less that
     for other text; a tag by itself goes before the word with the most attention for what follows it. They
@@ -148,7 +148,7 @@ class _Placing:
             self.around.append(mark)
 
     def _find(self, mark: Mark, left: list[bool], end: int) -> tuple[tuple[int, int], list[int]]:
-        """Return the characters and the words that a mark gets of those that are left; `end` where there are none."""
+        """Return the characters and words that a mark gets of those left; `end` where there are none."""
         words, share = self.alignment.words, self.alignment.share
         if not any(left):
             return (end, end), []

@@ -1,4 +1,4 @@
-"""Unknown subwords of a translation become what the model attended to when it wrote them, as with --replace-unk."""
+"""Unknown subwords become what the model attended to when it wrote them, as with --replace-unk."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fairseq_ccpr.text.decoder_subwords import UNKNOWN
+from fairseq_ccpr.text.decoder_subwords import UNKNOWN_SIGN
 from fairseq_ccpr.text.pairs import one_line
 from fairseq_ccpr.text.schemes import scheme_of
 from fairseq_ccpr.text.sentencepiece import BLANK
@@ -23,7 +23,7 @@ def given_text(sentence: str, task: Any) -> str:
 
 
 def nothing_known(sources: Tensor, task: Any) -> bool:
-    """Tell whether a source sentence, int64 [S], has an unknown subword, and none that is known but blanks."""
+    """Tell whether a source, int64 [S], has an unknown subword, and none that is known but blanks."""
     dictionary = task.source_dictionary
     scheme = scheme_of(task.bpe)
     symbols = {scheme.untagged(dictionary[token]) for token in _text_tokens(sources, task)[0]}
@@ -31,7 +31,7 @@ def nothing_known(sources: Tensor, task: Any) -> bool:
 
 
 def copies(task: Any, text: str | None, sources: Tensor, hypothesis: dict[str, Any]) -> list[str]:
-    """Return what each of the U unknown subwords of a hypothesis is written as: subwords of the source, or nothing.
+    """Return what each of a hypothesis's U unknown subwords is written as: the source's, or nothing.
 
     It is the subword that it attends to most, or the whole run of unknown ones, each once: of two that attend
     to the same, the one that attends to it more has it, and the other the next best run of unknown ones, if
@@ -79,11 +79,11 @@ def _text_tokens(sources: Tensor, task: Any) -> tuple[list[int], list[int]]:
 
 
 def _written(task: Any, text: str | None, tokens: list[int], unit: list[int]) -> str:
-    """Return neighbouring subwords of a source as the decoder would write them, with the characters that were given."""
+    """Write neighbouring subwords of a source as the decoder would, with the characters that were given."""
     dictionary, scheme = task.source_dictionary, scheme_of(task.bpe)
     if text is not None:
         text = task.tokenizer.encode(text) if task.tokenizer is not None else text
         symbols = scheme.encode(text).split()
         if len(symbols) == len(tokens):
             return scheme.as_given(text, symbols, unit[0], unit[-1])
-    return " ".join(UNKNOWN if tokens[n] == dictionary.unk() else dictionary[tokens[n]] for n in unit)
+    return " ".join(UNKNOWN_SIGN if tokens[n] == dictionary.unk() else dictionary[tokens[n]] for n in unit)

@@ -23,7 +23,7 @@ from fairseq_ccpr.errors import CheckpointError, ConfigurationError
 from fairseq_ccpr.models.checkpoint import FAULTS
 from fairseq_ccpr.models.pretrained.context_encoder import TRANSFORMER, ContextEncoder, keep_layers
 from fairseq_ccpr.storage.fingerprint import of_parameters, of_strings
-from fairseq_ccpr.text.tokenizers import TOKENIZERS, load_tokenizer
+from fairseq_ccpr.text.tokenizers import ENCODER_TOKENIZERS, load_tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -97,17 +97,20 @@ def load_phrase_encoder(
     if not path.is_file():
         found = f"{path} is a folder" if path.is_dir() else f"there is no phrase encoder {path}"
         raise CheckpointError(
-            f"{found}: give a checkpoint of fairseq-train --task phrase_contrast or phrase_lexicon; the repository has one "
+            f"{found}: give a checkpoint of fairseq-train --task phrase_contrast or phrase_lexicon; the "
+            "repository has one "
             "for German and English, datastores/demo/ccpr/ccpr.pt"
         )
-    if not any((path.parent / name).is_file() for name in TOKENIZERS):
+    if not any((path.parent / name).is_file() for name in ENCODER_TOKENIZERS):
         raise CheckpointError(
-            f"{path} is not a phrase encoder with its tokenizer ({' or '.join(TOKENIZERS)}) next to it: give a checkpoint of "
+            f"{path} is not a phrase encoder with its tokenizer ({' or '.join(ENCODER_TOKENIZERS)}) next to "
+            "it: give a checkpoint of "
             "fairseq-train --task phrase_contrast or phrase_lexicon, in its folder"
         )
     if bf16 and not has_bf16(choose_device(cpu=False)):
         logger.warning(
-            "bfloat16 is many times slower on a processor with AVX2 alone: the phrase encoder computes in fp32"
+            "bfloat16 is many times slower on a processor with AVX2 alone: the phrase encoder computes in "
+            "fp32"
         )
     tokenizer = load_tokenizer(path.parent)
     try:

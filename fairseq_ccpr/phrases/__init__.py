@@ -1,1 +1,1 @@
-"""From text to training pairs: word alignment, phrase pairs, and dictionary entries with example sentences."""
+"""From text to training pairs: word alignment, and phrase pairs."""

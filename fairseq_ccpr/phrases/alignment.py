@@ -1,4 +1,4 @@
-"""Word alignment of sentence pairs: Pharaoh files, statistical aligners, and alignment by an encoder's states.
+"""Word alignment of sentence pairs: Pharaoh files, statistical aligners, and an encoder's states.
 
 Links are int32 [A, 2], (source word, target word), counted from 0.
 """
@@ -32,7 +32,7 @@ SYMMETRIZATIONS = (
     "intersection",
     "union",
 )
-MAX_WORDS = 200  # of a sentence; sil-thot skips longer ones
+MAX_ALIGNED_WORDS = 200  # of a sentence; sil-thot skips longer ones
 _FREE_ITERATIONS = 0  # the model chooses the number itself, from the size of the text
 # Each model starts from the previous one; these numbers of EM iterations are customary (GIZA++, fast_align).
 _STAGES: dict[str, tuple[tuple[str, int], ...]] = {
@@ -57,7 +57,7 @@ class SentencePair:
     links: np.ndarray | None = None  # if given
 
     def words(self) -> tuple[list[str], list[str]]:
-        """Return the words of both sides in lower case, as statistical aligners and frequencies count them."""
+        """Return the words of both sides in lower case, as aligners and frequencies count them."""
         source = [self.source[start:end].lower() for start, end in self.source_words]
         return source, [self.target[start:end].lower() for start, end in self.target_words]
 
@@ -72,7 +72,7 @@ class AlignerOptions:
 
 
 class Aligner(ABC):
-    """Finds the links between the words of sentence pairs; `symmetrization` makes two directions one alignment."""
+    """Finds the links between words of sentence pairs; `symmetrization` makes two directions one."""
 
     directed = True  # whether it aligns in both directions and makes one of them
 
@@ -107,11 +107,13 @@ def parse_links(text: str, source_size: int, target_size: int, where: str) -> np
         left, _, right = word.partition("-")
         if not (left.isdecimal() and right.isdecimal()):
             raise ConfigurationError(
-                f"{where}: '{word}' is no link; write them as in '0-0 1-2', source word and target word counted from 0"
+                f"{where}: '{word}' is no link; write them as in '0-0 1-2', source word and target word "
+                "counted from 0"
             )
         if int(left) >= source_size or int(right) >= target_size:
             raise ConfigurationError(
-                f"{where}: the link {word} points beyond the sentence, which has {source_size} source and {target_size} "
+                f"{where}: the link {word} points beyond the sentence, which has {source_size} source and "
+                f"{target_size} "
                 "target words (words are what stands between spaces, counted from 0)"
             )
         links[row] = int(left), int(right)
@@ -127,7 +129,8 @@ class StatisticalAligner(Aligner):
             import thot.alignment
         except ImportError:
             raise ConfigurationError(
-                f"word alignment needs sil-thot, which is not installed: {installing('align')}, or give ready alignments "
+                f"word alignment needs sil-thot, which is not installed: {installing('align')}, or give "
+                "ready alignments "
                 "with --alignments"
             ) from None
         self.thot = thot.alignment
@@ -170,7 +173,7 @@ class StatisticalAligner(Aligner):
 
 
 class EncoderAligner(Aligner):
-    """Links words that have subwords whose states, less the mean of their sentence, are nearest to each other by cosine.
+    """Links words of which subwords have the nearest states, by cosine, less the mean of their sentence.
 
     There is no training, so one sentence pair is aligned as well as a million; words beyond the encoder's
     maximum length have no links.
@@ -190,7 +193,8 @@ class EncoderAligner(Aligner):
         self.layer = layers // 2 if options.encoder_layer is None else options.encoder_layer
         if not 0 <= self.layer <= layers:
             raise ConfigurationError(
-                f"--encoder-layer is {self.layer}, but {options.encoder} has {layers} layers: give 0 to {layers}"
+                f"--encoder-layer is {self.layer}, but {options.encoder} has {layers} layers: give 0 to "
+                f"{layers}"
             )
 
     def describe(self) -> dict[str, Any]:

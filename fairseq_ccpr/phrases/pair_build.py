@@ -16,7 +16,7 @@ from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.phrases.alignment import (
     ALIGNERS,
     ENCODER,
-    MAX_WORDS,
+    MAX_ALIGNED_WORDS,
     SYMMETRIZATIONS,
     Aligner,
     AlignerOptions,
@@ -35,11 +35,11 @@ from fairseq_ccpr.timing import progress_bar
 _NONE = np.iinfo(np.int32).max  # the first link of a run of words without any
 TRAIN, VALID = "train", "valid"
 READY = "ready"  # in place of an aligner's name, where alignments are given
-BATCH = 1000  # sentence pairs
+PAIRS_PER_BATCH = 1000  # sentence pairs
 
 
 def edge_rule(settings: Mapping[str, Any]) -> str:
-    """Name the rule by which an extraction barred words from the edges of phrases; earlier versions had two more.
+    """Name the rule that barred words from the edges of phrases; earlier versions had two more.
 
     >>> edge_rule({"max_edge_share": 0.003})
     'own>0.003'
@@ -74,7 +74,7 @@ class WordFilter:
         self._judged = cache(self._judge)
 
     def judge(self, words: list[str]) -> np.ndarray:
-        """Judge words, bool [W, 2]: whether one may stand at an edge of a phrase, and whether it has a letter."""
+        """Judge words, bool [W, 2]: whether one may stand at a phrase's edge, and whether it has a letter."""
         return np.array([self._judged(word) for word in words], bool).reshape(-1, 2)
 
     def _judge(self, word: str) -> tuple[bool, bool]:
@@ -201,7 +201,7 @@ def character_spans(
 
 
 class _Ranges:
-    """The words that runs of words are linked to: `low` and `high` [max_words, W], by length − 1 and first word.
+    """The words that runs are linked to: `low` and `high` [max_words, W], by length − 1 and first word.
 
     A run without links has low = _NONE and high = −1; one that would reach beyond the last word stops there.
     """
@@ -220,7 +220,7 @@ class _Ranges:
 
 @dataclass(frozen=True)
 class ExtractionSettings:
-    """Settings that decide which phrase pairs are extracted from a text; options of `fairseq-ccpr extract`."""
+    """Settings that decide which phrase pairs are extracted; options of `fairseq-ccpr extract`."""
 
     aligner: str = option(
         "eflomal",
@@ -239,14 +239,15 @@ class ExtractionSettings:
     max_words: int = option(
         100,
         "skip longer sentences, and count them",
-        within=f"[1, {MAX_WORDS}]",
-        needs=f"up to {MAX_WORDS} words, as aligners take them,",
+        within=f"[1, {MAX_ALIGNED_WORDS}]",
+        needs=f"up to {MAX_ALIGNED_WORDS} words, as aligners take them,",
         metavar="N",
     )
     max_phrase_words: int = count_option(7, "longest phrase, on either side")
     max_edge_share: float = option(
         0.003,
-        "no phrase begins or ends with a word that makes up more than this fraction of all words; 1 allows every word",
+        "no phrase begins or ends with a word that makes up more than this fraction of all words; 1 allows "
+        "every word",
         within="(0, 1]",
         needs="a fraction of all words above 0 (1 drops none)",
         metavar="X",
@@ -275,7 +276,7 @@ class Split:
 def usable_pairs(
     text: TextPairs, find_words: Callable[[str], Spans], max_words: int, skipped: Counter[str]
 ) -> Iterator[SentencePair]:
-    """Yield the sentence pairs of a text that have words on both sides, but not too many; `skipped` counts the others."""
+    """Yield the sentence pairs with words on both sides, not too many; `skipped` counts the others."""
     for number, (source, target, alignment) in enumerate(text.read(skipped), 1):
         source_words, target_words = find_words(source), find_words(target)
         links = None
@@ -293,7 +294,7 @@ def usable_pairs(
 def aligned_words(
     training: Path, more: list[SentencePair] | None = None
 ) -> Iterator[tuple[SentencePair, list[list[int]]]]:
-    """Yield pairs with their links: `more`, or those of a file, by a fast statistical aligner that learns from both."""
+    """Yield pairs with their links: `more`, or those of a file, by a fast aligner that learns from both."""
     known = list(usable_pairs(TextPairs(pairs=training), word_spans, ExtractionSettings.max_words, Counter()))
     aligner = ALIGNERS["fast-align"](AlignerOptions(ExtractionSettings.symmetrization))
     aligner.train(known + (more or []), False)
@@ -343,7 +344,7 @@ class PairExtraction:
     def run(
         self, output: Path, name: str, languages: tuple[str, str]
     ) -> dict[str, tuple[Split, FilterCounts]]:
-        """Extract all and write OUTPUT/train and, if pairs are held out, OUTPUT/valid; return the counts of each."""
+        """Extract all to OUTPUT/train and, if pairs are held out, OUTPUT/valid; return the counts."""
         counts = {}
         with atomic_directory(output) as partial:
             splits = self.learn()
@@ -356,15 +357,18 @@ class PairExtraction:
                     counts[split_name] = found = self._write(split, writer, split_name)
                 if not found.kept:
                     raise ConfigurationError(
-                        f"no phrase pair is left in '{split_name}': {found.consistent:,} agree with the alignment, "
-                        f"{found.edges:,} were dropped for a frequent word or punctuation at an edge (--max-edge-share "
-                        f"{self.settings.max_edge_share}), {found.wordless:,} for having no letter; give a larger "
+                        f"no phrase pair is left in '{split_name}': {found.consistent:,} agree with the "
+                        "alignment, "
+                        f"{found.edges:,} were dropped for a frequent word or punctuation at an edge "
+                        "(--max-edge-share "
+                        f"{self.settings.max_edge_share}), {found.wordless:,} for having no letter; give a "
+                        "larger "
                         "--max-edge-share or more text"
                     )
         return {split_name: (split, counts[split_name]) for split_name, split in splits.items()}
 
     def learn(self) -> dict[str, Split]:
-        """Read the text for the first time: count words, train the aligner, and assign sentence pairs to sets."""
+        """Read the text once: count words, train the aligner, and assign sentence pairs to sets."""
         train = Split(self.text)
         splits = {TRAIN: train}
         if self.valid_text is not None:
@@ -409,7 +413,7 @@ class PairExtraction:
         pair_filter = PairFilter(*(WordFilter(words, *how) for words in self.frequencies))
         pairs = islice(self._usable(split.text, Counter()), split.first, split.first + split.count)
         with progress_bar(name, "pair", total=split.count, quiet=not self.show) as bar:
-            while batch := list(islice(pairs, BATCH)):
+            while batch := list(islice(pairs, PAIRS_PER_BATCH)):
                 for pair, spans in zip(batch, self._extract(batch, pair_filter)):
                     writer.add(pair.source, pair.target, spans)
                 bar.update(len(batch))

@@ -32,13 +32,14 @@ from fairseq_ccpr.storage.text_lines import (
 from fairseq_ccpr.version import __version__
 
 KIND = "phrase-pairs"
-FORMAT_VERSION = 2  # introduced the checksum of the manifest
-SIDES = "source", "target"
+PAIRS_VERSION = 2  # introduced the checksum of the manifest
+TEXT_SIDES = "source", "target"
 PAIRS, PAIR_OFFSETS = "pairs", "pair-offsets"
-FILES = [
-    *(f"{side}.txt" for side in SIDES), *(f"{side}-offsets.npy" for side in SIDES), f"{PAIRS}.npy", f"{PAIR_OFFSETS}.npy",
-]  # fmt: skip
-FORMAT = TextFormat(KIND, FORMAT_VERSION, "phrase pairs", tuple(FILES), "extract the phrase pairs again")
+PAIR_FILES = [f"{side}{end}" for end in (".txt", "-offsets.npy") for side in TEXT_SIDES]
+PAIR_FILES += [f"{PAIRS}.npy", f"{PAIR_OFFSETS}.npy"]
+PAIRS_FORMAT = TextFormat(
+    KIND, PAIRS_VERSION, "phrase pairs", tuple(PAIR_FILES), "extract the phrase pairs again"
+)
 
 
 @dataclass
@@ -55,7 +56,7 @@ class PhraseManifest:
     size: int = 0
     files: dict[str, dict[str, Any]] = field(default_factory=dict)  # path -> bytes, sha256
     kind: str = KIND
-    format_version: int = FORMAT_VERSION
+    format_version: int = PAIRS_VERSION
     created_with: str = f"fairseq-ccpr {__version__}"
 
 
@@ -69,7 +70,7 @@ class PhrasePairs:
         count, size = self.manifest.sentences, self.manifest.size
         self.pairs = self._open(PAIRS, (size, 5), "int32")
         self._pair_offsets = self._open(PAIR_OFFSETS, (count + 1,), "int64")
-        self._texts = [TextLines(*_text_files(self.directory, side), count) for side in SIDES]
+        self._texts = [TextLines(*_text_files(self.directory, side), count) for side in TEXT_SIDES]
 
     @property
     def size(self) -> int:
@@ -95,7 +96,7 @@ class PhrasePairs:
         return slice(int(self._pair_offsets[number]), int(self._pair_offsets[number + 1]))
 
     def check(self) -> None:
-        check_every_byte(self.directory, self.manifest.files, FORMAT)
+        check_every_byte(self.directory, self.manifest.files, PAIRS_FORMAT)
 
     def _open(self, name: str, shape: tuple[int, ...], dtype: str) -> np.ndarray:
         return open_array(self.directory / f"{name}.npy", shape, dtype)
@@ -107,16 +108,16 @@ def _text_files(directory: Path, side: str) -> tuple[Path, Path]:
 
 def read_manifest(directory: Path) -> PhraseManifest:
     """Read and check the manifest of phrase pairs."""
-    return read_text_manifest(directory, PhraseManifest, FORMAT)
+    return read_text_manifest(directory, PhraseManifest, PAIRS_FORMAT)
 
 
 class PairWriter:
-    """Writes phrase pairs one sentence at a time, which is all memory holds; the manifest, written last, completes them."""
+    """Writes phrase pairs one sentence at a time; the manifest, written last, completes them."""
 
     def __init__(self, directory: Path, manifest: PhraseManifest) -> None:
         self.directory, self.manifest = directory, manifest
         directory.mkdir(parents=True)
-        self._texts = [LineWriter(*_text_files(directory, side)) for side in SIDES]
+        self._texts = [LineWriter(*_text_files(directory, side)) for side in TEXT_SIDES]
         self._pairs = GrowingArray(directory / f"{PAIRS}.npy", (5,), "int32")
         self._pair_offsets = GrowingArray(directory / f"{PAIR_OFFSETS}.npy", (), "int64")
 
@@ -132,7 +133,7 @@ class PairWriter:
         for array in (self._pairs, self._pair_offsets):
             array.close()
         if error is None:
-            self.manifest.files = describe_files(self.directory, FILES)
+            self.manifest.files = describe_files(self.directory, PAIR_FILES)
             write_checked_json(self.directory / MANIFEST, asdict(self.manifest))
 
     def add(self, source: str, target: str, spans: np.ndarray) -> None:

@@ -30,7 +30,7 @@ from fairseq_ccpr.server.access import Limits
 from fairseq_ccpr.server.parameters import Parameters, bad
 from fairseq_ccpr.server.work import BATCH, BusyError, Work
 from fairseq_ccpr.text.html import Page
-from fairseq_ccpr.text.languages import as_bcp47, language_code, name_of, same_language
+from fairseq_ccpr.text.languages import as_bcp47, language_code, language_name, same_language
 from fairseq_ccpr.text.sentences import Mark, Parts, Segments
 from fairseq_ccpr.text.translation_memory import Pair, read_memory, tmx_lines
 from fairseq_ccpr.translator import Translator
@@ -60,7 +60,7 @@ class Service:
         """Return what the page wants to know of this server."""
         return {
             "source_language": language_code(self.source), "target_language": language_code(self.target),
-            "names": {"source": name_of(self.source), "target": name_of(self.target)},
+            "names": {"source": language_name(self.source), "target": language_name(self.target)},
             "memories": self.memories, "explains": self.explains, "learns": self.learns,
             "key": self.limits.key is not None, "most_characters": self.limits.most_characters, "score_name": "", "texts": [],
         }  # fmt: skip
@@ -110,7 +110,8 @@ class Service:
             (self.target, []),
         )
         return [
-            {"code": language_code(code), "name": name_of(code), "targets": targets} for code, targets in both
+            {"code": language_code(code), "name": language_name(code), "targets": targets}
+            for code, targets in both
         ]
 
     async def detect(self, asked: Parameters) -> list[dict[str, Any]]:
@@ -131,7 +132,7 @@ class Service:
             "apiKeys": self.limits.key is not None, "charLimit": self.limits.most_characters,
             "keyRequired": self.limits.key is not None, "suggestions": self.learns, "supportedFilesFormat": [],
             "filesTranslation": False, "frontendTimeout": 500,
-            "language": {side: {"code": language_code(one), "name": name_of(one)} for side, one in pair.items()},
+            "language": {side: {"code": language_code(one), "name": language_name(one)} for side, one in pair.items()},
         }  # fmt: skip
 
     # ---- what is learned

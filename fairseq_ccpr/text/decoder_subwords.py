@@ -19,14 +19,14 @@ from torch import Tensor
 
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.text.pairs import one_line
-from fairseq_ccpr.text.schemes import MOSES_UNIT, Origins, Placed, examples_of, scheme_of
+from fairseq_ccpr.text.schemes import MOSES_UNIT, CharacterOrigins, Placed, examples_of, scheme_of
 from fairseq_ccpr.text.words import LETTER, MARK, SIGNS, kinds_of
 
 MAX_UNKNOWN_PIECES = 0.1  # fraction of unknown pieces above which the subwords are not the model's
 ENOUGH_PIECES = 1000  # before that fraction says anything: one line in another script may have a dozen
 SIGN = '"'  # for any that words may stand after
 # an unknown piece in recovered text, as SentencePiece writes it; no letter, so no word of a phrase
-UNKNOWN = "⁇"
+UNKNOWN_SIGN = "⁇"
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class DecoderSubwords:
 
     @cached_property
     def borders(self) -> WordBorders:
-        """Where words may begin: not between letters, unless a piece says that its word begins or ends there."""
+        """Where words may begin: not between letters, unless a piece begins or ends its word there."""
         symbols, scheme = self.dictionary.symbols, self.scheme
         kinds = (
             kinds_of("".join(edge(symbol) or " " for symbol in symbols))
@@ -125,8 +125,10 @@ class DecoderSubwords:
     def check_known(pieces: int, unknown: int) -> None:
         if pieces >= ENOUGH_PIECES and unknown > MAX_UNKNOWN_PIECES * pieces:
             raise ConfigurationError(
-                f"{unknown / pieces:.0%} of the pieces of retrieved sentences are not in the target dictionary: "
-                "the subword model of --bpe does not match it; give the --sentencepiece-model or --bpe-codes, and the "
+                f"{unknown / pieces:.0%} of the pieces of retrieved sentences are not in the target "
+                "dictionary: "
+                "the subword model of --bpe does not match it; give the --sentencepiece-model or "
+                "--bpe-codes, and the "
                 "--tokenizer, of the model's training data"
             )
 
@@ -147,7 +149,7 @@ class DecoderSubwords:
         return None if self.dictionary.unk() in ids else ids
 
     def growing(self) -> list[bool]:
-        """Tell for each symbol of the dictionary whether it extends the word before it, where that could have ended.
+        """Tell for each symbol whether it extends the word before it, where that could have ended.
 
         Only SentencePiece leaves open whether a word has ended; in scripts without spaces nothing grows.
         """
@@ -158,7 +160,7 @@ class DecoderSubwords:
         left_out = {source_dictionary.index(tag) for tag in self.tags if tag in source_dictionary}
         left_out.add(source_dictionary.pad())
         known = [i for i in ids.tolist() if i not in left_out]
-        text = source_dictionary.string(known, unk_string=UNKNOWN)
+        text = source_dictionary.string(known, unk_string=UNKNOWN_SIGN)
         if source_dictionary is not self._source_dictionary:
             self.scheme.refuse_other(
                 source_dictionary, f"the source text cannot be recovered from its subwords ({text[:60]})"
@@ -173,7 +175,7 @@ class DecoderSubwords:
             return scheme.place(text)
         tokenised = self.tokenizer.encode(text)
         units = MOSES_UNIT.findall(tokenised) if isinstance(self.tokenizer, MosesTokenizer) else tokenised
-        origins = Origins.trace(units, text)
+        origins = CharacterOrigins.trace(units, text)
         return [(symbol, *origins.span(start, end)) for symbol, start, end in scheme.place(tokenised)]
 
 
@@ -187,7 +189,7 @@ def split_text(sentence: str, steps: tuple[Any, ...]) -> str:
 
 @contextmanager
 def loading_subwords(words: list[str]) -> Iterator[None]:
-    """Raise a ConfigurationError where options name a tokenizer or a subword model that cannot be loaded; some exit then."""
+    """Raise a ConfigurationError where a tokenizer or subword model cannot be loaded; some of them exit."""
     printed = io.StringIO()
     try:
         with redirect_stderr(printed):
@@ -202,12 +204,12 @@ def loading_subwords(words: list[str]) -> Iterator[None]:
 
 
 def target_steps(tokenizer: Any, bpe: Any) -> tuple[Any, Any]:
-    """Return what splits target text, of fairseq's tokenizer and subword model for source text; either may be None."""
+    """Return what splits target text, of fairseq's steps for source text; either may be None."""
     return _for_target_text(tokenizer), scheme_of(bpe).target.bpe
 
 
 def _for_target_text(tokenizer: Any) -> Any:
-    """Swap the languages of fairseq's Moses, which encodes by the rules of the source and decodes by the target's."""
+    """Swap the languages of fairseq's Moses, which encodes by the source's rules."""
     if not isinstance(tokenizer, MosesTokenizer):
         return tokenizer
     given = tokenizer.cfg

@@ -19,7 +19,7 @@ from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.text.languages import NAMES, language_code
 from fairseq_ccpr.text.pairs import read_lines, read_rows, reasons
 
-MAX_WORDS = 12  # of a source term, as spaces part them
+MAX_TERM_WORDS = 12  # of a source term, as spaces part them
 _HEADING = regex.compile(
     r"(source|target|src|tgt)([ _-]?(term|text|lang|language))?|term|translation", regex.I
 )
@@ -39,7 +39,7 @@ _SPACE_COUNTS = regex.compile(
 # begin and end at an apostrophe, for elision (l'accord), between katakana, which UAX #29 leaves together, and
 # where Hangul meets another script. It may end inside Hangul: particles are written to the word before them.
 _EDGE = regex.compile(r"\b", regex.WORD)
-_APART = regex.compile(rf"\s+|['＇{_APOSTROPHES}\p{{scx=Katakana}}]")
+_BETWEEN_WORDS = regex.compile(rf"\s+|['＇{_APOSTROPHES}\p{{scx=Katakana}}]")
 _HANGUL = regex.compile(r"\p{Hangul}+")
 # What people see as one character is not divided; most texts have none of several.
 _CHARACTER, _RUN = regex.compile(r"\X"), regex.compile(r"\s+|\S+")
@@ -47,7 +47,7 @@ _OF_SEVERAL = regex.compile(r"[^\p{GCB=Other}\p{GCB=LV}\p{GCB=LVT}\p{GCB=Control
 
 
 class Glossary:
-    """Terms of a TSV: a source term, and after tabs its translations, variants of which any will do, as on further lines.
+    """Terms of a TSV: a source term, and after tabs its translations, of which any will do.
 
     Cells may be quoted; columns that DeepL and memoQ write besides terms are passed over. A table without
     tabs may have commas or semicolons instead, if one of them divides all lines into equally many cells.
@@ -85,8 +85,10 @@ class Glossary:
         if not term or not targets:
             missing = "target" if term else "source"
             raise ConfigurationError(f"{where} has no {missing} term: expected source term, tab, target term")
-        if (words := len(source.split())) > MAX_WORDS:
-            raise ConfigurationError(f"{where}: the source term has {words} words: expected 1 to {MAX_WORDS}")
+        if (words := len(source.split())) > MAX_TERM_WORDS:
+            raise ConfigurationError(
+                f"{where}: the source term has {words} words: expected 1 to {MAX_TERM_WORDS}"
+            )
         variants = self.variants.setdefault(term, [])
         variants += [target for target in dict.fromkeys(targets) if target not in variants]
         self.longest[term[0]] = max(self.longest.get(term[0], 0), len(term))
@@ -110,7 +112,7 @@ class Glossary:
 
 
 def _divided(path: Path, lines: list[str]) -> list[list[str]]:
-    """Divide the lines of a table without tabs at their commas or semicolons; refuse those of which this is not sure."""
+    """Divide the lines of a table without tabs at commas or semicolons; refuse it if that is not sure."""
     tables, found = [], [one for one in ",;" if one in "".join(lines)]
     for separator in found:
         with suppress(csv.Error):
@@ -120,7 +122,8 @@ def _divided(path: Path, lines: list[str]) -> list[list[str]]:
                 tables.append(table)
     if found and len(tables) != 1:
         raise ConfigurationError(
-            f"--glossary: {path} has no tabs, and {' or '.join(found)} may be part of terms: save it with tabs"
+            f"--glossary: {path} has no tabs, and {' or '.join(found)} may be part of terms: save it with "
+            "tabs"
         )
     return tables[0] if found else [[line] for line in lines]
 
@@ -135,7 +138,7 @@ def _language(cell: str) -> str:
 
 
 def _terms(path: Path, rows: list[list[str]]) -> Iterator[list[str]]:
-    """Leave out what is no term: a header, columns of language codes (DeepL), fields that memoQ's header names.
+    """Leave out a header, columns of language codes (DeepL), and fields that memoQ's header names.
 
     Of memoQ's languages the first is the source; a row may have several terms of it, each of which has all
     the others.
@@ -163,16 +166,17 @@ def _terms(path: Path, rows: list[list[str]]) -> Iterator[list[str]]:
         codes = []
     for several in (sorted(set(one)) for one in codes + of_targets if len(set(one)) > 1):
         raise ConfigurationError(
-            f"--glossary: {path} has terms of several languages ({', '.join(several)}): keep those of one pair"
+            f"--glossary: {path} has terms of several languages ({', '.join(several)}): keep those of one "
+            "pair"
         )
     yield from (row[:2] if codes else row for row in rows)
 
 
 def _read(text: str) -> tuple[str, dict[int, int], dict[int, int]]:
-    """Write a text as terms are compared, and tell where in it terms may begin and end, and where that is in the text."""
+    """Write a text as terms are compared; tell where terms may begin and end in it, and in the text."""
     text = text.translate(_SEPARATORS)
     may_begin = {0, len(text), *(edge.start() for edge in _EDGE.finditer(text))}
-    may_begin.update(at for found in _APART.finditer(text) for at in found.span())
+    may_begin.update(at for found in _BETWEEN_WORDS.finditer(text) for at in found.span())
     may_end = set(may_begin)
     for found in _HANGUL.finditer(text):
         may_begin.update(found.span())
@@ -204,6 +208,6 @@ def _read(text: str) -> tuple[str, dict[int, int], dict[int, int]]:
 
 @lru_cache(1 << 16)
 def folded(word: str) -> str:
-    """Return what is compared of a word: neither case, width nor composition; a dotted capital I is i, too."""
+    """Return what is compared of a word: not case, width or composition; a dotted I is i, too."""
     folded = normalize("NFKC", normalize("NFKC", word).casefold()).replace("i\u0307", "i")
     return _UNSEEN.sub("", folded).translate(_ALIKE)

@@ -47,8 +47,10 @@ _BLOCKS = "article aside blockquote div dl footer form h1 h2 h3 h4 h5 h6 header 
 # Other elements at whose tags a sentence ends. Any that is not named here, or that HTML does not know, may be
 # part of one.
 _OTHERS = (
-    "address area base body br button caption col dd details dt fieldset figcaption figure head html iframe legend li link "
-    "meta noscript optgroup option script select style summary tbody td template textarea tfoot th thead title tr"
+    "address area base body br button caption col dd details dt fieldset figcaption figure head html iframe "
+    "legend li link "
+    "meta noscript optgroup option script select style summary tbody td template textarea tfoot th thead "
+    "title tr"
 )
 _APART = {*_BLOCKS.split(), *_OTHERS.split()}
 # What an element ends that stands open before it.
@@ -265,7 +267,7 @@ def _sentences(seen: str, places: list[int]) -> Iterator[tuple[int, int]]:
 
 
 def _inside(marks: list[Mark], start: int, end: int, used: set[Mark]) -> list[Mark]:
-    """Return the markup inside a sentence by its places there, and add what it was made from to what is used."""
+    """Return the markup in a sentence by its places there, and add what it is made from to `used`."""
     found = []
     for at, mark in enumerate(marks):
         before, ordered = mark.before, False

@@ -39,7 +39,7 @@ NAMES = dict(one.split(" ", 1) for line in _NAMES.split("\n") if line for one in
 
 LANGUAGE_PAIR = "language_pair"  # a fingerprint of datastores whose model knows several
 EXCHANGED = 0.8  # fraction of pairs, of which single ones may be names, numbers or copies
-SAMPLE, ENOUGH = 200, 10  # lines whose languages are identified, and how many say something
+IDENTIFIED_LINES, ENOUGH_LINES = 200, 10  # lines whose languages are identified, and how many say something
 COPIED_WORDS, COPIED_SURELY = 3, 0.95  # of a copy: names and terms have fewer, or are of no language for sure
 
 # `no` is nearly always Bokmål, `zt` and `tl` are LibreTranslate's, and NLLB's script of Korean is without
@@ -67,7 +67,7 @@ class LanguageTags:
 
     @property
     def forced(self) -> int:
-        """Count the target tokens that decoding forces at the beginning: no keys, and nothing is searched for there."""
+        """Count the tokens that decoding forces at the beginning: no keys, and nothing is searched for."""
         return int(self.begin is not None)
 
     def ids(self, dictionary: Any) -> frozenset[int]:
@@ -79,7 +79,7 @@ class LanguageTags:
         return int(dictionary.eos() if self.end is None else dictionary.index(self.end))
 
     def tagged(self, tokens: Tensor, dictionary: Any) -> Tensor:
-        """Return the tokens of a target sentence, int64 [L], with its tags, as the model was trained on them."""
+        """Return a target sentence's tokens, int64 [L], with its tags, as in training."""
         before, after = (
             tokens.new_tensor([dictionary.index(tag)] if tag is not None else [])
             for tag in (self.begin, self.end)
@@ -107,7 +107,7 @@ def language_code(name: str) -> str:
 
 
 def script_of(name: str) -> str:
-    """Return the script that a language is written in, by ISO 15924; empty where the name is that of no language.
+    """Return the script of a language by ISO 15924; empty where the name is that of no language.
 
     >>> [script_of(one) for one in ("zho_Hant", "jpn", "ko_KR", "my", "source", "")]
     ['Hant', 'Jpan', 'Kore', 'Mymr', '', '']
@@ -133,7 +133,7 @@ def same_language(one: str, other: str) -> bool:
 
 @lru_cache(4)
 def _identifier(*names: str) -> Any:
-    """Return what identifies one of these languages, or of all without any; None where it does not know one of them."""
+    """Return what identifies one of these languages, or any; None where it does not know one."""
     from py3langid import langid  # here, as few commands need it
 
     identifier = langid.LanguageIdentifier.from_model_file(langid.MODEL_FILE, norm_probs=True)
@@ -156,7 +156,7 @@ def identify(text: str) -> str:
 
 
 def look_exchanged(pairs: Iterable[tuple[str, str]], source: str, target: str) -> bool:
-    """Tell whether nearly all sources of sentence pairs are in the target language, and the targets in the source language.
+    """Tell whether nearly all sources are in the target language, and the targets in the source's.
 
     >>> pairs = [("This is a sentence in English.", "Das ist ein Satz auf Deutsch.")]
     >>> look_exchanged(pairs, "de_DE", "eng_Latn"), look_exchanged(pairs, "en", "de"), look_exchanged(pairs, "xx", "de")
@@ -171,9 +171,10 @@ def look_exchanged(pairs: Iterable[tuple[str, str]], source: str, target: str) -
 
 def refuse_exchanged(where: str, pairs: Sequence[tuple[str, str]], source: str, target: str) -> None:
     """Refuse sentence pairs whose columns look exchanged, if they are enough to tell."""
-    if len(pairs) >= ENOUGH and look_exchanged(pairs, source, target):
+    if len(pairs) >= ENOUGH_LINES and look_exchanged(pairs, source, target):
         raise ConfigurationError(
-            f"{where} has {name_of(target)} before {name_of(source)}, and the source language is {source}: exchange the two "
+            f"{where} has {language_name(target)} before {language_name(source)}, and the source language "
+            f"is {source}: exchange the two "
             "columns, or files"
         )
 
@@ -196,16 +197,16 @@ def look_copied(source: str, target: str, source_lang: str, target_lang: str) ->
 
 
 def look_foreign(lines: Sequence[str], expected: str) -> str:
-    """Return the code of the language in which nearly all of a text is, if not the expected one; otherwise nothing.
+    """Return the language of nearly all of a text, if not the expected one; otherwise nothing.
 
     >>> look_foreign(["Das ist ein Satz auf Deutsch.", "Hier ist noch einer."] * 5, "en_GB")
     'de'
     """
     identifier, language = _identifier(), _identified(expected)
-    if len(lines) < ENOUGH or language not in identifier.nb_classes:
+    if len(lines) < ENOUGH_LINES or language not in identifier.nb_classes:
         return ""
     # one line says little
-    parts = [" ".join(lines[first : first + ENOUGH]) for first in range(0, len(lines), ENOUGH)]
+    parts = [" ".join(lines[first : first + ENOUGH_LINES]) for first in range(0, len(lines), ENOUGH_LINES)]
     found = [identifier.classify(part)[0] for part in parts]
     most = max(found, key=found.count)
     return most if most != language and found.count(most) > EXCHANGED * len(found) else ""
@@ -213,10 +214,13 @@ def look_foreign(lines: Sequence[str], expected: str) -> str:
 
 @cache
 def tell_foreign(path: Path, expected: str) -> None:
-    """Warn, once, if a text of one sentence per line looks as if it were in another language than the expected one."""
-    if path.is_file() and (found := look_foreign(list(islice(read_lines(path), SAMPLE)), expected)):
+    """Warn, once, if a text, a sentence per line, looks as if it were in another language."""
+    if path.is_file() and (found := look_foreign(list(islice(read_lines(path), IDENTIFIED_LINES)), expected)):
         logger.warning(
-            "%s looks %s, where %s is expected: give text of that", path, name_of(found), name_of(expected)
+            "%s looks %s, where %s is expected: give text of that",
+            path,
+            language_name(found),
+            language_name(expected),
         )
 
 
@@ -234,10 +238,10 @@ def as_bcp47(name: str) -> str:
         return name
 
 
-def name_of(name: str) -> str:
+def language_name(name: str) -> str:
     """Return the English name of a language, or the name given if it is unknown.
 
-    >>> name_of("de_DE"), name_of("zho_Hant"), name_of("xx")
+    >>> language_name("de_DE"), language_name("zho_Hant"), language_name("xx")
     ('German', 'Chinese (traditional)', 'xx')
     """
     code = language_code(name)

@@ -32,11 +32,11 @@ from typing import Any, BinaryIO
 from fairseq_ccpr.errors import ConfigurationError
 
 PACKED_NAMES = (".gz", ".xz", ".bz2")
-BLOCK = 1 << 16  # bytes that are unpacked at a time
-LONGEST = 1 << 22  # bytes of a line
-SAMPLE = 1000  # rows of a table by which it is decided whether its cells are quoted
+UNPACKED_BYTES = 1 << 16  # bytes that are unpacked at a time
+LONGEST_LINE = 1 << 22  # bytes of a line
+SAMPLED_ROWS = 1000  # rows of a table by which it is decided whether its cells are quoted
 MOSTLY = 0.9  # of the cells with quotation marks
-ENOUGH = 3  # quoted cells with commas, which tell of a spreadsheet that quotes all of them
+ENOUGH_QUOTED = 3  # quoted cells with commas, which tell of a spreadsheet that quotes all of them
 BROKEN = "a quoted cell does not end, or ends in the middle"
 MOST_LINES = 100  # of a quoted cell
 BYTE_ORDER_MARK = "\ufeff"  # is no text: it stands inside where files were joined
@@ -93,7 +93,7 @@ def tidy(text: str) -> str:
 
 @contextmanager
 def open_packed(path: Path, watch: Watch | None = None) -> Iterator[io.BufferedReader]:
-    """Open a file, packed or not by its first bytes, for reading bytes; damage may show only while it is read."""
+    """Open a file, packed or not by its first bytes; damage may show only while it is read."""
     with path.open("rb") as file:
         head = file.peek(10)
         if head.startswith(b"PK\3\4"):
@@ -102,7 +102,7 @@ def open_packed(path: Path, watch: Watch | None = None) -> Iterator[io.BufferedR
             (unpack for magic, unpack in PACKED.items() if re.match(magic, head)), lambda plain: plain
         )
         try:
-            yield io.BufferedReader(_Watched(unpack(file), watch), BLOCK)
+            yield io.BufferedReader(_Watched(unpack(file), watch), UNPACKED_BYTES)
         except (lzma.LZMAError, zlib.error, EOFError, OSError, UnicodeError) as error:
             raise ConfigurationError(f"{path} is damaged: {error}") from None
 
@@ -123,13 +123,13 @@ def read_standard_input() -> Iterator[str]:
 
 
 def _decoded(stream: BinaryIO, name: str, skipped: Counter[str] | None = None) -> Iterator[str | None]:
-    for number, line in enumerate(iter(partial(stream.readline, LONGEST), b""), 1):
-        if len(line) == LONGEST and not line.endswith(b"\n"):
-            fault = f"longer than {LONGEST:,} bytes, as no sentence is"
+    for number, line in enumerate(iter(partial(stream.readline, LONGEST_LINE), b""), 1):
+        if len(line) == LONGEST_LINE and not line.endswith(b"\n"):
+            fault = f"longer than {LONGEST_LINE:,} bytes, as no sentence is"
             if skipped is None:
                 raise ConfigurationError(f"{name}, line {number} is {fault}: divide it")
             skipped[f"a line is {fault}"] += 1
-            while (rest := stream.readline(LONGEST)) and not rest.endswith(b"\n"):
+            while (rest := stream.readline(LONGEST_LINE)) and not rest.endswith(b"\n"):
                 pass
             yield None
             continue
@@ -142,7 +142,8 @@ def _decoded(stream: BinaryIO, name: str, skipped: Counter[str] | None = None) -
         except UnicodeDecodeError:
             if skipped is None:
                 raise ConfigurationError(
-                    f"{name}, line {number}: the bytes are not UTF-8: convert the text, such as by iconv -f latin1 -t utf-8"
+                    f"{name}, line {number}: the bytes are not UTF-8: convert the text, such as by iconv -f "
+                    "latin1 -t utf-8"
                 ) from None
             skipped["a line is not UTF-8"] += 1
             yield None
@@ -192,14 +193,15 @@ def read_pairs(
             continue
         if len(columns) != 2:
             raise ConfigurationError(
-                f"{path}, line {number}: {len(columns)} column{'' if len(columns) == 1 else 's'}, and a pair has 2: source, "
+                f"{path}, line {number}: {len(columns)} column{'' if len(columns) == 1 else 's'}, and a "
+                "pair has 2: source, "
                 "tab, target"
             )
         yield columns[0], columns[1]
 
 
 def read_rows(
-    lines: Iterable[str | None], skipped: Counter[str], enough: int = ENOUGH
+    lines: Iterable[str | None], skipped: Counter[str], enough: int = ENOUGH_QUOTED
 ) -> Iterator[list[str]]:
     """Read the rows of a table, their cells as they were before a spreadsheet quoted them.
 
@@ -211,7 +213,7 @@ def read_rows(
     rows, fault = _whole_rows((line for line in lines if line is not None), skipped), None
     sample: list[tuple[list[str], int]] = []
     try:
-        for one in islice(rows, SAMPLE):
+        for one in islice(rows, SAMPLED_ROWS):
             sample.append(one)
     except ConfigurationError as error:  # the file is damaged from there on
         fault = error
@@ -246,7 +248,7 @@ def _whole_rows(lines: Iterator[str], skipped: Counter[str]) -> Iterator[tuple[l
     waiting: list[str] = []
     while (line := waiting.pop(0) if waiting else next(lines, None)) is not None:
         row, more = line, list[str]()
-        while _begins_quoted(row) and len(more) < MOST_LINES and len(row) < LONGEST:
+        while _begins_quoted(row) and len(more) < MOST_LINES and len(row) < LONGEST_LINE:
             following = waiting.pop(0) if waiting else next(lines, None)
             if following is None:
                 break
@@ -283,7 +285,7 @@ def tell_skipped(where: object, skipped: Counter[str]) -> None:
 
 @dataclass(frozen=True)
 class TextPairs:
-    """Where sentence pairs are: either two files or one TSV, and perhaps their word alignments in Pharaoh format."""
+    """Where sentence pairs are: two files or one TSV, and perhaps alignments in Pharaoh format."""
 
     source: Path | None = None
     target: Path | None = None
@@ -316,7 +318,8 @@ class TextPairs:
             if row is None or line is None:
                 shorter, longer = (text, self.alignments) if row is None else (self.alignments, text)
                 raise ConfigurationError(
-                    f"{shorter} has fewer lines than {longer}: give one alignment for each sentence pair, in their order"
+                    f"{shorter} has fewer lines than {longer}: give one alignment for each sentence pair, "
+                    "in their order"
                 )
             yield row[0], row[1], line
 
@@ -332,6 +335,7 @@ def read_together(one: Path, two: Path, skipped: Counter[str] | None = None) -> 
             yield left, right
     if counts[0] != counts[1]:
         raise ConfigurationError(
-            f"{one} has {counts[0]:,} lines and {two} has {counts[1]:,}: give files in which line n of the one "
+            f"{one} has {counts[0]:,} lines and {two} has {counts[1]:,}: give files in which line n of the "
+            "one "
             "translates line n of the other"
         )

@@ -40,7 +40,7 @@ def as_rows(pieces: Pieces) -> np.ndarray:
 
 
 def cut_phrases(spans: np.ndarray, split: SplitSentences, unknown: int) -> Cuts:
-    """Find the subwords of phrases: those of `DecoderSubwords.slice`, and what follows, before the first unknown piece.
+    """Find the subwords of phrases, as `DecoderSubwords.slice`, and what follows before an unknown piece.
 
     Spans are int64 [R, 3]: which of the n sentences, start and end in characters.
     """

@@ -1,6 +1,6 @@
-"""Subword schemes: how each of fairseq's kinds of `--bpe` writes text as symbols of a dictionary, and joins them.
+"""Subword schemes: how fairseq's kinds of `--bpe` write text as a dictionary's symbols, and join them.
 
-One more is a class here and a line in `SCHEMES`; its options are fairseq's own.
+One more is a class here and a line in `SUBWORD_SCHEMES`; its options are fairseq's own.
 """
 
 # No `from __future__ import annotations` here: fairseq makes its options from the types themselves.
@@ -21,14 +21,16 @@ from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.text.sentencepiece import BLANK, piece_spans
 from fairseq_ccpr.text.words import SPACE, kinds_of
 
-PAIR = "sentencepiece_pair"
+SENTENCEPIECE_PAIR = "sentencepiece_pair"
 ENOUGH_KNOWN = (
     0.5  # fraction of a dictionary that its own SentencePiece model has; the rest are rare characters
 )
 # Fraction of a dictionary's symbols that may be before the one above; in a shuffled one, half of them are.
 IN_ORDER = 0.2
 RARE = 0.001  # fraction of a dictionary's symbols below which a mark in them is chance
-_TAG = re.compile(r"\s*(>>[\w-]+<<)\s*")  # what names the target language, in front of a source sentence
+_SOURCE_TAG = re.compile(
+    r"\s*(>>[\w-]+<<)\s*"
+)  # what names the target language, in front of a source sentence
 
 # What Moses writes for a character, and for a hyphen within a word.
 MOSES = {
@@ -41,20 +43,20 @@ Placed = tuple[str, int, int]  # a symbol, and the characters of the text that i
 
 
 @dataclass(frozen=True)
-class Origins:
-    """For each of n characters, the characters of another text it was made from; and an entry for what is beyond."""
+class CharacterOrigins:
+    """For each of n characters, those of another text it was made from; and an entry for what is beyond."""
 
     starts: list[int]
     ends: list[int]
 
     @classmethod
-    def trace(cls, units: Sequence[str], text: str) -> "Origins":
+    def trace(cls, units: Sequence[str], text: str) -> "CharacterOrigins":
         """Walk along the text with characters made from it, and what Moses writes for one, spaces aside.
 
         Where one is not found next, the walk ends: it and all after it stand for the rest of the text and
         what lies beyond.
 
-        >>> Origins.trace(["a", " ", "&amp;", " ", "b"], "a&b").starts
+        >>> CharacterOrigins.trace(["a", " ", "&amp;", " ", "b"], "a&b").starts
         [0, 1, 1, 1, 1, 1, 1, 2, 2, 3]
         """
         starts: list[int] = []
@@ -81,7 +83,7 @@ class Origins:
 
 
 class Scheme:
-    """A kind of subwords; this one is any that has no class here: it splits and joins, but is not found in text.
+    """A kind of subwords; this one is any without a class here, whose pieces are not found in text.
 
     Attributes:
         bpe: fairseq's own, which splits and joins.
@@ -139,18 +141,19 @@ class Scheme:
 
     def place(self, text: str) -> list[Placed]:
         """Split a text, and find what each symbol stands for."""
-        known = [name for name, kind in SCHEMES.items() if name and name != PAIR]
+        known = [name for name, kind in SUBWORD_SCHEMES.items() if name and name != SENTENCEPIECE_PAIR]
         raise ConfigurationError(
-            f"phrases cannot be joined with the subwords of {type(self.bpe).__name__}: the model needs to have --bpe "
+            f"phrases cannot be joined with the subwords of {type(self.bpe).__name__}: the model needs to "
+            "have --bpe "
             f"{', '.join(known[:-1])} or {known[-1]}, or none"
         )
 
     def as_given(self, text: str, symbols: list[str], first: int, last: int) -> str:
-        """Write symbols[first : last + 1] of a text with the characters it was given in, if symbols normalise them."""
+        """Write symbols[first : last + 1] of a text with the characters that were given."""
         return " ".join(symbols[first : last + 1])
 
     def begins_with(self, symbol: str) -> str:
-        """Return the first character of a symbol, which may continue the word before; nothing where none does."""
+        """Return a symbol's first character, which may continue a word; nothing where none does."""
         return symbol[:1]
 
     def ends_with(self, symbol: str) -> str:
@@ -158,12 +161,12 @@ class Scheme:
         return symbol[-1:]
 
     def order(self, symbols: list[str]) -> np.ndarray:
-        """Return what rises in a dictionary made from the model's own pieces, [at most V]; empty if nothing does."""
+        """Return what rises in a dictionary of the model's own pieces, [at most V]; empty if nothing does."""
         return np.empty(0)
 
     def refuse_other(self, dictionary: Dictionary, trouble: str) -> None:
         """Refuse a dictionary whose symbols are of another scheme."""
-        found = kind_of(dictionary)
+        found = scheme_of_symbols(dictionary)
         if self.mark not in (None, found.mark) and (found.mark or self.marks_beginnings):
             raise ConfigurationError(f"{trouble}: they are {found.made_of}")
 
@@ -187,7 +190,7 @@ class SentencepiecePairConfig(SentencepieceConfig):
     )
 
 
-@register_bpe(PAIR, dataclass=SentencepiecePairConfig)
+@register_bpe(SENTENCEPIECE_PAIR, dataclass=SentencepiecePairConfig)
 class SentencepiecePair(SentencepieceBPE):
     """Split source text; `target` splits target text.
 
@@ -218,7 +221,7 @@ class SentencepiecePair(SentencepieceBPE):
     @staticmethod
     def without_tag(text: str) -> tuple[str, str]:
         """Divide a text into its tag, if any, and what follows."""
-        found = _TAG.match(text)
+        found = _SOURCE_TAG.match(text)
         return (found[1], text[found.end() :]) if found else ("", text)
 
 
@@ -244,7 +247,7 @@ class SentencePiece(Scheme):
         return [(symbol, start, end) for piece, start, end in pieces for symbol in piece.split()]
 
     def as_given(self, text: str, symbols: list[str], first: int, last: int) -> str:
-        """Write the characters that … was read as three dots from; symbols where one of them is of several pieces."""
+        """Write … where three dots were read; symbols where a character has other pieces, too."""
         pieces = self.place(text)
         ahead = len(symbols) - len(pieces)  # a tag
         before, after = pieces[: max(0, first - ahead)], pieces[last - ahead + 1 :]
@@ -265,7 +268,8 @@ class SentencePiece(Scheme):
         known = sum(symbol in pieces for symbol in symbols) / max(1, len(symbols))
         if known < ENOUGH_KNOWN:
             raise ConfigurationError(
-                f"only {known:.0%} of the model's dictionary is in the SentencePiece model, which was made for another: give "
+                f"only {known:.0%} of the model's dictionary is in the SentencePiece model, which was made "
+                "for another: give "
                 "the model's own with --sentencepiece-model"
             )
 
@@ -304,7 +308,8 @@ class Separated(Scheme):
 
     mark: str = "@@"
     made_of = (
-        "pieces of BPE, so give --bpe subword_nmt (or fastbpe) and --bpe-codes, and --tokenizer if the text was "
+        "pieces of BPE, so give --bpe subword_nmt (or fastbpe) and --bpe-codes, and --tokenizer if the text "
+        "was "
         "tokenised before"
     )
     file_options = ("bpe_codes",)
@@ -322,7 +327,8 @@ class Separated(Scheme):
     def options_of(cls, file: Path, tokenizer: str | None) -> dict[str, str]:
         if tokenizer is None:
             raise ConfigurationError(
-                f"{file} does not say whether its text was tokenised before: give --tokenizer moses, as for most BPE models, "
+                f"{file} does not say whether its text was tokenised before: give --tokenizer moses, as for "
+                "most BPE models, "
                 "or --tokenizer space if it was not"
             )
         with file.open(encoding="utf-8") as stream:
@@ -334,7 +340,7 @@ class Separated(Scheme):
         if self.mark and self.mark in text:  # which pieces continue is ambiguous
             return [(symbol, 0, len(text) + 1) for symbol in symbols]
         surfaces = [symbol.removesuffix(self.mark) for symbol in symbols]
-        origins = Origins.trace("".join(surfaces), text)
+        origins = CharacterOrigins.trace("".join(surfaces), text)
         ends = [*accumulate(map(len, surfaces))]
         return [(symbol, *origins.span(end - len(s), end)) for symbol, s, end in zip(symbols, surfaces, ends)]
 
@@ -370,14 +376,14 @@ class Words(Separated):
 
 
 # By the name of fairseq's `--bpe`; of several that take an object, the last one counts.
-SCHEMES: dict[str, type[Scheme]] = {
+SUBWORD_SCHEMES: dict[str, type[Scheme]] = {
     "": Words,
     "sentencepiece": SentencePiece,
-    PAIR: PairOfSentencePiece,
+    SENTENCEPIECE_PAIR: PairOfSentencePiece,
     "subword_nmt": Separated,
     "fastbpe": Separated,
 }
-KINDS = tuple(dict.fromkeys(SCHEMES.values()))
+KINDS = tuple(dict.fromkeys(SUBWORD_SCHEMES.values()))
 OTHER_FILE_OPTIONS = (
     "bpe_vocab",
     "bpe_merges",
@@ -407,7 +413,7 @@ def examples_of(dictionary: Dictionary) -> str:
     return " ".join(symbols_of(dictionary)[:5])
 
 
-def kind_of(dictionary: Dictionary) -> type[Scheme]:
+def scheme_of_symbols(dictionary: Dictionary) -> type[Scheme]:
     """Return the scheme whose mark most symbols of a dictionary bear; where none do, they are words."""
     symbols = symbols_of(dictionary)
     counts = {kind: kind.count(symbols) for kind in KINDS}
@@ -423,12 +429,12 @@ def check_subwords(dictionary: Dictionary, bpe: Any, post_process: str | None = 
             dictionary, f"the subwords of the model ({examples_of(dictionary)}) are not those of --bpe"
         )
         scheme.refuse_foreign(dictionary)
-    elif kind_of(dictionary) is not REMOVED_BY.get(post_process, Separated):
+    elif scheme_of_symbols(dictionary) is not REMOVED_BY.get(post_process, Separated):
         scheme.refuse_other(dictionary, f"the text of the model is in subwords ({examples_of(dictionary)})")
 
 
 def looks_shuffled(dictionary: Dictionary, bpe: Any) -> bool:
-    """Tell whether symbols are in neither order that dictionaries have: by falling counts, or as in the model."""
+    """Tell whether symbols are in neither order of dictionaries: by falling counts, or the model's."""
     counts = np.array(dictionary.count[dictionary.nspecial :])
     falling = -counts if len(set(counts.tolist())) > 1 else np.empty(0)
     orders = (falling, scheme_of(bpe).order(symbols_of(dictionary)))
@@ -454,4 +460,8 @@ def implied_bpe(words: list[str]) -> list[str]:
     names = {word.partition("=")[0] for word in words}
     if "--bpe" in names or "--sentencepiece-model" not in names:
         return words
-    return ["--bpe", PAIR if "--sentencepiece-target-model" in names else "sentencepiece", *words]
+    return [
+        "--bpe",
+        SENTENCEPIECE_PAIR if "--sentencepiece-target-model" in names else "sentencepiece",
+        *words,
+    ]

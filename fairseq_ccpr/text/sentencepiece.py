@@ -10,7 +10,7 @@ from sentencepiece import SentencePieceProcessor
 from fairseq_ccpr.errors import ConfigurationError, installing
 from fairseq_ccpr.text.words import SPACE, kinds_of
 
-SPECIALS = ["<unk>", "<s>", "</s>"]  # the first pieces of a model
+SPECIAL_PIECES = ["<unk>", "<s>", "</s>"]  # the first pieces of a model
 BLANK = "▁"  # how a piece writes the space before it
 
 
@@ -27,12 +27,12 @@ def parse_model(model: bytes) -> Any:
 
 
 def make_model(pieces: Iterable[tuple[str, float]], normalizer_spec: bytes) -> bytes:
-    """Make a unigram model of `SPECIALS` and pieces with their log probabilities; the trainer's settings are the defaults."""
+    """Make a unigram model of `SPECIAL_PIECES` and pieces with log probabilities; settings are defaults."""
     messages = _messages()
     kinds = messages.ModelProto.SentencePiece
     made = [
         kinds(piece=text, score=0, type=kinds.CONTROL if at else kinds.UNKNOWN)
-        for at, text in enumerate(SPECIALS)
+        for at, text in enumerate(SPECIAL_PIECES)
     ]
     made += [kinds(piece=text, score=score) for text, score in pieces]
     spec = messages.NormalizerSpec.FromString(normalizer_spec)
@@ -40,7 +40,7 @@ def make_model(pieces: Iterable[tuple[str, float]], normalizer_spec: bytes) -> b
 
 
 def replace_pieces(message: Any, pieces: Iterable[Any]) -> bytes:
-    """Return a model of other pieces with the settings of `message`; its test of itself goes, since it names pieces."""
+    """Return a model of other pieces with the settings of `message`, without its test, which names pieces."""
     changed = type(message)()
     for descriptor, value in message.ListFields():
         if descriptor.name.endswith("_spec"):
@@ -51,12 +51,13 @@ def replace_pieces(message: Any, pieces: Iterable[Any]) -> bytes:
 
 
 def _messages() -> Any:
-    """Import the message classes, which need protobuf; sentencepiece does not bring it, and splits text without it."""
+    """Import the message classes, which need protobuf; sentencepiece does not bring it."""
     try:
         from sentencepiece import sentencepiece_model_pb2
     except Exception as error:  # protobuf is missing, or older than the classes: a VersionError of its own
         raise ConfigurationError(
-            f"making a SentencePiece model needs protobuf ({str(error).splitlines()[0]}): {installing('encoder')}"
+            f"making a SentencePiece model needs protobuf ({str(error).splitlines()[0]}): "
+            f"{installing('encoder')}"
         ) from None
     return sentencepiece_model_pb2
 
@@ -89,5 +90,5 @@ def piece_spans(processor: SentencePieceProcessor, text: str) -> Iterator[tuple[
 
 
 def _byte(processor: SentencePieceProcessor, piece: str) -> int | None:
-    """Return the byte that a piece such as <0xE2> stands for, in models that fall back on bytes; None in others."""
+    """Return the byte that a piece such as <0xE2> stands for, if the model falls back on bytes."""
     return int(piece[1:-1], 16) if processor.is_byte(processor.piece_to_id(piece)) else None

@@ -37,7 +37,7 @@ Parts = Sequence["str | int"]  # of a text; a number stands for the translation 
 
 @dataclass(eq=False)
 class Mark:
-    """Markup in a sentence: an element around sentence[start:stop], or a tag by itself, where both are the same.
+    """Markup in a sentence: an element around sentence[start:stop], or a tag by itself, if both are equal.
 
     Attributes:
         before, after: what is written around the translation of the element's text.
@@ -95,7 +95,7 @@ class Segments:
         return "".join(self._texts(self.parts, translations))
 
     def space_before(self, number: int, translations: Sequence[str | Parts]) -> str:
-        """Return what parts a sentence's translation from the one before, where the source does without and it does not."""
+        """Return what parts a translation from the one before, where the source does without and it does not."""
         if number not in self.touching:
             return ""
         both = ("".join(map(str, translations[n])) for n in (number - 1, number))

@@ -40,11 +40,11 @@ class Subwords:
         return len(self.ids) - 2
 
     def cut(self, limit: int) -> Subwords:
-        """Keep the first `limit` subwords and the markers: for texts longer than `ContextEncoder.max_positions`."""
+        """Keep the first `limit` subwords and the markers."""
         return self if self.count <= limit else self._keep(slice(1, limit + 1))
 
     def around(self, first: int, last: int, limit: int) -> tuple[Subwords, int]:
-        """Keep `limit` subwords around those from `first` to `last` in `ids`, as many before as after if possible.
+        """Keep `limit` subwords around ids[first : last + 1], as many before as after if possible.
 
         Returns:
             The subwords with the markers, and how many were taken away before.
@@ -90,7 +90,7 @@ class SubwordTokenizer(ABC):
 
     @abstractmethod
     def restrict(self, kept: Collection[str]) -> SubwordTokenizer:
-        """Make a tokenizer of fewer pieces that splits as this one does whatever splits into pieces that are kept."""
+        """Make a tokenizer of fewer pieces that splits alike whatever splits into pieces that are kept."""
 
     @property
     @abstractmethod

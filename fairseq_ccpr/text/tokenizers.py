@@ -38,11 +38,12 @@ class SentencePieceTokenizer(SubwordTokenizer):
         return piece_spans(self.processor, text)
 
     def restrict(self, kept: Collection[str]) -> SentencePieceTokenizer:
-        """Make a tokenizer of fewer pieces, and the one of the lowest score, which sets the cost of what is unknown."""
+        """Keep fewer pieces, and that of the lowest score, which sets the cost of what is unknown."""
         message = parse_model(self.model)
         if message.trainer_spec.model_type != message.trainer_spec.UNIGRAM:
             raise ConfigurationError(
-                "the encoder's SentencePiece model is BPE, which needs all its pieces: leave out --keep-pieces-of"
+                "the encoder's SentencePiece model is BPE, which needs all its pieces: leave out "
+                "--keep-pieces-of"
             )
         normal = [piece for piece in message.pieces if piece.type == piece.NORMAL]
         stays = {*kept, min(normal, key=lambda piece: piece.score).piece}
@@ -119,7 +120,7 @@ class WordPieceTokenizer(SubwordTokenizer):
         return character.lower() if self.settings.lower_case else character
 
     def _split_word(self, word: str) -> list[tuple[str, int, int]]:
-        """Take the longest piece, then the longest of the rest; a word where that fails is unknown as a whole."""
+        """Take the longest piece, then the longest of the rest; if that fails, the word is unknown."""
         pieces = []
         start = 0
         while start < len(word) <= LONGEST_WORD:
@@ -160,7 +161,7 @@ def _kind(character: str) -> str:
     return "ideograph" if any(first <= code <= last for first, last in IDEOGRAPHS) else "letter"
 
 
-TOKENIZERS: dict[str, type[SubwordTokenizer]] = {
+ENCODER_TOKENIZERS: dict[str, type[SubwordTokenizer]] = {
     kind.filename: kind for kind in (SentencePieceTokenizer, WordPieceTokenizer)
 }
 
@@ -169,9 +170,10 @@ def load_tokenizer(directory: Path) -> SubwordTokenizer:
     """Load the tokenizer of an encoder directory; it needs no weights, and pickles for worker processes."""
     if not directory.is_dir():
         raise CheckpointError(f"there is no encoder {directory}: make one with fairseq-ccpr convert")
-    for filename, kind in TOKENIZERS.items():
+    for filename, kind in ENCODER_TOKENIZERS.items():
         if (directory / filename).is_file():
             return kind.load(directory)
     raise CheckpointError(
-        f"the encoder {directory} has no tokenizer: it needs one of {', '.join(TOKENIZERS)} next to its weights"
+        f"the encoder {directory} has no tokenizer: it needs one of {', '.join(ENCODER_TOKENIZERS)} next to "
+        "its weights"
     )

@@ -1,4 +1,4 @@
-"""Translation memories as other tools exchange them: TMX is read and written, XLIFF 1.2 and 2, and its kinds, is read.
+"""Translation memories of other tools: TMX is read and written, XLIFF 1.2 and 2, and its kinds, is read.
 
 What a tool says of a translation counts: only what a person has confirmed is read, with tracked changes
 accepted.
@@ -29,11 +29,11 @@ from xml.parsers import expat
 from xml.sax.saxutils import escape, quoteattr
 
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.text.languages import SAMPLE, look_copied, refuse_exchanged, same_language
+from fairseq_ccpr.text.languages import IDENTIFIED_LINES, look_copied, refuse_exchanged, same_language
 from fairseq_ccpr.text.pairs import (
-    BLOCK,
     BYTE_ORDER_MARK,
     PACKED_NAMES,
+    UNPACKED_BYTES,
     Watch,
     one_line,
     open_packed,
@@ -42,7 +42,7 @@ from fairseq_ccpr.text.pairs import (
 from fairseq_ccpr.version import __version__
 
 TMX, XLIFF, TSV = (".tmx",), (".xlf", ".xliff", ".sdlxliff", ".mqxliff", ".mxliff"), (".tsv", ".txt")
-MOST = 1 << 22  # characters of a unit, a comment or a tag
+LONGEST_UNIT = 1 << 22  # characters of a unit, a comment or a tag
 UNITS = {"tu", "trans-unit", "unit"}
 # Elements inside a segment whose content is not text: codes of the document's own format.
 CODES = {"bpt", "ept", "it", "ph", "ut", "x", "bx", "ex", "sc", "ec"}
@@ -68,7 +68,7 @@ CONFIRMED = {
     "confirmedreviewer2",  # memoQ
     "confirmed": "1 2 3 4 5 6 7 8 9 10 11 12 true",  # Phrase: the workflow step up to which it is confirmed
 }
-FINISHED = ("signed-off", "final")  # states that outweigh where a translation is from
+FINISHED_STATES = ("signed-off", "final")  # states that outweigh where a translation is from
 LANGUAGES = {
     "source-language": "source",
     "srcLang": "source",
@@ -91,7 +91,7 @@ _SPACES = re.compile(r"[^\S\u00a0\u2007\u202f]+")  # but no-break spaces
 _ENTITY = re.compile(r"&([A-Za-z][\w.-]*);")
 _NO_XML = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _BEFORE_MARK = re.compile(rf"\s*(?:{BREAK}\s*)+(?=[.,;:!?](?:\s|{BREAK}|$))")
-_BLOCKS = "br|p|div|hr|li|tr|td|th|h[1-6]|img|image|tab|cr|lb|pb|cb"
+_BREAKING_TAGS = "br|p|div|hr|li|tr|td|th|h[1-6]|img|image|tab|cr|lb|pb|cb"
 _BETWEEN_WORDS = re.compile(rf"(?<=\w){GAP}+(?=\w)")
 _WRITTEN = re.compile(r"(?:\{|(?=<\w+\})<)(\w{1,5})[}>]")
 _VALUE = re.compile(r"""=["']([^"'<>]*)["']""")
@@ -101,12 +101,12 @@ _FORMAT = re.compile(  # a code that is one of a pair
     re.DOTALL | re.IGNORECASE,
 )
 _BREAKING = re.compile(  # the kind of a code, or its content
-    rf"(?:\w+[:-])*(?:{_BLOCKS})|(?:\s|\\[nrtvf]|&(?:nbsp|#(?:10|13|160|x0*[AD]|xA0));|</?(?:\w+:)?(?:{_BLOCKS})(?:\s[^<>]*)?/?>"
+    rf"(?:\w+[:-])*(?:{_BREAKING_TAGS})|(?:\s|\\[nrtvf]|&(?:nbsp|#(?:10|13|160|x0*[AD]|xA0));|</?(?:\w+:)?(?:{_BREAKING_TAGS})(?:\s[^<>]*)?/?>"
     r"|\{?\\(?:line|par|tab|page)\b ?\}?)+",
     re.IGNORECASE,
 )
 _ATTRIBUTES = r"""(?:[^<>"']|"[^"<]*"|'[^'<]*')*+"""
-_MARKUP = re.compile(
+_XML = re.compile(
     r"<!--(?:(?!--).)*+(?:-->|(?P<a>-{0,2}\Z))|<!\[CDATA\[(?:(?!\]\]>|<!\[CDATA\[).)*+(?:\]\]>|(?P<b>\Z))"
     r"|<\?(?:(?!\?>|<\?).)*+(?:\?>|(?P<c>\Z))"
     rf"""|<{_ATTRIBUTES}(?:"[^"<]*|'[^'<]*)?(?P<d>\Z)"""  # as a to c: not all of it is there yet
@@ -167,7 +167,8 @@ def tmx_lines(source: str, target: str, pairs: Iterable[tuple[str, str, str]]) -
         texts = [one_line(text) for text in texts]
         if found := _NO_XML.search("".join(texts)):
             raise ConfigurationError(
-                f"the pair {number} has the character U+{ord(found[0]):04X}, which XML cannot carry: forget it"
+                f"the pair {number} has the character U+{ord(found[0]):04X}, which XML cannot carry: forget "
+                "it"
             )
         sides = zip(map(quoteattr, (source, target)), map(escape, texts))
         segments = "".join(f"<tuv xml:lang={language}><seg>{text}</seg></tuv>" for language, text in sides)
@@ -226,7 +227,7 @@ class _Reading:
         raise NotImplementedError
 
     def pair(self, source: str, target: str, said: Mapping[str, str]) -> Iterator[Pair]:
-        """Yield a pair of what `_text` made, unless it has no text, or a tool says that it is not confirmed."""
+        """Yield a pair of what `_text` made, unless it has no text or a tool does not confirm it."""
         texts = [text.replace(SEAM + SEAM, BREAK).replace(SEAM, "") for text in (source, target)]
         gap = " " if all(map(_BETWEEN_WORDS.search, texts)) else ""
         texts = [_BEFORE_MARK.sub("", _BETWEEN_WORDS.sub(gap, text)).replace(BREAK, " ") for text in texts]
@@ -248,7 +249,7 @@ class _Reading:
                 return f"{name} is {value[:30]}"
         origin, approved = said.get("state-qualifier", ""), said.get("approved")
         if _REJECTED.match(origin) or (
-            _FROM_MACHINE.match(origin) and approved != "yes" and said.get("state") not in FINISHED
+            _FROM_MACHINE.match(origin) and approved != "yes" and said.get("state") not in FINISHED_STATES
         ):
             return f"state-qualifier is {origin[:30]}"
         return "approved is no" if approved == "no" and not said.keys() & CONFIRMED.keys() else ""
@@ -260,7 +261,9 @@ class _Reading:
             decoder = codecs.getincrementaldecoder(self.encoding)("fairseq_ccpr.damaged")
             while block:
                 yield decoder.decode(block)
-                block = stream.read1(BLOCK)  # unlike `read`, loses nothing of what comes before damage
+                block = stream.read1(
+                    UNPACKED_BYTES
+                )  # unlike `read`, loses nothing of what comes before damage
             yield decoder.decode(b"", True)
 
     def _encoding(self, head: bytes) -> str:
@@ -276,7 +279,7 @@ class _Reading:
             ) from None
 
     def _beginning(self, blocks: Iterator[str]) -> tuple[str, str]:
-        """Read on to the first element, which must be the format's; returns the text so far, and what is wrong in it."""
+        """Read on to the first element, the format's; returns the text so far, and what is wrong in it."""
         text, fault, names = "", "no element found", list[str]()
         for block in blocks:
             text, fault = _DECLARATION.sub("", text + block), ""
@@ -287,7 +290,7 @@ class _Reading:
                 parser.Parse(text.encode("utf-8", "surrogatepass"))
             except expat.ExpatError as error:
                 fault = str(error)
-            if names or fault or len(text) > MOST:
+            if names or fault or len(text) > LONGEST_UNIT:
                 break
         if names and names[0] != self.root:
             raise ConfigurationError(
@@ -296,7 +299,7 @@ class _Reading:
         return text, fault
 
     def _parts(self, text: str, blocks: Iterator[str]) -> Iterator[tuple[str, str, int]]:
-        """Cut out units, and tags around them: name, text and line of each. What has no end has its text up to the next."""
+        """Cut out units and tags around them: name, text and line; what has no end goes up to the next."""
         at, line, unit = 0, 1, ""  # where to look on; the name of the open unit, which `text` begins with
         left_out = ""  # the name of a unit whose end is still to come
 
@@ -307,21 +310,21 @@ class _Reading:
             return part, first
 
         while True:
-            found = _MARKUP.search(text, at)
+            found = _XML.search(text, at)
             if found is None or found.lastgroup not in ("rest", None):
                 at = found.start() if found else len(text)
                 if not unit:
                     cut(at)
-                if len(text) < MOST and (block := next(blocks, "")):
+                if len(text) < LONGEST_UNIT and (block := next(blocks, "")):
                     text += block
                 elif found:  # it never ends, or not soon enough
                     at += 1
                 elif unit:
                     part, first = cut(len(text))
-                    if len(part) < MOST:
+                    if len(part) < LONGEST_UNIT:
                         yield unit, part, first
                     else:
-                        self.skipped[f"longer than {MOST:,} characters, as no unit is"] += 1
+                        self.skipped[f"longer than {LONGEST_UNIT:,} characters, as no unit is"] += 1
                         left_out = unit
                     unit = ""
                 else:
@@ -371,7 +374,8 @@ class _Reading:
 
     def _refuse_entities(self, name: str, *_: object) -> None:
         raise ConfigurationError(
-            f"{self.path} declares the entity '{name}', which could name other files or grow without bounds: save it "
+            f"{self.path} declares the entity '{name}', which could name other files or grow without "
+            "bounds: save it "
             "without a document type of its own"
         )
 
@@ -381,7 +385,9 @@ class _Tsv(_Reading):
     def read(self) -> Iterator[Pair]:
         sample: list[Pair] = []
         with suppress(ConfigurationError):  # of damage, which shows again
-            sample.extend(islice(read_pairs(self.path, skipped=Counter(), watch=self.watch), SAMPLE))
+            sample.extend(
+                islice(read_pairs(self.path, skipped=Counter(), watch=self.watch), IDENTIFIED_LINES)
+            )
         refuse_exchanged(str(self.path), sample, self.source, self.target)
         yield from read_pairs(self.path, skipped=self.skipped, watch=self.watch)
 
@@ -427,7 +433,7 @@ class _Tmx(_Reading):
 
 @dataclass
 class _Xliff(_Reading):
-    """Units of XLIFF 1.2 (`trans-unit`) and segments of XLIFF 2 (`segment`); alternatives in them are passed over."""
+    """Units of XLIFF 1.2 and segments of XLIFF 2; alternatives in them are passed over."""
 
     languages: dict[str, str] = field(default_factory=dict)  # by attribute of the file
     translate: list[str] = field(default_factory=lambda: ["yes"])  # in the file and its open groups
@@ -512,7 +518,7 @@ def _date(element: Element) -> str:
 
 
 def _text(element: Element, codes: Mapping[str | None, str]) -> str:
-    """Return the text of a sentence, with marks where codes, whose content is by id, separate, and where segments end."""
+    """Return the text of a sentence, with marks where codes separate and where segments end."""
     texts = [_with_written_codes(element.text or "", codes)]
     for child in element:
         code = child.tag in CODES
@@ -534,7 +540,7 @@ def _text(element: Element, codes: Mapping[str | None, str]) -> str:
 
 
 def _mark(said: list[str], alone: bool) -> str:
-    """Return the mark of a code, by its kind and content: what it shows is a space, or it may be, where it stands alone."""
+    """Return the mark of a code, by its kind and content: it shows a space, or may do so, if alone."""
     shown = [unescape(value) for one in said for value in _VALUE.findall(one)]
     if any(map(_BREAKING.fullmatch, said)) or any(map(_WHITE.fullmatch, shown)):
         return BREAK

@@ -7,7 +7,7 @@ import unicodedata
 
 # Scripts that write no spaces between words: each character is a word. First and last code point of each
 # block.
-UNSPACED = [
+UNSPACED_BLOCKS = [
     (0x0E00, 0x0EFF),  # Thai, Lao
     (0x1000, 0x109F),  # Myanmar
     (0x1780, 0x17FF),  # Khmer
@@ -45,7 +45,7 @@ def _kind(code: int) -> str:
         return MARK
     if category[0] in "PS":
         return SEPARATOR if _within(code, UNSPACED_PUNCTUATION) else PUNCTUATION
-    return CHARACTER if _within(code, UNSPACED) else LETTER
+    return CHARACTER if _within(code, UNSPACED_BLOCKS) else LETTER
 
 
 def _within(code: int, blocks: list[tuple[int, int]]) -> bool:

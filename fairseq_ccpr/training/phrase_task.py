@@ -13,7 +13,7 @@ from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.models.pretrained.context_encoder import ContextEncoder
 from fairseq_ccpr.paths import split_paths
 from fairseq_ccpr.text.subwords import SubwordTokenizer
-from fairseq_ccpr.text.tokenizers import TOKENIZERS, load_tokenizer
+from fairseq_ccpr.text.tokenizers import ENCODER_TOKENIZERS, load_tokenizer
 from fairseq_ccpr.training.token_contrast import ContrastTask, ContrastTaskConfig
 
 
@@ -71,7 +71,7 @@ def save_tokenizer(tokenizer: SubwordTokenizer, folder: Path, origin: str) -> No
     Raises:
         ConfigurationError: they have another.
     """
-    if any(folder.glob("*.pt")) and any((folder / filename).is_file() for filename in TOKENIZERS):
+    if any(folder.glob("*.pt")) and any((folder / filename).is_file() for filename in ENCODER_TOKENIZERS):
         saved = load_tokenizer(folder)
         if (saved.filename, saved.content, saved.symbols) != (
             tokenizer.filename,

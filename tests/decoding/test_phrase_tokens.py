@@ -24,7 +24,7 @@ from omegaconf import OmegaConf
 from fairseq_ccpr.datastore import written_subwords
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.datastore.preprocessing import digest_options
-from fairseq_ccpr.datastore.written_subwords import DESCRIPTION, LOCK, of_store, open_or_write
+from fairseq_ccpr.datastore.written_subwords import DESCRIPTION, SUBWORDS_LOCK, of_store, open_or_write
 from fairseq_ccpr.decoding.phrase_candidates import CutEntries, hash_tokens, lay_out, split_entries
 from fairseq_ccpr.decoding.phrase_votes import MAX_SUBWORDS, NO_TOKEN
 from fairseq_ccpr.errors import ConfigurationError
@@ -180,7 +180,7 @@ def test_damaged_subwords_are_written_again(
     found = open_or_write(store, subwords, "spm")
     assert found is not None and np.array_equal(found.counts, counts)
     assert sorted(path.name for path in store.directory.iterdir()) == sorted(
-        ["manifest.json", "phrase", folder.name, LOCK]
+        ["manifest.json", "phrase", folder.name, SUBWORDS_LOCK]
     )
 
 
@@ -188,7 +188,7 @@ def test_folders_that_cannot_be_written_to_are_done_without(
     store: PhraseDatastore, subwords: DecoderSubwords, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    (store.directory / LOCK).mkdir()  # what no permission would do to root
+    (store.directory / SUBWORDS_LOCK).mkdir()  # what no permission would do to root
     assert open_or_write(store, subwords, "spm") is None
     assert "phrases are made subwords as they are retrieved" in caplog.text
     assert not [*store.directory.glob("subwords-*")]
@@ -217,7 +217,7 @@ def test_memory_of_a_long_run_is_flat(
 ) -> None:
     """However many entries were looked up; without a bound it would grow with them."""
     batches = [rng.integers(0, store.section.size, 500) for _ in range(20)]
-    with patch("fairseq_ccpr.decoding.phrase_candidates.SENTENCES", 10):
+    with patch("fairseq_ccpr.decoding.phrase_candidates.KEPT_SENTENCES", 10):
         for way in WAYS:
             cut = WAYS[way](store, subwords)
             tracemalloc.start()

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairseq_ccpr.phrases.pair_build import PairFilter, WordFilter, consistent_pairs
-from fairseq_ccpr.phrases.pair_store import FILES, PhrasePairs
+from fairseq_ccpr.phrases.pair_store import PAIR_FILES, PhrasePairs
 from fairseq_ccpr.text.words import word_spans
 from tests.helpers import call
 from tests.phrases.small_language import LEXICON, extract, sentences, worded
@@ -125,7 +125,7 @@ def test_all_forms_of_input_give_the_same(text: Path, tmp_path: Path) -> None:
         ]
         words += ["--max-edge-share", 0.15]
         call("extract", *words)
-        for file in FILES:
+        for file in PAIR_FILES:
             one, two = ((tmp_path / out / "train" / file).read_bytes() for out in ("plain", f"out-{name}"))
             assert one == two
     assert PhrasePairs(tmp_path / "out-text.tsv.gz" / "train").manifest.skipped == {"empty": 2}

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from fairseq_ccpr.text.languages import NAMES, as_bcp47, language_code, name_of, same_language
+from fairseq_ccpr.text.languages import NAMES, as_bcp47, language_code, language_name, same_language
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def test_names_of_one_language_are_one_and_no_other(names: str, request: pytest.
 @example("", "und")
 @example("en-a", "x-y")
 def test_what_is_no_language_is_one_with_itself_alone(one: str, other: str) -> None:
-    assert same_language(one, one) and isinstance(as_bcp47(one) + name_of(one), str)
+    assert same_language(one, one) and isinstance(as_bcp47(one) + language_name(one), str)
     assert same_language(one, other) == same_language(other, one)
 
 
@@ -45,7 +45,7 @@ def test_languages_are_shown_by_the_codes_and_names_that_clients_know() -> None:
         "tl",
         "sr-Latn",
     ]
-    assert [name_of(one) for one in ("kor_Hang", "sr-ME", "uz-Cyrl")] == [
+    assert [language_name(one) for one in ("kor_Hang", "sr-ME", "uz-Cyrl")] == [
         "Korean",
         "Serbian (Latin)",
         "Uzbek",

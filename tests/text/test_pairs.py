@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.text.pairs import SAMPLE, TextPairs, read_pairs, read_standard_input, read_together
+from fairseq_ccpr.text.pairs import SAMPLED_ROWS, TextPairs, read_pairs, read_standard_input, read_together
 
 
 def test_pairs_are_read_from_plain_and_compressed_files(tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_what_other_readers_take_for_line_ends_is_a_space(
 def test_a_line_that_is_too_long_is_refused_or_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fairseq_ccpr.text.pairs.LONGEST", 20)
+    monkeypatch.setattr("fairseq_ccpr.text.pairs.LONGEST_LINE", 20)
     (tmp_path / "a.tsv").write_text("a\tb\n" + 50 * "x" + "\tb\n" + 17 * "c" + "\td\n", encoding="utf-8")
     with pytest.raises(
         ConfigurationError, match=r"a.tsv, line 2 is longer than 20 bytes, as no sentence is: divide it"
@@ -84,7 +84,7 @@ def test_a_line_that_is_too_long_is_refused_or_counted(
          [("Er kam, sah.", "He came."), ("Ja, gut.", "Yes, good.")], 0),
         ('"Ja, gut."\t"Yes, good."\n"Ja, ja."\t"Yes."\n', [('"Ja, gut."', '"Yes, good."'), ('"Ja, ja."', '"Yes."')], 0),
         ('"Ja, gut."\t"Yes, good."\n"Ja, ja."\tYes, yes.\n', [('"Ja, gut."', '"Yes, good."'), ('"Ja, ja."', "Yes, yes.")], 0),
-        ('a, b\t"c, d"\n' * SAMPLE + '"Er\nkam"\t"He came"\n"""a"" b"\t"c"\n"a"\tb\n',
+        ('a, b\t"c, d"\n' * SAMPLED_ROWS + '"Er\nkam"\t"He came"\n"""a"" b"\t"c"\n"a"\tb\n',
          [("a, b", '"c, d"'), ("Er kam", "He came"), ('"a" b', "c"), ('"a"', "b")], 0),
     ],
 )  # fmt: skip

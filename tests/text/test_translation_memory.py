@@ -352,7 +352,7 @@ def test_a_long_comment_between_blocks_and_a_unit_that_is_too_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fairseq_ccpr.text.translation_memory.BLOCK", 64)
-    monkeypatch.setattr("fairseq_ccpr.text.translation_memory.MOST", 2000)
+    monkeypatch.setattr("fairseq_ccpr.text.translation_memory.LONGEST_UNIT", 2000)
     hidden = f"<!-- {tu('x', 'y') * 10} -->\n<![CDATA[{tu('x', 'y')}]]>"
     text = tmx(tu("eins", "one"), hidden, tu("x" * 3000, "y"), tu("zwei", "two"))
     pairs, skipped = read(tmp_path / "a.tmx", text)

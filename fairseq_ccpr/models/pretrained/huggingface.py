@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fairseq_ccpr.errors import CheckpointError, describe
 from fairseq_ccpr.models.pretrained.context_encoder import TRANSFORMER, ContextEncoder
-from fairseq_ccpr.text.sentencepiece import SPECIALS, read_pieces
+from fairseq_ccpr.text.sentencepiece import SPECIAL_PIECES, read_pieces
 from fairseq_ccpr.text.subwords import SubwordTokenizer
 from fairseq_ccpr.text.tokenizers import SentencePieceTokenizer, WordPieceSettings, WordPieceTokenizer
 
@@ -215,10 +215,10 @@ def _read_sentencepiece(path: Path) -> tuple[SubwordTokenizer, list[int]]:
     content = path.read_bytes()
     try:
         pieces = read_pieces(content)
-        tokenizer = SentencePieceTokenizer(pieces[len(SPECIALS) :], content)
+        tokenizer = SentencePieceTokenizer(pieces[len(SPECIAL_PIECES) :], content)
     except RuntimeError as error:
         raise CheckpointError(f"{path} is no SentencePiece model ({error})") from None
-    if pieces[: len(SPECIALS)] != SPECIALS:
+    if pieces[: len(SPECIAL_PIECES)] != SPECIAL_PIECES:
         raise CheckpointError(
             f"{path} begins with the pieces {pieces[:3]}: give the model of an XLM-R, <unk> <s> </s>"
         )
