@@ -209,7 +209,8 @@ class PhraseCandidates:
 
     @cached_property
     def _letters(self) -> np.ndarray:
-        return np.array([any(map(str.isalnum, symbol)) for symbol in self.subwords.dictionary.symbols])
+        texts = map(self.subwords.scheme.text_of, self.subwords.dictionary.symbols)
+        return np.array([any(map(str.isalnum, text)) for text in texts])
 
 
 class RememberedCandidates(PhraseCandidates):

@@ -152,13 +152,17 @@ class Scheme:
         """Write symbols[first : last + 1] of a text with the characters that were given."""
         return " ".join(symbols[first : last + 1])
 
+    def text_of(self, symbol: str) -> str:
+        """Return the text of a symbol, which may have a mark."""
+        return symbol
+
     def begins_with(self, symbol: str) -> str:
         """Return a symbol's first character, which may continue a word; nothing where none does."""
-        return symbol[:1]
+        return self.text_of(symbol)[:1]
 
     def ends_with(self, symbol: str) -> str:
         """Return the last character of a symbol after which its word may go on; nothing where it may not."""
-        return symbol[-1:]
+        return self.text_of(symbol)[-1:]
 
     def order(self, symbols: list[str]) -> np.ndarray:
         """Return what rises in a dictionary of the model's own pieces, [at most V]; empty if nothing does."""
@@ -231,8 +235,8 @@ class SentencePiece(Scheme):
     mark: str = BLANK
     made_of = "pieces of SentencePiece, so give --bpe sentencepiece and --sentencepiece-model"
     marks_beginnings = True
-    file_options = ("sentencepiece_model",)
-    filenames = ("spm.model", "sentencepiece.model", "sentencepiece.bpe.model")
+    file_options: tuple[str, ...] = ("sentencepiece_model",)
+    filenames: tuple[str, ...] = ("spm.model", "sentencepiece.model", "sentencepiece.bpe.model")
 
     @classmethod
     def takes(cls, bpe: Any) -> bool:
@@ -277,8 +281,8 @@ class SentencePiece(Scheme):
 class PairOfSentencePiece(SentencePiece):
     """The same with a model for each language; source sentences may begin with a tag."""
 
-    file_options = ("sentencepiece_model", "sentencepiece_target_model")
-    filenames = ()
+    file_options: tuple[str, ...] = ("sentencepiece_model", "sentencepiece_target_model")
+    filenames: tuple[str, ...] = ()
 
     @classmethod
     def takes(cls, bpe: Any) -> bool:
@@ -312,8 +316,8 @@ class Separated(Scheme):
         "was "
         "tokenised before"
     )
-    file_options = ("bpe_codes",)
-    filenames = ("bpecodes", "bpe.codes", "bpe-codes", "codes", "code")
+    file_options: tuple[str, ...] = ("bpe_codes",)
+    filenames: tuple[str, ...] = ("bpecodes", "bpe.codes", "bpe-codes", "codes", "code")
 
     def __init__(self, bpe: Any) -> None:
         super().__init__(bpe)
@@ -353,7 +357,8 @@ class Words(Separated):
 
     mark = ""
     made_of = "whole words, so leave out --bpe"
-    file_options = filenames = ()
+    file_options: tuple[str, ...] = ()
+    filenames: tuple[str, ...] = ()
 
     def __init__(self, bpe: Any = None) -> None:
         self.bpe = bpe
