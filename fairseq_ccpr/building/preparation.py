@@ -141,15 +141,13 @@ def binarise(
         if (made := len(data_utils.load_indexed_dataset(str(file), None))) != counts[name]:
             raise ConfigurationError(
                 f"fairseq made {made:,} sentences of the {language} side of --{name} {subsets[name]}, which "
-                "has "
-                f"{counts[name]:,} pairs: look for characters that end lines, and take them out"
+                f"has {counts[name]:,} pairs: look for characters that end lines, and take them out"
             )
     for name, pairs in unseen.items():
         if (seen := different[name] - len(pairs)) > MANY_SEEN * different[name]:
             logger.warning(
                 "%s of the %s different pairs of --%s are in --train as well: tuning and measuring on them "
-                "expect too much "
-                "of other text; take them out of one",
+                "expect too much of other text; take them out of one",
                 f"{seen:,}",
                 f"{different[name]:,}",
                 name,

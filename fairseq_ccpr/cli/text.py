@@ -107,9 +107,8 @@ def convert(
         model = convert_marian(folder, output, source_lang, target_lang, source_tag)
         settings, tag = model.arguments, f"|tag:{model.tag}" if model.tag else ""
         print(
-            f"{output / CHECKPOINT} {model.source}-{model.target}{tag}|layers:{settings.encoder_layers}+"
-            f"{settings.decoder_layers}|width:{settings.encoder_embed_dim}|activation:{settings.activation_fn}|"
-            f"parameters:{model.parameters:,}"
+            f"{output / CHECKPOINT} "
+            f"{model.source}-{model.target}{tag}|layers:{settings.encoder_layers}+{settings.decoder_layers}|width:{settings.encoder_embed_dim}|activation:{settings.activation_fn}|parameters:{model.parameters:,}"
         )
         return 0
     for path in keep_pieces_of:
@@ -229,16 +228,13 @@ def _beside_model(
         missing = [name for name in names if not (path.parent / name).is_file()]
         raise ConfigurationError(
             f"next to {path} there {'are' if missing[1:] else 'is'} no "
-            f"{' and '.join(missing)}{but_found(path.parent)}: put "
-            "what is missing there, give the languages as in these names, or --dict, and "
-            "--sentencepiece-model or --bpe, in "
-            "place of --path"
+            f"{' and '.join(missing)}{but_found(path.parent)}: put what is missing there, give the languages "
+            "as in these names, or --dict, and --sentencepiece-model or --bpe, in place of --path"
         )
     if not found.options:
         raise ConfigurationError(
             f"next to {path} there is no subword model such as spm.model or bpecodes: put it there, or name "
-            "it with "
-            "--sentencepiece-model, or with --bpe and --bpe-codes"
+            "it with --sentencepiece-model, or with --bpe and --bpe-codes"
         )
     files = [found.folder / name for name in names]
     if not task_words(path):  # a multilingual task adds symbols to those of the files

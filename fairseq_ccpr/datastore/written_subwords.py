@@ -34,8 +34,7 @@ from fairseq_ccpr.storage.files import (
     write_checked_json,
 )
 from fairseq_ccpr.storage.fingerprint import of_strings
-from fairseq_ccpr.text.decoder_subwords import DecoderSubwords
-from fairseq_ccpr.text.phrase_cuts import Cuts, SplitSentences, as_rows, cut_phrases
+from fairseq_ccpr.text.decoder_subwords import Cuts, DecoderSubwords, SplitSentences, as_rows, cut_phrases
 from fairseq_ccpr.timing import progress_bar
 
 SUBWORDS_VERSION = 1  # 1 more whenever phrases are cut otherwise

@@ -26,8 +26,15 @@ from fairseq_ccpr.decoding.phrase_votes import MAX_SUBWORDS, NO_TOKEN, Candidate
 from fairseq_ccpr.search.distinct_strings import unique_mask
 from fairseq_ccpr.storage.arrays import as_tensor
 from fairseq_ccpr.storage.equal_strings import BASE
-from fairseq_ccpr.text.decoder_subwords import SIGN, DecoderSubwords, after_sign
-from fairseq_ccpr.text.phrase_cuts import Cuts, SplitSentences, as_rows, cut_phrases
+from fairseq_ccpr.text.decoder_subwords import (
+    SIGN,
+    Cuts,
+    DecoderSubwords,
+    SplitSentences,
+    after_sign,
+    as_rows,
+    cut_phrases,
+)
 
 KEPT_SENTENCES = 1 << 16  # whose subwords are kept where they are not written, about half a kB each
 KEPT_VARIANTS = 1 << 16  # of phrases, that are kept

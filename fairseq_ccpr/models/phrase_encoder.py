@@ -98,14 +98,12 @@ def load_phrase_encoder(
         found = f"{path} is a folder" if path.is_dir() else f"there is no phrase encoder {path}"
         raise CheckpointError(
             f"{found}: give a checkpoint of fairseq-train --task phrase_contrast or phrase_lexicon; the "
-            "repository has one "
-            "for German and English, datastores/demo/ccpr/ccpr.pt"
+            "repository has one for German and English, datastores/demo/ccpr/ccpr.pt"
         )
     if not any((path.parent / name).is_file() for name in ENCODER_TOKENIZERS):
         raise CheckpointError(
             f"{path} is not a phrase encoder with its tokenizer ({' or '.join(ENCODER_TOKENIZERS)}) next to "
-            "it: give a checkpoint of "
-            "fairseq-train --task phrase_contrast or phrase_lexicon, in its folder"
+            "it: give a checkpoint of fairseq-train --task phrase_contrast or phrase_lexicon, in its folder"
         )
     if bf16 and not has_bf16(choose_device(cpu=False)):
         logger.warning(

@@ -44,6 +44,7 @@ _STAGES: dict[str, tuple[tuple[str, int], ...]] = {
     "eflomal": (("EflomalAlignmentModel", _FREE_ITERATIONS),),
 }  # fmt: skip
 ENCODER = "encoder"
+READY = "ready"  # in place of an aligner's name, where alignments are given
 
 
 @dataclass(frozen=True)
@@ -58,8 +59,9 @@ class SentencePair:
 
     def words(self) -> tuple[list[str], list[str]]:
         """Return the words of both sides in lower case, as aligners and frequencies count them."""
-        source = [self.source[start:end].lower() for start, end in self.source_words]
-        return source, [self.target[start:end].lower() for start, end in self.target_words]
+        both = (self.source, self.source_words), (self.target, self.target_words)
+        source, target = ([text[start:end].lower() for start, end in words] for text, words in both)
+        return source, target
 
 
 @dataclass(frozen=True)
@@ -113,8 +115,7 @@ def parse_links(text: str, source_size: int, target_size: int, where: str) -> np
         if int(left) >= source_size or int(right) >= target_size:
             raise ConfigurationError(
                 f"{where}: the link {word} points beyond the sentence, which has {source_size} source and "
-                f"{target_size} "
-                "target words (words are what stands between spaces, counted from 0)"
+                f"{target_size} target words (words are what stands between spaces, counted from 0)"
             )
         links[row] = int(left), int(right)
     return links
@@ -130,8 +131,7 @@ class StatisticalAligner(Aligner):
         except ImportError:
             raise ConfigurationError(
                 f"word alignment needs sil-thot, which is not installed: {installing('align')}, or give "
-                "ready alignments "
-                "with --alignments"
+                "ready alignments with --alignments"
             ) from None
         self.thot = thot.alignment
         self.name = name
@@ -172,6 +172,22 @@ class StatisticalAligner(Aligner):
         return [np.argwhere(matrix.to_numpy()).astype(np.int32) for _, matrix in found]
 
 
+class ReadyAlignments(Aligner):
+    """The links that the sentence pairs come with."""
+
+    def __init__(self) -> None:
+        super().__init__(READY)
+
+    def describe(self) -> dict[str, Any]:
+        return super().describe() | {"aligner": READY}
+
+    def train(self, pairs: Iterable[SentencePair], show: bool) -> None:
+        """Learn nothing."""
+
+    def align(self, pairs: list[SentencePair]) -> list[np.ndarray]:
+        return [pair.links for pair in pairs if pair.links is not None]
+
+
 class EncoderAligner(Aligner):
     """Links words of which subwords have the nearest states, by cosine, less the mean of their sentence.
 
@@ -204,9 +220,7 @@ class EncoderAligner(Aligner):
         return {"encoder": self.encoder.fingerprint()}
 
     def train(self, pairs: Iterable[SentencePair], show: bool) -> None:
-        """Learn nothing, but consume the pairs, since their reader counts them."""
-        for _ in pairs:
-            pass
+        """Learn nothing."""
 
     @torch.inference_mode()
     def align(self, pairs: list[SentencePair]) -> list[np.ndarray]:
@@ -220,10 +234,8 @@ class EncoderAligner(Aligner):
             sides = zip(*(encoded[number] for number in batch))
             states = [self._states(list(side)) for side in sides]
             for number, source, target in zip(batch, *states):
-                pair, (source_subwords, target_subwords) = pairs[number], encoded[number]
-                source_words = words_of_subwords(source_subwords, pair.source_words)
-                target_words = words_of_subwords(target_subwords, pair.target_words)
-                links[number] = linked_words(source, target, source_words, target_words)
+                spans = pairs[number].source_words, pairs[number].target_words
+                links[number] = linked_words(source, target, *map(words_of_subwords, encoded[number], spans))
         return links
 
     def _states(self, batch: list[Subwords]) -> Tensor:

@@ -18,8 +18,8 @@ from fairseq_ccpr.phrases.alignment import (
     ENCODER,
     MAX_ALIGNED_WORDS,
     SYMMETRIZATIONS,
-    Aligner,
     AlignerOptions,
+    ReadyAlignments,
     SentencePair,
     Spans,
     parse_links,
@@ -34,7 +34,6 @@ from fairseq_ccpr.timing import progress_bar
 
 _NONE = np.iinfo(np.int32).max  # the first link of a run of words without any
 TRAIN, VALID = "train", "valid"
-READY = "ready"  # in place of an aligner's name, where alignments are given
 PAIRS_PER_BATCH = 1000  # sentence pairs
 
 
@@ -332,38 +331,33 @@ class PairExtraction:
                     f"{path} is no regular file: the text is read twice, so give files, not pipes"
                 )
         self.settings, self.text, self.valid, self.valid_text = settings, text, valid, valid_text
-        self.find_words: Callable[[str], Spans] = word_spans
-        self.aligner: Aligner | None = None
-        if text.alignments is not None:
-            self.find_words = space_spans  # the words that the alignments count
-        else:
-            options = AlignerOptions(settings.symmetrization, settings.encoder, settings.encoder_layer)
-            self.aligner = ALIGNERS[settings.aligner](options)
+        options = AlignerOptions(settings.symmetrization, settings.encoder, settings.encoder_layer)
+        given = text.alignments is not None
+        self.find_words = space_spans if given else word_spans  # the words that the alignments count
+        self.aligner = ReadyAlignments() if given else ALIGNERS[settings.aligner](options)
         self.frequencies: tuple[Counter[str], Counter[str]] = Counter(), Counter()  # of either side
 
     def run(
         self, output: Path, name: str, languages: tuple[str, str]
     ) -> dict[str, tuple[Split, FilterCounts]]:
         """Extract all to OUTPUT/train and, if pairs are held out, OUTPUT/valid; return the counts."""
-        counts = {}
+        counts: dict[str, FilterCounts] = {}
+        described = asdict(self.settings)
+        del described["encoder"], described["encoder_layer"]  # which the aligner describes
+        described |= self.aligner.describe()
         with atomic_directory(output) as partial:
             splits = self.learn()
             for split_name, split in splits.items():
-                fingerprints = {"text": fingerprint.of_files(split.text.paths)}
-                fingerprints |= self.aligner.fingerprints() if self.aligner is not None else {}
-                skipped = dict(split.skipped)
-                manifest = PhraseManifest(name, *languages, self._described(), fingerprints, skipped)
+                fingerprints = {"text": fingerprint.of_files(split.text.paths), **self.aligner.fingerprints()}
+                manifest = PhraseManifest(name, *languages, described, fingerprints, dict(split.skipped))
                 with PairWriter(partial / split_name, manifest) as writer:
                     counts[split_name] = found = self._write(split, writer, split_name)
                 if not found.kept:
                     raise ConfigurationError(
                         f"no phrase pair is left in '{split_name}': {found.consistent:,} agree with the "
-                        "alignment, "
-                        f"{found.edges:,} were dropped for a frequent word or punctuation at an edge "
-                        "(--max-edge-share "
-                        f"{self.settings.max_edge_share}), {found.wordless:,} for having no letter; give a "
-                        "larger "
-                        "--max-edge-share or more text"
+                        f"alignment, {found.edges:,} were dropped for a frequent word or punctuation at an "
+                        f"edge (--max-edge-share {self.settings.max_edge_share}), {found.wordless:,} for "
+                        "having no letter; give a larger --max-edge-share or more text"
                     )
         return {split_name: (split, counts[split_name]) for split_name, split in splits.items()}
 
@@ -388,9 +382,8 @@ class PairExtraction:
                 tell_skipped(f"--align-with {text.paths[0]}", skipped)
 
         pairs = progress_bar("reading", "pair", all_pairs(), quiet=not self.show)
-        if self.aligner is not None:
-            self.aligner.train(pairs, self.show)
-        for _ in pairs:  # count the pairs that the aligner, if any, has not read
+        self.aligner.train(pairs, self.show)
+        for _ in pairs:  # count the pairs that the aligner has not read
             pass
         if self.valid_text is None and self.valid:
             splits[VALID] = Split(self.text, train.count - self.valid, self.valid)
@@ -420,23 +413,14 @@ class PairExtraction:
         return pair_filter.counts
 
     def _extract(self, batch: list[SentencePair], pair_filter: PairFilter) -> list[np.ndarray]:
-        if self.aligner is not None:
-            links = self.aligner.align(batch)
-        else:
-            links = [pair.links for pair in batch if pair.links is not None]
+        links = self.aligner.align(batch)
         sentence = np.repeat(np.arange(len(batch)), [len(found) for found in links])
         numbered = np.column_stack([sentence, np.concatenate(links)])
-        source_sizes = np.array([len(pair.source_words) for pair in batch])
-        target_sizes = np.array([len(pair.target_words) for pair in batch])
-        pairs = consistent_pairs(source_sizes, target_sizes, numbered, self.settings.max_phrase_words)
+        sides = [pair.source_words for pair in batch], [pair.target_words for pair in batch]
+        sizes = (np.array([*map(len, words)]) for words in sides)
+        pairs = consistent_pairs(*sizes, numbered, self.settings.max_phrase_words)
         pairs = pair_filter(batch, pairs)
-        source = character_spans([pair.source_words for pair in batch], pairs[:, 0], pairs[:, 1:3])
-        target = character_spans([pair.target_words for pair in batch], pairs[:, 0], pairs[:, 3:5])
+        columns = pairs[:, 1:3], pairs[:, 3:5]
+        spans = [character_spans(words, pairs[:, 0], of_words) for words, of_words in zip(sides, columns)]
         first = np.searchsorted(pairs[:, 0], np.arange(1, len(batch)))
-        return np.split(np.column_stack([source, target]), first)
-
-    def _described(self) -> dict[str, object]:
-        settings = asdict(self.settings)
-        del settings["encoder"], settings["encoder_layer"]
-        ready = {"aligner": READY, "symmetrization": READY}
-        return settings | (ready if self.aligner is None else self.aligner.describe())
+        return np.split(np.hstack(spans), first)

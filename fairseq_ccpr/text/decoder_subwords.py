@@ -1,10 +1,10 @@
-"""Tokenises target text as the decoder would emit it, and recovers source text from its subwords."""
+"""Tokenises target text as the decoder would emit it, cuts phrases out of it, and recovers source text."""
 
 from __future__ import annotations
 
 import io
 from bisect import bisect_left
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 from functools import cached_property
@@ -126,10 +126,8 @@ class DecoderSubwords:
         if pieces >= ENOUGH_PIECES and unknown > MAX_UNKNOWN_PIECES * pieces:
             raise ConfigurationError(
                 f"{unknown / pieces:.0%} of the pieces of retrieved sentences are not in the target "
-                "dictionary: "
-                "the subword model of --bpe does not match it; give the --sentencepiece-model or "
-                "--bpe-codes, and the "
-                "--tokenizer, of the model's training data"
+                "dictionary: the subword model of --bpe does not match it; give the --sentencepiece-model "
+                "or --bpe-codes, and the --tokenizer, of the model's training data"
             )
 
     def slice(self, pieces: Pieces, start: int, end: int) -> list[int] | None:
@@ -177,6 +175,56 @@ class DecoderSubwords:
         units = MOSES_UNIT.findall(tokenised) if isinstance(self.tokenizer, MosesTokenizer) else tokenised
         origins = CharacterOrigins.trace(units, text)
         return [(symbol, *origins.span(start, end)) for symbol, start, end in scheme.place(tokenised)]
+
+
+class SplitSentences(NamedTuple):
+    """The subwords of n sentences, T together, sentence after sentence; see `Pieces`."""
+
+    ids: np.ndarray  # int32 [T]
+    starts: np.ndarray  # int32 [T], characters of the sentence
+    ends: np.ndarray  # int32 [T]
+    bounds: np.ndarray  # int64 [n + 1], the first subword of each sentence, and at last T
+
+    @classmethod
+    def of(cls, pieces: Sequence[np.ndarray]) -> SplitSentences:
+        """Join sentences, each as `as_rows` gives it."""
+        joined = np.concatenate([np.empty((3, 0), np.int32), *pieces], axis=1)
+        ids, starts, ends = joined
+        return cls(ids, starts, ends, np.cumsum([0, *[one.shape[1] for one in pieces]]))
+
+
+class Cuts(NamedTuple):
+    """Where R phrases are among subwords, and how many of them follow."""
+
+    first: np.ndarray  # int64 [R], the first subword
+    lengths: np.ndarray  # int64 [R], in subwords; 0 where the decoder cannot write the phrase
+    following: np.ndarray  # int64 [R], subwords after it, to the end of its sentence or the first unknown one
+
+
+def as_rows(pieces: Pieces) -> np.ndarray:
+    """Return the subwords of a sentence as ids, starts and ends, int32 [3, n]."""
+    return np.array([pieces.ids, pieces.starts, pieces.ends], np.int32).reshape(3, -1)
+
+
+def cut_phrases(spans: np.ndarray, split: SplitSentences, unknown: int) -> Cuts:
+    """Find the subwords of phrases, as `DecoderSubwords.slice`, and what follows before an unknown piece.
+
+    Spans are int64 [R, 3]: which of the n sentences, start and end in characters.
+    """
+    sentences, start, end = spans.T.astype(np.int64)
+    ids, starts, ends, bounds = split
+    # Characters counted through all sentences: starts never fall within one.
+    beyond = 1 + max(int(starts.max(initial=0)), int(end.max(initial=0)))
+    counted = np.repeat(np.arange(len(bounds) - 1) * beyond, np.diff(bounds)) + starts
+    first, stop = (np.searchsorted(counted, sentences * beyond + at) for at in (start, end))
+    ends = np.append(ends, 0)  # so that [first - 1] is something where first is 0
+    last, before = ends[stop - 1], ends[first - 1]
+    unknowns = np.append((ids == unknown).nonzero()[0], len(ids))
+    next_unknown, after_last = (unknowns[np.searchsorted(unknowns, at)] for at in (first, stop))
+    whole = (first < stop) & (start < last) & (last <= end) & (next_unknown >= stop)
+    whole &= (first == bounds[sentences]) | (before <= start)
+    following = np.minimum(after_last, bounds[sentences + 1]) - stop
+    return Cuts(first, np.where(whole, stop - first, 0), np.where(whole, following, 0))
 
 
 def split_text(sentence: str, steps: tuple[Any, ...]) -> str:

@@ -173,9 +173,8 @@ def refuse_exchanged(where: str, pairs: Sequence[tuple[str, str]], source: str, 
     """Refuse sentence pairs whose columns look exchanged, if they are enough to tell."""
     if len(pairs) >= ENOUGH_LINES and look_exchanged(pairs, source, target):
         raise ConfigurationError(
-            f"{where} has {language_name(target)} before {language_name(source)}, and the source language "
-            f"is {source}: exchange the two "
-            "columns, or files"
+            f"{where} has {language_name(target)} before {language_name(source)}, and the source language is "
+            f"{source}: exchange the two columns, or files"
         )
 
 

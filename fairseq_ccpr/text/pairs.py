@@ -193,9 +193,8 @@ def read_pairs(
             continue
         if len(columns) != 2:
             raise ConfigurationError(
-                f"{path}, line {number}: {len(columns)} column{'' if len(columns) == 1 else 's'}, and a "
-                "pair has 2: source, "
-                "tab, target"
+                f"{path}, line {number}: {len(columns)} column{'' if len(columns) == 1 else 's'}, and a pair "
+                "has 2: source, tab, target"
             )
         yield columns[0], columns[1]
 
@@ -336,6 +335,5 @@ def read_together(one: Path, two: Path, skipped: Counter[str] | None = None) -> 
     if counts[0] != counts[1]:
         raise ConfigurationError(
             f"{one} has {counts[0]:,} lines and {two} has {counts[1]:,}: give files in which line n of the "
-            "one "
-            "translates line n of the other"
+            "one translates line n of the other"
         )

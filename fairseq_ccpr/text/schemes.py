@@ -144,8 +144,7 @@ class Scheme:
         known = [name for name, kind in SUBWORD_SCHEMES.items() if name and name != SENTENCEPIECE_PAIR]
         raise ConfigurationError(
             f"phrases cannot be joined with the subwords of {type(self.bpe).__name__}: the model needs to "
-            "have --bpe "
-            f"{', '.join(known[:-1])} or {known[-1]}, or none"
+            f"have --bpe {', '.join(known[:-1])} or {known[-1]}, or none"
         )
 
     def as_given(self, text: str, symbols: list[str], first: int, last: int) -> str:
@@ -273,8 +272,7 @@ class SentencePiece(Scheme):
         if known < ENOUGH_KNOWN:
             raise ConfigurationError(
                 f"only {known:.0%} of the model's dictionary is in the SentencePiece model, which was made "
-                "for another: give "
-                "the model's own with --sentencepiece-model"
+                "for another: give the model's own with --sentencepiece-model"
             )
 
 
@@ -313,8 +311,7 @@ class Separated(Scheme):
     mark: str = "@@"
     made_of = (
         "pieces of BPE, so give --bpe subword_nmt (or fastbpe) and --bpe-codes, and --tokenizer if the text "
-        "was "
-        "tokenised before"
+        "was tokenised before"
     )
     file_options: tuple[str, ...] = ("bpe_codes",)
     filenames: tuple[str, ...] = ("bpecodes", "bpe.codes", "bpe-codes", "codes", "code")
@@ -332,8 +329,7 @@ class Separated(Scheme):
         if tokenizer is None:
             raise ConfigurationError(
                 f"{file} does not say whether its text was tokenised before: give --tokenizer moses, as for "
-                "most BPE models, "
-                "or --tokenizer space if it was not"
+                "most BPE models, or --tokenizer space if it was not"
             )
         with file.open(encoding="utf-8") as stream:
             kind = "subword_nmt" if stream.readline().startswith("#version") else "fastbpe"

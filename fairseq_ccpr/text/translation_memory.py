@@ -374,9 +374,8 @@ class _Reading:
 
     def _refuse_entities(self, name: str, *_: object) -> None:
         raise ConfigurationError(
-            f"{self.path} declares the entity '{name}', which could name other files or grow without "
-            "bounds: save it "
-            "without a document type of its own"
+            f"{self.path} declares the entity '{name}', which could name other files or grow without bounds: "
+            "save it without a document type of its own"
         )
 
 

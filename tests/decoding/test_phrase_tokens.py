@@ -28,8 +28,7 @@ from fairseq_ccpr.datastore.written_subwords import DESCRIPTION, SUBWORDS_LOCK, 
 from fairseq_ccpr.decoding.phrase_candidates import CutEntries, hash_tokens, lay_out, split_entries
 from fairseq_ccpr.decoding.phrase_votes import MAX_SUBWORDS, NO_TOKEN
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.text.decoder_subwords import DecoderSubwords, Pieces
-from fairseq_ccpr.text.phrase_cuts import SplitSentences, as_rows, cut_phrases
+from fairseq_ccpr.text.decoder_subwords import DecoderSubwords, Pieces, SplitSentences, as_rows, cut_phrases
 from tests.small_models import World
 from tests.text.subword_systems import following_ids
 
