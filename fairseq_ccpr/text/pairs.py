@@ -44,6 +44,13 @@ PACKED: dict[bytes, Any] = {  # by the bytes that they begin with, whatever thei
     rb"\xfd7zXZ\0": lzma.open, rb"\x1f\x8b": gzip.open, rb"BZh[1-9]1AY&SY": bz2.open,
 }  # fmt: skip
 Watch = Callable[[int], None]  # is called with the bytes that were unpacked so far, and raises to stop
+# By their byte order marks; that of UTF-16 begins as one of UTF-32 does.
+WIDE = {
+    codecs.BOM_UTF32_LE: "utf-32",
+    codecs.BOM_UTF32_BE: "utf-32",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+}
 _SCORE = re.compile(r"-?\d+\.\d+")
 _QUOTED = re.compile(r'"(?:[^"\t]|"")*+"')
 _ROW = re.compile(rf"(?:(?:{_QUOTED.pattern}|[^\"\t]*+)(?:\t|$))*")
@@ -126,9 +133,7 @@ def _decoded(stream: BinaryIO, name: str, skipped: Counter[str] | None = None) -
     for number, line in enumerate(iter(partial(stream.readline, LONGEST_LINE), b""), 1):
         if len(line) == LONGEST_LINE and not line.endswith(b"\n"):
             fault = f"longer than {LONGEST_LINE:,} bytes, as no sentence is"
-            if skipped is None:
-                raise ConfigurationError(f"{name}, line {number} is {fault}: divide it")
-            skipped[f"a line is {fault}"] += 1
+            _leave_out(skipped, f"a line is {fault}", f"{name}, line {number} is {fault}: divide it")
             while (rest := stream.readline(LONGEST_LINE)) and not rest.endswith(b"\n"):
                 pass
             yield None
@@ -140,21 +145,22 @@ def _decoded(stream: BinaryIO, name: str, skipped: Counter[str] | None = None) -
         try:
             text = line.decode("utf-8").replace(BYTE_ORDER_MARK, "").rstrip("\r\n")
         except UnicodeDecodeError:
-            if skipped is None:
-                raise ConfigurationError(
-                    f"{name}, line {number}: the bytes are not UTF-8: convert the text, such as by iconv -f "
-                    "latin1 -t utf-8"
-                ) from None
-            skipped["a line is not UTF-8"] += 1
+            cure = "the bytes are not UTF-8: convert the text, such as by iconv -f latin1 -t utf-8"
+            _leave_out(skipped, "a line is not UTF-8", f"{name}, line {number}: {cure}")
             yield None
         else:
             yield one_line(text)
 
 
+def _leave_out(skipped: Counter[str] | None, reason: str, refusal: str) -> None:
+    """Count what is left out by its reason; where nothing may be left out, refuse it."""
+    if skipped is None:
+        raise ConfigurationError(refusal) from None
+    skipped[reason] += 1
+
+
 def _wide_encoding(line: bytes) -> str | None:
-    marks = {codecs.BOM_UTF32_LE: "utf-32", codecs.BOM_UTF32_BE: "utf-32"}
-    marks |= {codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
-    for mark, encoding in marks.items():
+    for mark, encoding in WIDE.items():
         if line.startswith(mark):
             return encoding
     halves = {"utf-16le": line[1:200:2], "utf-16be": line[:200:2]}  # which are NUL in most scripts
@@ -186,16 +192,12 @@ def read_pairs(
             columns = ["", ""]
         if len(columns) == 3 and _SCORE.fullmatch(columns[2]):
             del columns[2]
-        if len(columns) != 2 and skipped is not None:
-            skipped[
-                "a line is empty" if empty else f"a line has {len(columns)} columns, and a pair has 2"
-            ] += 1
-            continue
         if len(columns) != 2:
-            raise ConfigurationError(
-                f"{path}, line {number}: {len(columns)} column{'' if len(columns) == 1 else 's'}, and a pair "
-                "has 2: source, tab, target"
-            )
+            reason = "is empty" if empty else f"has {len(columns)} columns, and a pair has 2"
+            found = f"{len(columns)} column{'' if len(columns) == 1 else 's'}"
+            refusal = f"{path}, line {number}: {found}, and a pair has 2: source, tab, target"
+            _leave_out(skipped, f"a line {reason}", refusal)
+            continue
         yield columns[0], columns[1]
 
 

@@ -38,6 +38,7 @@ from fairseq_ccpr.text.pairs import (
     one_line,
     open_packed,
     read_pairs,
+    tidy,
 )
 from fairseq_ccpr.version import __version__
 
@@ -87,7 +88,6 @@ _REJECTED, _FROM_MACHINE = re.compile("rejected-"), re.compile("(x-)?(fuzzy|mt-|
 # types of marked text that was taken out
 _DELETED = re.compile("(.*[-:])?del(eted|etion|ete)?", re.IGNORECASE)
 UNWRITTEN = {"note", "comment", "annotation", "cmt"}  # elements in a segment that are none of its text
-_SPACES = re.compile(r"[^\S\u00a0\u2007\u202f]+")  # but no-break spaces
 _ENTITY = re.compile(r"&([A-Za-z][\w.-]*);")
 _NO_XML = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _BEFORE_MARK = re.compile(rf"\s*(?:{BREAK}\s*)+(?=[.,;:!?](?:\s|{BREAK}|$))")
@@ -231,9 +231,7 @@ class _Reading:
         texts = [text.replace(SEAM + SEAM, BREAK).replace(SEAM, "") for text in (source, target)]
         gap = " " if all(map(_BETWEEN_WORDS.search, texts)) else ""
         texts = [_BEFORE_MARK.sub("", _BETWEEN_WORDS.sub(gap, text)).replace(BREAK, " ") for text in texts]
-        source, target = (
-            _SPACES.sub(" ", text.replace(GAP, "").replace(BYTE_ORDER_MARK, "")).strip() for text in texts
-        )
+        source, target = (tidy(text.replace(GAP, "").replace(BYTE_ORDER_MARK, "")) for text in texts)
         if not source or not target:
             self.skipped["without text"] += 1
         elif doubt := not self.unconfirmed and self._doubt(said):
