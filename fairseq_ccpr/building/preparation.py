@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from itertools import islice, product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import sentencepiece
@@ -100,7 +101,11 @@ def splitters(subwords: list[str], languages: tuple[str, str]) -> list[Callable[
         cfg = configuration(parsed)
         steps = encoders.build_tokenizer(cfg.tokenizer), encoders.build_bpe(cfg.bpe)
         of_target = target_steps(*steps)
-    return [lambda text, each=each: one_line(split_text(text, each)).strip() for each in (steps, of_target)]
+
+    def splitter(each: tuple[Any, Any]) -> Callable[[str], str]:
+        return lambda text: one_line(split_text(text, each)).strip()
+
+    return [splitter(steps), splitter(of_target)]
 
 
 def binarise(

@@ -79,9 +79,11 @@ class SubwordTokenizer(ABC):
     def encode(self, text: str) -> Subwords:
         """Split a text of any length into subwords, with the markers."""
         index, unknown = self.dictionary.indices, self.dictionary.unk()
-        pieces, starts, ends = zip(("", 0, 0), *self.split(text))
-        ids = [self.dictionary.bos(), *(index.get(one, unknown) for one in pieces[1:]), self.dictionary.eos()]
-        starts, ends = ([*accumulate(places, max), len(text)] for places in (starts, ends))
+        pieces = [*self.split(text)]
+        ids = [index.get(piece, unknown) for piece, _, _ in pieces]
+        ids = [self.dictionary.bos(), *ids, self.dictionary.eos()]
+        starts = [*accumulate((0, *(start for _, start, _ in pieces)), max), len(text)]
+        ends = [*accumulate((0, *(end for _, _, end in pieces)), max), len(text)]
         return Subwords(text, ids, starts, ends)
 
     @abstractmethod
