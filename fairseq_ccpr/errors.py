@@ -12,7 +12,6 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 
 PROGRAM = "fairseq-ccpr"
 # of a disk, of the size that a file may have, of what a user may
@@ -139,32 +138,6 @@ def naming(path: Path | str) -> Iterator[None]:
                 errno.ENOSPC, "the disk is full, or the file would be too large", str(path)
             ) from None
         raise
-
-
-def install_report() -> bool:
-    """Make uncaught `CcprError`s, refused checkpoints and missing files end a fairseq command with one sentence.
-
-    fairseq's own entry points know nothing of this package, so the interpreter's last resort is the one place
-    where its errors can be reported without a traceback. Everything else goes to the hook that was installed
-    before. Another program has nothing installed: how it ends is its own affair.
-
-    Returns:
-        Whether this is a command of fairseq.
-    """
-    program = Path(*sys.argv[:1])
-    if not program.name.startswith("fairseq-") and program.parent.name != "fairseq_cli":
-        return False
-    previous = sys.excepthook
-
-    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        sentence = describe(error)
-        if sentence is None:
-            previous(kind, error, trace)
-        else:
-            print(f"{PROGRAM}: error: {sentence}", file=sys.stderr)
-
-    sys.excepthook = hook
-    return True
 
 
 def installing(extra: str) -> str:

@@ -84,6 +84,3 @@ def _section(kind: type[FairseqDataclass], args: Namespace) -> Any:
         elif hasattr(args, name) and name != "_name":
             section[name] = literal(getattr(args, name), 2)
     return section
-
-
-utils.split_paths = split_paths  # for fairseq's own classes, and ours

@@ -16,12 +16,12 @@ from tests.small_models import World
 HEAVY = {"fairseq", "torch", "numpy", "faiss", "matplotlib", "sklearn"}
 REGISTERED = {
     "tasks": {
-        "phrase_contrast", "phrase_distillation", "phrase_lexicon", "token_contrast", "translation_cpu_bf16",
+        "phrase_contrast", "phrase_distillation", "token_contrast", "translation_cpu_bf16",
         "translation_retrieval", "translation_retrieval_bart", "translation_retrieval_multi",
     },
     "models": {"marian", "phrase_encoder", "phrase_encoder_xpr", "phrase_student", "token_adapter"},
     "architectures": {"marian", "phrase_encoder", "phrase_encoder_xpr", "phrase_student", "token_adapter"},
-    "criterions": {"ccpr", "phrase_distillation", "supervised_contrastive", "xpco"},
+    "criterions": {"ccpr", "phrase_distillation", "supervised_contrastive"},
 }  # fmt: skip
 
 

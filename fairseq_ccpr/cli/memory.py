@@ -16,6 +16,7 @@ import numpy as np
 from fairseq_ccpr.building.compact import CompactSettings, compact_datastore
 from fairseq_ccpr.building.rewrite import MergeSettings, merge_datastores
 from fairseq_ccpr.cli.command import DEVICE, MODEL, check_folders, command, counted, markdown_table, named
+from fairseq_ccpr.cli.planning import describe_room, measure_speeds, needs, parse_speeds
 from fairseq_ccpr.cli.retrieve import marked
 from fairseq_ccpr.datastore import source_index
 from fairseq_ccpr.datastore.learned import LearnedStore
@@ -27,7 +28,6 @@ from fairseq_ccpr.datastore.token import FAMILIAR, KEYS, UNKNOWN, TokenDatastore
 from fairseq_ccpr.datastore.tuned import tuned_signatures
 from fairseq_ccpr.decoding.phrase_retriever import RetrievedPhrase
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.evaluation.planning import describe_room, measure_speeds, needs, parse_speeds
 from fairseq_ccpr.inference.learning import Learner, count_learned
 from fairseq_ccpr.inference.system import System
 from fairseq_ccpr.search.base import EXACT_UP_TO

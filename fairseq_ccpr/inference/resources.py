@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import functools
 import os
-import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
@@ -14,7 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NoReturn
 
-from fairseq import checkpoint_utils, options
+from fairseq import options
 from fairseq.data import data_utils
 from fairseq.dataclass.utils import gen_parser_from_dataclass
 from fairseq.registry import REGISTRIES
@@ -323,44 +320,3 @@ def _two_models(one: Path, other: Path) -> ConfigurationError:
         f"there are two subword models that differ, {one} and {other}: say which is the model's with --bpe and "
         "--sentencepiece-model, or --bpe-codes"
     )
-
-
-def refuse_retrieval_by_hub() -> None:
-    """Make the hub refuse a datastore, or a task that retrieves: it drops the options of both, and builds no memory."""
-    load = checkpoint_utils.load_model_ensemble_and_task
-
-    @functools.wraps(load)
-    def checked(
-        filenames: Any,
-        arg_overrides: Mapping[str, Any] | None = None,
-        task: Any = None,
-        *others: Any,
-        **named: Any,
-    ) -> Any:
-        given = arg_overrides or {}
-        kind = TASK_REGISTRY.get(given.get("task"))
-        if task is None and (given.get("datastore") or (kind and issubclass(kind, RetrievalTask))):
-            raise ConfigurationError(
-                "fairseq's from_pretrained does not retrieve: use fairseq_ccpr.Translator(path, datastore=...)"
-            )
-        return load(filenames, arg_overrides, task, *others, **named)
-
-    checkpoint_utils.load_model_ensemble_and_task = checked
-
-
-def show_options_of_tasks() -> None:
-    """Make `--help` of fairseq's commands show the options of `--task` and of other choices: fairseq prints it before."""
-    parse = options.parse_args_and_arch
-
-    @functools.wraps(parse)
-    def shown(
-        parser: argparse.ArgumentParser, input_args: list[str] | None = None, *others: Any, **named: Any
-    ) -> Any:
-        words = [word for word in sys.argv[1:] if word not in ("-h", "--help")]
-        if input_args is None and words != sys.argv[1:]:
-            with contextlib.suppress(RuntimeError):  # fairseq-train's, without --arch
-                # This gives the parser all of them.
-                parse(parser, [".", *words], *others, **named | {"parse_known": True})
-        return parse(parser, input_args, *others, **named)
-
-    options.parse_args_and_arch = shown

@@ -13,7 +13,7 @@ import torch
 from fairseq_ccpr.building.part import Processes
 from fairseq_ccpr.building.phrase_build import PhraseBuildSettings, build_phrase_datastore
 from fairseq_ccpr.datastore.phrase import bytes_per_entry
-from fairseq_ccpr.evaluation.planning import peak_bytes, start_peak
+from fairseq_ccpr.lab.machine import peak_bytes, start_peak
 from fairseq_ccpr.lab.speed.search_speed import time_search
 from fairseq_ccpr.search import TIMEOUT, Index, RemoteKeys, build_index, open_index, read_address
 from fairseq_ccpr.search.index_plan import PHRASE_DEPTH, PHRASE_EFFORT, plan_index
