@@ -24,7 +24,7 @@ from fairseq_ccpr.evaluation.trust_training import OtherText, other_texts
 from fairseq_ccpr.evaluation.tune import table
 from fairseq_ccpr.inference.system import WINDOW, System
 from fairseq_ccpr.server.access import KEY_VARIABLE, LOGS, LOOPBACK, NOTHING, Limits, origin_of, read_key
-from fairseq_ccpr.settings import count_option, data_bin_option, data_option, option, quiet_option
+from fairseq_ccpr.settings import count_option, option
 from fairseq_ccpr.storage.files import write_json, write_text
 from fairseq_ccpr.text.languages import SAMPLE, look_foreign, name_of
 from fairseq_ccpr.text.pairs import read_lines, read_standard_input
@@ -66,7 +66,7 @@ one of them, --knn-k, --knn-temperature and --knn-likeness to one value. These a
 )
 def tune(
     rest: list[str],
-    data_bin: Path = data_bin_option(),
+    data_bin: Path,
     output: Optional[Path] = option(None, "where the chosen options go (with the datastore)", metavar="FILE"),
     subset: str = option("valid", "the held-out pairs", metavar="NAME"),
     also: list[str] = option(
@@ -183,11 +183,11 @@ def translate(
         "text: translations alone; jsonl: with source, score, subwords and their scores",
         choices=(TEXT, JSONL),
     ),
-    data: Optional[Path] = data_option(),
+    data: Optional[Path] = None,
     buffer_size: int = count_option(
         WINDOW, "sentences read before they are translated in batches of similar lengths"
     ),
-    quiet: bool = quiet_option(),
+    quiet: bool = False,
 ) -> int:
     for path in input:
         if not path.is_file():
@@ -272,7 +272,7 @@ def serve(
         "what is logged to standard error: nothing, requests without their texts, or with texts",
         choices=LOGS,
     ),
-    data: Optional[Path] = data_option(),
+    data: Optional[Path] = None,
 ) -> int:
     try:
         from fairseq_ccpr.server import app
@@ -329,7 +329,7 @@ All other options are those of fairseq-generate --task translation_retrieval. A 
 )
 def explain(
     rest: list[str],
-    data_bin: Path = data_bin_option(),
+    data_bin: Path,
     output: Path = option(help="the page", metavar="FILE"),
     sentences: Optional[int] = count_option(None, "how many, the first of the subset (50)"),
     ids: list[int] = option([], "these sentences, counted from 0", nargs="+", metavar="N"),
@@ -359,7 +359,7 @@ are decoded. Without --datastore the base model decodes alone.
 """,
     shown=SHOWN - {"--nbest", "--replace-unk"},
 )
-def compare(rest: list[str], data_bin: Path = data_bin_option()) -> int:
+def compare(rest: list[str], data_bin: Path) -> int:
     system = System.of(rest, data_bin)
     done = compare_decoding(system)
     rows, decodings = done.rows(), done.decodings

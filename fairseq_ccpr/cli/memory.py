@@ -32,14 +32,7 @@ from fairseq_ccpr.inference.learning import Learner, count_learned
 from fairseq_ccpr.inference.system import System
 from fairseq_ccpr.search.base import EXACT_UP_TO
 from fairseq_ccpr.search.recall import DEPTH, SAMPLE
-from fairseq_ccpr.settings import (
-    count_option,
-    data_option,
-    option,
-    quiet_option,
-    source_language_option,
-    target_language_option,
-)
+from fairseq_ccpr.settings import count_option, option, source_language_option, target_language_option
 from fairseq_ccpr.storage.files import write_text
 from fairseq_ccpr.text.languages import as_bcp47
 from fairseq_ccpr.text.translation_memory import Pair, read_memory, tmx_lines
@@ -77,8 +70,8 @@ def learn(
     source: Optional[str] = option(None, "a sentence", metavar="TEXT"),
     target: Optional[str] = option(None, "its translation", metavar="TEXT"),
     unconfirmed: bool = option(False, "learn also what the files say is not confirmed, or rejected"),
-    data: Optional[Path] = data_option(),
-    quiet: bool = quiet_option(),
+    data: Optional[Path] = None,
+    quiet: bool = False,
 ) -> int:
     if (source is None) != (target is None):
         raise ConfigurationError("--source and --target go together: give a sentence and its translation")

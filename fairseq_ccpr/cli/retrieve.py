@@ -28,7 +28,7 @@ from fairseq_ccpr.decoding.phrase_retriever import (
 from fairseq_ccpr.device import choose_device
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.search import TIMEOUT
-from fairseq_ccpr.settings import cpu_option, option
+from fairseq_ccpr.settings import option
 from fairseq_ccpr.text.pairs import read_standard_input
 
 BATCH = 64  # sentences
@@ -52,7 +52,7 @@ def retrieve(
     source_language: Optional[str] = option(None, "what a prompt calls it, such as German", metavar="NAME"),
     target_language: Optional[str] = option(None, "what a prompt calls it, such as English", metavar="NAME"),
     max_words: Optional[int] = option(None, "words of a phrase, at most (as in the datastore)", metavar="N"),
-    cpu: bool = cpu_option(),
+    cpu: bool = False,
     *,
     waiting: StoreSettings,
     read_phrases: Callable[[Mapping[str, Any]], PhraseSearchSettings],

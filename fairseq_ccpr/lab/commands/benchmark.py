@@ -26,16 +26,7 @@ from fairseq_ccpr.lab.speed.phrase_speed import (
 from fairseq_ccpr.lab.speed.search_speed import SearchCost, Sweep, measure_searches
 from fairseq_ccpr.phrases.pair_store import sample_sentences
 from fairseq_ccpr.search.index_plan import plan_index
-from fairseq_ccpr.settings import (
-    count_option,
-    counts_option,
-    cpu_option,
-    data_bin_option,
-    json_option,
-    option,
-    plot_option,
-    quiet_option,
-)
+from fairseq_ccpr.settings import count_option, counts_option, option, plot_option
 from fairseq_ccpr.timing import DECODER, FINDING, MERGE, PHRASES, PROJECTION, SEARCH, progress_bar
 
 PHASES = (DECODER, PROJECTION, SEARCH, MERGE, FINDING, PHRASES, REST)
@@ -66,7 +57,7 @@ measurement; on a CPU, what the process held so far.
 )
 def benchmark_decoding(
     rest: list[str],
-    data_bin: Path = data_bin_option(),
+    data_bin: Path,
     systems: list[str] = option(help="systems to compare with the base model", nargs="+", metavar="NAME=DIR"),
     sizes: list[int] = counts_option([10_000, 100_000, 1_000_000], "keys of a datastore"),
     index: list[str] = option(["auto"], "what is searched", nargs="+", metavar="exact|auto|FACTORY"),
@@ -75,9 +66,9 @@ def benchmark_decoding(
     k: list[int] = counts_option([8, 1, 64], "neighbours that are searched for", metavar="K"),
     repeats: int = count_option(5, "measurements of each thing"),
     only: Optional[str] = option(None, "measure one of the two", choices=("decoding", "search")),
-    json: Optional[Path] = json_option(),
+    json: Optional[Path] = None,
     plot: Optional[Path] = plot_option("where a picture of the searches goes, as PNG"),
-    quiet: bool = quiet_option(),
+    quiet: bool = False,
 ) -> int:
     check_folders(json=json, plot=plot)
     if plot and only == "decoding":
@@ -204,9 +195,9 @@ def benchmark_phrases(
         None, "search the same keys in this Milvus too, by exact search", metavar="URI|FILE.db"
     ),
     plot: Optional[Path] = plot_option("where a picture of the searches goes, as PNG"),
-    json: Optional[Path] = json_option(),
-    cpu: bool = cpu_option(),
-    quiet: bool = quiet_option(),
+    json: Optional[Path] = None,
+    cpu: bool = False,
+    quiet: bool = False,
     *,
     settings: SearchSettings,
 ) -> int:

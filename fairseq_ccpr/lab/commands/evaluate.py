@@ -51,16 +51,7 @@ from fairseq_ccpr.models.phrase_encoder import PhraseEncoder, load_phrase_encode
 from fairseq_ccpr.models.phrase_finder import LEARNED, PhraseFinder, Segmentation, choose_segmentation
 from fairseq_ccpr.phrases.alignment import ALIGNERS, ENCODER, SYMMETRIZATIONS, AlignerOptions, SentencePair
 from fairseq_ccpr.phrases.pair_build import ExtractionSettings, usable_pairs
-from fairseq_ccpr.settings import (
-    bf16_option,
-    count_option,
-    cpu_option,
-    json_option,
-    option,
-    plot_option,
-    quiet_option,
-    signature,
-)
+from fairseq_ccpr.settings import count_option, option, plot_option, signature
 from fairseq_ccpr.storage.fingerprint import of_files, of_strings, short
 from fairseq_ccpr.text.languages import identify
 from fairseq_ccpr.text.pairs import TextPairs, read_lines, tell_skipped
@@ -74,10 +65,10 @@ samples_option = partial(count_option, 1000, "bootstrap samples")
 class EncoderOptions:
     """Options of all commands that compare encoders."""
 
-    bf16: bool = bf16_option()
-    json: Optional[Path] = json_option()
-    cpu: bool = cpu_option()
-    quiet: bool = quiet_option()
+    bf16: bool = False
+    json: Optional[Path] = None
+    cpu: bool = False
+    quiet: bool = False
 
 
 def report(
@@ -129,7 +120,7 @@ def evaluate_systems(
         choices=tuple(BLEU.TOKENIZERS),
     ),
     samples: int = samples_option(),
-    json: Optional[Path] = json_option(),
+    json: Optional[Path] = None,
 ) -> int:
     references = [_read(path) for path in [reference, *more_references]]
     texts = {name: _read(Path(path)) for name, path in named(systems, "systems").items()}
@@ -217,11 +208,11 @@ def evaluate_keys(
     count: int = count_option(1000, "queries in a band, at most"),
     k: int = count_option(64, "the most neighbours"),
     seed: int = option(1, "random seed", metavar="N"),
-    json: Optional[Path] = json_option(),
+    json: Optional[Path] = None,
     plots: Optional[Path] = option(
         None, "folder for pictures: curves by token frequency, and clusters", metavar="DIR"
     ),
-    quiet: bool = quiet_option(),
+    quiet: bool = False,
 ) -> int:
     check_folders(json=json)
     folders = named([f"{RAW}={raw}", *projected], "kinds of keys")
@@ -444,9 +435,9 @@ def evaluate_retrieved(
     ),
     entries: Optional[int] = option(None, "use so many entries of each datastore (all)", metavar="N"),
     samples: int = samples_option(),
-    json: Optional[Path] = json_option(),
-    cpu: bool = cpu_option(),
-    quiet: bool = quiet_option(),
+    json: Optional[Path] = None,
+    cpu: bool = False,
+    quiet: bool = False,
     *,
     read_phrases: Callable[[Mapping[str, Any]], PhraseSearchSettings],
 ) -> int:
@@ -542,7 +533,7 @@ def evaluate_alignment(
         None, "of the aligner encoder, made by fairseq-ccpr convert", metavar="DIR"
     ),
     encoder_layers: list[int] = option([], "layers to compare (the one it takes)", nargs="+", metavar="N"),
-    quiet: bool = quiet_option(),
+    quiet: bool = False,
 ) -> int:
     if ENCODER not in aligners and (encoder or encoder_layers):
         raise ConfigurationError(

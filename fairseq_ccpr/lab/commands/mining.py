@@ -36,11 +36,8 @@ from fairseq_ccpr.lab.plots import draw_f1
 from fairseq_ccpr.lab.sentence_encoders import E5, MUSE, TEXTS, VECTORS, load_sentence_encoder
 from fairseq_ccpr.lab.xpr.lexicon import LexiconSettings, build_lexicon
 from fairseq_ccpr.settings import (
-    bf16_option,
-    cpu_option,
     option,
     plot_option,
-    quiet_option,
     signature,
     source_language_option,
     target_language_option,
@@ -83,9 +80,9 @@ class Options:
     list_texts: Optional[Path] = option(
         None, "write the texts that need a vector, and do no more", metavar="FILE"
     )
-    bf16: bool = bf16_option()
-    cpu: bool = cpu_option()
-    quiet: bool = quiet_option()
+    bf16: bool = False
+    cpu: bool = False
+    quiet: bool = False
 
     @property
     def method_name(self) -> str:
