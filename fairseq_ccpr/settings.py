@@ -293,7 +293,6 @@ def inside(value: float, interval: str) -> bool:
     return above and (value < high if interval[-1] == ")" else value <= high)
 
 
-plot_option = partial(option, None, metavar="FILE")
 count_option = partial(option, within="[1, inf)", needs="at least 1", metavar="N")
 counts_option = partial(count_option, nargs="+")
 source_language_option = partial(option, flags=("-s",), metavar="LANG")

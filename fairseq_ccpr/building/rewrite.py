@@ -338,7 +338,7 @@ class MergeSettings:
         metavar="exact|FACTORY",
     )
     index_parameters: str = option("", "FAISS search parameters", metavar="P=V,...")
-    cpu: bool = option(False, "choose the index for a CPU even where there is a GPU")
+    cpu: bool = False  # it chooses the index
     quiet: bool = False
     datastores: dict[str, Path] = field(default_factory=dict)  # by the name of their corpus
 

@@ -309,9 +309,7 @@ def build_memory(
         help="the datastore: a folder that does not exist, or one of phrases alone", metavar="DIR"
     ),
     key_layer: str = option(KEY_LAYERS[0], "the decoder state that becomes the key", choices=KEY_LAYERS),
-    data: Optional[Path] = option(
-        None, "folder with the model's dictionaries (found next to the model)", metavar="DATA_BIN"
-    ),
+    data: Optional[Path] = None,
 ) -> int:
     system = System.of(rest, data)
     task = system.task

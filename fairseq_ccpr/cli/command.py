@@ -78,6 +78,7 @@ class Shared:
         metavar="DATA_BIN",
     )
     json: Optional[Path] = option(None, "where the figures go as JSON", metavar="FILE")
+    plot: Optional[Path] = option(None, "where a picture goes, as PNG", metavar="FILE")
     bf16: bool = option(False, "run the encoder in bfloat16, faster where the processor has it")
     cpu: bool = option(False, "use the CPU even where there is a GPU")
     quiet: bool = option(False, "no progress bars")

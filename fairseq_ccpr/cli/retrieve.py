@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, Optional
@@ -51,7 +50,6 @@ def retrieve(
     output_format: str = option(TABLE, "what is printed", choices=(TABLE, JSONL, PROMPT)),
     source_language: Optional[str] = option(None, "what a prompt calls it, such as German", metavar="NAME"),
     target_language: Optional[str] = option(None, "what a prompt calls it, such as English", metavar="NAME"),
-    max_words: Optional[int] = option(None, "words of a phrase, at most (as in the datastore)", metavar="N"),
     cpu: bool = False,
     *,
     waiting: StoreSettings,
@@ -70,8 +68,6 @@ def retrieve(
     settings = read_phrases(tuned)
     encoder = load_encoder(phrases, settings)
     segmentation = query_segmentation(phrases, settings.threshold, settings.segmentation)
-    if max_words is not None:
-        segmentation = replace(segmentation, max_words=max_words)
     retriever = PhraseRetriever(
         phrases, encoder, segmentation, settings.k, settings.min_similarity, device, waiting
     )

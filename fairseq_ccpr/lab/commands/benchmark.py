@@ -26,7 +26,7 @@ from fairseq_ccpr.lab.speed.phrase_speed import (
 from fairseq_ccpr.lab.speed.search_speed import SearchCost, Sweep, measure_searches
 from fairseq_ccpr.phrases.pair_store import sample_sentences
 from fairseq_ccpr.search.index_plan import plan_index
-from fairseq_ccpr.settings import count_option, counts_option, option, plot_option
+from fairseq_ccpr.settings import count_option, counts_option, option
 from fairseq_ccpr.timing import DECODER, FINDING, MERGE, PHRASES, PROJECTION, SEARCH, progress_bar
 
 PHASES = (DECODER, PROJECTION, SEARCH, MERGE, FINDING, PHRASES, REST)
@@ -67,7 +67,7 @@ def benchmark_decoding(
     repeats: int = count_option(5, "measurements of each thing"),
     only: Optional[str] = option(None, "measure one of the two", choices=("decoding", "search")),
     json: Optional[Path] = None,
-    plot: Optional[Path] = plot_option("where a picture of the searches goes, as PNG"),
+    plot: Optional[Path] = None,
     quiet: bool = False,
 ) -> int:
     check_folders(json=json, plot=plot)
@@ -174,7 +174,7 @@ Speed and size of phrase datastores.
 
 Building, if --text and --encoder are given: a datastore of --sentences random sentences of the text, as `fairseq-ccpr build
 phrases` makes it, in a temporary folder. Search: random keys of length 1 instead of phrases, searched a batch at a time by
-the classes that retrieval uses, once unmeasured and then --repeats times. A FAISS index is written to a temporary folder,
+the classes that retrieval uses, once unmeasured and then five times. A FAISS index is written to a temporary folder,
 which TMPDIR places.
 
 Peak memory is what tensors held on the GPU in each measurement; on a CPU, what the process held so far.
@@ -194,13 +194,12 @@ def benchmark_phrases(
     store: Optional[str] = option(
         None, "search the same keys in this Milvus too, by exact search", metavar="URI|FILE.db"
     ),
-    plot: Optional[Path] = plot_option("where a picture of the searches goes, as PNG"),
+    plot: Optional[Path] = None,
     json: Optional[Path] = None,
     cpu: bool = False,
     quiet: bool = False,
-    *,
-    settings: SearchSettings,
 ) -> int:
+    settings = SearchSettings()
     check_folders(json=json, plot=plot)
     device = choose_device(cpu)
     # The peak memory of a process only grows: the small ones first.
