@@ -83,7 +83,7 @@ def declared() -> Counter[str]:
     """Count the options that are declared, by folder: each `option(...)`, or one made of it, and each field of fairseq with
     a help. One that commands share counts once."""
     counts: Counter[str] = Counter()
-    for path in PACKAGE.rglob("*.py"):
+    for path in {*PACKAGE.rglob("*.py")} - {PACKAGE / "settings.py"}:  # which makes them
         tree = ast.parse(path.read_text(encoding="utf-8"))
         makers = [
             one for one in ast.walk(tree) if isinstance(one, ast.FunctionDef) and one.name.endswith("_option")

@@ -64,6 +64,7 @@ class MiningBenchmarkSettings:
         needs="a fraction of sentences, at least 0 and less than 1,",
         metavar="FRACTION",
     )
+    tuning_size: int = count_option(100, "sentences that settings are tuned on")
     tuning_sets: int = count_option(1, "how many times, on others each time")
     draws: int = count_option(1, "tests, each of other sentences")
     pool: Optional[int] = option(
@@ -78,7 +79,6 @@ class MiningBenchmarkSettings:
     )
     ablations: bool = option(False, "RFR without the sentence half, and without the entropy filter, too")
     non_pairing: float = 0.5  # of the sentences have no partner
-    tuning_size: int = 100  # sentences that settings are tuned on
     seed: int = 1  # of the draw of sentences
 
     def __post_init__(self) -> None:

@@ -197,7 +197,7 @@ def test_an_experiment_mines(tmp_path: Path) -> None:
 
 def evaluation(made: Path, *more: object) -> list[object]:
     words = ["evaluate mining", "--pairs", f"toy={made / 'pairs.tsv'}", "--encoder", f"mine={made / 'all'}"]
-    return [*words, "--size", 60, "--quiet", *more]
+    return [*words, "--size", 60, "--tuning-size", 30, "--quiet", *more]
 
 
 @pytest.fixture(scope="module")
@@ -317,7 +317,7 @@ def test_bad_input(made: Path, tmp_path: Path) -> None:
     assert not list(tmp_path.glob("mined*"))
     fails("give --encoder and --output, or --list-texts", "mine", *words[1:5])
     many = evaluation(made, "--size", 900)
-    fails(r"pairs.tsv has \d+ pairs of different words, and the test needs 1,500: give more", *many)
+    fails(r"pairs.tsv has \d+ pairs of different words, and the test needs 1,395: give more", *many)
     fails("--curve has 1.0: a fraction of sentences", *evaluation(made, "--curve", 1))
     fails("--plot draws the fractions of --curve", *evaluation(made, "--plot", tmp_path / "x.png"))
 
