@@ -42,10 +42,6 @@ class CheckpointError(CcprError):
     """A model checkpoint that cannot be loaded."""
 
 
-class StageError(CcprError):
-    """A command of an experiment that failed."""
-
-
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return the end of a sentence that rejects a word: the known word that may have been meant, if one is similar.
 

@@ -107,7 +107,6 @@ class Translator(System):
         self.close()
 
     def __repr__(self) -> str:
-        """Name the model, the datastore where there is one, and the device."""
         datastore = f", datastore={self.cfg.task.datastore!r}" if self.cfg.task.datastore else ""
         return f"{type(self).__name__}({self.cfg.common_eval.path!r}{datastore}, device='{self.device}')"
 

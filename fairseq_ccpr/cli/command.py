@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import inspect
 import io
-import json
 import logging
 import os
 import sys
@@ -102,7 +101,6 @@ class PassedOn(argparse.Action):
     """An option of fairseq, which is kept as it was typed, for fairseq to read."""
 
     def __call__(self, parser: Any, given: Any, values: Any, name: str | None = None) -> None:
-        """Put its words after those before."""
         glued = isinstance(values, str) and values.startswith("-")
         words = (
             [f"{name}={values}"]
@@ -116,7 +114,6 @@ class Parser(argparse.ArgumentParser):
     """A parser that refuses in one sentence, with the option that may have been meant."""
 
     def error(self, message: str) -> NoReturn:
-        """Print the sentence and exit."""
         known = [name for action in self._actions for name in action.option_strings]
         print(f"{self.prog}: error: {explain_usage(message, known)}", file=sys.stderr)
         sys.exit(2)
@@ -225,7 +222,6 @@ class Command:
         return given
 
     def __call__(self) -> None:
-        """Parse, check, work, exit."""
         # fairseq looks for --user-dir in sys.argv for itself, and refuses to import a package twice.
         for at, (word, value) in enumerate(zip(sys.argv, sys.argv[1:], strict=False)):
             if word == "--user-dir" and Path(value).name == "fairseq_ccpr":
@@ -301,22 +297,10 @@ def check_folders(**options: Path | None) -> None:
             raise ConfigurationError(f"--{name.replace('_', '-')} {path}: there is no folder {path.parent}")
 
 
-def write_results(path: Path | None, results: dict[str, Any]) -> None:
-    """Write what a command found as JSON, if there is a path for it."""
-    if path is not None:
-        with naming(path):
-            path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-
-
 def markdown_table(rows: list[list[Any]]) -> str:
     """Write a Markdown table, the first row being its head."""
     lines = ["| " + " | ".join(map(str, row)) + " |" for row in rows]
     return "\n".join([lines[0], "|---" * len(rows[0]) + "|", *lines[1:]])
-
-
-def print_table(title: str, rows: list[list[Any]]) -> None:
-    """Print a title and its table, with an empty line after each."""
-    print(f"{title}\n\n{markdown_table(rows)}\n")
 
 
 def run(name: str, command: Callable[[], int]) -> None:

@@ -281,26 +281,12 @@ def serve(
             f"the server needs {error.name}, which is not installed: {installing('serve')}"
         ) from None
     key = read_key(api_key_file)
+    origins, names = _known_sites(public_url, allow_origin, key)
     if host not in LOOPBACK and key is None:
         raise ConfigurationError(
             f"--host {host} lets other machines in: give --api-key-file FILE, or a key in {KEY_VARIABLE}"
         )
-    if (every := {"*", "null"}.intersection(allow_origin)) and key is None:
-        raise ConfigurationError(
-            f"--allow-origin {every.pop()} lets every site that is visited here in: give --api-key-file FILE, or a key in "
-            f"{KEY_VARIABLE}"
-        )
-    if public_url is not None and key is None:
-        print(
-            f"whoever reaches {public_url} may learn and forget here: the proxy must ask for a key",
-            file=sys.stderr,
-        )
-    origins = [one if one in ("*", "null") else origin_of(one, "--allow-origin") for one in allow_origin]
-    names: tuple[str, ...] = LOOPBACK
-    if public_url is not None:
-        origins.append(shown := origin_of(public_url, "--public-url"))
-        names = (*names, urlsplit(shown).hostname or "")
-    limits = Limits(host, key, max_characters, max_sentences, log, names, tuple(origins))
+    limits = Limits(host, key, max_characters, max_sentences, log, names, origins)
     with app.listen(host, port) as listening:
         translator = Translator.of(rest, data)
         translator.check_encoding()
@@ -312,6 +298,27 @@ def serve(
         )
         app.serve(translator, limits, listening)
     return 0
+
+
+def _known_sites(
+    public_url: str | None, allow_origin: list[str], key: str | None
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the origins of pages that may use a server, and the names of the server itself."""
+    if (every := {"*", "null"}.intersection(allow_origin)) and key is None:
+        raise ConfigurationError(
+            f"--allow-origin {every.pop()} lets every site that is visited here in: give --api-key-file FILE, or a key in "
+            f"{KEY_VARIABLE}"
+        )
+    origins = [one if one in ("*", "null") else origin_of(one, "--allow-origin") for one in allow_origin]
+    if public_url is None:
+        return tuple(origins), LOOPBACK
+    if key is None:
+        print(
+            f"whoever reaches {public_url} may learn and forget here: the proxy must ask for a key",
+            file=sys.stderr,
+        )
+    shown = origin_of(public_url, "--public-url")
+    return (*origins, shown), (*LOOPBACK, urlsplit(shown).hostname or "")
 
 
 @command(

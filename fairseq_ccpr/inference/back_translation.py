@@ -193,7 +193,6 @@ class BackTranslation:
         return chain.from_iterable(map(read_lines, self.settings.monolingual))
 
     def check_output(self) -> None:
-        """See that the output is free, or holds what an earlier run has begun."""
         output = self.settings.output
         refuse_foreign(output)
         published = Manifest.read(output).token if (output / MANIFEST).exists() else None
@@ -204,13 +203,11 @@ class BackTranslation:
             )
 
     def begin(self) -> None:
-        """Write the plan, unless an earlier run did."""
         (self.partial / PARTS).mkdir(parents=True, exist_ok=True)
         if not self.begun:
             write_json(self.partial / PLAN, self._plan())
 
     def translate(self) -> None:
-        """Translate this process's parts that are not done yet."""
         text, mine = self._text(), range(self.processes.rank, self._count(), self.processes.world)
         sizes = {number: min(PART_SENTENCES, self.sentences - number * PART_SENTENCES) for number in mine}
         done = sum(size for number, size in sizes.items() if self._part(number).exists())
@@ -275,7 +272,6 @@ class BackTranslation:
         write_checked_json(self.partial / LEFT_OUT, dict(left_out))
 
     def pairs(self) -> PseudoPairs:
-        """Describe what was made, which is finished."""
         return PseudoPairs(self.final / DATA_BIN, self.fingerprint, _read_part(self.final / LEFT_OUT))
 
 

@@ -88,7 +88,6 @@ class Translation:
 
     @classmethod
     def of_nothing(cls, source: str, length: int, most: int) -> Translation:
-        """Make the empty translation of an empty sentence, or of one that is too long."""
         fault = f"{length:,} tokens, and the model takes {most:,}: divide it" if length > most else ""
         return cls(source, "", 0.0, fault=fault)
 
@@ -211,12 +210,10 @@ class System:
         return None
 
     def find_memory(self, name: str) -> Any:
-        """Look up a memory; None without one."""
         return self.ensemble.memory(name) if self.ensemble is not None else None
 
     @property
     def preprocessing(self) -> Preprocessing:
-        """How text is made tokens, as a datastore remembers it."""
         return preprocessing_of(self.cfg)
 
     @property
@@ -303,12 +300,10 @@ class System:
         return nothing and self.replaces_unknown
 
     def check_open(self) -> None:
-        """Check that it was not closed."""
         if self.closed:
             raise ConfigurationError(f"{self!r} was closed, and does no more work: load another")
 
     def check_encoding(self) -> None:
-        """Check that raw text can be split into the model's subwords."""
         # it looks at the whole dictionary, which a program that translates one sentence feels
         if not self._encodes:
             check_subwords(self.task.source_dictionary, self.task.bpe)

@@ -57,7 +57,6 @@ class Service:
         self.explains = bool(memories) and not any(memory.unscored for memory in memories)
 
     def of_page(self) -> dict[str, Any]:
-        """Return what the page wants to know of this server."""
         return {
             "source_language": language_code(self.source), "target_language": language_code(self.target),
             "names": {"source": name_of(self.source), "target": name_of(self.target)},
@@ -68,7 +67,6 @@ class Service:
     # ---- LibreTranslate's
 
     async def translate(self, asked: Parameters) -> dict[str, Any]:
-        """Translate a text, or each text of a list."""
         several, kind = isinstance(asked.get("q"), list), given.text(asked, "format", 20, TEXT)
         if kind not in (TEXT, HTML):
             raise bad(f"the format {kind} is not known: {TEXT} or {HTML}")
@@ -104,7 +102,6 @@ class Service:
         return {"sentences": sentences, "after": text.parts[-1]}
 
     async def languages(self, asked: Parameters) -> list[dict[str, Any]]:
-        """Name the language pair."""
         both: tuple[tuple[str, list[str]], ...] = (
             (self.source, [language_code(self.target)]),
             (self.target, []),
@@ -119,13 +116,11 @@ class Service:
         return [self._detected(await self._call(partial(_known, text=text)))]
 
     async def health(self, asked: Parameters) -> dict[str, str]:
-        """Say that requests are answered."""
         if not self.work.alive:
             raise bad("the translator has stopped: start the server again", 503)
         return {"status": "ok"}
 
     async def settings(self, asked: Parameters) -> dict[str, Any]:
-        """Say what clients can ask for."""
         pair = {"source": self.source, "target": self.target}
         return {
             "apiKeys": self.limits.key is not None, "charLimit": self.limits.most_characters,
@@ -137,7 +132,6 @@ class Service:
     # ---- what is learned
 
     async def learn(self, asked: Parameters) -> dict[str, Any]:
-        """Learn the sentence `q` and its translation `s`."""
         most = self.limits.most_characters
         source, target = given.text(asked, "q", most), given.text(asked, "s", most)
         self._check_languages(asked)
@@ -146,7 +140,6 @@ class Service:
         return {"success": True, "id": learned.id, "new": learned.new, "replaced": replaced}
 
     async def forget(self, asked: Parameters) -> dict[str, Any]:
-        """Forget the pair `id`."""
         number = given.number(asked, "id", 0)
 
         def forget(translator: Translator) -> list[LearnedPair]:

@@ -54,11 +54,9 @@ class Asked:
 
     @property
     def left(self) -> int:
-        """How many sentences there are still to do."""
         return len(self.sentences) - len(self.finished) if self.tokens is None else len(self.tokens)
 
     def end(self, result: Any = None, error: Exception | None = None) -> None:
-        """Answer, if anyone still waits."""
         if self.done.set_running_or_notify_cancel():
             self.done.set_result(result) if error is None else self.done.set_exception(error)
 
@@ -85,7 +83,6 @@ class Work:
 
     @property
     def alive(self) -> bool:
-        """Whether requests are answered."""
         return self._thread.is_alive()
 
     def translate(self, sentences: list[str], finish: Finish | None = None) -> Future[list[Any]]:
@@ -103,7 +100,6 @@ class Work:
         return self._ask(Asked(sentences, tokens))
 
     def call(self, function: Callable[[Translator], T]) -> Future[T]:
-        """Call a function with the translator."""
         done: Future[T] = Future()
         with self._accepting():
             self._calls.append((function, done))

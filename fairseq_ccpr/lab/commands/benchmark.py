@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Optional
 
-from fairseq_ccpr.cli.command import SHOWN, check_folders, command, markdown_table, named, write_results
+from fairseq_ccpr.cli.command import SHOWN, check_folders, command, markdown_table, named
 from fairseq_ccpr.cli.planning import measure_limits
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.decoding.retrieval_task import find_parts
@@ -14,6 +14,7 @@ from fairseq_ccpr.device import choose_device
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.test_set import load
 from fairseq_ccpr.inference.resources import configure
+from fairseq_ccpr.lab.commands.report import write_results
 from fairseq_ccpr.lab.machine import describe_run, gigabytes
 from fairseq_ccpr.lab.plots import draw_costs, draw_speed
 from fairseq_ccpr.lab.speed.decoding_speed import ALONE, REST, DecodingSpeed, SpeedTest

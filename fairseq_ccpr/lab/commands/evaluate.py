@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from typing import Any, Optional
@@ -13,7 +13,7 @@ from typing import Any, Optional
 import numpy as np
 from sacrebleu.metrics import BLEU
 
-from fairseq_ccpr.cli.command import check_folders, command, markdown_table, named, print_table, write_results
+from fairseq_ccpr.cli.command import check_folders, command, markdown_table, named
 from fairseq_ccpr.cli.retrieve import open_phrases
 from fairseq_ccpr.datastore.phrase import bytes_per_entry
 from fairseq_ccpr.datastore.token import TokenDatastore
@@ -43,6 +43,7 @@ from fairseq_ccpr.lab.accuracy.significance import (
     highest_resemblance,
 )
 from fairseq_ccpr.lab.accuracy.type_accuracy import ORTHOGONAL, load_type_system
+from fairseq_ccpr.lab.commands.report import EncoderOptions, report
 from fairseq_ccpr.lab.plots import draw_clusters, draw_precision, draw_types
 from fairseq_ccpr.lab.sentence_encoders import MUSE
 from fairseq_ccpr.lab.xpr.lexicon import Lexicon
@@ -61,28 +62,6 @@ SAMPLES = 1000  # of the bootstrap
 QUERIES_OF_BAND = 1000  # of a band of token frequency, at most
 SEED = 1  # of the entries that are drawn
 REFERENCE_THRESHOLD = Segmentation.threshold  # probability above which words of a reference are a phrase
-
-
-@dataclass
-class EncoderOptions:
-    """Options of all commands that compare encoders."""
-
-    bf16: bool = False
-    json: Optional[Path] = None
-    cpu: bool = False
-    quiet: bool = False
-
-
-def report(
-    tables: Mapping[str, list[list[Any]]], notes: Iterable[str], json: Path | None, results: dict[str, Any]
-) -> int:
-    """Print tables by their titles, and lines below them, and write the results."""
-    for title, rows in tables.items():
-        print_table(title, rows)
-    for note in notes:
-        print(note)
-    write_results(json, results)
-    return 0
 
 
 @command("""\

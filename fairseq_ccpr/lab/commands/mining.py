@@ -14,7 +14,7 @@ import torch
 from fairseq_ccpr.cli.command import check_folders, command, markdown_table, named
 from fairseq_ccpr.device import choose_device
 from fairseq_ccpr.errors import ConfigurationError, installing
-from fairseq_ccpr.lab.commands.evaluate import EncoderOptions, report
+from fairseq_ccpr.lab.commands.report import EncoderOptions, report
 from fairseq_ccpr.lab.machine import peak_bytes
 from fairseq_ccpr.lab.mining.benchmark import (
     QUESTIONS,
