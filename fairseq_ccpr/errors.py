@@ -1,4 +1,4 @@
-"""The errors users can cause, and how they are reported: one sentence on stderr, no traceback, exit code 1."""
+"""The errors users can cause, and how they are reported: one sentence on stderr, and exit code 1."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 
 
 class CcprError(Exception):
-    """Base of every error whose message is written for the user: what was found, what was expected, what to do."""
+    """Base of errors whose message is for the user: what was found, what was expected, what to do."""
 
 
 class ConfigurationError(CcprError):
@@ -43,7 +43,7 @@ class CheckpointError(CcprError):
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return the end of a sentence that rejects a word: the known word that may have been meant, if one is similar.
+    """Return the end of a sentence that rejects a word: the similar word that may have been meant, if any.
 
     >>> did_you_mean("--baem", ["--beam", "--lenpen"])
     '; did you mean --beam?'
@@ -53,7 +53,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def explain_usage(message: str, known: Iterable[str]) -> str:
-    """Rephrase argparse's message on a wrong command line as a sentence that suggests what may have been meant.
+    """Rephrase argparse's message on a wrong command line: it suggests what may have been meant.
 
     >>> explain_usage("unrecognized arguments: --baem 5", ["--beam"])
     'there is no option --baem; did you mean --beam?'
@@ -80,7 +80,7 @@ def explain_usage(message: str, known: Iterable[str]) -> str:
 
 
 def describe(error: BaseException) -> str | None:
-    """Put an error that a user can cause in one sentence; None for a fault of the program, which deserves its traceback."""
+    """Put an error that a user can cause in one sentence; None for a fault of the program."""
     if isinstance(error, CcprError):
         return str(error)
     if isinstance(error, pickle.UnpicklingError):
@@ -119,7 +119,7 @@ def describe(error: BaseException) -> str | None:
 
 @contextmanager
 def naming(path: Path | str) -> Iterator[None]:
-    """Give the errors of a full disk, or of a file that may not grow, the name that Python leaves out when it writes."""
+    """Give errors of a full disk, or of a file that may not grow, the name that Python leaves out."""
     try:
         yield
     except OSError as error:

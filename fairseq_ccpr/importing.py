@@ -1,35 +1,40 @@
-"""All that this package does to the import of fairseq and torch: `prepare_fairseq`, which `import fairseq_ccpr` calls.
+"""All that this package does to the import of fairseq and torch, begun by `prepare_fairseq`.
 
-Each change, when it is made, and why. Nothing else in the package replaces a function of another one, or a module.
+Each change, when it is made, and why. Nothing else here replaces a function or module of another package.
 
 At once, when `fairseq_ccpr` is imported, which loads neither torch nor fairseq:
 
-1. `TORCH_FORCE_WEIGHTS_ONLY_LOAD=1` in the environment. fairseq passes weights_only=False to torch.load; this switch
-   of torch overrides callers, here and in child processes. So no checkpoint is ever loaded without it.
-2. A finder, first in `sys.meta_path` (`_Registration`). It waits for the import of fairseq, or of a module of this
-   package that needs it, and loads `plug_in.py` first, whose imports register our tasks, models and criterions.
-   fairseq would do so for `--user-dir fairseq_ccpr`, but not where a program has imported this package before: it
-   skips a user directory whose module is loaded. A command answers `--help` at once, as nothing was loaded.
-   Where fairseq is there already, as under its own commands, `plug_in.py` is loaded at once, without a finder.
-3. In fairseq's own commands alone: an excepthook that reports what users can cause in one sentence, and two loggers
-   at WARNING, which log each step they take since fairseq sets DEBUG. How another program ends is its own affair.
+1. `TORCH_FORCE_WEIGHTS_ONLY_LOAD=1` in the environment. fairseq passes weights_only=False to torch.load;
+   this switch of torch overrides callers, here and in child processes. So no checkpoint is ever loaded
+   without it.
+2. A finder, first in `sys.meta_path` (`_Registration`). It waits for the import of fairseq, or of a module
+   of this package that needs it, and loads `plug_in.py` first, whose imports register our tasks, models and
+   criterions. fairseq would do so for `--user-dir fairseq_ccpr`, but not where a program has imported this
+   package before: it skips a user directory whose module is loaded. A command answers `--help` at once, as
+   nothing was loaded. Where fairseq is there already, as under its own commands, `plug_in.py` is loaded at
+   once, without a finder.
+3. In fairseq's own commands alone: an excepthook that reports what users can cause in one sentence, and two
+   loggers at WARNING, which log each step they take since fairseq sets DEBUG. How another program ends is
+   its own affair.
 
 While `plug_in.py` loads fairseq and torch (`load_plug_in`):
 
 4. Logging and warnings are held back, and left as they were (`_quietly`): modules of fairseq call
    logging.basicConfig, warn, and announce which packages they lack.
-5. sklearn.metrics, scipy.stats and lxml.etree, which fairseq and sacreBLEU import for other work than translation,
-   are put off until a function of theirs is called (`_deferred`): a third of the start-up time.
+5. sklearn.metrics, scipy.stats and lxml.etree, which fairseq and sacreBLEU import for other work than
+   translation, are put off until a function of theirs is called (`_deferred`): a third of the start-up
+   time.
 
 At the end of `plug_in.py`, when all of them are there (`change_fairseq`):
 
-6. torch may build the few classes that fairseq keeps in checkpoints (`_allow_settings`), so that they load with
-   weights_only on. Its opposite switch in the environment is refused.
-7. `utils.split_paths` takes a colon inside the name of a file that exists for a part of the name (`paths.py`).
-8. `checkpoint_utils.load_model_ensemble_and_task` refuses a datastore (`_refuse_retrieval_by_hub`): fairseq's hub
-   drops our options, and would translate without retrieval, silently.
-9. `options.parse_args_and_arch` completes `--help` (`_show_options_of_tasks`), which fairseq prints before it has
-   added the options of `--task` and of other choices.
+6. torch may build the few classes that fairseq keeps in checkpoints (`_allow_settings`), so that they load
+   with weights_only on. Its opposite switch in the environment is refused.
+7. `utils.split_paths` takes a colon inside the name of a file that exists for a part of the name
+   (`paths.py`).
+8. `checkpoint_utils.load_model_ensemble_and_task` refuses a datastore (`_refuse_retrieval_by_hub`):
+   fairseq's hub drops our options, and would translate without retrieval, silently.
+9. `options.parse_args_and_arch` completes `--help` (`_show_options_of_tasks`), which fairseq prints before
+   it has added the options of `--task` and of other choices.
 """
 
 from __future__ import annotations
@@ -89,7 +94,7 @@ def change_fairseq() -> None:
 
 
 class _Registration:
-    """A finder that loads the plug-in before fairseq, or a module of this package that needs it, is imported."""
+    """A finder that loads the plug-in before fairseq, or a module of ours that needs it, is imported."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -153,10 +158,10 @@ def _deferred(*names: str) -> Iterator[None]:
 
 
 def install_report() -> bool:
-    """Make uncaught `CcprError`s, refused checkpoints and missing files end a fairseq command with one sentence.
+    """Let uncaught `CcprError`s, refused checkpoints and missing files end a fairseq command with one sentence.
 
-    fairseq's own entry points know nothing of this package, so the interpreter's last resort is the one place where
-    its errors can be reported without a traceback. Everything else goes to the hook that was installed before.
+    fairseq's own entry points know nothing of this package, so the interpreter's last resort is the one place
+    where its errors can be reported without a traceback. Everything else goes to the hook that was there.
 
     Returns:
         Whether this is a command of fairseq.
@@ -178,13 +183,13 @@ def install_report() -> bool:
 
 
 def _allow_settings() -> None:
-    """Name what checkpoints of fairseq hold besides tensors: a Namespace of settings, and scores as NumPy's numbers."""
+    """Name what checkpoints hold besides tensors: a Namespace of settings, and scores as NumPy's numbers."""
     from argparse import Namespace
 
     import numpy as np
     import torch
 
-    # It allows what this package rules out, but is not dropped silently: other code in the process may rely on it.
+    # not dropped silently, as other code in the process may rely on it
     if os.environ.get(UNSAFE, "0").lower() in ("1", "y", "yes", "true"):
         raise ConfigurationError(
             f"{UNSAFE} is set in the environment, which lets checkpoints run code: unset it, as fairseq-ccpr reads "

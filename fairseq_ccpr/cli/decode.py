@@ -23,7 +23,7 @@ from fairseq_ccpr.evaluation.test_set import BASE, RETRIEVAL, compare_decoding
 from fairseq_ccpr.evaluation.trust_training import OtherText, other_texts
 from fairseq_ccpr.evaluation.tune import table
 from fairseq_ccpr.inference.system import WINDOW, System
-from fairseq_ccpr.server.access import KEY_VARIABLE, LOGS, LOOPBACK, NOTHING, Limits, origin_of, read_key
+from fairseq_ccpr.server.access import KEY_VARIABLE, LOG_NOTHING, LOGS, LOOPBACK, Limits, origin_of, read_key
 from fairseq_ccpr.settings import count_option, option
 from fairseq_ccpr.storage.files import write_json, write_text
 from fairseq_ccpr.text.languages import SAMPLE, look_foreign, name_of
@@ -32,7 +32,7 @@ from fairseq_ccpr.timing import progress_bar
 from fairseq_ccpr.translator import Translator
 
 LEARNED, FIXED = "learned", "fixed"
-FEW = 150  # sentences, of which a point of BLEU may be chance
+FEW_SENTENCES = 150  # sentences, of which a point of BLEU may be chance
 CHANCE = 20.0  # BLEU, divided by the root of the sentences: what systems that are equal may differ by
 TEXT, JSONL = "text", "jsonl"
 
@@ -138,7 +138,7 @@ def _print_what_was_tried(tuned: tuning.Tuned, subset: str) -> None:
         print(f"{scores.deciding:7.2f} {tuned.speeds[name]:5.0%}  {name}")
     described = base.bleu_signature if base.metric == "BLEU" else base.chrf_signature
     print(f"{base.metric} {described}, of {tuned.sentences:,} sentences, a third of {subset}")
-    if tuned.sentences < FEW:
+    if tuned.sentences < FEW_SENTENCES:
         chance = CHANCE / tuned.sentences**0.5
         print(
             f"{tuned.sentences:,} sentences are few: differences of {chance:.0f} {base.metric} or less may be chance"
@@ -268,7 +268,7 @@ def serve(
     max_characters: int = count_option(Limits.most_characters, "longest request, in characters"),
     max_sentences: int = count_option(Limits.most_sentences, "longest request, in sentences"),
     log: str = option(
-        NOTHING,
+        LOG_NOTHING,
         "what is logged to standard error: nothing, requests without their texts, or with texts",
         choices=LOGS,
     ),

@@ -30,7 +30,7 @@ from fairseq_ccpr.search import TIMEOUT
 from fairseq_ccpr.settings import option
 from fairseq_ccpr.text.pairs import read_standard_input
 
-BATCH = 64  # sentences
+RETRIEVED_TOGETHER = 64  # sentences
 CONTEXT = 100  # characters of a context in a prompt, as in figure 2 of the CCPR paper
 TABLE, JSONL, PROMPT = "table", "jsonl", "prompt"
 
@@ -76,7 +76,7 @@ def retrieve(
         learned = PhraseSegment(LearnedStore(TokenDatastore(datastore)), phrases, device).update()
     print(f"retrieval signature: {retriever.signature(learned=learned)}", file=sys.stderr)
     lines = read_standard_input()
-    while sentences := list(islice(lines, BATCH)):
+    while sentences := list(islice(lines, RETRIEVED_TOGETHER)):
         for sentence, queries in zip(sentences, retriever.retrieve(sentences, learned), strict=True):
             if output_format == TABLE:
                 print(as_table(sentence, queries))

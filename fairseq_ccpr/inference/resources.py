@@ -1,4 +1,4 @@
-"""fairseq's generation options, completed by what the data folder, the datastore and the model's folder know."""
+"""fairseq's generation options, completed by what data folder, datastore and model's folder know."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ from fairseq_ccpr.text.sentencepiece import implied_bpe
 
 MAX_TOKENS = 12000  # of a batch, as in fairseq-generate
 BY_ATTENTION = "@@ "  # what fairseq takes for --replace-unk without a value
-UNKNOWN = "unknown"  # stands for a language that is not known yet, which fairseq's tokenizers want to have
+NO_LANGUAGE = (
+    "unknown"  # stands for a language that is not known yet, which fairseq's tokenizers want to have
+)
 OF_RETRIEVAL = tuple(f"--{no}{kind.PREFIX}-" for kind in RETRIEVAL for no in ("", "no-"))
 SENTENCEPIECE = ("spm.model", "sentencepiece.model", "sentencepiece.bpe.model")
 CODES = ("bpecodes", "bpe.codes", "bpe-codes", "codes", "code")
@@ -97,7 +99,7 @@ def subword_actions() -> list[argparse.Action]:
 
 
 def words_by_name(named: Mapping[str, Any]) -> list[str]:
-    """Return options given by name, such as `beam=5`, as words; False is the opposite of an option that has one."""
+    """Return options given by name, such as `beam=5`, as words; False is the opposite, if there is one."""
     known = {action.dest for action in decoding_actions()}
     given = {}
     for name, value in named.items():
@@ -111,13 +113,13 @@ def words_by_name(named: Mapping[str, Any]) -> list[str]:
 
 
 def configure(words: list[str], data: Path | None = None) -> Any:
-    """Return the configuration of fairseq-generate for these options; anything left out is filled in as found."""
+    """Return the configuration of fairseq-generate for these options, completed by what is found."""
     words = [*_task_of(words), *implied_bpe(words)]
-    given = _parsed([str(data or "."), "-s", UNKNOWN, "-t", UNKNOWN, *words])
+    given = _parsed([str(data or "."), "-s", NO_LANGUAGE, "-t", NO_LANGUAGE, *words])
     datastores = [Path(folder) for folder in split_paths(given.datastore)] if given.datastore else []
     for folder in datastores:
         Manifest.read(folder)  # or say that it is none
-    source, target = (None if one == UNKNOWN else one for one in (given.source_lang, given.target_lang))
+    source, target = (None if one == NO_LANGUAGE else one for one in (given.source_lang, given.target_lang))
     kept = [one for one in map(remembered, datastores) if one]
     # Of several datastores of a multilingual model, the one for the language pair, if any.
     kept = [one for one in kept if (one.source_lang, one.target_lang) == (source, target)] or kept

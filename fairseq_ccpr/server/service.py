@@ -28,7 +28,7 @@ from fairseq_ccpr.inference.system import Translation, encode
 from fairseq_ccpr.server import parameters as given
 from fairseq_ccpr.server.access import Limits
 from fairseq_ccpr.server.parameters import Parameters, bad
-from fairseq_ccpr.server.work import BATCH, BusyError, Work
+from fairseq_ccpr.server.work import ROUND_SENTENCES, BusyError, Work
 from fairseq_ccpr.text.html import Page
 from fairseq_ccpr.text.languages import as_bcp47, language_code, name_of, same_language
 from fairseq_ccpr.text.sentences import Mark, Parts, Segments
@@ -87,7 +87,7 @@ class Service:
         return answer
 
     async def sentences(self, asked: Parameters) -> dict[str, Any]:
-        """Translate `q`, and tell its sentences apart: what stands before each, and the pair that was learned for it."""
+        """Translate `q`, and tell its sentences apart: what is before each, and the pair learned for it."""
         (text,) = await self._divided([given.text(asked, "q", self.limits.most_characters)], Segments)
         found = await asyncio.wrap_future(self.work.translate(text.sentences, _checked))
         learned = await self._call(partial(_learned, sources=text.sentences)) if self.learns else {}
@@ -166,7 +166,7 @@ class Service:
         return Response(await asyncio.to_thread("\n".join, lines), 200, told, "application/x-tmx+xml")
 
     async def add(self, asked: Parameters) -> Response:
-        """Learn the pairs of the file `body`, whose `name` tells its kind; answers a line of JSON for every few of them.
+        """Learn the pairs of the file `body`, whose `name` tells its kind; answers lines of JSON.
 
         `unconfirmed` 1 takes also what is not confirmed. Reading ends at once where the client leaves, or the
         server stops.
@@ -193,7 +193,7 @@ class Service:
 
             try:
                 pairs = read_memory(Path(folder, name), self.source, self.target, skipped, unconfirmed, watch)
-                batches = iter(lambda: list(islice(pairs, BATCH)), [])
+                batches = iter(lambda: list(islice(pairs, ROUND_SENTENCES)), [])
                 first: list[Pair] = await asked["unless_gone"](asyncio.to_thread(next, batches, []))
             except ConfigurationError as error:  # this is no such file
                 raise ConfigurationError(told_here(error)) from None
@@ -303,7 +303,7 @@ def _with_markup(
 
 
 def _joined(text: Segments, translations: list[list[str | Parts]], alternatives: int) -> list[str]:
-    """Return the best translation of a text, and then others: the n-th of them has of each sentence the n-th best."""
+    """Return the best translation of a text, then others: the n-th has of each sentence the n-th best."""
     ranks = range(max(map(len, translations), default=1))
     found = [text.join([each[min(rank, len(each) - 1)] for each in translations]) for rank in ranks]
     return list(dict.fromkeys(found))[: 1 + alternatives]

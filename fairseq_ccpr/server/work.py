@@ -26,9 +26,11 @@ from fairseq_ccpr.translator import Translator
 
 COMPACTED_AT = 20_000  # learned entries
 FIRST_PAUSE, LONGEST_PAUSE = 60.0, 3600.0  # seconds, after compactions that failed
-SHARE = 8  # or one learned entry per this many of the datastore's own, if that is more: its index is rebuilt
+SHARE_COMPACTED = (
+    8  # or one learned entry per this many of the datastore's own, if that is more: its index is rebuilt
+)
 logger = logging.getLogger(__name__)
-BATCH = 32  # sentences translated together, at most: pairs to be learned wait that long
+ROUND_SENTENCES = 32  # sentences translated together, at most: pairs to be learned wait that long
 EXPLAINED = 4  # sentences that are explained in a round, at most: each takes several times as long
 NEIGHBOURS = 16  # that are kept of each token
 MAX_WAITING = 10_000  # sentences, and calls
@@ -42,7 +44,7 @@ class BusyError(Exception):
 
 @dataclass
 class Asked:
-    """Sentences of one request, and what there is of its answer; a cancelled one is dropped at the next batch."""
+    """Sentences of one request, and what is answered; a cancelled one is dropped at the next batch."""
 
     sentences: list[str]
     # of those that are to be explained; None: all are to be translated
@@ -153,7 +155,9 @@ class Work:
         ):
             return
         memory = learned_memory(self.translator)
-        if memory.entries.index.size >= max(COMPACTED_AT, memory.store.datastore.section.size // SHARE):
+        if memory.entries.index.size >= max(
+            COMPACTED_AT, memory.store.datastore.section.size // SHARE_COMPACTED
+        ):
             self._compaction = Thread(target=self._compact, name="upkeep")
             self._compaction.start()
 
@@ -183,7 +187,7 @@ class Work:
     def _round(self) -> None:
         with self._changed:
             waiting = [asked for asked in self._asked if not asked.done.cancelled()]
-        translated = [asked for asked in waiting if asked.tokens is None][:BATCH]
+        translated = [asked for asked in waiting if asked.tokens is None][:ROUND_SENTENCES]
         explained = [asked for asked in waiting if asked.tokens is not None][:EXPLAINED]
         self._translate_some(translated)
         for asked in explained:
@@ -197,7 +201,7 @@ class Work:
             self._asked = deque(sorted(left, key=lambda asked: id(asked) in had))
 
     def _translate_some(self, waiting: list[Asked]) -> None:
-        share = BATCH // max(1, len(waiting))
+        share = ROUND_SENTENCES // max(1, len(waiting))
         taken = [asked.sentences[len(asked.finished) :][:share] for asked in waiting]
         try:
             self._translate(waiting, taken)
