@@ -87,6 +87,19 @@ assert all(sys.modules[name].__spec__.origin for name in ("fairseq", "fairseq_cc
     assert {kind: set(names) for kind, names in own.items()} == REGISTERED
 
 
+def test_the_lab_is_loaded_by_its_own_user_dir_alone() -> None:
+    program = """
+import sys, fairseq_ccpr
+from argparse import Namespace
+from fairseq import criterions, tasks, utils
+assert not [name for name in sys.modules if name.startswith("fairseq_ccpr.lab")]
+utils.import_user_module(Namespace(user_dir=sys.argv[1]))
+print(tasks.TASK_REGISTRY["phrase_lexicon"].__module__, criterions.CRITERION_REGISTRY["xpco"].__module__)
+"""
+    done = python(program, USER_DIR / "lab" / "xpr")
+    assert done.stdout.split() == ["fairseq_ccpr.lab.xpr.training"] * 2
+
+
 @pytest.mark.parametrize(
     "line",
     [
