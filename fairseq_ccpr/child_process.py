@@ -59,7 +59,7 @@ def lock_within(seconds: float, file: int) -> bool:
 
 
 def ending_with_us(command: list[str]) -> list[str]:
-    """Return a command that is killed when the thread that starts it ends, even where its process is killed; on Linux."""
+    """Return a command that is killed when the thread that starts it ends or is killed; on Linux."""
     return [sys.executable, "-I", parent.__file__, str(os.getpid()), *command]
 
 

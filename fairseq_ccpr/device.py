@@ -21,7 +21,7 @@ def choose_device(cpu: bool) -> torch.device:
 
 
 def has_bf16(device: torch.device) -> bool:
-    """Return whether products in bfloat16 are worth it; a CPU with no more than AVX2 takes many times as long as in fp32."""
+    """Return whether products in bfloat16 are worth it; with AVX2 alone they take many times as long."""
     return device.type != "cpu" or torch.backends.cpu.get_cpu_capability() != "AVX2"
 
 
@@ -34,7 +34,7 @@ def tell_slow_fp16(device: torch.device) -> None:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Compute on one thread of the CPU: in small operations, several wait for each other more than they work."""
+    """Compute on one thread of the CPU: in small operations, several mostly wait for each other."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -57,7 +57,7 @@ def to_device(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
 
 
 def to_host(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Copy tensors of one GPU to the CPU: in one copy, for which the host waits once. Those of the CPU stay as they are."""
+    """Copy tensors of one GPU to the CPU, in one copy for which the host waits; those of the CPU stay."""
     if tensors[0].device.type == "cpu":
         return list(tensors)
     starts = _starts(tensors)

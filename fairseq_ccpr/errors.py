@@ -1,4 +1,4 @@
-"""The errors users can cause, and how they are reported: one sentence on stderr, no traceback, exit code 1."""
+"""The errors users can cause, and how they are reported: one sentence on stderr, and exit code 1."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 
 PROGRAM = "fairseq-ccpr"
 # of a disk, of the size that a file may have, of what a user may
@@ -20,7 +19,7 @@ FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 
 
 class CcprError(Exception):
-    """Base of every error whose message is written for the user: what was found, what was expected, what to do."""
+    """Base of errors whose message is for the user: what was found, what was expected, what to do."""
 
 
 class ConfigurationError(CcprError):
@@ -43,12 +42,8 @@ class CheckpointError(CcprError):
     """A model checkpoint that cannot be loaded."""
 
 
-class StageError(CcprError):
-    """A command of an experiment that failed."""
-
-
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return the end of a sentence that rejects a word: the known word that may have been meant, if one is similar.
+    """Return the end of a sentence that rejects a word: the similar word that may have been meant, if any.
 
     >>> did_you_mean("--baem", ["--beam", "--lenpen"])
     '; did you mean --beam?'
@@ -58,7 +53,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def explain_usage(message: str, known: Iterable[str]) -> str:
-    """Rephrase argparse's message on a wrong command line as a sentence that suggests what may have been meant.
+    """Rephrase argparse's message on a wrong command line: it suggests what may have been meant.
 
     >>> explain_usage("unrecognized arguments: --baem 5", ["--beam"])
     'there is no option --baem; did you mean --beam?'
@@ -85,7 +80,7 @@ def explain_usage(message: str, known: Iterable[str]) -> str:
 
 
 def describe(error: BaseException) -> str | None:
-    """Put an error that a user can cause in one sentence; None for a fault of the program, which deserves its traceback."""
+    """Put an error that a user can cause in one sentence; None for a fault of the program."""
     if isinstance(error, CcprError):
         return str(error)
     if isinstance(error, pickle.UnpicklingError):
@@ -124,7 +119,7 @@ def describe(error: BaseException) -> str | None:
 
 @contextmanager
 def naming(path: Path | str) -> Iterator[None]:
-    """Give the errors of a full disk, or of a file that may not grow, the name that Python leaves out when it writes."""
+    """Give errors of a full disk, or of a file that may not grow, the name that Python leaves out."""
     try:
         yield
     except OSError as error:
@@ -139,32 +134,6 @@ def naming(path: Path | str) -> Iterator[None]:
                 errno.ENOSPC, "the disk is full, or the file would be too large", str(path)
             ) from None
         raise
-
-
-def install_report() -> bool:
-    """Make uncaught `CcprError`s, refused checkpoints and missing files end a fairseq command with one sentence.
-
-    fairseq's own entry points know nothing of this package, so the interpreter's last resort is the one place
-    where its errors can be reported without a traceback. Everything else goes to the hook that was installed
-    before. Another program has nothing installed: how it ends is its own affair.
-
-    Returns:
-        Whether this is a command of fairseq.
-    """
-    program = Path(*sys.argv[:1])
-    if not program.name.startswith("fairseq-") and program.parent.name != "fairseq_cli":
-        return False
-    previous = sys.excepthook
-
-    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        sentence = describe(error)
-        if sentence is None:
-            previous(kind, error, trace)
-        else:
-            print(f"{PROGRAM}: error: {sentence}", file=sys.stderr)
-
-    sys.excepthook = hook
-    return True
 
 
 def installing(extra: str) -> str:

@@ -1,4 +1,4 @@
-"""Ending with the process that started this one. As a program, given that one's id: become the command that follows it."""
+"""Ending with the process that started this one. As a program: become the command that follows its id."""
 
 import ctypes
 import os
@@ -9,7 +9,7 @@ PR_SET_PDEATHSIG = 1  # of Linux's prctl: the signal that a process gets when th
 
 
 def end_with_parent() -> None:
-    """Let this process, and what it is replaced by, be killed when its parent ends, even where that is killed; on Linux."""
+    """Let this process, and what replaces it, be killed when its parent ends or is killed; on Linux."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 

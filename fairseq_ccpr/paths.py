@@ -1,4 +1,4 @@
-"""Paths of any name in the hands of fairseq, which splits them at colons and takes `${` for a reference to an option."""
+"""Paths of any name for fairseq, which splits them at colons and takes `${` for a reference."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def split_paths(paths: str, separator: str = os.pathsep) -> list[str]:
 
 
 def literal(value: Any, levels: int = 1) -> Any:
-    """Escape text that is put into a configuration, so that reading it gives the text and not what its `${...}` refers to.
+    """Escape text for a configuration, so that reading it gives the text, not what its `${...}` refers to.
 
     Args:
         levels: how often it is read in between.
@@ -84,6 +84,3 @@ def _section(kind: type[FairseqDataclass], args: Namespace) -> Any:
         elif hasattr(args, name) and name != "_name":
             section[name] = literal(getattr(args, name), 2)
     return section
-
-
-utils.split_paths = split_paths  # for fairseq's own classes, and ours

@@ -2,13 +2,6 @@
 
 # Every name here without an underscore is one of `fairseq_ccpr`; strict type checkers want it written twice.
 
-import os as _os
-from argparse import Namespace as _Namespace
-from typing import Any as _Any
-
-import numpy as _np
-import torch as _torch
-
 from fairseq_ccpr import models as models
 from fairseq_ccpr import training as training
 from fairseq_ccpr.datastore.phrase import PhraseDatastore as PhraseDatastore
@@ -38,26 +31,13 @@ from fairseq_ccpr.decoding.token_retriever import TokenRetriever as TokenRetriev
 from fairseq_ccpr.decoding.trust import Decision as Decision
 from fairseq_ccpr.decoding.trust import Trust as Trust
 from fairseq_ccpr.decoding.trust import TrustStep as TrustStep
-from fairseq_ccpr.errors import ConfigurationError as _ConfigurationError
-from fairseq_ccpr.inference.resources import refuse_retrieval_by_hub as _refuse_retrieval_by_hub
-from fairseq_ccpr.inference.resources import show_options_of_tasks as _show_options_of_tasks
+from fairseq_ccpr.errors import CcprError as CcprError
+from fairseq_ccpr.errors import CheckpointError as CheckpointError
+from fairseq_ccpr.errors import ConfigurationError as ConfigurationError
+from fairseq_ccpr.errors import DatastoreError as DatastoreError
+from fairseq_ccpr.importing import change_fairseq as _change_fairseq
 from fairseq_ccpr.inference.system import Translation as Translation
-from fairseq_ccpr.lab import xpr as _xpr  # noqa: F401
 from fairseq_ccpr.text.languages import LanguageTags as LanguageTags
 from fairseq_ccpr.translator import Translator as Translator
 
-# torch refuses its switch that __init__.py sets together with this, its opposite. That one allows what this
-# package rules out, but is not dropped silently: other code in the process may rely on it.
-if _os.environ.get("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "0").lower() in ("1", "y", "yes", "true"):
-    raise _ConfigurationError(
-        "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD is set in the environment, which lets checkpoints run code: unset it, as "
-        "fairseq-ccpr reads nothing but tensors and plain settings from them"
-    )
-# fairseq keeps its settings in checkpoints as a Namespace, and scores may be NumPy's numbers. Naming these
-# classes lets torch load them with weights_only on, so that nothing in a checkpoint can run.
-_scalar: _Any = _np.float64(0).__reduce__()[0]
-_kinds = (type(_np.dtype(code)) for code in f"?SUMm{_np.typecodes['AllInteger']}{_np.typecodes['AllFloat']}")
-_torch.serialization.add_safe_globals([_Namespace, _np.dtype, _scalar, *set(_kinds)])
-_torch.serialization.add_safe_globals([(_scalar, "numpy.core.multiarray.scalar")])  # as NumPy 1 saves it
-_refuse_retrieval_by_hub()
-_show_options_of_tasks()
+_change_fairseq()

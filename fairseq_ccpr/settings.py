@@ -1,4 +1,4 @@
-"""One dataclass, one option: help, default and range stand with the field, and everything else is derived from it.
+"""One field, one option: help, default and range stand with it, and all else is derived from them.
 
     @dataclass(frozen=True)
     class Settings:
@@ -109,7 +109,7 @@ def add_options(parser: argparse._ActionsContainer, kind: type, *, without: tupl
 
 
 def with_options(*kinds: type) -> Callable[[C], C]:
-    """Return a decorator that gives a fairseq configuration the options of settings, and makes it a dataclass."""
+    """Return a decorator that makes a fairseq configuration a dataclass with the options of settings."""
 
     from fairseq.dataclass import ChoiceEnum  # here, as the command needs this module before it needs fairseq
 
@@ -217,7 +217,7 @@ def automatic_values(settings: Any) -> dict[str, Any]:
 
 
 def signed(settings: Any) -> dict[str, object]:
-    """Tell what a signature says of settings: every value that is not marked `unsigned`, by its short name."""
+    """Tell what a signature says of settings: each value that is not `unsigned`, by its short name."""
     signing = [one for one in _options_of(type(settings)) if not one.metadata["unsigned"]]
     values = {one.metadata["sign"] or one.name.rstrip("_"): getattr(settings, one.name) for one in signing}
     return {
@@ -226,7 +226,7 @@ def signed(settings: Any) -> dict[str, object]:
 
 
 def signature(parts: Mapping[str, object]) -> str:
-    """One line that names all that decides a result, to be printed with it; the version of this package ends it.
+    """Name all that decides a result in one line, which ends with the version of this package.
 
     >>> signature({"k": 8, "T": 0.05}).rpartition("|")[0]
     'k:8|T:0.05'
@@ -235,7 +235,7 @@ def signature(parts: Mapping[str, object]) -> str:
 
 
 def option_name(kind: type, one: Field[Any]) -> str:
-    """As the user types it: --knn-lambda of `lambda_` with the prefix knn; --no-knn-guard of what is on by default."""
+    """As typed: --knn-lambda of `lambda_` with the prefix knn; --no-knn-guard of what is on by default."""
     return f"--{_dashed(_dest(kind, one))}"
 
 
@@ -293,23 +293,6 @@ def inside(value: float, interval: str) -> bool:
     return above and (value < high if interval[-1] == ")" else value <= high)
 
 
-data_bin_option = partial(
-    option,
-    help="folder that fairseq-ccpr prepare or fairseq-preprocess wrote",
-    positional=True,
-    metavar="DATA_BIN",
-)
-data_option = partial(
-    option,
-    None,
-    "folder with the model's dictionaries (found in the datastore, or next to the model)",
-    metavar="DATA_BIN",
-)
-cpu_option = partial(option, False, "use the CPU even where there is a GPU")
-quiet_option = partial(option, False, "no progress bars")
-bf16_option = partial(option, False, "run the encoder in bfloat16, faster where the processor has it")
-json_option = partial(option, None, "where the figures go as JSON", metavar="FILE")
-plot_option = partial(option, None, metavar="FILE")
 count_option = partial(option, within="[1, inf)", needs="at least 1", metavar="N")
 counts_option = partial(count_option, nargs="+")
 source_language_option = partial(option, flags=("-s",), metavar="LANG")

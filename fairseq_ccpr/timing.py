@@ -87,7 +87,6 @@ class PhaseTimer:
         self._running.append(entered)
 
     def leave(self) -> None:
-        """End the phase that began last."""
         ended = self._running[-1]
         if ended is not None:
             self._spend()

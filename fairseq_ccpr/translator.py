@@ -1,4 +1,4 @@
-"""The door for programs: a trained model and a datastore, loaded once, to translate text and to explain translations."""
+"""The door for programs: a model and a datastore, loaded once, to translate, learn and explain."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class Translator(System):
 
     @classmethod
     def of(cls, words: list[str], data: Path | None = None) -> Translator:
-        """Load the translator that options of fairseq-generate describe, with what they leave out as it is found."""
+        """Load the translator that options of fairseq-generate describe, completed by what is found."""
         translator = cls.__new__(cls)
         System.__init__(translator, configure_system(words, data))
         return translator
@@ -107,7 +107,6 @@ class Translator(System):
         self.close()
 
     def __repr__(self) -> str:
-        """Name the model, the datastore where there is one, and the device."""
         datastore = f", datastore={self.cfg.task.datastore!r}" if self.cfg.task.datastore else ""
         return f"{type(self).__name__}({self.cfg.common_eval.path!r}{datastore}, device='{self.device}')"
 
@@ -134,7 +133,7 @@ class Translator(System):
         return learned
 
     def lock(self) -> bool:
-        """Let no other process learn or compact from now on, rather than from the first pair on that is learned here.
+        """Let no other process learn or compact from now on, rather than from the first pair on.
 
         Returns:
             Whether this translator can learn: it has a token datastore, in a folder that can be written.
@@ -188,7 +187,7 @@ class Translator(System):
         return learned_memory(self).store.find(query)
 
     def compact(self) -> bool:
-        """Move what was learned into the datastore's own entries, as fairseq-ccpr compact does, while this one is in use.
+        """Move what was learned into the datastore's own entries, as fairseq-ccpr compact does, while in use.
 
         Other threads may translate, learn and forget meanwhile. The work is done in a process of its own;
         `close` ends it.
@@ -206,7 +205,7 @@ class Translator(System):
         return self._compaction.run()
 
     def close(self) -> None:
-        """Let others learn into the datastore, and end a compaction. From then on this translator refuses to work."""
+        """Let others learn into the datastore, and end a compaction. From then on it refuses to work."""
         self.closed = True
         if self._compaction is not None:
             self._compaction.cancel()

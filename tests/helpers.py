@@ -41,8 +41,8 @@ from fairseq_ccpr.decoding.mixture import Distribution, Vote
 from fairseq_ccpr.decoding.phrase_memory import PHRASE_FEATURES
 from fairseq_ccpr.decoding.token_memory import TOKEN_FEATURES, TokenMemory
 from fairseq_ccpr.decoding.token_retriever import Neighbours
-from fairseq_ccpr.errors import install_report
 from fairseq_ccpr.evaluation.grids import HeldOut, force_decode_text
+from fairseq_ccpr.importing import install_report
 from fairseq_ccpr.storage.files import CHECKSUM, MANIFEST, read_checked_json, write_checked_json
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -107,9 +107,7 @@ class Xpr:
 
     def training(self, save_dir: Path, updates: int, *extra: object) -> list[object]:
         """The command line of fairseq-train."""
-        words = (
-            f"--user-dir {USER_DIR} --task phrase_lexicon --arch phrase_encoder_xpr --criterion xpco --cpu "
-        )
+        words = f"--user-dir {USER_DIR}/lab/xpr --task phrase_lexicon --arch phrase_encoder_xpr --criterion xpco --cpu "
         words += "--optimizer adam --lr 5e-3 --batch-size 32 --max-subwords 60 --dropout 0 --phrase-dim 16 --num-workers 0 "
         words += "--best-checkpoint-metric accuracy --maximize-best-checkpoint-metric --log-format simple --log-interval 1"
         where = [

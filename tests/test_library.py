@@ -16,12 +16,12 @@ from tests.small_models import World
 HEAVY = {"fairseq", "torch", "numpy", "faiss", "matplotlib", "sklearn"}
 REGISTERED = {
     "tasks": {
-        "phrase_contrast", "phrase_distillation", "phrase_lexicon", "token_contrast", "translation_cpu_bf16",
+        "phrase_contrast", "phrase_distillation", "token_contrast", "translation_cpu_bf16",
         "translation_retrieval", "translation_retrieval_bart", "translation_retrieval_multi",
     },
     "models": {"marian", "phrase_encoder", "phrase_encoder_xpr", "phrase_student", "token_adapter"},
     "architectures": {"marian", "phrase_encoder", "phrase_encoder_xpr", "phrase_student", "token_adapter"},
-    "criterions": {"ccpr", "phrase_distillation", "supervised_contrastive", "xpco"},
+    "criterions": {"ccpr", "phrase_distillation", "supervised_contrastive"},
 }  # fmt: skip
 
 
@@ -85,6 +85,19 @@ assert all(sys.modules[name].__spec__.origin for name in ("fairseq", "fairseq_cc
 """
     own = json.loads(python(program, USER_DIR).stdout)
     assert {kind: set(names) for kind, names in own.items()} == REGISTERED
+
+
+def test_the_lab_is_loaded_by_its_own_user_dir_alone() -> None:
+    program = """
+import sys, fairseq_ccpr
+from argparse import Namespace
+from fairseq import criterions, tasks, utils
+assert not [name for name in sys.modules if name.startswith("fairseq_ccpr.lab")]
+utils.import_user_module(Namespace(user_dir=sys.argv[1]))
+print(tasks.TASK_REGISTRY["phrase_lexicon"].__module__, criterions.CRITERION_REGISTRY["xpco"].__module__)
+"""
+    done = python(program, USER_DIR / "lab" / "xpr")
+    assert done.stdout.split() == ["fairseq_ccpr.lab.xpr.training"] * 2
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ from fairseq_ccpr.errors import FULL, ConfigurationError, DatastoreError
 from fairseq_ccpr.search import DISK
 from fairseq_ccpr.search.base import EXACT_UP_TO, Progress
 from fairseq_ccpr.search.index_plan import plan_index
-from fairseq_ccpr.settings import cpu_option, option, quiet_option
+from fairseq_ccpr.settings import option
 from fairseq_ccpr.storage import fingerprint
 from fairseq_ccpr.storage.arrays import check_space, open_array
 from fairseq_ccpr.storage.files import MANIFEST, only_writer, partial_path, scratch_directory
@@ -80,8 +80,8 @@ class CompactSettings:
         metavar="exact|FACTORY",
     )
     index_parameters: str = option("", "search parameters (those there are)", metavar="P=V,...")
-    cpu: bool = cpu_option()
-    quiet: bool = quiet_option()
+    cpu: bool = False
+    quiet: bool = False
 
 
 def compact_datastore(settings: CompactSettings) -> tuple[Section, int, int]:

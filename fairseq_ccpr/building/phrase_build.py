@@ -39,7 +39,7 @@ from fairseq_ccpr.models.phrase_finder import (
 from fairseq_ccpr.models.xpr_encoder import XprEncoder
 from fairseq_ccpr.search import IndexDescription
 from fairseq_ccpr.search.index_plan import plan_index
-from fairseq_ccpr.settings import bf16_option, check, cpu_option, option, quiet_option
+from fairseq_ccpr.settings import check, option
 from fairseq_ccpr.storage import fingerprint
 from fairseq_ccpr.storage.arrays import GrowingArray, check_space, save_array
 from fairseq_ccpr.storage.equal_strings import BLOCK, first_of_equals
@@ -92,9 +92,9 @@ class PhraseBuildSettings:
     chunk_sentences: int = option(
         4096, "checkpoint interval in sentences", within="[1, inf)", needs="at least 1 sentence", metavar="N"
     )
-    bf16: bool = bf16_option()
-    cpu: bool = cpu_option()
-    quiet: bool = quiet_option()
+    bf16: bool = False
+    cpu: bool = False
+    quiet: bool = False
 
     def check(self) -> None:
         """Check that all values are in range and go together."""

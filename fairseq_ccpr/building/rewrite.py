@@ -54,7 +54,7 @@ from fairseq_ccpr.device import choose_device
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
 from fairseq_ccpr.search.base import Progress
 from fairseq_ccpr.search.index_plan import plan_index
-from fairseq_ccpr.settings import option, quiet_option
+from fairseq_ccpr.settings import option
 from fairseq_ccpr.storage import fingerprint
 from fairseq_ccpr.storage.arrays import GrowingArray, check_space, open_array
 from fairseq_ccpr.storage.equal_strings import first_of_equals
@@ -338,8 +338,8 @@ class MergeSettings:
         metavar="exact|FACTORY",
     )
     index_parameters: str = option("", "FAISS search parameters", metavar="P=V,...")
-    cpu: bool = option(False, "choose the index for a CPU even where there is a GPU")
-    quiet: bool = quiet_option()
+    cpu: bool = False  # it chooses the index
+    quiet: bool = False
     datastores: dict[str, Path] = field(default_factory=dict)  # by the name of their corpus
 
     def check(self) -> None:

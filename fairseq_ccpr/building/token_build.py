@@ -56,7 +56,7 @@ from fairseq_ccpr.paths import configuration, split_paths
 from fairseq_ccpr.search import METRICS, IndexDescription
 from fairseq_ccpr.search.base import Progress
 from fairseq_ccpr.search.index_plan import plan_index
-from fairseq_ccpr.settings import as_words, check, cpu_option, data_bin_option, option, quiet_option
+from fairseq_ccpr.settings import as_words, check, option
 from fairseq_ccpr.storage import fingerprint
 from fairseq_ccpr.storage.arrays import open_array, save_array
 from fairseq_ccpr.storage.data_bin import TRAIN, check_data_bin, has_subset
@@ -83,7 +83,7 @@ EMPTY_SETTINGS = {
 class TokenBuildSettings:
     """The options of `fairseq-ccpr build tokens`, and the pairs that it makes of monolingual text."""
 
-    data_bin: Path = data_bin_option()
+    data_bin: Path
     path: str = option(help="checkpoint of the one model the datastore is for", metavar="MODEL")
     output: Path = option(help="the datastore: a new or empty folder, or one to resume", metavar="DIR")
     source_lang: Optional[str] = option(
@@ -166,7 +166,7 @@ class TokenBuildSettings:
         131072, "checkpoint interval in tokens", within="[1, inf)", needs="at least 1 token", metavar="N"
     )
     fp16: bool = option(False, "run the model in half precision")
-    cpu: bool = cpu_option()
+    cpu: bool = False
     user_dir: Optional[str] = option(None, "your own fairseq plug-in, if the model needs one", metavar="DIR")
     task_options: str = option(
         "",
@@ -174,7 +174,7 @@ class TokenBuildSettings:
         "'--lang-dict langs.txt'",
         metavar="STRING",
     )
-    quiet: bool = quiet_option()
+    quiet: bool = False
     pseudo_pairs: Optional[PseudoPairs] = None
 
     def check(self) -> None:

@@ -28,7 +28,7 @@ from fairseq_ccpr.inference.back_translation import back_translate, refuse_begun
 from fairseq_ccpr.inference.resources import preprocessing_for_build
 from fairseq_ccpr.inference.system import System
 from fairseq_ccpr.models.key_layer import KEY_LAYERS
-from fairseq_ccpr.settings import bf16_option, cpu_option, data_option, option, quiet_option
+from fairseq_ccpr.settings import option
 from fairseq_ccpr.storage import fingerprint
 from fairseq_ccpr.storage.fingerprint import short
 from fairseq_ccpr.text.languages import tell_foreign
@@ -169,8 +169,8 @@ def build_text(
         nargs="+",
         metavar="TEXT",
     ),
-    data: Optional[Path] = data_option(),
-    quiet: bool = quiet_option(),
+    data: Optional[Path] = None,
+    quiet: bool = False,
 ) -> int:
     start = time.monotonic()
     system = System.of(rest, data)
@@ -251,10 +251,10 @@ def build_monolingual(
         nargs="+",
         metavar="TEXT",
     ),
-    data: Optional[Path] = data_option(),
-    bf16: bool = bf16_option(),
-    cpu: bool = cpu_option(),
-    quiet: bool = quiet_option(),
+    data: Optional[Path] = None,
+    bf16: bool = False,
+    cpu: bool = False,
+    quiet: bool = False,
 ) -> int:
     if not encoder and not reverse_model:
         raise ConfigurationError(
@@ -309,9 +309,7 @@ def build_memory(
         help="the datastore: a folder that does not exist, or one of phrases alone", metavar="DIR"
     ),
     key_layer: str = option(KEY_LAYERS[0], "the decoder state that becomes the key", choices=KEY_LAYERS),
-    data: Optional[Path] = option(
-        None, "folder with the model's dictionaries (found next to the model)", metavar="DATA_BIN"
-    ),
+    data: Optional[Path] = None,
 ) -> int:
     system = System.of(rest, data)
     task = system.task

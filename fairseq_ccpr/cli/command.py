@@ -5,16 +5,15 @@ from __future__ import annotations
 import argparse
 import inspect
 import io
-import json
 import logging
 import os
 import sys
 import warnings
 from collections.abc import Callable, Collection
-from dataclasses import Field, fields, make_dataclass
+from dataclasses import Field, dataclass, fields, make_dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn, get_args, get_origin, get_type_hints
+from typing import Any, NoReturn, Optional, get_args, get_origin, get_type_hints
 
 import shtab
 
@@ -63,6 +62,30 @@ MODEL, SHOWN = frozenset(EVERYDAY["model"]), frozenset(name for group in EVERYDA
 DEVICE = frozenset({"--cpu", "--fp16", "--bf16"})
 
 
+@dataclass
+class Shared:
+    """Options that are the same in all commands that have a parameter, or settings with a field, of that name."""
+
+    data_bin: Path = option(
+        help="folder that fairseq-ccpr prepare or fairseq-preprocess wrote",
+        positional=True,
+        metavar="DATA_BIN",
+    )
+    data: Optional[Path] = option(
+        None,
+        "folder with the model's dictionaries (found in the datastore, or next to the model)",
+        metavar="DATA_BIN",
+    )
+    json: Optional[Path] = option(None, "where the figures go as JSON", metavar="FILE")
+    plot: Optional[Path] = option(None, "where a picture goes, as PNG", metavar="FILE")
+    bf16: bool = option(False, "run the encoder in bfloat16, faster where the processor has it")
+    cpu: bool = option(False, "use the CPU even where there is a GPU")
+    quiet: bool = option(False, "no progress bars")
+
+
+SHARED = Shared.__dataclass_fields__
+
+
 class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
     """Shows defaults, where there are any, and keeps the line breaks of descriptions, which hold examples."""
 
@@ -78,7 +101,6 @@ class PassedOn(argparse.Action):
     """An option of fairseq, which is kept as it was typed, for fairseq to read."""
 
     def __call__(self, parser: Any, given: Any, values: Any, name: str | None = None) -> None:
-        """Put its words after those before."""
         glued = isinstance(values, str) and values.startswith("-")
         words = (
             [f"{name}={values}"]
@@ -92,7 +114,6 @@ class Parser(argparse.ArgumentParser):
     """A parser that refuses in one sentence, with the option that may have been meant."""
 
     def error(self, message: str) -> NoReturn:
-        """Print the sentence and exit."""
         known = [name for action in self._actions for name in action.option_strings]
         print(f"{self.prog}: error: {explain_usage(message, known)}", file=sys.stderr)
         sys.exit(2)
@@ -108,31 +129,33 @@ class Command:
     Args:
         text: what `--help` says before the options.
         work: a function, named as the command, that returns the exit code. Its parameters are the options:
-            one whose default is a `settings.option`; a dataclass, for all options of that; a callable that
-            returns a dataclass, and reads its options given what was tuned, see `read_options`; and `rest`,
-            the words of options of fairseq.
+            one whose default is a `settings.option`; one of `Shared`, by its name; a dataclass, for all options
+            of that, and the shared ones that it has fields for; a callable that returns a dataclass, and reads its
+            options given what was tuned, see `read_options`; and `rest`, the words of options of fairseq.
         retrieval: whether these are all options of decoding; otherwise those of tokenizers and subwords
             alone.
         shown: those of every day that it reads, which `--help` shows.
     """
 
     def __init__(self, text: str, work: Callable[..., int], retrieval: bool, shown: Collection[str]) -> None:
-        self.shown = shown
-        self.name, self.text, self.work = f"{PROGRAM} {work.__name__.replace('_', ' ')}", text, work
-        parameters, hints = inspect.signature(work).parameters.values(), get_type_hints(work)
-        self.rest, self.retrieval = "rest" in hints, retrieval
-        own = [
-            (one.name, hints[one.name], one.default) for one in parameters if isinstance(one.default, Field)
-        ]
-        self.kinds: dict[str, type] = {}  # by parameter, the command's own without one
+        self.shown, self.work, self.retrieval = shown, work, retrieval
+        self.name, self.text = f"{PROGRAM} {work.__name__.replace('_', ' ')}", text
+        hints = get_type_hints(work)
+        parameters = {name: one.default for name, one in inspect.signature(work).parameters.items()}
+        self.rest = parameters.pop("rest", None) is not None
+        own = [(name, hints[name], one) for name, one in parameters.items() if isinstance(one, Field)]
+        self.kinds: dict[str, type] = {"": make_dataclass("Options", own, kw_only=True)}  # by parameter
         self.tuned = {name for name, hint in hints.items() if get_origin(hint) is Callable}
-        for one in parameters:
-            if isinstance(one.default, Field):
-                self.kinds.setdefault("", make_dataclass("Options", own, kw_only=True))
-            elif one.name != "rest":
-                self.kinds[one.name] = (
-                    get_args(hints[one.name])[-1] if one.name in self.tuned else hints[one.name]
-                )
+        for name, default in parameters.items():
+            if name not in SHARED and not isinstance(default, Field):
+                self.kinds[name] = get_args(hints[name])[-1] if name in self.tuned else hints[name]
+        self.shared = {  # of each of these, the last for the function itself
+            name: {one.name for one in fields(kind) if one.name in SHARED and "help" not in one.metadata}
+            for name, kind in self.kinds.items()
+        }
+        self.shared[""] = {
+            name for name, one in parameters.items() if name in SHARED and not isinstance(one, Field)
+        }
 
     def parser(self, everything: bool = True, help_all: bool = False) -> Parser:
         """Return the parser of the command's own options and, with `everything`, of those that are passed on to fairseq.
@@ -145,6 +168,8 @@ class Command:
         )
         for kind in self.kinds.values():
             add_options(parser, kind)
+        wanted = {name for names in self.shared.values() for name in names}
+        add_options(parser, Shared, without=tuple(SHARED.keys() - wanted))
         if not self.rest or not everything:
             return parser
         if help_all:
@@ -197,7 +222,6 @@ class Command:
         return given
 
     def __call__(self) -> None:
-        """Parse, check, work, exit."""
         # fairseq looks for --user-dir in sys.argv for itself, and refuses to import a package twice.
         for at, (word, value) in enumerate(zip(sys.argv, sys.argv[1:], strict=False)):
             if word == "--user-dir" and Path(value).name == "fairseq_ccpr":
@@ -215,9 +239,10 @@ class Command:
                 if name in self.tuned:
                     options[name] = partial(read_options, kind, given)
                 else:
-                    read: Any = read_options(kind, given)
+                    shared = {one: getattr(given, one) for one in self.shared[name]}
+                    read: Any = read_options(kind, given, **(shared if name else {}))
                     check(read)
-                    options |= {name: read} if name else vars(read)
+                    options |= {name: read} if name else {**vars(read), **shared}
             return self.work(**options)
 
         run(self.name, checked)
@@ -272,22 +297,10 @@ def check_folders(**options: Path | None) -> None:
             raise ConfigurationError(f"--{name.replace('_', '-')} {path}: there is no folder {path.parent}")
 
 
-def write_results(path: Path | None, results: dict[str, Any]) -> None:
-    """Write what a command found as JSON, if there is a path for it."""
-    if path is not None:
-        with naming(path):
-            path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-
-
 def markdown_table(rows: list[list[Any]]) -> str:
     """Write a Markdown table, the first row being its head."""
     lines = ["| " + " | ".join(map(str, row)) + " |" for row in rows]
     return "\n".join([lines[0], "|---" * len(rows[0]) + "|", *lines[1:]])
-
-
-def print_table(title: str, rows: list[list[Any]]) -> None:
-    """Print a title and its table, with an empty line after each."""
-    print(f"{title}\n\n{markdown_table(rows)}\n")
 
 
 def run(name: str, command: Callable[[], int]) -> None:

@@ -23,8 +23,8 @@ from fairseq_ccpr.evaluation.test_set import BASE, RETRIEVAL, compare_decoding
 from fairseq_ccpr.evaluation.trust_training import OtherText, other_texts
 from fairseq_ccpr.evaluation.tune import table
 from fairseq_ccpr.inference.system import WINDOW, System
-from fairseq_ccpr.server.access import KEY_VARIABLE, LOGS, LOOPBACK, NOTHING, Limits, origin_of, read_key
-from fairseq_ccpr.settings import count_option, data_bin_option, data_option, option, quiet_option
+from fairseq_ccpr.server.access import KEY_VARIABLE, LOG_NOTHING, LOGS, LOOPBACK, Limits, origin_of, read_key
+from fairseq_ccpr.settings import count_option, option
 from fairseq_ccpr.storage.files import write_json, write_text
 from fairseq_ccpr.text.languages import IDENTIFIED_LINES, language_name, look_foreign
 from fairseq_ccpr.text.pairs import read_lines, read_standard_input
@@ -32,7 +32,7 @@ from fairseq_ccpr.timing import progress_bar
 from fairseq_ccpr.translator import Translator
 
 LEARNED, FIXED = "learned", "fixed"
-FEW = 150  # sentences, of which a point of BLEU may be chance
+FEW_SENTENCES = 150  # sentences, of which a point of BLEU may be chance
 CHANCE = 20.0  # BLEU, divided by the root of the sentences: what systems that are equal may differ by
 TEXT, JSONL = "text", "jsonl"
 
@@ -66,7 +66,7 @@ one of them, --knn-k, --knn-temperature and --knn-likeness to one value. These a
 )
 def tune(
     rest: list[str],
-    data_bin: Path = data_bin_option(),
+    data_bin: Path,
     output: Optional[Path] = option(None, "where the chosen options go (with the datastore)", metavar="FILE"),
     subset: str = option("valid", "the held-out pairs", metavar="NAME"),
     also: list[str] = option(
@@ -138,7 +138,7 @@ def _print_what_was_tried(tuned: tuning.Tuned, subset: str) -> None:
         print(f"{scores.deciding:7.2f} {tuned.speeds[name]:5.0%}  {name}")
     described = base.bleu_signature if base.metric == "BLEU" else base.chrf_signature
     print(f"{base.metric} {described}, of {tuned.sentences:,} sentences, a third of {subset}")
-    if tuned.sentences < FEW:
+    if tuned.sentences < FEW_SENTENCES:
         chance = CHANCE / tuned.sentences**0.5
         print(
             f"{tuned.sentences:,} sentences are few: differences of {chance:.0f} {base.metric} or less may be chance"
@@ -183,11 +183,11 @@ def translate(
         "text: translations alone; jsonl: with source, score, subwords and their scores",
         choices=(TEXT, JSONL),
     ),
-    data: Optional[Path] = data_option(),
+    data: Optional[Path] = None,
     buffer_size: int = count_option(
         WINDOW, "sentences read before they are translated in batches of similar lengths"
     ),
-    quiet: bool = quiet_option(),
+    quiet: bool = False,
 ) -> int:
     for path in input:
         if not path.is_file():
@@ -271,11 +271,11 @@ def serve(
     max_characters: int = count_option(Limits.most_characters, "longest request, in characters"),
     max_sentences: int = count_option(Limits.most_sentences, "longest request, in sentences"),
     log: str = option(
-        NOTHING,
+        LOG_NOTHING,
         "what is logged to standard error: nothing, requests without their texts, or with texts",
         choices=LOGS,
     ),
-    data: Optional[Path] = data_option(),
+    data: Optional[Path] = None,
 ) -> int:
     try:
         from fairseq_ccpr.server import app
@@ -284,26 +284,12 @@ def serve(
             f"the server needs {error.name}, which is not installed: {installing('serve')}"
         ) from None
     key = read_key(api_key_file)
+    origins, names = _known_sites(public_url, allow_origin, key)
     if host not in LOOPBACK and key is None:
         raise ConfigurationError(
             f"--host {host} lets other machines in: give --api-key-file FILE, or a key in {KEY_VARIABLE}"
         )
-    if (every := {"*", "null"}.intersection(allow_origin)) and key is None:
-        raise ConfigurationError(
-            f"--allow-origin {every.pop()} lets every site that is visited here in: give --api-key-file FILE, or a key in "
-            f"{KEY_VARIABLE}"
-        )
-    if public_url is not None and key is None:
-        print(
-            f"whoever reaches {public_url} may learn and forget here: the proxy must ask for a key",
-            file=sys.stderr,
-        )
-    origins = [one if one in ("*", "null") else origin_of(one, "--allow-origin") for one in allow_origin]
-    names: tuple[str, ...] = LOOPBACK
-    if public_url is not None:
-        origins.append(shown := origin_of(public_url, "--public-url"))
-        names = (*names, urlsplit(shown).hostname or "")
-    limits = Limits(host, key, max_characters, max_sentences, log, names, tuple(origins))
+    limits = Limits(host, key, max_characters, max_sentences, log, names, origins)
     with app.listen(host, port) as listening:
         translator = Translator.of(rest, data)
         translator.check_encoding()
@@ -315,6 +301,27 @@ def serve(
         )
         app.serve(translator, limits, listening)
     return 0
+
+
+def _known_sites(
+    public_url: str | None, allow_origin: list[str], key: str | None
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the origins of pages that may use a server, and the names of the server itself."""
+    if (every := {"*", "null"}.intersection(allow_origin)) and key is None:
+        raise ConfigurationError(
+            f"--allow-origin {every.pop()} lets every site that is visited here in: give --api-key-file FILE, or a key in "
+            f"{KEY_VARIABLE}"
+        )
+    origins = [one if one in ("*", "null") else origin_of(one, "--allow-origin") for one in allow_origin]
+    if public_url is None:
+        return tuple(origins), LOOPBACK
+    if key is None:
+        print(
+            f"whoever reaches {public_url} may learn and forget here: the proxy must ask for a key",
+            file=sys.stderr,
+        )
+    shown = origin_of(public_url, "--public-url")
+    return (*origins, shown), (*LOOPBACK, urlsplit(shown).hostname or "")
 
 
 @command(
@@ -332,7 +339,7 @@ All other options are those of fairseq-generate --task translation_retrieval. A 
 )
 def explain(
     rest: list[str],
-    data_bin: Path = data_bin_option(),
+    data_bin: Path,
     output: Path = option(help="the page", metavar="FILE"),
     sentences: Optional[int] = count_option(None, "how many, the first of the subset (50)"),
     ids: list[int] = option([], "these sentences, counted from 0", nargs="+", metavar="N"),
@@ -362,7 +369,7 @@ are decoded. Without --datastore the base model decodes alone.
 """,
     shown=SHOWN - {"--nbest", "--replace-unk"},
 )
-def compare(rest: list[str], data_bin: Path = data_bin_option()) -> int:
+def compare(rest: list[str], data_bin: Path) -> int:
     system = System.of(rest, data_bin)
     done = compare_decoding(system)
     rows, decodings = done.rows(), done.decodings

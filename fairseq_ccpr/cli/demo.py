@@ -13,7 +13,7 @@ from fairseq_ccpr.inference.system import System
 from fairseq_ccpr.text.pairs import read_pairs
 from fairseq_ccpr.timing import progress_bar
 
-FILES = Path(__file__).parent.parent / "demo"  # in a checkout, a link to datastores/demo
+DEMO = Path(__file__).parent.parent / "demo"  # in a checkout, a link to datastores/demo
 
 
 @command("""\
@@ -24,9 +24,9 @@ retrieval, and with a small token datastore of other verses. Model, verses and d
 """)
 def demo() -> int:
     print("loading a German-English model of software texts, and a datastore of Bible verses ...", flush=True)
-    words = ["--path", str(FILES / "model.pt"), "--datastore", str(FILES / "ready")]
+    words = ["--path", str(DEMO / "model.pt"), "--datastore", str(DEMO / "ready")]
     system = System.of([*words, "--beam", "2"])  # quick, as a first look should be
-    sources, references = zip(*read_pairs(FILES / "verses.tsv"))
+    sources, references = zip(*read_pairs(DEMO / "verses.tsv"))
     with progress_bar("translations", "sentence", total=2 * len(sources)) as bar:
         base, retrieval = (
             [one.text for one in system.translate(sources, bar.update, retrieve=retrieve)]

@@ -16,6 +16,7 @@ import numpy as np
 from fairseq_ccpr.building.compact import CompactSettings, compact_datastore
 from fairseq_ccpr.building.rewrite import MergeSettings, merge_datastores
 from fairseq_ccpr.cli.command import DEVICE, MODEL, check_folders, command, counted, markdown_table, named
+from fairseq_ccpr.cli.planning import describe_room, measure_speeds, needs, parse_speeds
 from fairseq_ccpr.cli.retrieve import marked
 from fairseq_ccpr.datastore import source_index
 from fairseq_ccpr.datastore.learned import LearnedStore
@@ -27,25 +28,18 @@ from fairseq_ccpr.datastore.token import FAMILIAR, KEYS, UNKNOWN, TokenDatastore
 from fairseq_ccpr.datastore.tuned import tuned_signatures
 from fairseq_ccpr.decoding.phrase_retriever import RetrievedPhrase
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.evaluation.planning import describe_room, measure_speeds, needs, parse_speeds
 from fairseq_ccpr.inference.learning import Learner, count_learned
 from fairseq_ccpr.inference.system import System
 from fairseq_ccpr.search.base import EXACT_UP_TO
 from fairseq_ccpr.search.recall import DEPTH, SAMPLE
-from fairseq_ccpr.settings import (
-    count_option,
-    data_option,
-    option,
-    quiet_option,
-    source_language_option,
-    target_language_option,
-)
+from fairseq_ccpr.settings import count_option, option, source_language_option, target_language_option
 from fairseq_ccpr.storage.files import write_text
 from fairseq_ccpr.text.languages import as_bcp47
 from fairseq_ccpr.text.translation_memory import Pair, read_memory, tmx_lines
 from fairseq_ccpr.timing import progress_bar
 
 WINDOW = 256  # pairs that are learned together
+EXAMPLES = 10  # of the most frequent tokens, and of the phrases, that are shown
 SEARCHED = {
     "disk": "from disk, mapped",
     "host": "in memory, on the CPU",
@@ -77,8 +71,8 @@ def learn(
     source: Optional[str] = option(None, "a sentence", metavar="TEXT"),
     target: Optional[str] = option(None, "its translation", metavar="TEXT"),
     unconfirmed: bool = option(False, "learn also what the files say is not confirmed, or rejected"),
-    data: Optional[Path] = data_option(),
-    quiet: bool = quiet_option(),
+    data: Optional[Path] = None,
+    quiet: bool = False,
 ) -> int:
     if (source is None) != (target is None):
         raise ConfigurationError("--source and --target go together: give a sentence and its translation")
@@ -297,7 +291,6 @@ on the time of a step, from the bytes it reads and the bandwidth, which is measu
 """)
 def inspect(
     datastore: Path = option(help="the datastore", positional=True, metavar="DIR"),
-    top: int = option(10, "how many of the most frequent tokens, and of the phrases, to show", metavar="N"),
     plan: bool = option(False, "print what it needs; reads up to 0.3 GB of its keys to measure the disk"),
     size: Optional[int] = count_option(None, "entries to plan for (those it has)"),
     queries: int = count_option(160, "looked up together: hypotheses of a batch, or phrases", metavar="H"),
@@ -321,9 +314,9 @@ def inspect(
         print(f"{f'tuned, {parts}':14} {signature}")
     healthy = True
     if manifest.token is not None:
-        healthy = _inspect_tokens(TokenDatastore(datastore), top)
+        healthy = _inspect_tokens(TokenDatastore(datastore))
     if manifest.phrase is not None:
-        healthy = _inspect_phrases(PhraseDatastore(datastore), top) and healthy
+        healthy = _inspect_phrases(PhraseDatastore(datastore)) and healthy
     if manifest.text is not None:
         healthy = _inspect_text(TextDatastore(datastore)) and healthy
     return 0 if healthy else 1
@@ -358,7 +351,7 @@ def _plan(directory: Path, size: int | None, queries: int, speeds: list[str], in
     return 0
 
 
-def _inspect_tokens(datastore: TokenDatastore, top: int) -> bool:
+def _inspect_tokens(datastore: TokenDatastore) -> bool:
     section = datastore.section
     print(f"entries        {section.size:,} (keys fp16, {section.dimension} wide, {section.key_layer})")
     if section.projection is not None:
@@ -405,13 +398,13 @@ def _inspect_tokens(datastore: TokenDatastore, top: int) -> bool:
     if _print_damage([learned.damage] if learned.damage else []):
         return False
     symbols, counts = datastore.read_symbols(), np.bincount(datastore.values)
-    for token in np.argsort(-counts, kind="stable")[:top]:
+    for token in np.argsort(-counts, kind="stable")[:EXAMPLES]:
         print(f"top token      {symbols[token]:20} {counts[token]:>12,}  {counts[token] / section.size:.1%}")
     print("health         good: checksums, numbers, tokens and index")
     return True
 
 
-def _inspect_phrases(datastore: PhraseDatastore, top: int) -> bool:
+def _inspect_phrases(datastore: PhraseDatastore) -> bool:
     section = datastore.section
     print(
         f"phrases        {section.size:,} (keys fp16, {section.dimension} wide) of {section.sentences:,} sentences"
@@ -420,7 +413,9 @@ def _inspect_phrases(datastore: PhraseDatastore, top: int) -> bool:
     _print_origin(section)
     if _print_damage(datastore.find_damage()):
         return False
-    for entry in np.linspace(0, section.size, min(top, section.size), endpoint=False, dtype=int).tolist():
+    for entry in np.linspace(
+        0, section.size, min(EXAMPLES, section.size), endpoint=False, dtype=int
+    ).tolist():
         print(f"phrase         {marked(RetrievedPhrase(entry, *datastore.phrase(entry), score=0.0))}")
     print("health         good: checksums, numbers, places and index of the phrases")
     return True

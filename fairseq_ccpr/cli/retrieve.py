@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, Optional
@@ -28,10 +27,10 @@ from fairseq_ccpr.decoding.phrase_retriever import (
 from fairseq_ccpr.device import choose_device
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.search import TIMEOUT
-from fairseq_ccpr.settings import cpu_option, option
+from fairseq_ccpr.settings import option
 from fairseq_ccpr.text.pairs import read_standard_input
 
-BATCH = 64  # sentences
+RETRIEVED_TOGETHER = 64  # sentences
 CONTEXT = 100  # characters of a context in a prompt, as in figure 2 of the CCPR paper
 TABLE, JSONL, PROMPT = "table", "jsonl", "prompt"
 
@@ -51,8 +50,7 @@ def retrieve(
     output_format: str = option(TABLE, "what is printed", choices=(TABLE, JSONL, PROMPT)),
     source_language: Optional[str] = option(None, "what a prompt calls it, such as German", metavar="NAME"),
     target_language: Optional[str] = option(None, "what a prompt calls it, such as English", metavar="NAME"),
-    max_words: Optional[int] = option(None, "words of a phrase, at most (as in the datastore)", metavar="N"),
-    cpu: bool = cpu_option(),
+    cpu: bool = False,
     *,
     waiting: StoreSettings,
     read_phrases: Callable[[Mapping[str, Any]], PhraseSearchSettings],
@@ -70,8 +68,6 @@ def retrieve(
     settings = read_phrases(tuned)
     encoder = load_encoder(phrases, settings)
     segmentation = query_segmentation(phrases, settings.threshold, settings.segmentation)
-    if max_words is not None:
-        segmentation = replace(segmentation, max_words=max_words)
     retriever = PhraseRetriever(
         phrases, encoder, segmentation, settings.k, settings.min_similarity, device, waiting
     )
@@ -80,7 +76,7 @@ def retrieve(
         learned = PhraseSegment(LearnedStore(TokenDatastore(datastore)), phrases, device).update()
     print(f"retrieval signature: {retriever.signature(learned=learned)}", file=sys.stderr)
     lines = read_standard_input()
-    while sentences := list(islice(lines, BATCH)):
+    while sentences := list(islice(lines, RETRIEVED_TOGETHER)):
         for sentence, queries in zip(sentences, retriever.retrieve(sentences, learned), strict=True):
             if output_format == TABLE:
                 print(as_table(sentence, queries))

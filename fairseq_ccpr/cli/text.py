@@ -20,7 +20,6 @@ from fairseq_ccpr.settings import (
     as_words,
     count_option,
     option,
-    quiet_option,
     source_language_option,
     target_language_option,
 )
@@ -89,7 +88,7 @@ def convert(
         [], "text in any number of columns, plain, .gz or .xz", nargs="+", metavar="FILE"
     ),
     layers: Optional[int] = option(None, "how many of an encoder's layers, from below (all)", metavar="N"),
-    quiet: bool = quiet_option(),
+    quiet: bool = False,
 ) -> int:
     check_empty(output)
     folder = Path(source)
@@ -282,7 +281,7 @@ def extract(
     align_with: list[Path] = option(
         [], "more sentence pairs for the aligner to learn from", nargs="+", metavar="TSV"
     ),
-    quiet: bool = quiet_option(),
+    quiet: bool = False,
     *,
     settings: ExtractionSettings,
 ) -> int:

@@ -1,4 +1,4 @@
-"""Back-translating monolingual text with a model of the reverse direction, into a DATA_BIN to build a datastore from."""
+"""Back-translating monolingual text with a reverse model, into a DATA_BIN to build from."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ SHARED = "give a reverse model that shares the dictionaries, or one in a folder 
 BEAM = 2  # hypotheses of the reverse model: more give no better translations, and take longer
 PART_SENTENCES = 4096  # lines translated together: the most that a kill loses
 PARTS, PAIRS, DATA_BIN, LEFT_OUT = "parts", "pairs.tsv", "data-bin", "left-out.json"
-EMPTY, TOO_LONG, NOTHING = "empty", "longer than the reverse model takes", "with nothing translated"
+EMPTY, TOO_LONG, NO_TEXT = "empty", "longer than the reverse model takes", "with nothing translated"
 
 
 def load_reverse_model(path: Path, forward: Preprocessing, words: list[str], device: torch.device) -> System:
@@ -147,7 +147,7 @@ def refuse_begun(output: Path) -> None:
 
 
 class BackTranslation:
-    """The folder of back-translations: NAME.partial while its parts are made, then NAME; a plan says of what."""
+    """The folder of back-translations: NAME.partial while parts are made, then NAME; its plan says of what."""
 
     def __init__(self, settings: TokenBuildSettings, forward: Preprocessing, processes: Processes) -> None:
         self.settings, self.forward, self.processes = settings, forward, processes
@@ -185,7 +185,7 @@ class BackTranslation:
         }
 
     def _plan(self) -> dict[str, Any]:
-        """Return the settings that must not change until all is translated: they determine batches, and so translations."""
+        """Return the settings that must not change until all is translated: batches depend on them."""
         s = self.settings
         return self.identity | {"part_sentences": PART_SENTENCES, "max_tokens": s.max_tokens, "fp16": s.fp16}
 
@@ -193,7 +193,6 @@ class BackTranslation:
         return chain.from_iterable(map(read_lines, self.settings.monolingual))
 
     def check_output(self) -> None:
-        """See that the output is free, or holds what an earlier run has begun."""
         output = self.settings.output
         refuse_foreign(output)
         published = Manifest.read(output).token if (output / MANIFEST).exists() else None
@@ -204,13 +203,11 @@ class BackTranslation:
             )
 
     def begin(self) -> None:
-        """Write the plan, unless an earlier run did."""
         (self.partial / PARTS).mkdir(parents=True, exist_ok=True)
         if not self.begun:
             write_json(self.partial / PLAN, self._plan())
 
     def translate(self) -> None:
-        """Translate this process's parts that are not done yet."""
         text, mine = self._text(), range(self.processes.rank, self._count(), self.processes.world)
         sizes = {number: min(PART_SENTENCES, self.sentences - number * PART_SENTENCES) for number in mine}
         done = sum(size for number, size in sizes.items() if self._part(number).exists())
@@ -275,7 +272,6 @@ class BackTranslation:
         write_checked_json(self.partial / LEFT_OUT, dict(left_out))
 
     def pairs(self) -> PseudoPairs:
-        """Describe what was made, which is finished."""
         return PseudoPairs(self.final / DATA_BIN, self.fingerprint, _read_part(self.final / LEFT_OUT))
 
 
@@ -284,7 +280,7 @@ def _fault(translation: Translation) -> str:
         return EMPTY
     if translation.fault:
         return TOO_LONG
-    return "" if translation.text.strip() else NOTHING
+    return "" if translation.text.strip() else NO_TEXT
 
 
 def _read_part(path: Path) -> dict[str, Any]:

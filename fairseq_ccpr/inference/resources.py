@@ -1,12 +1,9 @@
-"""fairseq's generation options, completed by what the data folder, the datastore and the model's folder know."""
+"""fairseq's generation options, completed by what data folder, datastore and model's folder know."""
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import functools
 import os
-import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
@@ -14,7 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NoReturn
 
-from fairseq import checkpoint_utils, options
+from fairseq import options
 from fairseq.data import data_utils
 from fairseq.dataclass.utils import gen_parser_from_dataclass
 from fairseq.registry import REGISTRIES
@@ -36,7 +33,9 @@ from fairseq_ccpr.text.schemes import implied_bpe, options_of_file, subword_file
 
 MAX_TOKENS = 12000  # of a batch, as in fairseq-generate
 BY_ATTENTION = "@@ "  # what fairseq takes for --replace-unk without a value
-UNKNOWN = "unknown"  # stands for a language that is not known yet, which fairseq's tokenizers want to have
+NO_LANGUAGE = (
+    "unknown"  # stands for a language that is not known yet, which fairseq's tokenizers want to have
+)
 OF_RETRIEVAL = tuple(f"--{no}{kind.PREFIX}-" for kind in RETRIEVAL for no in ("", "no-"))
 
 
@@ -98,7 +97,7 @@ def subword_actions() -> list[argparse.Action]:
 
 
 def words_by_name(named: Mapping[str, Any]) -> list[str]:
-    """Return options given by name, such as `beam=5`, as words; False is the opposite of an option that has one."""
+    """Return options given by name, such as `beam=5`, as words; False is the opposite, if there is one."""
     known = {action.dest for action in decoding_actions()}
     given = {}
     for name, value in named.items():
@@ -112,13 +111,13 @@ def words_by_name(named: Mapping[str, Any]) -> list[str]:
 
 
 def configure(words: list[str], data: Path | None = None) -> Any:
-    """Return the configuration of fairseq-generate for these options; anything left out is filled in as found."""
+    """Return the configuration of fairseq-generate for these options, completed by what is found."""
     words = [*_task_of(words), *implied_bpe(words)]
-    given = _parsed([str(data or "."), "-s", UNKNOWN, "-t", UNKNOWN, *words])
+    given = _parsed([str(data or "."), "-s", NO_LANGUAGE, "-t", NO_LANGUAGE, *words])
     datastores = [Path(folder) for folder in split_paths(given.datastore)] if given.datastore else []
     for folder in datastores:
         Manifest.read(folder)  # or say that it is none
-    source, target = (None if one == UNKNOWN else one for one in (given.source_lang, given.target_lang))
+    source, target = (None if one == NO_LANGUAGE else one for one in (given.source_lang, given.target_lang))
     kept = [one for one in map(remembered, datastores) if one]
     # Of several datastores of a multilingual model, the one for the language pair, if any.
     kept = [one for one in kept if (one.source_lang, one.target_lang) == (source, target)] or kept
@@ -304,44 +303,3 @@ def _two_models(one: Path, other: Path) -> ConfigurationError:
         f"there are two subword models that differ, {one} and {other}: say which is the model's with --bpe and "
         "--sentencepiece-model, or --bpe-codes"
     )
-
-
-def refuse_retrieval_by_hub() -> None:
-    """Make the hub refuse a datastore, or a task that retrieves: it drops the options of both, and builds no memory."""
-    load = checkpoint_utils.load_model_ensemble_and_task
-
-    @functools.wraps(load)
-    def checked(
-        filenames: Any,
-        arg_overrides: Mapping[str, Any] | None = None,
-        task: Any = None,
-        *others: Any,
-        **named: Any,
-    ) -> Any:
-        given = arg_overrides or {}
-        kind = TASK_REGISTRY.get(given.get("task"))
-        if task is None and (given.get("datastore") or (kind and issubclass(kind, RetrievalTask))):
-            raise ConfigurationError(
-                "fairseq's from_pretrained does not retrieve: use fairseq_ccpr.Translator(path, datastore=...)"
-            )
-        return load(filenames, arg_overrides, task, *others, **named)
-
-    checkpoint_utils.load_model_ensemble_and_task = checked
-
-
-def show_options_of_tasks() -> None:
-    """Make `--help` of fairseq's commands show the options of `--task` and of other choices: fairseq prints it before."""
-    parse = options.parse_args_and_arch
-
-    @functools.wraps(parse)
-    def shown(
-        parser: argparse.ArgumentParser, input_args: list[str] | None = None, *others: Any, **named: Any
-    ) -> Any:
-        words = [word for word in sys.argv[1:] if word not in ("-h", "--help")]
-        if input_args is None and words != sys.argv[1:]:
-            with contextlib.suppress(RuntimeError):  # fairseq-train's, without --arch
-                # This gives the parser all of them.
-                parse(parser, [".", *words], *others, **named | {"parse_known": True})
-        return parse(parser, input_args, *others, **named)
-
-    options.parse_args_and_arch = shown

@@ -66,7 +66,7 @@ class Translation:
 
     @classmethod
     def of(cls, source: str, tokens: Tensor, hypotheses: list[dict[str, Any]], system: System) -> Translation:
-        """Make a translation of fairseq's hypotheses, the best first, of a source that has these tokens, [S]."""
+        """Make a translation of fairseq's hypotheses, the best first; the source's tokens are int64 [S]."""
         dictionary = system.task.target_dictionary
         best, *others = hypotheses
         tags = system.task.tags.ids(dictionary)
@@ -87,7 +87,6 @@ class Translation:
 
     @classmethod
     def of_nothing(cls, source: str, length: int, most: int) -> Translation:
-        """Make the empty translation of an empty sentence, or of one that is too long."""
         fault = f"{length:,} tokens, and the model takes {most:,}: divide it" if length > most else ""
         return cls(source, "", 0.0, fault=fault)
 
@@ -185,7 +184,7 @@ class System:
 
     @classmethod
     def of(cls, words: list[str], data: Path | None = None) -> System:
-        """Load the system that options of fairseq-generate describe; anything left out is filled in as found."""
+        """Load the system that options of fairseq-generate describe, completed by what is found."""
         return cls(configure_system(words, data))
 
     def generator(self, retrieve: bool = True) -> Any:
@@ -196,7 +195,7 @@ class System:
         return made
 
     def learned_text(self, source: str, tokens: Tensor) -> str | None:
-        """Return the text of what was learned for a source, where its tokens are these, int64 [T]; else None."""
+        """Return the text of what was learned for a source, if its tokens are these, int64 [T]."""
         memory = self.find_memory(CorrectionMemory.name)
         if memory is None or not memory.learned.entries.by_source:
             return None
@@ -210,17 +209,15 @@ class System:
         return None
 
     def find_memory(self, name: str) -> Any:
-        """Look up a memory; None without one."""
         return self.ensemble.memory(name) if self.ensemble is not None else None
 
     @property
     def preprocessing(self) -> Preprocessing:
-        """How text is made tokens, as a datastore remembers it."""
         return preprocessing_of(self.cfg)
 
     @property
     def signature(self) -> str | None:
-        """The retrieval signature: everything that affects a result, in one line; None without a datastore."""
+        """The retrieval signature: all that affects a result, in one line; None without a datastore."""
         return self.ensemble.signature() if self.ensemble is not None else None
 
     def translate(
@@ -231,7 +228,7 @@ class System:
         nbest: int | None = None,
         retrieve: bool = True,
     ) -> Iterator[Translation]:
-        """Translate sentences in batches of similar lengths; their translations come in the order of the sentences.
+        """Translate sentences in batches of similar lengths; translations come in the order of the sentences.
 
         Args:
             sentences: raw text, each one sentence. An empty one has an empty translation; one that is longer
@@ -288,22 +285,20 @@ class System:
         return lambda sentence: encode_with(sentence, steps, self.task.target_dictionary)
 
     def copied(self, text: str | None, tokens: Tensor, hypothesis: dict[str, Any]) -> list[str] | None:
-        """Return what the unknown subwords of a hypothesis are written as, see `copies`; None where they stay."""
+        """Return what unknown subwords of a hypothesis are written as, see `copies`; None: they stay."""
         return copies(self.task, text, tokens, hypothesis) if self.replaces_unknown else None
 
     def knows_nothing(self, sentence: str, tokens: Tensor) -> bool:
-        """Tell whether a sentence has unknown characters alone, and no term of the glossary: it is its own translation."""
+        """Tell whether a sentence has unknown characters alone, no term: it is its own translation."""
         terms = self.task.glossary
         nothing = nothing_known(tokens, self.task) and not (terms is not None and any(terms.find(sentence)))
         return nothing and self.replaces_unknown
 
     def check_open(self) -> None:
-        """Check that it was not closed."""
         if self.closed:
             raise ConfigurationError(f"{self!r} was closed, and does no more work: load another")
 
     def check_encoding(self) -> None:
-        """Check that raw text can be split into the model's subwords."""
         # it looks at the whole dictionary, which a program that translates one sentence feels
         if not self._encodes:
             check_subwords(self.task.source_dictionary, self.task.bpe)

@@ -1,1 +1,1 @@
-"""`fairseq-ccpr serve`: LibreTranslate's API over one translator, what it learns, and a page for the browser."""
+"""`fairseq-ccpr serve`: LibreTranslate's API over one translator, learning, and a page for browsers."""

@@ -1,4 +1,4 @@
-"""Who may ask a server for how much: an API key, size limits, no requests from pages of other sites. It needs no extra."""
+"""Who may ask a server for how much: API key, sizes, no pages of other sites. It needs no extra."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fairseq_ccpr.errors import ConfigurationError
 KEY_VARIABLE = "FAIRSEQ_CCPR_API_KEY"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 MIN_KEY = 8  # characters
-NOTHING, REQUESTS, TEXTS = LOGS = "nothing", "requests", "texts"
+LOG_NOTHING, REQUESTS, LOG_TEXTS = LOGS = "nothing", "requests", "texts"
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Limits:
     key: str | None = None
     most_characters: int = 20_000
     most_sentences: int = 1000
-    log: str = NOTHING
+    log: str = LOG_NOTHING
     # of this server, as browsers may ask for it where it listens on loopback
     names: tuple[str, ...] = LOOPBACK
     origins: tuple[str, ...] = ()  # of pages that may use it, besides its own

@@ -31,7 +31,7 @@ from fairseq_ccpr.errors import CcprError, ConfigurationError
 from fairseq_ccpr.evaluation.explanation import STYLES, TOKENS, Explanation, as_json, as_page
 from fairseq_ccpr.evaluation.page import fill
 from fairseq_ccpr.server import parameters as given
-from fairseq_ccpr.server.access import LOOPBACK, NOTHING, TEXTS, Limits, fits, foreign
+from fairseq_ccpr.server.access import LOG_NOTHING, LOG_TEXTS, LOOPBACK, Limits, fits, foreign
 from fairseq_ccpr.server.parameters import Parameters, bad
 from fairseq_ccpr.server.service import Service
 from fairseq_ccpr.server.work import BusyError
@@ -57,7 +57,7 @@ LACKING = ("/translate_file", "/download_file", "/metrics", "/spec", "/docs")
 
 
 def page(settings: dict[str, Any]) -> str:
-    """Return the page for the settings of `Service.of_page`; its script makes elements of data, and text of text."""
+    """Return the page for the settings of `Service.of_page`; its script makes text of text alone."""
     html, style, script = (Path(__file__).with_name(f"page.{kind}") for kind in ("html", "css", "js"))
     parts = {
         "/* style */": STYLES + style.read_text("utf-8"),
@@ -97,8 +97,8 @@ def endpoint(
             response = _respond(await (handling if file else _unless_gone(request, handling)), request)
         except Exception as error:
             response = _refuse(error, limits.log)
-        if limits.log != NOTHING:
-            text = f" {asked.get('q', '')!r} {asked.get('s', '')!r}" if limits.log == TEXTS else ""
+        if limits.log != LOG_NOTHING:
+            text = f" {asked.get('q', '')!r} {asked.get('s', '')!r}" if limits.log == LOG_TEXTS else ""
             took = 1000 * (time.perf_counter() - start)
             logger.info(
                 "%s %r %d %.0f ms%s", request.method, request.scope["path"], response.status_code, took, text
@@ -143,7 +143,7 @@ def _refuse(error: Exception, log: str) -> Response:
         # The message of an error may quote what was sent, its traceback does not.
         told = (
             format_exception(error)
-            if log == TEXTS
+            if log == LOG_TEXTS
             else [type(error).__name__, "\n", *format_tb(error.__traceback__)]
         )
         logger.error("a request failed: %s", "".join(told))
@@ -244,7 +244,7 @@ class _Headers:
 
 
 class _Protocol(H11Protocol):
-    """Closes connections on which the headers of a request do not arrive in time; refuses those that are too many."""
+    """Closes connections whose headers do not arrive in time, and refuses those that are too many."""
 
     _waiting: asyncio.TimerHandle | None = None
     _excess = 0  # connections above the limits when it came

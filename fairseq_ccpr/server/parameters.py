@@ -17,7 +17,7 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect, Request
 
 FORM, JSON, PARTS = "application/x-www-form-urlencoded", "application/json", "multipart/form-data"
-TEXTS = ("q", "s")  # which may be empty; any other parameter that is empty is left out
+TEXT_PARAMETERS = ("q", "s")  # which may be empty; any other parameter that is empty is left out
 BYTES_OF_CHARACTER = 12  # at most: `\ud83d\ude00` in JSON, %F0%9F%98%80 in a form
 BYTES_BESIDE = 1 << 16  # of all parameters that are no text
 # that a body, or the next part of a file, may take to arrive; bytes of a file
@@ -32,13 +32,15 @@ def bad(sentence: str, status: int = 400) -> HTTPException:
 
 
 async def read_parameters(request: Request, most_characters: int) -> Parameters:
-    """Read the parameters of a request: those of its address, of a form, or of a JSON object; several `q` are a list.
+    """Read the parameters of a request: of its address, a form, or a JSON object; several `q` are a list.
 
     What is null, or empty and no text, is left out, as clients send it for what they do not ask for.
     """
     given = await _read(request, most_characters)
     return {
-        name: value for name, value in given.items() if value is not None and (value != "" or name in TEXTS)
+        name: value
+        for name, value in given.items()
+        if value is not None and (value != "" or name in TEXT_PARAMETERS)
     }
 
 

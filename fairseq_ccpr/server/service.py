@@ -28,7 +28,7 @@ from fairseq_ccpr.inference.system import Translation, encode
 from fairseq_ccpr.server import parameters as given
 from fairseq_ccpr.server.access import Limits
 from fairseq_ccpr.server.parameters import Parameters, bad
-from fairseq_ccpr.server.work import BATCH, BusyError, Work
+from fairseq_ccpr.server.work import ROUND_SENTENCES, BusyError, Work
 from fairseq_ccpr.text.html import Page
 from fairseq_ccpr.text.languages import as_bcp47, language_code, language_name, same_language
 from fairseq_ccpr.text.sentences import Mark, Parts, Segments
@@ -57,7 +57,6 @@ class Service:
         self.explains = bool(memories) and not any(memory.unscored for memory in memories)
 
     def of_page(self) -> dict[str, Any]:
-        """Return what the page wants to know of this server."""
         return {
             "source_language": language_code(self.source), "target_language": language_code(self.target),
             "names": {"source": language_name(self.source), "target": language_name(self.target)},
@@ -68,7 +67,6 @@ class Service:
     # ---- LibreTranslate's
 
     async def translate(self, asked: Parameters) -> dict[str, Any]:
-        """Translate a text, or each text of a list."""
         several, kind = isinstance(asked.get("q"), list), given.text(asked, "format", 20, TEXT)
         if kind not in (TEXT, HTML):
             raise bad(f"the format {kind} is not known: {TEXT} or {HTML}")
@@ -89,7 +87,7 @@ class Service:
         return answer
 
     async def sentences(self, asked: Parameters) -> dict[str, Any]:
-        """Translate `q`, and tell its sentences apart: what stands before each, and the pair that was learned for it."""
+        """Translate `q`, and tell its sentences apart: what is before each, and the pair learned for it."""
         (text,) = await self._divided([given.text(asked, "q", self.limits.most_characters)], Segments)
         found = await asyncio.wrap_future(self.work.translate(text.sentences, _checked))
         learned = await self._call(partial(_learned, sources=text.sentences)) if self.learns else {}
@@ -104,7 +102,6 @@ class Service:
         return {"sentences": sentences, "after": text.parts[-1]}
 
     async def languages(self, asked: Parameters) -> list[dict[str, Any]]:
-        """Name the language pair."""
         both: tuple[tuple[str, list[str]], ...] = (
             (self.source, [language_code(self.target)]),
             (self.target, []),
@@ -120,13 +117,11 @@ class Service:
         return [self._detected(await self._call(partial(_known, text=text)))]
 
     async def health(self, asked: Parameters) -> dict[str, str]:
-        """Say that requests are answered."""
         if not self.work.alive:
             raise bad("the translator has stopped: start the server again", 503)
         return {"status": "ok"}
 
     async def settings(self, asked: Parameters) -> dict[str, Any]:
-        """Say what clients can ask for."""
         pair = {"source": self.source, "target": self.target}
         return {
             "apiKeys": self.limits.key is not None, "charLimit": self.limits.most_characters,
@@ -138,7 +133,6 @@ class Service:
     # ---- what is learned
 
     async def learn(self, asked: Parameters) -> dict[str, Any]:
-        """Learn the sentence `q` and its translation `s`."""
         most = self.limits.most_characters
         source, target = given.text(asked, "q", most), given.text(asked, "s", most)
         self._check_languages(asked)
@@ -147,7 +141,6 @@ class Service:
         return {"success": True, "id": learned.id, "new": learned.new, "replaced": replaced}
 
     async def forget(self, asked: Parameters) -> dict[str, Any]:
-        """Forget the pair `id`."""
         number = given.number(asked, "id", 0)
 
         def forget(translator: Translator) -> list[LearnedPair]:
@@ -174,7 +167,7 @@ class Service:
         return Response(await asyncio.to_thread("\n".join, lines), 200, told, "application/x-tmx+xml")
 
     async def add(self, asked: Parameters) -> Response:
-        """Learn the pairs of the file `body`, whose `name` tells its kind; answers a line of JSON for every few of them.
+        """Learn the pairs of the file `body`, whose `name` tells its kind; answers lines of JSON.
 
         `unconfirmed` 1 takes also what is not confirmed. Reading ends at once where the client leaves, or the
         server stops.
@@ -201,7 +194,7 @@ class Service:
 
             try:
                 pairs = read_memory(Path(folder, name), self.source, self.target, skipped, unconfirmed, watch)
-                batches = iter(lambda: list(islice(pairs, BATCH)), [])
+                batches = iter(lambda: list(islice(pairs, ROUND_SENTENCES)), [])
                 first: list[Pair] = await asked["unless_gone"](asyncio.to_thread(next, batches, []))
             except ConfigurationError as error:  # this is no such file
                 raise ConfigurationError(told_here(error)) from None
@@ -311,7 +304,7 @@ def _with_markup(
 
 
 def _joined(text: Segments, translations: list[list[str | Parts]], alternatives: int) -> list[str]:
-    """Return the best translation of a text, and then others: the n-th of them has of each sentence the n-th best."""
+    """Return the best translation of a text, then others: the n-th has of each sentence the n-th best."""
     ranks = range(max(map(len, translations), default=1))
     found = [text.join([each[min(rank, len(each) - 1)] for each in translations]) for rank in ranks]
     return list(dict.fromkeys(found))[: 1 + alternatives]

@@ -26,9 +26,11 @@ from fairseq_ccpr.translator import Translator
 
 COMPACTED_AT = 20_000  # learned entries
 FIRST_PAUSE, LONGEST_PAUSE = 60.0, 3600.0  # seconds, after compactions that failed
-SHARE = 8  # or one learned entry per this many of the datastore's own, if that is more: its index is rebuilt
+SHARE_COMPACTED = (
+    8  # or one learned entry per this many of the datastore's own, if that is more: its index is rebuilt
+)
 logger = logging.getLogger(__name__)
-BATCH = 32  # sentences translated together, at most: pairs to be learned wait that long
+ROUND_SENTENCES = 32  # sentences translated together, at most: pairs to be learned wait that long
 EXPLAINED = 4  # sentences that are explained in a round, at most: each takes several times as long
 NEIGHBOURS = 16  # that are kept of each token
 MAX_WAITING = 10_000  # sentences, and calls
@@ -42,7 +44,7 @@ class BusyError(Exception):
 
 @dataclass
 class Asked:
-    """Sentences of one request, and what there is of its answer; a cancelled one is dropped at the next batch."""
+    """Sentences of one request, and what is answered; a cancelled one is dropped at the next batch."""
 
     sentences: list[str]
     # of those that are to be explained; None: all are to be translated
@@ -54,11 +56,9 @@ class Asked:
 
     @property
     def left(self) -> int:
-        """How many sentences there are still to do."""
         return len(self.sentences) - len(self.finished) if self.tokens is None else len(self.tokens)
 
     def end(self, result: Any = None, error: Exception | None = None) -> None:
-        """Answer, if anyone still waits."""
         if self.done.set_running_or_notify_cancel():
             self.done.set_result(result) if error is None else self.done.set_exception(error)
 
@@ -85,7 +85,6 @@ class Work:
 
     @property
     def alive(self) -> bool:
-        """Whether requests are answered."""
         return self._thread.is_alive()
 
     def translate(self, sentences: list[str], finish: Finish | None = None) -> Future[list[Any]]:
@@ -103,7 +102,6 @@ class Work:
         return self._ask(Asked(sentences, tokens))
 
     def call(self, function: Callable[[Translator], T]) -> Future[T]:
-        """Call a function with the translator."""
         done: Future[T] = Future()
         with self._accepting():
             self._calls.append((function, done))
@@ -157,7 +155,9 @@ class Work:
         ):
             return
         memory = learned_memory(self.translator)
-        if memory.entries.index.size >= max(COMPACTED_AT, memory.store.datastore.section.size // SHARE):
+        if memory.entries.index.size >= max(
+            COMPACTED_AT, memory.store.datastore.section.size // SHARE_COMPACTED
+        ):
             self._compaction = Thread(target=self._compact, name="upkeep")
             self._compaction.start()
 
@@ -187,7 +187,7 @@ class Work:
     def _round(self) -> None:
         with self._changed:
             waiting = [asked for asked in self._asked if not asked.done.cancelled()]
-        translated = [asked for asked in waiting if asked.tokens is None][:BATCH]
+        translated = [asked for asked in waiting if asked.tokens is None][:ROUND_SENTENCES]
         explained = [asked for asked in waiting if asked.tokens is not None][:EXPLAINED]
         self._translate_some(translated)
         for asked in explained:
@@ -201,7 +201,7 @@ class Work:
             self._asked = deque(sorted(left, key=lambda asked: id(asked) in had))
 
     def _translate_some(self, waiting: list[Asked]) -> None:
-        share = BATCH // max(1, len(waiting))
+        share = ROUND_SENTENCES // max(1, len(waiting))
         taken = [asked.sentences[len(asked.finished) :][:share] for asked in waiting]
         try:
             self._translate(waiting, taken)

@@ -24,6 +24,8 @@ from fairseq_ccpr.training.cpu_autocast import CpuAutocast, cpu_autocast, has_be
 from fairseq_ccpr.training.length_batches import SizedDataset
 
 ACCURACY_DIGITS = 3  # of `accuracy`, in percent
+VALID_KEYS = 200_000  # that validation searches in, at most
+VALID_NEIGHBOURS = 8  # whose tokens it compares
 START_ROWS = 1 << 16  # keys to fit the PCA on that training starts from
 
 
@@ -174,8 +176,6 @@ class TokenContrastConfig(ContrastTaskConfig):
     valid_queries: int = field(
         default=2000, metadata={"help": "held-out tokens, about, that validation searches for"}
     )
-    valid_keys: int = field(default=200000, metadata={"help": "keys, at most, that it searches in"})
-    valid_neighbours: int = field(default=8, metadata={"help": "neighbours whose tokens it compares"})
     no_save: bool = II("checkpoint.no_save")
 
 
@@ -214,9 +214,8 @@ class TokenContrastTask(ContrastTask):
 
     def __init__(self, cfg: TokenContrastConfig) -> None:
         super().__init__(cfg)
-        for name in ("anchors_per_epoch", "valid_neighbours"):
-            if (value := getattr(cfg, name)) < 1:
-                raise ConfigurationError(f"--{name.replace('_', '-')} is {value}: give at least 1")
+        if cfg.anchors_per_epoch < 1:
+            raise ConfigurationError(f"--anchors-per-epoch is {cfg.anchors_per_epoch}: give at least 1")
         self.settings = ContrastSettings(
             cfg.positives,
             cfg.negatives,
@@ -224,7 +223,7 @@ class TokenContrastTask(ContrastTask):
             cfg.negative_sampling == "hard",
             cfg.refresh_interval,
             cfg.valid_queries,
-            cfg.valid_keys,
+            VALID_KEYS,
             cfg.seed,
         )
         self.datastore = _raw(cfg.data)
@@ -284,7 +283,7 @@ class TokenContrastTask(ContrastTask):
         if has_best() or self.cfg.no_save or self.cfg.disable_validation:
             return
         adapter = _adapter(model)
-        accuracy = round(100 * self.sampler.measure(adapter, self.cfg.valid_neighbours), ACCURACY_DIGITS)
+        accuracy = round(100 * self.sampler.measure(adapter, VALID_NEIGHBOURS), ACCURACY_DIGITS)
         save_start(adapter, self.state_dict(), accuracy, Path(self.cfg.save_dir))
 
     def begin_valid_epoch(self, epoch: int, model: Any) -> None:
@@ -298,7 +297,7 @@ class TokenContrastTask(ContrastTask):
         keys = self.sampler.draw_held_out(adapter, numbers)
         contrasts = {"keys": keys, "positives": self.settings.positives}
         loss, count, logged = super().valid_step(contrasts, model, criterion)
-        precision = self.sampler.precision(adapter, numbers, self.cfg.valid_neighbours).sum()
+        precision = self.sampler.precision(adapter, numbers, VALID_NEIGHBOURS).sum()
         return loss, count, logged | {"precision": precision, "queries": len(numbers)}
 
 

@@ -68,6 +68,6 @@ for name in "${names[@]}"; do
   stores+=("$name=$out/$name")
   outputs+=("$name=$out/results/$name/retrieval.txt")
 done
-fairseq-ccpr evaluate keys "$raw" "${stores[@]}" --count 1000 --k 8 ${QUERIES:+--held-out "$QUERIES"} --quiet
+fairseq-ccpr evaluate keys "$raw" "${stores[@]}" --k 8 ${QUERIES:+--held-out "$QUERIES"} --quiet
 echo
 fairseq-ccpr evaluate systems "$out/results/default/reference.txt" "${outputs[@]}" --json "$out/results/$table.json"

@@ -28,7 +28,8 @@ if (
     package.__path__ = [str(ROOT / "fairseq_ccpr")]
     sys.modules["fairseq_ccpr"] = package
 
-from fairseq_ccpr.evaluation.planning import describe_run, measure_limits
+from fairseq_ccpr.cli.planning import measure_limits
+from fairseq_ccpr.lab.machine import describe_run
 from fairseq_ccpr.lab.speed.search_speed import SearchCost, Sweep, make_index, measure_searches
 from fairseq_ccpr.search import ExactIndex, Index
 

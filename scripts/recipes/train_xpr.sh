@@ -31,7 +31,7 @@ if python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then
 else
   device="--cpu"
 fi
-fairseq-train "$(IFS=:; echo "${lexicons[*]}")" --user-dir "$scripts/../fairseq_ccpr" --task phrase_lexicon $device \
+fairseq-train "$(IFS=:; echo "${lexicons[*]}")" --user-dir "$scripts/../fairseq_ccpr/lab/xpr" --task phrase_lexicon $device \
   --arch phrase_encoder_xpr --encoder "$encoder" --criterion xpco --best-checkpoint-metric accuracy \
   --maximize-best-checkpoint-metric --optimizer adam --lr 1e-4 --lr-scheduler polynomial_decay \
   --warmup-updates "$(((updates + 99) / 100))" --total-num-update "$updates" --max-update "$updates" --clip-norm 1 \

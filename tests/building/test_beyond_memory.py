@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 import torch
 
+from fairseq_ccpr.cli.planning import Limits, needs
 from fairseq_ccpr.datastore import source_index
 from fairseq_ccpr.datastore.manifest import TOKEN, Manifest
 from fairseq_ccpr.datastore.token import DOMAIN, SYMBOLS, TokenDatastore, array_shapes, part_files
-from fairseq_ccpr.evaluation.planning import Limits, needs
 from fairseq_ccpr.search import ExactIndex, build_index, exact, faiss_index, open_index
 from fairseq_ccpr.search.index_plan import plan_index
 from fairseq_ccpr.storage.arrays import ArrayWriter

@@ -255,10 +255,10 @@ def test_fp16_model_makes_the_same_datastore_but_for_rounding(world: World, tmp_
 
 
 def test_inspect_shows_sizes_tokens_and_health(world: World) -> None:
-    shown = call("inspect", world.datastore, "--top", 3).stdout
+    shown = call("inspect", world.datastore).stdout
     store = TokenDatastore(world.datastore)
     assert f"{store.section.size:,}" in shown and store.section.fingerprints["model"] in shown
-    assert shown.count("top token") == 3 and "</s>" in shown and "health         good" in shown
+    assert shown.count("top token") == 10 and "</s>" in shown and "health         good" in shown
 
 
 def test_share_draws_sentences_and_a_larger_one_holds_a_smaller(world: World, tmp_path: Path) -> None:

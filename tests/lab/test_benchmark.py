@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from fairseq_ccpr.cli.planning import Limits
 from fairseq_ccpr.datastore.manifest import Manifest
 from fairseq_ccpr.decoding import ensemble
-from fairseq_ccpr.evaluation.planning import Limits
 from fairseq_ccpr.evaluation.test_set import load
 from fairseq_ccpr.inference.resources import parse_generation
 from fairseq_ccpr.lab.speed.decoding_speed import BASE, EQUIPPED, SpeedTest

@@ -42,7 +42,7 @@ def test_systems_are_scored_without_near_duplicates(tmp_path: Path) -> None:
     train.write_text(
         "".join(f"Quelle {i}\t{line.upper()}!\n" for i, line in enumerate(reference[:10])) + "leer\t\n"
     )
-    words = [tmp_path / "reference.txt", tmp_path / "other.txt", tmp_path / "copies.txt", "--samples", 100]
+    words = [tmp_path / "reference.txt", tmp_path / "other.txt", tmp_path / "copies.txt"]
     shown = call("evaluate systems", *words, "--unlike", train, "--json", tmp_path / "out.json").stdout
     assert "10 sentences without a near-duplicate in" in shown
     results = json.loads((tmp_path / "out.json").read_text())

@@ -155,7 +155,7 @@ def test_ties_count_against_a_system(files: tuple[Path, Path]) -> None:
 
 
 def test_the_index_has_one_gold_target_of_a_sentence(files: tuple[Path, Path]) -> None:
-    pairs = read_gold(files[0], None, False)
+    pairs = read_gold(files[0])
     sentences = {pair.target[0] for pair in pairs}
     assert len(pairs) > 1.3 * len(sentences)
     gold = GoldPhrases.choose(pairs, 20)
@@ -262,15 +262,7 @@ def test_systems_that_cannot_encode_a_phrase(
 
 def command(encoders: dict[str, Path], files: tuple[Path, Path], *names: str) -> list[Any]:
     words: list[Any] = ["evaluate phrases", "--gold", files[0], "--distractors", files[1], "--cpu", "--quiet"]
-    return [
-        *words,
-        "--distractor-phrases",
-        400,
-        "--samples",
-        50,
-        "--encoder",
-        *(encoders[name] for name in names),
-    ]
+    return [*words, "--distractor-phrases", 400, "--encoder", *(encoders[name] for name in names)]
 
 
 def test_the_command(encoders: dict[str, Path], files: tuple[Path, Path], tmp_path: Path) -> None:
@@ -299,10 +291,9 @@ def test_the_command(encoders: dict[str, Path], files: tuple[Path, Path], tmp_pa
     assert of_lengths == pytest.approx(of_sets, abs=0.01 * sum(done["queries"].values()))
     assert done["same_string"][0]["entry"]["ccpr"] >= done["same_string"][1]["entry"]["ccpr"]
     assert call(*words, "--same-string", 0, 3).stdout == shown
-    few = call(*words, "--sets", "two", "--per-set", 3, "--segmentation", "ngram:2", "--multi-word").stdout
-    assert "| two | 3 |" in few and "| one |" not in few and "ngram:2" in few
-    assert "\n| 1 | " not in few and "\n| several | 3 | " in few
-    learned = call(*words, "--segmentation", "learned", "--threshold", 0.1).stdout
+    few = call(*words, "--segmentation", "ngram:2").stdout
+    assert "ngram:2" in few
+    learned = call(*words, "--segmentation", "learned").stdout
     assert "segmentation:learned:" in learned
 
 
@@ -354,23 +345,18 @@ def test_gold_text_and_systems_that_cannot_work(
     )
     refused(with_line("s\tein Haus\ta house\t4-8\t7-7\tHaus\t"), "the target phrase is ''")
     words = command(encoders, files, "ccpr")
-    refused(
-        call(*words, "--sets", "three", check=False), "has no set 'three': give any of (two, one|one, two)"
-    )
     refused(call(*words, "cpr", check=False), "no encoder 'cpr': give a checkpoint")
     refused(call(*words, encoders["ccpr"], check=False), "two systems are called 'ccpr'")
     refused(
         call(*words, "--json", tmp_path / "no" / "r.json", check=False),
         "--json .*r.json: there is no folder .*no",
     )
-    refused(call(*words, "--per-set", 0, check=False), "--per-set is 0")
     refused(call(*words, "--same-string", "-1", check=False), "--same-string has -1")
     refused(call(*words, "--segmentation", "some", check=False), "no segmentation 'some'")
-    refused(call(*words, "--segmenter", encoders["ccpr"], check=False), "--segmenter is not used with .* all")
     raw = command(encoders, files, "raw")
     refused(
         call(*raw, "--segmentation", "learned", check=False),
-        "learned needs a phrase encoder: give --segmenter",
+        "learned is that of a phrase encoder: give one as --encoder",
     )
     refused(call(*words, "--gold", tmp_path / "no.tsv", check=False), "there is no gold .*no.tsv")
     refused(call(*words, "--distractors", tmp_path / "no.txt", check=False), "no distractor text .*no.txt")
@@ -389,9 +375,9 @@ def test_inspect_shows_and_checks_phrases(
         "build phrases", files[1], "--encoder", encoders["ccpr"], "--output", store, "--segmentation", "ngram:2",
         "--cpu", "--quiet",
     )  # fmt: skip
-    shown = call("inspect", store, "--top", 3).stdout
+    shown = call("inspect", store).stdout
     assert "8 wide) of 240 sentences" in shown and "kind ngram:2" in shown and "health         good" in shown
-    assert shown.count("[[") == 3
+    assert shown.count("[[") == 10
     spans = store / "phrase" / "spans.npy"
     changed = np.load(spans)
     changed[5, 2] = 5000

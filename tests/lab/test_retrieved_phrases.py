@@ -6,6 +6,7 @@ import itertools
 import json
 import random
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -29,7 +30,7 @@ from fairseq_ccpr.lab.accuracy.retrieved import (
     measure,
 )
 from fairseq_ccpr.lab.accuracy.significance import resample
-from fairseq_ccpr.lab.commands import benchmark
+from fairseq_ccpr.lab.commands import benchmark, evaluate
 from fairseq_ccpr.models.phrase_encoder import PhraseEncoder
 from fairseq_ccpr.models.phrase_finder import PhraseFinder, Segmentation
 from fairseq_ccpr.text.words import word_spans
@@ -42,6 +43,13 @@ CPU = torch.device("cpu")
 @pytest.fixture(scope="module")
 def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return random_encoders(tmp_path_factory.mktemp("encoders"))["ccpr"]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def unlikely_phrases() -> Iterator[None]:
+    """An encoder of random weights takes few words for phrases."""
+    with patch.object(evaluate, "REFERENCE_THRESHOLD", 0.3):
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -211,19 +219,8 @@ def test_a_sample_has_the_entries_of_whole_sentences(stores: tuple[Path, Path]) 
 
 
 def command(files: tuple[Path, Path], *extra: object) -> list[Any]:
-    words = [
-        "--source",
-        files[0],
-        "--target",
-        files[1],
-        "--cpu",
-        "--quiet",
-        "--samples",
-        100,
-        "--phrase-k",
-        3,
-    ]
-    return ["evaluate retrieved", *words, "--reference-threshold", 0.3, "--phrase-min-similarity", 0, *extra]
+    words = ["--source", files[0], "--target", files[1], "--cpu", "--quiet", "--phrase-k", 3]
+    return ["evaluate retrieved", *words, "--phrase-min-similarity", 0, *extra]
 
 
 def test_the_command(stores: tuple[Path, Path], files: tuple[Path, Path], tmp_path: Path) -> None:
@@ -303,17 +300,13 @@ def test_text_and_datastores_that_cannot_work(
     unlikely = "--phrase-threshold", 0.9999999, "--phrase-segmentation", "learned"
     refused(fails(*unlikely), r"no phrase was found in .*source\.txt with")
     refused(fails("--phrase-min-similarity", 2), "--phrase-min-similarity is 2.0: a cosine")
-    refused(
-        fails("--reference-threshold", 0.9999999),
-        "no phrase was found in the references with --reference-thresh",
-    )
+    with patch.object(evaluate, "REFERENCE_THRESHOLD", 0.9999999):
+        refused(fails(), "no phrase was found in the references")
     refused(
         fails("--entries", 10**6), "--entries is 1,000,000, but the datastore .* has .*: give a number from 1"
     )
-    refused(fails("--reference-threshold", 1), "--reference-threshold is 1.0: a probability")
     refused(fails("--phrase-segmentation", "some"), "no segmentation 'some'")
     refused(fails("--phrase-k", 0), "--phrase-k is 0: at least 1")
-    refused(fails("--samples", 0), "--samples is 0: at least 1")
     refused(fails("--json", tmp_path / "no" / "r.json"), "--json .*r.json: there is no folder .*no")
     refused(
         fails("--datastore", stores[0], stores[0]), "two datastores are called 'all': name them, as in NAME="
@@ -330,22 +323,7 @@ def test_text_and_datastores_that_cannot_work(
 def test_the_benchmark(encoder: Path, tmp_path: Path) -> None:
     (tmp_path / "text").write_text("\n".join(VERSES[:30]) + "\n", encoding="utf-8")
     words = ["benchmark phrases", "--text", tmp_path / "text", "--encoder", encoder, "--sentences", 20, 10]
-    words += [
-        "--cpu",
-        "--quiet",
-        "--sizes",
-        300,
-        200,
-        "--index",
-        "exact",
-        "IVF4,Flat",
-        "--dimension",
-        8,
-        "--queries",
-        5,
-        "--repeats",
-        2,
-    ]
+    words += ["--cpu", "--quiet", "--sizes", 300, 200, "--index", "exact", "IVF4,Flat"]
     shown = call(*words, "--json", tmp_path / "b.json", "--plot", tmp_path / "b.png").stdout
     assert (
         "| index | phrases | queries/s |" in shown and "| IVF4,Flat | 300 |" in shown and "| 20 | " in shown
@@ -354,7 +332,7 @@ def test_the_benchmark(encoder: Path, tmp_path: Path) -> None:
     assert {"device", "torch", "numpy", "faiss", "command", "date"} <= set(
         done["machine"]
     ) and "--sizes" in shown
-    assert done["settings"] == {"dimension": 8, "queries": 5, "k": 32, "repeats": 2}
+    assert done["settings"] == {"dimension": 128, "queries": 512, "k": 32, "repeats": 5}
     assert [row["sentences"] for row in done["building"]] == [10, 20]
     for row in done["building"]:
         parts = row["bytes_per_phrase"]
@@ -368,7 +346,6 @@ def test_the_benchmark(encoder: Path, tmp_path: Path) -> None:
     assert (tmp_path / "b.png").read_bytes().startswith(b"\x89PNG")
     for extra, pattern in (
         (["--sizes", 10, 0], r"--sizes has 0: at least 1"),
-        (["--repeats", 0], "--repeats is 0: at least 1"),
         (["--plot", tmp_path / "no" / "b.png"], "--plot .*b.png: there is no folder .*no"),
         (["--sentences", 31], "--sentences has 31, and .*text 30 different sentences: give fewer"),
         (["--sizes", 200, 3], "IVF4,Flat has 4 lists"),

@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from fairseq_ccpr.evaluation.planning import Limits
+from fairseq_ccpr.cli.planning import Limits
 from fairseq_ccpr.lab.speed.search_speed import Sweep
 from fairseq_ccpr.search import ExactIndex
 from tests.helpers import ROOT

@@ -124,7 +124,7 @@ def test_what_waits_is_counted_in_sentences(
 def test_the_work_of_a_client_that_has_left_is_dropped(
     server: Served, counted: list[str], sources: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(work, "BATCH", 4)
+    monkeypatch.setattr(work, "ROUND_SENTENCES", 4)
     body = json.dumps({"q": [f"{n} {sources[n % 7]}"[:20] for n in range(120)]}).encode()
     with connect(server) as client:
         client.sendall(f"{HEADERS}Content-Length: {len(body)}\r\n\r\n".encode() + body)

@@ -307,12 +307,12 @@ def test_a_client_that_leaves_ends_what_it_imports(server: Served, pairs: list[t
         f"{source} {number}\t{target}\n" for number in range(100) for source, target in pairs
     ).encode()
     with urlopen(Request(f"{server.url}/memory?name=pairs.tsv", rows, method="POST"), timeout=60) as answer:
-        assert json.loads(answer.readline())["pairs"] == work.BATCH
+        assert json.loads(answer.readline())["pairs"] == work.ROUND_SENTENCES
     end, before = time.monotonic() + 60, -1
     while (now := server.ask("/memory?limit=0")[1]["found"]) != before and time.monotonic() < end:
         before = now
         time.sleep(0.5)
-    assert work.BATCH <= now < 1000
+    assert work.ROUND_SENTENCES <= now < 1000
     server.translator.forget(*(pair.id for pair in server.translator.memory()))
 
 
@@ -369,7 +369,7 @@ def test_much_that_was_learned_is_compacted_while_the_server_answers(
 ) -> None:  # fmt: skip
     """It is tried again after it failed, here since the tokens are behind a link."""
     monkeypatch.setattr(work, "COMPACTED_AT", 40)
-    monkeypatch.setattr(work, "SHARE", 10**9)
+    monkeypatch.setattr(work, "SHARE_COMPACTED", 10**9)
     monkeypatch.setattr(work, "FIRST_PAUSE", 0.5)
     with served(new_translator()) as server:
         store = Path(str(server.translator.cfg.task.datastore))

@@ -26,7 +26,7 @@ def pairs(world: World) -> list[tuple[str, str]]:
 
 @pytest.fixture
 def work(new_translator: Callable[[], Translator], monkeypatch: pytest.MonkeyPatch) -> Iterator[Work]:
-    monkeypatch.setattr(working, "BATCH", 4)
+    monkeypatch.setattr(working, "ROUND_SENTENCES", 4)
     monkeypatch.setattr(working, "EXPLAINED", 2)
     made = Work(new_translator())
     yield made
@@ -93,7 +93,7 @@ def test_a_compaction_that_is_refused_is_told_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(working, "COMPACTED_AT", 1)
-    monkeypatch.setattr(working, "SHARE", 10**9)
+    monkeypatch.setattr(working, "SHARE_COMPACTED", 10**9)
     store = shutil.copytree(both, tmp_path / "store")
     work = Work(Translator(datastore=store, device="cpu", max_len_b=25))
     for pair in pairs[:3]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Optional
 
 import numpy as np
 
@@ -88,20 +87,14 @@ def _as_phrases(places: Iterable[tuple[str, int, int]]) -> tuple[Phrases, np.nda
     return Phrases(list(numbers), spans), rows.reshape(-1)
 
 
-def read_gold(path: Path, sets: list[str] | None, multi_word: bool) -> list[GoldPhrasePair]:
+def read_gold(path: Path) -> list[GoldPhrasePair]:
     """Read gold pairs, each once, in the order of the file."""
     if not path.is_file():
         raise ConfigurationError(f"there is no gold {path}: give a file of phrase pairs in their sentences")
     lines = enumerate(read_lines(path), 1)
     pairs = list(dict.fromkeys(_parse(line, f"{path}, line {number}") for number, line in lines))
-    names = dict.fromkeys(pair.set for pair in pairs)
-    for name in sets or []:
-        if name not in names:
-            raise ConfigurationError(f"{path} has no set '{name}': give any of {', '.join(names)}")
-    pairs = [pair for pair in pairs if (not sets or pair.set in sets) and (not multi_word or pair.words > 1)]
     if not pairs:
-        several = " of several words" * multi_word
-        raise ConfigurationError(f"{path} has no phrase pair{several}: give another gold file")
+        raise ConfigurationError(f"{path} has no phrase pair: give another gold file")
     return pairs
 
 
@@ -144,25 +137,12 @@ class PhraseBenchmarkSettings:
         nargs="+",
         metavar="TEXT",
     )
-    sets: Optional[list[str]] = option(
-        None, "sets of the gold file, a row each (all)", nargs="+", metavar="NAME"
-    )
-    per_set: int = count_option(200, "queries of a set, at most; always the same")
-    multi_word: bool = option(False, "only gold pairs of which one side has several words")
     distractor_phrases: int = count_option(500_000, "phrases of random sentences in the index, at most")
     segmentation: str = option(
         ALL,
         "which spans of words of the distractor text are phrases: all, those of N words, or what a phrase encoder finds",
         metavar="all|ngram:N|learned",
     )
-    threshold: float = option(
-        Segmentation.threshold,
-        "probability above which the phrase encoder takes words for a phrase",
-        within="[0, 1)",
-        needs="a probability in [0, 1)",
-        metavar="P",
-    )
-    max_words: int = option(4, "words of such a phrase, at most", metavar="N")
     same_string: list[int] = option(
         [],
         "a second table: acc@1 by entry with C other occurrences of the string, such as 0 4 16",
@@ -175,6 +155,10 @@ class PhraseBenchmarkSettings:
         False,
         "put all other phrases of the answers' sentences into the index, as a datastore of them would have it",
     )
+
+    per_set: int = 200  # queries of a set, at most; always the same
+    threshold: float = Segmentation.threshold  # above which the phrase encoder takes words for a phrase
+    max_words: int = 4  # of such a phrase
 
     def check(self) -> Segmentation:
         """Check the settings, and make the segmentation."""
@@ -211,7 +195,7 @@ def make_benchmark(
 ) -> PhraseBenchmark:
     """Read gold pairs and text, and find the phrases."""
     segmentation = settings.check()
-    pairs = read_gold(settings.gold, settings.sets, settings.multi_word)
+    pairs = read_gold(settings.gold)
     mask = np.ones(len(pairs), bool)
     for phrases, rows in (
         _as_phrases(pair.source for pair in pairs),

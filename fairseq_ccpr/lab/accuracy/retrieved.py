@@ -79,7 +79,7 @@ def make_references(finder: PhraseFinder, texts: Sequence[str], quiet: bool) -> 
             references.append(Reference(text, lettered_words(text), frozenset(filter(has_letters, strings))))
     if not any(reference.phrases for reference in references):
         raise ConfigurationError(
-            f"no phrase was found in the references with --reference-threshold {finder.segmentation.threshold}: lower it"
+            f"no phrase was found in the references, each less likely than {finder.segmentation.threshold}: give other text"
         )
     return references, too_long
 

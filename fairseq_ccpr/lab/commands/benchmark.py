@@ -6,14 +6,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Optional
 
-from fairseq_ccpr.cli.command import SHOWN, check_folders, command, markdown_table, named, write_results
+from fairseq_ccpr.cli.command import SHOWN, check_folders, command, markdown_table, named
+from fairseq_ccpr.cli.planning import measure_limits
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.decoding.retrieval_task import find_parts
 from fairseq_ccpr.device import choose_device
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.evaluation.planning import describe_run, gigabytes, measure_limits
 from fairseq_ccpr.evaluation.test_set import load
 from fairseq_ccpr.inference.resources import configure
+from fairseq_ccpr.lab.commands.report import write_results
+from fairseq_ccpr.lab.machine import describe_run, gigabytes
 from fairseq_ccpr.lab.plots import draw_costs, draw_speed
 from fairseq_ccpr.lab.samples import sample_sentences
 from fairseq_ccpr.lab.speed.decoding_speed import ALONE, REST, DecodingSpeed, SpeedTest
@@ -25,16 +27,7 @@ from fairseq_ccpr.lab.speed.phrase_speed import (
 )
 from fairseq_ccpr.lab.speed.search_speed import SearchCost, Sweep, measure_searches
 from fairseq_ccpr.search.index_plan import plan_index
-from fairseq_ccpr.settings import (
-    count_option,
-    counts_option,
-    cpu_option,
-    data_bin_option,
-    json_option,
-    option,
-    plot_option,
-    quiet_option,
-)
+from fairseq_ccpr.settings import count_option, counts_option, option
 from fairseq_ccpr.timing import DECODER, FINDING, MERGE, PHRASES, PROJECTION, SEARCH, progress_bar
 
 PHASES = (DECODER, PROJECTION, SEARCH, MERGE, FINDING, PHRASES, REST)
@@ -65,7 +58,7 @@ measurement; on a CPU, what the process held so far.
 )
 def benchmark_decoding(
     rest: list[str],
-    data_bin: Path = data_bin_option(),
+    data_bin: Path,
     systems: list[str] = option(help="systems to compare with the base model", nargs="+", metavar="NAME=DIR"),
     sizes: list[int] = counts_option([10_000, 100_000, 1_000_000], "keys of a datastore"),
     index: list[str] = option(["auto"], "what is searched", nargs="+", metavar="exact|auto|FACTORY"),
@@ -74,9 +67,9 @@ def benchmark_decoding(
     k: list[int] = counts_option([8, 1, 64], "neighbours that are searched for", metavar="K"),
     repeats: int = count_option(5, "measurements of each thing"),
     only: Optional[str] = option(None, "measure one of the two", choices=("decoding", "search")),
-    json: Optional[Path] = json_option(),
-    plot: Optional[Path] = plot_option("where a picture of the searches goes, as PNG"),
-    quiet: bool = quiet_option(),
+    json: Optional[Path] = None,
+    plot: Optional[Path] = None,
+    quiet: bool = False,
 ) -> int:
     check_folders(json=json, plot=plot)
     if plot and only == "decoding":
@@ -182,7 +175,7 @@ Speed and size of phrase datastores.
 
 Building, if --text and --encoder are given: a datastore of --sentences random sentences of the text, as `fairseq-ccpr build
 phrases` makes it, in a temporary folder. Search: random keys of length 1 instead of phrases, searched a batch at a time by
-the classes that retrieval uses, once unmeasured and then --repeats times. A FAISS index is written to a temporary folder,
+the classes that retrieval uses, once unmeasured and then five times. A FAISS index is written to a temporary folder,
 which TMPDIR places.
 
 Peak memory is what tensors held on the GPU in each measurement; on a CPU, what the process held so far.
@@ -202,13 +195,12 @@ def benchmark_phrases(
     store: Optional[str] = option(
         None, "search the same keys in this Milvus too, by exact search", metavar="URI|FILE.db"
     ),
-    plot: Optional[Path] = plot_option("where a picture of the searches goes, as PNG"),
-    json: Optional[Path] = json_option(),
-    cpu: bool = cpu_option(),
-    quiet: bool = quiet_option(),
-    *,
-    settings: SearchSettings,
+    plot: Optional[Path] = None,
+    json: Optional[Path] = None,
+    cpu: bool = False,
+    quiet: bool = False,
 ) -> int:
+    settings = SearchSettings()
     check_folders(json=json, plot=plot)
     device = choose_device(cpu)
     # The peak memory of a process only grows: the small ones first.

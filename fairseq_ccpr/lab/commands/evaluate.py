@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
-from functools import partial
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from typing import Any, Optional
@@ -14,7 +13,7 @@ from typing import Any, Optional
 import numpy as np
 from sacrebleu.metrics import BLEU
 
-from fairseq_ccpr.cli.command import check_folders, command, markdown_table, named, print_table, write_results
+from fairseq_ccpr.cli.command import check_folders, command, markdown_table, named
 from fairseq_ccpr.cli.retrieve import open_phrases
 from fairseq_ccpr.datastore.phrase import bytes_per_entry
 from fairseq_ccpr.datastore.token import TokenDatastore
@@ -44,52 +43,25 @@ from fairseq_ccpr.lab.accuracy.significance import (
     highest_resemblance,
 )
 from fairseq_ccpr.lab.accuracy.type_accuracy import ORTHOGONAL, load_type_system
+from fairseq_ccpr.lab.commands.report import EncoderOptions, report
 from fairseq_ccpr.lab.plots import draw_clusters, draw_precision, draw_types
 from fairseq_ccpr.lab.sentence_encoders import MUSE
 from fairseq_ccpr.lab.xpr.lexicon import Lexicon
 from fairseq_ccpr.models.phrase_encoder import PhraseEncoder, load_phrase_encoder
 from fairseq_ccpr.models.phrase_finder import LEARNED, PhraseFinder, Segmentation, choose_segmentation
-from fairseq_ccpr.phrases.alignment import ALIGNERS, ENCODER, SYMMETRIZATIONS, AlignerOptions, SentencePair
+from fairseq_ccpr.phrases.alignment import ALIGNERS, ENCODER, AlignerOptions, SentencePair
 from fairseq_ccpr.phrases.pair_build import ExtractionSettings, usable_pairs
-from fairseq_ccpr.settings import (
-    bf16_option,
-    count_option,
-    cpu_option,
-    json_option,
-    option,
-    plot_option,
-    quiet_option,
-    signature,
-)
+from fairseq_ccpr.settings import count_option, option, signature
 from fairseq_ccpr.storage.fingerprint import of_files, of_strings, short
 from fairseq_ccpr.text.languages import identify
 from fairseq_ccpr.text.pairs import TextPairs, read_lines, tell_skipped
 from fairseq_ccpr.text.words import word_spans
 
 IDENTIFYING = 100  # lines of a reference whose language is identified
-samples_option = partial(count_option, 1000, "bootstrap samples")
-
-
-@dataclass
-class EncoderOptions:
-    """Options of all commands that compare encoders."""
-
-    bf16: bool = bf16_option()
-    json: Optional[Path] = json_option()
-    cpu: bool = cpu_option()
-    quiet: bool = quiet_option()
-
-
-def report(
-    tables: Mapping[str, list[list[Any]]], notes: Iterable[str], json: Path | None, results: dict[str, Any]
-) -> int:
-    """Print tables by their titles, and lines below them, and write the results."""
-    for title, rows in tables.items():
-        print_table(title, rows)
-    for note in notes:
-        print(note)
-    write_results(json, results)
-    return 0
+SAMPLES = 1000  # of the bootstrap
+QUERIES_OF_BAND = 1000  # of a band of token frequency, at most
+SEED = 1  # of the entries that are drawn
+REFERENCE_THRESHOLD = Segmentation.threshold  # probability above which words of a reference are a phrase
 
 
 @command("""\
@@ -108,59 +80,47 @@ def evaluate_systems(
     systems: list[str] = option(
         help="translations; the first is the baseline", positional=True, nargs="+", metavar="[NAME=]FILE"
     ),
-    more_references: list[Path] = option(
-        [], "further references of the same sentences", nargs="+", metavar="FILE"
-    ),
     unlike: Optional[Path] = option(
         None,
         "score again without sentences whose reference has a near-duplicate in this text, TSV of sentence pairs or target "
         f"sentences: with a word-set Jaccard similarity of {NEAR} or more",
         metavar="TEXT",
     ),
-    target_lang: str = option(
-        "",
-        "language of the translations, which BLEU's tokenizer is chosen for (identified by the reference)",
-        flags=("-t",),
-        metavar="LANG",
-    ),
     tokenize: Optional[str] = option(
         None,
-        "tokenizer of sacrebleu for BLEU, such as flores200 (the language's)",
+        "tokenizer of sacrebleu for BLEU, such as flores200 (that of the reference's language, which is identified)",
         choices=tuple(BLEU.TOKENIZERS),
     ),
-    samples: int = samples_option(),
-    json: Optional[Path] = json_option(),
+    json: Optional[Path] = None,
 ) -> int:
-    references = [_read(path) for path in [reference, *more_references]]
+    references = _read(reference)
     texts = {name: _read(Path(path)) for name, path in named(systems, "systems").items()}
-    for name, lines in [*texts.items(), *zip(map(str, more_references), references[1:])]:
-        if len(lines) != len(references[0]):
+    for name, lines in texts.items():
+        if len(lines) != len(references):
             raise ConfigurationError(
-                f"'{name}' has {len(lines):,} lines, but {reference} has {len(references[0]):,}: "
+                f"'{name}' has {len(lines):,} lines, but {reference} has {len(references):,}: "
                 "give translations of the same sentences"
             )
-    tokenizer = tokenize or bleu_tokenizer(target_lang or identify(" ".join(references[0][:IDENTIFYING])))
+    tokenizer = tokenize or bleu_tokenizer(identify(" ".join(references[:IDENTIFYING])))
     try:
-        comparison = compare_systems(texts, references, samples, tokenizer)
+        comparison = compare_systems(texts, [references], SAMPLES, tokenizer)
     except (RuntimeError, ImportError, OSError) as error:  # as sacrebleu has it
         raise ConfigurationError(
             f"--tokenize {tokenizer} is not installed: {' '.join(str(error).split())}"
         ) from None
     print(_compared(comparison))
-    print(f"\n{len(references[0]):,} sentences; p against {next(iter(texts))}, {samples:,} bootstrap samples")
+    print(f"\n{len(references):,} sentences; p against {next(iter(texts))}, {SAMPLES:,} bootstrap samples")
     results = asdict(comparison)
     if unlike is not None:
         targets = [line.split("\t")[1] if "\t" in line else line for line in _read(unlike)]
-        rest = np.flatnonzero(highest_resemblance(references[0], targets) < NEAR).tolist()
+        rest = np.flatnonzero(highest_resemblance(references, targets) < NEAR).tolist()
         if not rest:
             raise ConfigurationError(
                 f"--unlike {unlike}: every reference has a near-duplicate there, so there is nothing to score; is it the "
                 "test set?"
             )
         chosen = {name: [lines[i] for i in rest] for name, lines in texts.items()}
-        apart = compare_systems(
-            chosen, [[lines[i] for i in rest] for lines in references], samples, tokenizer
-        )
+        apart = compare_systems(chosen, [[references[i] for i in rest]], SAMPLES, tokenizer)
         print(f"\n{_compared(apart)}\n\n{len(rest):,} sentences without a near-duplicate in {unlike}")
         results["unlike"] = {"text": unlike.name, "below": NEAR, "sentences": len(rest), "rows": apart.rows}
     notes = (f"{metric} {described}" for metric, described in comparison.signatures.items())
@@ -214,23 +174,21 @@ def evaluate_keys(
     held_out: Optional[Path] = option(
         None, "raw datastore of held-out text (fairseq-ccpr build tokens --subset valid)", metavar="DIR"
     ),
-    count: int = count_option(1000, "queries in a band, at most"),
     k: int = count_option(64, "the most neighbours"),
-    seed: int = option(1, "random seed", metavar="N"),
-    json: Optional[Path] = json_option(),
+    json: Optional[Path] = None,
     plots: Optional[Path] = option(
         None, "folder for pictures: curves by token frequency, and clusters", metavar="DIR"
     ),
-    quiet: bool = quiet_option(),
+    quiet: bool = False,
 ) -> int:
     check_folders(json=json)
     folders = named([f"{RAW}={raw}", *projected], "kinds of keys")
     stores = {name: TokenDatastore(Path(folder)) for name, folder in folders.items()}
     sets = key_sets(stores[RAW], {name: store for name, store in stores.items() if name != RAW})
     queries = TokenDatastore(held_out) if held_out else None
-    accuracy = evaluate_retrieval(sets, stores[RAW], queries, count, k, seed, quiet)
+    accuracy = evaluate_retrieval(sets, stores[RAW], queries, QUERIES_OF_BAND, k, SEED, quiet)
     signatures = (
-        f"{name} {store.directory} store:{short(store.keys_fingerprint)}|entries:{store.section.size}|seed:{seed}"
+        f"{name} {store.directory} store:{short(store.keys_fingerprint)}|entries:{store.section.size}|seed:{SEED}"
         for name, store in {**stores, **({"queries": queries} if queries else {})}.items()
     )
     report({"precision@k / any-hit@k, per cent": as_table(accuracy)}, signatures, json, asdict(accuracy))
@@ -241,7 +199,7 @@ def evaluate_keys(
                 draw_precision(
                     accuracy.precision[band], plots / f"precision-{stem}.png", band, "precision@k, %"
                 )
-        panels = cluster_points(sets, stores[RAW], seed)
+        panels = cluster_points(sets, stores[RAW], SEED)
         if panels:
             draw_clusters(panels, len(panels) // len(sets), plots / "clusters.png")
     return 0
@@ -281,10 +239,6 @@ def evaluate_phrases(
     encoder: list[str] = option(
         help=f"CKPT, DIR or {MUSE}; the first is the baseline", nargs="+", metavar="[NAME=]SYSTEM"
     ),
-    segmenter: Optional[Path] = option(
-        None, "phrase encoder for learned (the first of --encoder)", metavar="CKPT"
-    ),
-    samples: int = samples_option(),
     *,
     common: EncoderOptions,
 ) -> int:
@@ -293,20 +247,20 @@ def evaluate_phrases(
     words, device, finder = named(encoder, "systems"), choose_device(common.cpu), None
     kind = settings.segmentation
     if kind == LEARNED:
-        path = segmenter or next((Path(system) for system in words.values() if Path(system).is_file()), None)
+        path = next((Path(system) for system in words.values() if Path(system).is_file()), None)
         if path is None:
-            raise ConfigurationError("--segmentation learned needs a phrase encoder: give --segmenter CKPT")
+            raise ConfigurationError(
+                "--segmentation learned is that of a phrase encoder: give one as --encoder CKPT"
+            )
         finder = PhraseEncoder.load(path).to(device)
         kind += f":{short(finder.fingerprint())}>{settings.threshold}"
-    elif segmenter:
-        raise ConfigurationError(f"--segmenter is not used with --segmentation {kind}: give learned")
     systems = {name: load_system(word, device, common.bf16) for name, word in words.items()}
     benchmark = make_benchmark(settings, list(systems.values()), finder, common.quiet)
     scores = {name: score_system(system, benchmark, name, common.quiet) for name, system in systems.items()}
-    done = phrase_accuracy.report(benchmark, scores, settings.same_string, samples)
+    done = phrase_accuracy.report(benchmark, scores, settings.same_string, SAMPLES)
     line = signature({
         "gold": short(of_files([settings.gold])), "sets": ",".join(done["queries"]),
-        "multi-word": "yes" if settings.multi_word else "no", "queries": sum(done["queries"].values()),
+        "queries": sum(done["queries"].values()),
         "text": short(of_files(settings.distractors)), "segmentation": kind, "max-words": settings.max_words,
         "whole-sentences": "yes" if settings.whole_sentences else "no", "entries": done["entries"],
         "bf16": "yes" if common.bf16 else "no",
@@ -360,7 +314,7 @@ def evaluate_types(
     layers: Optional[list[int]] = option(
         None, "layers of Transformers (the last, or that of the checkpoint)", nargs="+", metavar="L"
     ),
-    plot: Optional[Path] = plot_option("where a picture goes, as PNG: acc@1 by sentences and by layers"),
+    plot: Optional[Path] = None,
     *,
     common: EncoderOptions,
 ) -> int:
@@ -435,18 +389,10 @@ def evaluate_retrieved(
         nargs="+",
         metavar="[NAME=]FILE",
     ),
-    reference_threshold: float = option(
-        Segmentation.threshold,
-        "probability above which words of a reference are a phrase",
-        within="[0, 1)",
-        needs="a probability in [0, 1)",
-        metavar="P",
-    ),
     entries: Optional[int] = option(None, "use so many entries of each datastore (all)", metavar="N"),
-    samples: int = samples_option(),
-    json: Optional[Path] = json_option(),
-    cpu: bool = cpu_option(),
-    quiet: bool = quiet_option(),
+    json: Optional[Path] = None,
+    cpu: bool = False,
+    quiet: bool = False,
     *,
     read_phrases: Callable[[Mapping[str, Any]], PhraseSearchSettings],
 ) -> int:
@@ -466,7 +412,7 @@ def evaluate_retrieved(
     written = {name: Path(word) for name, word in named(hypotheses, "translations").items()}
     pairs, outputs, skipped = retrieved.read_text(source, target, list(written.values()))
     device = choose_device(cpu)
-    segmentation = Segmentation(choose_segmentation(None, encoder), reference_threshold)
+    segmentation = Segmentation(choose_segmentation(None, encoder), REFERENCE_THRESHOLD)
     finder = PhraseFinder(encoder.to(device), segmentation)
     references, too_long = retrieved.make_references(finder, [reference for _, reference in pairs], quiet)
     sources, tops = [sentence for sentence, _ in pairs], sorted({1, settings.k})
@@ -491,10 +437,10 @@ def evaluate_retrieved(
         )
 
     done = retrieved.report(
-        {name: ask(name) for name in stores}, tops, list(written), skipped, too_long, samples
+        {name: ask(name) for name in stores}, tops, list(written), skipped, too_long, SAMPLES
     )
     rule = f"{segmentation.kind}>{segmentation.threshold}<={segmentation.max_words}words"
-    line = f"text:{short(of_files([source, target]))}|references:{rule}|samples:{samples}"
+    line = f"text:{short(of_files([source, target]))}|references:{rule}|samples:{SAMPLES}"
     line += f"|hypotheses:{short(of_files(list(written.values())))}" if written else ""
     notes = [f"{done['sentences']:,} sentences; {done['reference_phrases']:.1f} phrases a reference"]
     if skipped:
@@ -531,18 +477,11 @@ def evaluate_alignment(
         nargs="+",
         metavar="NAME",
     ),
-    symmetrizations: list[str] = option(
-        [ExtractionSettings.symmetrization],
-        f"any of {', '.join(SYMMETRIZATIONS)}",
-        choices=tuple(SYMMETRIZATIONS),
-        nargs="+",
-        metavar="NAME",
-    ),
     encoder: Optional[Path] = option(
         None, "of the aligner encoder, made by fairseq-ccpr convert", metavar="DIR"
     ),
     encoder_layers: list[int] = option([], "layers to compare (the one it takes)", nargs="+", metavar="N"),
-    quiet: bool = quiet_option(),
+    quiet: bool = False,
 ) -> int:
     if ENCODER not in aligners and (encoder or encoder_layers):
         raise ConfigurationError(
@@ -572,15 +511,13 @@ def evaluate_alignment(
         )
     for kind, layer in made:
         name = kind if layer is None else f"{kind}, layer {layer}"
-        aligner = ALIGNERS[kind](AlignerOptions(symmetrizations[0], encoder, layer))
+        aligner = ALIGNERS[kind](AlignerOptions(ExtractionSettings.symmetrization, encoder, layer))
         start = time.perf_counter()
         aligner.train([*training, *(pair.pair for pair in gold)], not quiet)
         seconds = time.perf_counter() - start
-        ways = symmetrizations if aligner.directed else [aligner.symmetrization]
-        for aligner.symmetrization in ways:
-            counts = measure(aligner, gold)
-            numbers = (f"{number:.3f}" for number in (counts.error_rate, counts.precision, counts.recall))
-            rows.append([name, aligner.symmetrization, *numbers, f"{seconds:.0f}"])
+        counts = measure(aligner, gold)
+        numbers = (f"{number:.3f}" for number in (counts.error_rate, counts.precision, counts.recall))
+        rows.append([name, aligner.symmetrization, *numbers, f"{seconds:.0f}"])
     print(f"{len(gold):,} gold sentence pairs, {len(training):,} to learn from\n")
     print(markdown_table(rows))
     return 0

@@ -14,8 +14,8 @@ import torch
 from fairseq_ccpr.cli.command import check_folders, command, markdown_table, named
 from fairseq_ccpr.device import choose_device
 from fairseq_ccpr.errors import ConfigurationError, installing
-from fairseq_ccpr.evaluation.planning import peak_bytes
-from fairseq_ccpr.lab.commands.evaluate import EncoderOptions, report
+from fairseq_ccpr.lab.commands.report import EncoderOptions, report
+from fairseq_ccpr.lab.machine import peak_bytes
 from fairseq_ccpr.lab.mining.benchmark import (
     QUESTIONS,
     MiningResult,
@@ -28,23 +28,14 @@ from fairseq_ccpr.lab.mining.benchmark import (
 )
 from fairseq_ccpr.lab.mining.encoded_text import WINDOW, RememberedVectors, fragments
 from fairseq_ccpr.lab.mining.labelled import LabelledText, read_labelled, read_questions
-from fairseq_ccpr.lab.mining.methods import LOGISTIC, METHODS, RFR, TWO_WAY, Method, TunedSettings
+from fairseq_ccpr.lab.mining.methods import LOGISTIC, METHODS, TWO_WAY, Method, TunedSettings
 from fairseq_ccpr.lab.mining.miner import Miner, read_sentences
-from fairseq_ccpr.lab.mining.rfr import ENTROPIES, OVER_SENTENCES, Grid
+from fairseq_ccpr.lab.mining.rfr import Grid
 from fairseq_ccpr.lab.mining.trial import AT_ONE, BASELINE, MiningBenchmarkSettings, draw_samples
 from fairseq_ccpr.lab.plots import draw_f1
 from fairseq_ccpr.lab.sentence_encoders import E5, MUSE, TEXTS, VECTORS, load_sentence_encoder
 from fairseq_ccpr.lab.xpr.lexicon import LexiconSettings, build_lexicon
-from fairseq_ccpr.settings import (
-    bf16_option,
-    cpu_option,
-    option,
-    plot_option,
-    quiet_option,
-    signature,
-    source_language_option,
-    target_language_option,
-)
+from fairseq_ccpr.settings import option, signature, source_language_option, target_language_option
 from fairseq_ccpr.storage.files import atomic_file, write_text
 from fairseq_ccpr.storage.fingerprint import of_file, short
 from fairseq_ccpr.timing import ENCODING, INDEXING, SEARCH, VOTING, PhaseTimer
@@ -73,19 +64,12 @@ class Options:
         f"how pairs are found ({LOGISTIC} with --tune, or {TWO_WAY}), see above; with --settings alone these say",
         choices=tuple(METHODS),
     )
-    entropy_over: Optional[str] = option(
-        None,
-        f"for --method {RFR}: the distribution whose entropy decides which fragments count, of sentences or of "
-        f"neighbours ({OVER_SENTENCES})",
-        choices=tuple(ENTROPIES),
-    )
-    index: str = option("auto", "auto, exact, or a FAISS factory string", metavar="auto|exact|FACTORY")
     list_texts: Optional[Path] = option(
         None, "write the texts that need a vector, and do no more", metavar="FILE"
     )
-    bf16: bool = bf16_option()
-    cpu: bool = cpu_option()
-    quiet: bool = quiet_option()
+    bf16: bool = False
+    cpu: bool = False
+    quiet: bool = False
 
     @property
     def method_name(self) -> str:
@@ -122,8 +106,7 @@ there, for texts of about that size and fraction of pairs.
   DIR   directory of fairseq-ccpr convert, or fairseq's xlmr.*: the mean of its last states
   DIR   vectors of any other encoder: {VECTORS}, [n, d], one row per line of {TEXTS}, which --list-texts writes
 
-Keys are on disk. The index of more than 20,000 fragments is FAISS's, approximate and in memory, 2 to 3 KB a fragment;
---index exact reads the keys from disk instead, and compares each with each.
+Keys are on disk. The index of more than 20,000 fragments is FAISS's, approximate and in memory, 2 to 3 KB a fragment.
 """)
 def mine(options: Options) -> int:
     _check(options)
@@ -148,15 +131,14 @@ def mine(options: Options) -> int:
                 f"{short(encoder.fingerprint)}: give that one, or --tune again"
             )
     else:
-        given = {"entropy_over": options.entropy_over} if options.entropy_over else {}
-        tuned = TunedSettings(Method.named(options.method_name, **given), encoder.fingerprint)
+        tuned = TunedSettings(Method.named(options.method_name), encoder.fingerprint)
     start = time.monotonic()
     work = options.output.with_name(options.output.name + ".partial")
     shutil.rmtree(work, ignore_errors=True)  # of a run that was killed
     work.mkdir()
     try:
         with PhaseTimer(torch.device("cpu")) as timer:
-            miner = Miner(sources, targets, encoder, tuned.method, work, options.index, options.quiet)
+            miner = Miner(sources, targets, encoder, tuned.method, work, "auto", options.quiet)
             tuned, count = _choose(options, miner, labelled, tuned), 0
             with (
                 atomic_file(work / "pairs.tsv") as partial,
@@ -224,21 +206,15 @@ def _check(options: Options) -> None:
     check_folders(output=options.output, settings=options.settings, list_texts=options.list_texts)
     if options.output and (options.output.is_dir() or options.output.suffix in (".gz", ".xz")):
         raise ConfigurationError(f"--output {options.output}: give a file for plain text, such as mined.tsv")
-    for name in ("method", "entropy_over"):
-        if (word := getattr(options, name)) and options.settings and not options.tune:
-            raise ConfigurationError(
-                f"--{name.replace('_', '-')} {word} is for --tune; without it the file of --settings says how to mine"
-            )
+    if options.method and options.settings and not options.tune:
+        raise ConfigurationError(
+            f"--method {options.method} is for --tune; without it the file of --settings says how to mine"
+        )
     if options.tune and not options.settings and not options.list_texts:
         raise ConfigurationError("--tune chooses settings: give --settings, the file that they go to")
     if options.method == LOGISTIC and not options.tune:
         raise ConfigurationError(
             f"--method {options.method} learns from labelled pairs: give --tune, or another method"
-        )
-    if options.entropy_over and options.method != RFR:
-        raise ConfigurationError(
-            f"--entropy-over {options.entropy_over} is of {RFR}, and --method is {options.method_name}: give "
-            f"--method {RFR}, or leave it out"
         )
 
 
@@ -271,7 +247,7 @@ def evaluate_mining(
     ),
     questions: Optional[Path] = option(None, "questions, for --paragraphs", metavar="TSV"),
     paragraphs: Optional[Path] = option(None, "paragraphs that answer --questions", metavar="TSV"),
-    plot: Optional[Path] = plot_option("where the plot of --curve goes, as PNG"),
+    plot: Optional[Path] = None,
     *,
     common: EncoderOptions,
 ) -> int:

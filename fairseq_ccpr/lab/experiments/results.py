@@ -18,11 +18,11 @@ from xml.etree.ElementTree import Element, SubElement
 from fairseq_ccpr.device import choose_device
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.page import STYLE, fill
-from fairseq_ccpr.evaluation.planning import machine_name, versions
 from fairseq_ccpr.evaluation.test_set import BASE, RETRIEVAL
 from fairseq_ccpr.lab.experiments.config import ExperimentConfig
 from fairseq_ccpr.lab.experiments.pipeline import Plan
 from fairseq_ccpr.lab.experiments.stages import Runner, Stage, with_needs
+from fairseq_ccpr.lab.machine import machine_name, versions
 from fairseq_ccpr.storage.files import write_json
 
 METRICS = ("BLEU", "chrF", "TER")

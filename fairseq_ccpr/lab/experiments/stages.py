@@ -16,7 +16,7 @@ from typing import IO, Any, Union
 
 from fairseq_ccpr.child_process import run_child
 from fairseq_ccpr.datastore.manifest import Manifest
-from fairseq_ccpr.errors import ConfigurationError, StageError
+from fairseq_ccpr.errors import CcprError, ConfigurationError
 from fairseq_ccpr.storage import fingerprint
 from fairseq_ccpr.storage.files import MANIFEST, write_json
 from fairseq_ccpr.version import __version__
@@ -24,6 +24,10 @@ from fairseq_ccpr.version import __version__
 PACKAGE = Path(__file__).resolve().parents[2]  # fairseq_ccpr, as --user-dir
 TAIL_BYTES = 4096  # of a log, where its last line is
 FEW = 8  # files that are missing are named
+
+
+class StageError(CcprError):
+    """A command of an experiment that failed."""
 
 
 def execute(words: list[str], folder: Path, log: IO[str], lock: IO[str]) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Optional
 
@@ -51,18 +50,20 @@ ABLATIONS: Systems = {
     "RFR, no entropy filter": (Method.named(RFR), Grid(keep=(1.0,))),
 }
 
-fraction_option = partial(
-    option, within="[0, 1)", needs="a fraction of sentences, at least 0 and less than 1,", metavar="FRACTION"
-)
-
 
 @dataclass(frozen=True)
 class MiningBenchmarkSettings:
     """Sizes of the tests; options of `fairseq-ccpr evaluate mining`."""
 
     size: int = count_option(1000, "sentences on either side of a test")
-    non_pairing: float = fraction_option(0.5, "of them without a partner")
-    curve: list[float] = fraction_option([], "tests with these fractions of them as well", nargs="+")  # noqa: RUF009
+    curve: list[float] = option(
+        [],
+        "tests with these fractions of them without a partner as well",
+        nargs="+",
+        within="[0, 1)",
+        needs="a fraction of sentences, at least 0 and less than 1,",
+        metavar="FRACTION",
+    )
     tuning_size: int = count_option(100, "sentences that settings are tuned on")
     tuning_sets: int = count_option(1, "how many times, on others each time")
     draws: int = count_option(1, "tests, each of other sentences")
@@ -77,7 +78,8 @@ class MiningBenchmarkSettings:
         list(SYSTEMS), f"what is compared with {BASELINE}", nargs="+", choices=tuple(SYSTEMS)
     )
     ablations: bool = option(False, "RFR without the sentence half, and without the entropy filter, too")
-    seed: int = option(1, "of the draw of sentences", metavar="N")
+    non_pairing: float = 0.5  # of the sentences have no partner
+    seed: int = 1  # of the draw of sentences
 
     def __post_init__(self) -> None:
         check(self)

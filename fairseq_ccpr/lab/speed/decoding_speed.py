@@ -13,13 +13,14 @@ import numpy as np
 from fairseq import tasks, utils
 from torch import Tensor
 
+from fairseq_ccpr.cli.planning import Limits, synchronise
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
 from fairseq_ccpr.decoding.learned_memory import LearnedEntries
 from fairseq_ccpr.decoding.options import MixtureSettings
 from fairseq_ccpr.decoding.token_memory import TokenMemory
 from fairseq_ccpr.decoding.token_retriever import TokenRetriever
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.evaluation.planning import Limits, peak_bytes, start_peak, synchronise
+from fairseq_ccpr.lab.machine import peak_bytes, start_peak
 from fairseq_ccpr.lab.speed.search_speed import grow, make_index
 from fairseq_ccpr.search import Index
 from fairseq_ccpr.timing import DECODER, PhaseTimer, phase

@@ -13,11 +13,10 @@ import torch
 from fairseq_ccpr.building.part import Processes
 from fairseq_ccpr.building.phrase_build import PhraseBuildSettings, build_phrase_datastore
 from fairseq_ccpr.datastore.phrase import bytes_per_entry
-from fairseq_ccpr.evaluation.planning import peak_bytes, start_peak
+from fairseq_ccpr.lab.machine import peak_bytes, start_peak
 from fairseq_ccpr.lab.speed.search_speed import time_search
 from fairseq_ccpr.search import TIMEOUT, Index, RemoteKeys, build_index, open_index, read_address
 from fairseq_ccpr.search.index_plan import PHRASE_DEPTH, PHRASE_EFFORT, plan_index
-from fairseq_ccpr.settings import count_option
 
 KEY_SEED, QUERY_SEED = 1, 2
 BLOCK_ROWS = 1 << 16
@@ -50,12 +49,12 @@ class SearchSpeed:
 
 @dataclass
 class SearchSettings:
-    """What is searched for; options of `fairseq-ccpr benchmark phrases`."""
+    """What `fairseq-ccpr benchmark phrases` searches for."""
 
-    dimension: int = count_option(128, "width of a random key")
-    queries: int = count_option(512, "in a batch: the phrases of some sentences")
-    k: int = count_option(PHRASE_DEPTH, "entries found for each; retrieval begins with as many")
-    repeats: int = count_option(5, "searches that are measured")
+    dimension: int = 128  # of a random key
+    queries: int = 512  # in a batch: the phrases of some sentences
+    k: int = PHRASE_DEPTH  # entries found for each; retrieval begins with as many
+    repeats: int = 5  # searches that are measured
 
 
 def measure_building(sentences: list[str], encoder: Path, device: torch.device, quiet: bool) -> BuildingSpeed:

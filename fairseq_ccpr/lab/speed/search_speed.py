@@ -12,8 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fairseq_ccpr.cli.planning import Limits, synchronise
 from fairseq_ccpr.datastore.token import TokenDatastore
-from fairseq_ccpr.evaluation.planning import Limits, peak_bytes, start_peak, synchronise
+from fairseq_ccpr.lab.machine import peak_bytes, start_peak
 from fairseq_ccpr.search import ExactIndex, Index, IndexDescription, build_index, open_index
 from fairseq_ccpr.search.index_plan import plan_index
 from fairseq_ccpr.search.recall import recall

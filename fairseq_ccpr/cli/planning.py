@@ -1,19 +1,13 @@
-"""What a search needs on this machine: memory, time, and the machine's description for reports."""
+"""What a search needs on this machine, memory and time: `fairseq-ccpr inspect --plan`."""
 
 from __future__ import annotations
 
 import os
-import platform
-import resource
-import shlex
 import shutil
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 
 import torch
@@ -34,59 +28,10 @@ from fairseq_ccpr.search.faiss_index import (
     make_index,
 )
 from fairseq_ccpr.search.index_plan import PHRASE_EFFORT, TOKEN_EFFORT, plan_index
-from fairseq_ccpr.version import __version__
 
-PACKAGES = ("torch", "fairseq", "faiss", "numpy", "sacrebleu")
 COPY_BYTES = 1 << 28  # beyond any cache
 SAMPLE_BYTES = 1 << 28  # of a file, read to learn how fast the disk is; less says little
 LEAST_BYTES = 1 << 26
-
-
-def machine_name(device: torch.device) -> str:
-    """Name a GPU, or the CPU with the threads that torch uses."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    path = Path("/proc/cpuinfo")
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return f"{next(models, platform.machine())}, {torch.get_num_threads()} threads"
-
-
-def describe_run(device: torch.device) -> dict[str, str]:
-    """Describe how figures were measured: the device, versions, the command line, and the time."""
-    command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
-    date = datetime.now(UTC).isoformat(timespec="seconds")
-    return {"device": machine_name(device), **versions(), "command": command, "date": date}
-
-
-def gigabytes(count: int) -> str:
-    """Write a number of bytes for a table, such as 1.50 GB."""
-    return f"{count / 1e9:.2f} GB"
-
-
-def versions() -> dict[str, str]:
-    """Return versions by package, without those that are not installed."""
-    installed = {"fairseq-ccpr": __version__, "python": platform.python_version()}
-    for name in PACKAGES:
-        try:
-            installed[name] = import_module(name).__version__
-        except ImportError:
-            continue
-    return installed
-
-
-def start_peak(device: torch.device) -> None:
-    """Reset the count of `peak_bytes` on a GPU."""
-    if device.type == "cuda":
-        torch.cuda.init()  # there is nothing to reset before
-        torch.cuda.reset_peak_memory_stats(device)
-
-
-def peak_bytes(device: torch.device) -> int:
-    """Return the most that tensors held on a GPU since `start_peak`; of a CPU, that this process held so far."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def synchronise(device: torch.device) -> None:
@@ -172,53 +117,61 @@ def needs(
         speeds: of `host`, `device` and `disk`, as far as known.
         others: more of what `--index` may say, with inverted lists.
     """
-    d, metric = section.dimension, section.index.metric
-    keys = 2 * size * d
-    stored = size * _stored_bytes(section)
-    values = 4 * size if isinstance(section, TokenSection) else 0
-    norms = 4 * size if metric == "l2" else 0
-    effort = PHRASE_EFFORT if isinstance(section, PhraseSection) else TOKEN_EFFORT
-
-    def exact(place: str, host: int, device: int) -> Need:
-        limits = speeds.get(place)
-        return Need(
-            "exact", place, stored, host, device, keys, limits.floor(size, d, queries) if limits else None
-        )
-
-    def lists(choice: str, place: str) -> Need:
-        planned = plan_index(choice, metric, "", size, d, effort=effort)
-        index = make_index(d, planned.factory.removesuffix(SUFFIX), metric)
-        if (ivf := inverted_lists(index)) is None:
-            raise ConfigurationError(
-                f"--index {choice} has no inverted lists, and nothing else can be planned for"
-            )
-        probed = int(dict(word.split("=") for word in planned.parameters.split(","))["nprobe"])
-        coarse = 4 * ivf.nlist * d
-        entry = ivf.code_size + 8
-        again = index.refine_index.sa_code_size() if hasattr(index, "refine_index") else 0  # for the best few
-        # of keys, which a list of 4-bit codes ends with
-        block = getattr(import_faiss().downcast_index(ivf), "bbs", 0)
-        padding = block // 2 * ivf.nlist * ivf.code_size
-        whole = size * (entry + again) + coarse + padding
-        mapped = keys if planned.backend == RESCORED else 0  # from which candidates are scored again
-        read = queries * probed / ivf.nlist * size * entry + coarse
-        held = {"host": (whole + mapped, 0), "devices": (0, whole + values), "disk": (coarse, 0)}[place]
-        if place == "disk":
-            read = min(read - coarse, size * entry)  # a list that several queries want is read once
-        limits = speeds.get(place.removesuffix("s"))
-        seconds = read / limits.bytes_per_second if limits else None
-        return Need(str(planned), place, stored + whole, *held, read, seconds)
-
+    d, metric, is_token = section.dimension, section.index.metric, isinstance(section, TokenSection)
+    keys, stored = 2 * size * d, size * _stored_bytes(section)
+    norms, values = 4 * size * (metric == "l2"), 4 * size * is_token
     kept = norms if size <= KEPT_NORMS else 0
-    return [
-        exact("disk", kept, 0),
-        exact("host", keys + kept, 0),
-        exact("device", 0, keys + norms + values),
-        lists(DISK, "disk"),
-        lists(automatic_factory(size, d, metric), "host"),
-        lists(f"IVF{list_count(size)},SQfp16", "devices"),  # which FAISS has for GPUs, and shares among them
-        *(lists(choice, "disk" if choice.partition(":")[0] == DISK else "host") for choice in others),
+    held = {"disk": (kept, 0), "host": (keys + kept, 0), "device": (0, keys + norms + values)}
+    exact = [
+        Need(
+            "exact",
+            place,
+            stored,
+            *memory,
+            keys,
+            speeds[place].floor(size, d, queries) if place in speeds else None,
+        )
+        for place, memory in held.items()
     ]
+    ways = [
+        (DISK, "disk"),
+        (automatic_factory(size, d, metric), "host"),
+        (f"IVF{list_count(size)},SQfp16", "devices"),  # which FAISS has for GPUs, and shares among them
+        *((choice, "disk" if choice.partition(":")[0] == DISK else "host") for choice in others),
+    ]
+    return [*exact, *(_with_lists(section, size, queries, speeds, *way) for way in ways)]
+
+
+def _with_lists(
+    section: TokenSection | PhraseSection,
+    size: int,
+    queries: int,
+    speeds: dict[str, Limits],
+    choice: str,
+    place: str,
+) -> Need:
+    d, metric, is_token = section.dimension, section.index.metric, isinstance(section, TokenSection)
+    planned = plan_index(choice, metric, "", size, d, effort=TOKEN_EFFORT if is_token else PHRASE_EFFORT)
+    index = make_index(d, planned.factory.removesuffix(SUFFIX), metric)
+    if (ivf := inverted_lists(index)) is None:
+        raise ConfigurationError(
+            f"--index {choice} has no inverted lists, and nothing else can be planned for"
+        )
+    probed = int(dict(word.split("=") for word in planned.parameters.split(","))["nprobe"])
+    coarse, entry = 4 * ivf.nlist * d, ivf.code_size + 8
+    again = index.refine_index.sa_code_size() if hasattr(index, "refine_index") else 0  # for the best few
+    # of keys, which a list of 4-bit codes ends with
+    block = getattr(import_faiss().downcast_index(ivf), "bbs", 0)
+    whole = size * (entry + again) + coarse + block // 2 * ivf.nlist * ivf.code_size
+    mapped = 2 * size * d if planned.backend == RESCORED else 0  # from which candidates are scored again
+    held = {"host": (whole + mapped, 0), "devices": (0, whole + 4 * size * is_token), "disk": (coarse, 0)}
+    lists = queries * probed / ivf.nlist * size * entry
+    read = (
+        min(lists, size * entry) if place == "disk" else lists + coarse
+    )  # a list for several queries is read once
+    limits = speeds.get(place.removesuffix("s"))
+    seconds = read / limits.bytes_per_second if limits else None
+    return Need(str(planned), place, size * _stored_bytes(section) + whole, *held[place], read, seconds)
 
 
 def measure_speeds(file: Path, given: dict[str, float]) -> dict[str, Limits]:
