@@ -6,13 +6,13 @@ positions, N tokens, C tokens that a memory names, V target vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
-from fairseq_ccpr.decoding.mixture import SILENT, Columns, Distribution, ModelEvidence, Vote
+from fairseq_ccpr.decoding.mixture import SILENT, Columns, Distribution, Mixture, ModelEvidence, Vote
 
 
 @dataclass
@@ -36,9 +36,7 @@ class Record(Protocol):
         """Select some of the tokens, by number or by bool."""
         ...
 
-    def cpu(self) -> Record:
-        """Move to the CPU."""
-        ...
+    def cpu(self) -> Record: ...
 
 
 class VoteRecord(NamedTuple):
@@ -50,15 +48,12 @@ class VoteRecord(NamedTuple):
     features: Tensor  # fp32 [N, F]
 
     def vote(self, memory: Any, trusted: bool) -> Vote:
-        """Return what was voted."""
         return Vote(self.values, self.log_probs, self.weight, Columns(self.features) if trusted else None)
 
     def select(self, rows: Tensor) -> VoteRecord:
-        """Select some of the tokens."""
         return VoteRecord(*(part[rows] for part in self))
 
     def cpu(self) -> VoteRecord:
-        """Move to the CPU."""
         return VoteRecord(*(part.cpu() for part in self))
 
 
@@ -82,7 +77,16 @@ class ForcedText:
     log_probs: Tensor  # fp32 [N], log p_NMT of the targets
     likeliest: ModelEvidence  # of the model
     records: Mapping[str, Any]  # what each memory saw, a `Record`, by its name
+    mixture: Mixture  # of what they say with the model
     whole: Whole | None = None  # where it is scored
+
+    def said(self, votes: Sequence[Vote]) -> list[tuple[Tensor, Tensor]]:
+        """Look up what votes say of the targets, and their weights, as `Mixture.of_targets` takes them."""
+        return [(vote.log_prob(self.targets), vote.weight) for vote in votes]
+
+    def mixed(self, votes: Sequence[Vote]) -> Tensor:
+        """Mix log p of the targets with votes, fp32 [N]."""
+        return self.mixture.of_targets(self.log_probs, self.said(votes))
 
     def kept(self, first: int) -> ForcedText:
         """Return what tuning keeps of it, on the CPU, its sentences numbered from `first`."""
@@ -100,4 +104,4 @@ class ForcedText:
 
     def _changed(self, change: Callable[[Tensor], Tensor], records: Mapping[str, Any]) -> ForcedText:
         tokens = change(self.targets), change(self.sentences), change(self.positions), change(self.log_probs)
-        return ForcedText(*tokens, ModelEvidence(*map(change, self.likeliest)), records)
+        return ForcedText(*tokens, ModelEvidence(*map(change, self.likeliest)), records, self.mixture)

@@ -8,10 +8,9 @@ search from undoing that: of ending a sentence while terms are open, and of grow
 
 from __future__ import annotations
 
-import copy
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Self
 
@@ -20,8 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_ccpr.decoding.learned_memory import LearnedPhrases
-from fairseq_ccpr.decoding.memory import Memory, MemoryBatch, Step
-from fairseq_ccpr.decoding.mixture import interpolate_
+from fairseq_ccpr.decoding.memory import Begun, Memory, MemoryBatch, Snapshot, Step
 from fairseq_ccpr.decoding.options import PhraseSettings
 from fairseq_ccpr.decoding.phrase_candidates import Candidates, PhraseCandidates, SentencePhrases
 from fairseq_ccpr.decoding.phrase_memory import PhraseBatch, PhraseMemory
@@ -157,9 +155,19 @@ class GlossaryMemory(Memory):
         growing = self.phrases.candidates.subwords.growing()
         return torch.tensor(growing, dtype=torch.float32, device=self.phrases.device)
 
-    def begin(self, sources: Tensor) -> GlossaryBatch:
+    def begin(self, sources: Tensor, snapshot: Snapshot) -> Begun:
         """Find the terms of a batch, int64 [B, S]."""
-        return GlossaryBatch(self, self.phrases.begin(sources))
+        phrases, sources = self.phrases.begin(sources, snapshot), sources.cpu()
+
+        def lay_out() -> GlossaryBatch:
+            batch, candidates = phrases.encoded(), self.phrases.candidates
+            assert isinstance(batch, PhraseBatch) and isinstance(candidates, GlossaryCandidates)
+            terms = [len(set(sentence.candidates.queries.tolist())) for sentence in batch.phrases]
+            unknown = [candidates.covers_unknown(*both) for both in zip(snapshot.texts or (), sources)]
+            made = batch.similarity.new_tensor
+            return GlossaryBatch(self, batch, made(terms), UNKNOWN_COST * made(unknown or [0] * len(terms)))
+
+        return Begun(lay_out)
 
     def signature(self) -> str:
         """Name the glossary and how it counts."""
@@ -176,26 +184,12 @@ class GlossaryBatch(MemoryBatch):
 
     memory: GlossaryMemory
     phrases: PhraseBatch
-    terms: Tensor = field(init=False)  # fp32 [B], how many each sentence has
-    unknown_cost: Tensor = field(init=False)  # fp32 [B], of an unknown token
-
-    def begun(self, texts: Sequence[str] | None) -> None:
-        """Take the source sentences as they were given, in which terms are looked for."""
-        self.phrases.begun(texts)
-
-    def encoded(self) -> None:
-        """Lay out the terms."""
-        self.phrases.encoded()
-        counts = [len(set(sentence.candidates.queries.tolist())) for sentence in self.phrases.phrases]
-        self.terms = self.phrases.similarity.new_tensor(counts)
-        candidates, texts = self.phrases.memory.candidates, self.phrases.texts or ()
-        assert isinstance(candidates, GlossaryCandidates)
-        covered = [candidates.covers_unknown(*both) for both in zip(texts, self.phrases.sources)]
-        self.unknown_cost = UNKNOWN_COST * self.terms.new_tensor(covered or [0] * len(counts))
+    terms: Tensor  # fp32 [B], how many each sentence has
+    unknown_cost: Tensor  # fp32 [B], of an unknown token
 
     def rescore(self, step: Step) -> Tensor:
         """Mix what is to be written into log p, fp32 [H, V], in place, and take the costs."""
-        mixed, state = interpolate_(step.model.log_probs, [self.phrases.vote(step)]), self.phrases.state
+        mixed, state = step.mix([self.phrases.vote(step)]), self.phrases.state
         open_terms = self.terms.index_select(0, state.rows) - state.covered.sum(dim=1)
         mixed.addr_(state.ended().float(), self.memory.growing, alpha=-GROWTH_COST)
         mixed[:, self.memory.end_token] -= END_COST * open_terms
@@ -203,7 +197,4 @@ class GlossaryBatch(MemoryBatch):
         return mixed
 
     def reorder(self, order: Tensor) -> Self:
-        """Follow the beam."""
-        other = copy.copy(self)
-        other.phrases = self.phrases.reorder(order)
-        return other
+        return replace(self, phrases=self.phrases.reorder(order))

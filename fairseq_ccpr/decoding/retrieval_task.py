@@ -49,8 +49,15 @@ from fairseq_ccpr.decoding.phrase_retriever import PhraseRetriever, load_encoder
 from fairseq_ccpr.decoding.phrase_votes import PhraseVotes
 from fairseq_ccpr.decoding.remote_answers import RemoteAnswers
 from fairseq_ccpr.decoding.text_memory import LearnedTargets, TextMemory, TextWeight
-from fairseq_ccpr.decoding.token_memory import TokenMemory, WeightPolicy, confidence_weight, name_of
-from fairseq_ccpr.decoding.token_retriever import LearningRetriever, Retriever, TokenRetriever
+from fairseq_ccpr.decoding.token_memory import (
+    LearningRetriever,
+    Retriever,
+    TokenMemory,
+    TokenRetriever,
+    WeightPolicy,
+    confidence_weight,
+    name_of,
+)
 from fairseq_ccpr.decoding.trust import LearnedTrust, LoadedTrust, Trained, Trust, load_trust, trained_with
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
 from fairseq_ccpr.models.key_layer import KeyCapture
@@ -459,10 +466,8 @@ class RetrievalTask(FairseqTask):
         weight.load_state_dict(self.trained.get(TextMemory.name, weight.state_dict()))
         weight = weight.requires_grad_(False).to(device)
         end = self.tags.end_of(dictionary)
-        targets = (
-            LearnedTargets(learned, datastore, counts, end) if isinstance(learned, LearnedMemory) else None
-        )
-        return TextMemory(datastore, counts, self.text_settings, weight, special, end, targets)
+        targets = LearnedTargets(datastore, counts, end) if learned is not None else None
+        return TextMemory(datastore, counts, self.text_settings, weight, special, end, learned, targets)
 
     def _token_memory(self, models: list[Any], datastore: TokenDatastore) -> TokenMemory:
         prints = [fingerprint.of_parameters(model.named_parameters()) for model in models]

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from fairseq_ccpr.datastore.text import Counts, TextDatastore
 from fairseq_ccpr.decoding.learned_memory import LearnedEntries, LearnedMemory
-from fairseq_ccpr.decoding.memory import Memory, MemoryBatch, Step
+from fairseq_ccpr.decoding.memory import Memory, MemoryBatch, Snapshot, Step
 from fairseq_ccpr.decoding.options import TextSettings
 from fairseq_ccpr.settings import signature
 from fairseq_ccpr.storage.fingerprint import of_parameters, short
@@ -115,8 +115,8 @@ class LearnedTargets:
     each change.
     """
 
-    def __init__(self, learned: LearnedMemory, datastore: TextDatastore, counts: Counts, end: int) -> None:
-        self.learned, self.datastore, self.counts, self.end = learned, datastore, counts, end
+    def __init__(self, datastore: TextDatastore, counts: Counts, end: int) -> None:
+        self.datastore, self.counts, self.end = datastore, counts, end
         self._last: tuple[LearnedEntries | None, Counts] = (None, counts)
         self._settled: tuple[set[bytes], set[bytes], Counts] = (set(), set(), counts)  # moved, superseded
         self._in_text: dict[bytes, bool] = {}
@@ -174,7 +174,7 @@ class TextMemory(Memory):
         special: int64, ids of tokens that are no text: padding, the beginning of a sentence, unknown tokens,
             tags.
         end: the token that ends sentences, and stands in front of the first.
-        learned: pairs whose targets count as well.
+        learned: pairs whose targets count as well, see `LearnedTargets`.
     """
 
     name = "text"
@@ -186,19 +186,18 @@ class TextMemory(Memory):
     weight: TextWeight
     special: Tensor
     end: int
-    learned: LearnedTargets | None = None
+    learned: LearnedMemory | LearnedEntries | None = None
+    targets: LearnedTargets | None = None  # which counts those of `learned`
 
-    def begin(self, sources: Tensor) -> TextBatch:
+    def begin(self, sources: Tensor, snapshot: Snapshot) -> TextBatch:
         """Begin a batch: nothing depends on the sources."""
-        return TextBatch(self)
+        return TextBatch(self.at(snapshot))
 
-    def now(self, moment: dict[int, Any]) -> TextMemory:
-        """Return a snapshot, unaffected by later learning and forgetting."""
-        if self.learned is None:
+    def at(self, snapshot: Snapshot) -> TextMemory:
+        if self.targets is None or snapshot.learned is None:
             return self
-        learned = self.learned.learned
-        entries = moment.setdefault(id(learned), learned.entries)
-        return replace(self, counts=self.learned.counted(entries), learned=None)
+        counts = self.targets.counted(snapshot.learned)
+        return replace(self, counts=counts, learned=None, targets=None)
 
     def observe(self, step: Step) -> Observed:
         """Look up what the text says of the likeliest tokens."""

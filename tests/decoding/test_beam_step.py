@@ -20,12 +20,11 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from fairseq_ccpr.datastore.token import KeyProjection
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
-from fairseq_ccpr.decoding.mixture import interpolate_
+from fairseq_ccpr.decoding.mixture import Mixture
 from fairseq_ccpr.decoding.options import MixtureSettings, PhraseSettings, TokenRetrievalSettings
 from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
 from fairseq_ccpr.decoding.phrase_votes import PhraseState, PhraseVotes
-from fairseq_ccpr.decoding.token_memory import TokenBatch, TokenMemory
-from fairseq_ccpr.decoding.token_retriever import TokenRetriever
+from fairseq_ccpr.decoding.token_memory import TokenBatch, TokenMemory, TokenRetriever
 from fairseq_ccpr.decoding.trust import LearnedTrust, Trust
 from fairseq_ccpr.models.key_layer import KeyCapture
 from fairseq_ccpr.search import ExactIndex
@@ -168,7 +167,7 @@ def test_step_makes_no_round_trip(metric: str, trusting: bool) -> None:
 @pytest.mark.parametrize("kind", [LearnedTrust, adaptive_trust()])
 def test_trust_in_tokens_makes_no_round_trip(kind: type[Trust]) -> None:
     ensemble = make_ensemble("ip", CPU)
-    tokens = [ensemble.memory("tokens")]
+    tokens = [ensemble.find(TokenMemory)]
     trust = kind.untrained(tokens, small=False)
     with watching(NoRoundTrip):
         list(two_steps(ensemble.with_memories(tokens, trust), CPU))
@@ -208,7 +207,7 @@ def operations(phrases: bool = True, trusting: bool = False, **sizes: int) -> in
     beam = sizes.pop("beam", 3)
     ensemble, counted = make_ensemble("ip", CPU, trusting=trusting, **sizes), Operations()
     if not phrases:
-        ensemble = ensemble.with_memories([ensemble.memory("tokens")], None)
+        ensemble = ensemble.with_memories([ensemble.find(TokenMemory)], None)
     steps = two_steps(ensemble, CPU, sizes.get("batch", 2), beam)
     next(steps)
     with watching(lambda: counted, search=False):
@@ -246,7 +245,7 @@ def test_a_store_smaller_than_k_is_looked_up() -> None:
     wanted[:, 5] += 0.4 * (weights[:, 0] + weights[:, 2])
     wanted[:, 6] += 0.4 * weights[:, 1]
     torch.testing.assert_close(
-        interpolate_(log_probs, [vote(memory, states, log_probs)]).exp(), wanted, rtol=1e-4, atol=1e-6
+        Mixture().mix(log_probs, [vote(memory, states, log_probs)]).exp(), wanted, rtol=1e-4, atol=1e-6
     )
 
 

@@ -18,10 +18,9 @@ from fairseq_ccpr.datastore.learned import LearnedPair, NewPair
 from fairseq_ccpr.datastore.token import FAMILIAR, TokenDatastore
 from fairseq_ccpr.decoding import learned_memory
 from fairseq_ccpr.decoding.learned_memory import LearnedEntries, LearnedMemory
-from fairseq_ccpr.decoding.mixture import Distribution, interpolate_
+from fairseq_ccpr.decoding.mixture import Distribution, Mixture
 from fairseq_ccpr.decoding.options import TokenRetrievalSettings
-from fairseq_ccpr.decoding.token_memory import TokenMemory
-from fairseq_ccpr.decoding.token_retriever import LearningRetriever, Neighbours, TokenRetriever
+from fairseq_ccpr.decoding.token_memory import LearningRetriever, Neighbours, TokenMemory, TokenRetriever
 from fairseq_ccpr.search import ExactIndex, live
 from fairseq_ccpr.search.exact import half_norms
 from fairseq_ccpr.search.live import Segment
@@ -113,12 +112,12 @@ def test_with_nothing_learned_the_retriever_is_what_it_was() -> None:
 
 def learning(ensemble: Any, count: int) -> Any:
     """The ensemble of `test_beam_step`, alongside whose datastore something was learned, and forgotten."""
-    retriever = ensemble.memory("tokens").retriever
+    retriever = ensemble.find(TokenMemory).retriever
     keys = torch.nn.functional.normalize(torch.randn(count, 16), dim=1).half()
     values = torch.randint(4, 7, (count,), dtype=torch.int32)
     made = entries(keys, values, retriever.index.metric, torch.arange(3, 9))
     memory: Any = SimpleNamespace(entries=made)
-    tokens = replace(ensemble.memory("tokens"), retriever=retriever, learned=memory)
+    tokens = replace(ensemble.find(TokenMemory), retriever=retriever, learned=memory)
     return ensemble.replacing(tokens, trust=ensemble.trust)
 
 
@@ -142,11 +141,11 @@ def test_a_batch_that_has_begun_does_not_see_what_is_learned_meanwhile() -> None
     ensemble = make_ensemble("l2", CPU)
     wanted = list(two_steps(ensemble, CPU))
     other = learning(ensemble, 900)
-    learned = other.memory("tokens").learned.entries
-    other.memory("tokens").learned.entries = entries(learned.index.keys[:0], learned.values[:0], "l2")
+    learned = other.find(TokenMemory).learned.entries
+    other.find(TokenMemory).learned.entries = entries(learned.index.keys[:0], learned.values[:0], "l2")
     steps = two_steps(other, CPU)
     assert torch.equal(next(steps), wanted[0])
-    other.memory("tokens").learned.entries = learned
+    other.find(TokenMemory).learned.entries = learned
     assert torch.equal(next(steps), wanted[1])
     assert not torch.equal(next(two_steps(other, CPU)), wanted[0])
 
@@ -245,7 +244,7 @@ def test_the_guard_is_for_the_datastores_own_entries_alone(metric: str) -> None:
     queries, log_probs = torch.randn(3, 16), torch.randn(3, 9).log_softmax(dim=1)
     neighbours = neighbours_of(memory, queries)
     given = memory.vote(neighbours, Distribution(log_probs).view(neighbours.values), course, False)
-    mixed = interpolate_(log_probs.clone(), [given]).exp()
+    mixed = Mixture().mix(log_probs.clone(), [given]).exp()
     shares = (neighbours.scores / 0.3).softmax(dim=1)
     for row in range(3):
         wanted = log_probs[row].exp()

@@ -63,7 +63,7 @@ def test_tuning_chooses_tokens_and_phrases_together(
 
     def scored(system: System, tried: list[Candidate], samples: list[Any], base: bool = True) -> Any:
         together = [one for one in tried if len(one.ensemble.voting) == 2]
-        weights = {one.name: one.ensemble.memory("phrases").settings.lambda_ for one in together}
+        weights = {one.name: one.ensemble.find(PhraseMemory).settings.lambda_ for one in together}
         lambdas.extend(weights.values())
         bleu = dict.fromkeys((one.name for one in tried), 1.0) | {"base": 0.5}
         bleu |= {name: 3 - weight if half else 2 + weight for name, weight in weights.items()}
@@ -95,8 +95,8 @@ def test_tuner_scores_equal_a_direct_computation(world: World, joint: list[objec
         mixed, _ = mixed_and_phrase_vote(ensemble, sample)
         targets = sample["target"][sample["target"].ne(task.target_dictionary.pad())]
         direct.append(mixed.gather(1, targets.unsqueeze(1)).squeeze(1))
-    ensemble = ensemble.replacing(ensemble.memory("phrases").remembering())
-    phrases = ensemble.memory("phrases")
+    ensemble = ensemble.replacing(ensemble.find(PhraseMemory).remembering())
+    phrases = ensemble.find(PhraseMemory)
     text = force_decode_text("test", list(batches(cfg, task, models)), ensemble)
     # few as they are, all are kept
     assert len(text.having(["tokens", "phrases"]).targets) == len(text.targets)
