@@ -94,7 +94,6 @@ class RetrievalLog:
             raise ConfigurationError(f"--knn-log {path} cannot be written ({error.strerror})") from None
 
     def write(self, ensemble: RetrievalEnsemble, sample: dict[str, Any], hypotheses: list[Tensor]) -> None:
-        """Log a batch."""
         breakdown = break_down(ensemble, sample, hypotheses, self.dictionary)
         # fairseq-interactive gives its sentences no numbers.
         numbers = (

@@ -116,11 +116,9 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
         self.identity = ""  # of the models, by their parameters as they were loaded
 
     def find(self, kind: type[M]) -> M | None:
-        """Look up the memory of a class; None if it is not among them."""
         return next((memory for memory in self.memories if isinstance(memory, kind)), None)
 
     def with_memories(self, memories: Sequence[Memory], trust: Trust | None) -> RetrievalEnsemble:
-        """Return the same models with other memories, and trust in them."""
         other = RetrievalEnsemble(list(self.models), memories, self.pad, self.mixture.settings, trust)
         for name in ("temperature", "forced", "end", "identity"):
             setattr(other, name, getattr(self, name))
@@ -132,7 +130,6 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
         return self.with_memories([others.get(memory.name, memory) for memory in self.memories], trust)
 
     def on(self, device: torch.device) -> RetrievalEnsemble:
-        """Return the same with memories that compute votes of records on another device."""
         return self.with_memories([memory.on(device) for memory in self.memories], self.trust)
 
     def snapshot(self, texts: Sequence[str] | None = None) -> Snapshot:
@@ -322,5 +319,4 @@ class RetrievalScorer(SequenceScorer):
     def generate(
         self, models: list[Any], sample: dict[str, Any], **kwargs: Any
     ) -> list[list[dict[str, Any]]]:
-        """Score the targets of a batch."""
         return super().generate([_ScoredModel(self.model, sample)], sample)

@@ -32,9 +32,7 @@ class Record(Protocol):
         """Vote as a memory does in beam search: the one that was asked, with other settings perhaps."""
         ...
 
-    def select(self, rows: Tensor) -> Record:
-        """Select some of the tokens, by number or by bool."""
-        ...
+    def select(self, rows: Tensor) -> Record: ...
 
     def cpu(self) -> Record: ...
 
@@ -98,7 +96,6 @@ class ForcedText:
         return kept
 
     def select(self, rows: Tensor) -> ForcedText:
-        """Select some of the tokens, by number or by bool."""
         records = {name: record.select(rows) for name, record in self.records.items()}
         return self._changed(lambda part: part[rows], records)
 

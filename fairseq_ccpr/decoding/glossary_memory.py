@@ -56,11 +56,9 @@ class GlossaryVotes(PhraseVotes):
 
     @property
     def covered_factor(self) -> Tensor:
-        """Nothing."""
         return torch.zeros_like(self.covered)
 
     def forward(self, proposals: Proposals, consent: Consent, prior: Tensor) -> Tensor:
-        """Compute the votes, fp32 [N, A]; see `PhraseVotes`."""
         return super().forward(proposals, consent, prior.masked_fill(proposals.covered > 0, float("-inf")))
 
 
@@ -76,7 +74,6 @@ class GlossaryCandidates(PhraseCandidates):
 
     @property
     def remote(self) -> bool:
-        """No."""
         return False
 
     def start(
@@ -145,7 +142,6 @@ class GlossaryMemory(Memory):
     def build(
         cls, candidates: GlossaryCandidates, end_token: int, unknown_token: int, device: torch.device
     ) -> GlossaryMemory:
-        """Build the memory of a glossary's terms."""
         votes = GlossaryVotes().requires_grad_(False).to(device)
         return cls(PhraseMemory(candidates, PhraseSettings(), votes, device), end_token, unknown_token)
 
@@ -156,7 +152,6 @@ class GlossaryMemory(Memory):
         return torch.tensor(growing, dtype=torch.float32, device=self.phrases.device)
 
     def begin(self, sources: Tensor, snapshot: Snapshot) -> Begun:
-        """Find the terms of a batch, int64 [B, S]."""
         phrases, sources = self.phrases.begin(sources, snapshot), sources.cpu()
 
         def lay_out() -> GlossaryBatch:
@@ -170,7 +165,6 @@ class GlossaryMemory(Memory):
         return Begun(lay_out)
 
     def signature(self) -> str:
-        """Name the glossary and how it counts."""
         assert isinstance(self.phrases.candidates, GlossaryCandidates)
         counting = {
             "votes": self.phrases.votes.digest(), "end": END_COST, "growth": GROWTH_COST, "unknown": UNKNOWN_COST
@@ -188,7 +182,6 @@ class GlossaryBatch(MemoryBatch):
     unknown_cost: Tensor  # fp32 [B], of an unknown token
 
     def rescore(self, step: Step) -> Tensor:
-        """Mix what is to be written into log p, fp32 [H, V], in place, and take the costs."""
         mixed, state = step.mix([self.phrases.vote(step)]), self.phrases.state
         open_terms = self.terms.index_select(0, state.rows) - state.covered.sum(dim=1)
         mixed.addr_(state.ended().float(), self.memory.growing, alpha=-GROWTH_COST)

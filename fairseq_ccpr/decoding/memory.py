@@ -40,7 +40,6 @@ class Step:
     mixture: Mixture = field(default_factory=Mixture)
 
     def mix(self, votes: Sequence[Vote]) -> Tensor:
-        """Mix votes into the distribution, in place: log p fp32 [H, V]."""
         return self.mixture.mix(self.model.log_probs, votes)
 
 

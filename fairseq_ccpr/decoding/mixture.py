@@ -138,7 +138,6 @@ class Distribution:
         return ModelEvidence(*likeliest(self.log_probs))
 
     def view(self, values: Tensor) -> DistributionView:
-        """Look at the tokens int64 [N, k]."""
         return DistributionView(self, values)
 
 
@@ -151,17 +150,14 @@ class DistributionView:
 
     @cached_property
     def neighbours(self) -> Tensor:
-        """log p_NMT of the neighbours' tokens, fp32 [N, k]."""
         return self.distribution.log_probs.gather(1, self.values)
 
     @property
     def best(self) -> Tensor:
-        """log p_NMT of the likeliest token, fp32 [N]."""
         return self.distribution.likeliest.best
 
     @property
     def favourite(self) -> Tensor:
-        """The likeliest token, int64 [N]."""
         return self.distribution.likeliest.favourite
 
 
@@ -282,7 +278,6 @@ class Mixture:
         return [weight * scale for weight in weights]
 
     def limited(self, votes: Sequence[Vote]) -> list[Vote]:
-        """Return the votes with weights that are limited."""
         if not any(self.bounded):
             return list(votes)
         weights = self.limit([vote.weight for vote in votes])

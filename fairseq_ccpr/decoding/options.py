@@ -3,14 +3,16 @@
 # No `from __future__ import annotations` here: fairseq makes its options from the types themselves.
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Optional
+from typing import Any, ClassVar, Optional
 
 from fairseq.dataclass import FairseqDataclass
 from fairseq.tasks.translation import TranslationConfig
 
+from fairseq_ccpr.datastore.text import TextDatastore
 from fairseq_ccpr.datastore.token import FAMILIAR, TokenDatastore
+from fairseq_ccpr.datastore.tuned import Parts
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.search import TIMEOUT
 from fairseq_ccpr.settings import check, option, read_options, with_options
@@ -277,7 +279,10 @@ class MixtureSettings:
         check(self)
 
 
-RETRIEVAL = (TokenRetrievalSettings, PhraseSettings, TextSettings, StoreSettings, MixtureSettings)
+# Each with the part of a datastore that it is for, if it is for one.
+RETRIEVAL: dict[type, str] = {
+    TokenRetrievalSettings: "token", PhraseSettings: "phrase", TextSettings: "text", StoreSettings: "", MixtureSettings: "",
+}  # fmt: skip
 
 
 @with_options(*RETRIEVAL)
@@ -389,4 +394,32 @@ def token_settings(
             settings.temperature,
             datastore.directory,
         )
+    return settings
+
+
+def text_settings(
+    cfg: RetrievalConfig, datastore: TextDatastore, tuned: Mapping[str, object] | None = None
+) -> TextSettings:
+    """Read the `--text-*` options; those left out are as tuned, or else what suits the text."""
+    general = datastore.section.general
+    settings = read_options(TextSettings, cfg, {"beta": float(general > 0), **(tuned or {})})
+    if settings.beta and not general:
+        raise ConfigurationError(
+            f"--text-beta is {settings.beta:g}, but {datastore.directory} was built without general text: leave "
+            "it out, or build the text with --against into another --output, and name both folders, A:B"
+        )
+    return settings
+
+
+def read_settings(
+    cfg: RetrievalConfig, parts: Parts, tuned: Mapping[str, Mapping[str, Any]]
+) -> dict[type, Any]:
+    """Read all options of retrieval that these parts of a datastore have a use for, by the class of the settings."""
+    readers: dict[str, Callable[..., Any]] = {"token": token_settings, "text": text_settings}
+    settings = {}
+    for kind, part in RETRIEVAL.items():
+        if part in readers and part in parts:
+            settings[kind] = readers[part](cfg, parts[part], tuned.get(kind.PREFIX))
+        elif part in parts or not part:
+            settings[kind] = read_options(kind, cfg, tuned.get(kind.PREFIX))
     return settings

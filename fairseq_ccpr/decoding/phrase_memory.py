@@ -122,7 +122,6 @@ class PhraseMemory(Memory):
         return replace(self, learned=learned, candidates=RememberedCandidates(self.candidates))
 
     def on(self, device: torch.device) -> PhraseMemory:
-        """Return a memory that computes votes on another device."""
         return replace(self, votes=copy.deepcopy(self.votes).to(device), device=device)
 
     def weigh(self, proposals: Proposals, model: ModelView, prior: Tensor) -> Tensor:
@@ -138,11 +137,9 @@ class PhraseMemory(Memory):
         return votes
 
     def trained(self) -> dict[str, Tensor]:
-        """Return the weights of the votes."""
         return dict(self.votes.state_dict())
 
     def signature(self) -> str:
-        """Return everything that decides what is retrieved and how it counts, as one line to print with results."""
         counting = {**signed(self.settings), "votes": self.votes.digest()}
         learned = self.learned.entries if self.learned is not None else None
         return self.candidates.retriever.signature(counting, _phrases(learned))
@@ -165,14 +162,12 @@ class PhraseBatch(MemoryBatch):
 
     @phase(PHRASES, whole=True)
     def reorder(self, order: Tensor) -> Self:
-        """Follow the beam; hypotheses change places within their sentence only, unless sentences have ended."""
         other = copy.copy(self)
         other.state = self.state.reorder(order, len(order) == len(self.state.rows))
         return other
 
     @phase(PHRASES, whole=True)
     def vote(self, step: Step) -> Vote:
-        """Vote for the next token of each hypothesis."""
         if step.tokens.size(1) > 1:
             self.state.advance(step.tokens[:, -1])
         proposals, prior = self.state.merged(self.prior, self.memory.votes.covered_factor)
@@ -192,7 +187,6 @@ class PhraseBatch(MemoryBatch):
         return Vote(values, log_probs, self.memory.settings.lambda_ * mass, evidence)
 
     def force(self, text: GivenText) -> PhraseRecord:
-        """Collect the proposals at the tokens of given targets."""
         state = PhraseState(self.table, torch.arange(len(text.previous), device=text.previous.device))
         steps = []
         for position in range(text.previous.size(1)):

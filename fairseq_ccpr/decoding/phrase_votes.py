@@ -75,7 +75,6 @@ class Candidates(NamedTuple):
         ranks: np.ndarray,
         scores: np.ndarray,
     ) -> Candidates:
-        """Lay out C phrases, each given by its token ids and those of what follows it."""
         counts = np.array([(len(ids), len(following)) for ids, following in written], np.int64).reshape(-1, 2)
         lengths, extents = counts[:, 0], counts.sum(axis=1)
         tokens = np.full((len(written), int(extents.max(initial=1))), NO_TOKEN, np.int32)
@@ -150,25 +149,13 @@ class PhraseTable:
         pair_codes, pair = np.unique(opening * SENTENCE + queries, return_inverse=True)
         opening_rows, pair_openings = opening_codes // SENTENCE, pair_codes // SENTENCE
         pair_rows = opening_rows[pair_openings]
-        first_opening, first_pair = (
-            np.searchsorted(one, np.arange(size)) for one in (opening_rows, pair_rows)
-        )
+        first_opening, first_pair = (_begins(one, size) for one in (opening_rows, pair_rows))
 
         def by_lane(column: np.ndarray, fill: int = 0) -> Tensor:
             """[C] -> [B, A]"""
             placed = np.full((size, most), fill, column.dtype)
             placed[rows, lanes] = column
             return torch.from_numpy(placed)
-
-        def by_row(rows: np.ndarray, first: np.ndarray, *columns: np.ndarray) -> Tensor:
-            """Columns [n], by sentences [n] that never fall -> int64 [columns, B, most]"""
-            ranks = np.arange(len(rows)) - first[rows]
-            placed = np.zeros((len(columns), size, 1 + int(ranks.max(initial=0))), np.int64)
-            placed[:, rows, ranks] = np.stack(columns)
-            return torch.from_numpy(placed)
-
-        def transposed(columns: np.ndarray, last: list[list[int]]) -> Tensor:
-            return torch.from_numpy(np.append(columns, last, axis=1).astype(np.int32).T.copy())
 
         followed = (1 << (extents - 1)) - 1
         columns = [
@@ -180,11 +167,11 @@ class PhraseTable:
             columns[0],
             by_lane(scores),
             torch.stack(columns, dim=2),
-            transposed(np.stack([tokens, slots]), [[0], [0]]),
+            _ended(tokens, slots),
             torch.from_numpy(np.append(codes, size * SENTENCE)),
-            transposed(subwords[:, order], [[0], [0], [0], [0]]),
-            by_row(opening_rows, first_opening, tokens[first[some]], slots[first[some]], inside[some]),
-            by_row(pair_rows, first_pair, pair_openings - first_opening[pair_rows], pair_codes % SENTENCE),
+            _ended(*subwords[:, order]),
+            _by_row(opening_rows, size, tokens[first[some]], slots[first[some]], inside[some]),
+            _by_row(pair_rows, size, pair_openings - first_opening[pair_rows], pair_codes % SENTENCE),
             by_lane(pair - first_pair[rows]),
             _states(),
             torch.from_numpy(borders.unfinished),
@@ -329,7 +316,6 @@ class PhraseState:
         return ((self.matched >> ends) & 1).any(dim=1)
 
     def proposals(self) -> Proposals:
-        """Collect what each phrase proposes next."""
         queries, prefix, end, followed, inside, first = self.table.phrases.index_select(0, self.rows).unbind(
             dim=2
         )
@@ -378,14 +364,8 @@ class PhraseState:
             self._openings = [prior, *(part.index_select(0, self.rows) for part in parts)]
         _, tokens, token_slots, inside, opening, query, top, sums = self._openings
 
-        # M phrases that have begun, each once: of several equal subwords of a phrase the last that matches.
-        hypotheses, lanes, subword = self._found
-        places, columns = self.rows.index_select(0, hypotheses) * phrases + lanes, table.phrases.view(-1, 6)
-        matched = self._matched.view(-1).index_select(0, hypotheses * phrases + lanes)
-        length = _binary_digits(matched & columns[:, 3].index_select(0, places))
-        kept = length == subword + 1
-        hypotheses, places, length = torch.stack([hypotheses, places, length])[:, kept]
-        queries, prefix, end, _, _, first = columns.index_select(0, places).unbind(dim=1)
+        hypotheses, places, length = self._begun(phrases)
+        queries, prefix, end, _, _, first = table.phrases.view(-1, 6).index_select(0, places).unbind(dim=1)
         values, slots, states = self._look_up(length, prefix, end, first)
         covered = self.covered.view(-1).index_select(0, hypotheses * table.most_queries + queries).float()
         scores = prior.view(-1).index_select(0, places)
@@ -397,9 +377,8 @@ class PhraseState:
         left = torch.where(left > LEAST_LEFT * sums, left, 0.0)
         left *= torch.lerp(covered_factor.new_ones(1), covered_factor, self.covered.float()).gather(1, query)
         left = left.new_zeros(tokens.shape).scatter_add(1, opening, left)
-        may_begin = (left.clamp_min(torch.finfo(left.dtype).tiny).log() + top).masked_fill(
-            left == 0, float("-inf")
-        )
+        may_begin = left.clamp_min(torch.finfo(left.dtype).tiny).log() + top
+        may_begin = may_begin.masked_fill(left == 0, float("-inf"))
         barred = BARRED * (inside.bool() & self.unfinished.unsqueeze(1))
 
         counts = torch.bincount(hypotheses, minlength=len(self.rows))
@@ -413,9 +392,22 @@ class PhraseState:
             return torch.cat([first, laid], dim=1)
 
         each = joined(tokens, values), joined(token_slots, slots), joined(barred, states)
-        return Proposals(*each, joined(torch.zeros_like(left), covered)), joined(
-            may_begin, scores, float("-inf")
-        )
+        proposals = Proposals(*each, joined(torch.zeros_like(left), covered))
+        return proposals, joined(may_begin, scores, float("-inf"))
+
+    def _begun(self, phrases: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Find M phrases that have begun, each once: hypotheses, places in the table, subwords that match, int64 [M].
+
+        Of several equal subwords of a phrase it is the last that matches.
+        """
+        hypotheses, lanes, subword = self._found
+        places = self.rows.index_select(0, hypotheses) * phrases + lanes
+        matched = self._matched.view(-1).index_select(0, hypotheses * phrases + lanes)
+        followed = self.table.phrases.view(-1, 6)[:, 3].index_select(0, places)
+        length = _binary_digits(matched & followed)
+        kept = length == subword + 1
+        hypotheses, places, length = torch.stack([hypotheses, places, length])[:, kept]
+        return hypotheses, places, length
 
 
 class Consent(NamedTuple):
@@ -426,7 +418,6 @@ class Consent(NamedTuple):
 
     @classmethod
     def of(cls, model: ModelView) -> Consent:
-        """Compare what the model says of the proposals' tokens with its likeliest."""
         return cls((model.neighbours - model.best.unsqueeze(1)).clamp_min(LEAST_RATIO), model.best)
 
 
@@ -476,8 +467,25 @@ class PhraseVotes(nn.Module):
         return torch.cat([model.unsqueeze(1), scores], dim=1).softmax(dim=1)[:, 1:]
 
     def digest(self) -> str:
-        """Digest the weights, for signatures."""
         return short(of_parameters(self.state_dict().items()))
+
+
+def _begins(rows: np.ndarray, size: int) -> np.ndarray:
+    """Find where each of B sentences begins in sentences [n] that never fall."""
+    return np.searchsorted(rows, np.arange(size))
+
+
+def _by_row(rows: np.ndarray, size: int, *columns: np.ndarray) -> Tensor:
+    """Lay out columns [n], by sentences [n] that never fall: int64 [columns, B, most]."""
+    ranks = np.arange(len(rows)) - _begins(rows, size)[rows]
+    placed = np.zeros((len(columns), size, 1 + int(ranks.max(initial=0))), np.int64)
+    placed[:, rows, ranks] = np.stack(columns)
+    return torch.from_numpy(placed)
+
+
+def _ended(*columns: np.ndarray) -> Tensor:
+    """Put columns [N] beside one another, and zeros behind the last row: int32 [N + 1, columns]."""
+    return torch.from_numpy(np.pad(np.stack(columns), ((0, 0), (0, 1))).astype(np.int32).T.copy())
 
 
 def sync_is_free(device: torch.device) -> bool:
@@ -507,6 +515,5 @@ def _order(rows: np.ndarray, tokens: np.ndarray) -> np.ndarray:
     """Sort subwords [N] by sentence and token, equal ones in their order; narrow numbers are sorted in linear time."""
     narrow = np.uint16 if tokens.max(initial=0) < 1 << 16 else np.int32
     order = tokens.astype(narrow).argsort(kind="stable")
-    return order[
-        rows[order].astype(np.uint16 if rows.max(initial=0) < 1 << 16 else np.int32).argsort(kind="stable")
-    ]
+    narrow = np.uint16 if rows.max(initial=0) < 1 << 16 else np.int32
+    return order[rows[order].astype(narrow).argsort(kind="stable")]

@@ -35,13 +35,14 @@ from fairseq_ccpr.decoding.learned_memory import LearnedEntries, LearnedMemory, 
 from fairseq_ccpr.decoding.memory import Memory
 from fairseq_ccpr.decoding.options import (
     NO_TRUST,
+    RETRIEVAL,
     MixtureSettings,
     PhraseSettings,
     RetrievalConfig,
     StoreSettings,
     TextSettings,
     TokenRetrievalSettings,
-    token_settings,
+    read_settings,
 )
 from fairseq_ccpr.decoding.phrase_candidates import PhraseCandidates
 from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
@@ -100,11 +101,9 @@ class LanguageTags:
         return int(self.begin is not None)
 
     def ids(self, dictionary: Any) -> frozenset[int]:
-        """Return those that a dictionary has."""
         return frozenset(dictionary.index(symbol) for symbol in self.symbols if symbol in dictionary)
 
     def end_of(self, dictionary: Any) -> int:
-        """Return the token that ends target sentences."""
         return int(dictionary.eos() if self.end is None else dictionary.index(self.end))
 
     def tagged(self, tokens: Tensor, dictionary: Any) -> Tensor:
@@ -141,41 +140,25 @@ class RetrievalTask(FairseqTask):
             DatastoreError: there is no such datastore, or it is for another model or other languages.
         """
         folders = find_parts(cfg.datastore, self.tags.languages)
-        waiting = self.waiting = read_options(StoreSettings, cfg)
-        self.token_datastore = (
-            TokenDatastore(folders["token"], waiting.timeout) if "token" in folders else None
-        )
-        self.phrase_datastore = (
-            PhraseDatastore(folders["phrase"], waiting.timeout) if "phrase" in folders else None
-        )
+        timeout = read_options(StoreSettings, cfg).timeout
+        self.token_datastore = TokenDatastore(folders["token"], timeout) if "token" in folders else None
+        self.phrase_datastore = PhraseDatastore(folders["phrase"], timeout) if "phrase" in folders else None
         self.text_datastore = TextDatastore(folders["text"]) if "text" in folders else None
-        tuned, self.trust, self.trained = self._read_tuned(cfg)
-        self.mixture_settings = read_options(MixtureSettings, cfg, tuned.get(MixtureSettings.PREFIX))
+        words = fingerprint.of_strings(self.target_dictionary.symbols)
         if self.token_datastore is not None:
-            self.token_datastore.check_fingerprint(
-                "target_dictionary", fingerprint.of_strings(self.target_dictionary.symbols), "the data folder"
-            )
-            self.token_settings = token_settings(
-                cfg, self.token_datastore, tuned.get(TokenRetrievalSettings.PREFIX)
-            )
-        if self.phrase_datastore is not None:
-            self.phrase_settings = read_options(PhraseSettings, cfg, tuned.get(PhraseSettings.PREFIX))
-            phrases_trusted = self.trust is None or PhraseMemory.name in self.trust.memories
-            if not phrases_trusted and self.phrase_settings.lambda_ > 0:
-                raise ConfigurationError(
-                    f"--phrase-lambda is {self.phrase_settings.lambda_:g}, but tuning left phrases out and learned trust in "
-                    "the tokens alone: give --trust none, or tune again"
-                )
-        if (text := self.text_datastore) is not None:
+            self.token_datastore.check_fingerprint("target_dictionary", words, "the data folder")
+        if self.text_datastore is not None:
             language = self.tags.languages.rpartition("-")[2] if self.tags.languages else None
-            text.check_vocabulary(fingerprint.of_strings(self.target_dictionary.symbols), language)
-            suits = {"beta": float(text.section.general > 0), **tuned.get(TextSettings.PREFIX, {})}
-            self.text_settings = read_options(TextSettings, cfg, suits)
-            if self.text_settings.beta and not text.section.general:
-                raise ConfigurationError(
-                    f"--text-beta is {self.text_settings.beta:g}, but {text.directory} was built without general text: leave "
-                    "it out, or build the text with --against into another --output, and name both folders, A:B"
-                )
+            self.text_datastore.check_vocabulary(words, language)
+        tuned, self.trust, self.trained = self._read_tuned(cfg)
+        self.settings = read_settings(cfg, self.parts, tuned)
+        phrases = self.settings.get(PhraseSettings)
+        trusted = self.trust is None or PhraseMemory.name in self.trust.memories
+        if phrases is not None and phrases.lambda_ > 0 and not trusted:
+            raise ConfigurationError(
+                f"--phrase-lambda is {phrases.lambda_:g}, but tuning left phrases out and learned trust in "
+                "the tokens alone: give --trust none, or tune again"
+            )
         self.glossary = Glossary(Path(cfg.glossary)) if cfg.glossary else None
         self.log = RetrievalLog(Path(cfg.knn_log), self.target_dictionary) if cfg.knn_log else None
         self.bpe = self.tokenizer = None
@@ -187,8 +170,7 @@ class RetrievalTask(FairseqTask):
             trust, trained, described = self._load_trust(Path(cfg.trust))
             return {"text": {"alpha": 0.0}, **described.settings}, trust, trained
         tuned = {} if cfg.untuned else read_tuned(self.parts)
-        kinds = MixtureSettings, TokenRetrievalSettings, PhraseSettings, TextSettings
-        known = {(kind.PREFIX, one.name) for kind in kinds for one in fields(kind)}
+        known = {(kind.PREFIX, one.name) for kind in RETRIEVAL for one in fields(kind)}
         if unknown := [
             name for prefix, values in tuned.items() for name in values if (prefix, name) not in known
         ]:
@@ -227,7 +209,6 @@ class RetrievalTask(FairseqTask):
         return {name: part for name, part in parts.items() if part is not None}
 
     def with_data(self, data_bin: Path) -> Any:
-        """Return the same task over the subsets of another data folder."""
         task = copy.copy(self)
         task.cfg, task.datasets, task.dataset_to_epoch_iter = copy.copy(self.cfg), {}, {}
         task.cfg.data = literal(str(data_bin)) if isinstance(task.cfg, DictConfig) else str(data_bin)
@@ -263,7 +244,6 @@ class RetrievalTask(FairseqTask):
 
     @classmethod
     def load_dictionary(cls, filename: str) -> Any:
-        """Load a dictionary, as fairseq's task does."""
         try:
             return super().load_dictionary(filename)
         except OSError:
@@ -389,7 +369,6 @@ class RetrievalTask(FairseqTask):
         return self._subwords.slice(self._subwords.split_unchecked(text), 0, len(text)) or []
 
     def build_ensemble(self, models: list[Any]) -> RetrievalEnsemble:
-        """Join the models and the memories of the datastore in one ensemble."""
         memories = self.build_memories(models)
         if not memories:
             raise ConfigurationError(f"--task {self.name} needs --datastore DIR, made by fairseq-ccpr build")
@@ -403,7 +382,9 @@ class RetrievalTask(FairseqTask):
         """
         dictionary = self.target_dictionary
         trust = self.trust.to(next(models[0].parameters()).device) if self.trust is not None else None
-        ensemble = RetrievalEnsemble(models, memories, dictionary.pad(), self.mixture_settings, trust)
+        ensemble = RetrievalEnsemble(
+            models, memories, dictionary.pad(), self.settings[MixtureSettings], trust
+        )
         voting = {memory.name: list(memory.features) for memory in ensemble.voting}
         if trust is not None and list(trust.memories) != list(voting):
             raise ConfigurationError(
@@ -467,7 +448,9 @@ class RetrievalTask(FairseqTask):
         weight = weight.requires_grad_(False).to(device)
         end = self.tags.end_of(dictionary)
         targets = LearnedTargets(datastore, counts, end) if learned is not None else None
-        return TextMemory(datastore, counts, self.text_settings, weight, special, end, learned, targets)
+        return TextMemory(
+            datastore, counts, self.settings[TextSettings], weight, special, end, learned, targets
+        )
 
     def _token_memory(self, models: list[Any], datastore: TokenDatastore) -> TokenMemory:
         prints = [fingerprint.of_parameters(model.named_parameters()) for model in models]
@@ -484,7 +467,7 @@ class RetrievalTask(FairseqTask):
                 "describe, as fairseq_ccpr.Retriever has them"
             )
         if (
-            self.token_settings.sentences
+            self.settings[TokenRetrievalSettings].sentences
             and getattr(type(retriever), "search", None) is not TokenRetriever.search
         ):
             raise ConfigurationError(
@@ -500,14 +483,14 @@ class RetrievalTask(FairseqTask):
             )
         remote = None
         if (store := datastore.section.store) is not None:
-            remote = RemoteAnswers(self.waiting, "tokens", store)
+            remote = RemoteAnswers(self.settings[StoreSettings], "tokens", store)
             if isinstance(retriever, TokenRetriever):
                 remote.ask(retriever.index.check)
         domain = datastore.open_domain()
         return TokenMemory(
             capture,
             retriever,
-            self.token_settings,
+            self.settings[TokenRetrievalSettings],
             self.target_dictionary.unk(),
             self._policy,
             domain.to(device) if domain is not None else None,
@@ -530,7 +513,7 @@ class RetrievalTask(FairseqTask):
         """Whether phrases are not retrieved: their weight is 0, as tuning leaves it where tokens alone are better."""
         both = self.token_datastore is not None and self.phrase_datastore is not None
         weighed = self.trust is not None and PhraseMemory.name in self.trust.memories
-        return both and not weighed and self.phrase_settings.lambda_ == 0
+        return both and not weighed and self.settings[PhraseSettings].lambda_ == 0
 
     @property
     def _learning_phrases(self) -> PhraseDatastore | None:
@@ -540,11 +523,17 @@ class RetrievalTask(FairseqTask):
         return phrases
 
     def _phrase_memory(self, models: list[Any], datastore: PhraseDatastore) -> PhraseMemory:
-        device, settings = next(models[0].parameters()).device, self.phrase_settings
+        device, settings = next(models[0].parameters()).device, self.settings[PhraseSettings]
         encoder = load_encoder(datastore, settings)
         segmentation = query_segmentation(datastore, settings.threshold, settings.segmentation)
         retriever = PhraseRetriever(
-            datastore, encoder, segmentation, settings.k, settings.min_similarity, device, self.waiting
+            datastore,
+            encoder,
+            segmentation,
+            settings.k,
+            settings.min_similarity,
+            device,
+            self.settings[StoreSettings],
         )
         candidates = PhraseCandidates(
             retriever, self._decoder_subwords, self.source_dictionary, settings.reach

@@ -59,7 +59,6 @@ class SourceLikeness:
         return self._columns[rows]
 
     def prepare(self) -> None:
-        """Compute what steps may ask for."""
         _ = self.strange, self._sims, self._columns
         if self.memory.settings.sentences:
             _ = self.candidates

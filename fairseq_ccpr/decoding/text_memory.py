@@ -190,7 +190,6 @@ class TextMemory(Memory):
     targets: LearnedTargets | None = None  # which counts those of `learned`
 
     def begin(self, sources: Tensor, snapshot: Snapshot) -> TextBatch:
-        """Begin a batch: nothing depends on the sources."""
         return TextBatch(self.at(snapshot))
 
     def at(self, snapshot: Snapshot) -> TextMemory:
@@ -245,7 +244,6 @@ class TextMemory(Memory):
         return scores.new_full((size,), float("-inf")).scatter_reduce(0, rows, scores, "amax")
 
     def signature(self) -> str:
-        """Name the counts, alpha, beta and what was trained."""
         trained = (
             short(of_parameters(self.weight.state_dict().items())) if self.weight.output.weight.any() else ""
         )
@@ -257,7 +255,6 @@ class TextMemory(Memory):
         return signature(values | ({"weight": trained} if trained else {}))
 
     def trained(self) -> dict[str, Tensor]:
-        """Return the weight that tuning trained."""
         return self.weight.state_dict()
 
 

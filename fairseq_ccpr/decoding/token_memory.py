@@ -80,7 +80,6 @@ class Neighbours(NamedTuple):
 
     @classmethod
     def missing(cls, queries: Tensor, k: int) -> Neighbours:
-        """Return no neighbours of queries, [N, d]."""
         ids = queries.new_full((len(queries), k), -1, dtype=torch.int64)
         return cls(ids, torch.full_like(ids, float("-inf"), dtype=torch.float32), torch.zeros_like(ids))
 
@@ -97,7 +96,6 @@ class Neighbours(NamedTuple):
         return cls(join(list(ids)), join(list(scores)), join(list(values)), together)
 
     def changed(self, change: Callable[[Tensor], Tensor]) -> Neighbours:
-        """Change all parts alike."""
         return self.joined([self], lambda parts: change(parts[0]))
 
     def without(self, missing: Tensor) -> Neighbours:
@@ -159,12 +157,10 @@ class TokenRetriever:
         self._instead: str | None = None  # names the index of other entries
 
     def project(self, states: Tensor) -> Tensor:
-        """Make keys of the decoder's states, [N, d] in any float dtype."""
         keys: Tensor = self.projection(states)
         return keys
 
     def search(self, queries: Tensor, k: int) -> Neighbours:
-        """Find the k nearest entries of the decoder's states, [N, d] in any float dtype."""
         keys = self.project(queries)
         if self.learned is not None:
             return self._search_both(keys, k, self.learned)
@@ -223,7 +219,6 @@ class TokenRetriever:
         return Neighbours(ids, scores, values.long())
 
     def with_learned(self, entries: LearnedEntries) -> TokenRetriever:
-        """Return the same retriever with what was learned up to a moment."""
         other = copy.copy(self)
         other.learned = None if entries.empty else entries
         return other
@@ -241,7 +236,6 @@ class TokenRetriever:
         return other
 
     def describe(self) -> dict[str, object]:
-        """Name all that decides what is retrieved, by name."""
         section = self.datastore.section
         learned = {} if self.learned is None else {"learned": self.learned}
         return {
@@ -350,7 +344,6 @@ class TokenMemory(Memory):
     read_tokens: Callable[[Tensor], np.ndarray] | None = None
 
     def begin(self, sources: Tensor, snapshot: Snapshot) -> TokenBatch:
-        """Begin a batch: only the decoder has queries."""
         memory = self.at(snapshot)
         searched = memory.searched
         retriever = (
@@ -451,11 +444,9 @@ class TokenMemory(Memory):
         return Vote(values, retrieved, weight, evidence)
 
     def on(self, device: torch.device) -> TokenMemory:
-        """Return a memory that computes votes of records on another device."""
         return replace(self, domain=self.domain.to(device) if self.domain is not None else None)
 
     def signature(self) -> str:
-        """Return everything that decides what is retrieved and how it counts, as one line to print with results."""
         return signature(
             {**self.searched.describe(), **signed(self.settings), "weight": name_of(self.policy)}
         )
@@ -498,7 +489,6 @@ class TokenBatch(MemoryBatch):
 
     @property
     def sentences(self) -> int:
-        """The sentences of the batch as it began."""
         return len(self.likeness.sources)
 
     def search(self, queries: Tensor, rows: Tensor, each: int | None = None) -> Neighbours:
@@ -582,7 +572,6 @@ class TokenStep(MemoryBatch):
 
     @phase(MERGE)
     def vote(self, step: Step) -> Vote:
-        """Vote for the next token of each hypothesis."""
         assert self.found is not None  # the models have computed the step
         queries, found, best, retrieved = self.found
         batch, memory, model = self.batch, self.batch.memory, step.model
@@ -620,7 +609,6 @@ class TokenRecord:
     course: Course
 
     def vote(self, memory: TokenMemory, trusted: bool) -> Vote:
-        """Vote as the decoder does."""
         best = self.best(memory.settings)
         return memory.vote(best.neighbours, best.model, self.course, trusted)
 

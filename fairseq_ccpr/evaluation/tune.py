@@ -242,7 +242,7 @@ def tune(system: System, also: list[OtherText], trusting: bool, count: int, pref
     helps = scores[winner.name].deciding > scores[BASE].deciding
     left_out = None
     if task.phrase_datastore is not None and winner.ensemble.find(PhraseMemory) is None:
-        left_out = replace(task.phrase_settings, lambda_=0.0)
+        left_out = replace(task.settings[PhraseSettings], lambda_=0.0)
     tokens, sampled = (sum(int(one["ntokens"]) for one in some) for some in (samples, sample))
     measured = {}
     for text in texts:

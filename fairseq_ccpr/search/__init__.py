@@ -14,18 +14,18 @@ import numpy as np
 from fairseq_ccpr.errors import DatastoreError
 from fairseq_ccpr.search.base import DISK, METRICS, MILVUS, Index, IndexDescription, RemoteKeys, StoreAddress
 from fairseq_ccpr.search.exact import EXACT, ExactIndex
-from fairseq_ccpr.search.faiss_index import RESCORED, DiskIndex, FaissIndex, RescoredIndex
+from fairseq_ccpr.search.faiss_index import RESCORED, FaissIndex, RescoredIndex
 from fairseq_ccpr.search.milvus import SLOW, TIMEOUT, MilvusIndex, read_address
 
 __all__ = [
-    "BACKENDS", "DISK", "EXACT", "METRICS", "SLOW", "TIMEOUT", "DiskIndex", "ExactIndex", "FaissIndex", "Index",
+    "BACKENDS", "DISK", "EXACT", "METRICS", "SLOW", "TIMEOUT", "ExactIndex", "FaissIndex", "Index",
     "IndexDescription", "RemoteKeys", "RescoredIndex", "StoreAddress", "build_index", "open_index",
     "read_address",
 ]  # fmt: skip
 
 BACKENDS: dict[str, type[Index]] = {
     EXACT: ExactIndex,
-    DISK: DiskIndex,
+    DISK: FaissIndex,
     MILVUS: MilvusIndex,
     RESCORED: RescoredIndex,
     "faiss": FaissIndex,

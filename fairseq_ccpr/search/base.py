@@ -39,7 +39,6 @@ class IndexDescription:
 
     @property
     def files(self) -> list[str]:
-        """The names of its files."""
         return [self.file, *([lists_file(self.file)] if self.backend == DISK else [])] if self.file else []
 
 
@@ -58,7 +57,6 @@ class StoreAddress:
 
     @property
     def embedded(self) -> bool:
-        """Whether it is a file."""
         return "://" not in self.uri
 
     def __str__(self) -> str:
@@ -79,7 +77,6 @@ class RemoteKeys:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """N and d."""
         return self.size, self.dimension
 
 

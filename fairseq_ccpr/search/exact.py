@@ -47,7 +47,6 @@ class ExactIndex(Index):
 
     @classmethod
     def plan(cls, request: IndexRequest) -> IndexDescription:
-        """Take no parameters."""
         if request.choice != EXACT:
             raise ConfigurationError(f"--index is '{request.choice}': give {EXACT} or a FAISS factory string")
         if request.parameters:
@@ -58,7 +57,6 @@ class ExactIndex(Index):
 
     @classmethod
     def open(cls, description: IndexDescription, keys: np.ndarray | RemoteKeys, folder: Path) -> ExactIndex:
-        """Search the keys as they are."""
         assert isinstance(keys, np.ndarray)  # they are in a folder
         return cls(keys, description.metric)
 
@@ -74,7 +72,6 @@ class ExactIndex(Index):
     @torch.no_grad()
     @phase(SEARCH)
     def search(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """Find the k nearest keys of each query; see `Index.search`."""
         if self.on_host and queries.is_cuda:  # its keys do not fit into the GPU
             scores, ids = to_device(self.search(queries.cpu(), k), queries.device)
             return scores, ids
@@ -114,7 +111,6 @@ class ExactIndex(Index):
         return found, found_ids
 
     def to(self, device: torch.device) -> ExactIndex:
-        """Copy to `device`."""
         return self if self.keys.device == device else ExactIndex(self.keys.to(device), self.metric)
 
 

@@ -272,14 +272,19 @@ class FaissIndex(Index):
 
     @classmethod
     def plan(cls, request: IndexRequest) -> IndexDescription:
-        """Take a factory string, and parameters; those not given have defaults chosen for good recall."""
+        """Take a factory string, and parameters; those not given have defaults chosen for good recall.
+
+        `disk:` before the string keeps the inverted lists on disk, `disk` alone those of `disk_factory`.
+        """
+        name, _, factory = request.choice.partition(":")
+        if name == DISK:
+            return _plan(DISK, factory or disk_factory(request.size), request)
         return _plan("faiss", request.choice, request)
 
     @classmethod
     def build(
         cls, keys: np.ndarray, description: IndexDescription, target: Target, progress: Progress
     ) -> None:
-        """Train an index on a random sample of `keys`, add all of them, and write its file when it is complete."""
         assert isinstance(target, Path)
         index, rows = trained_index(keys, description)
         if description.backend == DISK:
@@ -291,10 +296,10 @@ class FaissIndex(Index):
 
     @classmethod
     def bytes_needed(cls, description: IndexDescription, size: int, dimension: int) -> int:
-        """Count the codes of all keys, or the keys and links of a graph."""
         index = make_index(dimension, description.factory, description.metric)
+        copies = 2 if description.backend == DISK else 1  # in a block, and merged
         try:
-            return size * (index.sa_code_size() + 8)
+            return copies * size * (index.sa_code_size() + 8)
         except RuntimeError:
             return size * (4 * dimension + 300)  # a graph: the key itself and its links
 
@@ -329,7 +334,6 @@ class FaissIndex(Index):
 
     @phase(SEARCH)
     def search(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """Ask FAISS, whose distances become negative scores."""
         device = queries.device
         if not hasattr(self.index, "getDevice"):
             queries = queries.cpu()
@@ -384,21 +388,6 @@ class FaissIndex(Index):
         return moved
 
 
-class DiskIndex(FaissIndex):
-    """A FAISS index whose inverted lists stay in a file, which is mapped into memory."""
-
-    @classmethod
-    def plan(cls, request: IndexRequest) -> IndexDescription:
-        """Take `disk:` and a factory string, or `disk` alone for `disk_factory`."""
-        name, _, factory = request.choice.partition(":")
-        return _plan(DISK, factory or disk_factory(request.size) if name == DISK else request.choice, request)
-
-    @classmethod
-    def bytes_needed(cls, description: IndexDescription, size: int, dimension: int) -> int:
-        """Count the codes of all keys twice: in a block, and merged."""
-        return 2 * super().bytes_needed(description, size, dimension)
-
-
 def _plan(backend: str, factory: str, request: IndexRequest) -> IndexDescription:
     faiss, index = import_faiss(), make_index(request.dimension, factory, request.metric)
     ivf = inverted_lists(index)
@@ -445,12 +434,10 @@ class RescoredIndex(FaissIndex):
     def build(
         cls, keys: np.ndarray, description: IndexDescription, target: Target, progress: Progress
     ) -> None:
-        """Train the codes on a sample of `keys`, and add all of them."""
         super().build(keys, _codes(description), target, progress)
 
     @classmethod
     def bytes_needed(cls, description: IndexDescription, size: int, dimension: int) -> int:
-        """Count the codes of all keys."""
         return super().bytes_needed(_codes(description), size, dimension)
 
     @classmethod
@@ -479,5 +466,4 @@ class RescoredIndex(FaissIndex):
 
 
 def _codes(description: IndexDescription) -> IndexDescription:
-    """Describe the part that is in FAISS's file."""
     return replace(description, backend="faiss", factory=description.factory.removesuffix(SUFFIX))

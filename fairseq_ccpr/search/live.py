@@ -39,7 +39,6 @@ class JoinedIndex:
 
     @property
     def deepest(self) -> int:
-        """The k beyond which a search returns no more."""
         return self.first.deepest + self.second.deepest
 
     def search(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -143,7 +142,6 @@ class GrowingLists:
 
     @property
     def outgrown(self) -> bool:
-        """Whether there are too many entries for its centroids."""
         return self.size >= RETRAINED_AT * self.trained
 
     def candidates(self, queries: Tensor, depth: int) -> Tensor:

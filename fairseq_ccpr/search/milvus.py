@@ -276,7 +276,6 @@ class MilvusIndex(Index):
     def build(
         cls, keys: np.ndarray, description: IndexDescription, target: Target, progress: Progress
     ) -> None:
-        """Write the keys that the collection lacks, and wait until they can be searched."""
         assert isinstance(target, RemoteKeys)  # Milvus has no file
         cls(target, description).fill(keys, progress)
 
@@ -315,7 +314,6 @@ class MilvusIndex(Index):
 
     @property
     def deepest(self) -> int:
-        """The k beyond which a search returns no more: N, or Milvus's own limit."""
         return min(self.size, DEEPEST)
 
     def check(self) -> None:
@@ -333,7 +331,6 @@ class MilvusIndex(Index):
         self.checked = True
 
     def exists(self) -> bool:
-        """Return whether there is a collection of this name."""
         if self.address.embedded and not Path(self.address.uri).exists():
             return False  # querying would create the file
         return self._ask("has_collection")
@@ -416,7 +413,6 @@ class MilvusIndex(Index):
         self.finish()
 
     def drop(self) -> None:
-        """Remove the collection."""
         self._ask("drop_collection", slow=True)
 
     def write(self, first: int, keys: np.ndarray) -> None:
@@ -462,7 +458,6 @@ class MilvusIndex(Index):
             time.sleep(POLL)
 
     def read(self) -> Iterator[np.ndarray]:
-        """Read the keys, fp16 [n, d], block by block, in their order; missing ones are left out."""
         for first in range(0, self.size, BLOCK_ROWS):
             block = f"{ID} >= {first} and {ID} < {first + BLOCK_ROWS}"
             rows = self._ask(
@@ -477,7 +472,6 @@ class MilvusIndex(Index):
             yield np.array(keys, np.float16).reshape(len(keys), self.dimension)
 
     def count(self) -> int:
-        """Count the keys."""
         counted = self._ask("query", output_fields=["count(*)"], consistency_level="Strong", slow=True)
         return int(counted[0]["count(*)"])
 

@@ -15,6 +15,7 @@ from unittest.mock import patch
 import pytest
 import torch
 
+from fairseq_ccpr.decoding.options import TokenRetrievalSettings
 from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
 from fairseq_ccpr.evaluation.grids import Alongside, force_decode_text, with_settings
 from fairseq_ccpr.evaluation.test_set import TranslationScores, batches
@@ -104,7 +105,9 @@ def test_tuner_scores_equal_a_direct_computation(world: World, joint: list[objec
     for one in text.texts:
         vote = one.records["phrases"].vote(phrases, False)
         seen = Alongside.of(
-            one, with_settings(ensemble, replace(task.token_settings, temperature=5.0)), phrases
+            one,
+            with_settings(ensemble, replace(task.settings[TokenRetrievalSettings], temperature=5.0)),
+            phrases,
         )
         found.append(seen.log_likelihood(vote.log_prob(one.targets), vote.weight))
     assert float(torch.cat(found).mean()) == pytest.approx(float(torch.cat(direct).mean()), abs=1e-4)
