@@ -272,7 +272,6 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
         return [text.records[memory.name].vote(memory, self.trust is not None) for memory in self.voting]
 
     def signature(self) -> str:
-        """Return everything that decides what memories do to a translation, in one line."""
         places, memories = ("model", "vote", "mixture"), self.memories
         parts = {place: [one.signature() for one in memories if one.acts_on == place] for place in places}
         if any(memory.bounded for memory in self.voting):

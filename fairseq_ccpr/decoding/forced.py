@@ -30,7 +30,6 @@ class Record(Protocol):
 
     def vote(self, memory: Any, trusted: bool) -> Vote:
         """Vote as a memory does in beam search: the one that was asked, with other settings perhaps."""
-        ...
 
     def select(self, rows: Tensor) -> Record: ...
 

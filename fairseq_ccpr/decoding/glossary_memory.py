@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from fairseq_ccpr.decoding.learned_memory import LearnedPhrases
 from fairseq_ccpr.decoding.memory import Begun, Memory, MemoryBatch, Snapshot, Step
 from fairseq_ccpr.decoding.options import PhraseSettings
-from fairseq_ccpr.decoding.phrase_candidates import Candidates, PhraseCandidates, SentencePhrases
+from fairseq_ccpr.decoding.phrase_candidates import Candidates, CandidateSource, SentencePhrases
 from fairseq_ccpr.decoding.phrase_memory import PhraseBatch, PhraseMemory
 from fairseq_ccpr.decoding.phrase_votes import MAX_SUBWORDS, WRITTEN, Consent, PhraseVotes, Proposals
 from fairseq_ccpr.settings import signature
@@ -62,24 +62,19 @@ class GlossaryVotes(PhraseVotes):
         return super().forward(proposals, consent, prior.masked_fill(proposals.covered > 0, float("-inf")))
 
 
-class GlossaryCandidates(PhraseCandidates):
+class GlossaryCandidates(CandidateSource):
     """The terms of a glossary in source sentences, as the decoder would generate their translations."""
 
     def __init__(
         self, glossary: Glossary, make_subwords: Callable[[], DecoderSubwords], source_dictionary: Any
     ) -> None:
-        self.glossary, self.make_subwords, self.source_dictionary = glossary, make_subwords, source_dictionary
-        self.checked = True  # a sentence without a term is nothing to warn of
+        super().__init__(make_subwords, source_dictionary)
+        self.glossary = glossary
         self._ids: dict[str, list[int]] = {}
-
-    @property
-    def remote(self) -> bool:
-        return False
 
     def start(
         self, src_tokens: Tensor, learned: LearnedPhrases | None = None, given: Sequence[str] | None = None
     ) -> Callable[[], list[SentencePhrases]]:
-        """Find the terms of sentences, int64 [B, S]; terms are not learned."""
         texts = given if given is not None else self.recovered(src_tokens)
         return lambda: [
             SentencePhrases(self._terms_of(text), list, number) for number, text in enumerate(texts)

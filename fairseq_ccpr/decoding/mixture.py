@@ -70,17 +70,14 @@ class ModelView(Protocol):
     @property
     def neighbours(self) -> Tensor:
         """log p_NMT of the neighbours' tokens, fp32 [N, k]."""
-        ...
 
     @property
     def best(self) -> Tensor:
         """log p_NMT of the likeliest token, fp32 [N]."""
-        ...
 
     @property
     def favourite(self) -> Tensor:
         """The likeliest token, int64 [N]."""
-        ...
 
 
 class LookedUp(NamedTuple):
@@ -96,7 +93,6 @@ class Evidence(Protocol):
 
     def features(self, model: ModelEvidence) -> Tensor:
         """Compute the memory's features, fp32 [N, F], in the order of `Memory.features`."""
-        ...
 
 
 class Columns(NamedTuple):

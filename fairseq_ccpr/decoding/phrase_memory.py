@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -28,12 +27,16 @@ from fairseq_ccpr.decoding.mixture import (
     names_in,
 )
 from fairseq_ccpr.decoding.options import PhraseSettings
-from fairseq_ccpr.decoding.phrase_candidates import PhraseCandidates, RememberedCandidates, SentencePhrases
+from fairseq_ccpr.decoding.phrase_candidates import (
+    CandidateSource,
+    PhraseCandidates,
+    RememberedCandidates,
+    SentencePhrases,
+)
+from fairseq_ccpr.decoding.phrase_retriever import PhraseRetriever
 from fairseq_ccpr.decoding.phrase_votes import Consent, PhraseState, PhraseTable, PhraseVotes, Proposals
 from fairseq_ccpr.settings import signed
 from fairseq_ccpr.timing import FINDING, PHRASES, phase
-
-logger = logging.getLogger(__name__)
 
 
 class PhraseEvidence(NamedTuple):
@@ -83,7 +86,7 @@ class PhraseMemory(Memory):
     name = "phrases"
     features = PHRASE_FEATURES
 
-    candidates: PhraseCandidates
+    candidates: CandidateSource
     settings: PhraseSettings
     votes: PhraseVotes
     device: torch.device
@@ -102,23 +105,22 @@ class PhraseMemory(Memory):
         return Begun(lambda: self._lay_out(answer))
 
     def _lay_out(self, answer: Callable[[], list[SentencePhrases]]) -> PhraseBatch:
-        candidates = self.candidates
         with phase(FINDING, whole=True), _without_collections():
             phrases = answer()
-            table = candidates.table(phrases)
-        found = candidates.checked or any(len(sentence.candidates.lengths) for sentence in phrases)
-        if not found and not candidates.retriever.remote.skipped:  # which was said
-            logger.warning(
-                "no phrase was retrieved for the first %d sentences: they are translated without the phrase datastore; lower "
-                "--phrase-min-similarity, or see with fairseq-ccpr retrieve what is found",
-                len(phrases),
-            )
-        candidates.checked = True
+            table = self.candidates.table(phrases)
+        self.candidates.check(phrases)
         return PhraseBatch(self, phrases, table.to(self.device))
+
+    @property
+    def retriever(self) -> PhraseRetriever:
+        """What finds the phrases in a datastore; terms of a glossary have none."""
+        assert isinstance(self.candidates, PhraseCandidates)
+        return self.candidates.retriever
 
     def remembering(self) -> PhraseMemory:
         """Return the memory as it is now, which never retrieves twice for the same batch."""
         learned = self.learned.entries if self.learned is not None else None
+        assert isinstance(self.candidates, PhraseCandidates)
         return replace(self, learned=learned, candidates=RememberedCandidates(self.candidates))
 
     def on(self, device: torch.device) -> PhraseMemory:
@@ -142,7 +144,7 @@ class PhraseMemory(Memory):
     def signature(self) -> str:
         counting = {**signed(self.settings), "votes": self.votes.digest()}
         learned = self.learned.entries if self.learned is not None else None
-        return self.candidates.retriever.signature(counting, _phrases(learned))
+        return self.retriever.signature(counting, _phrases(learned))
 
 
 @dataclass
@@ -199,7 +201,6 @@ class PhraseBatch(MemoryBatch):
         return PhraseRecord(self, proposals, text.real.nonzero()[:, 0], looked_up)
 
     def votes(self, record: PhraseRecord) -> Tensor:
-        """Compute what each phrase gives to the token it proposed, fp32 [N, A]."""
         prior = self.prior.index_select(0, record.sentences)
         return self.memory.weigh(record.proposals, record.model, prior)
 
@@ -222,7 +223,6 @@ class PhraseRecord(NamedTuple):
         return batch.merged(self.proposals, batch.votes(self), self.sentences, self.model, trusted)
 
     def votes(self, memory: PhraseMemory) -> Tensor:
-        """Compute what each candidate phrase gives to the token it proposes, fp32 [N, A]."""
         return self.batch.weighed_by(memory).votes(self)
 
     def select(self, rows: Tensor) -> PhraseRecord:

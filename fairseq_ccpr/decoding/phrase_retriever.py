@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -114,14 +113,11 @@ class PhraseRetriever:
         vectors = found.vectors.to(self.device)
 
         def search() -> tuple[np.ndarray, np.ndarray]:
+            least = self.min_similarity
             if learned is None or learned.empty:
-                return nearest_distinct(
-                    self.index, self.datastore.string_hashes, vectors, self.k, self.min_similarity
-                )
-            index = learned.joined(self.index)
-            return nearest_distinct(
-                index, learned.string_hashes, vectors, self.k, self.min_similarity, learned.gone
-            )
+                return nearest_distinct(self.index, self.datastore.string_hashes, vectors, self.k, least)
+            index, hashes = learned.joined(self.index), learned.string_hashes
+            return nearest_distinct(index, hashes, vectors, self.k, least, learned.gone)
 
         answer = self.remote.start(search, len(sentences)) if self.index.remote and len(vectors) else search
 
@@ -137,16 +133,12 @@ class PhraseRetriever:
         self, sentences: list[str], retrieved: RetrievedEntries, learned: LearnedPhrases | None = None
     ) -> list[list[QueryPhrase]]:
         """Look up the strings and sentences of what was retrieved, together with what was learned if that is given."""
-        read_sentence = cache(self.datastore.sentence)
+        phrases = learned if learned is not None else self.datastore
 
         def phrase(entry: int, score: float) -> RetrievedPhrase:
             pair = learned.pair(entry) if learned is not None else None
             source = pair.id if pair is not None else 0
-            if learned is not None and entry >= self.datastore.section.size:
-                return RetrievedPhrase(entry, *learned.phrase(entry), score, source)
-            number, start, end = self.datastore.spans[entry].tolist()
-            sentence = read_sentence(number)
-            return RetrievedPhrase(entry, sentence[start:end], sentence, start, end, score, source)
+            return RetrievedPhrase(entry, *phrases.phrase(entry), score, source)
 
         results: list[list[QueryPhrase]] = [[] for _ in sentences]
         columns = (part.tolist() for part in retrieved)

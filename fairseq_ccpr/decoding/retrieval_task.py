@@ -204,7 +204,6 @@ class RetrievalTask(FairseqTask):
 
     @property
     def parts(self) -> dict[str, Datastore]:
-        """The parts of the datastore that decoding uses, by name: token, phrase, text."""
         parts = {"token": self.token_datastore, "phrase": self.phrase_datastore, "text": self.text_datastore}
         return {name: part for name, part in parts.items() if part is not None}
 
@@ -347,7 +346,6 @@ class RetrievalTask(FairseqTask):
         return hypotheses
 
     def build_tokenizer(self, args: Any) -> Any:
-        """Build the tokenizer of `--tokenizer`, and keep it: phrases are made of text."""
         self.tokenizer, self.splitting["tokenizer"] = super().build_tokenizer(args), digest_options(args)
         return self.tokenizer
 

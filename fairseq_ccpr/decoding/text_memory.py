@@ -81,7 +81,6 @@ class Observed(NamedTuple):
 
     @classmethod
     def joined(cls, parts: list[Observed]) -> Observed:
-        """Join what was observed at several places, numbering the hypotheses on."""
         begins = torch.tensor([0, *(len(part.found) for part in parts)]).cumsum(0)
         rows = torch.cat([part.rows + begin for part, begin in zip(parts, begins)])
         return cls(rows, *(torch.cat(column) for column in list(zip(*parts))[1:]))
@@ -102,7 +101,6 @@ class TextWeight(nn.Module):
         nn.init.zeros_(self.output.bias)
 
     def forward(self, features: Tensor) -> Tensor:
-        """Compute the factor of alpha, fp32 [H]."""
         z = ((features - self.mean) / self.scale).clamp(-FARTHEST, FARTHEST)
         factor: Tensor = self.output(self.hidden(z).tanh()).squeeze(1).clamp(-MOST, MOST).exp()
         return factor
@@ -266,7 +264,6 @@ class TextBatch(MemoryBatch):
 
     @phase(TEXT)
     def rescore(self, step: Step) -> Tensor:
-        """Fuse log p_NMT of the likeliest tokens with the text, in place."""
         memory, log_probs = self.memory, step.model.log_probs
         if not memory.settings.alpha:
             return log_probs

@@ -115,11 +115,9 @@ class Retriever(Protocol):
 
     def search(self, queries: Tensor, k: int) -> Neighbours:
         """Find the k nearest entries of the decoder's states, [N, d] in any float dtype, on its device."""
-        ...
 
     def describe(self) -> dict[str, object]:
         """Name all that decides what is retrieved, by name: the retrieval signature prints it."""
-        ...
 
 
 @runtime_checkable
@@ -128,11 +126,9 @@ class LearningRetriever(Retriever, Protocol):
 
     def project(self, states: Tensor) -> Tensor:
         """Make keys of the decoder's states, [N, d] in any float dtype."""
-        ...
 
     def with_learned(self, entries: LearnedEntries) -> LearningRetriever:
         """Return the same retriever with what was learned up to a moment, whose entries are numbered after its own."""
-        ...
 
 
 class TokenRetriever:
@@ -272,22 +268,16 @@ def best_neighbours(found: Neighbours, settings: TokenRetrievalSettings) -> tupl
 class AnsweredSearch:
     """The search of a batch in a database, which may not answer: its sentences then go without, and are counted once."""
 
-    retriever: Retriever
+    search: Callable[[Tensor, int], Neighbours]
     remote: RemoteAnswers
     sentences: int  # of the batch; 0 once they were counted
 
-    @property
-    def datastore(self) -> TokenDatastore:
-        return self.retriever.datastore
-
-    def search(self, queries: Tensor, k: int) -> Neighbours:
-        found = self.remote.ask(partial(self.retriever.search, queries, k), self.sentences)
+    def __call__(self, queries: Tensor, k: int) -> Neighbours:
+        found = self.remote.ask(partial(self.search, queries, k), self.sentences)
         if found is None:
             self.sentences = 0
-        return found if found is not None else Neighbours.missing(queries, k)
-
-    def describe(self) -> dict[str, object]:
-        return self.retriever.describe()
+            return Neighbours.missing(queries, k)
+        return found
 
 
 # How much the token memory weighs at N tokens, fp32 [N]: a pure function of the neighbours' scores and
@@ -345,13 +335,12 @@ class TokenMemory(Memory):
 
     def begin(self, sources: Tensor, snapshot: Snapshot) -> TokenBatch:
         memory = self.at(snapshot)
-        searched = memory.searched
-        retriever = (
-            AnsweredSearch(searched, self.remote, len(sources)) if self.remote is not None else searched
-        )
+        find = memory.searched.search
+        if self.remote is not None:
+            find = AnsweredSearch(find, self.remote, len(sources))
         rows = torch.arange(len(sources), device=sources.device)
         likeness = SourceLikeness(memory, sources.cpu(), sources.device)
-        return TokenBatch(memory, retriever, likeness, rows)
+        return TokenBatch(memory, find, likeness, rows)
 
     @property
     def searched(self) -> Retriever:
@@ -466,7 +455,7 @@ class TokenBatch(MemoryBatch):
     """
 
     memory: TokenMemory  # as of the batch's snapshot
-    retriever: Retriever
+    find: Callable[[Tensor, int], Neighbours]  # the search of its retriever
     likeness: SourceLikeness
     rows: Tensor  # int64 [H], the sentence of each hypothesis
     _stream: torch.cuda.Stream | None = None
@@ -509,11 +498,11 @@ class TokenBatch(MemoryBatch):
         if some is not None and not len(some):
             found = Neighbours.missing(asked, k)
         elif settings.sentences:
-            retriever = self.retriever
-            assert isinstance(retriever, TokenRetriever)  # or there are no candidates
+            retriever = self.memory.searched
+            assert isinstance(retriever, TokenRetriever)  # as the task has made sure
             found = retriever.search_among(self.likeness.candidates, asked, of, k, each)
         else:
-            found = self.retriever.search(asked, k)
+            found = self.find(asked, k)
         if some is not None:
             everything = Neighbours.missing(queries, k)
             everything.put(some, found)
@@ -557,7 +546,6 @@ class TokenStep(MemoryBatch):
 
     @phase(MERGE)
     def search(self, states: Tensor) -> None:
-        """Search for the last of the decoder's states, [H, T, d]."""
         batch, settings, queries = self.batch, self.batch.memory.settings, states[:, -1]
         # All hypotheses of a sentence are alike at the first step: one search serves them.
         copies, each = (1, batch._beam) if batch._beam else (len(queries) // batch.sentences, 1)
@@ -620,7 +608,6 @@ class TokenRecord:
         return TokenRecord(best, self.model._replace(neighbours=said), self.course)
 
     def retrieved(self, targets: Tensor, temperature: float) -> Tensor:
-        """Compute log p_tok of given tokens, int64 [N] -> fp32 [N]."""
         ids, scores, values, _ = self.neighbours
         return target_log_probabilities(scores, (values == targets.unsqueeze(1)) & (ids >= 0), temperature)
 

@@ -114,7 +114,7 @@ class Tuned:
         kinds = TokenMemory | PhraseMemory | TextMemory
         kept = [memory.settings for memory in ensemble.memories if isinstance(memory, kinds)]
         kept += [self.left_out] if self.left_out is not None else []
-        return {one.PREFIX: automatic_values(one) for one in (*kept, ensemble.settings)}
+        return {one.PREFIX: automatic_values(one) for one in (*kept, ensemble.mixture.settings)}
 
     @property
     def options(self) -> str:
@@ -382,7 +382,8 @@ def _with_trained_votes(ensemble: RetrievalEnsemble, texts: list[HeldOut]) -> Re
     held, names = ensemble.on(CPU), [memory.name for memory in ensemble.voting]
     for memory in ensemble.voting:
         if isinstance(memory, PhraseMemory):
-            alone = held.memory(memory.name)
+            alone = held.find(PhraseMemory)
+            assert alone is not None  # the same on another device
             seen = [[Alongside.of(one, held, alone) for one in text.having(names).texts] for text in texts]
             ensemble = ensemble.replacing(replace(memory, votes=train_votes(alone, seen).to(memory.device)))
     return ensemble
@@ -419,4 +420,4 @@ def options_of(ensemble: RetrievalEnsemble) -> str:
             options.append(as_options(memory.settings, TUNED_PHRASE_FIELDS))
     if (text := ensemble.find(TextMemory)) is not None:
         options.append(as_options(text.settings, ("alpha", "beta")))
-    return " ".join([*options, as_options(ensemble.settings)]).strip()
+    return " ".join([*options, as_options(ensemble.mixture.settings)]).strip()

@@ -126,7 +126,7 @@ class Learner:
                     "the phrases of what is learned do not count: their weight is 0, and they are not loaded"
                 )
             return None
-        retriever = memory.candidates.retriever
+        retriever = memory.retriever
         if why_not := why_not_learned(self.memory.store.datastore.directory, retriever.datastore):
             logger.warning("the phrases of what is learned do not count: %s", why_not)
             return None
@@ -169,7 +169,7 @@ def learned_memory(system: System) -> LearnedMemory:
     tokens, phrases = system.find_memory(TokenMemory), system.find_memory(PhraseMemory)
     if tokens is None and phrases is not None:
         raise ConfigurationError(
-            f"{phrases.candidates.retriever.datastore.directory} has phrases alone, and learning needs tokens as "
+            f"{phrases.retriever.datastore.directory} has phrases alone, and learning needs tokens as "
             "well: add them with fairseq-ccpr build tokens, or fairseq-ccpr build memory, which adds an empty token part"
         )
     if tokens is None or not isinstance(tokens.learned, LearnedMemory):

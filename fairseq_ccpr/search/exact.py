@@ -62,7 +62,6 @@ class ExactIndex(Index):
 
     @cached_property
     def half_norms(self) -> Tensor:
-        """|x|^2 / 2 of each key, fp32 [N]; computed once."""
         return half_norms(self.keys)
 
     @cached_property

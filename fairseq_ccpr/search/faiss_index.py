@@ -355,7 +355,6 @@ class FaissIndex(Index):
 
     @property
     def deepest(self) -> int:
-        """The k beyond which a search returns no more: N, or FAISS's own limit on a GPU."""
         return self.size if self.on_host else min(self.size, 2048)
 
     def to(self, device: torch.device) -> FaissIndex:
@@ -425,7 +424,6 @@ class RescoredIndex(FaissIndex):
 
     @classmethod
     def plan(cls, request: IndexRequest) -> IndexDescription:
-        """Take a factory string that ends in `SUFFIX`, and parameters; those not given have defaults."""
         alike = FaissIndex.plan(replace(request, choice=request.choice.removesuffix(SUFFIX) + COPY))
         file = _file(request.choice, request.metric, RESCORED)
         return replace(alike, backend=RESCORED, factory=request.choice, file=file)

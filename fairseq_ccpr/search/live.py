@@ -173,7 +173,6 @@ class Segment:
 
     @property
     def size(self) -> int:
-        """Rows, with those that are gone."""
         return len(self.keys)
 
     @cached_property

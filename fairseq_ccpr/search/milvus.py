@@ -246,7 +246,6 @@ class MilvusIndex(Index):
 
     @classmethod
     def plan(cls, request: IndexRequest) -> IndexDescription:
-        """Take `exact`, a type of Milvus's with its parameters, such as HNSW,M=32, or `auto`."""
         if request.store is None:
             raise ConfigurationError(
                 f"--index is '{request.choice}', but these keys stay in a folder: give --store, or another index"
@@ -281,12 +280,10 @@ class MilvusIndex(Index):
 
     @classmethod
     def open(cls, description: IndexDescription, keys: np.ndarray | RemoteKeys, folder: Path) -> MilvusIndex:
-        """Connect to Milvus on first use; the first search checks the collection."""
         assert isinstance(keys, RemoteKeys)
         return cls(keys, description)
 
     def search(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """Find the k nearest keys of each query, after a check of the collection the first time."""
         if not self.checked:
             self.check()
         scores, sign = np.full((len(queries), k), -np.inf, np.float32), 1 if self.metric == "ip" else -1

@@ -66,7 +66,7 @@ def test_garbage_is_not_collected_while_phrases_are_made(enabled: bool) -> None:
         if len(seen) == 2:
             raise ZeroDivisionError
 
-    candidates: Any = SimpleNamespace(start=lambda sources, *_: make, table=make, remote=False, reads=None)
+    candidates: Any = SimpleNamespace(start=lambda sources, *_: make, table=make, remote=False)
     memory = PhraseMemory(candidates, PhraseSettings(), PhraseVotes(), torch.device("cpu"))
     (gc.enable if enabled else gc.disable)()
     try:
