@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from fairseq_ccpr.datastore.token import KeyProjection
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
-from fairseq_ccpr.decoding.mixture import Mixture
+from fairseq_ccpr.decoding.mixture import Mixture, Said, Vote
 from fairseq_ccpr.decoding.options import MixtureSettings, PhraseSettings, TokenRetrievalSettings
 from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
 from fairseq_ccpr.decoding.phrase_votes import PhraseState, PhraseVotes
@@ -153,6 +153,35 @@ def watching(watch: Callable[[], AbstractContextManager[Any]], search: bool = Tr
             patches.enter_context(patch.object(place, name, within(context, getattr(place, name))))
         patches.enter_context(patch.object(KeyCapture, "telling", watched))
         yield
+
+
+class Deaf(Mixture):
+    """Leaves the model's distribution as it is."""
+
+    def mix(self, log_probs: Tensor, votes: Sequence[Vote]) -> Tensor:
+        return log_probs
+
+    def of_targets(self, log_p: Tensor, said: Said) -> Tensor:
+        return log_p
+
+
+@torch.no_grad()
+def test_votes_are_combined_by_the_mixture_alone() -> None:
+    """In beam search and at given targets."""
+    ensemble = make_ensemble("l2", CPU)
+    plain = ensemble.with_memories([], None)
+    mixed, alone = list(two_steps(ensemble, CPU)), list(two_steps(plain, CPU))
+    ensemble.mixture = Deaf()
+    assert all(map(torch.equal, two_steps(ensemble, CPU), alone)) and not torch.equal(mixed[1], alone[1])
+    sources, targets = torch.tensor([[5, 6, 2], [4, 6, 2]]), torch.tensor([[5, 4, 2], [6, 6, 2]])
+    net_input = {"src_tokens": sources, "src_lengths": torch.full((2,), 3)}
+    sample = {"net_input": net_input | {"prev_output_tokens": targets.roll(1, dims=1)}, "target": targets}
+    text = ensemble.force_decode(sample)
+    votes = ensemble.decided(text, ensemble.votes(text))
+    assert len(votes) == 2 and torch.equal(text.mixed(votes), text.log_probs)
+    assert text.whole is not None
+    before = text.whole.log_probs.clone()
+    assert torch.equal(ensemble.mixed(text.whole, votes), before)
 
 
 @pytest.mark.parametrize("trusting", [False, True])

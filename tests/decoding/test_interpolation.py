@@ -180,3 +180,16 @@ def test_a_weight_of_1_rules_nothing_out() -> None:
     assert mixed.isfinite().all() and (mixed.argmax(dim=1) == torch.tensor([5, 6, 7])).all()
     assert torch.equal(Mixture().mix(log_probs[1:].clone(), [vote.select(slice(1, None))]), mixed[1:])
     assert torch.equal(Mixture().mix(log_probs.clone(), []), log_probs)
+
+
+def test_shares_are_what_each_gives_to_the_mixture() -> None:
+    log_p = torch.tensor([0.3, 0.5, 0.0, 0.0]).log()
+    said = [
+        (torch.tensor([0.9, 0.0, 0.5, 0.0]).log(), torch.tensor([0.4, 0.2, 0.3, 0.3])),
+        (torch.tensor([0.1, 0.6, 0.0, 0.0]).log(), torch.tensor([0.1, 0.3, 0.1, 0.1])),
+    ]
+    shares, mixed = Mixture().shares(log_p, said), Mixture().of_targets(log_p, said).exp()
+    given = torch.stack([(1 - said[0][1] - said[1][1]) * log_p.exp(), *(w * p.exp() for p, w in said)], dim=1)
+    torch.testing.assert_close(shares[:3] * mixed[:3, None], given[:3])
+    assert not shares[3].any() and not mixed[3]  # which nobody says
+    assert torch.equal(Mixture().shares(log_p[:2], []), torch.ones(2, 1))

@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from fairseq_ccpr import Translator
 from fairseq_ccpr.datastore.learned import LearnedPair, NewPair
 from fairseq_ccpr.datastore.token import FAMILIAR, TokenDatastore
 from fairseq_ccpr.decoding import learned_memory
+from fairseq_ccpr.decoding.correction_memory import CorrectionMemory
 from fairseq_ccpr.decoding.learned_memory import LearnedEntries, LearnedMemory
+from fairseq_ccpr.decoding.memory import MemoryBatch, Snapshot
 from fairseq_ccpr.decoding.mixture import Distribution, Mixture
 from fairseq_ccpr.decoding.options import TokenRetrievalSettings
+from fairseq_ccpr.decoding.text_memory import TextMemory
 from fairseq_ccpr.decoding.token_memory import LearningRetriever, Neighbours, TokenMemory, TokenRetriever
 from fairseq_ccpr.search import ExactIndex, live
 from fairseq_ccpr.search.exact import half_norms
@@ -272,3 +278,30 @@ def test_scores_of_references_are_those_of_beam_search(
     words = ["--datastore", folder, "--knn-lambda", 0.7]
     check_rescoring(*words)
     assert not same(decode(*words), decode("--knn-lambda", 0.7), tolerance=1e-2)
+
+
+def test_memories_begin_with_one_snapshot(world: World, tmp_path: Path) -> None:
+    """What is learned while they begin counts for none of them."""
+    shutil.copytree(world.datastore, tmp_path / "store")
+    with Translator(datastore=tmp_path / "store", device="cpu") as translator:
+        translator.learn("Er ging zum Haus.", "He went home.")
+        ensemble = translator.ensemble
+        assert ensemble is not None
+        seen: list[Any] = []
+
+        def begin(memory: Any, sources: torch.Tensor, snapshot: Snapshot) -> MemoryBatch:
+            seen.append(snapshot.learned)
+            translator.learn(f"Es war der {len(seen)}. Tag.", "It was another day.")
+            return MemoryBatch()
+
+        kinds = {type(memory) for memory in ensemble.memories}
+        assert {TokenMemory, CorrectionMemory} <= kinds
+        sample = {"src_tokens": torch.tensor([[5, 6, 2]]), "src_lengths": torch.tensor([3])}
+        with ExitStack() as patches:
+            for kind in kinds:
+                patches.enter_context(patch.object(kind, "begin", begin))
+            ensemble.forward_encoder(sample)
+        assert len(seen) == len(ensemble.memories) > 1 and all(one is seen[0] for one in seen)
+        learned = ensemble.snapshot().learned
+        assert learned is not None and len(learned.pairs) == 1 + len(seen) and len(seen[0].pairs) == 1
+        assert ensemble.find(TextMemory) is None and isinstance(ensemble.find(TokenMemory), TokenMemory)
