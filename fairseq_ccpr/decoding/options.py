@@ -280,7 +280,7 @@ class MixtureSettings:
 
 
 # Each with the part of a datastore that it is for, if it is for one.
-RETRIEVAL: dict[type, str] = {
+RETRIEVAL: dict[type[Any], str] = {
     TokenRetrievalSettings: "token", PhraseSettings: "phrase", TextSettings: "text", StoreSettings: "", MixtureSettings: "",
 }  # fmt: skip
 
