@@ -7,12 +7,14 @@ positions, N tokens, C tokens that a memory names, V target vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from dataclasses import dataclass, fields, replace
+from typing import Any, NamedTuple, Self, TypeVar
 
 from torch import Tensor
 
 from fairseq_ccpr.decoding.mixture import SILENT, Columns, Distribution, Mixture, ModelEvidence, Vote
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -25,18 +27,42 @@ class GivenText:
     model: Distribution  # the same at the N tokens
 
 
-class Record(Protocol):
-    """What a memory saw at N tokens of given targets: enough to vote with any settings."""
+def joined(several: Sequence[T], join: Callable[[list[Tensor]], Tensor]) -> T:
+    """Join records tensor by tensor, also in the tuples and records that they consist of; what else they have is shared."""
+    one: Any = several[0]
+    if isinstance(one, Tensor):
+        found: Any = join(list(several))
+    elif isinstance(one, tuple):
+        parts = [joined(each, join) for each in zip(*several)]
+        found = type(one)(*parts) if hasattr(one, "_fields") else tuple(parts)
+    elif isinstance(one, Record):
+        names = [part.name for part in fields(one)]
+        each = {name: joined([getattr(record, name) for record in several], join) for name in names}
+        found = replace(one, **each)
+    else:
+        found = one
+    same: T = found
+    return same
+
+
+@dataclass
+class Record:
+    """What a memory saw at N tokens of given targets: enough to vote with any settings. A dataclass of tensors [N, ...]."""
 
     def vote(self, memory: Any, trusted: bool) -> Vote:
         """Vote as a memory does in beam search: the one that was asked, with other settings perhaps."""
+        raise NotImplementedError
 
-    def select(self, rows: Tensor) -> Record: ...
+    def select(self, rows: Tensor) -> Self:
+        """Select some of the tokens, by number or by bool."""
+        return joined([self], lambda parts: parts[0][rows])
 
-    def cpu(self) -> Record: ...
+    def cpu(self) -> Self:
+        return joined([self], lambda parts: parts[0].cpu())
 
 
-class VoteRecord(NamedTuple):
+@dataclass
+class VoteRecord(Record):
     """The record of a memory whose votes no setting changes."""
 
     values: Tensor  # int64 [N, C]
@@ -46,12 +72,6 @@ class VoteRecord(NamedTuple):
 
     def vote(self, memory: Any, trusted: bool) -> Vote:
         return Vote(self.values, self.log_probs, self.weight, Columns(self.features) if trusted else None)
-
-    def select(self, rows: Tensor) -> VoteRecord:
-        return VoteRecord(*(part[rows] for part in self))
-
-    def cpu(self) -> VoteRecord:
-        return VoteRecord(*(part.cpu() for part in self))
 
 
 class Whole(NamedTuple):
@@ -87,17 +107,19 @@ class ForcedText:
 
     def kept(self, first: int) -> ForcedText:
         """Return what tuning keeps of it, on the CPU, its sentences numbered from `first`."""
+        tokens = joined([self._tokens], lambda parts: parts[0].cpu())
         records = {name: record.cpu() for name, record in self.records.items()}
-        kept = self._changed(lambda part: part.cpu(), records)
+        kept = ForcedText(*tokens, records, self.mixture)
         kept.sentences = kept.sentences + first  # not in place: on a CPU it is the same tensor
         # of what the model rules out, which only memories name
         kept.log_probs = kept.log_probs.clamp_min(SILENT)
         return kept
 
     def select(self, rows: Tensor) -> ForcedText:
+        tokens = joined([self._tokens], lambda parts: parts[0][rows])
         records = {name: record.select(rows) for name, record in self.records.items()}
-        return self._changed(lambda part: part[rows], records)
+        return ForcedText(*tokens, records, self.mixture)
 
-    def _changed(self, change: Callable[[Tensor], Tensor], records: Mapping[str, Any]) -> ForcedText:
-        tokens = change(self.targets), change(self.sentences), change(self.positions), change(self.log_probs)
-        return ForcedText(*tokens, ModelEvidence(*map(change, self.likeliest)), records, self.mixture)
+    @property
+    def _tokens(self) -> tuple[Any, ...]:
+        return self.targets, self.sentences, self.positions, self.log_probs, self.likeliest

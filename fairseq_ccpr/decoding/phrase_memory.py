@@ -13,7 +13,7 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
-from fairseq_ccpr.decoding.forced import GivenText
+from fairseq_ccpr.decoding.forced import GivenText, Record
 from fairseq_ccpr.decoding.learned_memory import LearnedEntries, LearnedMemory, LearnedPhrases
 from fairseq_ccpr.decoding.memory import Begun, Memory, MemoryBatch, Snapshot, Step
 from fairseq_ccpr.decoding.mixture import (
@@ -210,7 +210,8 @@ class PhraseBatch(MemoryBatch):
         return PhraseBatch(memory, self.phrases, self.table if same else self.table.to(memory.device))
 
 
-class PhraseRecord(NamedTuple):
+@dataclass
+class PhraseRecord(Record):
     """What phrases proposed at N tokens of given targets; the A candidates are those of the token's sentence."""
 
     batch: PhraseBatch
@@ -225,16 +226,9 @@ class PhraseRecord(NamedTuple):
     def votes(self, memory: PhraseMemory) -> Tensor:
         return self.batch.weighed_by(memory).votes(self)
 
-    def select(self, rows: Tensor) -> PhraseRecord:
-        return self._apply(lambda part: part[rows])
-
-    def cpu(self) -> PhraseRecord:
+    def cpu(self) -> Self:
         batch = self.batch.weighed_by(self.batch.memory.on(torch.device("cpu")))
-        return self._replace(batch=batch)._apply(lambda part: part.cpu())
-
-    def _apply(self, change: Callable[[Tensor], Tensor]) -> PhraseRecord:
-        proposals, model = Proposals(*map(change, self.proposals)), LookedUp(*map(change, self.model))
-        return PhraseRecord(self.batch, proposals, change(self.sentences), model)
+        return replace(super().cpu(), batch=batch)
 
 
 def _phrases(learned: LearnedEntries | None) -> LearnedPhrases | None:

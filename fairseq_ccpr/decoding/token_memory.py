@@ -7,7 +7,7 @@ the vocabulary, and nothing goes back to the host. Letters: N tokens or queries,
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from fairseq_ccpr.datastore.domain import Domain
 from fairseq_ccpr.datastore.token import FAMILIAR, TokenDatastore
-from fairseq_ccpr.decoding.forced import GivenText
+from fairseq_ccpr.decoding.forced import GivenText, Record, joined
 from fairseq_ccpr.decoding.learned_memory import LearnedEntries, LearnedMemory
 from fairseq_ccpr.decoding.memory import Memory, MemoryBatch, Snapshot, Step
 from fairseq_ccpr.decoding.mixture import (
@@ -88,15 +88,8 @@ class Neighbours(NamedTuple):
         for part, other in zip(self[:3], found[:3]):
             part[rows] = other
 
-    @classmethod
-    def joined(cls, several: Sequence[Neighbours], join: Callable[[list[Tensor]], Tensor]) -> Neighbours:
-        """Join each part of several, all of which know the likeness, or none."""
-        ids, scores, values, likeness = zip(*several)
-        together = join(list(likeness)) if likeness[0] is not None else None
-        return cls(join(list(ids)), join(list(scores)), join(list(values)), together)
-
     def changed(self, change: Callable[[Tensor], Tensor]) -> Neighbours:
-        return self.joined([self], lambda parts: change(parts[0]))
+        return joined([self], lambda parts: change(parts[0]))
 
     def without(self, missing: Tensor) -> Neighbours:
         """Return the same neighbours, some of which are missing: bool [N, k], or [N, 1] for all of a query."""
@@ -589,7 +582,7 @@ class TokenStep(MemoryBatch):
 
 
 @dataclass
-class TokenRecord:
+class TokenRecord(Record):
     """What the token memory found at N tokens of given targets."""
 
     neighbours: Neighbours  # [N, n], nearest first; the best k are chosen among them
@@ -610,21 +603,3 @@ class TokenRecord:
     def retrieved(self, targets: Tensor, temperature: float) -> Tensor:
         ids, scores, values, _ = self.neighbours
         return target_log_probabilities(scores, (values == targets.unsqueeze(1)) & (ids >= 0), temperature)
-
-    def select(self, rows: Tensor) -> TokenRecord:
-        return self._changed([self], lambda parts: parts[0][rows])
-
-    def cpu(self) -> TokenRecord:
-        return self._changed([self], lambda parts: parts[0].cpu())
-
-    @classmethod
-    def joined(cls, records: Sequence[TokenRecord]) -> TokenRecord:
-        return cls._changed(records, torch.cat)
-
-    @classmethod
-    def _changed(
-        cls, records: Sequence[TokenRecord], change: Callable[[list[Tensor]], Tensor]
-    ) -> TokenRecord:
-        found, parts = [one.neighbours for one in records], [[*one.model, *one.course] for one in records]
-        columns = [change(list(column)) for column in zip(*parts)]
-        return cls(Neighbours.joined(found, change), LookedUp(*columns[:3]), Course(*columns[3:]))

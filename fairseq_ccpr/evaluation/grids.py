@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fairseq_ccpr.building.defaults import LIKENESSES
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
-from fairseq_ccpr.decoding.forced import ForcedText
+from fairseq_ccpr.decoding.forced import ForcedText, joined
 from fairseq_ccpr.decoding.mixture import SILENT, Mixture
 from fairseq_ccpr.decoding.options import PhraseSettings, TokenRetrievalSettings
 from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
@@ -97,7 +97,8 @@ class HeldOut:
     @cached_property
     def found(self) -> TokenRecord:
         """What the token memory found at all of them."""
-        return TokenRecord.joined([text.records[TokenMemory.name] for text in self.texts])
+        found: list[TokenRecord] = [text.records[TokenMemory.name] for text in self.texts]
+        return joined(found, torch.cat)
 
 
 @torch.inference_mode()
