@@ -1,4 +1,4 @@
-"""Beam search over models and memories: the mixture of one step, and a search that reads the vocabulary once."""
+"""Beam search over models and memories, and a search that reads the vocabulary once a step."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class RunwiseBeamSearch(BeamSearch):
         original_batch_idxs: Tensor | None = None,
         candidate_multiple: int = 2,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Select the best continuations of [B, beam, V], whose hypotheses have `scores` [B, beam, step] after each token."""
+        """Select the best continuations of [B, beam, V]; hypotheses have `scores` [B, beam, step] so far."""
         sentences, beam, words = lprobs.shape
         count = candidate_multiple * beam
         if step == 0 or lprobs.numel() < SMALL or beam * (words // RUN) < count:
@@ -62,7 +62,7 @@ class RunwiseBeamSearch(BeamSearch):
 
 
 def _best_runs(lprobs: Tensor, so_far: Tensor, count: int) -> Tensor:
-    """Find where the best `count` continuations of each sentence may be, int64 [B, C], as places in [beam * V]."""
+    """Find where the best `count` continuations of each sentence may be: places in [beam * V], int64 [B, C]."""
     sentences, beam, words = lprobs.shape
     runs = words // RUN
     whole = runs * RUN
@@ -125,7 +125,7 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
         return other
 
     def replacing(self, *memories: Memory, trust: Trust | None = None) -> RetrievalEnsemble:
-        """Return the same models and memories, but these in the places of those with their names, and trust in them."""
+        """Return the same with these memories in the places of those with their names, and trust in them."""
         others = {memory.name: memory for memory in memories}
         return self.with_memories([others.get(memory.name, memory) for memory in self.memories], trust)
 
@@ -192,7 +192,7 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
     def _listening(
         self, batches: Sequence[MemoryBatch], given: bool = False
     ) -> Iterator[dict[str, list[MemoryBatch]]]:
-        """Let memories listen to the models, see `MemoryBatch.listening`; gives what then acts, by `Memory.acts_on`."""
+        """Let memories listen to the models; gives what then acts, by `Memory.acts_on`."""
         heard: dict[str, list[MemoryBatch]] = {"model": [], "vote": [], "mixture": []}
         with ExitStack() as contexts:
             for memory, batch in zip(self.memories, batches):
@@ -212,7 +212,7 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
         return votes
 
     def force_decode(self, sample: dict[str, Any], temperature: float | None = None) -> ForcedText:
-        """Collect what models and memories say of every token of given targets, as in beam search after the same prefix.
+        """Collect what models and memories say of each token of given targets, as in beam search.
 
         Raises:
             ConfigurationError: a memory works in beam search alone.
@@ -237,14 +237,14 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
         return ForcedText(targets, sentences, positions, said, likeliest, records, self.mixture, whole)
 
     def mixed(self, whole: Whole, votes: list[Vote]) -> Tensor:
-        """Mix the distributions of given targets in place with votes, as `decided`, as beam search does: [B, T, V]."""
+        """Mix the distributions of given targets in place with votes, as beam search does: [B, T, V]."""
         whole.log_probs[whole.real] = self.mixture.mix(whole.log_probs[whole.real], votes)
         for batch in whole.after:
             batch.rescore_given(whole.previous, whole.log_probs[:, self.forced :])
         return whole.log_probs
 
     def real_tokens(self, targets: Tensor) -> Tensor:
-        """Mark the tokens of targets [B, T] that memories may influence, bool [B, T]: neither padding nor forced tags."""
+        """Mark tokens of targets [B, T] that memories may influence: neither padding nor forced tags."""
         real = targets.ne(self.pad)
         real[:, : self.forced] = False
         return real
@@ -268,7 +268,7 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
         return log_probs, torch.stack(attention).mean(dim=0) if attention else None
 
     def votes(self, text: ForcedText) -> list[Vote]:
-        """Vote at the tokens of given targets, as each memory's settings weigh it, with evidence where there is trust."""
+        """Vote at the tokens of given targets, with evidence where there is trust."""
         return [text.records[memory.name].vote(memory, self.trust is not None) for memory in self.voting]
 
     def signature(self) -> str:

@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 @dataclass
 class GivenText:
-    """Given targets of B sentences: N tokens in all, at each of which a memory votes as it would in beam search."""
+    """Given targets of B sentences, at whose N tokens a memory votes as it would in beam search."""
 
     previous: Tensor  # int64 [B, T], the decoder's input: y_<t, with the end of the sentence in front
     real: Tensor  # bool [B, T], the N tokens
@@ -28,7 +28,7 @@ class GivenText:
 
 
 def joined(several: Sequence[T], join: Callable[[list[Tensor]], Tensor]) -> T:
-    """Join records tensor by tensor, also in the tuples and records that they consist of; what else they have is shared."""
+    """Join records tensor by tensor, through tuples and records in them; what else they have is shared."""
     one: Any = several[0]
     if isinstance(one, Tensor):
         found: Any = join(list(several))
@@ -47,7 +47,7 @@ def joined(several: Sequence[T], join: Callable[[list[Tensor]], Tensor]) -> T:
 
 @dataclass
 class Record:
-    """What a memory saw at N tokens of given targets: enough to vote with any settings. A dataclass of tensors [N, ...]."""
+    """What a memory saw at N given tokens, in tensors [N, ...]: enough to vote with any settings."""
 
     def vote(self, memory: Any, trusted: bool) -> Vote:
         """Vote as a memory does in beam search: the one that was asked, with other settings perhaps."""

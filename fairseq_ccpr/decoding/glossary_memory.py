@@ -142,7 +142,7 @@ class GlossaryMemory(Memory):
 
     @cached_property
     def growing(self) -> Tensor:
-        """1 for tokens that grow the word before them, fp32 [V]; fairseq-generate knows the subwords after the ensemble."""
+        """1 for tokens that grow the word before them, fp32 [V]; known once the subwords are."""
         growing = self.phrases.candidates.subwords.growing()
         return torch.tensor(growing, dtype=torch.float32, device=self.phrases.device)
 

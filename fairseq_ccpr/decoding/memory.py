@@ -1,4 +1,4 @@
-"""The interface that decoding is written against: a memory alongside the decoder, asked for its vote at each step.
+"""The interface that decoding is written against: a memory alongside the decoder.
 
 Letters: B sentences, S source subwords, H hypotheses, T target positions, N tokens, C tokens that a memory
 names, V target vocabulary.
@@ -24,7 +24,7 @@ from fairseq_ccpr.errors import ConfigurationError
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What counts for a batch beside its sources. All its memories begin with the same one, and so know the same pairs."""
+    """What counts for a batch beside its sources, the same for all memories."""
 
     learned: LearnedEntries | None = None  # up to this moment; None: nothing is learned alongside
     texts: Sequence[str] | None = None  # the sources as they were given, where that is known
@@ -50,7 +50,7 @@ class MemoryBatch:
     """
 
     def encoded(self) -> MemoryBatch:
-        """Finish beginning, now that the models have encoded the sources, or a GPU does so: the batch to go on with."""
+        """Finish beginning while a GPU encodes the sources; returns the batch to go on with."""
         return self
 
     def listening(self, given: bool = False) -> AbstractContextManager[MemoryBatch]:
@@ -64,7 +64,7 @@ class MemoryBatch:
         return nullcontext(self)
 
     def rescore(self, step: Step) -> Tensor:
-        """Change the distribution of a step, in place or not: log p, fp32 [H, V]. For memories that act on it."""
+        """Change the distribution of a step, in place or not: log p, fp32 [H, V]."""
         return step.model.log_probs
 
     def vote(self, step: Step) -> Vote:
@@ -136,11 +136,11 @@ class Memory(ABC):
 
     @abstractmethod
     def begin(self, sources: Tensor, snapshot: Snapshot) -> MemoryBatch:
-        """Begin a batch of sentences, int64 [B, S]. What is learned after the snapshot counts for later ones."""
+        """Begin a batch of sentences, int64 [B, S]. What is learned later counts for later ones."""
 
     @abstractmethod
     def signature(self) -> str:
-        """Return everything that decides what is retrieved and how it counts, as one line to print with results."""
+        """Return all that decides what is retrieved and how it counts, in one line."""
 
     def at(self, snapshot: Snapshot) -> Self:
         """Return the memory as of a snapshot, unaffected by later learning and forgetting."""

@@ -55,7 +55,7 @@ MODEL_FEATURES = names_in(ModelEvidence(torch.zeros(1), torch.zeros(1)).columns(
 
 
 def distrust(model: ModelEvidence, log_probs: Tensor, found: Tensor) -> Tensor:
-    """Compute how many nats a memory's favourite is below the model's, fp32 [N, 1]: 80 at most, and 0 without a favourite.
+    """Compute how many nats a memory's favourite is below the model's, fp32 [N, 1]: 80 at most; 0 without one.
 
     Args:
         log_probs: log p_NMT of the memory's favourite, fp32 [N, 1]; -inf where the model rules it out.
@@ -105,7 +105,7 @@ class Columns(NamedTuple):
 
 
 class Vote(NamedTuple):
-    """What a memory says of the next token of H hypotheses: a sparse distribution over C tokens each, and its weight."""
+    """What a memory says of the next token of H hypotheses: a distribution over C tokens, and its weight."""
 
     values: Tensor  # int64 [H, C], tokens
     # fp32 [H, C], log p_r, duplicates merged: equal tokens all have the token's whole probability
@@ -118,13 +118,13 @@ class Vote(NamedTuple):
         return Vote(self.values[rows], self.log_probs[rows], self.weight[rows])
 
     def log_prob(self, tokens: Tensor) -> Tensor:
-        """Look up log p_r of one given token a row, int64 [H] -> fp32 [H]; -inf where it is not among the C."""
+        """Look up log p_r of a given token a row, int64 [H] -> fp32 [H]; -inf where it is none of the C."""
         return self.log_probs.masked_fill(self.values != tokens.unsqueeze(1), float("-inf")).amax(dim=1)
 
 
 @dataclass
 class Distribution:
-    """The model's distribution at N tokens. All that look at a step share it, so its likeliest token is found once."""
+    """The model's distribution at N tokens, shared so that its likeliest token is found once."""
 
     log_probs: Tensor  # fp32 [N, V], log p_NMT
 
@@ -198,7 +198,7 @@ def neighbour_log_probabilities(scores: Tensor, values: Tensor, temperature: flo
 
 
 def neighbour_shares(scores: Tensor, temperature: float) -> Tensor:
-    """Compute the weight of each neighbour in p_r, fp32 [H, k]; 0 throughout where all neighbours of a row are missing."""
+    """Compute the weight of each neighbour in p_r, fp32 [H, k]; 0 where all of a row are missing."""
     # Only differences count, and before the division they lose nothing. Not numbers where all are -inf.
     logits = (scores - scores.amax(dim=1, keepdim=True)) / temperature
     return torch.softmax(logits, dim=1).nan_to_num(0.0)
@@ -220,7 +220,7 @@ def merge_equal(weights: Tensor, values: Tensor) -> Tensor:
 
 
 def target_log_probabilities(scores: Tensor, matches: Tensor, temperature: float) -> Tensor:
-    """Compute log p_r of one given token a row, fp32 [N], which those neighbours name that are `matches`, bool [N, k]."""
+    """Compute log p_r of a given token a row, fp32 [N], that the neighbours `matches`, bool [N, k], name."""
     logits = (scores - scores.amax(dim=1, keepdim=True)) / temperature  # as in `neighbour_shares`
     log_shares = torch.log_softmax(logits, dim=1)
     return log_shares.masked_fill(~matches, float("-inf")).logsumexp(dim=1)
@@ -258,7 +258,7 @@ class Mixture:
     bounded: tuple[bool, ...] = ()
 
     def limit(self, weights: Sequence[Tensor]) -> list[Tensor]:
-        """Scale weights, fp32 [H] of each memory, down alike where they exceed Lambda_max, or the sum of the unbounded ones.
+        """Scale weights, fp32 [H] of each memory, down alike to Lambda_max, or the sum of the unbounded ones.
 
         So phrases never crowd out the model, and where they have no weight the tokens' is what it is without
         phrases.
@@ -298,7 +298,7 @@ class Mixture:
         return log_probs
 
     def of_targets(self, log_p: Tensor, said: Said) -> Tensor:
-        """Mix log p_NMT [N] of one given token a row with what each memory says of it: all that tuning needs."""
+        """Mix log p_NMT [N] of a given token a row with what each memory says of it."""
         return torch.stack(self._terms(log_p, said)).logsumexp(dim=0) if said else log_p
 
     def shares(self, log_p: Tensor, said: Said) -> Tensor:

@@ -1,4 +1,4 @@
-"""The options of the tasks that retrieve: settings of the memories, each declared once, and how fairseq reads them."""
+"""The options of the tasks that retrieve: settings, each declared once, and how fairseq reads them."""
 
 # No `from __future__ import annotations` here: fairseq makes its options from the types themselves.
 
@@ -337,7 +337,7 @@ def automatic_token_settings(datastore: TokenDatastore, confidence: bool | None 
 
 
 def _guards(datastore: TokenDatastore) -> bool:
-    """Check whether a datastore knows which sentences are like its own; older ones were tuned with another guard."""
+    """Check whether a datastore knows which sentences are like its own."""
     return datastore.section.source_index is not None and FAMILIAR in datastore.section.suits
 
 
@@ -414,7 +414,7 @@ def text_settings(
 def read_settings(
     cfg: RetrievalConfig, parts: Parts, tuned: Mapping[str, Mapping[str, Any]]
 ) -> dict[type, Any]:
-    """Read all options of retrieval that these parts of a datastore have a use for, by the class of the settings."""
+    """Read the options of retrieval that these parts of a datastore have a use for, by their class."""
     readers: dict[str, Callable[..., Any]] = {"token": token_settings, "text": text_settings}
     settings = {}
     for kind, part in RETRIEVAL.items():

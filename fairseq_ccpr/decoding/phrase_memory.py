@@ -127,7 +127,7 @@ class PhraseMemory(Memory):
         return replace(self, votes=copy.deepcopy(self.votes).to(device), device=device)
 
     def weigh(self, proposals: Proposals, model: ModelView, prior: Tensor) -> Tensor:
-        """Compute what each phrase gives to the token it proposes, fp32 [N, A], with a row of `prior` for each of N tokens.
+        """Compute what each phrase gives to the token it proposes, fp32 [N, A], by `prior` [N, A].
 
         What the model rules out gets nothing: else beam search slides into sentences of the text that have
         nothing to do with the source, since a phrase that has begun wrongly makes its next token likely again
@@ -180,7 +180,7 @@ class PhraseBatch(MemoryBatch):
     def merged(
         self, proposals: Proposals, votes: Tensor, sentences: Tensor, model: ModelView, trusted: bool
     ) -> Vote:
-        """Merge the votes of phrases at N tokens of sentences of the batch, fp32 [N, A] and int64 [N], to one vote."""
+        """Merge the votes of phrases, fp32 [N, A], at tokens of these sentences, int64 [N], to one vote."""
         values, log_probs, mass, going = proposals.continuation(votes, self.table.most_distinct)
         evidence = None
         if trusted:
@@ -212,7 +212,7 @@ class PhraseBatch(MemoryBatch):
 
 @dataclass
 class PhraseRecord(Record):
-    """What phrases proposed at N tokens of given targets; the A candidates are those of the token's sentence."""
+    """What the A phrases of a token's sentence proposed, at N tokens of given targets."""
 
     batch: PhraseBatch
     proposals: Proposals  # [N, A]

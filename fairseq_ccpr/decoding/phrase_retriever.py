@@ -1,4 +1,4 @@
-"""Retrieve phrases once per source sentence: which target phrases, in which sentences, translate its phrases."""
+"""Retrieve phrases once per source sentence: target phrases, and their sentences, for its phrases."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 class RetrievedPhrase(NamedTuple):
-    """An entry of the phrase datastore, or a phrase that was learned, whose entries are numbered after those."""
+    """An entry of the phrase datastore, or a learned phrase, which are numbered after those."""
 
     entry: int
     string: str
@@ -50,7 +50,7 @@ class QueryPhrase:
 
 
 class RetrievedEntries(NamedTuple):
-    """The entries retrieved for the P phrases of some sentences, in order; `PhraseRetriever.read` gives their strings."""
+    """The entries retrieved for the P phrases of some sentences, in order."""
 
     spans: np.ndarray  # int32 [P, 3]: sentence, start and end in characters
     probabilities: np.ndarray  # fp32 [P], of being a phrase
@@ -97,7 +97,7 @@ class PhraseRetriever:
     def retrieve(
         self, sentences: list[str], learned: LearnedPhrases | None = None
     ) -> list[list[QueryPhrase]]:
-        """Retrieve for each phrase of each sentence, in order; phrases for which nothing was found are in it too."""
+        """Retrieve for each phrase of each sentence, in order, found or not."""
         return self.read(sentences, self.start(sentences, learned)(), learned)
 
     def start(
@@ -132,7 +132,7 @@ class PhraseRetriever:
     def read(
         self, sentences: list[str], retrieved: RetrievedEntries, learned: LearnedPhrases | None = None
     ) -> list[list[QueryPhrase]]:
-        """Look up the strings and sentences of what was retrieved, together with what was learned if that is given."""
+        """Look up the strings and sentences of what was retrieved."""
         phrases = learned if learned is not None else self.datastore
 
         def phrase(entry: int, score: float) -> RetrievedPhrase:
@@ -185,7 +185,7 @@ class PhraseRetriever:
 
 
 def find_encoder(datastore: PhraseDatastore, given: str | None) -> Path:
-    """Find the checkpoint of the phrase encoder: the one given, or the one that the datastore was built with."""
+    """Find the checkpoint of the encoder: the one given, or what the datastore was built with."""
     path = Path(given or datastore.section.encoder)
     if given is None and not path.is_file():
         raise ConfigurationError(
@@ -210,6 +210,6 @@ def load_encoder(datastore: PhraseDatastore, settings: PhraseSearchSettings) -> 
 
 
 def query_segmentation(datastore: PhraseDatastore, threshold: float, kind: str | None = None) -> Segmentation:
-    """Choose which spans of a source are queried: the datastore's kind unless given, by a threshold of their own."""
+    """Choose which spans of a source are queried: the datastore's kind unless given."""
     built = datastore.section.segmentation
     return Segmentation(kind or built["kind"], threshold, built["max_words"])

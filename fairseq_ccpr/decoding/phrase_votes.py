@@ -116,7 +116,7 @@ class PhraseTable:
 
     @classmethod
     def of(cls, batch: Sequence[Candidates], letters: np.ndarray, borders: WordBorders) -> PhraseTable:
-        """Make a table of the phrases of each sentence, on the CPU; `letters` [V] are tokens with a letter or digit."""
+        """Make a table on the CPU; `letters` [V] are tokens with a letter or digit."""
         counts = np.array([len(one.lengths) for one in batch])
         lengths, extents, queries, _, scores = map(np.concatenate, zip(*(one[1:] for one in batch)))
         tokens = np.concatenate([one.tokens[one.tokens != NO_TOKEN] for one in batch])
@@ -250,7 +250,7 @@ class PhraseState:
         return self._matched.index_select(0, self._origins)
 
     def reorder(self, order: Tensor, same_sentences: bool = False) -> PhraseState:
-        """Follow the beam; with `same_sentences` each hypothesis remains one of its sentence, and `rows` the same tensor."""
+        """Follow the beam; with `same_sentences` `rows` stays the same tensor."""
         other = copy.copy(self)
         if not same_sentences:
             other.rows, other._openings = self.rows.index_select(0, order), []
@@ -288,7 +288,7 @@ class PhraseState:
         self.unfinished = table.unfinished.index_select(0, tokens)
 
     def _equal_subwords(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """M times a hypothesis, the place of a subword in the table, and 1 where it equals the hypothesis's token, int64 [M].
+        """Hypotheses, places of subwords in the table, and 1 where it equals the token, int64 [M] each.
 
         All are equal where `sync_is_free`; else there are R of each hypothesis.
         """
@@ -338,7 +338,7 @@ class PhraseState:
         return values, slots, states
 
     def merged(self, prior: Tensor, covered_factor: Tensor) -> tuple[Proposals, Tensor]:
-        """Collect proposals and their prior scores, [H, C], fewer where `sync_is_free`, whose votes add up to the same.
+        """Collect proposals and prior scores, [H, C], fewer where `sync_is_free`, of the same sum of votes.
 
         Phrases that may begin with the same token v are then one proposal: they have one state, and so the
         score
@@ -396,7 +396,7 @@ class PhraseState:
         return proposals, joined(may_begin, scores, float("-inf"))
 
     def _begun(self, phrases: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Find M phrases that have begun, each once: hypotheses, places in the table, subwords that match, int64 [M].
+        """Find M phrases that have begun, once each: hypotheses, places, subwords that match, int64 [M].
 
         Of several equal subwords of a phrase it is the last that matches.
         """
@@ -453,7 +453,7 @@ class PhraseVotes(nn.Module):
 
     @property
     def covered_factor(self) -> Tensor:
-        """What is left of the vote of a phrase that may begin although its source phrase is covered, fp32 [1]."""
+        """What is left of a phrase's vote to begin once its source phrase is covered, fp32 [1]."""
         return self.covered.exp()
 
     def forward(self, proposals: Proposals, consent: Consent, prior: Tensor) -> Tensor:
@@ -512,7 +512,7 @@ def _states() -> Tensor:
 
 
 def _order(rows: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-    """Sort subwords [N] by sentence and token, equal ones in their order; narrow numbers are sorted in linear time."""
+    """Sort subwords [N] by sentence and token, stably; narrow numbers are sorted in linear time."""
     narrow = np.uint16 if tokens.max(initial=0) < 1 << 16 else np.int32
     order = tokens.astype(narrow).argsort(kind="stable")
     narrow = np.uint16 if rows.max(initial=0) < 1 << 16 else np.int32

@@ -97,7 +97,7 @@ class LanguageTags:
 
     @property
     def forced(self) -> int:
-        """Count the target tokens that decoding forces at the beginning: no keys, and nothing is searched for there."""
+        """Count the target tokens that decoding forces at the beginning; they have no keys."""
         return int(self.begin is not None)
 
     def ids(self, dictionary: Any) -> frozenset[int]:
@@ -107,7 +107,7 @@ class LanguageTags:
         return int(dictionary.eos() if self.end is None else dictionary.index(self.end))
 
     def tagged(self, tokens: Tensor, dictionary: Any) -> Tensor:
-        """Return the tokens of a target sentence, int64 [L], with its tags, as the model was trained on them."""
+        """Return the tokens of a target sentence, int64 [L], with its tags, as in training."""
         before, after = (
             tokens.new_tensor([dictionary.index(tag)] if tag is not None else [])
             for tag in (self.begin, self.end)
@@ -116,7 +116,7 @@ class LanguageTags:
 
 
 class RetrievalTask(FairseqTask):
-    """What makes a translation task of fairseq one whose generators mix what a datastore says into beam search.
+    """What makes a translation task of fairseq one whose generators retrieve.
 
     It comes before fairseq's class in the bases of a task, which calls `open_datastore` at the end of its
     `__init__`.
@@ -214,7 +214,7 @@ class RetrievalTask(FairseqTask):
         return task
 
     def load_dataset(self, split: str, *args: Any, **kwargs: Any) -> None:
-        """Load a subset, as fairseq's task does; `alone=False` if those that continue it, such as `test1`, are read too."""
+        """Load a subset; `alone=False` if those that continue it, such as `test1`, are read too."""
         if kwargs.pop("alone", not kwargs.get("combine")) and (others := parts_of(self, split)[1:]):
             logger.warning(
                 "%s holds %s beside '%s', and only '%s' is read here: name another with --gen-subset (of tune, --subset)",
@@ -253,7 +253,7 @@ class RetrievalTask(FairseqTask):
             ) from None
 
     def source_subwords(self, tokens: Tensor) -> np.ndarray:
-        """Return the subwords of a source sentence, int64 [L] -> int32 [L'], without padding, tags and its end."""
+        """Return the subwords of a source, int64 [L] -> int32 [L'], without padding, tags and its end."""
         found = tokens.cpu().numpy()
         return found[~np.isin(found, self._markers)].astype(np.int32)
 
@@ -263,20 +263,20 @@ class RetrievalTask(FairseqTask):
         return np.array([dictionary.pad(), dictionary.eos(), *self.tags.ids(dictionary)])
 
     def read_as(self, text: str) -> ReadAs:
-        """Hash what the model reads as a source: texts that it reads alike are one source, whatever their form."""
+        """Hash what the model reads as a source: texts that it reads alike are one source."""
         subwords = " ".join(split_text(tidy(text), (self.tokenizer, self.bpe)).split())
         ids = self.source_dictionary.encode_line(subwords, add_if_not_exist=False)
         return ReadAs(hash_bytes(subwords.encode()), tuple(self.source_subwords(ids).tolist()))
 
     def inference_dataset(self, tokens: list[Tensor]) -> Any:
-        """Make a dataset of source sentences as `encode_line` gives them, with the tags that the model wants."""
+        """Make a dataset of sources as `encode_line` gives them, with the model's tags."""
         dataset = self.build_dataset_for_inference(tokens, [len(ids) for ids in tokens])
         dataset.shuffle = False
         dataset.left_pad_source, dataset.left_pad_target = self.cfg.left_pad_source, self.cfg.left_pad_target
         return dataset
 
     def pair_dataset(self, sources: list[Tensor], targets: list[Tensor]) -> Any:
-        """Make a dataset of sentence pairs as `encode_line` gives them, with the tags that the model wants on both sides."""
+        """Make a dataset of pairs as `encode_line` gives them, with the model's tags on both sides."""
         dictionary, encoded = self.target_dictionary, self.inference_dataset(sources)
         tagged = [self.tags.tagged(ids, dictionary) for ids in targets]
         return LanguagePairDataset(
@@ -318,7 +318,7 @@ class RetrievalTask(FairseqTask):
         return generator
 
     def equip(self, generator: Any, ensemble: RetrievalEnsemble) -> None:
-        """Give a generator of fairseq an ensemble that retrieves, and a faster beam search with the same results."""
+        """Give a generator an ensemble that retrieves, and a faster beam search with equal results."""
         generator.model = ensemble
         if type(generator.search) is BeamSearch:
             generator.search = RunwiseBeamSearch(self.target_dictionary)
@@ -355,7 +355,7 @@ class RetrievalTask(FairseqTask):
         return self.bpe
 
     def source_text(self, tokens: Tensor) -> str:
-        """Return the text of a source sentence, int64 [S], for a memory of your own; padding and markers are left out."""
+        """Return the text of a source sentence, int64 [S], for a memory of your own."""
         return self._subwords.recover(self.source_dictionary, tokens)
 
     def target_tokens(self, text: str) -> list[int]:
@@ -411,7 +411,7 @@ class RetrievalTask(FairseqTask):
         return ensemble
 
     def build_memories(self, models: list[Any]) -> list[Memory]:
-        """Build the memories of the options, in the order in which they act; a task of your own may add some."""
+        """Build the memories, in the order in which they act; a task of your own may add some."""
         memories: list[Memory] = []
         learned, end = None, self.tags.end_of(self.target_dictionary)
         if self.token_datastore is not None:
@@ -499,7 +499,7 @@ class RetrievalTask(FairseqTask):
 
     @property
     def _policy(self) -> WeightPolicy:
-        """The weight of the tokens, which a plug-in may set as the function itself, a static method or one of the task."""
+        """The weight of the tokens: a plug-in's function, static method, or method of the task."""
         policy: Any = inspect.getattr_static(self, "token_weight")
         as_function = (
             inspect.isfunction(policy) and len(inspect.signature(policy).parameters) == WEIGHT_ARGUMENTS
@@ -508,7 +508,7 @@ class RetrievalTask(FairseqTask):
 
     @property
     def without_phrases(self) -> bool:
-        """Whether phrases are not retrieved: their weight is 0, as tuning leaves it where tokens alone are better."""
+        """Whether phrases are not retrieved, since tuning left them a weight of 0."""
         both = self.token_datastore is not None and self.phrase_datastore is not None
         weighed = self.trust is not None and PhraseMemory.name in self.trust.memories
         return both and not weighed and self.settings[PhraseSettings].lambda_ == 0

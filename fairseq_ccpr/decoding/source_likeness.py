@@ -1,4 +1,4 @@
-"""How much a token datastore's sentences are like the sources of a batch, and what trust is told of these sources."""
+"""How much a datastore's sentences are like the sources of a batch, and what trust is told of these."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class SourceLikeness:
-    """How much the datastore's sentences are like the sources of a batch; computed when it is first asked for."""
+    """How much the datastore's sentences are like the sources of a batch; computed when asked for."""
 
     memory: TokenMemory  # as of the batch's snapshot
     sources: Tensor  # int64 [B, S], on the host: later, it would have to be waited for
@@ -29,7 +29,7 @@ class SourceLikeness:
 
     @cached_property
     def _found(self) -> Likeness | None:
-        """What is known of the sources, on the host; None without an index of source sentences, and without sentences."""
+        """What is known of the sources, on the host; None without an index of source sentences."""
         learned, read_tokens = self.memory.learned, self.memory.read_tokens
         if learned is None or read_tokens is None:
             return None
@@ -55,7 +55,7 @@ class SourceLikeness:
         return torch.stack([column(self) for column in SOURCE_COLUMNS.values()], dim=1)
 
     def columns(self, rows: Tensor) -> Tensor:
-        """Return what trust looks at of the sources in these rows of the batch, int64 [N]: `SOURCE_FEATURES`, fp32 [N, S]."""
+        """Return `SOURCE_FEATURES`, fp32 [N, S], of the sources in these rows of the batch, int64 [N]."""
         return self._columns[rows]
 
     def prepare(self) -> None:
@@ -75,7 +75,7 @@ class SourceLikeness:
         )
 
     def of(self, found: Neighbours, rows: Tensor) -> Neighbours:
-        """Add the likeness of the neighbours' sentences to the sources in these rows of the batch, int64 [N]."""
+        """Add the likeness of the neighbours' sentences to the sources in these rows, int64 [N]."""
         if found.likeness is not None or self._sims is None or self.memory.learned is None:
             return found
         sentences = self.memory.learned.entries.sentences_of(found.ids)
@@ -83,7 +83,7 @@ class SourceLikeness:
 
     @cached_property
     def strange(self) -> tuple[bool, Tensor] | None:
-        """Tell whether the guard leaves no source any neighbours, and which not, bool [B]; None where all have some."""
+        """Tell whether the guard leaves no source any neighbours, and which, bool [B]; None: all have some."""
         if not self.memory.settings.guard or self.memory.first_learned is not None or self._found is None:
             return None
         strange = self.memory.familiarity(torch.from_numpy(self._found.best).float()) <= 0

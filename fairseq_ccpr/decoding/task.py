@@ -1,4 +1,4 @@
-"""The tasks that retrieve: fairseq's translation tasks, bilingual and multilingual, with a datastore alongside the model."""
+"""The tasks that retrieve: fairseq's translation tasks with a datastore alongside the model."""
 
 # No `from __future__ import annotations` here: fairseq makes its options from the types themselves.
 

@@ -1,4 +1,4 @@
-"""The text memory: what a text of the target language would say after the words so far, against what is general.
+"""The text memory: what a text of the target language would say, against what is general.
 
     p(v) ~ p_NMT(v | x, y<t) (p_text(v | y<t) / p_general(v | y<t)^beta)^alpha
 
@@ -107,7 +107,7 @@ class TextWeight(nn.Module):
 
 
 class LearnedTargets:
-    """The targets of learned pairs, equal ones once, counted alongside a text; what they supersede is taken away.
+    """The targets of learned pairs, counted alongside a text; what they supersede is taken away.
 
     Those that have moved into the datastore, and what was superseded before, are counted once, and not at
     each change.

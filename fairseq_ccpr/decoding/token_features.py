@@ -97,7 +97,7 @@ class TokenEvidence(NamedTuple):
 
 
 def observed(scores: Tensor, values: Tensor, state: Tensor, favourite: Tensor) -> Tensor:
-    """What of N tokens is followed along their hypotheses, fp32 [N, 4]; tokens without neighbours count for the last alone.
+    """What of N tokens is followed along hypotheses, fp32 [N, 4]; without neighbours, the distance alone.
 
     Columns: the similarity of a neighbour of typical rank, the distance of the
     state to the datastore's text, and whether the nearest neighbour names the model's favourite; then whether
@@ -112,7 +112,7 @@ def observed(scores: Tensor, values: Tensor, state: Tensor, favourite: Tensor) -
 
 
 def along_sentences(seen: Tensor, positions: Tensor) -> Tensor:
-    """Sum what was `observed`, fp32 [N, 4], from the beginning of each sentence to each token, at positions from 0."""
+    """Sum what was `observed`, fp32 [N, 4], from the beginning of each sentence to each token."""
     sums = seen.double().cumsum(dim=0)
     start = torch.arange(len(positions), device=positions.device) - positions
     before = torch.cat([sums.new_zeros(1, sums.size(1)), sums])[start]
@@ -120,7 +120,7 @@ def along_sentences(seen: Tensor, positions: Tensor) -> Tensor:
 
 
 def similarities(scores: Tensor) -> Tensor:
-    """Bring scores of any shape to one scale, fp32: inner products as they are, squared distances as minus their logarithm.
+    """Bring scores to one scale: inner products as they are, squared distances as minus their logarithm.
 
     Scores of a metric have one sign but for inner products below 0, which say as much as 0; missing ones are
     -inf.

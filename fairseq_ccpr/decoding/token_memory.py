@@ -92,7 +92,7 @@ class Neighbours(NamedTuple):
         return joined([self], lambda parts: change(parts[0]))
 
     def without(self, missing: Tensor) -> Neighbours:
-        """Return the same neighbours, some of which are missing: bool [N, k], or [N, 1] for all of a query."""
+        """Return the same, of which some are missing: bool [N, k], or [N, 1] for all of a query."""
         ids, scores = self.ids.masked_fill(missing, -1), self.scores.masked_fill(missing, float("-inf"))
         return self._replace(ids=ids, scores=scores)
 
@@ -121,11 +121,11 @@ class LearningRetriever(Retriever, Protocol):
         """Make keys of the decoder's states, [N, d] in any float dtype."""
 
     def with_learned(self, entries: LearnedEntries) -> LearningRetriever:
-        """Return the same retriever with what was learned up to a moment, whose entries are numbered after its own."""
+        """Return the same with what was learned up to a moment, numbered after its own entries."""
 
 
 class TokenRetriever:
-    """The retriever of CLKNN and kNN-MT: projects queries as the keys were, searches the index, looks up values.
+    """The retriever of CLKNN and kNN-MT: projects queries, searches the index, looks up values.
 
     What was learned alongside the datastore is searched together with it: its entries are numbered after the
     datastore's own.
@@ -157,7 +157,7 @@ class TokenRetriever:
         return Neighbours(ids, scores, self.values[ids].long())
 
     def _search_both(self, keys: Tensor, k: int, learned: LearnedEntries) -> Neighbours:
-        """Find the k nearest of the datastore's entries, less those that were forgotten, and of those that were learned."""
+        """Find the k nearest of the datastore's entries that count, and of those that were learned."""
         scores, ids = search_without(self.index, learned.gone, keys, k)
         values = self.values[ids]
         if learned.index.size:
@@ -170,7 +170,7 @@ class TokenRetriever:
         return Neighbours(ids.gather(1, places), best, values.gather(1, places).long())
 
     def candidates(self, entries: list[np.ndarray]) -> Candidates:
-        """Gather the keys of entries, int64 [n] for each sentence of a batch, to be searched with `search_among`.
+        """Gather the keys of entries, int64 [n] for each sentence, to be searched with `search_among`.
 
         Raises:
             ConfigurationError: they take more memory than `MOST_BYTES`.
@@ -259,7 +259,7 @@ def best_neighbours(found: Neighbours, settings: TokenRetrievalSettings) -> tupl
 
 @dataclass
 class AnsweredSearch:
-    """The search of a batch in a database, which may not answer: its sentences then go without, and are counted once."""
+    """The search of a batch in a database; where it does not answer, the sentences go without."""
 
     search: Callable[[Tensor, int], Neighbours]
     remote: RemoteAnswers
@@ -350,17 +350,17 @@ class TokenMemory(Memory):
 
     @property
     def first_learned(self) -> int | None:
-        """The first entry that was learned, where some were. The guard is not for those: they are for texts unlike it."""
+        """The first entry that was learned, where some were: the guard is not for those."""
         entries = self.learned.entries if self.learned is not None else None
         return entries.first if entries is not None and (entries.pairs or entries.moved) else None
 
     def familiarity(self, best: Tensor) -> Tensor:
-        """Return what the guard multiplies the weight by, by the likeness of the sentence most like a source, fp32 [N]."""
+        """Return the guard's factor of the weight, by the likeness of the sentence most like a source, fp32 [N]."""
         familiar = max(self.retriever.datastore.section.suits[FAMILIAR], 1e-6)
         return ((best / familiar - STRANGE) / (1 - STRANGE)).clamp(0, 1)
 
     def observe(self, queries: Tensor) -> Tensor:
-        """Compare queries [N, d] with the datastore's own text: distance, cosine and norm, fp32 [N, 3]; 0: not known."""
+        """Compare queries [N, d] with the datastore's text: distance, cosine, norm, fp32 [N, 3]; 0: not known."""
         states = queries.float()
         norms = torch.linalg.vector_norm(states, dim=1).clamp_min(1e-8)
         if self.domain is None:
@@ -370,7 +370,7 @@ class TokenMemory(Memory):
         )
 
     def kept(self, neighbours: Neighbours, course: Course) -> Tensor | None:
-        """Compute what fraction of each neighbour the guard keeps, fp32 [N, k], or [N, 1] where all are alike; None: all."""
+        """Compute what fraction of each neighbour the guard keeps, fp32 [N, k] or [N, 1]; None: all."""
         if not self.settings.guard:
             return None
         familiarity = self.familiarity(course.best).unsqueeze(1)
@@ -379,7 +379,7 @@ class TokenMemory(Memory):
         return familiarity.expand_as(neighbours.scores).masked_fill(neighbours.ids >= self.first_learned, 1.0)
 
     def weight(self, neighbours: Neighbours, model: ModelView, kept: Tensor | None = None) -> Tensor:
-        """Compute the interpolation weight of N tokens by policy and guard, fp32 [N] in [0, 1); 0 where nothing was found.
+        """Compute the weight of N tokens by policy and guard, fp32 [N] in [0, 1); 0 where nothing was found.
 
         Raises:
             ConfigurationError: the policy returned no weight for each token.
@@ -462,7 +462,7 @@ class TokenBatch(MemoryBatch):
 
     @contextmanager
     def listening(self, given: bool = False) -> Iterator[TokenStep]:
-        """Search as soon as the decoder has computed its states; all of given targets are searched for by `force`."""
+        """Search as soon as the decoder has computed its states; for given targets `force` does."""
         step = TokenStep(self)
         with self.memory.capture.telling(step.states.append if given else step.search):
             yield step

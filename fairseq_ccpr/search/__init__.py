@@ -38,7 +38,7 @@ def build_index(
     target: Path | RemoteKeys,
     progress: Callable[[int], object],
 ) -> None:
-    """Build an index over keys [N, d] and write its file, or bring them to their database until they can be searched."""
+    """Build an index over keys [N, d] and write its file, or bring them to their database."""
     BACKENDS[description.backend].build(keys, description, target, progress)
 
 

@@ -114,7 +114,7 @@ class ExactIndex(Index):
 
 
 def _best(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The largest scores of each row, of equal ones the first: fp32 and int64 [H, count], in the order of columns."""
+    """The largest of each row, of equal ones the first: fp32 and int64 [H, count], by columns."""
     size = scores.size(1)
     best, columns = scores.topk(min(count + 1, size), dim=1)
     last = best[:, count - 1 : count]
@@ -129,7 +129,7 @@ def _best(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def _best_by_runs(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The same in one pass over the scores: the best are in the runs whose largest score is among the best."""
+    """The same in one pass: the best are in the runs whose largest score is among the best."""
     size = scores.size(1)
     if size <= RUN * count:
         return _best(scores, count)
@@ -150,7 +150,7 @@ def half_norms(keys: Tensor) -> Tensor:
 
 
 def scores_of(keys: Tensor, queries: Tensor, ids: Tensor, metric: str) -> Tensor:
-    """Score given keys [N, d] for queries [H, d], fp32 [H, n]: inner products, or minus squared distances, by differences."""
+    """Score given keys [N, d] for queries [H, d], fp32 [H, n], squared distances by differences."""
     scores = torch.empty(ids.shape, device=keys.device)
     rows = max(1, (TILE_NUMBERS if keys.is_cuda else CACHE_NUMBERS) // max(1, ids.size(1) * keys.size(1)))
     for start in range(0, len(queries), rows):

@@ -158,7 +158,7 @@ def automatic_factory(size: int, dimension: int, metric: str) -> str:
 
 
 def disk_factory(size: int) -> str:
-    """Choose inverted lists of a byte for a dimension: nearly exact, with nothing in memory to score again."""
+    """Choose inverted lists of a byte for a dimension: nearly exact, with nothing in memory."""
     return f"IVF{list_count(size)},SQ8"
 
 
@@ -208,7 +208,7 @@ def trained_index(keys: np.ndarray, description: IndexDescription, seed: int = 1
 
 
 def build_on_disk(keys: np.ndarray, index: Any, rows: int, path: Path, progress: Progress) -> None:
-    """Fill a trained index whose inverted lists are never entirely in memory; they get a file next to its `path`.
+    """Fill a trained index whose inverted lists, never all in memory, get a file next to its `path`.
 
     1. Blocks of `rows` keys become an index each, in a folder of their own.
     2. FAISS merges the inverted lists of all blocks into one file, list by list.
@@ -311,7 +311,7 @@ class FaissIndex(Index):
 
     @classmethod
     def read_file(cls, path: Path, metric: str, parameters: str, on_disk: bool = False) -> FaissIndex:
-        """Map an index into memory, perhaps with the inverted lists in the file next to it, and set its search parameters."""
+        """Map an index into memory, perhaps with lists in the file next to it, and set its parameters."""
         faiss = import_faiss()
         try:
             # FAISS maps such lists into memory; they are next to the index, wherever both were made
@@ -358,7 +358,7 @@ class FaissIndex(Index):
         return self.size if self.on_host else min(self.size, 2048)
 
     def to(self, device: torch.device) -> FaissIndex:
-        """Copy to a GPU if FAISS was built for one, or share among all of them if it is too large for that one.
+        """Copy to a GPU if FAISS was built for one, or share among all if it is too large for that one.
 
         An index that FAISS has for the CPU only, or whose lists stay on disk, stays as it is and is searched
         on the CPU.

@@ -108,7 +108,7 @@ def read_address(store: str, collection: str) -> tuple[StoreAddress, str]:
 
 
 class MilvusServer:
-    """A server, or an embedded one in this process, whose calls are retried for a while when it does not answer."""
+    """A server, or an embedded one, whose calls are retried for a while when it does not answer."""
 
     def __init__(self, address: StoreAddress, token: str, timeout: float) -> None:
         self.pymilvus = import_pymilvus(address.embedded)
@@ -118,7 +118,7 @@ class MilvusServer:
         self.loaded = False  # whether the collection can be searched, and must be so again after a break
 
     def ask(self, method: str, *args: Any, slow: bool = False, **kwargs: Any) -> Any:
-        """Call a method of pymilvus's client, again and again until it answers or time is up, later for `slow` ones."""
+        """Call a method of pymilvus's client until it answers or time is up, later for `slow` ones."""
         seconds = self.timeout * (SLOW if slow else 1)
         start = time.monotonic()
         give_up, tell, pause, attempts, last = start + seconds, start + TOLD, FIRST_PAUSE, 0, "nothing"
@@ -333,7 +333,7 @@ class MilvusIndex(Index):
         return self._ask("has_collection")
 
     def refuse_foreign(self) -> None:
-        """Refuse a server that is too old, or a collection of this name that is of another width, metric or making."""
+        """Refuse a server that is too old, or a collection of another width, metric or making."""
         if not self.address.embedded:
             version = self.server.ask("get_server_version")
             # That of a release: the package of 2.3.0 calls itself v2.2-testing-20230824-68-ga34a9d6-lite.
