@@ -107,8 +107,8 @@ class GlossaryCandidates(CandidateSource):
             ids = self.subwords.slice(self.subwords.split(term), 0, len(term)) or []
             if not 0 < len(ids) <= MAX_SUBWORDS:
                 logger.warning(
-                    "%s: '%s' is ignored: the model cannot write it, since its subwords are not in the dictionary, or more "
-                    "than %d",
+                    "%s: '%s' is ignored: the model cannot write it, since its subwords are not in the "
+                    "dictionary, or more than %d",
                     self.glossary.path,
                     term,
                     MAX_SUBWORDS,

@@ -70,7 +70,8 @@ class MemoryBatch:
     def vote(self, step: Step) -> Vote:
         """Vote for the next token, once a step. For memories that vote."""
         raise ConfigurationError(
-            f"{type(self).__name__} has no vote: define it, or let its memory act on the model or the mixture (acts_on)"
+            f"{type(self).__name__} has no vote: define it, or let its memory act on the model or the "
+            "mixture (acts_on)"
         )
 
     def reorder(self, order: Tensor) -> Self:

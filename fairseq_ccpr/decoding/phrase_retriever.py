@@ -157,8 +157,8 @@ class PhraseRetriever:
             )
         if not self.retrieved:
             raise ConfigurationError(
-                f"nothing was retrieved for any of {self.phrases:,} phrases: no entry scores {self.min_similarity} or "
-                "more; lower --phrase-min-similarity"
+                f"nothing was retrieved for any of {self.phrases:,} phrases: no entry scores "
+                f"{self.min_similarity} or more; lower --phrase-min-similarity"
             )
 
     def signature(
@@ -189,8 +189,8 @@ def find_encoder(datastore: PhraseDatastore, given: str | None) -> Path:
     path = Path(given or datastore.section.encoder)
     if given is None and not path.is_file():
         raise ConfigurationError(
-            f"the phrases of {datastore.directory} were built with the encoder {path}, which is not there: say with "
-            "--phrase-encoder where it is"
+            f"the phrases of {datastore.directory} were built with the encoder {path}, which is not there: "
+            "say with --phrase-encoder where it is"
         )
     return path
 
@@ -202,8 +202,8 @@ def load_encoder(datastore: PhraseDatastore, settings: PhraseSearchSettings) -> 
         encoder = load_phrase_encoder(path, bf16=bf16)
     if getattr(encoder, "similarity", COSINE) != COSINE:
         logger.warning(
-            "the phrases of %s are compared by inner products without bounds: --phrase-min-similarity and the weights of "
-            "phrases are made for cosines, and weigh these wrongly until they are tuned",
+            "the phrases of %s are compared by inner products without bounds: --phrase-min-similarity and "
+            "the weights of phrases are made for cosines, and weigh these wrongly until they are tuned",
             path,
         )
     return encoder

@@ -175,8 +175,8 @@ class RetrievalTask(FairseqTask):
             name for prefix, values in tuned.items() for name in values if (prefix, name) not in known
         ]:
             logger.warning(
-                "the datastore was tuned by another version, with settings unknown to this one (%s): the tuned settings are "
-                "not used; tune again",
+                "the datastore was tuned by another version, with settings unknown to this one (%s): the "
+                "tuned settings are not used; tune again",
                 ", ".join(unknown),
             )
         if unknown or not tuned:
@@ -194,7 +194,8 @@ class RetrievalTask(FairseqTask):
         loaded, policy = load_trust(path, self.parts, self.trust_class), name_of(self._policy)
         if loaded.described.weight not in ("", policy):
             logger.warning(
-                "%s was trained with the weight %s, and --task has %s: tune again with this --task, or give --trust none",
+                "%s was trained with the weight %s, and --task has %s: tune again with this --task, or give "
+                "--trust none",
                 path,
                 loaded.described.weight,
                 policy,
@@ -217,7 +218,8 @@ class RetrievalTask(FairseqTask):
         """Load a subset; `alone=False` if those that continue it, such as `test1`, are read too."""
         if kwargs.pop("alone", not kwargs.get("combine")) and (others := parts_of(self, split)[1:]):
             logger.warning(
-                "%s holds %s beside '%s', and only '%s' is read here: name another with --gen-subset (of tune, --subset)",
+                "%s holds %s beside '%s', and only '%s' is read here: name another with --gen-subset (of "
+                "tune, --subset)",
                 self.cfg.data,
                 ", ".join(others),
                 split,
@@ -233,12 +235,13 @@ class RetrievalTask(FairseqTask):
                 raise
             raise ConfigurationError(
                 f"{self.cfg.data} has no subset '{split}'{what_is_there(self, split)}: prepare the data with "
-                f"--{split.rstrip('0123456789')}, or name another subset with --gen-subset (of tune, --subset)"
+                f"--{split.rstrip('0123456789')}, or name another subset with --gen-subset (of tune, "
+                "--subset)"
             ) from None
         except (AssertionError, ValueError) as error:
             raise ConfigurationError(
-                f"{self.cfg.data}: the files of '{split}' are damaged or truncated ({str(error).splitlines()[0]}): copy or "
-                "prepare them again"
+                f"{self.cfg.data}: the files of '{split}' are damaged or truncated "
+                f"({str(error).splitlines()[0]}): copy or prepare them again"
             ) from None
 
     @classmethod
@@ -249,7 +252,8 @@ class RetrievalTask(FairseqTask):
             raise
         except Exception as error:  # fairseq raises no other for a wrong encoding
             raise ConfigurationError(
-                f"{filename} is no dictionary of fairseq ({str(error).splitlines()[0]}): copy it, or prepare the data, again"
+                f"{filename} is no dictionary of fairseq ({str(error).splitlines()[0]}): copy it, or "
+                "prepare the data, again"
             ) from None
 
     def source_subwords(self, tokens: Tensor) -> np.ndarray:
@@ -386,15 +390,15 @@ class RetrievalTask(FairseqTask):
         voting = {memory.name: list(memory.features) for memory in ensemble.voting}
         if trust is not None and list(trust.memories) != list(voting):
             raise ConfigurationError(
-                f"trust was trained in {' and '.join(trust.memories)}, and --task {self.name} has {' and '.join(voting)}: "
-                "tune again with this --task, or give --trust none"
+                f"trust was trained in {' and '.join(trust.memories)}, and --task {self.name} has "
+                f"{' and '.join(voting)}: tune again with this --task, or give --trust none"
             )
         if isinstance(trust, LearnedTrust) and (
             other := [one for one in voting if trust.memories[one] != voting[one]]
         ):
             raise ConfigurationError(
-                f"trust was trained with other features of {' and '.join(other)} than --task {self.name} has: tune again "
-                "with this --task, or give --trust none"
+                f"trust was trained with other features of {' and '.join(other)} than --task {self.name} "
+                "has: tune again with this --task, or give --trust none"
             )
         prints = [fingerprint.short(fingerprint.of_parameters(model.named_parameters())) for model in models]
         ensemble.identity = " and ".join(prints)
@@ -461,23 +465,24 @@ class RetrievalTask(FairseqTask):
         retriever = self.retriever_class(datastore, device)
         if missing := [name for name in ("datastore", "search", "describe") if not hasattr(retriever, name)]:
             raise ConfigurationError(
-                f"the retriever {type(retriever).__name__} has no {' and no '.join(missing)}: give it datastore, search and "
-                "describe, as fairseq_ccpr.Retriever has them"
+                f"the retriever {type(retriever).__name__} has no {' and no '.join(missing)}: give it "
+                "datastore, search and describe, as fairseq_ccpr.Retriever has them"
             )
         if (
             self.settings[TokenRetrievalSettings].sentences
             and getattr(type(retriever), "search", None) is not TokenRetriever.search
         ):
             raise ConfigurationError(
-                f"--knn-sentences takes the place of the search of {TokenRetriever.__name__}, and the retriever is a "
-                f"{type(retriever).__name__}: leave it out"
+                f"--knn-sentences takes the place of the search of {TokenRetriever.__name__}, and the "
+                f"retriever is a {type(retriever).__name__}: leave it out"
             )
         learned = LearnedMemory(datastore, device, self._learning_phrases)
         if not learned.entries.empty and not isinstance(retriever, LearningRetriever):
             raise ConfigurationError(
-                f"the retriever {type(retriever).__name__} cannot search the {len(learned.store.pairs):,} pairs that were "
-                f"learned alongside {datastore.directory}: move {learned.store.folder} away, or give the retriever the "
-                "methods of fairseq_ccpr.LearningRetriever, project and with_learned"
+                f"the retriever {type(retriever).__name__} cannot search the {len(learned.store.pairs):,} "
+                f"pairs that were learned alongside {datastore.directory}: move {learned.store.folder} "
+                "away, or give the retriever the methods of fairseq_ccpr.LearningRetriever, project and "
+                "with_learned"
             )
         remote = None
         if (store := datastore.section.store) is not None:
@@ -582,13 +587,15 @@ def find_parts(datastore: str | None, languages: str | None = None) -> dict[str,
                 continue
             if part in found:
                 raise ConfigurationError(
-                    f"--datastore names two {part} parts, in {found[part]} and in {folder}: give one of each kind"
+                    f"--datastore names two {part} parts, in {found[part]} and in {folder}: give one of "
+                    "each kind"
                 )
             found[part] = folder
     if others and "token" not in found:
         folder, pair = next(iter(others.items()))
         raise DatastoreError(
-            f"the tokens of the datastore {folder} are for {pair}, and not for {languages or 'a bilingual model'}: give "
-            "-s and -t as it was built, or build one for these languages"
+            f"the tokens of the datastore {folder} are for {pair}, and not for "
+            f"{languages or 'a bilingual model'}: give -s and -t as it was built, or build one for these "
+            "languages"
         )
     return found

@@ -123,8 +123,8 @@ class MultilingualRetrievalTask(RetrievalTask, TranslationMultiSimpleEpochTask):
             return super().setup_task(args, **kwargs)
         except (AssertionError, ValueError, FileNotFoundError) as error:
             raise ConfigurationError(
-                f"--task {cls.name}: {' '.join(str(error).split())}; give --langs or --lang-dict, and the dictionaries, "
-                "of the model"
+                f"--task {cls.name}: {' '.join(str(error).split())}; give --langs or --lang-dict, and the "
+                "dictionaries, of the model"
             ) from None
 
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs: Any) -> None:

@@ -182,7 +182,8 @@ class TokenRetriever:
         if (needed := len(entries) * most * keys.size(1) * dtype.itemsize) > MOST_BYTES:
             smaller = len(entries) * MOST_BYTES // needed
             raise ConfigurationError(
-                f"--knn-sentences gathers {most:,} keys for each of {len(entries):,} sentences, {needed / 1e9:.0f} GB: give "
+                f"--knn-sentences gathers {most:,} keys for each of {len(entries):,} sentences, "
+                f"{needed / 1e9:.0f} GB: give "
                 f"fewer{f', or a --batch-size of up to {smaller:,}' if smaller else ''}"
             )
         gathered = torch.zeros(len(entries), most, keys.size(1), dtype=dtype, device=device)
@@ -389,8 +390,8 @@ class TokenMemory(Memory):
         if not isinstance(weight, Tensor) or weight.shape != scores.shape[:1]:
             found = list(weight.shape) if isinstance(weight, Tensor) else type(weight).__name__
             raise ConfigurationError(
-                f"the weight {name_of(self.policy)} returned {found} for neighbours {list(scores.shape)}: return a "
-                f"tensor [{len(scores)}], a weight for each hypothesis"
+                f"the weight {name_of(self.policy)} returned {found} for neighbours {list(scores.shape)}: "
+                f"return a tensor [{len(scores)}], a weight for each hypothesis"
             )
         weight = weight.clamp(0, ALMOST_ALL).masked_fill(scores.amax(dim=1) == float("-inf"), 0.0)
         if kept is None:

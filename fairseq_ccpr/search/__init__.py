@@ -46,13 +46,13 @@ def open_index(description: IndexDescription, keys: np.ndarray | RemoteKeys, fol
     """Open the index that a manifest describes, over `keys` [N, d], with its files in `folder`."""
     if description.backend not in BACKENDS:
         raise DatastoreError(
-            f"{folder} needs the index backend '{description.backend}', unknown here: build another with --index auto, or "
-            "change the version of fairseq-ccpr"
+            f"{folder} needs the index backend '{description.backend}', unknown here: build another with "
+            "--index auto, or change the version of fairseq-ccpr"
         )
     index = BACKENDS[description.backend].open(description, keys, folder)
     if (index.size, index.dimension) != keys.shape:
         raise DatastoreError(
-            f"{folder / description.file} indexes {index.size:,} keys of width {index.dimension}, but there are "
-            f"{keys.shape[0]:,} of width {keys.shape[1]}: build the datastore again"
+            f"{folder / description.file} indexes {index.size:,} keys of width {index.dimension}, but there "
+            f"are {keys.shape[0]:,} of width {keys.shape[1]}: build the datastore again"
         )
     return index

@@ -52,7 +52,8 @@ def import_faiss() -> Any:
         import faiss.contrib.torch_utils  # lets indexes take tensors, on the GPU without a round trip
     except ImportError:
         raise ConfigurationError(
-            "this index needs FAISS, which is not installed: pip install faiss-cpu (or faiss-gpu), or use --index exact"
+            "this index needs FAISS, which is not installed: pip install faiss-cpu (or faiss-gpu), or use "
+            "--index exact"
         ) from None
     return faiss
 
@@ -67,8 +68,8 @@ def set_parameters(index: Any, parameters: str) -> int:
     candidates = named.pop(CANDIDATES, "0") if isinstance(index, faiss.IndexRefine) else "0"
     if not candidates.isdecimal():
         raise ConfigurationError(
-            f"--index-parameters '{parameters}': {CANDIDATES} is '{candidates}'; give the number of keys to score again, "
-            f"such as {CANDIDATES}=64"
+            f"--index-parameters '{parameters}': {CANDIDATES} is '{candidates}'; give the number of keys to "
+            f"score again, such as {CANDIDATES}=64"
         )
     try:
         faiss.ParameterSpace().set_index_parameters(index, _format(named))
@@ -90,8 +91,8 @@ def named_parameters(parameters: str) -> dict[str, str]:
     for word in re.sub(r"\s*=\s*", "=", parameters).replace(",", " ").split():
         if not re.fullmatch(r"\w+=[\w.+-]+", word):
             raise ConfigurationError(
-                f"--index-parameters '{parameters}': '{word}' is not NAME=VALUE; separate parameters by commas, such as "
-                "nprobe=32,k_factor_rf=4"
+                f"--index-parameters '{parameters}': '{word}' is not NAME=VALUE; separate parameters by "
+                "commas, such as nprobe=32,k_factor_rf=4"
             )
         name, value = word.split("=")
         named[name] = value
@@ -201,8 +202,8 @@ def trained_index(keys: np.ndarray, description: IndexDescription, seed: int = 1
             index.train(torch.from_numpy(keys[rows].astype(np.float32)))
         except RuntimeError:
             raise ConfigurationError(
-                f"the datastore has {len(keys):,} keys, too few to train the index '{description.factory}' on: "
-                "use a smaller index or --index exact"
+                f"the datastore has {len(keys):,} keys, too few to train the index '{description.factory}' "
+                "on: use a smaller index or --index exact"
             ) from None
     return index, most
 
@@ -396,13 +397,13 @@ def _plan(backend: str, factory: str, request: IndexRequest) -> IndexDescription
     )
     if backend == DISK and (isinstance(index, faiss.IndexRefine) or not plain):
         raise ConfigurationError(
-            f"--index {DISK}:{factory} is not plain inverted lists, the only index that FAISS keeps on disk: give "
-            f"one such as {DISK}:{disk_factory(request.size)}"
+            f"--index {DISK}:{factory} is not plain inverted lists, the only index that FAISS keeps on "
+            f"disk: give one such as {DISK}:{disk_factory(request.size)}"
         )
     if ivf is not None and ivf.nlist > request.size:
         raise ConfigurationError(
-            f"--index {factory} has {ivf.nlist:,} lists, but the datastore will have {request.size:,} keys: use fewer "
-            "lists or exact"
+            f"--index {factory} has {ivf.nlist:,} lists, but the datastore will have {request.size:,} keys: "
+            "use fewer lists or exact"
         )
     set_parameters(index, request.parameters)
     parameters = complete_parameters(index, request.parameters, request.effort)

@@ -56,8 +56,8 @@ def open_for_device(
         index = open_index(description, keys, folder)
         if description.backend == EXACT and index.size >= MANY:
             logger.warning(
-                "the index of %s is exact, and each search compares with %s keys on the CPU: %s rebuilds only "
-                "the index",
+                "the index of %s is exact, and each search compares with %s keys on the CPU: %s rebuilds "
+                "only the index",
                 folder,
                 f"{index.size:,}",
                 rebuild,
@@ -79,7 +79,8 @@ def open_for_device(
         return _stand_in(keys, description, device)
     if index.on_host:
         logger.warning(
-            "the index of %s, %s, is searched on the CPU while the GPU waits: the GPU has no room for %s keys",
+            "the index of %s, %s, is searched on the CPU while the GPU waits: the GPU has no room for %s "
+            "keys",
             folder,
             description,
             f"{index.size:,}",

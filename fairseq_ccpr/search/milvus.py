@@ -84,14 +84,14 @@ def read_address(store: str, collection: str) -> tuple[StoreAddress, str]:
             _ = parts.port  # raises where it is none
     except ValueError:  # its message may have the password in it
         raise ConfigurationError(
-            "--store is no URI such as http://localhost:19530: its host or port cannot be read; user:password can also be "
-            f"in the environment variable {TOKEN}"
+            "--store is no URI such as http://localhost:19530: its host or port cannot be read; "
+            f"user:password can also be in the environment variable {TOKEN}"
         ) from None
     credentials, _, host = parts.netloc.rpartition("@")
     if "@" in f"{parts.path}{parts.query}{parts.fragment}":
         raise ConfigurationError(
-            "--store has an @ beyond its host: where a password has one of / # ? @ in it, write it in per cent "
-            f"(%2F %23 %3F %40), or put user:password in the environment variable {TOKEN}"
+            "--store has an @ beyond its host: where a password has one of / # ? @ in it, write it in per "
+            f"cent (%2F %23 %3F %40), or put user:password in the environment variable {TOKEN}"
         )
     if parts.scheme in SCHEMES and host:
         address = parts._replace(netloc=host, path=parts.path.rstrip("/")).geturl()
@@ -99,8 +99,8 @@ def read_address(store: str, collection: str) -> tuple[StoreAddress, str]:
     path = Path(store)
     if parts.scheme or path.suffix != ".db":
         raise ConfigurationError(
-            f"--store {parts._replace(netloc=host).geturl()} is neither a server, such as http://localhost:19530, nor a "
-            "file that ends in .db, which Milvus makes"
+            f"--store {parts._replace(netloc=host).geturl()} is neither a server, such as "
+            "http://localhost:19530, nor a file that ends in .db, which Milvus makes"
         )
     if not path.parent.is_dir():
         raise ConfigurationError(f"--store {store}: there is no folder {path.parent}")
@@ -144,8 +144,9 @@ class MilvusServer:
                 last = _first_line(error)
             if time.monotonic() + pause >= give_up:
                 raise UnreachableError(
-                    f"Milvus at {self.address.uri} does not answer: asked {attempts} times in {seconds:g} s ({last}); see "
-                    "that it runs and can be reached from here, or give --store-timeout more seconds"
+                    f"Milvus at {self.address.uri} does not answer: asked {attempts} times in {seconds:g} s "
+                    f"({last}); see that it runs and can be reached from here, or give --store-timeout more "
+                    "seconds"
                 )
             if time.monotonic() > tell:
                 logger.warning(
@@ -168,15 +169,16 @@ class MilvusServer:
         status = _rpc_status(error, self.pymilvus.grpc.RpcError)
         if status in (code.UNAUTHENTICATED, code.PERMISSION_DENIED):
             raise DatastoreError(
-                f"Milvus at {self.address.uri} refuses these credentials: give user:password in the environment variable "
-                f"{TOKEN}, or in the URI of --store"
+                f"Milvus at {self.address.uri} refuses these credentials: give user:password in the "
+                f"environment variable {TOKEN}, or in the URI of --store"
             ) from None
         if status in (code.UNAVAILABLE, code.DEADLINE_EXCEEDED, code.CANCELLED, code.UNKNOWN, code.INTERNAL):
             return
         if isinstance(error, self.pymilvus.MilvusException):
             if self.address.embedded and self._client is None:
                 raise DatastoreError(
-                    f"{self.address.uri} cannot be opened: another process has it open, or it is no file of embedded Milvus"
+                    f"{self.address.uri} cannot be opened: another process has it open, or it is no file of "
+                    "embedded Milvus"
                 ) from None
             gone = error.code == self.pymilvus.exceptions.ErrorCode.COLLECTION_NOT_FOUND
             if gone or "CollectionNotExists" in error.message:  # 2.3.0 calls it an unexpected error
@@ -202,8 +204,8 @@ def import_pymilvus(embedded: bool) -> Any:
             import milvus_lite  # noqa: F401
     except ImportError as error:
         raise ConfigurationError(
-            f"these keys are in Milvus, and {error.name} is not installed: pip install pymilvus (and milvus-lite for the "
-            "embedded one), or the extra [milvus]"
+            f"these keys are in Milvus, and {error.name} is not installed: pip install pymilvus (and "
+            "milvus-lite for the embedded one), or the extra [milvus]"
         ) from None
     pymilvus.grpc = grpc
     return pymilvus
@@ -248,7 +250,8 @@ class MilvusIndex(Index):
     def plan(cls, request: IndexRequest) -> IndexDescription:
         if request.store is None:
             raise ConfigurationError(
-                f"--index is '{request.choice}', but these keys stay in a folder: give --store, or another index"
+                f"--index is '{request.choice}', but these keys stay in a folder: give --store, or another "
+                "index"
             )
         choice, parameters = request.choice, request.parameters
         if choice in ("auto", "exact"):  # where Milvus is embedded, nothing else is faster
@@ -256,14 +259,14 @@ class MilvusIndex(Index):
             choice = "FLAT" if exact else "AUTOINDEX"
         if request.metric == "l2" and request.store.embedded:
             raise ConfigurationError(
-                f"--store {request.store.uri} is embedded Milvus, which finds squared distances far too slowly: give "
-                "--metric ip, --adapter clknn, or a server"
+                f"--store {request.store.uri} is embedded Milvus, which finds squared distances far too "
+                "slowly: give --metric ip, --adapter clknn, or a server"
             )
         number = r"\w+=[0-9]*\.?[0-9]+"
         if not re.fullmatch(rf"[A-Z][A-Z0-9_]*(,{number})*", choice):
             raise ConfigurationError(
-                f"--index is '{choice}', which is not one of Milvus: give exact, or a type and its numbers, such as "
-                "HNSW,M=16,efConstruction=200"
+                f"--index is '{choice}', which is not one of Milvus: give exact, or a type and its numbers, "
+                "such as HNSW,M=16,efConstruction=200"
             )
         if not re.fullmatch(rf"({number}(,{number})*)?", parameters):
             raise ConfigurationError(
@@ -340,8 +343,8 @@ class MilvusIndex(Index):
             number = re.match(r"v?(\d+)\.(\d+)\.\d", version)
             if number and (int(number[1]), int(number[2])) < OLDEST:
                 raise ConfigurationError(
-                    f"Milvus at {self.address.uri} is version {version}, which cannot count or replace keys: give one of 2.3 "
-                    "or later"
+                    f"Milvus at {self.address.uri} is version {version}, which cannot count or replace "
+                    "keys: give one of 2.3 or later"
                 )
         if self.exists():
             self._refuse_foreign()
@@ -360,7 +363,8 @@ class MilvusIndex(Index):
         expected = METRICS[self.metric]
         if (metric := self._index_type().get("metric_type", expected)) != expected:
             raise DatastoreError(
-                f"{self.address} has an index of metric {metric}, and {expected} is that of these keys: {advice}"
+                f"{self.address} has an index of metric {metric}, and {expected} is that of these keys: "
+                f"{advice}"
             )
         try:
             found = json.loads(described["properties"][PROPERTY])
@@ -446,8 +450,8 @@ class MilvusIndex(Index):
                 before, give_up = left, now + patience
             if state == "Failed" or now > give_up:
                 raise UnreachableError(
-                    f"{self.address} does not get ready: Milvus was to {what}, and {left:,} are left (state {state}); see "
-                    "the server's log, then run the same command again"
+                    f"{self.address} does not get ready: Milvus was to {what}, and {left:,} are left (state "
+                    f"{state}); see the server's log, then run the same command again"
                 )
             if now > tell:
                 logger.warning("waiting for Milvus at %s to %s: %s left", self.address.uri, what, f"{left:,}")
