@@ -40,8 +40,7 @@ from fairseq_ccpr.decoding.learned_memory import LearnedMemory
 from fairseq_ccpr.decoding.memory import Snapshot
 from fairseq_ccpr.decoding.mixture import Distribution, ModelView, Vote
 from fairseq_ccpr.decoding.options import TokenRetrievalSettings
-from fairseq_ccpr.decoding.phrase_memory import PHRASE_FEATURES
-from fairseq_ccpr.decoding.token_features import TOKEN_FEATURES
+from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
 from fairseq_ccpr.decoding.token_memory import Neighbours, TokenMemory
 from fairseq_ccpr.errors import install_report
 from fairseq_ccpr.evaluation.grids import HeldOut, force_decode_text
@@ -51,8 +50,8 @@ ROOT = Path(__file__).resolve().parent.parent
 USER_DIR = ROOT / "fairseq_ccpr"
 PROGRAM = [sys.executable, "-m", "fairseq_ccpr"]
 # The memories that trust weighs, with the names of their features.
-TOKENS: dict[str, Sequence[str]] = {"tokens": TOKEN_FEATURES}
-BOTH: dict[str, Sequence[str]] = TOKENS | {"phrases": PHRASE_FEATURES}
+TOKENS: dict[str, Sequence[str]] = {"tokens": TokenMemory.features}
+BOTH: dict[str, Sequence[str]] = TOKENS | {"phrases": PhraseMemory.features}
 DEMO = ROOT / "datastores" / "demo"
 
 

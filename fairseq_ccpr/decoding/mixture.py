@@ -36,6 +36,11 @@ class ModelEvidence(NamedTuple):
     best: Tensor  # fp32 [N], log p_NMT of it
     favourite: Tensor  # int64 [N]
 
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        """Name what trust looks at."""
+        return names_in(cls(torch.zeros(1), torch.zeros(1, dtype=torch.int64)).columns())
+
     def columns(self) -> NamedColumns:
         """Compute what trust looks at; a feature of the model is a line here, and nothing elsewhere."""
         return {("highest p_NMT",): self.best.unsqueeze(1)}
@@ -49,9 +54,6 @@ def names_in(columns: NamedColumns) -> tuple[str, ...]:
 def joined(columns: NamedColumns) -> Tensor:
     """Put features beside one another, fp32 [N, F]."""
     return torch.cat(list(columns.values()), dim=1)
-
-
-MODEL_FEATURES = names_in(ModelEvidence(torch.zeros(1), torch.zeros(1)).columns())
 
 
 def distrust(model: ModelEvidence, log_probs: Tensor, found: Tensor) -> Tensor:

@@ -49,6 +49,12 @@ class PhraseEvidence(NamedTuple):
     going: Tensor  # fp32 [N], the part of Z of phrases that have begun
     similarity: Tensor  # fp32 [N], the highest of the sentence
 
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        """Name the features."""
+        one, many = torch.zeros(1), torch.zeros(1, 1)
+        return names_in(cls(many.long(), many, many, one, one, one).columns(ModelEvidence(one, one.long())))
+
     def features(self, model: ModelEvidence) -> Tensor:
         return joined(self.columns(model))
 
@@ -67,14 +73,6 @@ class PhraseEvidence(NamedTuple):
         }
 
 
-_one = torch.zeros(1)
-PHRASE_FEATURES = names_in(
-    PhraseEvidence(_one.long()[None], _one[None], _one[None], _one, _one, _one).columns(
-        ModelEvidence(_one, _one.long())
-    )
-)
-
-
 @dataclass(frozen=True)
 class PhraseMemory(Memory):
     """A phrase datastore alongside the decoder.
@@ -84,7 +82,7 @@ class PhraseMemory(Memory):
     """
 
     name = "phrases"
-    features = PHRASE_FEATURES
+    features = PhraseEvidence.names()
 
     candidates: CandidateSource
     settings: PhraseSettings

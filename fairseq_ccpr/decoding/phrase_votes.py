@@ -137,15 +137,11 @@ class PhraseTable:
         begun = lettered[np.searchsorted(lettered, first)] - first
         prefixes = np.where(begun < lengths, begun + 1, lengths)
         inside = borders.going_on[tokens[first]]
-        subwords = np.stack(
-            [lanes[owners], places, places + 1 == lengths[owners], inside[owners] & (places == 0)]
-        )
-
-        # Phrases grouped by what they begin with, and by source phrase. Both are numbered in each sentence
-        # from 0.
-        opening_codes, some, opening = np.unique(
-            rows * SENTENCE + slots[first], return_index=True, return_inverse=True
-        )
+        begins_inside = inside[owners] & (places == 0)
+        subwords = lanes[owners], places, places + 1 == lengths[owners], begins_inside
+        # Phrases grouped by what they begin with, and by source phrase, numbered in each sentence from 0.
+        begun_with = rows * SENTENCE + slots[first]
+        opening_codes, some, opening = np.unique(begun_with, return_index=True, return_inverse=True)
         pair_codes, pair = np.unique(opening * SENTENCE + queries, return_inverse=True)
         opening_rows, pair_openings = opening_codes // SENTENCE, pair_codes // SENTENCE
         pair_rows = opening_rows[pair_openings]
@@ -158,10 +154,8 @@ class PhraseTable:
             return torch.from_numpy(placed)
 
         followed = (1 << (extents - 1)) - 1
-        columns = [
-            *map(by_lane, (queries, prefixes, lengths, followed, inside.astype(np.int64))),
-            by_lane(first, len(owners)),
-        ]
+        columns = [by_lane(one) for one in (queries, prefixes, lengths, followed, inside.astype(np.int64))]
+        columns.append(by_lane(first, len(owners)))
         return cls(
             columns[2],
             columns[0],
@@ -169,7 +163,7 @@ class PhraseTable:
             torch.stack(columns, dim=2),
             _ended(tokens, slots),
             torch.from_numpy(np.append(codes, size * SENTENCE)),
-            _ended(*subwords[:, order]),
+            _ended(*(column[order] for column in subwords)),
             _by_row(opening_rows, size, tokens[first[some]], slots[first[some]], inside[some]),
             _by_row(pair_rows, size, pair_openings - first_opening[pair_rows], pair_codes % SENTENCE),
             by_lane(pair - first_pair[rows]),

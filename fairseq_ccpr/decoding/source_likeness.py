@@ -18,6 +18,13 @@ from fairseq_ccpr.timing import LIKENESS, phase
 if TYPE_CHECKING:
     from fairseq_ccpr.decoding.token_memory import Neighbours, TokenMemory, TokenRetriever
 
+# What trust looks at of each source sentence: fp32 [B] by name. A feature of the source is a line here, and
+# nothing elsewhere.
+SOURCE_COLUMNS: dict[str, Callable[[SourceLikeness], Tensor]] = {
+    "likeness of best sentence": lambda sources: sources.best
+}
+SOURCE_FEATURES = tuple(SOURCE_COLUMNS)
+
 
 @dataclass
 class SourceLikeness:
@@ -88,11 +95,3 @@ class SourceLikeness:
             return None
         strange = self.memory.familiarity(torch.from_numpy(self._found.best).float()) <= 0
         return (bool(strange.all()), strange.to(self.device)) if strange.any() else None
-
-
-# What trust looks at of each source sentence: fp32 [B] by name. A feature of the source is a line here, and
-# nothing elsewhere.
-SOURCE_COLUMNS: dict[str, Callable[[SourceLikeness], Tensor]] = {
-    "likeness of best sentence": lambda sources: sources.best
-}
-SOURCE_FEATURES = tuple(SOURCE_COLUMNS)

@@ -53,6 +53,14 @@ class TokenEvidence(NamedTuple):
     model: Tensor  # fp32 [N, k], log p_NMT of `values`
     course: Course
 
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        """Name the features."""
+        one, many = torch.zeros(1), torch.zeros(1, 3)
+        course = Course(many, many, one, torch.zeros(1, len(SOURCE_FEATURES)))
+        nothing = cls(many, many.long(), None, many, many, course)
+        return names_in(nothing.columns(ModelEvidence(one, one.long())))
+
     def features(self, model: ModelEvidence) -> Tensor:
         return joined(self.columns(model))
 
@@ -139,15 +147,3 @@ def first_occurrences(values: Tensor) -> Tensor:
 @cache
 def _ranks(device: torch.device) -> Tensor:
     return 2 ** torch.arange(len(RANKS), device=device)  # made there: a copy would be waited for
-
-
-TOKEN_FEATURES = names_in(
-    TokenEvidence(
-        torch.zeros(1, 1),
-        torch.zeros(1, 1, dtype=torch.int64),
-        None,
-        torch.zeros(1, 1),
-        torch.zeros(1, 1),
-        Course(torch.zeros(1, 3), torch.zeros(1, 3), torch.zeros(1), torch.zeros(1, len(SOURCE_FEATURES))),
-    ).columns(ModelEvidence(torch.zeros(1), torch.zeros(1, dtype=torch.int64)))
-)

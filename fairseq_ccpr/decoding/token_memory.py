@@ -35,13 +35,7 @@ from fairseq_ccpr.decoding.mixture import (
 from fairseq_ccpr.decoding.options import PUBLISHED, TokenRetrievalSettings
 from fairseq_ccpr.decoding.remote_answers import RemoteAnswers
 from fairseq_ccpr.decoding.source_likeness import SourceLikeness
-from fairseq_ccpr.decoding.token_features import (
-    TOKEN_FEATURES,
-    Course,
-    TokenEvidence,
-    along_sentences,
-    observed,
-)
+from fairseq_ccpr.decoding.token_features import Course, TokenEvidence, along_sentences, observed
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.models.key_layer import KeyCapture
 from fairseq_ccpr.search import EXACT, ExactIndex, Index
@@ -315,7 +309,7 @@ class TokenMemory(Memory):
 
     name = "tokens"
     bounded = False  # --knn-lambda-max is its bound
-    features = TOKEN_FEATURES
+    features = TokenEvidence.names()
 
     capture: KeyCapture
     retriever: Retriever

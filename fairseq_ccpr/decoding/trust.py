@@ -31,7 +31,7 @@ from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.datastore.token import PROJECTION, TokenDatastore
 from fairseq_ccpr.datastore.tuned import Parts
 from fairseq_ccpr.decoding.memory import Memory
-from fairseq_ccpr.decoding.mixture import MODEL_FEATURES, ModelEvidence, Vote, joined
+from fairseq_ccpr.decoding.mixture import ModelEvidence, Vote, joined
 from fairseq_ccpr.decoding.options import PhraseSettings
 from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
 from fairseq_ccpr.decoding.token_memory import TokenMemory
@@ -182,7 +182,7 @@ def feature_names(memories: Features) -> tuple[str, ...]:
         (f"{one} and {other} agree", f"{one} say favourite of {other}")
         for one, other in combinations(memories, 2)
     ]
-    return *MODEL_FEATURES, *(name for names in (*memories.values(), *pairs) for name in names)
+    return *ModelEvidence.names(), *(name for names in (*memories.values(), *pairs) for name in names)
 
 
 def trust_features(model: ModelEvidence, votes: Sequence[Vote]) -> Tensor:
