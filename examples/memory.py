@@ -7,6 +7,7 @@ import torch
 from fairseq_ccpr import (
     Memory,
     MemoryBatch,
+    Snapshot,
     Step,
     TranslationRetrievalConfig,
     TranslationRetrievalTask,
@@ -25,7 +26,7 @@ class Avoided(Memory, MemoryBatch):
     def __init__(self, tokens: list[int]) -> None:
         self.tokens = tokens
 
-    def begin(self, sources: torch.Tensor) -> "Avoided":
+    def begin(self, sources: torch.Tensor, snapshot: Snapshot) -> "Avoided":
         """Begin a batch."""
         return self
 

@@ -141,7 +141,7 @@ class Translator(System):
         Raises:
             DatastoreError: another process learns already.
         """
-        if self.find_memory(TokenMemory.name) is None:
+        if self.find_memory(TokenMemory) is None:
             return False
         try:
             learned_memory(self).lock()
@@ -200,7 +200,9 @@ class Translator(System):
             DatastoreError: it could not be done, as where the disk is full, and all is as it was.
         """
         memory = learned_memory(self)
-        kind: Any = type(self.find_memory(TokenMemory.name).retriever)
+        tokens = self.find_memory(TokenMemory)
+        assert tokens is not None  # whose memory that is
+        kind: Any = type(tokens.retriever)
         self._compaction = LiveCompaction(memory, lambda datastore: kind(datastore, memory.device))
         return self._compaction.run()
 
@@ -209,7 +211,7 @@ class Translator(System):
         self.closed = True
         if self._compaction is not None:
             self._compaction.cancel()
-        tokens = self.find_memory(TokenMemory.name)
+        tokens = self.find_memory(TokenMemory)
         if tokens is not None and isinstance(tokens.learned, LearnedMemory):
             tokens.learned.store.close()
 

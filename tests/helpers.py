@@ -37,10 +37,11 @@ from fairseq_ccpr.cli import main
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
 from fairseq_ccpr.decoding.learned_memory import LearnedMemory
-from fairseq_ccpr.decoding.mixture import Distribution, Vote
-from fairseq_ccpr.decoding.phrase_memory import PHRASE_FEATURES
-from fairseq_ccpr.decoding.token_memory import TOKEN_FEATURES, TokenMemory
-from fairseq_ccpr.decoding.token_retriever import Neighbours
+from fairseq_ccpr.decoding.memory import Snapshot
+from fairseq_ccpr.decoding.mixture import Distribution, ModelView, Vote
+from fairseq_ccpr.decoding.options import TokenRetrievalSettings
+from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
+from fairseq_ccpr.decoding.token_memory import Neighbours, TokenMemory
 from fairseq_ccpr.evaluation.grids import HeldOut, force_decode_text
 from fairseq_ccpr.importing import install_report
 from fairseq_ccpr.storage.files import CHECKSUM, MANIFEST, read_checked_json, write_checked_json
@@ -49,8 +50,8 @@ ROOT = Path(__file__).resolve().parent.parent
 USER_DIR = ROOT / "fairseq_ccpr"
 PROGRAM = [sys.executable, "-m", "fairseq_ccpr"]
 # The memories that trust weighs, with the names of their features.
-TOKENS: dict[str, Sequence[str]] = {"tokens": TOKEN_FEATURES}
-BOTH: dict[str, Sequence[str]] = TOKENS | {"phrases": PHRASE_FEATURES}
+TOKENS: dict[str, Sequence[str]] = {"tokens": TokenMemory.features}
+BOTH: dict[str, Sequence[str]] = TOKENS | {"phrases": PhraseMemory.features}
 DEMO = ROOT / "datastores" / "demo"
 
 
@@ -296,7 +297,7 @@ def assert_learned_as_built(datastore: Path, rows: list[tuple[str, str]]) -> Non
     """Assert that its first sentences, learned alongside it, have its values and, but for others in a batch, its keys."""
     translator, built = Translator(datastore=datastore, device="cpu"), TokenDatastore(datastore)
     done = translator.learn_all(rows)
-    learned = translator.find_memory("tokens").learned
+    learned = translator.find_memory(TokenMemory).learned
     assert isinstance(learned, LearnedMemory)
     for sentence, one in enumerate(done):
         assert not isinstance(one, str), one
@@ -313,14 +314,21 @@ def vote(memory: TokenMemory, states: torch.Tensor, log_probs: torch.Tensor) -> 
     return memory.vote(neighbours, Distribution(log_probs).view(neighbours.values), None, False)
 
 
+def weight_of(neighbours: Neighbours, model: ModelView, settings: TokenRetrievalSettings) -> torch.Tensor:
+    """The interpolation weight of a token memory with these settings, fp32 [N]."""
+    nothing: Any = None
+    return TokenMemory(nothing, nothing, settings, 3).weight(neighbours, model)
+
+
 def neighbours_of(memory: TokenMemory, states: torch.Tensor) -> Neighbours:
     """What a token memory finds for given states, [N, d]."""
-    batch = memory.begin(torch.zeros(1, 1, dtype=torch.int64))
+    learned = memory.learned.entries if memory.learned is not None else None
+    batch = memory.begin(torch.zeros(1, 1, dtype=torch.int64), Snapshot(learned))
     return batch.search(states, torch.zeros(len(states), dtype=torch.int64))
 
 
 def held_out_text(ensemble: RetrievalEnsemble, samples: list[Any], k: int = 64) -> HeldOut:
     """What tuning keeps of batches, with k neighbours of each token."""
-    tokens = ensemble.memory("tokens")
+    tokens = ensemble.find(TokenMemory)
     widest = ensemble.replacing(replace(tokens, settings=replace(tokens.settings, k=k)))
     return force_decode_text("test", samples, widest)

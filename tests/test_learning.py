@@ -15,6 +15,8 @@ import torch
 from fairseq_ccpr import Translator
 from fairseq_ccpr.datastore.learned import LEARNED
 from fairseq_ccpr.datastore.token import TokenDatastore
+from fairseq_ccpr.decoding.text_memory import TextMemory
+from fairseq_ccpr.decoding.token_memory import TokenMemory
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
 from fairseq_ccpr.inference.learning import tidy
 from fairseq_ccpr.text.pairs import read_pairs
@@ -163,13 +165,13 @@ def test_what_the_datastore_has_of_a_learned_source_gives_way_until_that_is_forg
     before = outcome(translator, sources)
     ids = [translator.learn(source, f"Moses said, Go {n}.").id for n, (source, _) in enumerate(rows)]
     learned = outcome(translator, sources)
-    memory = translator.find_memory("tokens").learned.entries
+    memory = translator.find_memory(TokenMemory).learned.entries
     datastore = TokenDatastore(store)
     hidden = set(datastore.provenance[memory.gone.numpy(), 0].tolist())
     assert len(hidden) == 3 and len(memory.superseded) == 3 and learned != before
     if parts == "all":
-        counts = translator.find_memory("text").now({}).counts
-        plain = translator.find_memory("text").counts
+        counts = translator.ensemble.now().find(TextMemory).counts
+        plain = translator.find_memory(TextMemory).counts
         for target in memory.superseded:
             said = [
                 one.counted(torch.from_numpy(target[None, :-1].astype(np.int64)), torch.tensor(target[-1:]))
@@ -179,7 +181,7 @@ def test_what_the_datastore_has_of_a_learned_source_gives_way_until_that_is_forg
     translator.close()
     call("compact", store, "--cpu", "--quiet")
     translator = Translator(datastore=store, **settings)
-    moved = translator.find_memory("tokens").learned.entries
+    moved = translator.find_memory(TokenMemory).learned.entries
     assert {bytes(one) for one in moved.superseded} == {bytes(one) for one in memory.superseded}
     assert [one[0] for one in outcome(translator, sources)] == [one[0] for one in learned]
     translator.forget(*ids)
@@ -192,7 +194,7 @@ def test_keys_are_those_that_a_build_gives(world: World, store: Path) -> None:
     rows = list(read_pairs(world.folder / "train.tsv"))
     for sentence in (0, 7):
         number = translator.learn(*rows[sentence]).id
-        learned = translator.find_memory("tokens").learned
+        learned = translator.find_memory(TokenMemory).learned
         assert learned is not None
         values, keys = learned.store.entries[number]
         own = datastore.provenance[:, 0] == sentence

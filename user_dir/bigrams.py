@@ -18,6 +18,7 @@ from fairseq_ccpr import (
     Columns,
     Memory,
     MemoryBatch,
+    Snapshot,
     Step,
     TranslationRetrievalConfig,
     TranslationRetrievalTask,
@@ -54,7 +55,7 @@ class Bigrams(Memory, MemoryBatch):
         )
         self.end, self.weight, self.words = end, weight, words
 
-    def begin(self, sources: Tensor) -> "Bigrams":
+    def begin(self, sources: Tensor, snapshot: Snapshot) -> "Bigrams":
         """Begin a batch: there is nothing to retrieve for its sources."""
         return self
 

@@ -1,1 +1,1 @@
-"""What `fairseq-generate` runs: the decoding task, the retrievers, and the maths that mixes them into beam search."""
+"""What `fairseq-generate` runs: the decoding task, the retrievers, and their mixture in beam search."""

@@ -13,10 +13,9 @@ from torch import Tensor
 
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble, trust_step
 from fairseq_ccpr.decoding.forced import ForcedText
-from fairseq_ccpr.decoding.mixture import Vote, interpolate_references
+from fairseq_ccpr.decoding.mixture import Vote
 from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
-from fairseq_ccpr.decoding.token_memory import TokenMemory
-from fairseq_ccpr.decoding.token_retriever import Neighbours
+from fairseq_ccpr.decoding.token_memory import Neighbours, TokenMemory
 from fairseq_ccpr.decoding.trust import LearnedTrust
 from fairseq_ccpr.errors import ConfigurationError
 
@@ -32,6 +31,7 @@ class Breakdown:
     memories: tuple[str, ...]  # names of those that vote
     votes: list[Vote]  # of each, with the weight it has in the end
     mixed: Tensor  # fp32 [N], log p of the token
+    shares: Tensor  # fp64 [N, 1 + M], what part of p the model gives, and each memory
     before: Tensor | None  # fp32 [N, M], the weights that the settings give, where there is trust
     names: tuple[str, ...] = ()  # of the F features; none where the kind of trust has no features
     features: Tensor | None = None  # fp32 [N, F]
@@ -54,15 +54,14 @@ def break_down(
     assert text.whole is not None  # nothing has been dropped
     votes = ensemble.votes(text)
     decided = ensemble.decided(text, votes)
-    mixed = interpolate_references(
-        text.log_probs, [(vote.log_prob(text.targets), vote.weight) for vote in decided]
-    )
+    mixed, said = text.mixed(decided), [(p.double(), w.double()) for p, w in text.said(decided)]
     if text.whole.after:
         whole = ensemble.mixed(text.whole, decided)[text.whole.real]
         mixed = whole.gather(1, text.targets.unsqueeze(1)).squeeze(1)
-    made = Breakdown(text, tuple(memory.name for memory in ensemble.voting), decided, mixed, None)
+    shares = text.mixture.shares(text.log_probs.double(), said)
+    made = Breakdown(text, tuple(memory.name for memory in ensemble.voting), decided, mixed, shares, None)
     if ensemble.trust is not None and votes:
-        step = trust_step(text.likeliest, ensemble.limited(votes))
+        step = trust_step(text.likeliest, ensemble.mixture.limited(votes))
         made.before = step.weights
         if isinstance(ensemble.trust, LearnedTrust):
             made.names, made.features = ensemble.trust.names, ensemble.trust.inputs(step)
@@ -95,7 +94,6 @@ class RetrievalLog:
             raise ConfigurationError(f"--knn-log {path} cannot be written ({error.strerror})") from None
 
     def write(self, ensemble: RetrievalEnsemble, sample: dict[str, Any], hypotheses: list[Tensor]) -> None:
-        """Log a batch."""
         breakdown = break_down(ensemble, sample, hypotheses, self.dictionary)
         # fairseq-interactive gives its sentences no numbers.
         numbers = (

@@ -13,8 +13,8 @@ Letters: B sentences, H hypotheses, L tokens of the longest target.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Self
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, Self
 
 import numpy as np
 import torch
@@ -24,8 +24,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 from fairseq_ccpr.datastore.learned import ReadAs
 from fairseq_ccpr.decoding.learned_memory import LearnedEntries, LearnedMemory
-from fairseq_ccpr.decoding.memory import Memory, MemoryBatch, Step
-from fairseq_ccpr.decoding.mixture import Vote, interpolate_
+from fairseq_ccpr.decoding.memory import Memory, MemoryBatch, Snapshot, Step
+from fairseq_ccpr.decoding.mixture import Vote
 from fairseq_ccpr.settings import signature
 
 WEIGHT = 0.99  # w; a hypothesis that leaves a correction loses 4.6 nats at once
@@ -47,18 +47,16 @@ class CorrectionMemory(Memory):
     name = "corrections"
     acts_on = "mixture"
 
-    learned: LearnedMemory | LearnedEntries
+    learned: LearnedMemory | LearnedEntries = field()
     read_tokens: Callable[[Tensor], np.ndarray]
     read_as: Callable[[str], ReadAs]
     end_token: int
 
-    def now(self, moment: dict[int, Any]) -> CorrectionMemory:
-        """Return a snapshot, unaffected by later learning and forgetting."""
-        return replace(self, learned=moment.setdefault(id(self.learned), self.learned.entries))
-
-    def begin(self, sources: Tensor) -> CorrectionBatch:
+    def begin(self, sources: Tensor, snapshot: Snapshot) -> CorrectionBatch:
         """Begin a batch of sentences, int64 [B, S]."""
-        return CorrectionBatch(self, sources)
+        batch = CorrectionBatch(self.at(snapshot), sources)
+        batch.look_up(snapshot.texts)
+        return batch
 
     def target(self, source: Tensor, text: str | None) -> np.ndarray | None:
         """Return the target that was learned for a source, int64 [S], and its text if that is known; None where none was.
@@ -93,7 +91,7 @@ class CorrectionBatch(MemoryBatch):
     sources: Tensor  # int64 [B, S]
     followed: Followed | None = None
 
-    def begun(self, texts: Sequence[str] | None) -> None:
+    def look_up(self, texts: Sequence[str] | None) -> None:
         """Look up the sources."""
         if not self.memory.learned.entries.by_source:
             return
@@ -121,7 +119,7 @@ class CorrectionBatch(MemoryBatch):
         follows = following & (next_token != NOTHING)
         said = torch.zeros_like(follows, dtype=torch.float32).masked_fill(~follows, float("-inf"))
         vote = Vote(next_token.clamp_min(0).unsqueeze(1), said.unsqueeze(1), WEIGHT * follows)
-        mixed, end = interpolate_(step.model.log_probs, [vote]), self.memory.end_token
+        mixed, end = step.mix([vote]), self.memory.end_token
         mixed[:, end] -= END_COST * ((next_token != NOTHING) & (next_token != end))
         return mixed
 

@@ -1,11 +1,11 @@
-"""Beam search over models and memories: the mixture of one step, and a search that reads the vocabulary once."""
+"""Beam search over models and memories, and a search that reads the vocabulary once a step."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from contextlib import ExitStack
-from typing import Any
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, TypeVar
 
 import torch
 from fairseq.search import BeamSearch
@@ -14,15 +14,8 @@ from fairseq.sequence_scorer import SequenceScorer
 from torch import Tensor
 
 from fairseq_ccpr.decoding.forced import ForcedText, GivenText, Whole
-from fairseq_ccpr.decoding.memory import Memory, MemoryBatch, Step
-from fairseq_ccpr.decoding.mixture import (
-    Distribution,
-    ModelEvidence,
-    Vote,
-    interpolate_,
-    limit_weights,
-    merge_equal,
-)
+from fairseq_ccpr.decoding.memory import Memory, MemoryBatch, Snapshot, Step
+from fairseq_ccpr.decoding.mixture import Distribution, Mixture, ModelEvidence, Vote, merge_equal
 from fairseq_ccpr.decoding.options import MixtureSettings
 from fairseq_ccpr.decoding.trust import Trust, TrustStep
 from fairseq_ccpr.errors import ConfigurationError
@@ -32,6 +25,7 @@ from fairseq_ccpr.timing import DECODER, MERGE, phase
 TEXTS = "texts"  # of a batch: its source sentences as they were given, where they are known
 RUN = 64  # neighbouring tokens that the likeliest of them stands for
 SMALL = 1 << 17  # log-probabilities of a batch that are compared with one another
+M = TypeVar("M", bound=Memory)
 
 
 class RunwiseBeamSearch(BeamSearch):
@@ -50,7 +44,7 @@ class RunwiseBeamSearch(BeamSearch):
         original_batch_idxs: Tensor | None = None,
         candidate_multiple: int = 2,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Select the best continuations of [B, beam, V], whose hypotheses have `scores` [B, beam, step] after each token."""
+        """Select the best continuations of [B, beam, V]; hypotheses have `scores` [B, beam, step] so far."""
         sentences, beam, words = lprobs.shape
         count = candidate_multiple * beam
         if step == 0 or lprobs.numel() < SMALL or beam * (words // RUN) < count:
@@ -68,7 +62,7 @@ class RunwiseBeamSearch(BeamSearch):
 
 
 def _best_runs(lprobs: Tensor, so_far: Tensor, count: int) -> Tensor:
-    """Find where the best `count` continuations of each sentence may be, int64 [B, C], as places in [beam * V]."""
+    """Find where the best `count` continuations of each sentence may be: places in [beam * V], int64 [B, C]."""
     sentences, beam, words = lprobs.shape
     runs = words // RUN
     whole = runs * RUN
@@ -95,14 +89,12 @@ class EncodedBatch(list[Any]):
 
 
 class RetrievalEnsemble(EnsembleModelWithAlignment):
-    """An ensemble whose distribution is interpolated with those of memories.
-
-    p = (1 - sum of lambda_m) p_NMT + sum of lambda_m p_m over the memories m that vote.
+    """An ensemble whose distribution is mixed with what memories say, as its `Mixture` does.
 
     Args:
         models: fairseq models; their mean is p_NMT.
         memories: in the order in which they act; see `Memory.acts_on`.
-        settings: Lambda_max, see `limit_weights`.
+        settings: of the mixture.
     """
 
     def __init__(
@@ -114,58 +106,49 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
         trust: Trust | None = None,
     ) -> None:
         super().__init__(models)
-        self.memories, self.pad, self.settings, self.trust = tuple(memories), pad, settings, trust
+        self.memories, self.pad, self.trust = tuple(memories), pad, trust
         self.voting = tuple(memory for memory in memories if memory.acts_on == "vote")
+        self.mixture = Mixture(settings, tuple(memory.bounded for memory in self.voting))
         self.temperature = 1.0  # of beam search, for what is force-decoded after it
         # target tokens at the beginning that are language tags; nothing is retrieved for them
         self.forced = 0
         self.end: int | None = None  # the token that target sentences end with; </s> where None
         self.identity = ""  # of the models, by their parameters as they were loaded
 
-    def memory(self, name: str) -> Any:
-        """Look up a memory; None if it is not among them."""
-        return next((memory for memory in self.memories if memory.name == name), None)
+    def find(self, kind: type[M]) -> M | None:
+        return next((memory for memory in self.memories if isinstance(memory, kind)), None)
 
     def with_memories(self, memories: Sequence[Memory], trust: Trust | None) -> RetrievalEnsemble:
-        """Return the same models with other memories, and trust in them."""
-        other = RetrievalEnsemble(list(self.models), memories, self.pad, self.settings, trust)
+        other = RetrievalEnsemble(list(self.models), memories, self.pad, self.mixture.settings, trust)
         for name in ("temperature", "forced", "end", "identity"):
             setattr(other, name, getattr(self, name))
         return other
 
     def replacing(self, *memories: Memory, trust: Trust | None = None) -> RetrievalEnsemble:
-        """Return the same models and memories, but these in the places of those with their names, and trust in them."""
+        """Return the same with these memories in the places of those with their names, and trust in them."""
         others = {memory.name: memory for memory in memories}
         return self.with_memories([others.get(memory.name, memory) for memory in self.memories], trust)
 
     def on(self, device: torch.device) -> RetrievalEnsemble:
-        """Return the same with memories that compute votes of records on another device."""
         return self.with_memories([memory.on(device) for memory in self.memories], self.trust)
 
+    def snapshot(self, texts: Sequence[str] | None = None) -> Snapshot:
+        """Take what counts for a batch that begins now; `texts` are its sources as they were given."""
+        learned = next((one.learned for one in self.memories if one.learned is not None), None)
+        return Snapshot(learned.entries if learned is not None else None, texts)
+
     def now(self) -> RetrievalEnsemble:
-        """Return a snapshot with the memories as they are now, unaffected by later learning."""
-        return self.with_memories(self._snapshots(), self.trust)
-
-    def _snapshots(self) -> list[Memory]:
-        """Return the memories as they are at one moment, so that all know the same pairs."""
-        moment: dict[int, Any] = {}
-        return [memory.now(moment) for memory in self.memories]
-
-    def _begin(self, sources: Tensor, texts: Sequence[str] | None) -> list[MemoryBatch]:
-        batches = [memory.begin(sources) for memory in self._snapshots()]
-        for batch in batches:
-            batch.begun(texts)
-        return batches
+        """Return the same with memories as they are now, unaffected by later learning."""
+        snapshot = self.snapshot()
+        return self.with_memories([memory.at(snapshot) for memory in self.memories], self.trust)
 
     def forward_encoder(self, net_input: dict[str, Any]) -> EncodedBatch:
         """Encode the sources; memories begin before, and finish while a GPU encodes."""
-        batches = self._begin(net_input["src_tokens"], net_input.get(TEXTS))
-        outputs: list[Any] = super().forward_encoder(
-            {name: x for name, x in net_input.items() if name != TEXTS}
-        )
-        for batch in batches:
-            batch.encoded()
-        return EncodedBatch(outputs, batches)
+        snapshot = self.snapshot(net_input.get(TEXTS))
+        batches = [memory.begin(net_input["src_tokens"], snapshot) for memory in self.memories]
+        given = {name: x for name, x in net_input.items() if name != TEXTS}
+        outputs: list[Any] = super().forward_encoder(given)
+        return EncodedBatch(outputs, [batch.encoded() for batch in batches])
 
     def reorder_encoder_out(self, encoder_outs: EncodedBatch, new_order: Tensor) -> EncodedBatch:
         """Follow the beam, and the batch as its sentences end.
@@ -175,9 +158,8 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
         """
         same = len(new_order) == encoder_outs.hypotheses
         outputs = list(encoder_outs) if same else super().reorder_encoder_out(encoder_outs, new_order)
-        return EncodedBatch(
-            outputs, [batch.reorder(new_order) for batch in encoder_outs.batches], len(new_order)
-        )
+        batches = [batch.reorder(new_order) for batch in encoder_outs.batches]
+        return EncodedBatch(outputs, batches, len(new_order))
 
     def forward_decoder(
         self, tokens: Tensor, encoder_outs: EncodedBatch, incremental_states: Any, temperature: float = 1.0
@@ -188,34 +170,39 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
            as the model of its datastore knows the queries: a GPU searches while the models project to the
            vocabulary;
         2. memories that act on the model's distribution change it, the others vote;
-        3. interpolate, and let those that act on the mixture change it.
+        3. mix, and let those that act on the mixture change it.
         """
         batches = encoder_outs.batches if tokens.size(1) > self.forced else []
-        with ExitStack() as listening:
-            for batch in batches:
-                listening.enter_context(batch.listening())
-            with phase(DECODER):
-                log_probs, attention = super().forward_decoder(
-                    tokens, encoder_outs, incremental_states, temperature
-                )
-        step = Step(tokens[:, self.forced :], Distribution(log_probs.float()), self.trust is not None)
-        for batch in self._acting(batches, "model"):
+        with self._listening(batches) as heard, phase(DECODER):
+            log_probs, attention = super().forward_decoder(
+                tokens, encoder_outs, incremental_states, temperature
+            )
+        model = Distribution(log_probs.float())
+        step = Step(tokens[:, self.forced :], model, self.trust is not None, self.mixture)
+        for batch in heard["model"]:
             step.model = Distribution(batch.rescore(step))
-        votes = [batch.vote(step) for batch in self._acting(batches, "vote")]
-        step.model = Distribution(self.mix(step.model.log_probs, self.decided(step.model, votes)))
-        for batch in self._acting(batches, "mixture"):
+        votes = [batch.vote(step) for batch in heard["vote"]]
+        decided = self.decided(step.model, votes)
+        step.model = Distribution(self.mixture.mix(step.model.log_probs, decided))
+        for batch in heard["mixture"]:
             step.model = Distribution(batch.rescore(step))
         return step.model.log_probs, attention
 
-    @phase(MERGE)
-    def mix(self, log_probs: Tensor, votes: list[Vote]) -> Tensor:
-        """Interpolate log p_NMT [H, V] in place with votes, as `decided`."""
-        return interpolate_(log_probs, votes)
+    @contextmanager
+    def _listening(
+        self, batches: Sequence[MemoryBatch], given: bool = False
+    ) -> Iterator[dict[str, list[MemoryBatch]]]:
+        """Let memories listen to the models; gives what then acts, by `Memory.acts_on`."""
+        heard: dict[str, list[MemoryBatch]] = {"model": [], "vote": [], "mixture": []}
+        with ExitStack() as contexts:
+            for memory, batch in zip(self.memories, batches):
+                heard[memory.acts_on].append(contexts.enter_context(batch.listening(given)))
+            yield heard
 
     @phase(MERGE)
     def decided(self, model: Distribution | ForcedText, votes: list[Vote]) -> list[Vote]:
         """Return the votes with the weights that they have in the end."""
-        votes = self.limited(votes)
+        votes = self.mixture.limited(votes)
         if self.trust is None or not votes:
             return votes
         decision = self.trust(trust_step(model.likeliest, votes))
@@ -224,16 +211,8 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
             votes[0] = votes[0]._replace(log_probs=merge_equal(decision.spread, votes[0].values).log())
         return votes
 
-    def limited(self, votes: list[Vote]) -> list[Vote]:
-        """Return the votes with the weights that the settings give."""
-        bounded = [memory.bounded for memory in self.voting]
-        weights = (
-            limit_weights([vote.weight for vote in votes], bounded, self.settings.lambda_max) if votes else []
-        )
-        return [vote._replace(weight=weight) for vote, weight in zip(votes, weights)]
-
     def force_decode(self, sample: dict[str, Any], temperature: float | None = None) -> ForcedText:
-        """Collect what models and memories say of every token of given targets, as in beam search after the same prefix.
+        """Collect what models and memories say of each token of given targets, as in beam search.
 
         Raises:
             ConfigurationError: a memory works in beam search alone.
@@ -241,38 +220,34 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
         if refusal := next((memory.unscored for memory in self.memories if memory.unscored), None):
             raise ConfigurationError(refusal)
         net_input, target = sample["net_input"], sample["target"]
-        batches = self._begin(net_input["src_tokens"], sample.get(TEXTS))
-        for batch in batches:
-            batch.encoded()
-        log_probs, attention = self.force_models(sample, temperature)
+        snapshot = self.snapshot(sample.get(TEXTS))
+        batches = [memory.begin(net_input["src_tokens"], snapshot) for memory in self.memories]
+        with self._listening([batch.encoded() for batch in batches], given=True) as heard:
+            log_probs, attention = self.force_models(sample, temperature)
         real = self.real_tokens(target)
         previous, after = net_input["prev_output_tokens"][:, self.forced :], log_probs[:, self.forced :]
-        for batch in self._acting(batches, "model"):
+        for batch in heard["model"]:
             batch.rescore_given(previous, after)
         text = GivenText(previous, real[:, self.forced :], after, Distribution(log_probs[real]))
-        records = {
-            m.name: batch.force(text) for m, batch in zip(self.memories, batches) if m.acts_on == "vote"
-        }
+        records = {memory.name: one.force(text) for memory, one in zip(self.voting, heard["vote"])}
         (sentences, positions), targets = text.real.nonzero().unbind(dim=1), target[real]
         said = text.model.log_probs.gather(1, targets.unsqueeze(1)).squeeze(1)
-        whole = Whole(real, previous, log_probs, attention, self._acting(batches, "mixture"))
-        return ForcedText(targets, sentences, positions, said, text.model.likeliest, records, whole)
+        whole = Whole(real, previous, log_probs, attention, heard["mixture"])
+        likeliest = text.model.likeliest
+        return ForcedText(targets, sentences, positions, said, likeliest, records, self.mixture, whole)
 
     def mixed(self, whole: Whole, votes: list[Vote]) -> Tensor:
-        """Mix the distributions of given targets in place with votes, as `decided`, as beam search does: [B, T, V]."""
-        whole.log_probs[whole.real] = self.mix(whole.log_probs[whole.real], votes)
+        """Mix the distributions of given targets in place with votes, as beam search does: [B, T, V]."""
+        whole.log_probs[whole.real] = self.mixture.mix(whole.log_probs[whole.real], votes)
         for batch in whole.after:
             batch.rescore_given(whole.previous, whole.log_probs[:, self.forced :])
         return whole.log_probs
 
     def real_tokens(self, targets: Tensor) -> Tensor:
-        """Mark the tokens of targets [B, T] that memories may influence, bool [B, T]: neither padding nor forced tags."""
+        """Mark tokens of targets [B, T] that memories may influence: neither padding nor forced tags."""
         real = targets.ne(self.pad)
         real[:, : self.forced] = False
         return real
-
-    def _acting(self, batches: Sequence[MemoryBatch], place: str) -> list[MemoryBatch]:
-        return [batch for memory, batch in zip(self.memories, batches) if memory.acts_on == place]
 
     def force_models(
         self, sample: dict[str, Any], temperature: float | None = None
@@ -293,15 +268,14 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
         return log_probs, torch.stack(attention).mean(dim=0) if attention else None
 
     def votes(self, text: ForcedText) -> list[Vote]:
-        """Vote at the tokens of given targets, as each memory's settings weigh it, with evidence where there is trust."""
+        """Vote at the tokens of given targets, with evidence where there is trust."""
         return [text.records[memory.name].vote(memory, self.trust is not None) for memory in self.voting]
 
     def signature(self) -> str:
-        """Return everything that decides what memories do to a translation, in one line."""
         places, memories = ("model", "vote", "mixture"), self.memories
         parts = {place: [one.signature() for one in memories if one.acts_on == place] for place in places}
         if any(memory.bounded for memory in self.voting):
-            parts["vote"] += [f"{name}:{value}" for name, value in signed(self.settings).items()]
+            parts["vote"] += [f"{name}:{value}" for name, value in signed(self.mixture.settings).items()]
         trust = [self.trust.signature()] if self.trust is not None else []
         return " ".join(filter(None, [*parts["model"], *parts["vote"], *trust, *parts["mixture"]]))
 
@@ -344,5 +318,4 @@ class RetrievalScorer(SequenceScorer):
     def generate(
         self, models: list[Any], sample: dict[str, Any], **kwargs: Any
     ) -> list[list[dict[str, Any]]]:
-        """Score the targets of a batch."""
         return super().generate([_ScoredModel(self.model, sample)], sample)

@@ -6,18 +6,20 @@ positions, N tokens, C tokens that a memory names, V target vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, NamedTuple, Self, TypeVar
 
 from torch import Tensor
 
-from fairseq_ccpr.decoding.mixture import SILENT, Columns, Distribution, ModelEvidence, Vote
+from fairseq_ccpr.decoding.mixture import SILENT, Columns, Distribution, Mixture, ModelEvidence, Vote
+
+T = TypeVar("T")
 
 
 @dataclass
 class GivenText:
-    """Given targets of B sentences: N tokens in all, at each of which a memory votes as it would in beam search."""
+    """Given targets of B sentences, at whose N tokens a memory votes as it would in beam search."""
 
     previous: Tensor  # int64 [B, T], the decoder's input: y_<t, with the end of the sentence in front
     real: Tensor  # bool [B, T], the N tokens
@@ -25,23 +27,42 @@ class GivenText:
     model: Distribution  # the same at the N tokens
 
 
-class Record(Protocol):
-    """What a memory saw at N tokens of given targets: enough to vote with any settings."""
+def joined(several: Sequence[T], join: Callable[[list[Tensor]], Tensor]) -> T:
+    """Join records tensor by tensor, through tuples and records in them; what else they have is shared."""
+    one: Any = several[0]
+    if isinstance(one, Tensor):
+        found: Any = join(list(several))
+    elif isinstance(one, tuple):
+        parts = [joined(each, join) for each in zip(*several)]
+        found = type(one)(*parts) if hasattr(one, "_fields") else tuple(parts)
+    elif isinstance(one, Record):
+        names = [part.name for part in fields(one)]
+        each = {name: joined([getattr(record, name) for record in several], join) for name in names}
+        found = replace(one, **each)
+    else:
+        found = one
+    same: T = found
+    return same
+
+
+@dataclass
+class Record:
+    """What a memory saw at N given tokens, in tensors [N, ...]: enough to vote with any settings."""
 
     def vote(self, memory: Any, trusted: bool) -> Vote:
         """Vote as a memory does in beam search: the one that was asked, with other settings perhaps."""
-        ...
+        raise NotImplementedError
 
-    def select(self, rows: Tensor) -> Record:
+    def select(self, rows: Tensor) -> Self:
         """Select some of the tokens, by number or by bool."""
-        ...
+        return joined([self], lambda parts: parts[0][rows])
 
-    def cpu(self) -> Record:
-        """Move to the CPU."""
-        ...
+    def cpu(self) -> Self:
+        return joined([self], lambda parts: parts[0].cpu())
 
 
-class VoteRecord(NamedTuple):
+@dataclass
+class VoteRecord(Record):
     """The record of a memory whose votes no setting changes."""
 
     values: Tensor  # int64 [N, C]
@@ -50,16 +71,7 @@ class VoteRecord(NamedTuple):
     features: Tensor  # fp32 [N, F]
 
     def vote(self, memory: Any, trusted: bool) -> Vote:
-        """Return what was voted."""
         return Vote(self.values, self.log_probs, self.weight, Columns(self.features) if trusted else None)
-
-    def select(self, rows: Tensor) -> VoteRecord:
-        """Select some of the tokens."""
-        return VoteRecord(*(part[rows] for part in self))
-
-    def cpu(self) -> VoteRecord:
-        """Move to the CPU."""
-        return VoteRecord(*(part.cpu() for part in self))
 
 
 class Whole(NamedTuple):
@@ -82,22 +94,32 @@ class ForcedText:
     log_probs: Tensor  # fp32 [N], log p_NMT of the targets
     likeliest: ModelEvidence  # of the model
     records: Mapping[str, Any]  # what each memory saw, a `Record`, by its name
+    mixture: Mixture  # of what they say with the model
     whole: Whole | None = None  # where it is scored
+
+    def said(self, votes: Sequence[Vote]) -> list[tuple[Tensor, Tensor]]:
+        """Look up what votes say of the targets, and their weights, as `Mixture.of_targets` takes them."""
+        return [(vote.log_prob(self.targets), vote.weight) for vote in votes]
+
+    def mixed(self, votes: Sequence[Vote]) -> Tensor:
+        """Mix log p of the targets with votes, fp32 [N]."""
+        return self.mixture.of_targets(self.log_probs, self.said(votes))
 
     def kept(self, first: int) -> ForcedText:
         """Return what tuning keeps of it, on the CPU, its sentences numbered from `first`."""
+        tokens = joined([self._tokens], lambda parts: parts[0].cpu())
         records = {name: record.cpu() for name, record in self.records.items()}
-        kept = self._changed(lambda part: part.cpu(), records)
+        kept = ForcedText(*tokens, records, self.mixture)
         kept.sentences = kept.sentences + first  # not in place: on a CPU it is the same tensor
         # of what the model rules out, which only memories name
         kept.log_probs = kept.log_probs.clamp_min(SILENT)
         return kept
 
     def select(self, rows: Tensor) -> ForcedText:
-        """Select some of the tokens, by number or by bool."""
+        tokens = joined([self._tokens], lambda parts: parts[0][rows])
         records = {name: record.select(rows) for name, record in self.records.items()}
-        return self._changed(lambda part: part[rows], records)
+        return ForcedText(*tokens, records, self.mixture)
 
-    def _changed(self, change: Callable[[Tensor], Tensor], records: Mapping[str, Any]) -> ForcedText:
-        tokens = change(self.targets), change(self.sentences), change(self.positions), change(self.log_probs)
-        return ForcedText(*tokens, ModelEvidence(*map(change, self.likeliest)), records)
+    @property
+    def _tokens(self) -> tuple[Any, ...]:
+        return self.targets, self.sentences, self.positions, self.log_probs, self.likeliest

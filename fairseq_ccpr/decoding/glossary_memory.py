@@ -8,10 +8,9 @@ search from undoing that: of ending a sentence while terms are open, and of grow
 
 from __future__ import annotations
 
-import copy
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Self
 
@@ -20,10 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_ccpr.decoding.learned_memory import LearnedPhrases
-from fairseq_ccpr.decoding.memory import Memory, MemoryBatch, Step
-from fairseq_ccpr.decoding.mixture import interpolate_
+from fairseq_ccpr.decoding.memory import Begun, Memory, MemoryBatch, Snapshot, Step
 from fairseq_ccpr.decoding.options import PhraseSettings
-from fairseq_ccpr.decoding.phrase_candidates import Candidates, PhraseCandidates, SentencePhrases
+from fairseq_ccpr.decoding.phrase_candidates import Candidates, CandidateSource, SentencePhrases
 from fairseq_ccpr.decoding.phrase_memory import PhraseBatch, PhraseMemory
 from fairseq_ccpr.decoding.phrase_votes import MAX_SUBWORDS, WRITTEN, Consent, PhraseVotes, Proposals
 from fairseq_ccpr.settings import signature
@@ -58,33 +56,25 @@ class GlossaryVotes(PhraseVotes):
 
     @property
     def covered_factor(self) -> Tensor:
-        """Nothing."""
         return torch.zeros_like(self.covered)
 
     def forward(self, proposals: Proposals, consent: Consent, prior: Tensor) -> Tensor:
-        """Compute the votes, fp32 [N, A]; see `PhraseVotes`."""
         return super().forward(proposals, consent, prior.masked_fill(proposals.covered > 0, float("-inf")))
 
 
-class GlossaryCandidates(PhraseCandidates):
+class GlossaryCandidates(CandidateSource):
     """The terms of a glossary in source sentences, as the decoder would generate their translations."""
 
     def __init__(
         self, glossary: Glossary, make_subwords: Callable[[], DecoderSubwords], source_dictionary: Any
     ) -> None:
-        self.glossary, self.make_subwords, self.source_dictionary = glossary, make_subwords, source_dictionary
-        self.checked = True  # a sentence without a term is nothing to warn of
+        super().__init__(make_subwords, source_dictionary)
+        self.glossary = glossary
         self._ids: dict[str, list[int]] = {}
-
-    @property
-    def remote(self) -> bool:
-        """No."""
-        return False
 
     def start(
         self, src_tokens: Tensor, learned: LearnedPhrases | None = None, given: Sequence[str] | None = None
     ) -> Callable[[], list[SentencePhrases]]:
-        """Find the terms of sentences, int64 [B, S]; terms are not learned."""
         texts = given if given is not None else self.recovered(src_tokens)
         return lambda: [
             SentencePhrases(self._terms_of(text), list, number) for number, text in enumerate(texts)
@@ -117,8 +107,8 @@ class GlossaryCandidates(PhraseCandidates):
             ids = self.subwords.slice(self.subwords.split(term), 0, len(term)) or []
             if not 0 < len(ids) <= MAX_SUBWORDS:
                 logger.warning(
-                    "%s: '%s' is ignored: the model cannot write it, since its subwords are not in the dictionary, or more "
-                    "than %d",
+                    "%s: '%s' is ignored: the model cannot write it, since its subwords are not in the "
+                    "dictionary, or more than %d",
                     self.glossary.path,
                     term,
                     MAX_SUBWORDS,
@@ -147,22 +137,29 @@ class GlossaryMemory(Memory):
     def build(
         cls, candidates: GlossaryCandidates, end_token: int, unknown_token: int, device: torch.device
     ) -> GlossaryMemory:
-        """Build the memory of a glossary's terms."""
         votes = GlossaryVotes().requires_grad_(False).to(device)
         return cls(PhraseMemory(candidates, PhraseSettings(), votes, device), end_token, unknown_token)
 
     @cached_property
     def growing(self) -> Tensor:
-        """1 for tokens that grow the word before them, fp32 [V]; fairseq-generate knows the subwords after the ensemble."""
+        """1 for tokens that grow the word before them, fp32 [V]; known once the subwords are."""
         growing = self.phrases.candidates.subwords.growing()
         return torch.tensor(growing, dtype=torch.float32, device=self.phrases.device)
 
-    def begin(self, sources: Tensor) -> GlossaryBatch:
-        """Find the terms of a batch, int64 [B, S]."""
-        return GlossaryBatch(self, self.phrases.begin(sources))
+    def begin(self, sources: Tensor, snapshot: Snapshot) -> Begun:
+        phrases, sources = self.phrases.begin(sources, snapshot), sources.cpu()
+
+        def lay_out() -> GlossaryBatch:
+            batch, candidates = phrases.encoded(), self.phrases.candidates
+            assert isinstance(batch, PhraseBatch) and isinstance(candidates, GlossaryCandidates)
+            terms = [len(set(sentence.candidates.queries.tolist())) for sentence in batch.phrases]
+            unknown = [candidates.covers_unknown(*both) for both in zip(snapshot.texts or (), sources)]
+            made = batch.similarity.new_tensor
+            return GlossaryBatch(self, batch, made(terms), UNKNOWN_COST * made(unknown or [0] * len(terms)))
+
+        return Begun(lay_out)
 
     def signature(self) -> str:
-        """Name the glossary and how it counts."""
         assert isinstance(self.phrases.candidates, GlossaryCandidates)
         counting = {
             "votes": self.phrases.votes.digest(), "end": END_COST, "growth": GROWTH_COST, "unknown": UNKNOWN_COST
@@ -176,26 +173,11 @@ class GlossaryBatch(MemoryBatch):
 
     memory: GlossaryMemory
     phrases: PhraseBatch
-    terms: Tensor = field(init=False)  # fp32 [B], how many each sentence has
-    unknown_cost: Tensor = field(init=False)  # fp32 [B], of an unknown token
-
-    def begun(self, texts: Sequence[str] | None) -> None:
-        """Take the source sentences as they were given, in which terms are looked for."""
-        self.phrases.begun(texts)
-
-    def encoded(self) -> None:
-        """Lay out the terms."""
-        self.phrases.encoded()
-        counts = [len(set(sentence.candidates.queries.tolist())) for sentence in self.phrases.phrases]
-        self.terms = self.phrases.similarity.new_tensor(counts)
-        candidates, texts = self.phrases.memory.candidates, self.phrases.texts or ()
-        assert isinstance(candidates, GlossaryCandidates)
-        covered = [candidates.covers_unknown(*both) for both in zip(texts, self.phrases.sources)]
-        self.unknown_cost = UNKNOWN_COST * self.terms.new_tensor(covered or [0] * len(counts))
+    terms: Tensor  # fp32 [B], how many each sentence has
+    unknown_cost: Tensor  # fp32 [B], of an unknown token
 
     def rescore(self, step: Step) -> Tensor:
-        """Mix what is to be written into log p, fp32 [H, V], in place, and take the costs."""
-        mixed, state = interpolate_(step.model.log_probs, [self.phrases.vote(step)]), self.phrases.state
+        mixed, state = step.mix([self.phrases.vote(step)]), self.phrases.state
         open_terms = self.terms.index_select(0, state.rows) - state.covered.sum(dim=1)
         mixed.addr_(state.ended().float(), self.memory.growing, alpha=-GROWTH_COST)
         mixed[:, self.memory.end_token] -= END_COST * open_terms
@@ -203,7 +185,4 @@ class GlossaryBatch(MemoryBatch):
         return mixed
 
     def reorder(self, order: Tensor) -> Self:
-        """Follow the beam."""
-        other = copy.copy(self)
-        other.phrases = self.phrases.reorder(order)
-        return other
+        return replace(self, phrases=self.phrases.reorder(order))

@@ -1,4 +1,4 @@
-"""The interface that decoding is written against: a memory alongside the decoder, asked for its vote at each step.
+"""The interface that decoding is written against: a memory alongside the decoder.
 
 Letters: B sentences, S source subwords, H hypotheses, T target positions, N tokens, C tokens that a memory
 names, V target vocabulary.
@@ -7,9 +7,9 @@ names, V target vocabulary.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, Self
 
 import torch
@@ -17,8 +17,17 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from fairseq_ccpr.decoding.forced import GivenText, Record, VoteRecord
-from fairseq_ccpr.decoding.mixture import Distribution, Vote
+from fairseq_ccpr.decoding.learned_memory import LearnedEntries, LearnedMemory
+from fairseq_ccpr.decoding.mixture import Distribution, Mixture, Vote
 from fairseq_ccpr.errors import ConfigurationError
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What counts for a batch beside its sources, the same for all memories."""
+
+    learned: LearnedEntries | None = None  # up to this moment; None: nothing is learned alongside
+    texts: Sequence[str] | None = None  # the sources as they were given, where that is known
 
 
 @dataclass
@@ -28,6 +37,10 @@ class Step:
     tokens: Tensor  # int64 [H, t], the hypotheses so far, with the end of the sentence in front
     model: Distribution  # what the model says, and what memories before have made of it
     trusted: bool = False  # whether trust decides the weights, and so needs evidence
+    mixture: Mixture = field(default_factory=Mixture)
+
+    def mix(self, votes: Sequence[Vote]) -> Tensor:
+        return self.mixture.mix(self.model.log_probs, votes)
 
 
 class MemoryBatch:
@@ -36,24 +49,29 @@ class MemoryBatch:
     It begins with one hypothesis a sentence; `reorder` makes more of them. Nothing of it outlives the batch.
     """
 
-    def begun(self, texts: Sequence[str] | None) -> None:
-        """Take the source sentences as they were given; None where their subwords alone are known."""
+    def encoded(self) -> MemoryBatch:
+        """Finish beginning while a GPU encodes the sources; returns the batch to go on with."""
+        return self
 
-    def encoded(self) -> None:
-        """Finish beginning, now that the models have encoded the sources, or a GPU does so."""
+    def listening(self, given: bool = False) -> AbstractContextManager[MemoryBatch]:
+        """Open a context in which the models compute a step, and what their layers say may be read.
 
-    def listening(self) -> AbstractContextManager[None]:
-        """Open a context in which the models compute a step: what their layers say may be read meanwhile."""
-        return nullcontext()
+        It gives what then votes or rescores: the batch itself, or what has heard something.
+
+        Args:
+            given: the step is all of given targets, see `force`.
+        """
+        return nullcontext(self)
 
     def rescore(self, step: Step) -> Tensor:
-        """Change the distribution of a step, in place or not: log p, fp32 [H, V]. For memories that act on it."""
+        """Change the distribution of a step, in place or not: log p, fp32 [H, V]."""
         return step.model.log_probs
 
     def vote(self, step: Step) -> Vote:
         """Vote for the next token, once a step. For memories that vote."""
         raise ConfigurationError(
-            f"{type(self).__name__} has no vote: define it, or let its memory act on the model or the mixture (acts_on)"
+            f"{type(self).__name__} has no vote: define it, or let its memory act on the model or the "
+            "mixture (acts_on)"
         )
 
     def reorder(self, order: Tensor) -> Self:
@@ -86,6 +104,16 @@ class MemoryBatch:
         return VoteRecord(*(torch.stack(column, dim=1)[text.real] for column in zip(*steps)))
 
 
+@dataclass
+class Begun(MemoryBatch):
+    """A batch that a memory has not finished yet."""
+
+    finish: Callable[[], MemoryBatch]
+
+    def encoded(self) -> MemoryBatch:
+        return self.finish()
+
+
 class Memory(ABC):
     """What stands alongside the decoder, with the settings that decide how it counts. Immutable.
 
@@ -93,7 +121,7 @@ class Memory(ABC):
         name: one word, for trust, tables and explanations.
         acts_on: what its batches change: the `model`'s distribution before any memory votes, the mixture by a
             `vote`, or the `mixture` after all have voted.
-        bounded: whether --lambda-max bounds its weight, see `limit_weights`.
+        bounded: whether --retrieval-lambda-max bounds its weight, see `Mixture.limit`.
         features: the names of what its evidence shows trust.
         unscored: why given targets cannot be scored with it; empty: they can.
     """
@@ -104,21 +132,24 @@ class Memory(ABC):
     features: ClassVar[tuple[str, ...]] = ()
     unscored: ClassVar[str] = ""
 
+    # What is learned alongside the datastore, live or as of a snapshot; None: nothing.
+    learned: LearnedMemory | LearnedEntries | None = None
+
     @abstractmethod
-    def begin(self, sources: Tensor) -> MemoryBatch:
-        """Begin a batch of sentences, int64 [B, S]."""
+    def begin(self, sources: Tensor, snapshot: Snapshot) -> MemoryBatch:
+        """Begin a batch of sentences, int64 [B, S]. What is learned later counts for later ones."""
 
     @abstractmethod
     def signature(self) -> str:
-        """Return everything that decides what is retrieved and how it counts, as one line to print with results."""
+        """Return all that decides what is retrieved and how it counts, in one line."""
 
-    def now(self, moment: dict[int, Any]) -> Memory:
-        """Return a snapshot, unaffected by later learning.
-
-        Args:
-            moment: what counts now of what several memories share, by its `id`.
-        """
-        return self
+    def at(self, snapshot: Snapshot) -> Self:
+        """Return the memory as of a snapshot, unaffected by later learning and forgetting."""
+        if self.learned is None:
+            return self
+        learning: Any = self  # a dataclass
+        pinned: Self = replace(learning, learned=snapshot.learned)
+        return pinned
 
     def on(self, device: torch.device) -> Memory:
         """Return a memory that computes votes of records on another device."""

@@ -5,13 +5,16 @@ Letters: H hypotheses, N tokens, M memories, C tokens that a memory names, k nei
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property, reduce
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+
+from fairseq_ccpr.decoding.options import MixtureSettings
+from fairseq_ccpr.timing import MERGE, phase
 
 RUN = 64  # neighbouring tokens whose highest is found first
 FEW = 32  # neighbours that are compared with one another; more are sorted
@@ -21,15 +24,40 @@ ALMOST_ALL = 1 - 2**-24
 SILENT = -80.0  # in place of log 0, whose differences and gradients are not numbers
 
 
+NamedColumns = Mapping[tuple[str, ...], Tensor]  # features at N tokens: n names -> fp32 [N, n]
+Said = Sequence[
+    tuple[Tensor, Tensor]
+]  # of each memory log p_r of N given tokens, and its weight, fp32 [N] each
+
+
 class ModelEvidence(NamedTuple):
     """The model's likeliest token at N tokens."""
 
     best: Tensor  # fp32 [N], log p_NMT of it
     favourite: Tensor  # int64 [N]
 
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        """Name what trust looks at."""
+        return names_in(cls(torch.zeros(1), torch.zeros(1, dtype=torch.int64)).columns())
+
+    def columns(self) -> NamedColumns:
+        """Compute what trust looks at; a feature of the model is a line here, and nothing elsewhere."""
+        return {("highest p_NMT",): self.best.unsqueeze(1)}
+
+
+def names_in(columns: NamedColumns) -> tuple[str, ...]:
+    """Name features, in the order of `joined`."""
+    return tuple(name for names in columns for name in names)
+
+
+def joined(columns: NamedColumns) -> Tensor:
+    """Put features beside one another, fp32 [N, F]."""
+    return torch.cat(list(columns.values()), dim=1)
+
 
 def distrust(model: ModelEvidence, log_probs: Tensor, found: Tensor) -> Tensor:
-    """Compute how many nats a memory's favourite is below the model's, fp32 [N, 1]: 80 at most, and 0 without a favourite.
+    """Compute how many nats a memory's favourite is below the model's, fp32 [N, 1]: 80 at most; 0 without one.
 
     Args:
         log_probs: log p_NMT of the memory's favourite, fp32 [N, 1]; -inf where the model rules it out.
@@ -44,17 +72,14 @@ class ModelView(Protocol):
     @property
     def neighbours(self) -> Tensor:
         """log p_NMT of the neighbours' tokens, fp32 [N, k]."""
-        ...
 
     @property
     def best(self) -> Tensor:
         """log p_NMT of the likeliest token, fp32 [N]."""
-        ...
 
     @property
     def favourite(self) -> Tensor:
         """The likeliest token, int64 [N]."""
-        ...
 
 
 class LookedUp(NamedTuple):
@@ -70,7 +95,6 @@ class Evidence(Protocol):
 
     def features(self, model: ModelEvidence) -> Tensor:
         """Compute the memory's features, fp32 [N, F], in the order of `Memory.features`."""
-        ...
 
 
 class Columns(NamedTuple):
@@ -79,12 +103,11 @@ class Columns(NamedTuple):
     columns: Tensor  # fp32 [N, F]
 
     def features(self, model: ModelEvidence) -> Tensor:
-        """Return them."""
         return self.columns
 
 
 class Vote(NamedTuple):
-    """What a memory says of the next token of H hypotheses: a sparse distribution over C tokens each, and its weight."""
+    """What a memory says of the next token of H hypotheses: a distribution over C tokens, and its weight."""
 
     values: Tensor  # int64 [H, C], tokens
     # fp32 [H, C], log p_r, duplicates merged: equal tokens all have the token's whole probability
@@ -97,13 +120,13 @@ class Vote(NamedTuple):
         return Vote(self.values[rows], self.log_probs[rows], self.weight[rows])
 
     def log_prob(self, tokens: Tensor) -> Tensor:
-        """Look up log p_r of one given token a row, int64 [H] -> fp32 [H]; -inf where it is not among the C."""
+        """Look up log p_r of a given token a row, int64 [H] -> fp32 [H]; -inf where it is none of the C."""
         return self.log_probs.masked_fill(self.values != tokens.unsqueeze(1), float("-inf")).amax(dim=1)
 
 
 @dataclass
 class Distribution:
-    """The model's distribution at N tokens. All that look at a step share it, so its likeliest token is found once."""
+    """The model's distribution at N tokens, shared so that its likeliest token is found once."""
 
     log_probs: Tensor  # fp32 [N, V], log p_NMT
 
@@ -113,7 +136,6 @@ class Distribution:
         return ModelEvidence(*likeliest(self.log_probs))
 
     def view(self, values: Tensor) -> DistributionView:
-        """Look at the tokens int64 [N, k]."""
         return DistributionView(self, values)
 
 
@@ -126,17 +148,14 @@ class DistributionView:
 
     @cached_property
     def neighbours(self) -> Tensor:
-        """log p_NMT of the neighbours' tokens, fp32 [N, k]."""
         return self.distribution.log_probs.gather(1, self.values)
 
     @property
     def best(self) -> Tensor:
-        """log p_NMT of the likeliest token, fp32 [N]."""
         return self.distribution.likeliest.best
 
     @property
     def favourite(self) -> Tensor:
-        """The likeliest token, int64 [N]."""
         return self.distribution.likeliest.favourite
 
 
@@ -181,8 +200,10 @@ def neighbour_log_probabilities(scores: Tensor, values: Tensor, temperature: flo
 
 
 def neighbour_shares(scores: Tensor, temperature: float) -> Tensor:
-    """Compute the weight of each neighbour in p_r, fp32 [H, k]; 0 throughout where all neighbours of a row are missing."""
-    return torch.softmax(_logits(scores, temperature), dim=1).nan_to_num(0.0)
+    """Compute the weight of each neighbour in p_r, fp32 [H, k]; 0 where all of a row are missing."""
+    # Only differences count, and before the division they lose nothing. Not numbers where all are -inf.
+    logits = (scores - scores.amax(dim=1, keepdim=True)) / temperature
+    return torch.softmax(logits, dim=1).nan_to_num(0.0)
 
 
 def merge_equal(weights: Tensor, values: Tensor) -> Tensor:
@@ -201,14 +222,10 @@ def merge_equal(weights: Tensor, values: Tensor) -> Tensor:
 
 
 def target_log_probabilities(scores: Tensor, matches: Tensor, temperature: float) -> Tensor:
-    """Compute log p_r of one given token a row, fp32 [N], which those neighbours name that are `matches`, bool [N, k]."""
-    log_weights = torch.log_softmax(_logits(scores, temperature), dim=1)
-    return log_weights.masked_fill(~matches, float("-inf")).logsumexp(dim=1)
-
-
-def _logits(scores: Tensor, temperature: float) -> Tensor:
-    # Only differences count, and before the division they lose nothing. Not numbers where all are -inf.
-    return (scores - scores.amax(dim=1, keepdim=True)) / temperature
+    """Compute log p_r of a given token a row, fp32 [N], that the neighbours `matches`, bool [N, k], name."""
+    logits = (scores - scores.amax(dim=1, keepdim=True)) / temperature  # as in `neighbour_shares`
+    log_shares = torch.log_softmax(logits, dim=1)
+    return log_shares.masked_fill(~matches, float("-inf")).logsumexp(dim=1)
 
 
 def retrieval_confidence(scores: Tensor, least: float = 0.0) -> Tensor:
@@ -228,43 +245,71 @@ def retrieval_confidence(scores: Tensor, least: float = 0.0) -> Tensor:
     return above.clamp(0, 1).sum(dim=1) / found
 
 
-def limit_weights(weights: Sequence[Tensor], bounded: Sequence[bool], most: float) -> list[Tensor]:
-    """Scale weights, fp32 [H] of each memory, down alike where they sum to more than `most`, or than the unbounded ones.
+@dataclass(frozen=True)
+class Mixture:
+    """How votes are combined with the model: p = (1 - sum of weights) p_NMT + sum of weight p_r.
 
-    So phrases never crowd out the model, and where they have no weight the tokens' is what it is without
-    phrases.
+    With one memory, equation 2 of the CLKNN paper. Decoding, scoring, tuning and explaining know no other
+    formula: another combiner is a subclass with a `mix`, an `of_targets` and `shares` of its own.
+
+    Args:
+        bounded: of each memory that votes, whether Lambda_max bounds its weight.
     """
-    if not any(bounded):
-        return list(weights)
-    free = reduce(torch.add, (w for w, one in zip(weights, bounded) if not one), torch.zeros_like(weights[0]))
-    # Where no weight is above 0, the scale is 1; it would be 0 / 0 if `most` is 0 as well.
-    scale = (free.clamp_min(most) / reduce(torch.add, weights)).nan_to_num(1.0).clamp_max(1.0)
-    return [weight * scale for weight in weights]
 
+    settings: MixtureSettings = field(default_factory=MixtureSettings)
+    bounded: tuple[bool, ...] = ()
 
-def interpolate_(log_probs: Tensor, votes: Sequence[Vote]) -> Tensor:
-    """Mix p = (1 - sum of weights) p_NMT + sum of weight p_r, in place and only where p_r is not zero.
+    def limit(self, weights: Sequence[Tensor]) -> list[Tensor]:
+        """Scale weights, fp32 [H] of each memory, down alike to Lambda_max, or the sum of the unbounded ones.
 
-    With one memory, equation 2 of the CLKNN paper.
+        So phrases never crowd out the model, and where they have no weight the tokens' is what it is without
+        phrases.
+        """
+        if not any(self.bounded):
+            return list(weights)
+        total, free = torch.zeros_like(weights[0]), torch.zeros_like(weights[0])
+        for weight, bounded in zip(weights, self.bounded):
+            total = total + weight
+            free = free if bounded else free + weight
+        # Where no weight is above 0, the scale is 1; it would be 0 / 0 if Lambda_max is 0 as well.
+        scale = (free.clamp_min(self.settings.lambda_max) / total).nan_to_num(1.0).clamp_max(1.0)
+        return [weight * scale for weight in weights]
 
-    No vote leaves log p_NMT [H, V] as it was, and weights of 0 leave their row as it was, to the bit.
-    """
-    if not votes:
+    def limited(self, votes: Sequence[Vote]) -> list[Vote]:
+        if not any(self.bounded):
+            return list(votes)
+        weights = self.limit([vote.weight for vote in votes])
+        return [vote._replace(weight=weight) for vote, weight in zip(votes, weights)]
+
+    @phase(MERGE)
+    def mix(self, log_probs: Tensor, votes: Sequence[Vote]) -> Tensor:
+        """Mix votes into log p_NMT [H, V], in place and only where p_r is not zero.
+
+        No vote leaves log p_NMT as it was, and weights of 0 leave their row as it was, to the bit.
+        """
+        if not votes:
+            return log_probs
+        total = votes[0].weight
+        for vote in votes[1:]:
+            total = total + vote.weight
+        log_probs += torch.log1p(-total.clamp_max(ALMOST_ALL)).unsqueeze(1)
+        for vote in votes:
+            named = log_probs.gather(1, vote.values)
+            mixed = torch.logaddexp(named, vote.weight.log().unsqueeze(1) + vote.log_probs)
+            log_probs.scatter_(1, vote.values, mixed)
         return log_probs
-    total = reduce(torch.add, (vote.weight for vote in votes)).clamp_max(ALMOST_ALL)
-    log_probs += torch.log1p(-total).unsqueeze(1)
-    for vote in votes:
-        mixed = torch.logaddexp(
-            log_probs.gather(1, vote.values), vote.weight.log().unsqueeze(1) + vote.log_probs
-        )
-        log_probs.scatter_(1, vote.values, mixed)
-    return log_probs
 
+    def of_targets(self, log_p: Tensor, said: Said) -> Tensor:
+        """Mix log p_NMT [N] of a given token a row with what each memory says of it."""
+        return torch.stack(self._terms(log_p, said)).logsumexp(dim=0) if said else log_p
 
-def interpolate_references(log_probs: Tensor, votes: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-    """Mix log p_NMT [N] of one given token a row with log p_r and the weight of each memory: all a tuner needs."""
-    if not votes:
-        return log_probs
-    total = reduce(torch.add, (weight for _, weight in votes)).clamp_max(ALMOST_ALL)
-    terms = [torch.log1p(-total) + log_probs, *(weight.log() + retrieved for retrieved, weight in votes)]
-    return torch.stack(terms).logsumexp(dim=0)
+    def shares(self, log_p: Tensor, said: Said) -> Tensor:
+        """Compute what part of p of given tokens is owed to the model and to each memory, [N, 1 + M]."""
+        # Not numbers where none gives it any: a memory that acts on the mixture alone does.
+        return torch.stack(self._terms(log_p, said), dim=1).softmax(dim=1).nan_to_num(0.0)
+
+    @staticmethod
+    def _terms(log_p: Tensor, said: Said) -> list[Tensor]:
+        total = sum((weight for _, weight in said), torch.zeros_like(log_p))
+        left = torch.log1p(-total.clamp_max(ALMOST_ALL))
+        return [left + log_p, *(weight.log() + retrieved for retrieved, weight in said)]

@@ -1,16 +1,18 @@
-"""The options of the tasks that retrieve: settings of the memories, each declared once, and how fairseq reads them."""
+"""The options of the tasks that retrieve: settings, each declared once, and how fairseq reads them."""
 
 # No `from __future__ import annotations` here: fairseq makes its options from the types themselves.
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Optional
+from typing import Any, ClassVar, Optional
 
 from fairseq.dataclass import FairseqDataclass
 from fairseq.tasks.translation import TranslationConfig
 
+from fairseq_ccpr.datastore.text import TextDatastore
 from fairseq_ccpr.datastore.token import FAMILIAR, TokenDatastore
+from fairseq_ccpr.datastore.tuned import Parts
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.search import TIMEOUT
 from fairseq_ccpr.settings import check, option, read_options, with_options
@@ -40,7 +42,8 @@ class TokenRetrievalSettings:
     )
     lambda_: float = option(
         0.5,
-        "interpolation weight of the token datastore, 0 to 1; with lambda*, which scales it, the default is 1",
+        "interpolation weight of the token datastore, 0 to 1; with lambda*, which scales it, the default is "
+        "1",
         within="[0, 1]",
         needs=SHARE,
         sign="lambda",
@@ -48,8 +51,8 @@ class TokenRetrievalSettings:
     )
     temperature: float = option(
         10.0,
-        "temperature of the neighbours' distribution: about 10 to 100 for squared distances, 0.01 to 0.5 for the inner "
-        "products of an adapter's keys, whose default is 0.05",
+        "temperature of the neighbours' distribution: about 10 to 100 for squared distances, 0.01 to 0.5 "
+        "for the inner products of an adapter's keys, whose default is 0.05",
         within="(0, inf)",
         needs="a number above 0",
         sign="T",
@@ -57,7 +60,8 @@ class TokenRetrievalSettings:
     )
     confidence: bool = option(
         False,
-        "scale the weight by the mean similarity of the 8 nearest neighbours (lambda*); on for an adapter's keys",
+        "scale the weight by the mean similarity of the 8 nearest neighbours (lambda*); on for an adapter's "
+        "keys",
         sign="lambda*",
         automatic=True,
     )
@@ -66,7 +70,8 @@ class TokenRetrievalSettings:
     )
     min_similarity: float = option(
         0.0,
-        "similarity, 0 to 1, at or below which a neighbour adds nothing to lambda*; protects text of other domains",
+        "similarity, 0 to 1, at or below which a neighbour adds nothing to lambda*; protects text of other "
+        "domains",
         within="[0, 1)",
         needs=COSINE,
         sign="s0",
@@ -74,16 +79,16 @@ class TokenRetrievalSettings:
     )
     lambda_star: str = option(
         NEAREST,
-        "mean that lambda* takes: nearest, of the 8 nearest neighbours found, negative similarities as 0; or published, "
-        "equation 8 of the CLKNN paper, of all k, missing ones as 0",
+        "mean that lambda* takes: nearest, of the 8 nearest neighbours found, negative similarities as 0; "
+        "or published, equation 8 of the CLKNN paper, of all k, missing ones as 0",
         choices=(NEAREST, PUBLISHED),
         sign="mean",
         automatic=True,
     )
     likeness: float = option(
         0.0,
-        "nats by which a neighbour counts less where its source sentence is nothing like the one that is translated; 0: what "
-        "sentence it is from does not count",
+        "nats by which a neighbour counts less where its source sentence is nothing like the one that is "
+        "translated; 0: what sentence it is from does not count",
         within="[0, inf)",
         needs="a number of nats of at least 0",
         sign="gamma",
@@ -91,8 +96,8 @@ class TokenRetrievalSettings:
     )
     sentences: int = option(
         0,
-        "search exactly, and only, among about so many entries, of the sentences most like the one that is translated; 0: "
-        "among all, with the index",
+        "search exactly, and only, among about so many entries, of the sentences most like the one that is "
+        "translated; 0: among all, with the index",
         within="[0, inf)",
         needs="at least 0 entries",
         sign="among",
@@ -100,8 +105,8 @@ class TokenRetrievalSettings:
     )
     guard: bool = option(
         False,
-        "translate sentences that none of the datastore's is like without it, and lower the weight for those that are little "
-        "like any; on where that was measured",
+        "translate sentences that none of the datastore's is like without it, and lower the weight for "
+        "those that are little like any; on where that was measured",
         automatic=True,
     )
 
@@ -110,12 +115,13 @@ class TokenRetrievalSettings:
         for name, off in OF_LAMBDA_STAR.items():
             if getattr(self, name) != off and not self.confidence:
                 raise ConfigurationError(
-                    f"--knn-{name.replace('_', '-')} is for the lambda* of --knn-confidence, which is off: leave it out"
+                    f"--knn-{name.replace('_', '-')} is for the lambda* of --knn-confidence, which is off: "
+                    "leave it out"
                 )
         if self.lambda_star == PUBLISHED and self.min_similarity:
             raise ConfigurationError(
-                f"--knn-min-similarity is {self.min_similarity:g}, and equation 8 of --knn-lambda-star {PUBLISHED} has no "
-                "such bound: give 0"
+                f"--knn-min-similarity is {self.min_similarity:g}, and equation 8 of --knn-lambda-star "
+                f"{PUBLISHED} has no such bound: give 0"
             )
 
 
@@ -158,16 +164,16 @@ class PhraseSearchSettings:
     )
     segmentation: Optional[str] = option(
         None,
-        "which words of the source are queried: learned, all, ngram:N, or lexicon:FILE, those that FILE names (as in the "
-        "phrase datastore)",
+        "which words of the source are queried: learned, all, ngram:N, or lexicon:FILE, those that FILE "
+        "names (as in the phrase datastore)",
         metavar="learned|all|ngram:N|lexicon:FILE",
         automatic=True,
         unsigned="the description of the queries has it",
     )
     bf16: bool = option(
         False,
-        "run the phrase encoder in bfloat16, faster where the processor supports it; results may then depend slightly on "
-        "which sentences share a batch",
+        "run the phrase encoder in bfloat16, faster where the processor supports it; results may then "
+        "depend slightly on which sentences share a batch",
         unsigned="the description of the queries has it",
     )
 
@@ -189,7 +195,8 @@ class PhraseSettings(PhraseSearchSettings):
     )
     reach: int = option(
         16,
-        "number of subwords for which a sentence of the datastore is followed beyond the end of a phrase; 0: none",
+        "number of subwords for which a sentence of the datastore is followed beyond the end of a phrase; "
+        "0: none",
         within="[0, inf)",
         needs="at least 0 subwords",
         metavar="N",
@@ -197,7 +204,8 @@ class PhraseSettings(PhraseSearchSettings):
     )
     consent: float = option(
         12.0,
-        "nats below the model's likeliest token at which a phrase has no vote for a token; 12: it always has one",
+        "nats below the model's likeliest token at which a phrase has no vote for a token; 12: it always "
+        "has one",
         within="(0, 12]",
         needs="a number above 0, and at most 12",
         automatic=True,
@@ -277,7 +285,10 @@ class MixtureSettings:
         check(self)
 
 
-RETRIEVAL = (TokenRetrievalSettings, PhraseSettings, TextSettings, StoreSettings, MixtureSettings)
+# Each with the part of a datastore that it is for, if it is for one.
+RETRIEVAL: dict[type[Any], str] = {
+    TokenRetrievalSettings: "token", PhraseSettings: "phrase", TextSettings: "text", StoreSettings: "", MixtureSettings: "",
+}  # fmt: skip
 
 
 @with_options(*RETRIEVAL)
@@ -298,7 +309,8 @@ class RetrievalConfig(FairseqDataclass):
     )
     glossary: Optional[str] = option(
         None,
-        "glossary, a TSV of source terms and their translations, which beam search then prefers; it needs no datastore",
+        "glossary, a TSV of source terms and their translations, which beam search then prefers; it needs "
+        "no datastore",
     )
     knn_log: Optional[str] = option(
         None,
@@ -332,7 +344,7 @@ def automatic_token_settings(datastore: TokenDatastore, confidence: bool | None 
 
 
 def _guards(datastore: TokenDatastore) -> bool:
-    """Check whether a datastore knows which sentences are like its own; older ones were tuned with another guard."""
+    """Check whether a datastore knows which sentences are like its own."""
     return datastore.section.source_index is not None and FAMILIAR in datastore.section.suits
 
 
@@ -356,37 +368,67 @@ def token_settings(
     unit = datastore.section.projection is not None
     if settings.confidence and not unit:
         raise ConfigurationError(
-            f"--knn-confidence needs keys of length 1, but those of {datastore.directory} are the decoder's own states: "
-            "build the datastore with --adapter clknn"
+            f"--knn-confidence needs keys of length 1, but those of {datastore.directory} are the decoder's "
+            "own states: build the datastore with --adapter clknn"
         )
     if settings.guard and not _guards(datastore):
         raise ConfigurationError(
-            f"--knn-guard needs to know how much the sentences of {datastore.directory} are like one another, which is "
-            "measured of 10,000 entries or more, when they are built: build it again, or leave the guard out"
+            f"--knn-guard needs to know how much the sentences of {datastore.directory} are like one "
+            "another, which is measured of 10,000 entries or more, when they are built: build it again, or "
+            "leave the guard out"
         )
     if (settings.likeness or settings.sentences) and datastore.section.source_index is None:
         name = "likeness" if settings.likeness else "sentences"
         raise ConfigurationError(
-            f"--knn-{name} needs the source sentences, and {datastore.directory} was built before these were kept: build "
-            "it again, or give 0"
+            f"--knn-{name} needs the source sentences, and {datastore.directory} was built before these "
+            "were kept: build it again, or give 0"
         )
     if settings.sentences and datastore.section.store is not None:
         raise ConfigurationError(
-            f"--knn-sentences needs keys in the folder, and those of {datastore.directory} are in {datastore.section.store}: "
-            "leave it out"
+            f"--knn-sentences needs keys in the folder, and those of {datastore.directory} are in "
+            f"{datastore.section.store}: leave it out"
         )
     if unit and settings.temperature >= 1:
         logger.warning(
-            "--knn-temperature %g makes all neighbours count alike: the keys of %s are compared by inner products of at "
-            "most 1, which need 0.01 to 0.5",
+            "--knn-temperature %g makes all neighbours count alike: the keys of %s are compared by inner "
+            "products of at most 1, which need 0.01 to 0.5",
             settings.temperature,
             datastore.directory,
         )
     elif datastore.section.index.metric == "l2" and settings.temperature < 1:
         logger.warning(
-            "--knn-temperature %g leaves only the nearest neighbour: the keys of %s are compared by squared distances, "
-            "which need about 10 to 100",
+            "--knn-temperature %g leaves only the nearest neighbour: the keys of %s are compared by squared "
+            "distances, which need about 10 to 100",
             settings.temperature,
             datastore.directory,
         )
+    return settings
+
+
+def text_settings(
+    cfg: RetrievalConfig, datastore: TextDatastore, tuned: Mapping[str, object] | None = None
+) -> TextSettings:
+    """Read the `--text-*` options; those left out are as tuned, or else what suits the text."""
+    general = datastore.section.general
+    settings = read_options(TextSettings, cfg, {"beta": float(general > 0), **(tuned or {})})
+    if settings.beta and not general:
+        raise ConfigurationError(
+            f"--text-beta is {settings.beta:g}, but {datastore.directory} was built without general text: "
+            "leave it out, or build the text with --against into another --output, and name both folders, "
+            "A:B"
+        )
+    return settings
+
+
+def read_settings(
+    cfg: RetrievalConfig, parts: Parts, tuned: Mapping[str, Mapping[str, Any]]
+) -> dict[type, Any]:
+    """Read the options of retrieval that these parts of a datastore have a use for, by their class."""
+    readers: dict[str, Callable[..., Any]] = {"token": token_settings, "text": text_settings}
+    settings = {}
+    for kind, part in RETRIEVAL.items():
+        if part in readers and part in parts:
+            settings[kind] = readers[part](cfg, parts[part], tuned.get(kind.PREFIX))
+        elif part in parts or not part:
+            settings[kind] = read_options(kind, cfg, tuned.get(kind.PREFIX))
     return settings

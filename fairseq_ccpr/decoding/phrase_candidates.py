@@ -8,6 +8,7 @@ after a space; any other gets one for after a sign where its source phrase stand
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -36,6 +37,8 @@ from fairseq_ccpr.text.decoder_subwords import (
     cut_phrases,
 )
 
+logger = logging.getLogger(__name__)
+
 KEPT_SENTENCES = 1 << 16  # whose subwords are kept where they are not written, about half a kB each
 KEPT_VARIANTS = 1 << 16  # of phrases, that are kept
 SPACES = re.compile(r"\s")
@@ -57,14 +60,59 @@ class SentencePhrases:
         return self.read()[self.number]
 
 
-class PhraseCandidates:
+class CandidateSource:
+    """What finds phrases for source sentences, and writes them as the decoder would.
+
+    Args:
+        make_subwords: called at the first sentence.
+    """
+
+    remote = False  # whether another machine searches, while this one goes on
+
+    def __init__(self, make_subwords: Callable[[], DecoderSubwords], source_dictionary: Any) -> None:
+        self.make_subwords, self.source_dictionary = make_subwords, source_dictionary
+
+    def start(
+        self, src_tokens: Tensor, learned: LearnedPhrases | None = None, given: Sequence[str] | None = None
+    ) -> Callable[[], list[SentencePhrases]]:
+        """Start to find phrases of sentences, int64 [B, S] with fairseq's padding on the left; returns a function that waits.
+
+        Args:
+            given: their texts, where they are known.
+        """
+        raise NotImplementedError
+
+    def check(self, batch: list[SentencePhrases]) -> None:
+        """See what was found for a batch."""
+
+    @cached_property
+    def subwords(self) -> DecoderSubwords:
+        """The translation model's own subwords."""
+        return self.make_subwords()
+
+    def recovered(self, src_tokens: Tensor) -> list[str]:
+        """Recover the text of sentences, int64 [B, S], from their subwords."""
+        return [self.subwords.recover(self.source_dictionary, row) for row in src_tokens.cpu()]
+
+    def table(self, batch: list[SentencePhrases]) -> PhraseTable:
+        """Lay a batch out as tensors on the CPU."""
+        return PhraseTable.of(
+            [sentence.candidates for sentence in batch], self._letters, self.subwords.borders
+        )
+
+    @cached_property
+    def _letters(self) -> np.ndarray:
+        texts = map(self.subwords.scheme.text_of, self.subwords.dictionary.symbols)
+        return np.array([any(map(str.isalnum, text)) for text in texts])
+
+
+class PhraseCandidates(CandidateSource):
     """Retrieve for source sentences, and tokenise what was retrieved as the decoder would.
 
     A phrase that the decoder cannot write, or only in more than MAX_SUBWORDS, is left out. Of equal token ids
     for the same source phrase the most similar stands for all.
 
     Args:
-        make_subwords: called at the first sentence.
         reach: subwords that are kept of what follows a phrase in its sentence.
     """
 
@@ -75,22 +123,24 @@ class PhraseCandidates:
         source_dictionary: Any,
         reach: int,
     ) -> None:
-        self.retriever, self.make_subwords = retriever, make_subwords
-        self.source_dictionary, self.reach = source_dictionary, reach
-        self.checked = False  # whether a first batch was seen to have phrases, or was warned of
+        super().__init__(make_subwords, source_dictionary)
+        self.retriever, self.reach, self.remote = retriever, reach, retriever.index.remote
+        self._checked = False  # whether a first batch was seen to have phrases, or was warned of
         # As it was when it last changed: without what it supersedes, and cut.
         self._current: tuple[LearnedPhrases, LearnedPhrases] | None = None
         self._learned: tuple[LearnedPhrases, CutEntries] | None = None
         self._write_variant = lru_cache(KEPT_VARIANTS)(self._write)
 
-    @property
-    def remote(self) -> bool:
-        """Whether another machine searches, while this one goes on."""
-        return self.retriever.index.remote
-
-    @cached_property
-    def subwords(self) -> DecoderSubwords:
-        return self.make_subwords()
+    def check(self, batch: list[SentencePhrases]) -> None:
+        """Warn where nothing was found for the first one."""
+        found = self._checked or any(len(sentence.candidates.lengths) for sentence in batch)
+        if not found and not self.retriever.remote.skipped:  # which was said
+            logger.warning(
+                "no phrase was retrieved for the first %d sentences: they are translated without the phrase datastore; lower "
+                "--phrase-min-similarity, or see with fairseq-ccpr retrieve what is found",
+                len(batch),
+            )
+        self._checked = True
 
     @cached_property
     def _cut_stored(self) -> CutEntries:
@@ -100,18 +150,9 @@ class PhraseCandidates:
             return split_entries(datastore, self.subwords)
         return lambda entries: (written.tokens, written.cuts(entries))
 
-    def recovered(self, src_tokens: Tensor) -> list[str]:
-        """Recover the text of sentences, int64 [B, S], from their subwords."""
-        return [self.subwords.recover(self.source_dictionary, row) for row in src_tokens.cpu()]
-
     def start(
         self, src_tokens: Tensor, learned: LearnedPhrases | None = None, given: Sequence[str] | None = None
     ) -> Callable[[], list[SentencePhrases]]:
-        """Start retrieval for sentences, int64 [B, S], padded on the left; returns a function that waits.
-
-        Args:
-            given: their texts, where they are known.
-        """
         learned = self._superseding(learned)
         texts = [*given] if given is not None else self.recovered(src_tokens)
         answer = self.retriever.start(texts, learned)
@@ -208,16 +249,6 @@ class PhraseCandidates:
         before = "" if signed else SIGN
         pieces = self.subwords.split_unchecked(before + words)  # the sign may well be unknown
         return self.subwords.slice(pieces, len(before), len(before) + length) or []
-
-    def table(self, batch: list[SentencePhrases]) -> PhraseTable:
-        return PhraseTable.of(
-            [sentence.candidates for sentence in batch], self._letters, self.subwords.borders
-        )
-
-    @cached_property
-    def _letters(self) -> np.ndarray:
-        texts = map(self.subwords.scheme.text_of, self.subwords.dictionary.symbols)
-        return np.array([any(map(str.isalnum, text)) for text in texts])
 
 
 class RememberedCandidates(PhraseCandidates):

@@ -1,11 +1,10 @@
-"""Retrieve phrases once per source sentence: which target phrases, in which sentences, translate its phrases."""
+"""Retrieve phrases once per source sentence: target phrases, and their sentences, for its phrases."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 class RetrievedPhrase(NamedTuple):
-    """An entry of the phrase datastore, or a phrase that was learned, whose entries are numbered after those."""
+    """An entry of the phrase datastore, or a learned phrase, which are numbered after those."""
 
     entry: int
     string: str
@@ -51,7 +50,7 @@ class QueryPhrase:
 
 
 class RetrievedEntries(NamedTuple):
-    """The entries retrieved for the P phrases of some sentences, in order; `PhraseRetriever.read` gives their strings."""
+    """The entries retrieved for the P phrases of some sentences, in order."""
 
     spans: np.ndarray  # int32 [P, 3]: sentence, start and end in characters
     probabilities: np.ndarray  # fp32 [P], of being a phrase
@@ -98,7 +97,7 @@ class PhraseRetriever:
     def retrieve(
         self, sentences: list[str], learned: LearnedPhrases | None = None
     ) -> list[list[QueryPhrase]]:
-        """Retrieve for each phrase of each sentence, in order; phrases for which nothing was found are in it too."""
+        """Retrieve for each phrase of each sentence, in order, found or not."""
         return self.read(sentences, self.start(sentences, learned)(), learned)
 
     def start(
@@ -114,14 +113,11 @@ class PhraseRetriever:
         vectors = found.vectors.to(self.device)
 
         def search() -> tuple[np.ndarray, np.ndarray]:
+            least = self.min_similarity
             if learned is None or learned.empty:
-                return nearest_distinct(
-                    self.index, self.datastore.string_hashes, vectors, self.k, self.min_similarity
-                )
-            index = learned.joined(self.index)
-            return nearest_distinct(
-                index, learned.string_hashes, vectors, self.k, self.min_similarity, learned.gone
-            )
+                return nearest_distinct(self.index, self.datastore.string_hashes, vectors, self.k, least)
+            index, hashes = learned.joined(self.index), learned.string_hashes
+            return nearest_distinct(index, hashes, vectors, self.k, least, learned.gone)
 
         answer = self.remote.start(search, len(sentences)) if self.index.remote and len(vectors) else search
 
@@ -136,17 +132,13 @@ class PhraseRetriever:
     def read(
         self, sentences: list[str], retrieved: RetrievedEntries, learned: LearnedPhrases | None = None
     ) -> list[list[QueryPhrase]]:
-        """Look up the strings and sentences of what was retrieved, together with what was learned if that is given."""
-        read_sentence = cache(self.datastore.sentence)
+        """Look up the strings and sentences of what was retrieved."""
+        phrases = learned if learned is not None else self.datastore
 
         def phrase(entry: int, score: float) -> RetrievedPhrase:
             pair = learned.pair(entry) if learned is not None else None
             source = pair.id if pair is not None else 0
-            if learned is not None and entry >= self.datastore.section.size:
-                return RetrievedPhrase(entry, *learned.phrase(entry), score, source)
-            number, start, end = self.datastore.spans[entry].tolist()
-            sentence = read_sentence(number)
-            return RetrievedPhrase(entry, sentence[start:end], sentence, start, end, score, source)
+            return RetrievedPhrase(entry, *phrases.phrase(entry), score, source)
 
         results: list[list[QueryPhrase]] = [[] for _ in sentences]
         columns = (part.tolist() for part in retrieved)
@@ -165,8 +157,8 @@ class PhraseRetriever:
             )
         if not self.retrieved:
             raise ConfigurationError(
-                f"nothing was retrieved for any of {self.phrases:,} phrases: no entry scores {self.min_similarity} or "
-                "more; lower --phrase-min-similarity"
+                f"nothing was retrieved for any of {self.phrases:,} phrases: no entry scores "
+                f"{self.min_similarity} or more; lower --phrase-min-similarity"
             )
 
     def signature(
@@ -193,12 +185,12 @@ class PhraseRetriever:
 
 
 def find_encoder(datastore: PhraseDatastore, given: str | None) -> Path:
-    """Find the checkpoint of the phrase encoder: the one given, or the one that the datastore was built with."""
+    """Find the checkpoint of the encoder: the one given, or what the datastore was built with."""
     path = Path(given or datastore.section.encoder)
     if given is None and not path.is_file():
         raise ConfigurationError(
-            f"the phrases of {datastore.directory} were built with the encoder {path}, which is not there: say with "
-            "--phrase-encoder where it is"
+            f"the phrases of {datastore.directory} were built with the encoder {path}, which is not there: "
+            "say with --phrase-encoder where it is"
         )
     return path
 
@@ -210,14 +202,14 @@ def load_encoder(datastore: PhraseDatastore, settings: PhraseSearchSettings) -> 
         encoder = load_phrase_encoder(path, bf16=bf16)
     if getattr(encoder, "similarity", COSINE) != COSINE:
         logger.warning(
-            "the phrases of %s are compared by inner products without bounds: --phrase-min-similarity and the weights of "
-            "phrases are made for cosines, and weigh these wrongly until they are tuned",
+            "the phrases of %s are compared by inner products without bounds: --phrase-min-similarity and "
+            "the weights of phrases are made for cosines, and weigh these wrongly until they are tuned",
             path,
         )
     return encoder
 
 
 def query_segmentation(datastore: PhraseDatastore, threshold: float, kind: str | None = None) -> Segmentation:
-    """Choose which spans of a source are queried: the datastore's kind unless given, by a threshold of their own."""
+    """Choose which spans of a source are queried: the datastore's kind unless given."""
     built = datastore.section.segmentation
     return Segmentation(kind or built["kind"], threshold, built["max_words"])

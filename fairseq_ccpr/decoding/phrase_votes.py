@@ -75,7 +75,6 @@ class Candidates(NamedTuple):
         ranks: np.ndarray,
         scores: np.ndarray,
     ) -> Candidates:
-        """Lay out C phrases, each given by its token ids and those of what follows it."""
         counts = np.array([(len(ids), len(following)) for ids, following in written], np.int64).reshape(-1, 2)
         lengths, extents = counts[:, 0], counts.sum(axis=1)
         tokens = np.full((len(written), int(extents.max(initial=1))), NO_TOKEN, np.int32)
@@ -117,7 +116,7 @@ class PhraseTable:
 
     @classmethod
     def of(cls, batch: Sequence[Candidates], letters: np.ndarray, borders: WordBorders) -> PhraseTable:
-        """Make a table of the phrases of each sentence, on the CPU; `letters` [V] are tokens with a letter or digit."""
+        """Make a table on the CPU; `letters` [V] are tokens with a letter or digit."""
         counts = np.array([len(one.lengths) for one in batch])
         lengths, extents, queries, _, scores = map(np.concatenate, zip(*(one[1:] for one in batch)))
         tokens = np.concatenate([one.tokens[one.tokens != NO_TOKEN] for one in batch])
@@ -138,21 +137,15 @@ class PhraseTable:
         begun = lettered[np.searchsorted(lettered, first)] - first
         prefixes = np.where(begun < lengths, begun + 1, lengths)
         inside = borders.going_on[tokens[first]]
-        subwords = np.stack(
-            [lanes[owners], places, places + 1 == lengths[owners], inside[owners] & (places == 0)]
-        )
-
-        # Phrases grouped by what they begin with, and by source phrase. Both are numbered in each sentence
-        # from 0.
-        opening_codes, some, opening = np.unique(
-            rows * SENTENCE + slots[first], return_index=True, return_inverse=True
-        )
+        begins_inside = inside[owners] & (places == 0)
+        subwords = lanes[owners], places, places + 1 == lengths[owners], begins_inside
+        # Phrases grouped by what they begin with, and by source phrase, numbered in each sentence from 0.
+        begun_with = rows * SENTENCE + slots[first]
+        opening_codes, some, opening = np.unique(begun_with, return_index=True, return_inverse=True)
         pair_codes, pair = np.unique(opening * SENTENCE + queries, return_inverse=True)
         opening_rows, pair_openings = opening_codes // SENTENCE, pair_codes // SENTENCE
         pair_rows = opening_rows[pair_openings]
-        first_opening, first_pair = (
-            np.searchsorted(one, np.arange(size)) for one in (opening_rows, pair_rows)
-        )
+        first_opening, first_pair = (_begins(one, size) for one in (opening_rows, pair_rows))
 
         def by_lane(column: np.ndarray, fill: int = 0) -> Tensor:
             """[C] -> [B, A]"""
@@ -160,31 +153,19 @@ class PhraseTable:
             placed[rows, lanes] = column
             return torch.from_numpy(placed)
 
-        def by_row(rows: np.ndarray, first: np.ndarray, *columns: np.ndarray) -> Tensor:
-            """Columns [n], by sentences [n] that never fall -> int64 [columns, B, most]"""
-            ranks = np.arange(len(rows)) - first[rows]
-            placed = np.zeros((len(columns), size, 1 + int(ranks.max(initial=0))), np.int64)
-            placed[:, rows, ranks] = np.stack(columns)
-            return torch.from_numpy(placed)
-
-        def transposed(columns: np.ndarray, last: list[list[int]]) -> Tensor:
-            return torch.from_numpy(np.append(columns, last, axis=1).astype(np.int32).T.copy())
-
         followed = (1 << (extents - 1)) - 1
-        columns = [
-            *map(by_lane, (queries, prefixes, lengths, followed, inside.astype(np.int64))),
-            by_lane(first, len(owners)),
-        ]
+        columns = [by_lane(one) for one in (queries, prefixes, lengths, followed, inside.astype(np.int64))]
+        columns.append(by_lane(first, len(owners)))
         return cls(
             columns[2],
             columns[0],
             by_lane(scores),
             torch.stack(columns, dim=2),
-            transposed(np.stack([tokens, slots]), [[0], [0]]),
+            _ended(tokens, slots),
             torch.from_numpy(np.append(codes, size * SENTENCE)),
-            transposed(subwords[:, order], [[0], [0], [0], [0]]),
-            by_row(opening_rows, first_opening, tokens[first[some]], slots[first[some]], inside[some]),
-            by_row(pair_rows, first_pair, pair_openings - first_opening[pair_rows], pair_codes % SENTENCE),
+            _ended(*(column[order] for column in subwords)),
+            _by_row(opening_rows, size, tokens[first[some]], slots[first[some]], inside[some]),
+            _by_row(pair_rows, size, pair_openings - first_opening[pair_rows], pair_codes % SENTENCE),
             by_lane(pair - first_pair[rows]),
             _states(),
             torch.from_numpy(borders.unfinished),
@@ -263,7 +244,7 @@ class PhraseState:
         return self._matched.index_select(0, self._origins)
 
     def reorder(self, order: Tensor, same_sentences: bool = False) -> PhraseState:
-        """Follow the beam; with `same_sentences` each hypothesis remains one of its sentence, and `rows` the same tensor."""
+        """Follow the beam; with `same_sentences` `rows` stays the same tensor."""
         other = copy.copy(self)
         if not same_sentences:
             other.rows, other._openings = self.rows.index_select(0, order), []
@@ -301,7 +282,7 @@ class PhraseState:
         self.unfinished = table.unfinished.index_select(0, tokens)
 
     def _equal_subwords(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """M times a hypothesis, the place of a subword in the table, and 1 where it equals the hypothesis's token, int64 [M].
+        """Hypotheses, places of subwords in the table, and 1 where it equals the token, int64 [M] each.
 
         All are equal where `sync_is_free`; else there are R of each hypothesis.
         """
@@ -329,7 +310,6 @@ class PhraseState:
         return ((self.matched >> ends) & 1).any(dim=1)
 
     def proposals(self) -> Proposals:
-        """Collect what each phrase proposes next."""
         queries, prefix, end, followed, inside, first = self.table.phrases.index_select(0, self.rows).unbind(
             dim=2
         )
@@ -352,7 +332,7 @@ class PhraseState:
         return values, slots, states
 
     def merged(self, prior: Tensor, covered_factor: Tensor) -> tuple[Proposals, Tensor]:
-        """Collect proposals and their prior scores, [H, C], fewer where `sync_is_free`, whose votes add up to the same.
+        """Collect proposals and prior scores, [H, C], fewer where `sync_is_free`, of the same sum of votes.
 
         Phrases that may begin with the same token v are then one proposal: they have one state, and so the
         score
@@ -378,14 +358,8 @@ class PhraseState:
             self._openings = [prior, *(part.index_select(0, self.rows) for part in parts)]
         _, tokens, token_slots, inside, opening, query, top, sums = self._openings
 
-        # M phrases that have begun, each once: of several equal subwords of a phrase the last that matches.
-        hypotheses, lanes, subword = self._found
-        places, columns = self.rows.index_select(0, hypotheses) * phrases + lanes, table.phrases.view(-1, 6)
-        matched = self._matched.view(-1).index_select(0, hypotheses * phrases + lanes)
-        length = _binary_digits(matched & columns[:, 3].index_select(0, places))
-        kept = length == subword + 1
-        hypotheses, places, length = torch.stack([hypotheses, places, length])[:, kept]
-        queries, prefix, end, _, _, first = columns.index_select(0, places).unbind(dim=1)
+        hypotheses, places, length = self._begun(phrases)
+        queries, prefix, end, _, _, first = table.phrases.view(-1, 6).index_select(0, places).unbind(dim=1)
         values, slots, states = self._look_up(length, prefix, end, first)
         covered = self.covered.view(-1).index_select(0, hypotheses * table.most_queries + queries).float()
         scores = prior.view(-1).index_select(0, places)
@@ -397,9 +371,8 @@ class PhraseState:
         left = torch.where(left > LEAST_LEFT * sums, left, 0.0)
         left *= torch.lerp(covered_factor.new_ones(1), covered_factor, self.covered.float()).gather(1, query)
         left = left.new_zeros(tokens.shape).scatter_add(1, opening, left)
-        may_begin = (left.clamp_min(torch.finfo(left.dtype).tiny).log() + top).masked_fill(
-            left == 0, float("-inf")
-        )
+        may_begin = left.clamp_min(torch.finfo(left.dtype).tiny).log() + top
+        may_begin = may_begin.masked_fill(left == 0, float("-inf"))
         barred = BARRED * (inside.bool() & self.unfinished.unsqueeze(1))
 
         counts = torch.bincount(hypotheses, minlength=len(self.rows))
@@ -413,9 +386,22 @@ class PhraseState:
             return torch.cat([first, laid], dim=1)
 
         each = joined(tokens, values), joined(token_slots, slots), joined(barred, states)
-        return Proposals(*each, joined(torch.zeros_like(left), covered)), joined(
-            may_begin, scores, float("-inf")
-        )
+        proposals = Proposals(*each, joined(torch.zeros_like(left), covered))
+        return proposals, joined(may_begin, scores, float("-inf"))
+
+    def _begun(self, phrases: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Find M phrases that have begun, once each: hypotheses, places, subwords that match, int64 [M].
+
+        Of several equal subwords of a phrase it is the last that matches.
+        """
+        hypotheses, lanes, subword = self._found
+        places = self.rows.index_select(0, hypotheses) * phrases + lanes
+        matched = self._matched.view(-1).index_select(0, hypotheses * phrases + lanes)
+        followed = self.table.phrases.view(-1, 6)[:, 3].index_select(0, places)
+        length = _binary_digits(matched & followed)
+        kept = length == subword + 1
+        hypotheses, places, length = torch.stack([hypotheses, places, length])[:, kept]
+        return hypotheses, places, length
 
 
 class Consent(NamedTuple):
@@ -426,7 +412,6 @@ class Consent(NamedTuple):
 
     @classmethod
     def of(cls, model: ModelView) -> Consent:
-        """Compare what the model says of the proposals' tokens with its likeliest."""
         return cls((model.neighbours - model.best.unsqueeze(1)).clamp_min(LEAST_RATIO), model.best)
 
 
@@ -462,7 +447,7 @@ class PhraseVotes(nn.Module):
 
     @property
     def covered_factor(self) -> Tensor:
-        """What is left of the vote of a phrase that may begin although its source phrase is covered, fp32 [1]."""
+        """What is left of a phrase's vote to begin once its source phrase is covered, fp32 [1]."""
         return self.covered.exp()
 
     def forward(self, proposals: Proposals, consent: Consent, prior: Tensor) -> Tensor:
@@ -476,8 +461,25 @@ class PhraseVotes(nn.Module):
         return torch.cat([model.unsqueeze(1), scores], dim=1).softmax(dim=1)[:, 1:]
 
     def digest(self) -> str:
-        """Digest the weights, for signatures."""
         return short(of_parameters(self.state_dict().items()))
+
+
+def _begins(rows: np.ndarray, size: int) -> np.ndarray:
+    """Find where each of B sentences begins in sentences [n] that never fall."""
+    return np.searchsorted(rows, np.arange(size))
+
+
+def _by_row(rows: np.ndarray, size: int, *columns: np.ndarray) -> Tensor:
+    """Lay out columns [n], by sentences [n] that never fall: int64 [columns, B, most]."""
+    ranks = np.arange(len(rows)) - _begins(rows, size)[rows]
+    placed = np.zeros((len(columns), size, 1 + int(ranks.max(initial=0))), np.int64)
+    placed[:, rows, ranks] = np.stack(columns)
+    return torch.from_numpy(placed)
+
+
+def _ended(*columns: np.ndarray) -> Tensor:
+    """Put columns [N] beside one another, and zeros behind the last row: int32 [N + 1, columns]."""
+    return torch.from_numpy(np.pad(np.stack(columns), ((0, 0), (0, 1))).astype(np.int32).T.copy())
 
 
 def sync_is_free(device: torch.device) -> bool:
@@ -504,9 +506,8 @@ def _states() -> Tensor:
 
 
 def _order(rows: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-    """Sort subwords [N] by sentence and token, equal ones in their order; narrow numbers are sorted in linear time."""
+    """Sort subwords [N] by sentence and token, stably; narrow numbers are sorted in linear time."""
     narrow = np.uint16 if tokens.max(initial=0) < 1 << 16 else np.int32
     order = tokens.astype(narrow).argsort(kind="stable")
-    return order[
-        rows[order].astype(np.uint16 if rows.max(initial=0) < 1 << 16 else np.int32).argsort(kind="stable")
-    ]
+    narrow = np.uint16 if rows.max(initial=0) < 1 << 16 else np.int32
+    return order[rows[order].astype(narrow).argsort(kind="stable")]

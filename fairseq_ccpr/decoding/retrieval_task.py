@@ -35,13 +35,14 @@ from fairseq_ccpr.decoding.learned_memory import LearnedEntries, LearnedMemory, 
 from fairseq_ccpr.decoding.memory import Memory
 from fairseq_ccpr.decoding.options import (
     NO_TRUST,
+    RETRIEVAL,
     MixtureSettings,
     PhraseSettings,
     RetrievalConfig,
     StoreSettings,
     TextSettings,
     TokenRetrievalSettings,
-    token_settings,
+    read_settings,
 )
 from fairseq_ccpr.decoding.phrase_candidates import PhraseCandidates
 from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
@@ -49,8 +50,15 @@ from fairseq_ccpr.decoding.phrase_retriever import PhraseRetriever, load_encoder
 from fairseq_ccpr.decoding.phrase_votes import PhraseVotes
 from fairseq_ccpr.decoding.remote_answers import RemoteAnswers
 from fairseq_ccpr.decoding.text_memory import LearnedTargets, TextMemory, TextWeight
-from fairseq_ccpr.decoding.token_memory import TokenMemory, WeightPolicy, confidence_weight, name_of
-from fairseq_ccpr.decoding.token_retriever import LearningRetriever, Retriever, TokenRetriever
+from fairseq_ccpr.decoding.token_memory import (
+    LearningRetriever,
+    Retriever,
+    TokenMemory,
+    TokenRetriever,
+    WeightPolicy,
+    confidence_weight,
+    name_of,
+)
 from fairseq_ccpr.decoding.trust import LearnedTrust, LoadedTrust, Trained, Trust, load_trust, trained_with
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
 from fairseq_ccpr.models.key_layer import KeyCapture
@@ -70,7 +78,7 @@ WEIGHT_ARGUMENTS = 4  # of a `WeightPolicy`
 
 
 class RetrievalTask(FairseqTask):
-    """What makes a translation task of fairseq one whose generators mix what a datastore says into beam search.
+    """What makes a translation task of fairseq one whose generators retrieve.
 
     It comes before fairseq's class in the bases of a task, which calls `open_datastore` at the end of its
     `__init__`.
@@ -94,41 +102,25 @@ class RetrievalTask(FairseqTask):
             DatastoreError: there is no such datastore, or it is for another model or other languages.
         """
         folders = find_parts(cfg.datastore, self.tags.languages)
-        waiting = self.waiting = read_options(StoreSettings, cfg)
-        self.token_datastore = (
-            TokenDatastore(folders["token"], waiting.timeout) if "token" in folders else None
-        )
-        self.phrase_datastore = (
-            PhraseDatastore(folders["phrase"], waiting.timeout) if "phrase" in folders else None
-        )
+        timeout = read_options(StoreSettings, cfg).timeout
+        self.token_datastore = TokenDatastore(folders["token"], timeout) if "token" in folders else None
+        self.phrase_datastore = PhraseDatastore(folders["phrase"], timeout) if "phrase" in folders else None
         self.text_datastore = TextDatastore(folders["text"]) if "text" in folders else None
-        tuned, self.trust, self.trained = self._read_tuned(cfg)
-        self.mixture_settings = read_options(MixtureSettings, cfg, tuned.get(MixtureSettings.PREFIX))
+        words = fingerprint.of_strings(self.target_dictionary.symbols)
         if self.token_datastore is not None:
-            self.token_datastore.check_fingerprint(
-                "target_dictionary", fingerprint.of_strings(self.target_dictionary.symbols), "the data folder"
-            )
-            self.token_settings = token_settings(
-                cfg, self.token_datastore, tuned.get(TokenRetrievalSettings.PREFIX)
-            )
-        if self.phrase_datastore is not None:
-            self.phrase_settings = read_options(PhraseSettings, cfg, tuned.get(PhraseSettings.PREFIX))
-            phrases_trusted = self.trust is None or PhraseMemory.name in self.trust.memories
-            if not phrases_trusted and self.phrase_settings.lambda_ > 0:
-                raise ConfigurationError(
-                    f"--phrase-lambda is {self.phrase_settings.lambda_:g}, but tuning left phrases out and learned trust in "
-                    "the tokens alone: give --trust none, or tune again"
-                )
-        if (text := self.text_datastore) is not None:
+            self.token_datastore.check_fingerprint("target_dictionary", words, "the data folder")
+        if self.text_datastore is not None:
             language = self.tags.languages.rpartition("-")[2] if self.tags.languages else None
-            text.check_vocabulary(fingerprint.of_strings(self.target_dictionary.symbols), language)
-            suits = {"beta": float(text.section.general > 0), **tuned.get(TextSettings.PREFIX, {})}
-            self.text_settings = read_options(TextSettings, cfg, suits)
-            if self.text_settings.beta and not text.section.general:
-                raise ConfigurationError(
-                    f"--text-beta is {self.text_settings.beta:g}, but {text.directory} was built without general text: leave "
-                    "it out, or build the text with --against into another --output, and name both folders, A:B"
-                )
+            self.text_datastore.check_vocabulary(words, language)
+        tuned, self.trust, self.trained = self._read_tuned(cfg)
+        self.settings = read_settings(cfg, self.parts, tuned)
+        phrases = self.settings.get(PhraseSettings)
+        trusted = self.trust is None or PhraseMemory.name in self.trust.memories
+        if phrases is not None and phrases.lambda_ > 0 and not trusted:
+            raise ConfigurationError(
+                f"--phrase-lambda is {phrases.lambda_:g}, but tuning left phrases out and learned trust in "
+                "the tokens alone: give --trust none, or tune again"
+            )
         self.glossary = Glossary(Path(cfg.glossary)) if cfg.glossary else None
         self.log = RetrievalLog(Path(cfg.knn_log), self.target_dictionary) if cfg.knn_log else None
         self.bpe = self.tokenizer = None
@@ -140,14 +132,13 @@ class RetrievalTask(FairseqTask):
             trust, trained, described = self._load_trust(Path(cfg.trust))
             return {"text": {"alpha": 0.0}, **described.settings}, trust, trained
         tuned = {} if cfg.untuned else read_tuned(self.parts)
-        kinds = MixtureSettings, TokenRetrievalSettings, PhraseSettings, TextSettings
-        known = {(kind.PREFIX, one.name) for kind in kinds for one in fields(kind)}
+        known = {(kind.PREFIX, one.name) for kind in RETRIEVAL for one in fields(kind)}
         if unknown := [
             name for prefix, values in tuned.items() for name in values if (prefix, name) not in known
         ]:
             logger.warning(
-                "the datastore was tuned by another version, with settings unknown to this one (%s): the tuned settings are "
-                "not used; tune again",
+                "the datastore was tuned by another version, with settings unknown to this one (%s): the "
+                "tuned settings are not used; tune again",
                 ", ".join(unknown),
             )
         if unknown or not tuned:
@@ -165,7 +156,8 @@ class RetrievalTask(FairseqTask):
         loaded, policy = load_trust(path, self.parts, self.trust_class), name_of(self._policy)
         if loaded.described.weight not in ("", policy):
             logger.warning(
-                "%s was trained with the weight %s, and --task has %s: tune again with this --task, or give --trust none",
+                "%s was trained with the weight %s, and --task has %s: tune again with this --task, or give "
+                "--trust none",
                 path,
                 loaded.described.weight,
                 policy,
@@ -175,22 +167,21 @@ class RetrievalTask(FairseqTask):
 
     @property
     def parts(self) -> dict[str, Datastore]:
-        """The parts of the datastore that decoding uses, by name: token, phrase, text."""
         parts = {"token": self.token_datastore, "phrase": self.phrase_datastore, "text": self.text_datastore}
         return {name: part for name, part in parts.items() if part is not None}
 
     def with_data(self, data_bin: Path) -> Any:
-        """Return the same task over the subsets of another data folder."""
         task = copy.copy(self)
         task.cfg, task.datasets, task.dataset_to_epoch_iter = copy.copy(self.cfg), {}, {}
         task.cfg.data = literal(str(data_bin)) if isinstance(task.cfg, DictConfig) else str(data_bin)
         return task
 
     def load_dataset(self, split: str, *args: Any, **kwargs: Any) -> None:
-        """Load a subset, as fairseq's task does; `alone=False` if those that continue it, such as `test1`, are read too."""
+        """Load a subset; `alone=False` if those that continue it, such as `test1`, are read too."""
         if kwargs.pop("alone", not kwargs.get("combine")) and (others := parts_of(self, split)[1:]):
             logger.warning(
-                "%s holds %s beside '%s', and only '%s' is read here: name another with --gen-subset (of tune, --subset)",
+                "%s holds %s beside '%s', and only '%s' is read here: name another with --gen-subset (of "
+                "tune, --subset)",
                 self.cfg.data,
                 ", ".join(others),
                 split,
@@ -206,28 +197,29 @@ class RetrievalTask(FairseqTask):
                 raise
             raise ConfigurationError(
                 f"{self.cfg.data} has no subset '{split}'{what_is_there(self, split)}: prepare the data with "
-                f"--{split.rstrip('0123456789')}, or name another subset with --gen-subset (of tune, --subset)"
+                f"--{split.rstrip('0123456789')}, or name another subset with --gen-subset (of tune, "
+                "--subset)"
             ) from None
         except (AssertionError, ValueError) as error:
             raise ConfigurationError(
-                f"{self.cfg.data}: the files of '{split}' are damaged or truncated ({str(error).splitlines()[0]}): copy or "
-                "prepare them again"
+                f"{self.cfg.data}: the files of '{split}' are damaged or truncated "
+                f"({str(error).splitlines()[0]}): copy or prepare them again"
             ) from None
 
     @classmethod
     def load_dictionary(cls, filename: str) -> Any:
-        """Load a dictionary, as fairseq's task does."""
         try:
             return super().load_dictionary(filename)
         except OSError:
             raise
         except Exception as error:  # fairseq raises no other for a wrong encoding
             raise ConfigurationError(
-                f"{filename} is no dictionary of fairseq ({str(error).splitlines()[0]}): copy it, or prepare the data, again"
+                f"{filename} is no dictionary of fairseq ({str(error).splitlines()[0]}): copy it, or "
+                "prepare the data, again"
             ) from None
 
     def source_subwords(self, tokens: Tensor) -> np.ndarray:
-        """Return the subwords of a source sentence, int64 [L] -> int32 [L'], without padding, tags and its end."""
+        """Return the subwords of a source, int64 [L] -> int32 [L'], without padding, tags and its end."""
         found = tokens.cpu().numpy()
         return found[~np.isin(found, self._markers)].astype(np.int32)
 
@@ -237,20 +229,20 @@ class RetrievalTask(FairseqTask):
         return np.array([dictionary.pad(), dictionary.eos(), *self.tags.ids(dictionary)])
 
     def read_as(self, text: str) -> ReadAs:
-        """Hash what the model reads as a source: texts that it reads alike are one source, whatever their form."""
+        """Hash what the model reads as a source: texts that it reads alike are one source."""
         subwords = " ".join(split_text(tidy(text), (self.tokenizer, self.bpe)).split())
         ids = self.source_dictionary.encode_line(subwords, add_if_not_exist=False)
         return ReadAs(hash_bytes(subwords.encode()), tuple(self.source_subwords(ids).tolist()))
 
     def inference_dataset(self, tokens: list[Tensor]) -> Any:
-        """Make a dataset of source sentences as `encode_line` gives them, with the tags that the model wants."""
+        """Make a dataset of sources as `encode_line` gives them, with the model's tags."""
         dataset = self.build_dataset_for_inference(tokens, [len(ids) for ids in tokens])
         dataset.shuffle = False
         dataset.left_pad_source, dataset.left_pad_target = self.cfg.left_pad_source, self.cfg.left_pad_target
         return dataset
 
     def pair_dataset(self, sources: list[Tensor], targets: list[Tensor]) -> Any:
-        """Make a dataset of sentence pairs as `encode_line` gives them, with the tags that the model wants on both sides."""
+        """Make a dataset of pairs as `encode_line` gives them, with the model's tags on both sides."""
         dictionary, encoded = self.target_dictionary, self.inference_dataset(sources)
         tagged = [self.tags.tagged(ids, dictionary) for ids in targets]
         return LanguagePairDataset(
@@ -292,7 +284,7 @@ class RetrievalTask(FairseqTask):
         return generator
 
     def equip(self, generator: Any, ensemble: RetrievalEnsemble) -> None:
-        """Give a generator of fairseq an ensemble that retrieves, and a faster beam search with the same results."""
+        """Give a generator an ensemble that retrieves, and a faster beam search with equal results."""
         generator.model = ensemble
         if type(generator.search) is BeamSearch:
             generator.search = RunwiseBeamSearch(self.target_dictionary)
@@ -320,7 +312,6 @@ class RetrievalTask(FairseqTask):
         return hypotheses
 
     def build_tokenizer(self, args: Any) -> Any:
-        """Build the tokenizer of `--tokenizer`, and keep it: phrases are made of text."""
         self.tokenizer, self.splitting["tokenizer"] = super().build_tokenizer(args), digest_options(args)
         return self.tokenizer
 
@@ -330,7 +321,7 @@ class RetrievalTask(FairseqTask):
         return self.bpe
 
     def source_text(self, tokens: Tensor) -> str:
-        """Return the text of a source sentence, int64 [S], for a memory of your own; padding and markers are left out."""
+        """Return the text of a source sentence, int64 [S], for a memory of your own."""
         return self._subwords.recover(self.source_dictionary, tokens)
 
     def target_tokens(self, text: str) -> list[int]:
@@ -342,7 +333,6 @@ class RetrievalTask(FairseqTask):
         return self._subwords.slice(self._subwords.split_unchecked(text), 0, len(text)) or []
 
     def build_ensemble(self, models: list[Any]) -> RetrievalEnsemble:
-        """Join the models and the memories of the datastore in one ensemble."""
         memories = self.build_memories(models)
         if not memories:
             raise ConfigurationError(f"--task {self.name} needs --datastore DIR, made by fairseq-ccpr build")
@@ -356,19 +346,21 @@ class RetrievalTask(FairseqTask):
         """
         dictionary = self.target_dictionary
         trust = self.trust.to(next(models[0].parameters()).device) if self.trust is not None else None
-        ensemble = RetrievalEnsemble(models, memories, dictionary.pad(), self.mixture_settings, trust)
+        ensemble = RetrievalEnsemble(
+            models, memories, dictionary.pad(), self.settings[MixtureSettings], trust
+        )
         voting = {memory.name: list(memory.features) for memory in ensemble.voting}
         if trust is not None and list(trust.memories) != list(voting):
             raise ConfigurationError(
-                f"trust was trained in {' and '.join(trust.memories)}, and --task {self.name} has {' and '.join(voting)}: "
-                "tune again with this --task, or give --trust none"
+                f"trust was trained in {' and '.join(trust.memories)}, and --task {self.name} has "
+                f"{' and '.join(voting)}: tune again with this --task, or give --trust none"
             )
         if isinstance(trust, LearnedTrust) and (
             other := [one for one in voting if trust.memories[one] != voting[one]]
         ):
             raise ConfigurationError(
-                f"trust was trained with other features of {' and '.join(other)} than --task {self.name} has: tune again "
-                "with this --task, or give --trust none"
+                f"trust was trained with other features of {' and '.join(other)} than --task {self.name} "
+                "has: tune again with this --task, or give --trust none"
             )
         prints = [fingerprint.short(fingerprint.of_parameters(model.named_parameters())) for model in models]
         ensemble.identity = " and ".join(prints)
@@ -385,7 +377,7 @@ class RetrievalTask(FairseqTask):
         return ensemble
 
     def build_memories(self, models: list[Any]) -> list[Memory]:
-        """Build the memories of the options, in the order in which they act; a task of your own may add some."""
+        """Build the memories, in the order in which they act; a task of your own may add some."""
         memories: list[Memory] = []
         learned, end = None, self.tags.end_of(self.target_dictionary)
         if self.token_datastore is not None:
@@ -419,10 +411,10 @@ class RetrievalTask(FairseqTask):
         weight.load_state_dict(self.trained.get(TextMemory.name, weight.state_dict()))
         weight = weight.requires_grad_(False).to(device)
         end = self.tags.end_of(dictionary)
-        targets = (
-            LearnedTargets(learned, datastore, counts, end) if isinstance(learned, LearnedMemory) else None
+        targets = LearnedTargets(datastore, counts, end) if learned is not None else None
+        return TextMemory(
+            datastore, counts, self.settings[TextSettings], weight, special, end, learned, targets
         )
-        return TextMemory(datastore, counts, self.text_settings, weight, special, end, targets)
 
     def _token_memory(self, models: list[Any], datastore: TokenDatastore) -> TokenMemory:
         prints = [fingerprint.of_parameters(model.named_parameters()) for model in models]
@@ -435,34 +427,35 @@ class RetrievalTask(FairseqTask):
         retriever = self.retriever_class(datastore, device)
         if missing := [name for name in ("datastore", "search", "describe") if not hasattr(retriever, name)]:
             raise ConfigurationError(
-                f"the retriever {type(retriever).__name__} has no {' and no '.join(missing)}: give it datastore, search and "
-                "describe, as fairseq_ccpr.Retriever has them"
+                f"the retriever {type(retriever).__name__} has no {' and no '.join(missing)}: give it "
+                "datastore, search and describe, as fairseq_ccpr.Retriever has them"
             )
         if (
-            self.token_settings.sentences
+            self.settings[TokenRetrievalSettings].sentences
             and getattr(type(retriever), "search", None) is not TokenRetriever.search
         ):
             raise ConfigurationError(
-                f"--knn-sentences takes the place of the search of {TokenRetriever.__name__}, and the retriever is a "
-                f"{type(retriever).__name__}: leave it out"
+                f"--knn-sentences takes the place of the search of {TokenRetriever.__name__}, and the "
+                f"retriever is a {type(retriever).__name__}: leave it out"
             )
         learned = LearnedMemory(datastore, device, self._learning_phrases)
         if not learned.entries.empty and not isinstance(retriever, LearningRetriever):
             raise ConfigurationError(
-                f"the retriever {type(retriever).__name__} cannot search the {len(learned.store.pairs):,} pairs that were "
-                f"learned alongside {datastore.directory}: move {learned.store.folder} away, or give the retriever the "
-                "methods of fairseq_ccpr.LearningRetriever, project and with_learned"
+                f"the retriever {type(retriever).__name__} cannot search the {len(learned.store.pairs):,} "
+                f"pairs that were learned alongside {datastore.directory}: move {learned.store.folder} "
+                "away, or give the retriever the methods of fairseq_ccpr.LearningRetriever, project and "
+                "with_learned"
             )
         remote = None
         if (store := datastore.section.store) is not None:
-            remote = RemoteAnswers(self.waiting, "tokens", store)
+            remote = RemoteAnswers(self.settings[StoreSettings], "tokens", store)
             if isinstance(retriever, TokenRetriever):
                 remote.ask(retriever.index.check)
         domain = datastore.open_domain()
         return TokenMemory(
             capture,
             retriever,
-            self.token_settings,
+            self.settings[TokenRetrievalSettings],
             self.target_dictionary.unk(),
             self._policy,
             domain.to(device) if domain is not None else None,
@@ -473,7 +466,7 @@ class RetrievalTask(FairseqTask):
 
     @property
     def _policy(self) -> WeightPolicy:
-        """The weight of the tokens, which a plug-in may set as the function itself, a static method or one of the task."""
+        """The weight of the tokens: a plug-in's function, static method, or method of the task."""
         policy: Any = inspect.getattr_static(self, "token_weight")
         as_function = (
             inspect.isfunction(policy) and len(inspect.signature(policy).parameters) == WEIGHT_ARGUMENTS
@@ -482,10 +475,10 @@ class RetrievalTask(FairseqTask):
 
     @property
     def without_phrases(self) -> bool:
-        """Whether phrases are not retrieved: their weight is 0, as tuning leaves it where tokens alone are better."""
+        """Whether phrases are not retrieved, since tuning left them a weight of 0."""
         both = self.token_datastore is not None and self.phrase_datastore is not None
         weighed = self.trust is not None and PhraseMemory.name in self.trust.memories
-        return both and not weighed and self.phrase_settings.lambda_ == 0
+        return both and not weighed and self.settings[PhraseSettings].lambda_ == 0
 
     @property
     def _learning_phrases(self) -> PhraseDatastore | None:
@@ -495,11 +488,17 @@ class RetrievalTask(FairseqTask):
         return phrases
 
     def _phrase_memory(self, models: list[Any], datastore: PhraseDatastore) -> PhraseMemory:
-        device, settings = next(models[0].parameters()).device, self.phrase_settings
+        device, settings = next(models[0].parameters()).device, self.settings[PhraseSettings]
         encoder = load_encoder(datastore, settings)
         segmentation = query_segmentation(datastore, settings.threshold, settings.segmentation)
         retriever = PhraseRetriever(
-            datastore, encoder, segmentation, settings.k, settings.min_similarity, device, self.waiting
+            datastore,
+            encoder,
+            segmentation,
+            settings.k,
+            settings.min_similarity,
+            device,
+            self.settings[StoreSettings],
         )
         candidates = PhraseCandidates(
             retriever, self._decoder_subwords, self.source_dictionary, settings.reach
@@ -550,13 +549,15 @@ def find_parts(datastore: str | None, languages: str | None = None) -> dict[str,
                 continue
             if part in found:
                 raise ConfigurationError(
-                    f"--datastore names two {part} parts, in {found[part]} and in {folder}: give one of each kind"
+                    f"--datastore names two {part} parts, in {found[part]} and in {folder}: give one of "
+                    "each kind"
                 )
             found[part] = folder
     if others and "token" not in found:
         folder, pair = next(iter(others.items()))
         raise DatastoreError(
-            f"the tokens of the datastore {folder} are for {pair}, and not for {languages or 'a bilingual model'}: give "
-            "-s and -t as it was built, or build one for these languages"
+            f"the tokens of the datastore {folder} are for {pair}, and not for "
+            f"{languages or 'a bilingual model'}: give -s and -t as it was built, or build one for these "
+            "languages"
         )
     return found

@@ -1,4 +1,4 @@
-"""The tasks that retrieve: fairseq's translation tasks, bilingual and multilingual, with a datastore alongside the model."""
+"""The tasks that retrieve: fairseq's translation tasks with a datastore alongside the model."""
 
 # No `from __future__ import annotations` here: fairseq makes its options from the types themselves.
 
@@ -80,7 +80,6 @@ class TranslationRetrievalTask(RetrievalTask, TranslationTask):
 
     @classmethod
     def setup_task(cls, cfg: TranslationRetrievalConfig, **kwargs: Any) -> Any:
-        """Set up the task, once the data folder is seen to be complete."""
         check_data_bin(Path(cfg.data), *(lang for lang in (cfg.source_lang, cfg.target_lang) if lang))
         return super().setup_task(cfg, **kwargs)
 
@@ -108,13 +107,11 @@ class MultilingualRetrievalTask(RetrievalTask, TranslationMultiSimpleEpochTask):
 
     @staticmethod
     def add_args(parser: argparse.ArgumentParser) -> None:
-        """Add fairseq's options and those of retrieval."""
         TranslationMultiSimpleEpochTask.add_args(parser)
         gen_parser_from_dataclass(parser, RetrievalConfig())
 
     @classmethod
     def setup_task(cls, args: Any, **kwargs: Any) -> Any:
-        """Set up the task, once its languages and dictionaries are seen to be known."""
         _check_languages(cls.name, args)
         if args.lang_tok_replacing_bos_eos:
             raise ConfigurationError(f"--lang-tok-replacing-bos-eos does not work with --task {cls.name}")
@@ -126,8 +123,8 @@ class MultilingualRetrievalTask(RetrievalTask, TranslationMultiSimpleEpochTask):
             return super().setup_task(args, **kwargs)
         except (AssertionError, ValueError, FileNotFoundError) as error:
             raise ConfigurationError(
-                f"--task {cls.name}: {' '.join(str(error).split())}; give --langs or --lang-dict, and the dictionaries, "
-                "of the model"
+                f"--task {cls.name}: {' '.join(str(error).split())}; give --langs or --lang-dict, and the "
+                "dictionaries, of the model"
             ) from None
 
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs: Any) -> None:
@@ -138,7 +135,6 @@ class MultilingualRetrievalTask(RetrievalTask, TranslationMultiSimpleEpochTask):
             self.datasets[split] = loaded.datasets[0]
 
     def with_data(self, data_bin: Path) -> Any:
-        """Return the same task over the subsets of another data folder."""
         task = super().with_data(data_bin)
         task.args, task.data_manager = task.cfg, copy.copy(self.data_manager)
         task.data_manager.args = task.cfg
@@ -163,13 +159,11 @@ class BartRetrievalTask(RetrievalTask, TranslationFromPretrainedBARTTask):
 
     @staticmethod
     def add_args(parser: argparse.ArgumentParser) -> None:
-        """Add fairseq's options and those of retrieval."""
         TranslationFromPretrainedBARTTask.add_args(parser)
         gen_parser_from_dataclass(parser, RetrievalConfig())
 
     @classmethod
     def setup_task(cls, args: Any, **kwargs: Any) -> Any:
-        """Set up the task, once its languages and dictionaries are seen to be known."""
         _check_languages(cls.name, args)
         if not args.langs:
             raise ConfigurationError(
@@ -179,7 +173,6 @@ class BartRetrievalTask(RetrievalTask, TranslationFromPretrainedBARTTask):
         return super().setup_task(args, **kwargs)
 
     def with_data(self, data_bin: Path) -> Any:
-        """Return the same task over the subsets of another data folder."""
         task = super().with_data(data_bin)
         task.args = task.cfg
         return task

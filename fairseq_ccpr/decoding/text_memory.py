@@ -1,4 +1,4 @@
-"""The text memory: what a text of the target language would say after the words so far, against what is general.
+"""The text memory: what a text of the target language would say, against what is general.
 
     p(v) ~ p_NMT(v | x, y<t) (p_text(v | y<t) / p_general(v | y<t)^beta)^alpha
 
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from fairseq_ccpr.datastore.text import Counts, TextDatastore
 from fairseq_ccpr.decoding.learned_memory import LearnedEntries, LearnedMemory
-from fairseq_ccpr.decoding.memory import Memory, MemoryBatch, Step
+from fairseq_ccpr.decoding.memory import Memory, MemoryBatch, Snapshot, Step
 from fairseq_ccpr.decoding.options import TextSettings
 from fairseq_ccpr.settings import signature
 from fairseq_ccpr.storage.fingerprint import of_parameters, short
@@ -81,7 +81,6 @@ class Observed(NamedTuple):
 
     @classmethod
     def joined(cls, parts: list[Observed]) -> Observed:
-        """Join what was observed at several places, numbering the hypotheses on."""
         begins = torch.tensor([0, *(len(part.found) for part in parts)]).cumsum(0)
         rows = torch.cat([part.rows + begin for part, begin in zip(parts, begins)])
         return cls(rows, *(torch.cat(column) for column in list(zip(*parts))[1:]))
@@ -102,21 +101,20 @@ class TextWeight(nn.Module):
         nn.init.zeros_(self.output.bias)
 
     def forward(self, features: Tensor) -> Tensor:
-        """Compute the factor of alpha, fp32 [H]."""
         z = ((features - self.mean) / self.scale).clamp(-FARTHEST, FARTHEST)
         factor: Tensor = self.output(self.hidden(z).tanh()).squeeze(1).clamp(-MOST, MOST).exp()
         return factor
 
 
 class LearnedTargets:
-    """The targets of learned pairs, equal ones once, counted alongside a text; what they supersede is taken away.
+    """The targets of learned pairs, counted alongside a text; what they supersede is taken away.
 
     Those that have moved into the datastore, and what was superseded before, are counted once, and not at
     each change.
     """
 
-    def __init__(self, learned: LearnedMemory, datastore: TextDatastore, counts: Counts, end: int) -> None:
-        self.learned, self.datastore, self.counts, self.end = learned, datastore, counts, end
+    def __init__(self, datastore: TextDatastore, counts: Counts, end: int) -> None:
+        self.datastore, self.counts, self.end = datastore, counts, end
         self._last: tuple[LearnedEntries | None, Counts] = (None, counts)
         self._settled: tuple[set[bytes], set[bytes], Counts] = (set(), set(), counts)  # moved, superseded
         self._in_text: dict[bytes, bool] = {}
@@ -174,7 +172,7 @@ class TextMemory(Memory):
         special: int64, ids of tokens that are no text: padding, the beginning of a sentence, unknown tokens,
             tags.
         end: the token that ends sentences, and stands in front of the first.
-        learned: pairs whose targets count as well.
+        learned: pairs whose targets count as well, see `LearnedTargets`.
     """
 
     name = "text"
@@ -186,19 +184,17 @@ class TextMemory(Memory):
     weight: TextWeight
     special: Tensor
     end: int
-    learned: LearnedTargets | None = None
+    learned: LearnedMemory | LearnedEntries | None = None
+    targets: LearnedTargets | None = None  # which counts those of `learned`
 
-    def begin(self, sources: Tensor) -> TextBatch:
-        """Begin a batch: nothing depends on the sources."""
-        return TextBatch(self)
+    def begin(self, sources: Tensor, snapshot: Snapshot) -> TextBatch:
+        return TextBatch(self.at(snapshot))
 
-    def now(self, moment: dict[int, Any]) -> TextMemory:
-        """Return a snapshot, unaffected by later learning and forgetting."""
-        if self.learned is None:
+    def at(self, snapshot: Snapshot) -> TextMemory:
+        if self.targets is None or snapshot.learned is None:
             return self
-        learned = self.learned.learned
-        entries = moment.setdefault(id(learned), learned.entries)
-        return replace(self, counts=self.learned.counted(entries), learned=None)
+        counts = self.targets.counted(snapshot.learned)
+        return replace(self, counts=counts, learned=None, targets=None)
 
     def observe(self, step: Step) -> Observed:
         """Look up what the text says of the likeliest tokens."""
@@ -246,7 +242,6 @@ class TextMemory(Memory):
         return scores.new_full((size,), float("-inf")).scatter_reduce(0, rows, scores, "amax")
 
     def signature(self) -> str:
-        """Name the counts, alpha, beta and what was trained."""
         trained = (
             short(of_parameters(self.weight.state_dict().items())) if self.weight.output.weight.any() else ""
         )
@@ -258,7 +253,6 @@ class TextMemory(Memory):
         return signature(values | ({"weight": trained} if trained else {}))
 
     def trained(self) -> dict[str, Tensor]:
-        """Return the weight that tuning trained."""
         return self.weight.state_dict()
 
 
@@ -270,7 +264,6 @@ class TextBatch(MemoryBatch):
 
     @phase(TEXT)
     def rescore(self, step: Step) -> Tensor:
-        """Fuse log p_NMT of the likeliest tokens with the text, in place."""
         memory, log_probs = self.memory, step.model.log_probs
         if not memory.settings.alpha:
             return log_probs

@@ -1,34 +1,32 @@
-"""The token memory: a search each step, kNN-MT's vote, and the features that trust reads of it.
+"""The token memory: a retriever, a search each step, and kNN-MT's vote.
 
 Decoding, scoring, tuning and explaining call the same functions. They gather and count: nothing is as wide as
-the vocabulary, and nothing goes back to the host. Letters: N tokens, k neighbours.
+the vocabulary, and nothing goes back to the host. Letters: N tokens or queries, k neighbours, d decoder width.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property, partial
-from typing import Any, NamedTuple, Self
+from functools import cache, partial
+from typing import NamedTuple, Protocol, Self, runtime_checkable
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fairseq_ccpr.datastore.domain import Domain
-from fairseq_ccpr.datastore.source_index import Likeness
-from fairseq_ccpr.datastore.token import FAMILIAR
-from fairseq_ccpr.decoding.forced import GivenText
+from fairseq_ccpr.datastore.token import FAMILIAR, TokenDatastore
+from fairseq_ccpr.decoding.forced import GivenText, Record, joined
 from fairseq_ccpr.decoding.learned_memory import LearnedEntries, LearnedMemory
-from fairseq_ccpr.decoding.memory import Memory, MemoryBatch, Step
+from fairseq_ccpr.decoding.memory import Memory, MemoryBatch, Snapshot, Step
 from fairseq_ccpr.decoding.mixture import (
     ALMOST_ALL,
     LookedUp,
-    ModelEvidence,
     ModelView,
     Vote,
-    distrust,
     neighbour_log_probabilities,
     neighbour_shares,
     retrieval_confidence,
@@ -36,155 +34,203 @@ from fairseq_ccpr.decoding.mixture import (
 )
 from fairseq_ccpr.decoding.options import PUBLISHED, TokenRetrievalSettings
 from fairseq_ccpr.decoding.remote_answers import RemoteAnswers
-from fairseq_ccpr.decoding.token_retriever import LearningRetriever, Neighbours, Retriever, TokenRetriever
+from fairseq_ccpr.decoding.source_likeness import SourceLikeness
+from fairseq_ccpr.decoding.token_features import Course, TokenEvidence, along_sentences, observed
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.models.key_layer import KeyCapture
+from fairseq_ccpr.search import EXACT, ExactIndex, Index
 from fairseq_ccpr.search.candidates import Candidates
 from fairseq_ccpr.search.exact import largest
+from fairseq_ccpr.search.live import search_without
 from fairseq_ccpr.settings import signature, signed
-from fairseq_ccpr.timing import LIKENESS, MERGE, phase
+from fairseq_ccpr.storage.arrays import as_tensor
+from fairseq_ccpr.storage.fingerprint import short
+from fairseq_ccpr.timing import MERGE, phase
 
-RANKS = (1, 2, 4, 8, 16, 32, 64)
-TYPICAL_RANK = 8  # whose score is followed along a hypothesis
 # of the likeness that is familiar: the guard leaves nothing of sentences that are as little like any
 STRANGE = 0.8
 DEEP = 64  # neighbours that the k best are chosen among where their sentences count
-SENTENCE_FEATURES = ("likeness of nearest", "highest likeness", "mean likeness", "likeness of best sentence")
-STATE_FEATURES = ("state distance", "state cosine", "state norm")
-RUNNING_FEATURES = ("running score", "running distance", "running agreement")
-
-TOKEN_FEATURES = (
-    *(f"score {rank}" for rank in RANKS),
-    "found",
-    *(f"distinct {rank}" for rank in RANKS[1:]),
-    "highest p_tok",
-    "entropy of p_tok",
-    "count of favourite",
-    "model of favourite",
-    "agreement",
-    "overlap",
-    *SENTENCE_FEATURES,
-    *STATE_FEATURES,
-    *RUNNING_FEATURES,
-    "position",
-)
-
 # The nearest neighbours that lambda* averages, however many there are: of many, most are far whatever the
 # first are.
 CONFIDENT = 8
+MOST_BYTES = 4 << 30  # that keys gathered for a batch may take
 
 
-class Course(NamedTuple):
-    """How N hypotheses have gone so far, this token included, and what they translate."""
+class Neighbours(NamedTuple):
+    """The nearest entries of N queries, best first; missing ones may stand between them.
 
-    state: Tensor  # fp32 [N, 3], `STATE_FEATURES`, of this token alone
-    running: Tensor  # fp32 [N, 3], `RUNNING_FEATURES`
-    position: Tensor  # fp32 [N], tokens before this one
-    # fp32 [N], the likeness of the datastore's sentence that is most like the source; 0 where not known
-    best: Tensor
+    Args:
+        ids: int64 [N, k], entries; -1 where one is missing.
+        scores: fp32 [N, k], inner products or minus squared distances; -inf where one is missing.
+        values: int64 [N, k], their tokens; any token where one is missing.
+        likeness: fp32 [N, k], how much their source sentences are like the one that is translated, 0 to 1;
+            None: not known.
+    """
+
+    ids: Tensor
+    scores: Tensor
+    values: Tensor
+    likeness: Tensor | None = None
 
     @classmethod
-    def of(cls, state: Tensor, sums: Tensor, length: Tensor | int, best: Tensor | None) -> Course:
-        """Make it of the sums of what was `observed` at each token, fp32 [N, 4], and their number."""
-        running = sums[:, :3] / sums[:, 3:].clamp_min(1)
-        running[:, 1] = sums[:, 1] / length
-        position = length - 1.0 if isinstance(length, Tensor) else sums.new_full((len(sums),), length - 1.0)
-        return cls(state, running, position, torch.zeros_like(position) if best is None else best)
+    def missing(cls, queries: Tensor, k: int) -> Neighbours:
+        ids = queries.new_full((len(queries), k), -1, dtype=torch.int64)
+        return cls(ids, torch.full_like(ids, float("-inf"), dtype=torch.float32), torch.zeros_like(ids))
+
+    def put(self, rows: Tensor, found: Neighbours) -> None:
+        """Put neighbours in the places of those of some queries, int64 [n]."""
+        for part, other in zip(self[:3], found[:3]):
+            part[rows] = other
+
+    def changed(self, change: Callable[[Tensor], Tensor]) -> Neighbours:
+        return joined([self], lambda parts: change(parts[0]))
+
+    def without(self, missing: Tensor) -> Neighbours:
+        """Return the same, of which some are missing: bool [N, k], or [N, 1] for all of a query."""
+        ids, scores = self.ids.masked_fill(missing, -1), self.scores.masked_fill(missing, float("-inf"))
+        return self._replace(ids=ids, scores=scores)
 
 
-class TokenEvidence(NamedTuple):
-    """What the token memory saw at N tokens."""
+class Retriever(Protocol):
+    """Searches a token datastore. `TranslationRetrievalTask.retriever_class` names the class.
 
-    # fp32 [N, k], inner products or minus squared distances; -inf where a neighbour is missing
-    scores: Tensor
-    values: Tensor  # int64 [N, k]
-    likeness: Tensor | None  # fp32 [N, k], of their sentences
-    log_probs: Tensor  # fp32 [N, k], log p_tok, duplicates merged
-    model: Tensor  # fp32 [N, k], log p_NMT of `values`
-    course: Course
-
-    def features(self, model: ModelEvidence) -> Tensor:
-        """Compute `TOKEN_FEATURES`, fp32 [N, F]."""
-        found = self.scores > float("-inf")
-        count = found.sum(dim=1, keepdim=True)
-        some, at_least_one = count > 0, count.clamp_min(1)
-        # A rank that was not found has the score of the last one that was.
-        ranks = torch.minimum(_ranks(count.device), at_least_one)
-        places = ranks - 1
-        scores = self.scores.sort(dim=1, descending=True).values.gather(1, places)
-        scores = similarities(scores).nan_to_num(neginf=0.0)
-        values = torch.where(found, self.values, -1)
-        first = (first_occurrences(values) & found).float()
-        distinct = first.cumsum(dim=1).gather(1, places) / ranks
-        probabilities = self.log_probs.exp() * first
-        highest, place = probabilities.max(dim=1, keepdim=True)
-        favourite = values.gather(1, place)
-        named = torch.eq(values, favourite, out=torch.empty_like(probabilities))
-        entropies = torch.special.entr(probabilities)
-        sums = torch.stack([entropies, named, probabilities * self.model.exp()], dim=1).sum(dim=2)
-        entropy, same, overlap = sums.split(1, dim=1)
-        agreement = favourite == model.favourite.unsqueeze(1)
-        state, running, position, best = self.course
-        neighbours = scores, count / self.scores.size(1), distinct[:, 1:]
-        consent = (
-            same / at_least_one * some,
-            distrust(model, self.model.gather(1, place), some),
-            agreement,
-            overlap,
-        )
-        likeness = torch.zeros_like(self.scores) if self.likeness is None else self.likeness * found
-        alike = (
-            likeness[:, :1],
-            likeness.amax(dim=1, keepdim=True),
-            likeness.sum(dim=1, keepdim=True) / at_least_one,
-        )
-        course = best.unsqueeze(1), state, running, torch.log1p(position).unsqueeze(1)
-        return torch.cat([*neighbours, highest, entropy, *consent, *alike, *course], dim=1)
-
-
-def observed(scores: Tensor, values: Tensor, state: Tensor, favourite: Tensor) -> Tensor:
-    """What of N tokens is followed along their hypotheses, fp32 [N, 4]; tokens without neighbours count for the last alone.
-
-    Columns: those of `RUNNING_FEATURES`, the similarity of a neighbour of typical rank, the distance of the
-    state to the datastore's text, and whether the nearest neighbour names the model's favourite; then whether
-    there are neighbours.
+    It is called with an opened datastore and the model's device, and must keep no state from one search to
+    the next: several generators, or threads, may share it.
     """
-    near = scores[:, :TYPICAL_RANK]
-    least = near.masked_fill(near == float("-inf"), float("inf")).amin(dim=1)
-    typical = similarities(least).nan_to_num(posinf=0.0)
-    agrees = (values[:, 0] == favourite) & (scores[:, 0] > float("-inf"))
-    some = scores.amax(dim=1) > float("-inf")
-    return torch.stack([typical, state[:, 0], agrees, some], dim=1)
+
+    datastore: TokenDatastore
+
+    def search(self, queries: Tensor, k: int) -> Neighbours:
+        """Find the k nearest entries of the decoder's states, [N, d] in any float dtype, on its device."""
+
+    def describe(self) -> dict[str, object]:
+        """Name all that decides what is retrieved, by name: the retrieval signature prints it."""
 
 
-def along_sentences(seen: Tensor, positions: Tensor) -> Tensor:
-    """Sum what was `observed`, fp32 [N, 4], from the beginning of each sentence to each token, at positions from 0."""
-    sums = seen.double().cumsum(dim=0)
-    start = torch.arange(len(positions), device=positions.device) - positions
-    before = torch.cat([sums.new_zeros(1, sums.size(1)), sums])[start]
-    return (sums - before).to(seen.dtype)
+@runtime_checkable
+class LearningRetriever(Retriever, Protocol):
+    """A retriever that also searches what was learned alongside its datastore."""
+
+    def project(self, states: Tensor) -> Tensor:
+        """Make keys of the decoder's states, [N, d] in any float dtype."""
+
+    def with_learned(self, entries: LearnedEntries) -> LearningRetriever:
+        """Return the same with what was learned up to a moment, numbered after its own entries."""
 
 
-def similarities(scores: Tensor) -> Tensor:
-    """Bring scores of any shape to one scale, fp32: inner products as they are, squared distances as minus their logarithm.
+class TokenRetriever:
+    """The retriever of CLKNN and kNN-MT: projects queries, searches the index, looks up values.
 
-    Scores of a metric have one sign but for inner products below 0, which say as much as 0; missing ones are
-    -inf.
+    What was learned alongside the datastore is searched together with it: its entries are numbered after the
+    datastore's own.
+
+    Args:
+        datastore: an opened token datastore.
+        device: the model's device; keys and values live there where the index can.
     """
-    return torch.where(scores < 0, -torch.log1p(-scores), scores)
 
+    def __init__(self, datastore: TokenDatastore, device: torch.device) -> None:
+        self.datastore = datastore
+        self.index = datastore.open_index(device)
+        self.projection: nn.Module = (datastore.open_projection() or nn.Identity()).to(device)
+        values = as_tensor(datastore.values)
+        # missing neighbours have some value
+        self.values = (values if len(values) else values.new_zeros(1)).to(device)
+        self.learned: LearnedEntries | None = None
+        self._instead: str | None = None  # names the index of other entries
 
-def first_occurrences(values: Tensor) -> Tensor:
-    """Tell which of k values of each row no earlier one equals, bool [N, k]."""
-    ordered, order = values.sort(dim=1, stable=True)
-    new = torch.ones_like(ordered, dtype=torch.bool)
-    torch.ne(ordered[:, 1:], ordered[:, :-1], out=new[:, 1:])
-    return torch.empty_like(new).scatter_(1, order, new)
+    def project(self, states: Tensor) -> Tensor:
+        keys: Tensor = self.projection(states)
+        return keys
 
+    def search(self, queries: Tensor, k: int) -> Neighbours:
+        keys = self.project(queries)
+        if self.learned is not None:
+            return self._search_both(keys, k, self.learned)
+        scores, ids = self.index.search(keys, k)
+        return Neighbours(ids, scores, self.values[ids].long())
 
-@cache
-def _ranks(device: torch.device) -> Tensor:
-    return 2 ** torch.arange(len(RANKS), device=device)  # made there: a copy would be waited for
+    def _search_both(self, keys: Tensor, k: int, learned: LearnedEntries) -> Neighbours:
+        """Find the k nearest of the datastore's entries that count, and of those that were learned."""
+        scores, ids = search_without(self.index, learned.gone, keys, k)
+        values = self.values[ids]
+        if learned.index.size:
+            more, rows = learned.index.candidates(keys, k)
+            values = torch.cat([values, learned.values[rows]], dim=1)
+            scores = torch.cat([scores, more], dim=1)
+            ids = torch.cat([ids, torch.where(rows >= 0, rows + self.index.size, rows)], dim=1)
+        # Places stand for ids, which may be missing: of equal scores the datastore's own come first.
+        best, places = largest(scores, k)
+        return Neighbours(ids.gather(1, places), best, values.gather(1, places).long())
+
+    def candidates(self, entries: list[np.ndarray]) -> Candidates:
+        """Gather the keys of entries, int64 [n] for each sentence, to be searched with `search_among`.
+
+        Raises:
+            ConfigurationError: they take more memory than `MOST_BYTES`.
+        """
+        own, device = self.index.size, self.values.device
+        keys = self.index.keys if isinstance(self.index, ExactIndex) else as_tensor(self.datastore.keys)
+        most = max(1, *(len(one) for one in entries))
+        dtype = torch.float16 if device.type == "cuda" else torch.float32
+        if (needed := len(entries) * most * keys.size(1) * dtype.itemsize) > MOST_BYTES:
+            smaller = len(entries) * MOST_BYTES // needed
+            raise ConfigurationError(
+                f"--knn-sentences gathers {most:,} keys for each of {len(entries):,} sentences, "
+                f"{needed / 1e9:.0f} GB: give "
+                f"fewer{f', or a --batch-size of up to {smaller:,}' if smaller else ''}"
+            )
+        gathered = torch.zeros(len(entries), most, keys.size(1), dtype=dtype, device=device)
+        numbers = torch.full((len(entries), most), -1)
+        for row, some in enumerate(map(torch.from_numpy, entries)):
+            stored = some < own
+            gathered[row, : int(stored.sum())] = keys[some[stored].to(keys.device)].to(device, dtype)
+            numbers[row, : len(some)] = torch.cat([some[stored], some[~stored]])
+            if self.learned is not None and not stored.all():
+                learned = self.learned.index.keys[(some[~stored] - own).to(device)]
+                gathered[row, int(stored.sum()) : len(some)] = learned.to(dtype)
+        return Candidates(gathered, numbers.to(device), self.datastore.section.index.metric)
+
+    def search_among(
+        self, candidates: Candidates, queries: Tensor, rows: Tensor, k: int, each: int | None
+    ) -> Neighbours:
+        """Find the k nearest candidates of the decoder's states; see `Candidates.search`."""
+        scores, ids = candidates.search(self.project(queries).float(), rows, k, each)
+        values = self.values[ids.clamp(0, len(self.values) - 1)]
+        if self.learned is not None and self.learned.index.size:
+            learned = self.learned.values[(ids - self.index.size).clamp_min(0)]
+            values = torch.where(ids >= self.index.size, learned, values)
+        return Neighbours(ids, scores, values.long())
+
+    def with_learned(self, entries: LearnedEntries) -> TokenRetriever:
+        other = copy.copy(self)
+        other.learned = None if entries.empty else entries
+        return other
+
+    def with_entries(self, index: Index, values: Tensor, described: str) -> TokenRetriever:
+        """Return the same retriever over other entries.
+
+        Args:
+            index: of their keys.
+            values: int [N], their tokens, on the device of the index.
+            described: names the index in the signature.
+        """
+        other = copy.copy(self)
+        other.index, other.values, other.learned, other._instead = index, values, None, described
+        return other
+
+    def describe(self) -> dict[str, object]:
+        section = self.datastore.section
+        learned = {} if self.learned is None else {"learned": self.learned}
+        return {
+            "retriever": type(self).__name__,
+            "store": short(self.datastore.keys_fingerprint),
+            "entries": self.index.size,
+            "keys": section.key_layer + (f"+{section.projection}" if section.projection is not None else ""),
+            "index": self._instead or (EXACT if self.index.stands_in else section.index),
+            "metric": section.index.metric,
+            **learned,
+        }
 
 
 def best_neighbours(found: Neighbours, settings: TokenRetrievalSettings) -> tuple[Neighbours, Tensor | None]:
@@ -197,12 +243,29 @@ def best_neighbours(found: Neighbours, settings: TokenRetrievalSettings) -> tupl
         The neighbours, best first, and their places among those found, int64 [N, k]; None: they are the first
         k.
     """
+    k = settings.k
     if not settings.likeness or found.likeness is None:
-        return found.nearest(settings.k), None
+        return found if k >= found.ids.size(1) else found.changed(lambda part: part[:, :k]), None
     scores = found.scores + settings.temperature * settings.likeness * (found.likeness - 1)
-    best, places = largest(scores, min(settings.k, scores.size(1)))
+    best, places = largest(scores, min(k, scores.size(1)))
     ids, values, likeness = (part.gather(1, places) for part in (found.ids, found.values, found.likeness))
     return Neighbours(ids, best, values, likeness), places
+
+
+@dataclass
+class AnsweredSearch:
+    """The search of a batch in a database; where it does not answer, the sentences go without."""
+
+    search: Callable[[Tensor, int], Neighbours]
+    remote: RemoteAnswers
+    sentences: int  # of the batch; 0 once they were counted
+
+    def __call__(self, queries: Tensor, k: int) -> Neighbours:
+        found = self.remote.ask(partial(self.search, queries, k), self.sentences)
+        if found is None:
+            self.sentences = 0
+            return Neighbours.missing(queries, k)
+        return found
 
 
 # How much the token memory weighs at N tokens, fp32 [N]: a pure function of the neighbours' scores and
@@ -229,21 +292,6 @@ def confidence_weight(
     return scores.new_full((len(scores),), settings.lambda_)
 
 
-def token_weight(
-    policy: WeightPolicy, neighbours: Neighbours, model: ModelView, settings: TokenRetrievalSettings
-) -> Tensor:
-    """Compute a policy's weight within its bounds: fp32 [N] in [0, 1), 0 where nothing was found."""
-    scores = neighbours.scores
-    weight = policy(scores, neighbours.values, model, settings)
-    if not isinstance(weight, Tensor) or weight.shape != scores.shape[:1]:
-        found = list(weight.shape) if isinstance(weight, Tensor) else type(weight).__name__
-        raise ConfigurationError(
-            f"the weight {name_of(policy)} returned {found} for neighbours {list(scores.shape)}: return a tensor "
-            f"[{len(scores)}], a weight for each hypothesis"
-        )
-    return weight.clamp(0, ALMOST_ALL).masked_fill(scores.amax(dim=1) == float("-inf"), 0.0)
-
-
 @dataclass(frozen=True)
 class TokenMemory(Memory):
     """A token datastore alongside the decoder.
@@ -261,7 +309,7 @@ class TokenMemory(Memory):
 
     name = "tokens"
     bounded = False  # --knn-lambda-max is its bound
-    features = TOKEN_FEATURES
+    features = TokenEvidence.names()
 
     capture: KeyCapture
     retriever: Retriever
@@ -273,18 +321,14 @@ class TokenMemory(Memory):
     remote: RemoteAnswers | None = None
     read_tokens: Callable[[Tensor], np.ndarray] | None = None
 
-    def now(self, moment: dict[int, Any]) -> TokenMemory:
-        """Return a snapshot of the memory, unaffected by later learning and forgetting."""
-        if self.learned is None:
-            return self
-        entries = moment.setdefault(id(self.learned), self.learned.entries)
-        return replace(self, learned=entries, retriever=entries.retriever or self.retriever)
-
-    def begin(self, sources: Tensor) -> TokenBatch:
-        """Begin a batch: only the decoder has queries. What is learned meanwhile counts for the next batch."""
-        now = self.now({})
+    def begin(self, sources: Tensor, snapshot: Snapshot) -> TokenBatch:
+        memory = self.at(snapshot)
+        find = memory.searched.search
+        if self.remote is not None:
+            find = AnsweredSearch(find, self.remote, len(sources))
         rows = torch.arange(len(sources), device=sources.device)
-        return TokenBatch(now, now.searched, SourceLikeness(now, sources.cpu(), sources.device), rows)
+        likeness = SourceLikeness(memory, sources.cpu(), sources.device)
+        return TokenBatch(memory, find, likeness, rows)
 
     @property
     def searched(self) -> Retriever:
@@ -301,17 +345,17 @@ class TokenMemory(Memory):
 
     @property
     def first_learned(self) -> int | None:
-        """The first entry that was learned, where some were. The guard is not for those: they are for texts unlike it."""
+        """The first entry that was learned, where some were: the guard is not for those."""
         entries = self.learned.entries if self.learned is not None else None
         return entries.first if entries is not None and (entries.pairs or entries.moved) else None
 
     def familiarity(self, best: Tensor) -> Tensor:
-        """Return what the guard multiplies the weight by, by the likeness of the sentence most like a source, fp32 [N]."""
+        """Return the guard's factor of the weight, by the likeness of the sentence most like a source, fp32 [N]."""
         familiar = max(self.retriever.datastore.section.suits[FAMILIAR], 1e-6)
         return ((best / familiar - STRANGE) / (1 - STRANGE)).clamp(0, 1)
 
     def observe(self, queries: Tensor) -> Tensor:
-        """Compare queries [N, d] with the datastore's own text: `STATE_FEATURES`, fp32 [N, 3]; what is not known is 0."""
+        """Compare queries [N, d] with the datastore's text: distance, cosine, norm, fp32 [N, 3]; 0: not known."""
         states = queries.float()
         norms = torch.linalg.vector_norm(states, dim=1).clamp_min(1e-8)
         if self.domain is None:
@@ -320,23 +364,35 @@ class TokenMemory(Memory):
             [self.domain.distance(states), self.domain.cosine(states, norms), norms.log()], dim=1
         )
 
-    def kept(self, neighbours: Neighbours, course: Course | None) -> Tensor | None:
-        """Compute what fraction of each neighbour the guard keeps, fp32 [N, k], or [N, 1] where all are alike; None: all."""
-        if not self.settings.guard or course is None:
+    def kept(self, neighbours: Neighbours, course: Course) -> Tensor | None:
+        """Compute what fraction of each neighbour the guard keeps, fp32 [N, k] or [N, 1]; None: all."""
+        if not self.settings.guard:
             return None
         familiarity = self.familiarity(course.best).unsqueeze(1)
         if self.first_learned is None:
             return familiarity
         return familiarity.expand_as(neighbours.scores).masked_fill(neighbours.ids >= self.first_learned, 1.0)
 
-    def weight(self, neighbours: Neighbours, model: ModelView, kept: Tensor | None) -> Tensor:
-        """Compute the interpolation weight of N tokens, fp32 [N], by policy and guard."""
-        weight = token_weight(self.policy, neighbours, model, self.settings)
+    def weight(self, neighbours: Neighbours, model: ModelView, kept: Tensor | None = None) -> Tensor:
+        """Compute the weight of N tokens by policy and guard, fp32 [N] in [0, 1); 0 where nothing was found.
+
+        Raises:
+            ConfigurationError: the policy returned no weight for each token.
+        """
+        scores = neighbours.scores
+        weight = self.policy(scores, neighbours.values, model, self.settings)
+        if not isinstance(weight, Tensor) or weight.shape != scores.shape[:1]:
+            found = list(weight.shape) if isinstance(weight, Tensor) else type(weight).__name__
+            raise ConfigurationError(
+                f"the weight {name_of(self.policy)} returned {found} for neighbours {list(scores.shape)}: "
+                f"return a tensor [{len(scores)}], a weight for each hypothesis"
+            )
+        weight = weight.clamp(0, ALMOST_ALL).masked_fill(scores.amax(dim=1) == float("-inf"), 0.0)
         if kept is None:
             return weight
         if kept.size(1) == 1:
             return weight * kept[:, 0]
-        return weight * (neighbour_shares(neighbours.scores, self.settings.temperature) * kept).sum(dim=1)
+        return weight * (neighbour_shares(scores, self.settings.temperature) * kept).sum(dim=1)
 
     def vote(
         self,
@@ -353,7 +409,7 @@ class TokenMemory(Memory):
             retrieved: log p_r of the neighbours' values, fp32 [N, k], if it was computed before.
         """
         scores, values, temperature = neighbours.scores, neighbours.values, self.settings.temperature
-        kept = self.kept(neighbours, course)
+        kept = self.kept(neighbours, course) if course is not None else None
         weight = self.weight(neighbours, model, kept)
         if kept is not None and self.first_learned is not None:
             retrieved = neighbour_log_probabilities(scores + temperature * kept.log(), values, temperature)
@@ -365,78 +421,12 @@ class TokenMemory(Memory):
         return Vote(values, retrieved, weight, evidence)
 
     def on(self, device: torch.device) -> TokenMemory:
-        """Return a memory that computes votes of records on another device."""
         return replace(self, domain=self.domain.to(device) if self.domain is not None else None)
 
     def signature(self) -> str:
-        """Return everything that decides what is retrieved and how it counts, as one line to print with results."""
         return signature(
             {**self.searched.describe(), **signed(self.settings), "weight": name_of(self.policy)}
         )
-
-
-@dataclass
-class SourceLikeness:
-    """How much the datastore's sentences are like the sources of a batch; computed when it is first asked for."""
-
-    memory: TokenMemory
-    sources: Tensor  # int64 [B, S], on the host: later, it would have to be waited for
-    device: torch.device  # of the model
-
-    @cached_property
-    def _found(self) -> Likeness | None:
-        """What is known of the sources, on the host; None without an index of source sentences, and without sentences."""
-        learned, read_tokens = self.memory.learned, self.memory.read_tokens
-        if learned is None or read_tokens is None:
-            return None
-        sentences = learned.entries.sentences
-        if sentences is None or not sentences.size:
-            return None
-        with phase(LIKENESS):
-            return sentences.likeness([read_tokens(source) for source in self.sources])
-
-    @cached_property
-    def _sims(self) -> Tensor | None:
-        return torch.from_numpy(self._found.sims).to(self.device) if self._found is not None else None
-
-    @cached_property
-    def _best(self) -> Tensor | None:
-        return torch.from_numpy(self._found.best).to(self.device).float() if self._found is not None else None
-
-    def prepare(self) -> None:
-        """Compute what steps may ask for."""
-        _ = self.strange, self._sims, self._best
-        if self.memory.settings.sentences:
-            _ = self.candidates
-
-    @cached_property
-    def candidates(self) -> Candidates:
-        """The entries of the sentences most like each source, about as many as the settings say."""
-        retriever, learned = self.memory.searched, self.memory.learned
-        assert isinstance(retriever, TokenRetriever) and learned is not None  # as the task has made sure
-        rows = self._found.sims if self._found is not None else np.zeros((len(self.sources), 0), np.float16)
-        return retriever.candidates(
-            [learned.entries.most_alike(row, self.memory.settings.sentences) for row in rows]
-        )
-
-    def of(self, found: Neighbours, rows: Tensor) -> Neighbours:
-        """Add the likeness of the neighbours' sentences to the sources in these rows of the batch, int64 [N]."""
-        if found.likeness is not None or self._sims is None or self.memory.learned is None:
-            return found
-        sentences = self.memory.learned.entries.sentences_of(found.ids)
-        return found._replace(likeness=self._sims[rows.unsqueeze(1), sentences].float())
-
-    @cached_property
-    def strange(self) -> tuple[bool, Tensor] | None:
-        """Tell whether the guard leaves no source any neighbours, and which not, bool [B]; None where all have some."""
-        if not self.memory.settings.guard or self.memory.first_learned is not None or self._found is None:
-            return None
-        strange = self.memory.familiarity(torch.from_numpy(self._found.best).float()) <= 0
-        return (bool(strange.all()), strange.to(self.device)) if strange.any() else None
-
-    def best(self, rows: Tensor) -> Tensor | None:
-        """Return the likeness of the sentence most like each of these rows' sources, fp32 [N]; None where not known."""
-        return self._best[rows] if self._best is not None else None
 
 
 @cache
@@ -452,47 +442,30 @@ class TokenBatch(MemoryBatch):
     On a GPU the search runs on a second CUDA stream, in parallel with the projection to the vocabulary.
     """
 
-    memory: TokenMemory
-    retriever: Retriever
+    memory: TokenMemory  # as of the batch's snapshot
+    find: Callable[[Tensor, int], Neighbours]  # the search of its retriever
     likeness: SourceLikeness
     rows: Tensor  # int64 [H], the sentence of each hypothesis
     _stream: torch.cuda.Stream | None = None
     _beam: int = 0  # hypotheses of a sentence; 0 before the first step
-    _skipped: bool = False  # whether its sentences were counted as going without
-    # Of this step: queries [H, d], all that was found, the k best, and log p_r of these, fp32 [H, k].
-    _found: list[tuple[Tensor, Neighbours, Neighbours, Tensor]] = field(default_factory=list)
     _sums: Tensor | None = None  # fp32 [H, 4], see `Course.of`
 
-    def encoded(self) -> None:
+    def encoded(self) -> TokenBatch:
         """Compare the sources with the datastore's sentences, while a GPU encodes them."""
         self.likeness.prepare()
+        return self
 
     @contextmanager
-    def listening(self) -> Iterator[None]:
-        """Search as soon as the decoder has computed its states."""
-        with self.memory.capture.telling(self._begin_step):
-            yield
+    def listening(self, given: bool = False) -> Iterator[TokenStep]:
+        """Search as soon as the decoder has computed its states; for given targets `force` does."""
+        step = TokenStep(self)
+        with self.memory.capture.telling(step.states.append if given else step.search):
+            yield step
         if self._stream is not None:
             torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
 
-    @phase(MERGE)
-    def _begin_step(self) -> None:
-        queries = self.memory.capture.read()[:, -1]  # [H, T, d] -> [H, d]
-        # All hypotheses of a sentence are alike at the first step: one search serves them.
-        copies, each = (1, self._beam) if self._beam else (len(queries) // self.sentences, 1)
-        self._beam = self._beam or copies
-        with self._on_second_stream(queries):
-            settings = self.memory.settings
-            found = self.search(queries[::copies], self.rows[::copies], each)
-            if copies > 1:
-                found = found.changed(lambda part: part.repeat_interleave(copies, dim=0))
-            best, _ = best_neighbours(found, settings)
-            retrieved = neighbour_log_probabilities(best.scores, best.values, settings.temperature)
-        self._found.append((queries, found, best, retrieved))
-
     @property
     def sentences(self) -> int:
-        """The sentences of the batch as it began."""
         return len(self.likeness.sources)
 
     def search(self, queries: Tensor, rows: Tensor, each: int | None = None) -> Neighbours:
@@ -506,35 +479,30 @@ class TokenBatch(MemoryBatch):
         """
         settings, strange = self.memory.settings, self.likeness.strange
         k = max(settings.k, DEEP) if settings.likeness else settings.k
-        if strange is None:
-            found = self._search(queries, rows, k, each)
-        elif (everything := strange[0]) or not queries.is_cuda:
-            found = Neighbours.missing(queries, k)
-            if not everything and len(searched := (~strange[1][rows]).nonzero()[:, 0]):
-                found.put(searched, self._search(queries[searched], rows[searched], k, each))
-        else:  # to leave some out, a GPU would have to be asked how many
-            found = self._search(queries, rows, k, each).without(strange[1][rows].unsqueeze(1))
+        some, asked, of = None, queries, rows
+        if strange is not None and (strange[0] or not queries.is_cuda):
+            some = rows[:0] if strange[0] else (~strange[1][rows]).nonzero()[:, 0]
+            asked, of = queries[some], rows[some]
+        if some is not None and not len(some):
+            found = Neighbours.missing(asked, k)
+        elif settings.sentences:
+            retriever = self.memory.searched
+            assert isinstance(retriever, TokenRetriever)  # as the task has made sure
+            found = retriever.search_among(self.likeness.candidates, asked, of, k, each)
+        else:
+            found = self.find(asked, k)
+        if some is not None:
+            everything = Neighbours.missing(queries, k)
+            everything.put(some, found)
+            found = everything
+        elif strange is not None:  # to leave some out, a GPU would have to be asked how many
+            found = found.without(strange[1][rows].unsqueeze(1))
         found = found.without(found.values == self.memory.unknown)
         return self.likeness.of(found, rows) if settings.likeness else found
 
-    def _search(self, queries: Tensor, rows: Tensor, k: int, each: int | None) -> Neighbours:
-        if self.memory.settings.sentences:
-            retriever, candidates = self.retriever, self.likeness.candidates
-            assert isinstance(retriever, TokenRetriever)  # or there are no candidates
-            return retriever.search_among(candidates, queries, rows, k, each)
-        remote, search = self.memory.remote, partial(self.retriever.search, queries, k)
-        found = remote.ask(search, 0 if self._skipped else self.sentences) if remote is not None else search()
-        if found is None:
-            self._skipped = True
-            return Neighbours.missing(queries, k)
-        return found
-
     @contextmanager
     def _on_second_stream(self, queries: Tensor) -> Iterator[None]:
-        """Queue GPU work on a second CUDA stream, after all that `queries` depends on."""
-        if not queries.is_cuda:
-            yield
-            return
+        """Queue a GPU's work on a second CUDA stream, after all that `queries` depends on."""
         self._stream = _second_stream(queries.device)
         self._stream.wait_stream(torch.cuda.current_stream(queries.device))
         # the allocator must not reuse its memory before that stream has read it
@@ -542,43 +510,74 @@ class TokenBatch(MemoryBatch):
         with torch.cuda.stream(self._stream):
             yield
 
-    @phase(MERGE)
-    def vote(self, step: Step) -> Vote:
-        """Vote for the next token of each hypothesis."""
-        queries, found, best, retrieved = self._found.pop()
-        memory, model = self.memory, step.model
-        if not step.trusted and not memory.settings.guard:
-            return memory.vote(best, model.view(best.values), None, False, retrieved)
-        length = step.tokens.size(1)
-        state, favourite = memory.observe(queries), model.likeliest.favourite
-        seen = observed(found.scores, found.values, state, favourite)
-        self._sums = seen if self._sums is None else self._sums + seen
-        course = Course.of(state, self._sums, length, self.likeness.best(self.rows))
-        if step.trusted:
-            best = self.likeness.of(best, self.rows)
-        return memory.vote(best, model.view(best.values), course, step.trusted, retrieved)
-
     def reorder(self, order: Tensor) -> Self:
-        """Follow the beam: hypothesis i continues what hypothesis order[i] was."""
         sums = self._sums.index_select(0, order) if self._sums is not None else None
         return replace(self, rows=self.rows.index_select(0, order), _sums=sums)
 
-    def force(self, text: GivenText) -> TokenRecord:
-        """Search, and follow given targets as beam search does, for all tokens at once."""
-        model, real = text.model, text.real
-        queries = self.memory.capture.read()[:, -real.size(1) :][real]  # without those of forced tags
-        state, favourite = self.memory.observe(queries), model.likeliest.favourite
-        positions = (real.long().cumsum(dim=1) - 1)[real]
-        rows = real.nonzero()[:, 0]
-        found = self.likeness.of(self.search(queries, rows), rows)
-        seen = observed(found.scores, found.values, state, favourite)
-        view = model.view(found.values)
-        course = Course.of(state, along_sentences(seen, positions), positions + 1, self.likeness.best(rows))
-        return TokenRecord(found, LookedUp(view.neighbours, view.best, view.favourite), course)
+
+class Found(NamedTuple):
+    """What H hypotheses found at a step."""
+
+    queries: Tensor  # [H, d]
+    everything: Neighbours
+    best: Neighbours  # k, see `best_neighbours`
+    retrieved: Tensor  # fp32 [H, k], log p_r of these
 
 
 @dataclass
-class TokenRecord:
+class TokenStep(MemoryBatch):
+    """A step of a batch, or all of given targets: what the decoder has said, and what that found."""
+
+    batch: TokenBatch
+    states: list[Tensor] = field(default_factory=list)  # [B, T, d], of given targets
+    found: Found | None = None  # of a step
+
+    @phase(MERGE)
+    def search(self, states: Tensor) -> None:
+        batch, settings, queries = self.batch, self.batch.memory.settings, states[:, -1]
+        # All hypotheses of a sentence are alike at the first step: one search serves them.
+        copies, each = (1, batch._beam) if batch._beam else (len(queries) // batch.sentences, 1)
+        batch._beam = batch._beam or copies
+        with batch._on_second_stream(queries) if queries.is_cuda else nullcontext():
+            found = batch.search(queries[::copies], batch.rows[::copies], each)
+            if copies > 1:
+                found = found.changed(lambda part: part.repeat_interleave(copies, dim=0))
+            best, _ = best_neighbours(found, settings)
+            retrieved = neighbour_log_probabilities(best.scores, best.values, settings.temperature)
+        self.found = Found(queries, found, best, retrieved)
+
+    @phase(MERGE)
+    def vote(self, step: Step) -> Vote:
+        assert self.found is not None  # the models have computed the step
+        queries, found, best, retrieved = self.found
+        batch, memory, model = self.batch, self.batch.memory, step.model
+        if not step.trusted and not memory.settings.guard:
+            return memory.vote(best, model.view(best.values), None, False, retrieved)
+        state, favourite = memory.observe(queries), model.likeliest.favourite
+        seen = observed(found.scores, found.values, state, favourite)
+        batch._sums = seen if batch._sums is None else batch._sums + seen
+        course = Course.of(state, batch._sums, step.tokens.size(1), batch.likeness.columns(batch.rows))
+        if step.trusted:
+            best = batch.likeness.of(best, batch.rows)
+        return memory.vote(best, model.view(best.values), course, step.trusted, retrieved)
+
+    def force(self, text: GivenText) -> TokenRecord:
+        """Search, and follow given targets as beam search does, for all tokens at once."""
+        batch, model, real = self.batch, text.model, text.real
+        queries = self.states[-1][:, -real.size(1) :][real]  # without those of forced tags
+        state, favourite = batch.memory.observe(queries), model.likeliest.favourite
+        positions = (real.long().cumsum(dim=1) - 1)[real]
+        rows = real.nonzero()[:, 0]
+        found = batch.likeness.of(batch.search(queries, rows), rows)
+        seen = observed(found.scores, found.values, state, favourite)
+        sums, source = along_sentences(seen, positions), batch.likeness.columns(rows)
+        view = model.view(found.values)
+        said = LookedUp(view.neighbours, view.best, view.favourite)
+        return TokenRecord(found, said, Course.of(state, sums, positions + 1, source))
+
+
+@dataclass
+class TokenRecord(Record):
     """What the token memory found at N tokens of given targets."""
 
     neighbours: Neighbours  # [N, n], nearest first; the best k are chosen among them
@@ -586,7 +585,6 @@ class TokenRecord:
     course: Course
 
     def vote(self, memory: TokenMemory, trusted: bool) -> Vote:
-        """Vote as the decoder does."""
         best = self.best(memory.settings)
         return memory.vote(best.neighbours, best.model, self.course, trusted)
 
@@ -598,27 +596,5 @@ class TokenRecord:
         return TokenRecord(best, self.model._replace(neighbours=said), self.course)
 
     def retrieved(self, targets: Tensor, temperature: float) -> Tensor:
-        """Compute log p_tok of given tokens, int64 [N] -> fp32 [N]."""
         ids, scores, values, _ = self.neighbours
         return target_log_probabilities(scores, (values == targets.unsqueeze(1)) & (ids >= 0), temperature)
-
-    def select(self, rows: Tensor) -> TokenRecord:
-        """Select some of the tokens."""
-        return self._changed([self], lambda parts: parts[0][rows])
-
-    def cpu(self) -> TokenRecord:
-        """Move to the CPU."""
-        return self._changed([self], lambda parts: parts[0].cpu())
-
-    @classmethod
-    def joined(cls, records: Sequence[TokenRecord]) -> TokenRecord:
-        """Join the records of several texts."""
-        return cls._changed(records, torch.cat)
-
-    @classmethod
-    def _changed(
-        cls, records: Sequence[TokenRecord], change: Callable[[list[Tensor]], Tensor]
-    ) -> TokenRecord:
-        found, parts = [one.neighbours for one in records], [[*one.model, *one.course] for one in records]
-        columns = [change(list(column)) for column in zip(*parts)]
-        return cls(Neighbours.joined(found, change), LookedUp(*columns[:3]), Course(*columns[3:]))

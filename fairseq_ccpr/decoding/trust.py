@@ -31,7 +31,7 @@ from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.datastore.token import PROJECTION, TokenDatastore
 from fairseq_ccpr.datastore.tuned import Parts
 from fairseq_ccpr.decoding.memory import Memory
-from fairseq_ccpr.decoding.mixture import ModelEvidence, Vote
+from fairseq_ccpr.decoding.mixture import ModelEvidence, Vote, joined
 from fairseq_ccpr.decoding.options import PhraseSettings
 from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
 from fairseq_ccpr.decoding.token_memory import TokenMemory
@@ -182,12 +182,12 @@ def feature_names(memories: Features) -> tuple[str, ...]:
         (f"{one} and {other} agree", f"{one} say favourite of {other}")
         for one, other in combinations(memories, 2)
     ]
-    return "highest p_NMT", *(name for names in (*memories.values(), *pairs) for name in names)
+    return *ModelEvidence.names(), *(name for names in (*memories.values(), *pairs) for name in names)
 
 
 def trust_features(model: ModelEvidence, votes: Sequence[Vote]) -> Tensor:
     """Compute the features of N tokens, fp32 [N, F]: the model's, each memory's, and those of each two memories."""
-    columns = [model.best.unsqueeze(1)]
+    columns = [joined(model.columns())]
     columns += [vote.evidence.features(model) for vote in votes if vote.evidence is not None]
     if len(votes) > 1:
         highest = [vote.log_probs.max(dim=1, keepdim=True) for vote in votes]

@@ -106,18 +106,13 @@ def _explain(system: System, samples: Iterable[dict[str, Any]], most_neighbours:
     )
     reference_text = partial(target_text, unknown=repeat(2 * UNKNOWN_SIGN))  # which no translation has
     corpus, score_name = None, SCORE_NAMES["ip"]
-    if (tokens := ensemble.memory(TokenMemory.name)) is not None:
+    if (tokens := ensemble.find(TokenMemory)) is not None:
         datastore = tokens.retriever.datastore
         learned = tokens.learned.entries if tokens.learned is not None else None
         corpus = CorpusText(datastore, target_text, learned, source_text)
         score_name = SCORE_NAMES[datastore.section.index.metric]
     explainer = Explainer(
-        task.target_dictionary,
-        target_text,
-        corpus,
-        Texts(),
-        most_neighbours,
-        ensemble.memory(TextMemory.name),
+        task.target_dictionary, target_text, corpus, Texts(), most_neighbours, ensemble.find(TextMemory)
     )
     explained: list[SentenceExplanation] = []
     for sample in samples:

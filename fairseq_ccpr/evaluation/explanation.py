@@ -428,8 +428,6 @@ class Explainer:
         weights = [1 - sum(weights), *weights]
         said = [vote.select(slice(row, row + 1)).log_prob(target) for vote in votes]
         logs = torch.cat([forced.log_probs[row : row + 1], *said]).double().cpu()
-        # Not numbers where none gives it any: a memory that acts on the mixture alone does.
-        shares = (torch.tensor(weights).double().log() + logs).softmax(dim=0).nan_to_num(0.0)
         token, favourite = int(target), int(forced.likeliest.favourite[row])
         explained = TokenExplanation(
             (text[slice(*where)] if token == self.dictionary.unk() else "") or self._symbol(token),
@@ -437,7 +435,7 @@ class Explainer:
             _short(float(breakdown.mixed[row].double().exp())),
             [_short(p) for p in logs.exp().tolist()],
             [_short(weight) for weight in weights],
-            [_short(share) for share in shares.tolist()],
+            [_short(share) for share in breakdown.shares[row].tolist()],
             self._likely(favourite, float(forced.likeliest.best[row].exp())) if favourite != token else None,
             [
                 self._most_likely(vote.values[row].tolist(), vote.log_probs[row].exp().tolist())

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from fairseq_ccpr.building.defaults import LIKENESSES
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
-from fairseq_ccpr.decoding.forced import ForcedText
-from fairseq_ccpr.decoding.mixture import SILENT, interpolate_references, limit_weights
+from fairseq_ccpr.decoding.forced import ForcedText, joined
+from fairseq_ccpr.decoding.mixture import SILENT, Mixture
 from fairseq_ccpr.decoding.options import PhraseSettings, TokenRetrievalSettings
 from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
 from fairseq_ccpr.decoding.token_memory import TokenMemory, TokenRecord
@@ -74,6 +74,11 @@ class HeldOut:
             self.name, [text for text in self.texts if all(name in text.records for name in names)]
         )
 
+    @property
+    def mixture(self) -> Mixture:
+        """How votes are combined."""
+        return self.texts[0].mixture
+
     @cached_property
     def targets(self) -> Tensor:
         """int64 [N]."""
@@ -92,7 +97,8 @@ class HeldOut:
     @cached_property
     def found(self) -> TokenRecord:
         """What the token memory found at all of them."""
-        return TokenRecord.joined([text.records[TokenMemory.name] for text in self.texts])
+        found: list[TokenRecord] = [text.records[TokenMemory.name] for text in self.texts]
+        return joined(found, torch.cat)
 
 
 @torch.inference_mode()
@@ -140,8 +146,7 @@ class Alongside:
     text: ForcedText  # with the record of the one
     # of each other memory log p_r of the references, and the weight, fp32 [N] each
     others: list[tuple[Tensor, Tensor]]
-    bounded: list[bool]  # of each other
-    most: float  # Lambda_max
+    mixture: Mixture  # of the others and the one, which is last
 
     @classmethod
     def of(cls, text: ForcedText, ensemble: RetrievalEnsemble, one: PhraseMemory) -> Alongside:
@@ -149,8 +154,8 @@ class Alongside:
         others = [memory for memory in ensemble.voting if memory.name != one.name]
         votes = [text.records[memory.name].vote(memory, False) for memory in others]
         alone = replace(text, records={one.name: text.records[one.name]})
-        said = [(vote.log_prob(text.targets), vote.weight) for vote in votes]
-        return cls(alone, said, [memory.bounded for memory in others], ensemble.settings.lambda_max)
+        bounded = (*(memory.bounded for memory in others), True)
+        return cls(alone, text.said(votes), replace(text.mixture, bounded=bounded))
 
     def select(self, rows: Tensor) -> Alongside:
         """Select some of the tokens, by number or by bool."""
@@ -160,13 +165,13 @@ class Alongside:
     def weights(self, weight: Tensor) -> list[Tensor]:
         """Limit the weights of all memories, that of the one last, fp32 [N] each."""
         weights = [*(w for _, w in self.others), weight.clamp_min(LEAST)]
-        return limit_weights(weights, [*self.bounded, True], self.most)
+        return self.mixture.limit(weights)
 
     def log_likelihood(self, said: Tensor, weight: Tensor) -> Tensor:
         """Compute log p where the one says log p_r and weighs so much, fp32 [N] each."""
         votes = zip([*(s for s, _ in self.others), said], self.weights(weight))
         each = [(s.clamp_min(SILENT), w.clamp_min(LEAST)) for s, w in votes]
-        return interpolate_references(self.text.log_probs, each)
+        return self.mixture.of_targets(self.text.log_probs, each)
 
 
 @dataclass
@@ -223,9 +228,11 @@ class Grids:
         """Measure on a text the likeliest settings without trust: of tokens with either kind of lambda, and with phrases."""
         measured, shared = {}, text.having([memory.name for memory in ensemble.voting])
         for name, settings in likeliest_of_each_kind(self.tokens).items():
-            alone = with_settings(ensemble, settings).memory(TokenMemory.name)
+            alone = with_settings(ensemble, settings).find(TokenMemory)
+            assert alone is not None  # whose settings these are
             vote = shared.found.vote(alone, False)
-            mixed = interpolate_references(shared.log_probs, [(vote.log_prob(shared.targets), vote.weight)])
+            said = vote.log_prob(shared.targets), vote.weight
+            mixed = ensemble.mixture.of_targets(shared.log_probs, [said])
             measured[name] = Worth.measure(shared.log_probs, mixed, {alone.name: vote.weight})
         for memory, batches in self._alongside(text, ensemble):
             best = replace(memory, settings=likeliest(self.phrases))
@@ -323,6 +330,6 @@ def score_grid(
             one = replace(memory, settings=settings)
             kept = one.kept(best.neighbours, best.course)
             weight = one.weight(best.neighbours, best.model, kept)
-            mixed = interpolate_references(text.log_probs, [(retrieved, weight)])
+            mixed = text.mixture.of_targets(text.log_probs, [(retrieved, weight)])
             grid[one.settings] = float(mixed.mean())
     return grid

@@ -44,7 +44,7 @@ def observe_text(
     name: str, samples: Sequence[Any], ensemble: RetrievalEnsemble, memory: TextMemory, most: int, quiet: bool
 ) -> Reference:
     """Force-decode references, and look up what the text says before each token."""
-    memory, parts, sentences = memory.now({}), [], 0
+    memory, parts, sentences = memory.at(ensemble.snapshot()), [], 0
     some = spread(list(samples), sum(int(sample["ntokens"]) for sample in samples), most)
     for sample in progress_over(some, f"{name}, text", "token", lambda one: int(one["ntokens"]), quiet):
         given = sample["net_input"]["prev_output_tokens"], sample["target"], ensemble.force_models(sample)[0]
@@ -118,7 +118,7 @@ def with_tuned_text(
     Args:
         texts: batches of held-out sentences by name, the first of the datastore's own domain.
     """
-    memory = ensemble.memory(TextMemory.name)
+    memory = ensemble.find(TextMemory)
     if memory is None:
         return ensemble, {}
     most = [TOKENS, *[TOKENS // (len(texts) - 1)] * (len(texts) - 1)] if len(texts) > 1 else [TOKENS]
@@ -139,6 +139,7 @@ def with_tuned_text(
 
 def scaled_text(ensemble: RetrievalEnsemble, factor: float) -> RetrievalEnsemble:
     """Return an ensemble whose text weighs so many times as much, and the same trust."""
-    memory = ensemble.memory(TextMemory.name)
+    memory = ensemble.find(TextMemory)
+    assert memory is not None  # or there is nothing to scale
     settings = replace(memory.settings, alpha=factor * memory.settings.alpha)
     return ensemble.replacing(replace(memory, settings=settings), trust=ensemble.trust)

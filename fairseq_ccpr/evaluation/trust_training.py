@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble, trust_step
-from fairseq_ccpr.decoding.mixture import ALMOST_ALL, SILENT, interpolate_references
+from fairseq_ccpr.decoding.mixture import ALMOST_ALL, SILENT, Mixture
 from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
 from fairseq_ccpr.decoding.phrase_votes import PhraseVotes
 from fairseq_ccpr.decoding.trust import Trust
@@ -220,7 +220,7 @@ class TrainingText:
         shared = text.having([memory.name for memory in ensemble.voting])
         collected = []
         for one in shared.texts:
-            votes = ensemble.limited(
+            votes = ensemble.mixture.limited(
                 [one.records[memory.name].vote(memory, True) for memory in ensemble.voting]
             )
             step = trust_step(one.likeliest, votes)
@@ -256,7 +256,7 @@ def _mixture(model: Tensor, weights: Tensor, retrieved: Tensor) -> Tensor:
         (said.clamp_min(SILENT), weight.clamp(1e-12, ALMOST_ALL))
         for said, weight in zip(retrieved.T, weights.T)
     ]
-    return interpolate_references(model, votes)
+    return Mixture().of_targets(model, votes)
 
 
 @one_thread()

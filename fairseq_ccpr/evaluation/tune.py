@@ -114,7 +114,7 @@ class Tuned:
         kinds = TokenMemory | PhraseMemory | TextMemory
         kept = [memory.settings for memory in ensemble.memories if isinstance(memory, kinds)]
         kept += [self.left_out] if self.left_out is not None else []
-        return {one.PREFIX: automatic_values(one) for one in (*kept, ensemble.settings)}
+        return {one.PREFIX: automatic_values(one) for one in (*kept, ensemble.mixture.settings)}
 
     @property
     def options(self) -> str:
@@ -134,7 +134,7 @@ class Tuned:
             text: {name: one._asdict() for name, one in each.items()}
             for text, each in self.best.texts.items()
         }
-        tokens = self.best.ensemble.memory(TokenMemory.name)
+        tokens = self.best.ensemble.find(TokenMemory)
         weight = name_of(tokens.policy) if tokens is not None else ""
         arguments = trust.arguments()
         classes = trained_with(self.best.ensemble.identity, self.best.ensemble.memories)
@@ -181,7 +181,7 @@ def tune(system: System, also: list[OtherText], trusting: bool, count: int, pref
     # One search for phrases serves all settings.
     remembering = [memory.remembering() for memory in ensemble.voting if isinstance(memory, PhraseMemory)]
     ensemble = ensemble.replacing(*remembering)
-    found = ensemble.memory(TokenMemory.name)
+    found = ensemble.find(TokenMemory)
     widest = with_settings(
         ensemble, replace(found.settings, k=max(NEIGHBOURS)) if found is not None else None
     )
@@ -212,14 +212,15 @@ def tune(system: System, also: list[OtherText], trusting: bool, count: int, pref
     scores, took = _decode(system, tried, sample)
     winner = choose(tried, scores, took, prefer)
     # After references a phrase or the text is right more often than after the hypotheses of beam search.
-    if having := [one for one in tried if one.ensemble.memory(PhraseMemory.name) is not None]:
+    if having := [one for one in tried if one.ensemble.find(PhraseMemory) is not None]:
         likeliest = choose(having, scores, took, prefer)
-        phrases = likeliest.ensemble.memory(PhraseMemory.name)
-        halved = replace(phrases, settings=replace(phrases.settings, lambda_=LESS * phrases.settings.lambda_))
-        weighed = likeliest.ensemble.replacing(halved, trust=likeliest.ensemble.trust)
+        phrases = likeliest.ensemble.find(PhraseMemory)
+        assert phrases is not None  # it is one of those
+        less = replace(phrases, settings=replace(phrases.settings, lambda_=LESS * phrases.settings.lambda_))
+        weighed = likeliest.ensemble.replacing(less, trust=likeliest.ensemble.trust)
         likeliest = _or_with(system, likeliest, weighed, sample, scores, took, prefer)
         winner = choose([winner, likeliest], scores, took, prefer)
-    phrases = winner.ensemble.memory(PhraseMemory.name)
+    phrases = winner.ensemble.find(PhraseMemory)
     if phrases is not None and system.cfg.task.phrase_consent is None:
         bounded = replace(phrases, settings=replace(phrases.settings, consent=CONSENT))
         other = replace(winner, ensemble=winner.ensemble.replacing(bounded, trust=winner.ensemble.trust))
@@ -227,7 +228,7 @@ def tune(system: System, also: list[OtherText], trusting: bool, count: int, pref
         if scores[other.name].deciding > max(scores[BASE].deciding, scores[winner.name].deciding - LEVEL):
             winner = other
     # likelihood wants more of it than translations do, or less
-    if ensemble.memory(TextMemory.name) is not None:
+    if ensemble.find(TextMemory) is not None:
         likeliest, tried_with = (
             winner,
             [scaled_text(winner.ensemble, factor) for factor in (LESS, MORE, NONE)],
@@ -240,8 +241,8 @@ def tune(system: System, also: list[OtherText], trusting: bool, count: int, pref
             winner = _or_with(system, winner, tried_with[2], sample, scores, took, prefer)
     helps = scores[winner.name].deciding > scores[BASE].deciding
     left_out = None
-    if task.phrase_datastore is not None and winner.ensemble.memory(PhraseMemory.name) is None:
-        left_out = replace(task.phrase_settings, lambda_=0.0)
+    if task.phrase_datastore is not None and winner.ensemble.find(PhraseMemory) is None:
+        left_out = replace(task.settings[PhraseSettings], lambda_=0.0)
     tokens, sampled = (sum(int(one["ntokens"]) for one in some) for some in (samples, sample))
     measured = {}
     for text in texts:
@@ -314,7 +315,7 @@ def _decode_as(
     scores: dict[str, TranslationScores],
     took: dict[str, float],
 ) -> None:
-    text, faster = other.ensemble.memory(TextMemory.name), False
+    text, faster = other.ensemble.find(TextMemory), False
     if text is not None:
         # nothing is looked up, which the base takes turns with to be compared
         faster = not text.settings.alpha
@@ -381,7 +382,8 @@ def _with_trained_votes(ensemble: RetrievalEnsemble, texts: list[HeldOut]) -> Re
     held, names = ensemble.on(CPU), [memory.name for memory in ensemble.voting]
     for memory in ensemble.voting:
         if isinstance(memory, PhraseMemory):
-            alone = held.memory(memory.name)
+            alone = held.find(PhraseMemory)
+            assert alone is not None  # the same on another device
             seen = [[Alongside.of(one, held, alone) for one in text.having(names).texts] for text in texts]
             ensemble = ensemble.replacing(replace(memory, votes=train_votes(alone, seen).to(memory.device)))
     return ensemble
@@ -400,7 +402,7 @@ def silenced(ensemble: RetrievalEnsemble) -> RetrievalEnsemble:
     """
     ours = [memory for memory in ensemble.voting if isinstance(memory, TokenMemory | PhraseMemory)]
     silent = with_settings(ensemble, *(replace(memory.settings, lambda_=0.0) for memory in ours))
-    silent = scaled_text(silent, 0.0) if silent.memory(TextMemory.name) is not None else silent
+    silent = scaled_text(silent, 0.0) if silent.find(TextMemory) is not None else silent
     if len(ours) < len(ensemble.voting):  # memories of one's own, whose weights Lambda_max bounds
         silent.settings = replace(silent.settings, lambda_max=0.0)
     return silent
@@ -416,6 +418,6 @@ def options_of(ensemble: RetrievalEnsemble) -> str:
             options.append(as_options(memory.settings, (*TUNED_TOKEN_FIELDS, *kind), automatic))
         elif isinstance(memory, PhraseMemory):
             options.append(as_options(memory.settings, TUNED_PHRASE_FIELDS))
-    if (text := ensemble.memory(TextMemory.name)) is not None:
+    if (text := ensemble.find(TextMemory)) is not None:
         options.append(as_options(text.settings, ("alpha", "beta")))
-    return " ".join([*options, as_options(ensemble.settings)]).strip()
+    return " ".join([*options, as_options(ensemble.mixture.settings)]).strip()

@@ -22,8 +22,7 @@ from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
 from fairseq_ccpr.decoding.learned_memory import LearnedMemory, why_not_learned
 from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
-from fairseq_ccpr.decoding.token_memory import TokenMemory
-from fairseq_ccpr.decoding.token_retriever import LearningRetriever
+from fairseq_ccpr.decoding.token_memory import LearningRetriever, TokenMemory
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
 from fairseq_ccpr.inference.system import System, batches_of, encode
 from fairseq_ccpr.models.phrase_finder import PhraseFinder, Segmentation
@@ -61,7 +60,8 @@ class Learner:
         self.memory = learned_memory(system)
         assert system.ensemble is not None  # it has the memory above
         self.ensemble: RetrievalEnsemble = system.ensemble
-        tokens: TokenMemory = system.ensemble.memory(TokenMemory.name)
+        tokens = system.ensemble.find(TokenMemory)
+        assert tokens is not None  # as `learned_memory` has seen
         retriever = tokens.retriever
         if not isinstance(retriever, LearningRetriever):
             raise ConfigurationError(
@@ -119,14 +119,14 @@ class Learner:
 
     @cached_property
     def _phrases(self) -> PhraseFinder | None:
-        memory = self.ensemble.memory(PhraseMemory.name)
+        memory = self.ensemble.find(PhraseMemory)
         if memory is None:
             if self.system.task.without_phrases:
                 logger.warning(
                     "the phrases of what is learned do not count: their weight is 0, and they are not loaded"
                 )
             return None
-        retriever = memory.candidates.retriever
+        retriever = memory.retriever
         if why_not := why_not_learned(self.memory.store.datastore.directory, retriever.datastore):
             logger.warning("the phrases of what is learned do not count: %s", why_not)
             return None
@@ -166,10 +166,10 @@ class Learner:
 def learned_memory(system: System) -> LearnedMemory:
     """Return the memory of pairs learned alongside the token datastore of a system."""
     system.check_open()
-    tokens, phrases = system.find_memory(TokenMemory.name), system.find_memory(PhraseMemory.name)
+    tokens, phrases = system.find_memory(TokenMemory), system.find_memory(PhraseMemory)
     if tokens is None and phrases is not None:
         raise ConfigurationError(
-            f"{phrases.candidates.retriever.datastore.directory} has phrases alone, and learning needs tokens as "
+            f"{phrases.retriever.datastore.directory} has phrases alone, and learning needs tokens as "
             "well: add them with fairseq-ccpr build tokens, or fairseq-ccpr build memory, which adds an empty token part"
         )
     if tokens is None or not isinstance(tokens.learned, LearnedMemory):

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fairseq_ccpr.datastore.preprocessing import Preprocessing
 from fairseq_ccpr.decoding.correction_memory import CorrectionMemory
-from fairseq_ccpr.decoding.ensemble import TEXTS, RetrievalEnsemble
+from fairseq_ccpr.decoding.ensemble import TEXTS, M, RetrievalEnsemble
 from fairseq_ccpr.decoding.learned_memory import LearnedMemory
 from fairseq_ccpr.decoding.retrieval_task import RetrievalTask
 from fairseq_ccpr.decoding.token_memory import TokenMemory
@@ -195,8 +195,8 @@ class System:
         return made
 
     def learned_text(self, source: str, tokens: Tensor) -> str | None:
-        """Return the text of what was learned for a source, if its tokens are these, int64 [T]."""
-        memory = self.find_memory(CorrectionMemory.name)
+        """Return the text of what was learned for a source, where its tokens are these, int64 [T]; else None."""
+        memory = self.find_memory(CorrectionMemory)
         if memory is None or not memory.learned.entries.by_source:
             return None
         read, entries = self.task.read_as(source), memory.learned.entries
@@ -208,8 +208,9 @@ class System:
                 return str(pair.target)
         return None
 
-    def find_memory(self, name: str) -> Any:
-        return self.ensemble.memory(name) if self.ensemble is not None else None
+    def find_memory(self, kind: type[M]) -> M | None:
+        """Look up the memory of a class; None without one."""
+        return self.ensemble.find(kind) if self.ensemble is not None else None
 
     @property
     def preprocessing(self) -> Preprocessing:
@@ -303,7 +304,7 @@ class System:
         if not self._encodes:
             check_subwords(self.task.source_dictionary, self.task.bpe)
             self._encodes = True
-            tokens = self.find_memory(TokenMemory.name)
+            tokens = self.find_memory(TokenMemory)
             if tokens is not None and isinstance(tokens.learned, LearnedMemory):
                 tokens.learned.identify(self.task.read_as)
 

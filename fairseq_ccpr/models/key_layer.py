@@ -17,7 +17,7 @@ KEY_LAYERS = ("decoder_output", "last_ffn_input")
 
 
 class KeyCapture:
-    """Keep the vectors h that a Transformer decoder computed in its latest forward pass; each thread has its own.
+    """Tells whoever listens the vectors h that a Transformer decoder computes; each thread hears its own.
 
     `decoder_output`: the input of the vocabulary projection, h_t = f(x, y_<t) of equation 1 of the CLKNN
     paper. `last_ffn_input`: the input of the last layer's feed-forward block, as in kNN-MT (Khandelwal and
@@ -29,36 +29,25 @@ class KeyCapture:
         module = key_module(model, layer)
         self.dimension: int = module.in_features
         self._model = weakref.ref(model)
-        self._of_thread = threading.local()
-        # The model outlives its listener, and must not keep the listener or its last states alive.
-        keep = weakref.WeakMethod(self._keep)
-        handle = module.register_forward_pre_hook(
-            lambda module, inputs: (kept := keep()) and kept(module, inputs)
-        )
-        weakref.finalize(self, handle.remove)
+        self._of_thread = of_thread = threading.local()
+        # The layers inside a fairseq decoder run time first.
+        time_first = layer == "last_ffn_input"
 
-    def _keep(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        self._of_thread.captured = inputs[0]
-        if (listener := getattr(self._of_thread, "listener", None)) is not None:
-            listener()
+        def tell(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            if (listener := getattr(of_thread, "listener", None)) is not None:
+                listener(inputs[0].transpose(0, 1) if time_first else inputs[0])
+
+        # The model outlives its listeners, and does not keep them alive.
+        weakref.finalize(self, module.register_forward_pre_hook(tell).remove)
 
     @contextmanager
-    def telling(self, listener: Callable[[], None]) -> Iterator[None]:
-        """Call `listener` during this thread's forward passes, as soon as there is something to read."""
+    def telling(self, listener: Callable[[Tensor], object]) -> Iterator[None]:
+        """Call `listener` in this thread's forward passes with the vectors [B, T, d], as soon as they are known."""
         self._of_thread.listener = listener
         try:
             yield
         finally:
             self._of_thread.listener = None
-
-    def read(self) -> Tensor:
-        """Take the vectors of the latest forward pass, [B, T, d], in the model's dtype and on its device; once each."""
-        captured = getattr(self._of_thread, "captured", None)
-        if captured is None:
-            raise RuntimeError("no forward pass of the model since the keys were last read")
-        self._of_thread.captured = None
-        # The layers inside a fairseq decoder run time first: [T, B, d] -> [B, T, d]
-        return captured.transpose(0, 1) if self.layer == "last_ffn_input" else captured
 
     def force_decode(self, net_input: dict[str, Any]) -> Tensor:
         """Compute the vectors of given targets, [B, T, d].
@@ -68,8 +57,12 @@ class KeyCapture:
         model: Any = self._model()
         net_input = utils.move_to_cuda(net_input) if next(model.parameters()).is_cuda else net_input
         encoded = model.encoder.forward_torchscript(net_input)  # as in beam search, which every model can do
-        states, _ = model.decoder(net_input["prev_output_tokens"], encoder_out=encoded, features_only=True)
-        return states if self.layer == "decoder_output" else self.read()
+        heard: list[Tensor] = []
+        with self.telling(heard.append):
+            states, _ = model.decoder(
+                net_input["prev_output_tokens"], encoder_out=encoded, features_only=True
+            )
+        return states if self.layer == "decoder_output" else heard[-1]
 
 
 def key_module(model: Any, layer: str) -> Any:

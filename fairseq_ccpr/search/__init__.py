@@ -14,18 +14,18 @@ import numpy as np
 from fairseq_ccpr.errors import DatastoreError
 from fairseq_ccpr.search.base import DISK, METRICS, MILVUS, Index, IndexDescription, RemoteKeys, StoreAddress
 from fairseq_ccpr.search.exact import EXACT, ExactIndex
-from fairseq_ccpr.search.faiss_index import RESCORED, DiskIndex, FaissIndex, RescoredIndex
+from fairseq_ccpr.search.faiss_index import RESCORED, FaissIndex, RescoredIndex
 from fairseq_ccpr.search.milvus import SLOW, TIMEOUT, MilvusIndex, read_address
 
 __all__ = [
-    "BACKENDS", "DISK", "EXACT", "METRICS", "SLOW", "TIMEOUT", "DiskIndex", "ExactIndex", "FaissIndex", "Index",
+    "BACKENDS", "DISK", "EXACT", "METRICS", "SLOW", "TIMEOUT", "ExactIndex", "FaissIndex", "Index",
     "IndexDescription", "RemoteKeys", "RescoredIndex", "StoreAddress", "build_index", "open_index",
     "read_address",
 ]  # fmt: skip
 
 BACKENDS: dict[str, type[Index]] = {
     EXACT: ExactIndex,
-    DISK: DiskIndex,
+    DISK: FaissIndex,
     MILVUS: MilvusIndex,
     RESCORED: RescoredIndex,
     "faiss": FaissIndex,
@@ -38,7 +38,7 @@ def build_index(
     target: Path | RemoteKeys,
     progress: Callable[[int], object],
 ) -> None:
-    """Build an index over keys [N, d] and write its file, or bring them to their database until they can be searched."""
+    """Build an index over keys [N, d] and write its file, or bring them to their database."""
     BACKENDS[description.backend].build(keys, description, target, progress)
 
 
@@ -46,13 +46,13 @@ def open_index(description: IndexDescription, keys: np.ndarray | RemoteKeys, fol
     """Open the index that a manifest describes, over `keys` [N, d], with its files in `folder`."""
     if description.backend not in BACKENDS:
         raise DatastoreError(
-            f"{folder} needs the index backend '{description.backend}', unknown here: build another with --index auto, or "
-            "change the version of fairseq-ccpr"
+            f"{folder} needs the index backend '{description.backend}', unknown here: build another with "
+            "--index auto, or change the version of fairseq-ccpr"
         )
     index = BACKENDS[description.backend].open(description, keys, folder)
     if (index.size, index.dimension) != keys.shape:
         raise DatastoreError(
-            f"{folder / description.file} indexes {index.size:,} keys of width {index.dimension}, but there are "
-            f"{keys.shape[0]:,} of width {keys.shape[1]}: build the datastore again"
+            f"{folder / description.file} indexes {index.size:,} keys of width {index.dimension}, but there "
+            f"are {keys.shape[0]:,} of width {keys.shape[1]}: build the datastore again"
         )
     return index

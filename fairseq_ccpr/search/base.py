@@ -39,7 +39,6 @@ class IndexDescription:
 
     @property
     def files(self) -> list[str]:
-        """The names of its files."""
         return [self.file, *([lists_file(self.file)] if self.backend == DISK else [])] if self.file else []
 
 
@@ -50,7 +49,7 @@ def lists_file(file: str) -> str:
 
 @dataclass(frozen=True)
 class StoreAddress:
-    """Where keys are in a database: a server's URI, which has no credentials in it, or the file of an embedded one."""
+    """Where keys are in a database: a server's URI, without credentials, or an embedded one's file."""
 
     uri: str
     collection: str
@@ -58,7 +57,6 @@ class StoreAddress:
 
     @property
     def embedded(self) -> bool:
-        """Whether it is a file."""
         return "://" not in self.uri
 
     def __str__(self) -> str:
@@ -79,7 +77,6 @@ class RemoteKeys:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """N and d."""
         return self.size, self.dimension
 
 
@@ -132,7 +129,7 @@ class Index(ABC):
     def build(
         cls, keys: np.ndarray, description: IndexDescription, target: Target, progress: Progress
     ) -> None:
-        """Build the index over `keys` [N, d] and write its file, or bring the keys to their database, as `target` says."""
+        """Build the index over `keys` [N, d] and write its file, or bring them to their database."""
 
     @classmethod
     def bytes_needed(cls, description: IndexDescription, size: int, dimension: int) -> int:
@@ -169,7 +166,7 @@ class Index(ABC):
         """Refuse to write keys where a database has others under the same name."""
 
     def read(self) -> Iterator[np.ndarray]:
-        """Read the keys that a database has, fp16 [n, d], block by block, in their order; missing ones are left out."""
+        """Read the keys that a database has, fp16 [n, d], block by block; missing ones are left out."""
         yield from ()
 
     def drop(self) -> None:

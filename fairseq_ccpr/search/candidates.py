@@ -1,4 +1,4 @@
-"""Exact search among a few keys for each sentence of a batch, gathered once: what a step costs does not grow with the index.
+"""Exact search among a few keys for each sentence of a batch, which are gathered once.
 
 Letters: B sentences, M candidates of each at most, H queries, d width of keys.
 """

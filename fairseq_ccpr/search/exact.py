@@ -47,7 +47,6 @@ class ExactIndex(Index):
 
     @classmethod
     def plan(cls, request: IndexRequest) -> IndexDescription:
-        """Take no parameters."""
         if request.choice != EXACT:
             raise ConfigurationError(f"--index is '{request.choice}': give {EXACT} or a FAISS factory string")
         if request.parameters:
@@ -58,13 +57,11 @@ class ExactIndex(Index):
 
     @classmethod
     def open(cls, description: IndexDescription, keys: np.ndarray | RemoteKeys, folder: Path) -> ExactIndex:
-        """Search the keys as they are."""
         assert isinstance(keys, np.ndarray)  # they are in a folder
         return cls(keys, description.metric)
 
     @cached_property
     def half_norms(self) -> Tensor:
-        """|x|^2 / 2 of each key, fp32 [N]; computed once."""
         return half_norms(self.keys)
 
     @cached_property
@@ -74,54 +71,50 @@ class ExactIndex(Index):
     @torch.no_grad()
     @phase(SEARCH)
     def search(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """Find the k nearest keys of each query; see `Index.search`."""
         if self.on_host and queries.is_cuda:  # its keys do not fit into the GPU
             scores, ids = to_device(self.search(queries.cpu(), k), queries.device)
             return scores, ids
-        found = [self._nearest(block.float(), min(k, self.size)) for block in queries.split(QUERIES)]
-        scores, ids = (torch.cat(parts) for parts in zip(*found))
-        missing = 0, max(0, k - self.size)
-        pad = torch.nn.functional.pad
-        return pad(scores, missing, value=float("-inf")), pad(ids, missing, value=-1)
-
-    def _nearest(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        products = queries.new_empty(len(queries), 0)
-        ids = products.long()
+        count = min(k, self.size)
+        found = queries.new_full((len(queries), k), float("-inf"), dtype=torch.float32)
+        found_ids = torch.full_like(found, -1, dtype=torch.int64)
         halves = self.keys.is_cuda and self.keys.dtype in (torch.float16, torch.bfloat16)
-        # Tensor cores multiply halves exactly and add in fp32. Rounding the queries costs no neighbour that
-        # SPARE keys do not make up for, and keys in fp32 would be read and written five times over.
-        rounded = queries.clamp(-LARGEST_HALF, LARGEST_HALF).to(self.keys.dtype) if halves else queries
         # no tile is converted in a CPU's cache
         whole = self.keys.is_cuda or self._single.dtype == torch.float32
         numbers = GPU_NUMBERS if halves else TILE_NUMBERS if whole else CACHE_NUMBERS
-        rows = max(RUN, numbers // max(self.dimension, len(queries)) // RUN * RUN)
-        for first in range(0, self.size, rows):
-            tile = slice(first, first + rows)
-            if halves:
-                scores = torch.mm(rounded, self.keys[tile].T, out_dtype=torch.float32)
-            else:
-                scores = queries @ self._single[tile].float().T
-            if self.metric == "l2":
-                # -|q-x|^2 / 2 = q.x - |x|^2 / 2 - |q|^2 / 2, and the last is the same for every key.
-                kept = self.keys.is_cuda or self.size <= KEPT_NORMS
-                scores -= self.half_norms[tile] if kept else half_norms(self.keys[tile])
-            select = _best_by_runs if scores.is_cuda else _best
-            best, places = select(scores, min(k + SPARE, scores.size(1)))
-            products, ids = torch.cat([products, best], dim=1), torch.cat([ids, places + first], dim=1)
-            if ids.size(1) > k + SPARE:
-                products, places = _best(products, k + SPARE)
-                ids = ids.gather(1, places)
-        scores = scores_of(self.keys, queries, ids, self.metric)
-        scores, places = largest(scores, k)
-        return scores, ids.gather(1, places)
+        for start in range(0, len(queries), QUERIES):
+            block = queries[start : start + QUERIES].float()
+            # Tensor cores multiply halves exactly and add in fp32. Rounding the queries costs no neighbour that
+            # SPARE keys do not make up for, and keys in fp32 would be read and written five times over.
+            rounded = block.clamp(-LARGEST_HALF, LARGEST_HALF).to(self.keys.dtype) if halves else block
+            products, ids = block.new_empty(len(block), 0), found_ids.new_empty(len(block), 0)
+            rows = max(RUN, numbers // max(self.dimension, len(block)) // RUN * RUN)
+            for first in range(0, self.size, rows):
+                tile = slice(first, first + rows)
+                if halves:
+                    scores = torch.mm(rounded, self.keys[tile].T, out_dtype=torch.float32)
+                else:
+                    scores = block @ self._single[tile].float().T
+                if self.metric == "l2":
+                    # -|q-x|^2 / 2 = q.x - |x|^2 / 2 - |q|^2 / 2, and the last is the same for every key.
+                    kept = self.keys.is_cuda or self.size <= KEPT_NORMS
+                    scores -= self.half_norms[tile] if kept else half_norms(self.keys[tile])
+                select = _best_by_runs if scores.is_cuda else _best
+                best, places = select(scores, min(count + SPARE, scores.size(1)))
+                products, ids = torch.cat([products, best], dim=1), torch.cat([ids, places + first], dim=1)
+                if ids.size(1) > count + SPARE:
+                    products, places = _best(products, count + SPARE)
+                    ids = ids.gather(1, places)
+            scores, places = largest(scores_of(self.keys, block, ids, self.metric), count)
+            found[start : start + QUERIES, :count] = scores
+            found_ids[start : start + QUERIES, :count] = ids.gather(1, places)
+        return found, found_ids
 
     def to(self, device: torch.device) -> ExactIndex:
-        """Copy to `device`."""
         return self if self.keys.device == device else ExactIndex(self.keys.to(device), self.metric)
 
 
 def _best(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The largest scores of each row, of equal ones the first: fp32 and int64 [H, count], in the order of columns."""
+    """The largest of each row, of equal ones the first: fp32 and int64 [H, count], by columns."""
     size = scores.size(1)
     best, columns = scores.topk(min(count + 1, size), dim=1)
     last = best[:, count - 1 : count]
@@ -136,7 +129,7 @@ def _best(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def _best_by_runs(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The same in one pass over the scores: the best are in the runs whose largest score is among the best."""
+    """The same in one pass: the best are in the runs whose largest score is among the best."""
     size = scores.size(1)
     if size <= RUN * count:
         return _best(scores, count)
@@ -157,7 +150,7 @@ def half_norms(keys: Tensor) -> Tensor:
 
 
 def scores_of(keys: Tensor, queries: Tensor, ids: Tensor, metric: str) -> Tensor:
-    """Score given keys [N, d] for queries [H, d], fp32 [H, n]: inner products, or minus squared distances, by differences."""
+    """Score given keys [N, d] for queries [H, d], fp32 [H, n], squared distances by differences."""
     scores = torch.empty(ids.shape, device=keys.device)
     rows = max(1, (TILE_NUMBERS if keys.is_cuda else CACHE_NUMBERS) // max(1, ids.size(1) * keys.size(1)))
     for start in range(0, len(queries), rows):

@@ -52,7 +52,8 @@ def import_faiss() -> Any:
         import faiss.contrib.torch_utils  # lets indexes take tensors, on the GPU without a round trip
     except ImportError:
         raise ConfigurationError(
-            "this index needs FAISS, which is not installed: pip install faiss-cpu (or faiss-gpu), or use --index exact"
+            "this index needs FAISS, which is not installed: pip install faiss-cpu (or faiss-gpu), or use "
+            "--index exact"
         ) from None
     return faiss
 
@@ -67,8 +68,8 @@ def set_parameters(index: Any, parameters: str) -> int:
     candidates = named.pop(CANDIDATES, "0") if isinstance(index, faiss.IndexRefine) else "0"
     if not candidates.isdecimal():
         raise ConfigurationError(
-            f"--index-parameters '{parameters}': {CANDIDATES} is '{candidates}'; give the number of keys to score again, "
-            f"such as {CANDIDATES}=64"
+            f"--index-parameters '{parameters}': {CANDIDATES} is '{candidates}'; give the number of keys to "
+            f"score again, such as {CANDIDATES}=64"
         )
     try:
         faiss.ParameterSpace().set_index_parameters(index, _format(named))
@@ -90,8 +91,8 @@ def named_parameters(parameters: str) -> dict[str, str]:
     for word in re.sub(r"\s*=\s*", "=", parameters).replace(",", " ").split():
         if not re.fullmatch(r"\w+=[\w.+-]+", word):
             raise ConfigurationError(
-                f"--index-parameters '{parameters}': '{word}' is not NAME=VALUE; separate parameters by commas, such as "
-                "nprobe=32,k_factor_rf=4"
+                f"--index-parameters '{parameters}': '{word}' is not NAME=VALUE; separate parameters by "
+                "commas, such as nprobe=32,k_factor_rf=4"
             )
         name, value = word.split("=")
         named[name] = value
@@ -158,7 +159,7 @@ def automatic_factory(size: int, dimension: int, metric: str) -> str:
 
 
 def disk_factory(size: int) -> str:
-    """Choose inverted lists of a byte for a dimension: nearly exact, with nothing in memory to score again."""
+    """Choose inverted lists of a byte for a dimension: nearly exact, with nothing in memory."""
     return f"IVF{list_count(size)},SQ8"
 
 
@@ -201,14 +202,14 @@ def trained_index(keys: np.ndarray, description: IndexDescription, seed: int = 1
             index.train(torch.from_numpy(keys[rows].astype(np.float32)))
         except RuntimeError:
             raise ConfigurationError(
-                f"the datastore has {len(keys):,} keys, too few to train the index '{description.factory}' on: "
-                "use a smaller index or --index exact"
+                f"the datastore has {len(keys):,} keys, too few to train the index '{description.factory}' "
+                "on: use a smaller index or --index exact"
             ) from None
     return index, most
 
 
 def build_on_disk(keys: np.ndarray, index: Any, rows: int, path: Path, progress: Progress) -> None:
-    """Fill a trained index whose inverted lists are never entirely in memory; they get a file next to its `path`.
+    """Fill a trained index whose inverted lists, never all in memory, get a file next to its `path`.
 
     1. Blocks of `rows` keys become an index each, in a folder of their own.
     2. FAISS merges the inverted lists of all blocks into one file, list by list.
@@ -272,14 +273,19 @@ class FaissIndex(Index):
 
     @classmethod
     def plan(cls, request: IndexRequest) -> IndexDescription:
-        """Take a factory string, and parameters; those not given have defaults chosen for good recall."""
+        """Take a factory string, and parameters; those not given have defaults chosen for good recall.
+
+        `disk:` before the string keeps the inverted lists on disk, `disk` alone those of `disk_factory`.
+        """
+        name, _, factory = request.choice.partition(":")
+        if name == DISK:
+            return _plan(DISK, factory or disk_factory(request.size), request)
         return _plan("faiss", request.choice, request)
 
     @classmethod
     def build(
         cls, keys: np.ndarray, description: IndexDescription, target: Target, progress: Progress
     ) -> None:
-        """Train an index on a random sample of `keys`, add all of them, and write its file when it is complete."""
         assert isinstance(target, Path)
         index, rows = trained_index(keys, description)
         if description.backend == DISK:
@@ -291,10 +297,10 @@ class FaissIndex(Index):
 
     @classmethod
     def bytes_needed(cls, description: IndexDescription, size: int, dimension: int) -> int:
-        """Count the codes of all keys, or the keys and links of a graph."""
         index = make_index(dimension, description.factory, description.metric)
+        copies = 2 if description.backend == DISK else 1  # in a block, and merged
         try:
-            return size * (index.sa_code_size() + 8)
+            return copies * size * (index.sa_code_size() + 8)
         except RuntimeError:
             return size * (4 * dimension + 300)  # a graph: the key itself and its links
 
@@ -306,7 +312,7 @@ class FaissIndex(Index):
 
     @classmethod
     def read_file(cls, path: Path, metric: str, parameters: str, on_disk: bool = False) -> FaissIndex:
-        """Map an index into memory, perhaps with the inverted lists in the file next to it, and set its search parameters."""
+        """Map an index into memory, perhaps with lists in the file next to it, and set its parameters."""
         faiss = import_faiss()
         try:
             # FAISS maps such lists into memory; they are next to the index, wherever both were made
@@ -329,7 +335,6 @@ class FaissIndex(Index):
 
     @phase(SEARCH)
     def search(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """Ask FAISS, whose distances become negative scores."""
         device = queries.device
         if not hasattr(self.index, "getDevice"):
             queries = queries.cpu()
@@ -351,11 +356,10 @@ class FaissIndex(Index):
 
     @property
     def deepest(self) -> int:
-        """The k beyond which a search returns no more: N, or FAISS's own limit on a GPU."""
         return self.size if self.on_host else min(self.size, 2048)
 
     def to(self, device: torch.device) -> FaissIndex:
-        """Copy to a GPU if FAISS was built for one, or share among all of them if it is too large for that one.
+        """Copy to a GPU if FAISS was built for one, or share among all if it is too large for that one.
 
         An index that FAISS has for the CPU only, or whose lists stay on disk, stays as it is and is searched
         on the CPU.
@@ -384,21 +388,6 @@ class FaissIndex(Index):
         return moved
 
 
-class DiskIndex(FaissIndex):
-    """A FAISS index whose inverted lists stay in a file, which is mapped into memory."""
-
-    @classmethod
-    def plan(cls, request: IndexRequest) -> IndexDescription:
-        """Take `disk:` and a factory string, or `disk` alone for `disk_factory`."""
-        name, _, factory = request.choice.partition(":")
-        return _plan(DISK, factory or disk_factory(request.size) if name == DISK else request.choice, request)
-
-    @classmethod
-    def bytes_needed(cls, description: IndexDescription, size: int, dimension: int) -> int:
-        """Count the codes of all keys twice: in a block, and merged."""
-        return 2 * super().bytes_needed(description, size, dimension)
-
-
 def _plan(backend: str, factory: str, request: IndexRequest) -> IndexDescription:
     faiss, index = import_faiss(), make_index(request.dimension, factory, request.metric)
     ivf = inverted_lists(index)
@@ -408,13 +397,13 @@ def _plan(backend: str, factory: str, request: IndexRequest) -> IndexDescription
     )
     if backend == DISK and (isinstance(index, faiss.IndexRefine) or not plain):
         raise ConfigurationError(
-            f"--index {DISK}:{factory} is not plain inverted lists, the only index that FAISS keeps on disk: give "
-            f"one such as {DISK}:{disk_factory(request.size)}"
+            f"--index {DISK}:{factory} is not plain inverted lists, the only index that FAISS keeps on "
+            f"disk: give one such as {DISK}:{disk_factory(request.size)}"
         )
     if ivf is not None and ivf.nlist > request.size:
         raise ConfigurationError(
-            f"--index {factory} has {ivf.nlist:,} lists, but the datastore will have {request.size:,} keys: use fewer "
-            "lists or exact"
+            f"--index {factory} has {ivf.nlist:,} lists, but the datastore will have {request.size:,} keys: "
+            "use fewer lists or exact"
         )
     set_parameters(index, request.parameters)
     parameters = complete_parameters(index, request.parameters, request.effort)
@@ -436,7 +425,6 @@ class RescoredIndex(FaissIndex):
 
     @classmethod
     def plan(cls, request: IndexRequest) -> IndexDescription:
-        """Take a factory string that ends in `SUFFIX`, and parameters; those not given have defaults."""
         alike = FaissIndex.plan(replace(request, choice=request.choice.removesuffix(SUFFIX) + COPY))
         file = _file(request.choice, request.metric, RESCORED)
         return replace(alike, backend=RESCORED, factory=request.choice, file=file)
@@ -445,12 +433,10 @@ class RescoredIndex(FaissIndex):
     def build(
         cls, keys: np.ndarray, description: IndexDescription, target: Target, progress: Progress
     ) -> None:
-        """Train the codes on a sample of `keys`, and add all of them."""
         super().build(keys, _codes(description), target, progress)
 
     @classmethod
     def bytes_needed(cls, description: IndexDescription, size: int, dimension: int) -> int:
-        """Count the codes of all keys."""
         return super().bytes_needed(_codes(description), size, dimension)
 
     @classmethod
@@ -479,5 +465,4 @@ class RescoredIndex(FaissIndex):
 
 
 def _codes(description: IndexDescription) -> IndexDescription:
-    """Describe the part that is in FAISS's file."""
     return replace(description, backend="faiss", factory=description.factory.removesuffix(SUFFIX))

@@ -47,7 +47,7 @@ def open_for_device(
     device: torch.device = CPU,
     rebuild: str = "",
 ) -> Index:
-    """Open the index that a manifest describes, where it will be searched; `rebuild` is what makes another, for a warning.
+    """Open the index that a manifest describes, where it will be searched; `rebuild` makes another.
 
     On a GPU, exact search over the keys stands in for an index that FAISS has for the CPU only, and for FAISS
     where it is not installed, unless the keys are too large for the GPU, or in a database.
@@ -56,8 +56,8 @@ def open_for_device(
         index = open_index(description, keys, folder)
         if description.backend == EXACT and index.size >= MANY:
             logger.warning(
-                "the index of %s is exact, and each search compares with %s keys on the CPU: %s rebuilds only "
-                "the index",
+                "the index of %s is exact, and each search compares with %s keys on the CPU: %s rebuilds "
+                "only the index",
                 folder,
                 f"{index.size:,}",
                 rebuild,
@@ -79,7 +79,8 @@ def open_for_device(
         return _stand_in(keys, description, device)
     if index.on_host:
         logger.warning(
-            "the index of %s, %s, is searched on the CPU while the GPU waits: the GPU has no room for %s keys",
+            "the index of %s, %s, is searched on the CPU while the GPU waits: the GPU has no room for %s "
+            "keys",
             folder,
             description,
             f"{index.size:,}",
@@ -109,7 +110,7 @@ def plan_index(
     effort: Effort = TOKEN_EFFORT,
     store: StoreAddress | None = None,
 ) -> IndexDescription:
-    """Decide what `--index`, `--metric` and `--index-parameters` mean for `size` keys, before any work is done.
+    """Decide what `--index`, `--metric` and `--index-parameters` mean for `size` keys.
 
     Args:
         choice: `exact`; a FAISS factory string; `disk:` and one whose inverted lists stay on disk, `disk`

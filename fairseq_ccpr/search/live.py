@@ -1,4 +1,4 @@
-"""Search in what changes: a datastore's index joined with segments of learned keys, less entries that are forgotten."""
+"""Search in what changes: an index joined with segments of learned keys, less what is forgotten."""
 
 from __future__ import annotations
 
@@ -32,18 +32,17 @@ FEW = 1024  # rows that a CPU compares with all at once, where there are no list
 
 @dataclass(frozen=True)
 class JoinedIndex:
-    """Finds the nearest of the keys of two indexes, neither empty; those of the second are numbered after the first's."""
+    """Finds the nearest keys of two indexes, neither empty; the second's are numbered after the first's."""
 
     first: Index
     second: Index
 
     @property
     def deepest(self) -> int:
-        """The k beyond which a search returns no more."""
         return self.first.deepest + self.second.deepest
 
     def search(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """Search both, see `Index.search`, for k up to `deepest`; of equal scores the first index's come first."""
+        """Search both for k up to `deepest`; of equal scores the first index's come first."""
         scores, ids = self.first.search(queries, min(k, self.first.deepest))
         more, others = self.second.search(queries, min(k, self.second.deepest))
         scores = torch.cat([scores, more], dim=1)
@@ -53,7 +52,7 @@ class JoinedIndex:
 
 
 def search_without(index: Index, gone: Tensor, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Find the k nearest entries of queries [H, d] that are not `gone`, int64 [m], ascending, on the same device.
+    """Find the k nearest entries of queries [H, d] that are not `gone`, int64 [m], ascending.
 
     Nothing asks the device for a number while no more than `FIRST_SPARE` entries are gone. Where more are,
     queries that find too few are searched for once more, and deeper.
@@ -75,7 +74,7 @@ def search_without(index: Index, gone: Tensor, queries: Tensor, k: int) -> tuple
 
 
 def _left(index: Index, gone: Tensor, queries: Tensor, depth: int, k: int) -> tuple[Tensor, Tensor, Tensor]:
-    """What is left of the nearest `depth`: scores and ids [H, k], and bool [H], whether there may be more behind."""
+    """What is left of the nearest `depth`: scores and ids [H, k], and whether there may be more, bool [H]."""
     scores, ids = index.search(queries, depth)
     more = ids[:, -1] >= 0
     place = torch.searchsorted(gone, ids).clamp_max(len(gone) - 1)
@@ -91,7 +90,7 @@ def can_grow() -> bool:
 
 
 class GrowingLists:
-    """Inverted lists over some rows of an array of keys. They do not change: adding and removing return others."""
+    """Inverted lists over some rows of an array of keys. Adding and removing return others."""
 
     def __init__(self, index: Any, trained: int) -> None:
         self.index, self.trained = index, trained  # entries that there were when the centroids were learned
@@ -101,7 +100,7 @@ class GrowingLists:
 
     @classmethod
     def of(cls, keys: Tensor, rows: np.ndarray, metric: str) -> GrowingLists:
-        """Learn centroids and codes from keys, fp16 [n, d], and put them into lists by their rows, int64 [n]."""
+        """Learn centroids and codes from keys, fp16 [n, d], and list them by their rows, int64 [n]."""
         size, dimension = keys.shape
         codes = dimension if dimension <= NARROW or dimension % 2 else dimension // 2
         count = list_count(size)
@@ -143,11 +142,10 @@ class GrowingLists:
 
     @property
     def outgrown(self) -> bool:
-        """Whether there are too many entries for its centroids."""
         return self.size >= RETRAINED_AT * self.trained
 
     def candidates(self, queries: Tensor, depth: int) -> Tensor:
-        """Find rows that may be the nearest of queries fp32 [H, d]: int64 [H, depth], -1 where there are fewer."""
+        """Find rows that may be nearest to queries fp32 [H, d]: int64 [H, depth], -1 where there are fewer."""
         near = queries @ self._centroids.T  # [H, L]
         if self._metric == "l2":
             near -= self._centroids.square().sum(dim=1) / 2
@@ -175,7 +173,6 @@ class Segment:
 
     @property
     def size(self) -> int:
-        """Rows, with those that are gone."""
         return len(self.keys)
 
     @cached_property
@@ -187,7 +184,7 @@ class Segment:
 
     @cached_property
     def _last(self) -> tuple[Tensor, Tensor]:
-        """The rows that are compared with one by one: keys fp32 [r, d], and what products are too large by, fp32 [r]."""
+        """The rows compared one by one: keys fp32 [r, d], and what products are too large by, fp32 [r]."""
         less = (
             self.half_norms[self.listed :].clone()
             if self.metric == "l2"
@@ -202,14 +199,14 @@ class Segment:
         return self.size - self.listed
 
     def search(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """Find the k nearest entries of queries [H, d]: scores fp32 [H, k], nearest first, and rows int64 [H, k]."""
+        """Find the k nearest entries of queries [H, d]: scores fp32 and rows int64 [H, k], nearest first."""
         scores, rows = self.candidates(queries, k)
         pad, missing = torch.nn.functional.pad, (0, max(0, k - rows.size(1)))
         best, places = largest(pad(scores, missing, value=float("-inf")), k)
         return best, pad(rows, missing, value=-1).gather(1, places)
 
     def candidates(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """Find entries that the k nearest are among, in no order: fp32 and int64 [H, c], -inf and -1 where one is missing."""
+        """Find entries that the k nearest are among: fp32 and int64 [H, c], -inf and -1 where one is missing."""
         if self.lists is None and (self.keys.is_cuda or self._few > FEW):
             return self._exact.search(queries, k)
         queries = queries.float()

@@ -84,14 +84,14 @@ def read_address(store: str, collection: str) -> tuple[StoreAddress, str]:
             _ = parts.port  # raises where it is none
     except ValueError:  # its message may have the password in it
         raise ConfigurationError(
-            "--store is no URI such as http://localhost:19530: its host or port cannot be read; user:password can also be "
-            f"in the environment variable {TOKEN}"
+            "--store is no URI such as http://localhost:19530: its host or port cannot be read; "
+            f"user:password can also be in the environment variable {TOKEN}"
         ) from None
     credentials, _, host = parts.netloc.rpartition("@")
     if "@" in f"{parts.path}{parts.query}{parts.fragment}":
         raise ConfigurationError(
-            "--store has an @ beyond its host: where a password has one of / # ? @ in it, write it in per cent "
-            f"(%2F %23 %3F %40), or put user:password in the environment variable {TOKEN}"
+            "--store has an @ beyond its host: where a password has one of / # ? @ in it, write it in per "
+            f"cent (%2F %23 %3F %40), or put user:password in the environment variable {TOKEN}"
         )
     if parts.scheme in SCHEMES and host:
         address = parts._replace(netloc=host, path=parts.path.rstrip("/")).geturl()
@@ -99,8 +99,8 @@ def read_address(store: str, collection: str) -> tuple[StoreAddress, str]:
     path = Path(store)
     if parts.scheme or path.suffix != ".db":
         raise ConfigurationError(
-            f"--store {parts._replace(netloc=host).geturl()} is neither a server, such as http://localhost:19530, nor a "
-            "file that ends in .db, which Milvus makes"
+            f"--store {parts._replace(netloc=host).geturl()} is neither a server, such as "
+            "http://localhost:19530, nor a file that ends in .db, which Milvus makes"
         )
     if not path.parent.is_dir():
         raise ConfigurationError(f"--store {store}: there is no folder {path.parent}")
@@ -108,7 +108,7 @@ def read_address(store: str, collection: str) -> tuple[StoreAddress, str]:
 
 
 class MilvusServer:
-    """A server, or an embedded one in this process, whose calls are retried for a while when it does not answer."""
+    """A server, or an embedded one, whose calls are retried for a while when it does not answer."""
 
     def __init__(self, address: StoreAddress, token: str, timeout: float) -> None:
         self.pymilvus = import_pymilvus(address.embedded)
@@ -118,7 +118,7 @@ class MilvusServer:
         self.loaded = False  # whether the collection can be searched, and must be so again after a break
 
     def ask(self, method: str, *args: Any, slow: bool = False, **kwargs: Any) -> Any:
-        """Call a method of pymilvus's client, again and again until it answers or time is up, later for `slow` ones."""
+        """Call a method of pymilvus's client until it answers or time is up, later for `slow` ones."""
         seconds = self.timeout * (SLOW if slow else 1)
         start = time.monotonic()
         give_up, tell, pause, attempts, last = start + seconds, start + TOLD, FIRST_PAUSE, 0, "nothing"
@@ -144,8 +144,9 @@ class MilvusServer:
                 last = _first_line(error)
             if time.monotonic() + pause >= give_up:
                 raise UnreachableError(
-                    f"Milvus at {self.address.uri} does not answer: asked {attempts} times in {seconds:g} s ({last}); see "
-                    "that it runs and can be reached from here, or give --store-timeout more seconds"
+                    f"Milvus at {self.address.uri} does not answer: asked {attempts} times in {seconds:g} s "
+                    f"({last}); see that it runs and can be reached from here, or give --store-timeout more "
+                    "seconds"
                 )
             if time.monotonic() > tell:
                 logger.warning(
@@ -168,15 +169,16 @@ class MilvusServer:
         status = _rpc_status(error, self.pymilvus.grpc.RpcError)
         if status in (code.UNAUTHENTICATED, code.PERMISSION_DENIED):
             raise DatastoreError(
-                f"Milvus at {self.address.uri} refuses these credentials: give user:password in the environment variable "
-                f"{TOKEN}, or in the URI of --store"
+                f"Milvus at {self.address.uri} refuses these credentials: give user:password in the "
+                f"environment variable {TOKEN}, or in the URI of --store"
             ) from None
         if status in (code.UNAVAILABLE, code.DEADLINE_EXCEEDED, code.CANCELLED, code.UNKNOWN, code.INTERNAL):
             return
         if isinstance(error, self.pymilvus.MilvusException):
             if self.address.embedded and self._client is None:
                 raise DatastoreError(
-                    f"{self.address.uri} cannot be opened: another process has it open, or it is no file of embedded Milvus"
+                    f"{self.address.uri} cannot be opened: another process has it open, or it is no file of "
+                    "embedded Milvus"
                 ) from None
             gone = error.code == self.pymilvus.exceptions.ErrorCode.COLLECTION_NOT_FOUND
             if gone or "CollectionNotExists" in error.message:  # 2.3.0 calls it an unexpected error
@@ -202,8 +204,8 @@ def import_pymilvus(embedded: bool) -> Any:
             import milvus_lite  # noqa: F401
     except ImportError as error:
         raise ConfigurationError(
-            f"these keys are in Milvus, and {error.name} is not installed: pip install pymilvus (and milvus-lite for the "
-            "embedded one), or the extra [milvus]"
+            f"these keys are in Milvus, and {error.name} is not installed: pip install pymilvus (and "
+            "milvus-lite for the embedded one), or the extra [milvus]"
         ) from None
     pymilvus.grpc = grpc
     return pymilvus
@@ -246,10 +248,10 @@ class MilvusIndex(Index):
 
     @classmethod
     def plan(cls, request: IndexRequest) -> IndexDescription:
-        """Take `exact`, a type of Milvus's with its parameters, such as HNSW,M=32, or `auto`."""
         if request.store is None:
             raise ConfigurationError(
-                f"--index is '{request.choice}', but these keys stay in a folder: give --store, or another index"
+                f"--index is '{request.choice}', but these keys stay in a folder: give --store, or another "
+                "index"
             )
         choice, parameters = request.choice, request.parameters
         if choice in ("auto", "exact"):  # where Milvus is embedded, nothing else is faster
@@ -257,14 +259,14 @@ class MilvusIndex(Index):
             choice = "FLAT" if exact else "AUTOINDEX"
         if request.metric == "l2" and request.store.embedded:
             raise ConfigurationError(
-                f"--store {request.store.uri} is embedded Milvus, which finds squared distances far too slowly: give "
-                "--metric ip, --adapter clknn, or a server"
+                f"--store {request.store.uri} is embedded Milvus, which finds squared distances far too "
+                "slowly: give --metric ip, --adapter clknn, or a server"
             )
         number = r"\w+=[0-9]*\.?[0-9]+"
         if not re.fullmatch(rf"[A-Z][A-Z0-9_]*(,{number})*", choice):
             raise ConfigurationError(
-                f"--index is '{choice}', which is not one of Milvus: give exact, or a type and its numbers, such as "
-                "HNSW,M=16,efConstruction=200"
+                f"--index is '{choice}', which is not one of Milvus: give exact, or a type and its numbers, "
+                "such as HNSW,M=16,efConstruction=200"
             )
         if not re.fullmatch(rf"({number}(,{number})*)?", parameters):
             raise ConfigurationError(
@@ -276,18 +278,15 @@ class MilvusIndex(Index):
     def build(
         cls, keys: np.ndarray, description: IndexDescription, target: Target, progress: Progress
     ) -> None:
-        """Write the keys that the collection lacks, and wait until they can be searched."""
         assert isinstance(target, RemoteKeys)  # Milvus has no file
         cls(target, description).fill(keys, progress)
 
     @classmethod
     def open(cls, description: IndexDescription, keys: np.ndarray | RemoteKeys, folder: Path) -> MilvusIndex:
-        """Connect to Milvus on first use; the first search checks the collection."""
         assert isinstance(keys, RemoteKeys)
         return cls(keys, description)
 
     def search(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """Find the k nearest keys of each query, after a check of the collection the first time."""
         if not self.checked:
             self.check()
         scores, sign = np.full((len(queries), k), -np.inf, np.float32), 1 if self.metric == "ip" else -1
@@ -315,7 +314,6 @@ class MilvusIndex(Index):
 
     @property
     def deepest(self) -> int:
-        """The k beyond which a search returns no more: N, or Milvus's own limit."""
         return min(self.size, DEEPEST)
 
     def check(self) -> None:
@@ -333,21 +331,20 @@ class MilvusIndex(Index):
         self.checked = True
 
     def exists(self) -> bool:
-        """Return whether there is a collection of this name."""
         if self.address.embedded and not Path(self.address.uri).exists():
             return False  # querying would create the file
         return self._ask("has_collection")
 
     def refuse_foreign(self) -> None:
-        """Refuse a server that is too old, or a collection of this name that is of another width, metric or making."""
+        """Refuse a server that is too old, or a collection of another width, metric or making."""
         if not self.address.embedded:
             version = self.server.ask("get_server_version")
             # That of a release: the package of 2.3.0 calls itself v2.2-testing-20230824-68-ga34a9d6-lite.
             number = re.match(r"v?(\d+)\.(\d+)\.\d", version)
             if number and (int(number[1]), int(number[2])) < OLDEST:
                 raise ConfigurationError(
-                    f"Milvus at {self.address.uri} is version {version}, which cannot count or replace keys: give one of 2.3 "
-                    "or later"
+                    f"Milvus at {self.address.uri} is version {version}, which cannot count or replace "
+                    "keys: give one of 2.3 or later"
                 )
         if self.exists():
             self._refuse_foreign()
@@ -366,7 +363,8 @@ class MilvusIndex(Index):
         expected = METRICS[self.metric]
         if (metric := self._index_type().get("metric_type", expected)) != expected:
             raise DatastoreError(
-                f"{self.address} has an index of metric {metric}, and {expected} is that of these keys: {advice}"
+                f"{self.address} has an index of metric {metric}, and {expected} is that of these keys: "
+                f"{advice}"
             )
         try:
             found = json.loads(described["properties"][PROPERTY])
@@ -416,7 +414,6 @@ class MilvusIndex(Index):
         self.finish()
 
     def drop(self) -> None:
-        """Remove the collection."""
         self._ask("drop_collection", slow=True)
 
     def write(self, first: int, keys: np.ndarray) -> None:
@@ -453,8 +450,8 @@ class MilvusIndex(Index):
                 before, give_up = left, now + patience
             if state == "Failed" or now > give_up:
                 raise UnreachableError(
-                    f"{self.address} does not get ready: Milvus was to {what}, and {left:,} are left (state {state}); see "
-                    "the server's log, then run the same command again"
+                    f"{self.address} does not get ready: Milvus was to {what}, and {left:,} are left (state "
+                    f"{state}); see the server's log, then run the same command again"
                 )
             if now > tell:
                 logger.warning("waiting for Milvus at %s to %s: %s left", self.address.uri, what, f"{left:,}")
@@ -462,7 +459,6 @@ class MilvusIndex(Index):
             time.sleep(POLL)
 
     def read(self) -> Iterator[np.ndarray]:
-        """Read the keys, fp16 [n, d], block by block, in their order; missing ones are left out."""
         for first in range(0, self.size, BLOCK_ROWS):
             block = f"{ID} >= {first} and {ID} < {first + BLOCK_ROWS}"
             rows = self._ask(
@@ -477,7 +473,6 @@ class MilvusIndex(Index):
             yield np.array(keys, np.float16).reshape(len(keys), self.dimension)
 
     def count(self) -> int:
-        """Count the keys."""
         counted = self._ask("query", output_fields=["count(*)"], consistency_level="Strong", slow=True)
         return int(counted[0]["count(*)"])
 

@@ -148,11 +148,7 @@ class Work:
     def _keep_small(self) -> None:
         """Compact the datastore in a thread of its own, where much was learned alongside it."""
         busy = self._compaction is not None and self._compaction.is_alive()
-        if (
-            busy
-            or time.monotonic() < self._not_before
-            or self.translator.find_memory(TokenMemory.name) is None
-        ):
+        if busy or time.monotonic() < self._not_before or self.translator.find_memory(TokenMemory) is None:
             return
         memory = learned_memory(self.translator)
         if memory.entries.index.size >= max(

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fairseq_ccpr import TokenDatastore, TokenRetriever, Translator
+from fairseq_ccpr import TokenDatastore, TokenMemory, TokenRetriever, Translator
 from fairseq_ccpr.cli.command import markdown_table
 from fairseq_ccpr.search import ExactIndex, Index, build_index, open_index
 from fairseq_ccpr.search.faiss_index import RESCORED, import_faiss
@@ -79,7 +79,9 @@ def asked(model: str, store: TokenDatastore, texts: Iterable[str]) -> tuple[Tens
     translator = Translator(model, datastore=store.directory, device="cpu")
     assert translator.ensemble is not None  # it has a datastore
     retriever = RecordingRetriever(store)
-    memory = replace(translator.ensemble.memory("tokens"), retriever=retriever)
+    tokens = translator.find_memory(TokenMemory)
+    assert tokens is not None
+    memory = replace(tokens, retriever=retriever)
     translator.ensemble = translator.ensemble.replacing(memory, trust=translator.ensemble.trust)
     for _ in translator.translate(texts):
         pass

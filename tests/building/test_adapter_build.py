@@ -23,10 +23,9 @@ from fairseq_ccpr import Translator
 from fairseq_ccpr.building import adapter_build, part
 from fairseq_ccpr.building.adapter_build import AdapterTraining
 from fairseq_ccpr.datastore.token import TokenDatastore, fit_pca
-from fairseq_ccpr.decoding.mixture import interpolate_
+from fairseq_ccpr.decoding.mixture import Mixture
 from fairseq_ccpr.decoding.options import TokenRetrievalSettings
-from fairseq_ccpr.decoding.token_memory import TokenMemory
-from fairseq_ccpr.decoding.token_retriever import TokenRetriever
+from fairseq_ccpr.decoding.token_memory import TokenMemory, TokenRetriever
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.grids import score_grid
 from fairseq_ccpr.evaluation.test_set import batches, load
@@ -168,7 +167,7 @@ def test_mixture_sums_to_one(world: World, clknn: Path) -> None:
     log_probs = torch.randn(len(states), int(retriever.values.max()) + 9).log_softmax(1)
     given = vote(memory, states, log_probs)
     assert given.weight.min() < given.weight.max() <= 0.9
-    mixed = interpolate_(log_probs, [given])
+    mixed = Mixture().mix(log_probs, [given])
     torch.testing.assert_close(
         mixed.double().exp().sum(1), torch.ones(len(states)).double(), rtol=0, atol=1e-5
     )
@@ -228,9 +227,9 @@ def test_tuner_scores_equal_a_direct_computation(
     task, models = load(cfg)
     ensemble = task.build_ensemble(models)
     text = held_out_text(ensemble, list(batches(cfg, task, models)))
-    likeness = ensemble.memory("tokens").settings.likeness
+    likeness = ensemble.find(TokenMemory).settings.likeness
     settings = TokenRetrievalSettings(16, 0.7, 0.07, guard=True, likeness=likeness, **kind)
-    memory = replace(ensemble.memory("tokens"), settings=TokenRetrievalSettings(guard=True, **kind))
+    memory = replace(ensemble.find(TokenMemory), settings=TokenRetrievalSettings(guard=True, **kind))
     grid = score_grid(memory, text, (16,), (0.07,), (kind["confidence"],), (likeness,))
     assert likeness
     assert grid[settings] == pytest.approx(wanted.item(), abs=1e-4)

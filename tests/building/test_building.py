@@ -68,12 +68,12 @@ def test_capturing_reads_what_the_projection_gets(world: World) -> None:
     model = load_model(str(world.model), task, torch.device("cpu"), fp16=False)
     capture = KeyCapture(model, "decoder_output")
     sample = task.dataset("test").collater([task.dataset("test")[i] for i in range(3)])
-    logits, _ = model(**sample["net_input"])
-    assert torch.equal(
-        torch.nn.functional.linear(capture.read(), model.decoder.output_projection.weight), logits
-    )
-    with pytest.raises(RuntimeError, match="since the keys were last read"):
-        capture.read()
+    heard: list[torch.Tensor] = []
+    with capture.telling(heard.append):
+        logits, _ = model(**sample["net_input"])
+    model(**sample["net_input"])  # which nobody listens to
+    (states,) = heard
+    assert torch.equal(torch.nn.functional.linear(states, model.decoder.output_projection.weight), logits)
 
 
 @pytest.mark.parametrize("layer", KEY_LAYERS)
@@ -83,12 +83,13 @@ def test_force_decoding_for_keys_never_projects_onto_the_vocabulary(world: World
     model = load_model(str(world.model), task, torch.device("cpu"), fp16=False)
     capture = KeyCapture(model, layer)
     sample = task.dataset("test").collater([task.dataset("test")[i] for i in range(3)])
-    model(**sample["net_input"])
-    wanted = capture.read()
+    heard: list[torch.Tensor] = []
+    with capture.telling(heard.append):
+        model(**sample["net_input"])
     projected: list[object] = []
     model.decoder.output_projection.register_forward_hook(lambda *call: projected.append(call))
     with patch.object(type(model), "forward", None):  # whose arguments are not those of each architecture
-        assert torch.equal(capture.force_decode(sample["net_input"]), wanted)
+        assert torch.equal(capture.force_decode(sample["net_input"]), heard[0])
     assert not projected
 
 

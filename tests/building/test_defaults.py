@@ -17,6 +17,7 @@ from fairseq_ccpr.building.defaults import FACTORS, LAMBDAS, measure_defaults
 from fairseq_ccpr.datastore.manifest import Manifest
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.datastore.tuned import write_tuned
+from fairseq_ccpr.decoding.token_memory import TokenMemory
 from fairseq_ccpr.search.exact import ExactIndex
 from tests.helpers import call
 from tests.small_models import World, build
@@ -76,7 +77,7 @@ def test_what_is_neither_given_nor_tuned_is_as_measured(world: World, tmp_path: 
     suits = TokenDatastore(store).section.suits
 
     def used(**given: object) -> tuple[float, float]:
-        settings = Translator(datastore=store, device="cpu", **given).ensemble.memory("tokens").settings  # type: ignore[union-attr]
+        settings = Translator(datastore=store, device="cpu", **given).ensemble.find(TokenMemory).settings  # type: ignore[union-attr]
         return settings.temperature, settings.lambda_
 
     assert used() == (suits["temperature"], suits["lambda_"]) and 0 < suits["lambda_"] < 1
@@ -94,7 +95,7 @@ def test_an_older_datastore_measures_when_its_build_is_run_again(world: World, t
     assert manifest.token is not None
     known, manifest.token.suits = manifest.token.suits, {}
     manifest.write(store)
-    settings = Translator(datastore=store, device="cpu").ensemble.memory("tokens").settings  # type: ignore[union-attr]
+    settings = Translator(datastore=store, device="cpu").ensemble.find(TokenMemory).settings  # type: ignore[union-attr]
     assert (settings.temperature, settings.lambda_) == (10, 0.5)
     with patch.object(token_build, "cross_entropy", wraps=token_build.cross_entropy) as asked:
         build(world, store)

@@ -19,6 +19,7 @@ from fairseq_ccpr.datastore.learned import LEARNED
 from fairseq_ccpr.datastore.manifest import Manifest
 from fairseq_ccpr.datastore.text import TextDatastore
 from fairseq_ccpr.datastore.token import TokenDatastore
+from fairseq_ccpr.decoding.token_memory import TokenMemory
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
 from fairseq_ccpr.text.pairs import read_pairs
 from tests.building.test_compacting import find_anywhere
@@ -74,7 +75,7 @@ def test_what_comes_meanwhile_is_there_afterwards(
     assert [one.id for one in learned if not isinstance(one, str)] == [1, 2, 3, 4, 5, 6]
     translator.forget(2)
     sentences = [source for source, _ in rows[:10]]
-    begun = translator.ensemble.now().memory("tokens")  # type: ignore[union-attr]
+    begun = translator.ensemble.now().find(TokenMemory)  # type: ignore[union-attr]
     assert begun is not None
     states = torch.randn(3, 32)
     found = begun.searched.search(states, 8)

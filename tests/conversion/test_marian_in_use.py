@@ -14,6 +14,7 @@ import sacrebleu
 
 from fairseq_ccpr import Translator
 from fairseq_ccpr.datastore.preprocessing import remembered
+from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
 from fairseq_ccpr.text.pairs import read_pairs
 from tests.helpers import PROGRAM, ROOT, USER_DIR, assert_learned_as_built, call, output_of, write_lines
 from tests.marian_models import TAGS, TINY, transformers, write_marian
@@ -117,8 +118,8 @@ def test_phrases_are_split_by_the_target_language(trained: Path, tmp_path: Path)
         max_len_b=20,
         phrase_min_similarity=0,
     )
-    assert system.ensemble is not None and system.ensemble.memory("phrases") is not None
-    subwords = system.ensemble.memory("phrases").candidates.subwords
+    assert system.ensemble is not None and system.ensemble.find(PhraseMemory) is not None
+    subwords = system.ensemble.find(PhraseMemory).candidates.subwords
     text = "Jesus therefore said to them, and they went out."
     target = system.task.bpe.target
     known = system.task.target_dictionary.indices

@@ -31,7 +31,7 @@ def mixed_and_phrase_vote(ensemble: RetrievalEnsemble, sample: dict[str, Any]) -
     text = ensemble.force_decode(sample)
     assert text.whole is not None
     votes = ensemble.decided(text, ensemble.votes(text))
-    return ensemble.mix(text.whole.log_probs[text.whole.real], votes), votes[-1]
+    return ensemble.mixture.mix(text.whole.log_probs[text.whole.real], votes), votes[-1]
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -20,12 +20,11 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from fairseq_ccpr.datastore.token import KeyProjection
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
-from fairseq_ccpr.decoding.mixture import interpolate_
+from fairseq_ccpr.decoding.mixture import Mixture, Said, Vote
 from fairseq_ccpr.decoding.options import MixtureSettings, PhraseSettings, TokenRetrievalSettings
 from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
 from fairseq_ccpr.decoding.phrase_votes import PhraseState, PhraseVotes
-from fairseq_ccpr.decoding.token_memory import TokenBatch, TokenMemory
-from fairseq_ccpr.decoding.token_retriever import TokenRetriever
+from fairseq_ccpr.decoding.token_memory import TokenBatch, TokenMemory, TokenRetriever
 from fairseq_ccpr.decoding.trust import LearnedTrust, Trust
 from fairseq_ccpr.models.key_layer import KeyCapture
 from fairseq_ccpr.search import ExactIndex
@@ -73,7 +72,7 @@ def make_ensemble(
     sentences = [sentence if not number % 2 else [] for number in range(batch)]
     candidates: Any = SimpleNamespace(
         start=lambda sources, *_: lambda: [None] * batch, table=lambda found: make_table(sentences),
-        remote=False, reads=None, checked=True,
+        remote=False, check=lambda phrases: None,
     )  # fmt: skip
     phrases = PhraseMemory(
         candidates, PhraseSettings(), PhraseVotes().requires_grad_(False).to(device), device
@@ -156,6 +155,35 @@ def watching(watch: Callable[[], AbstractContextManager[Any]], search: bool = Tr
         yield
 
 
+class Deaf(Mixture):
+    """Leaves the model's distribution as it is."""
+
+    def mix(self, log_probs: Tensor, votes: Sequence[Vote]) -> Tensor:
+        return log_probs
+
+    def of_targets(self, log_p: Tensor, said: Said) -> Tensor:
+        return log_p
+
+
+@torch.no_grad()
+def test_votes_are_combined_by_the_mixture_alone() -> None:
+    """In beam search and at given targets."""
+    ensemble = make_ensemble("l2", CPU)
+    plain = ensemble.with_memories([], None)
+    mixed, alone = list(two_steps(ensemble, CPU)), list(two_steps(plain, CPU))
+    ensemble.mixture = Deaf()
+    assert all(map(torch.equal, two_steps(ensemble, CPU), alone)) and not torch.equal(mixed[1], alone[1])
+    sources, targets = torch.tensor([[5, 6, 2], [4, 6, 2]]), torch.tensor([[5, 4, 2], [6, 6, 2]])
+    net_input = {"src_tokens": sources, "src_lengths": torch.full((2,), 3)}
+    sample = {"net_input": net_input | {"prev_output_tokens": targets.roll(1, dims=1)}, "target": targets}
+    text = ensemble.force_decode(sample)
+    votes = ensemble.decided(text, ensemble.votes(text))
+    assert len(votes) == 2 and torch.equal(text.mixed(votes), text.log_probs)
+    assert text.whole is not None
+    before = text.whole.log_probs.clone()
+    assert torch.equal(ensemble.mixed(text.whole, votes), before)
+
+
 @pytest.mark.parametrize("trusting", [False, True])
 @pytest.mark.parametrize("metric", ["l2", "ip"])
 def test_step_makes_no_round_trip(metric: str, trusting: bool) -> None:
@@ -168,7 +196,7 @@ def test_step_makes_no_round_trip(metric: str, trusting: bool) -> None:
 @pytest.mark.parametrize("kind", [LearnedTrust, adaptive_trust()])
 def test_trust_in_tokens_makes_no_round_trip(kind: type[Trust]) -> None:
     ensemble = make_ensemble("ip", CPU)
-    tokens = [ensemble.memory("tokens")]
+    tokens = [ensemble.find(TokenMemory)]
     trust = kind.untrained(tokens, small=False)
     with watching(NoRoundTrip):
         list(two_steps(ensemble.with_memories(tokens, trust), CPU))
@@ -208,7 +236,7 @@ def operations(phrases: bool = True, trusting: bool = False, **sizes: int) -> in
     beam = sizes.pop("beam", 3)
     ensemble, counted = make_ensemble("ip", CPU, trusting=trusting, **sizes), Operations()
     if not phrases:
-        ensemble = ensemble.with_memories([ensemble.memory("tokens")], None)
+        ensemble = ensemble.with_memories([ensemble.find(TokenMemory)], None)
     steps = two_steps(ensemble, CPU, sizes.get("batch", 2), beam)
     next(steps)
     with watching(lambda: counted, search=False):
@@ -246,7 +274,7 @@ def test_a_store_smaller_than_k_is_looked_up() -> None:
     wanted[:, 5] += 0.4 * (weights[:, 0] + weights[:, 2])
     wanted[:, 6] += 0.4 * weights[:, 1]
     torch.testing.assert_close(
-        interpolate_(log_probs, [vote(memory, states, log_probs)]).exp(), wanted, rtol=1e-4, atol=1e-6
+        Mixture().mix(log_probs, [vote(memory, states, log_probs)]).exp(), wanted, rtol=1e-4, atol=1e-6
     )
 
 

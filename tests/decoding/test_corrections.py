@@ -79,7 +79,7 @@ def test_sources_that_differ_in_unknown_characters_have_their_own(
         assert first.replaced is second.replaced is None
         assert [found.text for found in translator.translate(sources)] == [one, other]
         translator.learn(sources[0], one)
-        memory, batch = translator.find_memory("corrections"), encode(sources[1], translator.task)
+        memory, batch = translator.find_memory(CorrectionMemory), encode(sources[1], translator.task)
         assert memory.target(batch, None).tolist() == memory.target(batch, sources[0]).tolist()
         assert memory.target(batch, None).tolist() != memory.target(batch, sources[1]).tolist()
 

@@ -17,8 +17,7 @@ from fairseq_ccpr import Translator
 from fairseq_ccpr.building.token_build import load_model, load_task
 from fairseq_ccpr.datastore.source_index import SentenceMemory
 from fairseq_ccpr.datastore.token import TokenDatastore
-from fairseq_ccpr.decoding.token_memory import DEEP
-from fairseq_ccpr.decoding.token_retriever import Neighbours, TokenRetriever
+from fairseq_ccpr.decoding.token_memory import DEEP, Neighbours, TokenMemory, TokenRetriever
 from fairseq_ccpr.evaluation.test_set import load
 from fairseq_ccpr.inference.resources import parse_generation
 from fairseq_ccpr.search.faiss_index import automatic_factory
@@ -158,14 +157,14 @@ def test_among_sentences_of_any_datastore(world: World, decode: Callable, tmp_pa
     with Translator(datastore=copied, device="cpu", knn_sentences=10**6, knn_lambda=0.6) as translator:
         translator.learn(source, "Nothing like it.")
         among = translator.translate([source + " " + source])
-        rows = translator.find_memory("tokens").learned.entries.sentences
+        rows = translator.find_memory(TokenMemory).learned.entries.sentences
         assert (
             rows.size == TokenDatastore(copied).section.source_index.sentences + 1 and next(iter(among)).text
         )
 
 
 def test_keys_of_too_many_sentences_are_refused(world: World) -> None:
-    with patch("fairseq_ccpr.decoding.token_retriever.MOST_BYTES", 10**6):
+    with patch("fairseq_ccpr.decoding.token_memory.MOST_BYTES", 10**6):
         done = call("fairseq-generate", *world.options("--knn-sentences", 5000), check=False)
     refused(done, "--knn-sentences gathers 5,\\d+ keys for each of 20 sentences", "--batch-size")
 
@@ -182,7 +181,7 @@ def test_what_was_learned_is_like_its_source_and_forgotten_as_if_it_never_was(
         first, _ = next(iter(read_pairs(world.folder / "train.tsv")))
         source = translator.task.read_as(first).ids
         learned = translator.learn(first, "He came.").id
-        memory = translator.ensemble.memory("tokens").learned
+        memory = translator.ensemble.find(TokenMemory).learned
         rows = torch.arange(own.section.size, own.section.size + memory.entries.index.size)
         sims, best = memory.entries.sentences.likeness([np.array(source)])
         few = memory.entries.most_alike(sims[0], 1)

@@ -18,6 +18,7 @@ from fairseq_ccpr import MemoryBatch, Step, Translator
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.decoding.mixture import Distribution
 from fairseq_ccpr.decoding.options import TokenRetrievalSettings
+from fairseq_ccpr.decoding.token_memory import TokenMemory
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.grids import score_grid
 from fairseq_ccpr.evaluation.test_set import batches, load
@@ -43,7 +44,7 @@ def test_a_policy_of_ones_own_is_tuned_as_it_decodes(world: World, decode: Calla
     task, models = load(cfg)
     ensemble = task.build_ensemble(models)
     text = held_out_text(ensemble, list(batches(cfg, task, models)))
-    grid = score_grid(ensemble.memory("tokens"), text, (8,), (5.0,), (False,))
+    grid = score_grid(ensemble.find(TokenMemory), text, (8,), (5.0,), (False,))
     settings = TokenRetrievalSettings(8, 0.6, 5.0)
     words = ["--knn-k", 8, "--knn-lambda", 0.6, "--knn-temperature", 5, *alone]
     assert grid[settings] == pytest.approx(reference_log_probs(decode, *words, *OF_THE_EXAMPLE), abs=1e-4)
@@ -77,7 +78,7 @@ def test_a_memory_of_ones_own_decodes_and_scores(
 def test_its_votes_are_relative_frequencies(world: World, bigrams: list[object]) -> None:
     cfg = parse_generation([*world.options("--no-progress-bar"), *map(str, bigrams)])
     task, models = load(cfg)
-    memory = task.build_ensemble(models).memory("bigrams")
+    memory = next(one for one in task.build_ensemble(models).memories if one.name == "bigrams")
     followers: dict[tuple[int, int], Counter[int]] = defaultdict(Counter)
     for line in Path(bigrams[-1]).read_text(encoding="utf-8").splitlines():  # type: ignore[arg-type]
         ids = [2, 2, *task.target_dictionary.encode_line(line, add_if_not_exist=False).tolist()]

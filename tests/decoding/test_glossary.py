@@ -138,11 +138,12 @@ def test_a_step_is_a_plain_computation_of_votes_and_costs(rng: np.random.Generat
     memory = GlossaryMemory(phrases, end_token=2, unknown_token=3)
     growing = torch.tensor([0.0] * 6 + [1.0] * (words - 6))
     memory.__dict__["growing"] = growing
-    batch = GlossaryBatch(memory, PhraseBatch(phrases, None))  # type: ignore[arg-type]
-    batch.phrases.lay_out([], table)
-    batch.phrases.state, batch.terms = PhraseState(table, rows), torch.full((sentences,), 3.0)
     # of the sentence whose terms have all that is unknown
-    batch.unknown_cost = torch.tensor([0.0, UNKNOWN_COST, 0.0])
+    unknown_cost = torch.tensor([0.0, UNKNOWN_COST, 0.0])
+    batch = GlossaryBatch(
+        memory, PhraseBatch(phrases, [], table), torch.full((sentences,), 3.0), unknown_cost
+    )
+    batch.phrases.state = PhraseState(table, rows)
     written = torch.tensor(rng.integers(4, words, (hypotheses, length)))
     ended_ones = covered_ones = 0
     for step in range(length + 1):

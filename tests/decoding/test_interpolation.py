@@ -11,16 +11,15 @@ from hypothesis import strategies as st
 from fairseq_ccpr.decoding import mixture
 from fairseq_ccpr.decoding.mixture import (
     Distribution,
+    Mixture,
     Vote,
-    interpolate_,
-    interpolate_references,
     neighbour_log_probabilities,
     target_log_probabilities,
 )
 from fairseq_ccpr.decoding.options import TokenRetrievalSettings
-from fairseq_ccpr.decoding.token_memory import confidence_weight, token_weight
-from fairseq_ccpr.decoding.token_retriever import Neighbours
+from fairseq_ccpr.decoding.token_memory import Neighbours
 from fairseq_ccpr.settings import signed
+from tests.helpers import weight_of
 
 
 def dense_reference(log_probs, scores, ids, values, share, temperature):
@@ -42,7 +41,7 @@ def dense_reference(log_probs, scores, ids, values, share, temperature):
 def mix(log_probs, scores, ids, values, share, temperature):
     retrieved = neighbour_log_probabilities(scores.masked_fill(ids < 0, float("-inf")), values, temperature)
     share = share.masked_fill((ids < 0).all(dim=1), 0.0)
-    return interpolate_(log_probs.float().clone(), [Vote(values, retrieved, share)])
+    return Mixture().mix(log_probs.float().clone(), [Vote(values, retrieved, share)])
 
 
 @settings(max_examples=200, deadline=None)
@@ -107,7 +106,7 @@ def test_weight_of_tokens_is_lambda_or_lambda_star(confidence: bool) -> None:
     options = TokenRetrievalSettings(9, 0.5, 0.1, confidence, min_similarity=s0)
     values = torch.randint(0, 5, (6, 9))
     model = Distribution(torch.randn(6, 5).log_softmax(dim=1)).view(values)
-    weight = token_weight(confidence_weight, Neighbours(found.long() - 1, scores, values), model, options)
+    weight = weight_of(Neighbours(found.long() - 1, scores, values), model, options)
     mean = ((scores - s0) / (1 - s0)).clamp(0, 1).sum(dim=1) / found.sum(dim=1).clamp_min(1)
     torch.testing.assert_close(weight, 0.5 * (mean if confidence else found.any(dim=1).float()))
 
@@ -124,7 +123,7 @@ def test_published_lambda_star_is_equation_8_of_clknn(k: int, lambda_max: float)
     )
     values = torch.randint(0, 5, (40, k))
     model = Distribution(torch.randn(40, 5).log_softmax(dim=1)).view(values)
-    weight = token_weight(confidence_weight, Neighbours(values, scores, values), model, settings)
+    weight = weight_of(Neighbours(values, scores, values), model, settings)
     similar = scores.double().numpy()
     wanted = 0.9 * np.where(np.isinf(similar), 0, similar).sum(axis=1) / k
     np.testing.assert_allclose(weight, wanted.clip(0, lambda_max), atol=1e-6)
@@ -168,16 +167,29 @@ def test_references_are_mixed_as_their_tokens_are_in_the_whole_distribution() ->
             Vote(values, neighbour_log_probabilities(torch.randn(6, 4), values, 1.0), torch.tensor(weight))
         )
     given = [(vote.log_prob(targets), vote.weight) for vote in votes]
-    found = interpolate_references(log_probs[rows, targets], given)
-    torch.testing.assert_close(found, interpolate_(log_probs.clone(), votes)[rows, targets])
-    assert torch.equal(interpolate_references(log_probs[0], []), log_probs[0])
+    found = Mixture().of_targets(log_probs[rows, targets], given)
+    torch.testing.assert_close(found, Mixture().mix(log_probs.clone(), votes)[rows, targets])
+    assert torch.equal(Mixture().of_targets(log_probs[0], []), log_probs[0])
 
 
 def test_a_weight_of_1_rules_nothing_out() -> None:
     """And no vote changes nothing. Some of the hypotheses are mixed as they are among all."""
     log_probs = torch.randn(3, 20).log_softmax(dim=1)
     vote = Vote(torch.tensor([[5], [6], [7]]), torch.zeros(3, 1), torch.ones(3))
-    mixed = interpolate_(log_probs.clone(), [vote])
+    mixed = Mixture().mix(log_probs.clone(), [vote])
     assert mixed.isfinite().all() and (mixed.argmax(dim=1) == torch.tensor([5, 6, 7])).all()
-    assert torch.equal(interpolate_(log_probs[1:].clone(), [vote.select(slice(1, None))]), mixed[1:])
-    assert torch.equal(interpolate_(log_probs.clone(), []), log_probs)
+    assert torch.equal(Mixture().mix(log_probs[1:].clone(), [vote.select(slice(1, None))]), mixed[1:])
+    assert torch.equal(Mixture().mix(log_probs.clone(), []), log_probs)
+
+
+def test_shares_are_what_each_gives_to_the_mixture() -> None:
+    log_p = torch.tensor([0.3, 0.5, 0.0, 0.0]).log()
+    said = [
+        (torch.tensor([0.9, 0.0, 0.5, 0.0]).log(), torch.tensor([0.4, 0.2, 0.3, 0.3])),
+        (torch.tensor([0.1, 0.6, 0.0, 0.0]).log(), torch.tensor([0.1, 0.3, 0.1, 0.1])),
+    ]
+    shares, mixed = Mixture().shares(log_p, said), Mixture().of_targets(log_p, said).exp()
+    given = torch.stack([(1 - said[0][1] - said[1][1]) * log_p.exp(), *(w * p.exp() for p, w in said)], dim=1)
+    torch.testing.assert_close(shares[:3] * mixed[:3, None], given[:3])
+    assert not shares[3].any() and not mixed[3]  # which nobody says
+    assert torch.equal(Mixture().shares(log_p[:2], []), torch.ones(2, 1))

@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from fairseq_ccpr import Translator
 from fairseq_ccpr.datastore.learned import LearnedPair, NewPair
 from fairseq_ccpr.datastore.token import FAMILIAR, TokenDatastore
 from fairseq_ccpr.decoding import learned_memory
+from fairseq_ccpr.decoding.correction_memory import CorrectionMemory
 from fairseq_ccpr.decoding.learned_memory import LearnedEntries, LearnedMemory
-from fairseq_ccpr.decoding.mixture import Distribution, interpolate_
+from fairseq_ccpr.decoding.memory import MemoryBatch, Snapshot
+from fairseq_ccpr.decoding.mixture import Distribution, Mixture
 from fairseq_ccpr.decoding.options import TokenRetrievalSettings
-from fairseq_ccpr.decoding.token_memory import TokenMemory
-from fairseq_ccpr.decoding.token_retriever import LearningRetriever, Neighbours, TokenRetriever
+from fairseq_ccpr.decoding.text_memory import TextMemory
+from fairseq_ccpr.decoding.token_memory import LearningRetriever, Neighbours, TokenMemory, TokenRetriever
 from fairseq_ccpr.search import ExactIndex, live
 from fairseq_ccpr.search.exact import half_norms
 from fairseq_ccpr.search.live import Segment
@@ -113,12 +118,12 @@ def test_with_nothing_learned_the_retriever_is_what_it_was() -> None:
 
 def learning(ensemble: Any, count: int) -> Any:
     """The ensemble of `test_beam_step`, alongside whose datastore something was learned, and forgotten."""
-    retriever = ensemble.memory("tokens").retriever
+    retriever = ensemble.find(TokenMemory).retriever
     keys = torch.nn.functional.normalize(torch.randn(count, 16), dim=1).half()
     values = torch.randint(4, 7, (count,), dtype=torch.int32)
     made = entries(keys, values, retriever.index.metric, torch.arange(3, 9))
     memory: Any = SimpleNamespace(entries=made)
-    tokens = replace(ensemble.memory("tokens"), retriever=retriever, learned=memory)
+    tokens = replace(ensemble.find(TokenMemory), retriever=retriever, learned=memory)
     return ensemble.replacing(tokens, trust=ensemble.trust)
 
 
@@ -142,11 +147,11 @@ def test_a_batch_that_has_begun_does_not_see_what_is_learned_meanwhile() -> None
     ensemble = make_ensemble("l2", CPU)
     wanted = list(two_steps(ensemble, CPU))
     other = learning(ensemble, 900)
-    learned = other.memory("tokens").learned.entries
-    other.memory("tokens").learned.entries = entries(learned.index.keys[:0], learned.values[:0], "l2")
+    learned = other.find(TokenMemory).learned.entries
+    other.find(TokenMemory).learned.entries = entries(learned.index.keys[:0], learned.values[:0], "l2")
     steps = two_steps(other, CPU)
     assert torch.equal(next(steps), wanted[0])
-    other.memory("tokens").learned.entries = learned
+    other.find(TokenMemory).learned.entries = learned
     assert torch.equal(next(steps), wanted[1])
     assert not torch.equal(next(two_steps(other, CPU)), wanted[0])
 
@@ -245,7 +250,7 @@ def test_the_guard_is_for_the_datastores_own_entries_alone(metric: str) -> None:
     queries, log_probs = torch.randn(3, 16), torch.randn(3, 9).log_softmax(dim=1)
     neighbours = neighbours_of(memory, queries)
     given = memory.vote(neighbours, Distribution(log_probs).view(neighbours.values), course, False)
-    mixed = interpolate_(log_probs.clone(), [given]).exp()
+    mixed = Mixture().mix(log_probs.clone(), [given]).exp()
     shares = (neighbours.scores / 0.3).softmax(dim=1)
     for row in range(3):
         wanted = log_probs[row].exp()
@@ -273,3 +278,30 @@ def test_scores_of_references_are_those_of_beam_search(
     words = ["--datastore", folder, "--knn-lambda", 0.7]
     check_rescoring(*words)
     assert not same(decode(*words), decode("--knn-lambda", 0.7), tolerance=1e-2)
+
+
+def test_memories_begin_with_one_snapshot(world: World, tmp_path: Path) -> None:
+    """What is learned while they begin counts for none of them."""
+    shutil.copytree(world.datastore, tmp_path / "store")
+    with Translator(datastore=tmp_path / "store", device="cpu") as translator:
+        translator.learn("Er ging zum Haus.", "He went home.")
+        ensemble = translator.ensemble
+        assert ensemble is not None
+        seen: list[Any] = []
+
+        def begin(memory: Any, sources: torch.Tensor, snapshot: Snapshot) -> MemoryBatch:
+            seen.append(snapshot.learned)
+            translator.learn(f"Es war der {len(seen)}. Tag.", "It was another day.")
+            return MemoryBatch()
+
+        kinds = {type(memory) for memory in ensemble.memories}
+        assert {TokenMemory, CorrectionMemory} <= kinds
+        sample = {"src_tokens": torch.tensor([[5, 6, 2]]), "src_lengths": torch.tensor([3])}
+        with ExitStack() as patches:
+            for kind in kinds:
+                patches.enter_context(patch.object(kind, "begin", begin))
+            ensemble.forward_encoder(sample)
+        assert len(seen) == len(ensemble.memories) > 1 and all(one is seen[0] for one in seen)
+        learned = ensemble.snapshot().learned
+        assert learned is not None and len(learned.pairs) == 1 + len(seen) and len(seen[0].pairs) == 1
+        assert ensemble.find(TextMemory) is None and isinstance(ensemble.find(TokenMemory), TokenMemory)

@@ -17,9 +17,10 @@ from fairseq_ccpr import Translator
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.decoding.breakdown import break_down
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
+from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
 from fairseq_ccpr.decoding.retrieval_task import find_parts
 from fairseq_ccpr.decoding.task import task_words
-from fairseq_ccpr.decoding.token_retriever import Neighbours, TokenRetriever
+from fairseq_ccpr.decoding.token_memory import Neighbours, TokenRetriever
 from fairseq_ccpr.errors import DatastoreError
 from fairseq_ccpr.evaluation.grids import force_decode_text
 from fairseq_ccpr.evaluation.test_set import load
@@ -311,9 +312,9 @@ def test_phrases_are_found_in_text_without_tags(several: Several, tmp_path: Path
     subwords = ["--bpe", "sentencepiece", "--sentencepiece-model", several.data_bin / "spm.model"]
     words = several.words("--datastore", tmp_path / "phrases", "--phrase-min-similarity", 0, *subwords)
     system = System.of(words, several.data_bin)
-    assert system.ensemble is not None and system.ensemble.memory("phrases") is not None
+    assert system.ensemble is not None and system.ensemble.find(PhraseMemory) is not None
     of_decoder, dictionary = (
-        system.ensemble.memory("phrases").candidates.subwords,
+        system.ensemble.find(PhraseMemory).candidates.subwords,
         system.task.source_dictionary,
     )
     source = "Und er sprach zu ihnen."

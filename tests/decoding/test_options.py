@@ -25,13 +25,12 @@ from fairseq_ccpr.decoding.options import (
     automatic_token_settings,
     token_settings,
 )
-from fairseq_ccpr.decoding.token_memory import confidence_weight, token_weight
-from fairseq_ccpr.decoding.token_retriever import Neighbours
+from fairseq_ccpr.decoding.token_memory import Neighbours
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.test_set import load
 from fairseq_ccpr.inference.resources import parse_generation
 from fairseq_ccpr.settings import as_options, option_name
-from tests.helpers import ROOT, equal
+from tests.helpers import ROOT, equal, weight_of
 from tests.small_models import World
 
 # Of each field the options that change it.
@@ -98,7 +97,7 @@ def test_options_of_unit_keys_change_the_weight(change: dict[str, Any]) -> None:
     model = Distribution(torch.randn(20, 9).log_softmax(dim=1)).view(values)
     given = {"confidence": True} | change
     usual, other = (
-        token_weight(confidence_weight, neighbours, model, TokenRetrievalSettings(8, 0.8, 0.1, **settings))
+        weight_of(neighbours, model, TokenRetrievalSettings(8, 0.8, 0.1, **settings))
         for settings in ({"confidence": True}, given)
     )
     assert not torch.allclose(usual, other)

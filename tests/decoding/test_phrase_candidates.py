@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from fairseq_ccpr.decoding.memory import Snapshot
 from fairseq_ccpr.decoding.options import PhraseSettings
 from fairseq_ccpr.decoding.phrase_candidates import PhraseCandidates, RememberedCandidates, SentencePhrases
 from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
@@ -65,12 +66,12 @@ def test_garbage_is_not_collected_while_phrases_are_made(enabled: bool) -> None:
         if len(seen) == 2:
             raise ZeroDivisionError
 
-    candidates: Any = SimpleNamespace(start=lambda sources, *_: make, table=make, remote=False, reads=None)
+    candidates: Any = SimpleNamespace(start=lambda sources, *_: make, table=make, remote=False)
     memory = PhraseMemory(candidates, PhraseSettings(), PhraseVotes(), torch.device("cpu"))
     (gc.enable if enabled else gc.disable)()
     try:
         with pytest.raises(ZeroDivisionError):
-            memory.begin(torch.ones(1, 1)).encoded()
+            memory.begin(torch.ones(1, 1), Snapshot()).encoded()
         assert seen == [False, False] and gc.isenabled() == enabled
     finally:
         gc.enable()
@@ -83,7 +84,7 @@ def test_candidates_are_what_the_decoder_writes_of_what_was_retrieved(
     those after a sign, or its source follows one; most strings are requested more than once."""
     words = [*joint, "--phrase-k", 20, "--phrase-min-similarity", 0, "--phrase-threshold", 0]
     cfg, task, models, ensemble = load_ensemble(world, words)
-    candidates, seen, elsewhere = ensemble.memory("phrases").candidates, 0, 0
+    candidates, seen, elsewhere = ensemble.find(PhraseMemory).candidates, 0, 0
     subwords = candidates.subwords
     samples = [sample["net_input"]["src_tokens"] for sample in batches(cfg, task, models)]
     sources = [subwords.recover(task.source_dictionary, row) for sample in samples for row in sample]
@@ -137,7 +138,7 @@ def test_a_table_has_every_candidate_in_its_place(world: World, joint: list[obje
     task, models = load(cfg)
     task.build_tokenizer(cfg.tokenizer)
     task.build_bpe(cfg.bpe)
-    candidates = task.build_generator(models, cfg.generation).model.memory("phrases").candidates
+    candidates = task.build_generator(models, cfg.generation).model.find(PhraseMemory).candidates
     letters = [any(map(str.isalnum, symbol)) for symbol in task.target_dictionary.symbols]
     batch = []
     for queries in (3, 1, 0):

@@ -15,6 +15,7 @@ from unittest.mock import patch
 import pytest
 import torch
 
+from fairseq_ccpr.decoding.options import TokenRetrievalSettings
 from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
 from fairseq_ccpr.evaluation.grids import Alongside, force_decode_text, with_settings
 from fairseq_ccpr.evaluation.test_set import TranslationScores, batches
@@ -63,7 +64,7 @@ def test_tuning_chooses_tokens_and_phrases_together(
 
     def scored(system: System, tried: list[Candidate], samples: list[Any], base: bool = True) -> Any:
         together = [one for one in tried if len(one.ensemble.voting) == 2]
-        weights = {one.name: one.ensemble.memory("phrases").settings.lambda_ for one in together}
+        weights = {one.name: one.ensemble.find(PhraseMemory).settings.lambda_ for one in together}
         lambdas.extend(weights.values())
         bleu = dict.fromkeys((one.name for one in tried), 1.0) | {"base": 0.5}
         bleu |= {name: 3 - weight if half else 2 + weight for name, weight in weights.items()}
@@ -95,8 +96,8 @@ def test_tuner_scores_equal_a_direct_computation(world: World, joint: list[objec
         mixed, _ = mixed_and_phrase_vote(ensemble, sample)
         targets = sample["target"][sample["target"].ne(task.target_dictionary.pad())]
         direct.append(mixed.gather(1, targets.unsqueeze(1)).squeeze(1))
-    ensemble = ensemble.replacing(ensemble.memory("phrases").remembering())
-    phrases = ensemble.memory("phrases")
+    ensemble = ensemble.replacing(ensemble.find(PhraseMemory).remembering())
+    phrases = ensemble.find(PhraseMemory)
     text = force_decode_text("test", list(batches(cfg, task, models)), ensemble)
     # few as they are, all are kept
     assert len(text.having(["tokens", "phrases"]).targets) == len(text.targets)
@@ -104,7 +105,9 @@ def test_tuner_scores_equal_a_direct_computation(world: World, joint: list[objec
     for one in text.texts:
         vote = one.records["phrases"].vote(phrases, False)
         seen = Alongside.of(
-            one, with_settings(ensemble, replace(task.token_settings, temperature=5.0)), phrases
+            one,
+            with_settings(ensemble, replace(task.settings[TokenRetrievalSettings], temperature=5.0)),
+            phrases,
         )
         found.append(seen.log_likelihood(vote.log_prob(one.targets), vote.weight))
     assert float(torch.cat(found).mean()) == pytest.approx(float(torch.cat(direct).mean()), abs=1e-4)

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fairseq_ccpr.decoding import phrase_votes
-from fairseq_ccpr.decoding.mixture import ALMOST_ALL, Vote, interpolate_, limit_weights
+from fairseq_ccpr.decoding.mixture import ALMOST_ALL, Mixture, Vote
+from fairseq_ccpr.decoding.options import MixtureSettings
 from fairseq_ccpr.decoding.phrase_votes import (
     BARRED,
     BEGUN_AFTER,
@@ -257,7 +258,9 @@ def test_a_sentence_is_followed_through_words_that_no_phrase_has() -> None:
     most=st.sampled_from([0.0, 0.5, 0.9]),
 )
 def test_shares_are_limited_and_sum_to_one(token: float, phrase: float, most: float) -> None:
-    shares = limit_weights([torch.tensor([token]), torch.tensor([phrase])], [False, True], most)
+    shares = Mixture(MixtureSettings(most), (False, True)).limit(
+        [torch.tensor([token]), torch.tensor([phrase])]
+    )
     assert float(sum(shares)) <= max(most, token) + 1e-6
     if not phrase:
         assert shares[0].item() == torch.tensor(token).item()  # to the bit
@@ -272,7 +275,7 @@ def test_shares_are_limited_and_sum_to_one(token: float, phrase: float, most: fl
         Vote(one, torch.tensor([[0.4, 0.4, 0.6]]).log(), shares[0]),
         Vote(other, torch.tensor([[0.0, 1.0]]).log(), shares[1]),
     ]
-    mixed = interpolate_(log_probs.clone(), votes).exp()
+    mixed = Mixture().mix(log_probs.clone(), votes).exp()
     expected = (1 - sum(shares)) * log_probs.exp()
     expected[0, 3] += 0.4 * shares[0].item()
     expected[0, 5] += 0.6 * shares[0].item()

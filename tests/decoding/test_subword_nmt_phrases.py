@@ -15,7 +15,6 @@ import torch
 from fairseq_ccpr.decoding.memory import Step
 from fairseq_ccpr.decoding.mixture import Vote
 from fairseq_ccpr.decoding.phrase_memory import PhraseBatch
-from fairseq_ccpr.decoding.phrase_votes import PhraseTable
 from fairseq_ccpr.text.pairs import read_pairs
 from tests.decoding.phrase_ensembles import retrieving
 from tests.helpers import run
@@ -89,7 +88,7 @@ def test_phrases_are_whole_words_in_beam_search(
     symbols = read_symbols(Path(data) / "dict.en.txt")
     sources, targets = ([pair[side] for pair in pairs["test"]] for side in (0, 1))
     counts = {"in words": 0, "after quotes": 0, "phrases": 0}
-    vote, lay_out = PhraseBatch.vote, PhraseBatch.lay_out
+    vote, lay_out = PhraseBatch.vote, PhraseBatch.__post_init__
 
     def watched_vote(batch: PhraseBatch, step: Step) -> Vote:
         """Nothing but phrases that have begun proposes letters within a word."""
@@ -107,9 +106,9 @@ def test_phrases_are_whole_words_in_beam_search(
                 counts["in words"] += 1
         return said
 
-    def watched_start(batch: PhraseBatch, phrases: list, table: PhraseTable) -> None:
+    def watched_start(batch: PhraseBatch) -> None:
         """Each phrase is the subwords of its string."""
-        for sentence in phrases:
+        for sentence in batch.phrases:
             found = sentence.candidates
             strings = [query.retrieved for query in sentence.queries]
             for tokens, length, query, rank in zip(found.tokens, found.lengths, found.queries, found.ranks):
@@ -118,7 +117,7 @@ def test_phrases_are_whole_words_in_beam_search(
                 )
                 assert written.replace(f"{CONTINUED} ", "") == strings[query][rank].string
                 counts["phrases"] += 1
-        lay_out(batch, phrases, table)
+        lay_out(batch)
 
     def number(text: str) -> int:
         return sources.index(difflib.get_close_matches(text, sources, 1, 0)[0])
@@ -129,7 +128,7 @@ def test_phrases_are_whole_words_in_beam_search(
         with (
             retrieving(targets, number),
             patch.object(PhraseBatch, "vote", watched_vote),
-            patch.object(PhraseBatch, "lay_out", watched_start),
+            patch.object(PhraseBatch, "__post_init__", watched_start),
         ):
             found = decode(*words)
     assert min(counts.values()) > 10, counts

@@ -18,6 +18,7 @@ from fairseq_ccpr import Translator
 from fairseq_ccpr.decoding.memory import Step
 from fairseq_ccpr.decoding.mixture import Distribution
 from fairseq_ccpr.decoding.text_memory import LAST, STEPS, TOKENS, TextBatch, TextMemory, TextWeight
+from fairseq_ccpr.decoding.token_memory import TokenMemory
 from fairseq_ccpr.evaluation.test_set import TranslationScores
 from fairseq_ccpr.evaluation.text_tuning import ALPHAS, BETA
 from fairseq_ccpr.evaluation.tune import Candidate
@@ -101,7 +102,7 @@ def test_the_mass_of_what_is_changed_stays(
 ) -> None:
     """In float64, token by token, for flat and for steep distributions."""
     translator = Translator(datastore=build_text(references, True, "--against", general), device="cpu")
-    memory: TextMemory = translator.find_memory("text")
+    memory: TextMemory = translator.find_memory(TextMemory)
     words = memory.counts.words
     tokens = torch.from_numpy(rng.integers(4, words, (12, 4)))
     tokens[:, 0] = 2
@@ -138,7 +139,7 @@ def test_tuning_stores_what_decoding_takes(
     store = build_text(references, alone, "--against", general)
 
     def scored(system: System, tried: list[Candidate], samples: list[Any], base: bool = True) -> Any:
-        bleu = {one.name: one.ensemble.memory("text").settings.alpha for one in tried}
+        bleu = {one.name: one.ensemble.find(TextMemory).settings.alpha for one in tried}
         bleu = {name: 2 - alpha if half and alpha else alpha for name, alpha in bleu.items()} | {"base": 1e-9}
         return {n: TranslationScores(value, 0.0, "", "") for n, value in bleu.items()}, dict.fromkeys(
             bleu, 1.0
@@ -154,7 +155,7 @@ def test_tuning_stores_what_decoding_takes(
     )  # references in the text are likelier with it
     tuned = json.loads((store / "tuned.json").read_text())["tuned"]["text" if alone else "token+text"]
     translator = Translator(datastore=store, max_len_b=25, device="cpu")
-    memory = translator.find_memory("text")
+    memory = translator.find_memory(TextMemory)
     assert tuned["settings"]["text"] == {"alpha": memory.settings.alpha, "beta": BETA}
     assert memory.settings.alpha in [alpha * (0.5 if half else 1.5) for alpha in ALPHAS]
     assert not torch.equal(memory.weight.output.weight, TextWeight().output.weight)
@@ -165,7 +166,7 @@ def test_for_speed_the_text_is_left_out_where_it_brings_little(
     world: World, build_text: Callable, references: Path, tmp_path: Path
 ) -> None:
     def scored(system: System, tried: list[Candidate], samples: list[Any], base: bool = True) -> Any:
-        out = {one.name: not one.ensemble.memory("text").settings.alpha for one in tried} | {"base": False}
+        out = {one.name: not one.ensemble.find(TextMemory).settings.alpha for one in tried} | {"base": False}
         scores = {name: TranslationScores(5 - 0.2 * without, 0.0, "", "") for name, without in out.items()}
         return scores | {"base": TranslationScores(1.0, 0.0, "", "")}, {
             n: 1 - 0.1 * one for n, one in out.items()
@@ -196,9 +197,10 @@ def test_what_is_learned_counts_and_what_is_forgotten_does_not(
 
     before = outcome()
     number = translator.learn("Etwas anderes.", target).id
-    batch = translator.find_memory("text").begin(torch.zeros(1, 1))
+    snapshot = translator.ensemble.snapshot()  # type: ignore[union-attr]
+    batch = translator.find_memory(TextMemory).begin(torch.zeros(1, 1), snapshot)  # type: ignore[union-attr]
     assert not batch.memory.counts.more  # it is a snapshot that counts
-    assert translator.find_memory("text").now({}).counts.more
+    assert translator.ensemble.now().find(TextMemory).counts.more  # type: ignore[union-attr]
     learned = outcome()
     translator.learn("Etwas anderes.", "Now go down.")  # which replaces it
     (other,) = (translator.memory()[0],)
@@ -256,8 +258,8 @@ def test_text_that_was_added_to_a_tuned_datastore_waits_for_tuning(
     for name in ("tuned.json", *(path.name for path in store.glob("trust-*"))):
         shutil.copy(store / name, other / name)
     after = Translator(datastore=other, max_len_b=25, device="cpu")
-    assert after.find_memory("text").settings.alpha == 0
-    assert after.find_memory("tokens").settings == before.find_memory("tokens").settings
+    assert after.find_memory(TextMemory).settings.alpha == 0
+    assert after.find_memory(TokenMemory).settings == before.find_memory(TokenMemory).settings
     sources = [source for source, _ in list(read_pairs(world.folder / "test.tsv"))[:4]]
     found = [[(one.text, one.score) for one in each.translate(sources)] for each in (before, after)]
     assert found[0] == found[1]
@@ -300,5 +302,6 @@ def test_an_empty_memory_has_its_text(
     call("build text", references, *where)
     translator = Translator(datastore=store, max_len_b=25, device="cpu")
     assert (
-        translator.find_memory("text").settings.alpha > 0 and translator.find_memory("tokens").settings.k == 1
+        translator.find_memory(TextMemory).settings.alpha > 0
+        and translator.find_memory(TokenMemory).settings.k == 1
     )

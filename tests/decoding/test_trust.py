@@ -18,9 +18,9 @@ from fairseq_ccpr.datastore.manifest import TEXT
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.decoding.mixture import (
+    Mixture,
     ModelEvidence,
     Vote,
-    interpolate_,
     merge_equal,
     neighbour_log_probabilities,
 )
@@ -28,7 +28,7 @@ from fairseq_ccpr.decoding.options import PhraseSettings
 from fairseq_ccpr.decoding.phrase_memory import PhraseEvidence
 from fairseq_ccpr.decoding.phrase_votes import PhraseVotes
 from fairseq_ccpr.decoding.retrieval_task import find_parts
-from fairseq_ccpr.decoding.token_memory import (
+from fairseq_ccpr.decoding.token_features import (
     Course,
     TokenEvidence,
     along_sentences,
@@ -233,7 +233,7 @@ def evidence(count: int, k: int, phrases: int = 0, ruled_out: tuple[int, ...] = 
     distribution = torch.randn(count, 12).log_softmax(dim=1)
     distribution[:, ruled_out] = -torch.inf
     course = Course(
-        torch.randn(count, 3), torch.randn(count, 3), torch.arange(count).float(), torch.rand(count)
+        torch.randn(count, 3), torch.randn(count, 3), torch.arange(count).float(), torch.rand(count, 1)
     )
     tokens = TokenEvidence(
         scores, values, torch.rand(count, k), log_probs, distribution.gather(1, values), course
@@ -364,7 +364,7 @@ def test_running_means_equal_a_plain_loop() -> None:
     scores[5] = float("-inf")
     state, favourite = torch.randn(12, 3), torch.randint(0, 3, (12,))
     seen = observed(scores, values, state, favourite)
-    course = Course.of(state, along_sentences(seen, positions), positions + 1, None)
+    course = Course.of(state, along_sentences(seen, positions), positions + 1, torch.zeros(12, 1))
     start = 0
     for length in lengths:
         for t in range(length):
@@ -503,7 +503,7 @@ def test_mixture_with_a_spread_sums_to_one() -> None:
     values = step.votes[0].values
     log_probs = torch.randn(30, 12).log_softmax(dim=1)
     vote = Vote(values, merge_equal(spread, values).log(), weights[:, 0])
-    assert torch.allclose(interpolate_(log_probs, [vote]).exp().sum(dim=1), torch.ones(30), atol=1e-5)
+    assert torch.allclose(Mixture().mix(log_probs, [vote]).exp().sum(dim=1), torch.ones(30), atol=1e-5)
 
 
 def test_the_page_shows_trust_beside_phrases(

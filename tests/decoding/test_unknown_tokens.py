@@ -16,10 +16,9 @@ import torch
 from fairseq_ccpr.datastore.manifest import Manifest
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.decoding.breakdown import break_down
-from fairseq_ccpr.decoding.mixture import interpolate_
+from fairseq_ccpr.decoding.mixture import Mixture
 from fairseq_ccpr.decoding.options import TokenRetrievalSettings
-from fairseq_ccpr.decoding.token_memory import TokenMemory
-from fairseq_ccpr.decoding.token_retriever import TokenRetriever
+from fairseq_ccpr.decoding.token_memory import TokenMemory, TokenRetriever
 from fairseq_ccpr.evaluation.explanation import CorpusText, Explainer, Texts
 from fairseq_ccpr.evaluation.grids import score_grid
 from fairseq_ccpr.evaluation.test_set import batches, load
@@ -81,7 +80,7 @@ def test_the_vote_is_that_of_the_other_neighbours(metric: str, k: int) -> None:
         weight = 0.7 * confidence if metric == "ip" else 0.7
         wanted[row] *= 1 - weight
         wanted[row].index_add_(0, values[kept].long(), weight * (scores / 0.3).softmax(dim=0))
-    mixed = interpolate_(log_probs.clone(), [vote(memory, states, log_probs)])
+    mixed = Mixture().mix(log_probs.clone(), [vote(memory, states, log_probs)])
     torch.testing.assert_close(mixed.exp(), wanted, rtol=1e-4, atol=1e-6)
     assert (mixed[:, UNKNOWN] <= log_probs[:, UNKNOWN]).all()
     if k <= 6:
@@ -116,7 +115,7 @@ def test_tuner_log_and_explanation_agree_with_decoding(
     task, models = load(cfg)
     ensemble = task.build_ensemble(models)
     text = held_out_text(ensemble, list(batches(cfg, task, models)))
-    grid = score_grid(ensemble.memory("tokens"), text, (k,), (5.0,), (False,))
+    grid = score_grid(ensemble.find(TokenMemory), text, (k,), (5.0,), (False,))
     assert grid[TokenRetrievalSettings(k, lambda_, 5.0)] == pytest.approx(wanted.item(), abs=1e-4)
 
     found = decode(*words, "--knn-log", tmp_path / "log")

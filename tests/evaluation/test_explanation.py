@@ -17,6 +17,7 @@ import pytest
 
 from fairseq_ccpr import Translator
 from fairseq_ccpr.datastore.source_index import SentenceMemory
+from fairseq_ccpr.decoding.token_memory import TokenMemory
 from fairseq_ccpr.evaluation.explanation import Explanation, Match, SentenceExplanation, as_page
 from fairseq_ccpr.text.pairs import read_pairs
 from tests.helpers import call, refused, run
@@ -171,7 +172,7 @@ def test_the_sentences_most_like_the_source_are_shown_with_their_translations(
     translator: Translator, world: World, sentences: list[str]
 ) -> None:
     rows, known = list(read_pairs(world.folder / "train.tsv")), Counter[bool]()
-    index = translator.find_memory("tokens").retriever.datastore.source_index
+    index = translator.find_memory(TokenMemory).retriever.datastore.source_index
     everything = SentenceMemory(index, [], np.empty(0, np.int64))
     for source in sentences[:6]:
         explanation = translator.explain(source)

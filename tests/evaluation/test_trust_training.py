@@ -20,6 +20,7 @@ from safetensors import safe_open
 from fairseq_ccpr import Translator
 from fairseq_ccpr.datastore.tuned import TUNED, write_tuned
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
+from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
 from fairseq_ccpr.decoding.trust import LearnedTrust, Trust
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
 from fairseq_ccpr.evaluation.grids import force_decode_text
@@ -370,7 +371,7 @@ def test_phrases_that_translate_worse_are_left_out(
     """Whatever their likelihood: what is kept then decodes as if there were none."""
 
     def scored(system: System, tried: list[Candidate], samples: list[Any], base: bool = True) -> Any:
-        bleu = {one.name: 1.0 + (one.ensemble.memory("phrases") is None) for one in tried} | {
+        bleu = {one.name: 1.0 + (one.ensemble.find(PhraseMemory) is None) for one in tried} | {
             "base": 0.5 if helps else 3.0
         }
         return {n: TranslationScores(value, 0.0, "", "") for n, value in bleu.items()}, dict.fromkeys(
@@ -405,7 +406,7 @@ def test_votes_are_bounded_where_that_costs_little(
 ) -> None:
     def scored(system: System, tried: list[Candidate], samples: list[Any], base: bool = True) -> Any:
         bleu = {
-            one.name: 5.0 - loss * (one.ensemble.memory("phrases").settings.consent == CONSENT)
+            one.name: 5.0 - loss * (one.ensemble.find(PhraseMemory).settings.consent == CONSENT)
             for one in tried
         }
         bleu["base"] = at_base

@@ -30,7 +30,7 @@ def text_of(world: World, words: list[object]) -> tuple[list[Alongside], PhraseM
     task, models = load(cfg)
     ensemble = task.build_ensemble(models)
     text = force_decode_text("test", list(batches(cfg, task, models)), ensemble)
-    memory = ensemble.memory("phrases")
+    memory = ensemble.find(PhraseMemory)
     return [Alongside.of(one, ensemble, memory) for one in text.texts], memory
 
 
@@ -67,10 +67,10 @@ def test_votes_go_with_trust_and_decode(world: World, phrases: list[object], tmp
     task, models = load(cfg)
     votes = PhraseVotes()
     votes.load_state_dict(load_trust(tmp_path / "options.trust", task.parts).trained["phrases"])
-    memory = task.build_ensemble(models).memory("phrases")
+    memory = task.build_ensemble(models).find(PhraseMemory)
     assert memory.votes.digest() == votes.digest()
     untrusted = (
-        load(parse_generation([*words, "--trust", "none"]))[0].build_ensemble(models).memory("phrases")
+        load(parse_generation([*words, "--trust", "none"]))[0].build_ensemble(models).find(PhraseMemory)
     )
     assert untrusted.votes.digest() != memory.votes.digest()
 

@@ -12,6 +12,7 @@ import torch
 from fairseq_ccpr.cli.planning import Limits
 from fairseq_ccpr.datastore.manifest import Manifest
 from fairseq_ccpr.decoding import ensemble
+from fairseq_ccpr.decoding.token_memory import TokenMemory
 from fairseq_ccpr.evaluation.test_set import load
 from fairseq_ccpr.inference.resources import parse_generation
 from fairseq_ccpr.lab.speed.decoding_speed import BASE, EQUIPPED, SpeedTest
@@ -132,7 +133,7 @@ def speed_test(world: World) -> SpeedTest:
 def test_systems_share_a_store_of_the_size_asked_for(speed_test: SpeedTest) -> None:
     for size in (300, 60_000):
         speed_test.resize(size, "exact")
-        one, two = (speed_test.generators[name].model.memory("tokens").retriever for name in ("one", "two"))
+        one, two = (speed_test.generators[name].model.find(TokenMemory).retriever for name in ("one", "two"))
         assert one.index is two.index and one.index.size == len(one.values) == size
         signature = speed_test.signatures[f"one, {size:,} keys"]
         assert f"|entries:{size}|" in signature and "|index:exact|" in signature

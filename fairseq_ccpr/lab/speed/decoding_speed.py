@@ -17,8 +17,7 @@ from fairseq_ccpr.cli.planning import Limits, synchronise
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
 from fairseq_ccpr.decoding.learned_memory import LearnedEntries
 from fairseq_ccpr.decoding.options import MixtureSettings
-from fairseq_ccpr.decoding.token_memory import TokenMemory
-from fairseq_ccpr.decoding.token_retriever import TokenRetriever
+from fairseq_ccpr.decoding.token_memory import TokenMemory, TokenRetriever
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.lab.machine import peak_bytes, start_peak
 from fairseq_ccpr.lab.speed.search_speed import grow, make_index
@@ -79,7 +78,8 @@ class SpeedTest:
             if name in ALONE:
                 continue
             ensemble: RetrievalEnsemble = generator.model
-            tokens: TokenMemory = ensemble.memory(TokenMemory.name)
+            tokens = ensemble.find(TokenMemory)
+            assert tokens is not None
             retriever = tokens.retriever
             if not isinstance(retriever, TokenRetriever):
                 raise ConfigurationError(
@@ -176,6 +176,6 @@ class SpeedTest:
         phases = {**timer.seconds, REST: total - sum(timer.seconds.values())}
         floor = 0.0
         if name not in ALONE:
-            index = self.generators[name].model.memory(TokenMemory.name).retriever.index
+            index = self.generators[name].model.find(TokenMemory).retriever.index
             floor = limits.floor(index.size, index.dimension, hypotheses)
         return {name: 1000 * seconds / timer.calls[DECODER] for name, seconds in phases.items()}, 1000 * floor
