@@ -15,7 +15,6 @@ from itertools import count
 from pathlib import Path
 
 from fairseq_ccpr.errors import DatastoreError
-from fairseq_ccpr.storage.arrays import bring_to_disk
 from fairseq_ccpr.storage.files import atomic_file, sync_directory, unfollowed
 
 MARK = b"\xffCCPRJ3\n"  # each record begins with it; its first byte is in no text
@@ -41,6 +40,11 @@ class Journal:
         self.lost = 0  # records that are missing, as far as their numbers show
         self.damage: list[tuple[int, int]] = []  # where bytes that are no records begin and end
         self.old = False  # whether the file has to be written again before more is appended to it
+
+    @property
+    def gaps(self) -> int:
+        """How many records are missing, and places damaged, so far."""
+        return self.lost + len(self.damage)
 
     def read(self) -> Iterator[bytes]:
         """Yield the records after those that were read before."""
@@ -87,24 +91,12 @@ class Journal:
         """Copy what is damaged to a new file next to the journal; return its path, None where nothing is but missing."""
         data = self.path.read_bytes()
         content = b"".join(data[start:end] for start, end in self.damage)
-        for number in count(1) if content else ():
-            path = self.path.with_name(f"{self.path.name}.damaged-{number}")
-            try:
-                stream = os.fdopen(
-                    os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, permissions(path)), "wb"
-                )
-            except FileExistsError:
-                continue
-            try:
-                with stream:
-                    stream.write(content)
-                    bring_to_disk(stream)
-            except OSError:
-                path.unlink()
-                raise
-            sync_directory(path.parent)
-            return path
-        return None
+        if not content:
+            return None
+        names = (f"{self.path.name}.damaged-{number}" for number in count(1))
+        path = next(path for name in names if not os.path.lexists(path := self.path.with_name(name)))
+        _write(path, content)
+        return path
 
 
 class WriterLock:
@@ -134,7 +126,6 @@ class WriterLock:
             os.pwrite(file, f"process {os.getpid()} on {socket.gethostname()}\n{text}".encode(), 0)
 
     def release(self) -> None:
-        """Give it back."""
         self._stream.close()
 
 
@@ -162,8 +153,12 @@ def refuse_unusual(path: Path, folder: bool = False, linked: bool = False) -> No
 
 def create_journal(path: Path, records: Sequence[bytes]) -> None:
     """Write a journal with its first records, under its final name only when it is complete and on disk."""
+    _write(path, _frames(records, 0))
+
+
+def _write(path: Path, content: bytes) -> None:
     with atomic_file(path, permissions(path)) as partial:
-        partial.write_bytes(_frames(records, 0))
+        partial.write_bytes(content)
     sync_directory(path.parent)
 
 

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from fairseq import tasks, utils
 from torch import Tensor
 
+from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
 from fairseq_ccpr.decoding.learned_memory import LearnedEntries
 from fairseq_ccpr.decoding.options import MixtureSettings
@@ -22,6 +24,7 @@ from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.planning import Limits, peak_bytes, start_peak, synchronise
 from fairseq_ccpr.lab.speed.search_speed import grow, make_index
 from fairseq_ccpr.search import Index
+from fairseq_ccpr.search.live import Segment
 from fairseq_ccpr.timing import DECODER, PhaseTimer, phase
 
 BASE, EQUIPPED, REST = "base", "base+", "rest"
@@ -96,7 +99,7 @@ class SpeedTest:
                 index, description, _ = make_index(keys, choice, store.section.index.metric)
                 made[store.directory] = index, found[:, 0], found[:, 1], str(description)
             index, values, sentences, described = made[store.directory]
-            learned = LearnedEntries.none(store, sentences, self.device)
+            learned = nothing_learned(store, sentences, self.device)
             tokens = replace(
                 tokens, retriever=retriever.with_entries(index, values, described), learned=learned
             )
@@ -178,3 +181,14 @@ class SpeedTest:
             index = self.generators[name].model.memory(TokenMemory.name).retriever.index
             floor = limits.floor(index.size, index.dimension, hypotheses)
         return {name: 1000 * seconds / timer.calls[DECODER] for name, seconds in phases.items()}, 1000 * floor
+
+
+def nothing_learned(datastore: TokenDatastore, sentences: Tensor, device: torch.device) -> LearnedEntries:
+    """Make a snapshot in which nothing was learned, of a datastore whose entries are of these sentences, int32 [N]."""
+    nothing = torch.empty(0, dtype=torch.int64, device=device)
+    keys = torch.empty(0, datastore.section.dimension, dtype=torch.float16, device=device)
+    segment = Segment(keys, nothing.float(), datastore.section.index.metric)
+    return LearnedEntries(
+        segment, nothing.int(), (), (), nothing, len(sentences), np.empty(0, np.int64),
+        source_index=datastore.source_index, stored_sentences=sentences,
+    )  # fmt: skip
