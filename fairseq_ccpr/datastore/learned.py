@@ -21,6 +21,7 @@ import threading
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from enum import IntEnum
 from functools import lru_cache
 from itertools import count
 from pathlib import Path
@@ -47,18 +48,23 @@ from fairseq_ccpr.text.glossary import folded
 
 LEARNED, LOCK = "learnt", "lock"  # the names on disk are older than the word
 # 2 brought phrases, 3 records that are found and checked one by one, 4 hashes of sources, 5 their subwords.
-FORMAT_VERSION = 5
+JOURNAL_VERSION = 5
 OWN_SENTENCE = -1  # in place of the number of a sentence that the datastore was built with
 
-# Numbers are little-endian, texts UTF-8, arrays NumPy's bytes.
-(
-    HEADER, PAIR, AGAIN, FORGOTTEN, MOVED, PAIR_WITH_PHRASES, PHRASES, PHRASE_IDENTITY, MOVED_WITH_PHRASES, HASHED, READ_AS,
-) = range(11)  # fmt: skip
-IGNORED = (HASHED,)  # of version 4: hashes alone, which are computed again
+# Of records. Numbers are little-endian, texts UTF-8, arrays NumPy's bytes.
+Kind = IntEnum(
+    "Kind",
+    "HEADER PAIR AGAIN FORGOTTEN MOVED PAIR_WITH_PHRASES PHRASES PHRASE_IDENTITY MOVED_WITH_PHRASES HASHED READ_AS",
+    start=0,
+)
+IGNORED = (Kind.HASHED,)  # of version 4: hashes alone, which are computed again
 _ID = struct.Struct("<BQ")
 _READ_AS = struct.Struct("<BQQ")  # kind, id, and the hash of `ReadAs`, before its ids
 _PAIR = struct.Struct("<BQIIII")  # kind, id, count, bytes of source and target, tokens
-_PLACES = {MOVED: struct.Struct("<q"), MOVED_WITH_PHRASES: struct.Struct("<qq")}  # first entry and sentence
+_PLACES = {
+    Kind.MOVED: struct.Struct("<q"),
+    Kind.MOVED_WITH_PHRASES: struct.Struct("<qq"),
+}  # first entry and sentence
 _PHRASES = struct.Struct("<II")  # P and o
 _INTEGER, _KEY = np.dtype("<i4"), np.dtype("<f2")
 
@@ -120,11 +126,6 @@ class LearnedPair:
     phrases: PairPhrases | None = field(default=None, compare=False, repr=False)
     forgotten: bool = field(default=False, compare=False, repr=False)
 
-    @property
-    def read(self) -> int | str:
-        """What makes its source the same as another's: what the model reads, or the text where that is not known."""
-        return self.read_as.subwords if self.read_as is not None else self.source
-
 
 class Learned(NamedTuple):
     """What learning a pair has done."""
@@ -160,12 +161,10 @@ class LearnedStore:
 
     @property
     def folder(self) -> Path:
-        """Where the journal is."""
         return self.datastore.directory / LEARNED
 
     @property
     def path(self) -> Path:
-        """The journal's file."""
         return journal_path(self.datastore.directory, self.datastore.section.generation)
 
     @property
@@ -224,15 +223,14 @@ class LearnedStore:
                     records.append(pair_record(made))
                     known[pair.source, pair.target], new_id = made, new_id + 1
                 elif pair.phrases is not None and there.sentence is None and there.phrases is None:
-                    records.append(_ID.pack(PHRASES, there.id) + _phrase_bytes(pair.phrases))
+                    records.append(_ID.pack(Kind.PHRASES, there.id) + _phrase_bytes(pair.phrases))
                 else:
-                    records.append(_ID.pack(AGAIN, there.id))
+                    records.append(_ID.pack(Kind.AGAIN, there.id))
                 number = known[pair.source, pair.target].id
                 if pair.read_as is not None:
                     records.append(read_as_record(number, pair.read_as))
-                source = pair.read_as.subwords if pair.read_as is not None else pair.source
-                done.append((number, there is None, counting.get(source, number)))
-                counting[source] = number
+                done.append((number, there is None, counting.get(_source(pair), number)))
+                counting[_source(pair)] = number
             self._append(records)
             return [Learned(n, new, self._listed(last) if last != n else None) for n, new, last in done]
 
@@ -245,17 +243,16 @@ class LearnedStore:
         with self._lock:
             self.lock()
             ids, before = list(dict.fromkeys(ids)), self._counting
-            for number in ids:
-                if number not in self._kept:
-                    raise ConfigurationError(
-                        f"there is no pair {number} among what was learned into {self.datastore.directory}: it was "
-                        "forgotten, or never learned"
-                    )
-            sources = dict.fromkeys(self._kept[number].read for number in ids)
+            if lacking := [number for number in ids if number not in self._kept]:
+                raise ConfigurationError(
+                    f"there is no pair {lacking[0]} among what was learned into {self.datastore.directory}: it was "
+                    "forgotten, or never learned"
+                )
+            sources = dict.fromkeys(_source(self._kept[number]) for number in ids)
             # Twice: where one of the records is damaged, the pair stays forgotten.
-            self._append([_ID.pack(FORGOTTEN, number) for number in ids] * 2)
+            self._append([_ID.pack(Kind.FORGOTTEN, number) for number in ids] * 2)
             now = [self._counting[source] for source in sources if source in self._counting]
-            return [pair for pair in now if pair.id != before[pair.read].id]
+            return [pair for pair in now if pair.id != before[_source(pair)].id]
 
     def counting(self, read_as: ReadAs) -> LearnedPair | None:
         """Return the pair that counts for a source; None where none does."""
@@ -288,7 +285,7 @@ class LearnedStore:
 
     def _listed(self, number: int) -> LearnedPair:
         pair = self._kept[number]
-        last = self._counting[pair.read].id
+        last = self._counting[_source(pair)].id
         return pair if last == number else replace(pair, replaced_by=last)
 
     def records_after_compaction(
@@ -300,7 +297,9 @@ class LearnedStore:
         """
         pairs = [*map(self._taken_back, self.replaced.values()), *moved]
         records = [pair_record(pair) for pair in pairs]
-        has_phrases = any(record[0] in (PAIR_WITH_PHRASES, MOVED_WITH_PHRASES) for record in records)
+        has_phrases = any(
+            record[0] in (Kind.PAIR_WITH_PHRASES, Kind.MOVED_WITH_PHRASES) for record in records
+        )
         records += [read_as_record(pair.id, pair.read_as) for pair in pairs if pair.read_as is not None]
         return [*first_records(token, self.next_id, phrase if has_phrases else None), *records]
 
@@ -351,7 +350,6 @@ class LearnedStore:
         return other
 
     def close(self) -> None:
-        """Give the right to write back."""
         with self._lock:
             if self._right is not None:
                 self._right.release()
@@ -372,7 +370,9 @@ class LearnedStore:
                 logger.warning("%s%s", self.damage, where)
             phrases = self.phrase_section if self._has_phrases else None
             records = first_records(self.datastore.section, self.next_id, phrases)
-            records += [one for one in Journal(self.path).read() if one[0] not in (HEADER, PHRASE_IDENTITY)]
+            records += [
+                one for one in Journal(self.path).read() if one[0] not in (Kind.HEADER, Kind.PHRASE_IDENTITY)
+            ]
             right.note("")
             create_journal(self.path, records)
             self._load()
@@ -420,19 +420,16 @@ class LearnedStore:
             raise DatastoreError(
                 f"{self.path} is damaged from its beginning on: move it away, and learn again"
             )
-        if self._journal.damage or self._journal.lost:
+        if self._journal.gaps:
             self._tell_damage(self._journal)
 
     def _read_journal(self, journal: Journal) -> None:
         note = re.fullmatch(r"(\S+) (\d+)", read_note(self.folder / LOCK))
-        noted = int(note[2]) if note and note[1] == self.path.name else 0
         gaps = 0
-        for record in journal.read():
+        for record in journal.read(int(note[2]) if note and note[1] == self.path.name else 0):
             if journal.gaps > gaps:
                 gaps, self.doubtful = journal.gaps, list(self._all)
             self._apply_one(record)
-        if not (journal.old or any(start >= journal.end for start, _ in journal.damage)):
-            journal.lost += max(0, noted - journal.count)
         if journal.gaps > gaps:
             self.doubtful = list(self._all)
 
@@ -459,20 +456,24 @@ class LearnedStore:
     def _apply_one(self, record: bytes) -> None:
         try:
             kind = record[0]
-            if kind == HEADER:
+            if kind == Kind.HEADER:
                 header = json.loads(record[1:])
-                self._check_version(header["version"])
+                if header["version"] > JOURNAL_VERSION:
+                    raise DatastoreError(
+                        f"{self.path} has format version {header['version']}, and this fairseq-ccpr reads up to "
+                        f"{JOURNAL_VERSION}: upgrade fairseq-ccpr"
+                    )
                 self._refuse_others(header["identity"], identity(self.datastore.section))
                 self.next_id, self._begun = max(self.next_id, header["first_id"]), True
-            elif kind == PHRASE_IDENTITY:
+            elif kind == Kind.PHRASE_IDENTITY:
                 self._refuse_others(json.loads(record[1:]), identity_of_phrases(self.phrase_section))
                 self._has_phrases = True
-            elif kind in (PAIR, MOVED, PAIR_WITH_PHRASES, MOVED_WITH_PHRASES):
+            elif kind in (Kind.PAIR, Kind.MOVED, Kind.PAIR_WITH_PHRASES, Kind.MOVED_WITH_PHRASES):
                 pair = _read_pair(record, self.datastore.section.dimension)
                 self.next_id = max(self.next_id, pair.id + 1)
                 phrases = self._belonging(pair.phrases)
                 self._all[pair.id] = replace(pair, moment=next(self._moments), phrases=phrases)
-            elif kind in (AGAIN, PHRASES, FORGOTTEN, READ_AS):
+            elif kind in (Kind.AGAIN, Kind.PHRASES, Kind.FORGOTTEN, Kind.READ_AS):
                 self._change(kind, _ID.unpack_from(record)[1], record)
             elif kind not in IGNORED:
                 raise ValueError(f"kind {kind}")
@@ -485,14 +486,14 @@ class LearnedStore:
         self.next_id = max(self.next_id, number + 1)
         if (pair := self._all.get(number)) is None or pair.forgotten:
             return  # it was learned in a record that is lost
-        if kind == FORGOTTEN:
+        if kind == Kind.FORGOTTEN:
             pair = replace(pair, forgotten=True, entries=None, phrases=None)
-        elif kind == READ_AS:
+        elif kind == Kind.READ_AS:
             ids = np.frombuffer(record, _INTEGER, offset=_READ_AS.size)
             pair = replace(pair, read_as=ReadAs(_READ_AS.unpack_from(record)[2], tuple(ids.tolist())))
         else:
             pair = replace(pair, count=pair.count + 1, moment=next(self._moments))
-        if kind == PHRASES:
+        if kind == Kind.PHRASES:
             pair = replace(pair, phrases=self._belonging(_read_phrases(record, _ID.size)))
         self._all[number] = pair
 
@@ -517,17 +518,10 @@ class LearnedStore:
         last = {(pair.source, pair.target): pair.id for pair in pairs}
         kept = [pair for pair in pairs if not pair.forgotten and last[pair.source, pair.target] == pair.id]
         self._kept = {pair.id: pair for pair in kept}
-        self._counting = {pair.read: pair for pair in kept}  # by what is read as their source
+        self._counting = {_source(pair): pair for pair in kept}  # by what is read as their source
         self.pairs = {pair.id: pair for pair in sorted(self._counting.values(), key=lambda pair: pair.id)}
         self.replaced = {pair.id: pair for pair in kept if pair.id not in self.pairs}
         self.forgotten = len(pairs) - len(kept)  # how many were so far
-
-    def _check_version(self, version: int) -> None:
-        if version > FORMAT_VERSION:
-            raise DatastoreError(
-                f"{self.path} has format version {version}, and this fairseq-ccpr reads up to {FORMAT_VERSION}: "
-                "upgrade fairseq-ccpr"
-            )
 
     def _refuse_others(self, found: dict[str, Any], expected: dict[str, Any]) -> None:
         for name in expected | found:
@@ -551,8 +545,10 @@ _hash_ids = lru_cache(1 << 17)(hash_source)
 
 def first_records(section: TokenSection, first_id: int, phrases: PhraseSection | None = None) -> list[bytes]:
     """Make the records that a journal begins with, where ids below the first were given before."""
-    header = {"version": FORMAT_VERSION, "identity": identity(section), "first_id": first_id}
-    return [_json_record(HEADER, header)] * 2 + (_phrase_identity(phrases) if phrases is not None else [])
+    header = {"version": JOURNAL_VERSION, "identity": identity(section), "first_id": first_id}
+    return [_json_record(Kind.HEADER, header)] * 2 + (
+        _phrase_identity(phrases) if phrases is not None else []
+    )
 
 
 def pair_record(pair: LearnedPair) -> bytes:
@@ -560,11 +556,11 @@ def pair_record(pair: LearnedPair) -> bytes:
     source, target = pair.source.encode(), pair.target.encode()
     if pair.entries is not None:
         values, keys = pair.entries
-        kind, rest = PAIR, values.astype(_INTEGER).tobytes() + keys.astype(_KEY).tobytes()
+        kind, rest = Kind.PAIR, values.astype(_INTEGER).tobytes() + keys.astype(_KEY).tobytes()
         if pair.phrases is not None:
-            kind, rest = PAIR_WITH_PHRASES, rest + _phrase_bytes(pair.phrases)
+            kind, rest = Kind.PAIR_WITH_PHRASES, rest + _phrase_bytes(pair.phrases)
     else:
-        kind = MOVED if pair.sentence is None else MOVED_WITH_PHRASES
+        kind = Kind.MOVED if pair.sentence is None else Kind.MOVED_WITH_PHRASES
         rest = _PLACES[kind].pack(*(one for one in (pair.first_entry, pair.sentence) if one is not None))
     texts = _PAIR.pack(kind, pair.id, pair.count, len(source), len(target), pair.tokens) + source + target
     return texts + rest
@@ -582,15 +578,15 @@ def _read_pair(record: bytes, dimension: int) -> LearnedPair:
     values = np.frombuffer(record, _INTEGER, tokens, end)  # which share the record's memory, as keys do
     keys = np.frombuffer(record, _KEY, tokens * dimension, end + values.nbytes).reshape(tokens, dimension)
     end += values.nbytes + keys.nbytes
-    if kind == PAIR and end != len(record):
+    if kind == Kind.PAIR and end != len(record):
         raise ValueError("its length is not that of its parts")
-    phrases = _read_phrases(record, end) if kind == PAIR_WITH_PHRASES else None
+    phrases = _read_phrases(record, end) if kind == Kind.PAIR_WITH_PHRASES else None
     return replace(pair, entries=(values, keys), phrases=phrases)
 
 
 def read_as_record(number: int, read_as: ReadAs) -> bytes:
     """Make the record of what the model reads as the source of a pair."""
-    return _READ_AS.pack(READ_AS, number, read_as.subwords) + np.array(read_as.ids, _INTEGER).tobytes()
+    return _READ_AS.pack(Kind.READ_AS, number, read_as.subwords) + np.array(read_as.ids, _INTEGER).tobytes()
 
 
 def journal_path(directory: Path, generation: int) -> Path:
@@ -631,12 +627,17 @@ def identity_of_phrases(section: PhraseSection | None) -> dict[str, Any]:
     }
 
 
+def _source(pair: NewPair | LearnedPair) -> int | str:
+    """Return what makes a source the same as another's: what the model reads, or the text where that is not known."""
+    return pair.read_as.subwords if pair.read_as is not None else pair.source
+
+
 def _json_record(kind: int, content: dict[str, Any]) -> bytes:
     return bytes([kind]) + json.dumps(content).encode()
 
 
 def _phrase_identity(section: PhraseSection | None) -> list[bytes]:
-    return [_json_record(PHRASE_IDENTITY, identity_of_phrases(section))] * 2
+    return [_json_record(Kind.PHRASE_IDENTITY, identity_of_phrases(section))] * 2
 
 
 def _phrase_bytes(phrases: PairPhrases) -> bytes:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -53,12 +53,13 @@ class CorrectionMemory(Memory):
     end_token: int
 
     def now(self, moment: dict[int, Any]) -> CorrectionMemory:
-        """Return a snapshot, unaffected by later learning and forgetting."""
         return replace(self, learned=moment.setdefault(id(self.learned), self.learned.entries))
 
     def begin(self, sources: Tensor) -> CorrectionBatch:
-        """Begin a batch of sentences, int64 [B, S]."""
-        return CorrectionBatch(self, sources)
+        rows = torch.arange(len(sources), device=sources.device)
+        return CorrectionBatch(
+            self, sources, sources.new_empty(len(sources), 0), rows, torch.ones_like(rows).bool()
+        )
 
     def target(self, source: Tensor, text: str | None) -> np.ndarray | None:
         """Return the target that was learned for a source, int64 [S], and its text if that is known; None where none was.
@@ -73,16 +74,7 @@ class CorrectionMemory(Memory):
         return entries.target(next((pair for pair in reversed(pairs) if pair.read_as == read_as), pairs[-1]))
 
     def signature(self) -> str:
-        """Name the weight, where there is something to weigh."""
         return signature({self.name: WEIGHT}) if self.learned.entries.by_source else ""
-
-
-class Followed(NamedTuple):
-    """The corrections of a batch, and which hypotheses have followed them so far."""
-
-    table: Tensor  # int64 [B, L + 1], their tokens, then `NOTHING`
-    rows: Tensor  # int64 [H], the sentence of each hypothesis
-    following: Tensor  # bool [H]
 
 
 @dataclass
@@ -91,7 +83,11 @@ class CorrectionBatch(MemoryBatch):
 
     memory: CorrectionMemory
     sources: Tensor  # int64 [B, S]
-    followed: Followed | None = None
+    table: (
+        Tensor  # int64 [B, L + 1], the tokens of its corrections, then `NOTHING`; [B, 0] where there are none
+    )
+    rows: Tensor  # int64 [H], the sentence of each hypothesis
+    following: Tensor  # bool [H], which hypotheses have followed a correction so far
 
     def begun(self, texts: Sequence[str] | None) -> None:
         """Look up the sources."""
@@ -99,26 +95,20 @@ class CorrectionBatch(MemoryBatch):
             return
         known = texts if texts is not None else [None] * len(self.sources)
         found = [self.memory.target(*one) for one in zip(self.sources.cpu(), known)]
-        if all(target is None for target in found):
-            return
-        targets = [
-            torch.tensor([] if target is None else target.tolist(), dtype=torch.int64) for target in found
-        ]
-        table = pad(pad_sequence(targets, batch_first=True, padding_value=NOTHING), (0, 1), value=NOTHING)
-        rows = torch.arange(len(targets), device=self.sources.device)
-        self.followed = Followed(table.to(rows.device), rows, torch.ones_like(rows, dtype=torch.bool))
+        if any(target is not None for target in found):
+            targets = [torch.tensor(target.tolist() if target is not None else []).long() for target in found]
+            table = pad_sequence(targets, batch_first=True, padding_value=NOTHING)
+            self.table = pad(table, (0, 1), value=NOTHING).to(self.rows.device)
 
     def rescore(self, step: Step) -> Tensor:
         """Mix in the next token of corrections that hypotheses follow, in place: log p fp32 [H, V]."""
-        if self.followed is None or (place := step.tokens.size(1) - 1) >= self.followed.table.size(1):
+        if (place := step.tokens.size(1) - 1) >= self.table.size(1):
             return step.model.log_probs
-        table, rows, following = self.followed
-        targets = table.index_select(0, rows)
+        targets = self.table.index_select(0, self.rows)
         if place:
-            following = following & (targets[:, place - 1] == step.tokens[:, -1])
-            self.followed = Followed(table, rows, following)
+            self.following = self.following & (targets[:, place - 1] == step.tokens[:, -1])
         next_token = targets[:, place]
-        follows = following & (next_token != NOTHING)
+        follows = self.following & (next_token != NOTHING)
         said = torch.zeros_like(follows, dtype=torch.float32).masked_fill(~follows, float("-inf"))
         vote = Vote(next_token.clamp_min(0).unsqueeze(1), said.unsqueeze(1), WEIGHT * follows)
         mixed, end = interpolate_(step.model.log_probs, [vote]), self.memory.end_token
@@ -126,8 +116,7 @@ class CorrectionBatch(MemoryBatch):
         return mixed
 
     def reorder(self, order: Tensor) -> Self:
-        """Follow the beam: hypothesis i continues what hypothesis order[i] was, int64 [H']."""
-        if self.followed is None:
+        if not self.table.size(1):
             return self
-        table, *others = self.followed
-        return replace(self, followed=Followed(table, *(one.index_select(0, order) for one in others)))
+        rows, following = self.rows.index_select(0, order), self.following.index_select(0, order)
+        return replace(self, rows=rows, following=following)

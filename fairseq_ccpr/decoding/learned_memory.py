@@ -78,7 +78,6 @@ class LearnedPhrases:
 
     @property
     def empty(self) -> bool:
-        """Whether searching the datastore alone finds the same."""
         return not self.index.size and not len(self.gone)
 
     def without(self, targets: set[str]) -> LearnedPhrases:
@@ -139,14 +138,14 @@ class LearnedEntries:
             they were forgotten, or their source is that of a learned pair.
         first: the first learned entry, moved into the datastore or not; all entries from it on were learned.
         rows: int64, the first row of each of `pairs`.
+        stored: values of the datastore that `moved` are in, int32 [N].
+        stored_sentences: the sentence of each of the datastore's own entries, int32 [N], on the device.
         retriever: of the datastore that they were learned alongside, if it was compacted since the system was
             loaded.
         phrases: of the same pairs, where a phrase memory learns.
-        stored: values of the datastore that `moved` are in.
         superseded: targets of the datastore's own sentences whose source is that of a learned pair, int32 [L]
             each.
         source_index: of the datastore's own source sentences; None where it was built without.
-        stored_sentences: the sentence of each of the datastore's own entries, int32 [N], on the device.
     """
 
     index: Segment
@@ -156,12 +155,12 @@ class LearnedEntries:
     gone: Tensor
     first: int
     rows: np.ndarray
+    stored: np.ndarray
+    stored_sentences: Tensor
     retriever: LearningRetriever | None = None
     phrases: LearnedPhrases | None = None
-    stored: np.ndarray | None = None
     superseded: tuple[np.ndarray, ...] = ()
     source_index: SourceIndex | None = None
-    stored_sentences: Tensor | None = None
 
     @cached_property
     def sentences(self) -> SentenceMemory | None:
@@ -175,7 +174,6 @@ class LearnedEntries:
 
     @cached_property
     def _sentences_gone(self) -> np.ndarray:
-        assert self.stored_sentences is not None
         return self.stored_sentences[self.gone].unique().cpu().numpy()
 
     @cached_property
@@ -194,7 +192,7 @@ class LearnedEntries:
         """
         if not sims.max(initial=0.0):
             return np.empty(0, np.int64)
-        assert self.source_index is not None and self.stored_sentences is not None
+        assert self.source_index is not None
         there = np.flatnonzero(self._sizes)
         near = there[np.argpartition(-sims[there], min(count, len(there)) - 1)[:count]]
         near = near[np.lexsort((-near, -sims[near]))]  # of equal ones the newest first
@@ -212,10 +210,11 @@ class LearnedEntries:
 
     def sentences_of(self, entries: Tensor) -> Tensor:
         """Return the sentences of entries as `sentences` numbers them, int64 [N, k]; any for one that is missing."""
-        stored = self.stored_sentences
-        assert stored is not None and self.source_index is not None
-        own, size = self.source_index.described.sentences, len(stored)
-        numbers = stored[entries.clamp(0, size - 1)].long() if size else torch.zeros_like(entries)
+        assert self.source_index is not None
+        own, size = self.source_index.described.sentences, len(self.stored_sentences)
+        numbers = (
+            self.stored_sentences[entries.clamp(0, size - 1)].long() if size else torch.zeros_like(entries)
+        )
         if not len(self.rows):
             return numbers
         learned = torch.searchsorted(self._first_rows, entries - size, right=True) - 1
@@ -228,7 +227,6 @@ class LearnedEntries:
 
     @property
     def empty(self) -> bool:
-        """Whether searching the datastore alone finds the same."""
         return not self.index.size and not len(self.gone)
 
     def place(self, row: int) -> tuple[LearnedPair, int]:
@@ -248,7 +246,6 @@ class LearnedEntries:
     def target(self, pair: LearnedPair) -> np.ndarray:
         """Return the target tokens of a pair, with their end, [L]."""
         if pair.first_entry is not None:
-            assert self.stored is not None
             return self.stored[pair.first_entry :][: pair.tokens]
         row = int(self.rows[self._numbers[pair.id]])
         return self.values[row : row + pair.tokens].cpu().numpy()
@@ -304,7 +301,6 @@ class LearnedMemory:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Block learning and forgetting."""
         with self._lock:
             yield
 
@@ -399,12 +395,12 @@ class LearnedMemory:
             gone=torch.from_numpy(gone).to(self.device),
             first=store.first_learned,
             rows=np.array([start for start, _ in self._rows.values()], np.int64),
+            stored=datastore.values,
+            stored_sentences=self._stored_sentences,
             retriever=self._retriever,
             phrases=self._phrases.update(superseded) if self._phrases is not None else None,
-            stored=datastore.values,
             superseded=superseded,
             source_index=datastore.source_index,
-            stored_sentences=self._stored_sentences,
         )  # fmt: skip
 
 
@@ -460,7 +456,6 @@ class GrowingRows:
 
     @property
     def rows(self) -> tuple[Tensor, ...]:
-        """The rows of each array."""
         return tuple(room[: self.size] for room in self._room)
 
     def append(self, *new: Tensor) -> None:

@@ -92,29 +92,30 @@ class Learner:
 
     @torch.no_grad()
     def _with_keys(self, pairs: list[tuple[str, str]]) -> list[NewPair | str]:
+        """Decode the targets for their keys; a few words in place of a pair say why it cannot be learned."""
         system, task = self.system, self.system.task
-        faults = [text_fault(*pair) for pair in pairs]
-        sources = [encode(source, task) if not fault else None for (source, _), fault in zip(pairs, faults)]
-        targets = [self._encode_target(y) if not fault else None for (_, y), fault in zip(pairs, faults)]
-        made: list[NewPair | str] = [
-            fault or self._token_fault(*both) for fault, *both in zip(faults, sources, targets)
-        ]
-        fits = [place for place, fault in enumerate(made) if not fault]
-        if not fits:
+        made: list[NewPair | str] = [text_fault(*pair) for pair in pairs]
+        tokens: dict[int, tuple[Tensor, Tensor]] = {}  # of those that fit, by their places
+        for place, (source, target) in enumerate(pairs):
+            if not made[place]:
+                encoded = encode(source, task), self._encode_target(target)
+                made[place] = self._token_fault(*encoded)
+                if not made[place]:
+                    tokens[place] = encoded
+        if not tokens:
             return made
         self.ensemble.eval()
-        batches = batches_of([sources[i] for i in fits], system.cfg, task, [targets[i] for i in fits])  # type: ignore[misc]
-        for sample in batches:
+        places, (sources, targets) = list(tokens), zip(*tokens.values())
+        for sample in batches_of(list(sources), system.cfg, task, list(targets)):
             real = self.ensemble.real_tokens(sample["target"])
             queries = self.capture.force_decode(sample["net_input"])[real]
             keys, values = self.retriever.project(queries).half().cpu(), sample["target"][real].int()
             lengths = real.sum(dim=1).tolist()
             for number, k, v in zip(sample["id"].tolist(), keys.split(lengths), values.split(lengths)):
-                place: int = fits[number]
-                source, target = pairs[place]
-                made[place] = NewPair(source, target, v.numpy(), k.numpy(), read_as=task.read_as(source))
-                if not k.isfinite().all():
-                    made[place] = "the model computes numbers that a key cannot hold"
+                source, target = pairs[places[number]]
+                new = NewPair(source, target, v.numpy(), k.numpy(), read_as=task.read_as(source))
+                finite = bool(k.isfinite().all())
+                made[places[number]] = new if finite else "the model computes numbers that a key cannot hold"
         return made
 
     @cached_property
@@ -142,8 +143,7 @@ class Learner:
             )
         return finder
 
-    def _token_fault(self, source: Tensor | None, target: Tensor | None) -> str:
-        assert source is not None and target is not None
+    def _token_fault(self, source: Tensor, target: Tensor) -> str:
         task, models = self.system.task, self.system.models
         limits = utils.resolve_max_positions(
             task.max_positions(), *[model.max_positions() for model in models]

@@ -92,15 +92,13 @@ class ArrayWriter:
                 with contextlib.suppress(OSError):  # a file system without locks
                     # NFS writes whole pages, and without a lock its old copy of a neighbour's rows.
                     fcntl.lockf(stream, fcntl.LOCK_EX)
-                npy.read_magic(stream)
-                npy.read_array_header_1_0(stream)
-                stream.seek(first_row * math.prod(shape[1:]) * block.itemsize, os.SEEK_CUR)
+                row_bytes = math.prod(shape[1:]) * block.itemsize
+                stream.seek(len(npy_header(shape, dtype)) + first_row * row_bytes)
                 stream.write(block.data)
                 bring_to_disk(stream)
         (self.directory / DONE / str(chunk)).touch()
 
     def done(self) -> set[int]:
-        """Return the chunks that are done."""
         return {int(mark.name) for mark in (self.directory / DONE).iterdir()}
 
     def _path(self, name: str) -> Path:
@@ -116,7 +114,6 @@ class GrowingArray:
         self.stream.write(npy_header((0, *row_shape), dtype))
 
     def append(self, rows: np.ndarray) -> None:
-        """Append rows [n, ...]."""
         with naming(self.stream.name):
             self.stream.write(np.ascontiguousarray(rows, self.dtype).data)
         self.rows += len(rows)

@@ -96,11 +96,10 @@ def corpus_fingerprint(task: Any, subsets: Iterable[str]) -> str:
 def _prefix(task: Any, subset: str) -> str | None:
     """The language pair in the names of a subset's files, which serve both directions."""
     source, target = task.cfg.source_lang, task.cfg.target_lang
-    for prefix in (f"{source}-{target}", f"{target}-{source}"):
-        names = (f"{subset}.{prefix}.{side}.{end}" for side in (source, target) for end in ("bin", "idx"))
-        if all((_folder(task) / name).exists() for name in names):
-            return prefix
-    return None
+    ends = [f"{side}.{end}" for side in (source, target) for end in ("bin", "idx")]
+    pairs = (f"{source}-{target}", f"{target}-{source}")
+    folder = _folder(task)
+    return next((p for p in pairs if all((folder / f"{subset}.{p}.{end}").exists() for end in ends)), None)
 
 
 def _found(task: Any) -> set[str]:

@@ -46,8 +46,8 @@ class Journal:
         """How many records are missing, and places damaged, so far."""
         return self.lost + len(self.damage)
 
-    def read(self) -> Iterator[bytes]:
-        """Yield the records after those that were read before."""
+    def read(self, noted: int = 0) -> Iterator[bytes]:
+        """Yield the records after those that were read before; so many are there as far as anybody has noted."""
         with self.path.open("rb") as stream:
             first = stream.seek(self.end)
             data = stream.read()
@@ -63,6 +63,8 @@ class Journal:
         if self.end < first + len(data):
             self.damage.append((self.end, first + len(data)))
             self.lost += max(1, data.count(MARK, self.end - first))
+        elif not self.old:
+            self.lost += max(0, noted - self.count)
 
     def append(self, records: Sequence[bytes]) -> None:
         """Append records, all or none, to a journal that was read to its end; return once they are on disk."""

@@ -190,5 +190,5 @@ def nothing_learned(datastore: TokenDatastore, sentences: Tensor, device: torch.
     segment = Segment(keys, nothing.float(), datastore.section.index.metric)
     return LearnedEntries(
         segment, nothing.int(), (), (), nothing, len(sentences), np.empty(0, np.int64),
-        source_index=datastore.source_index, stored_sentences=sentences,
+        datastore.values, sentences, source_index=datastore.source_index,
     )  # fmt: skip
