@@ -19,11 +19,13 @@ import re
 import struct
 import threading
 from bisect import bisect_left, bisect_right
+from collections import ChainMap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import lru_cache
 from itertools import count
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -209,28 +211,28 @@ class LearnedStore:
         with self._lock:
             self.lock()
             done, records = list[tuple[int, bool, int]](), list[bytes]()
-            known, new_id = {(one.source, one.target): one for one in self._kept.values()}, self.next_id
-            counting = {source: pair.id for source, pair in self._counting.items()}
+            known, counting, new_id = ChainMap({}, self._known), ChainMap({}, self._counting), self.next_id
             if not self._has_phrases and any(pair.phrases is not None for pair in pairs):
                 records += _phrase_identity(self.phrase_section)
             for pair in pairs:
                 there = known.get((pair.source, pair.target))
                 if there is None:
-                    made = LearnedPair(
-                        new_id, pair.source, pair.target, 1, len(pair.values),
-                        read_as=pair.read_as, entries=(pair.values, pair.keys), phrases=pair.phrases,
+                    entries = pair.values, pair.keys
+                    learned = LearnedPair(
+                        new_id, pair.source, pair.target, 1, len(pair.values), entries=entries, phrases=pair.phrases
                     )  # fmt: skip
-                    records.append(pair_record(made))
-                    known[pair.source, pair.target], new_id = made, new_id + 1
-                elif pair.phrases is not None and there.sentence is None and there.phrases is None:
-                    records.append(_ID.pack(Kind.PHRASES, there.id) + _phrase_bytes(pair.phrases))
+                    known[pair.source, pair.target], new_id = learned, new_id + 1
+                    records.append(pair_record(learned))
                 else:
-                    records.append(_ID.pack(Kind.AGAIN, there.id))
-                number = known[pair.source, pair.target].id
+                    learned, more = there, pair.phrases
+                    if more is not None and there.sentence is None and there.phrases is None:
+                        records.append(_ID.pack(Kind.PHRASES, there.id) + _phrase_bytes(more))
+                    else:
+                        records.append(_ID.pack(Kind.AGAIN, there.id))
                 if pair.read_as is not None:
-                    records.append(read_as_record(number, pair.read_as))
-                done.append((number, there is None, counting.get(_source(pair), number)))
-                counting[_source(pair)] = number
+                    records.append(read_as_record(learned.id, pair.read_as))
+                done.append((learned.id, there is None, counting.get(_source(pair), learned).id))
+                counting[_source(pair)] = learned
             self._append(records)
             return [Learned(n, new, self._listed(last) if last != n else None) for n, new, last in done]
 
@@ -514,14 +516,15 @@ class LearnedStore:
         Of pairs with the same texts the last is meant, forgotten or not: that the others were forgotten is
         in a record that is missing, as a pair that is there is not learned as a new one.
         """
-        pairs = sorted(self._all.values(), key=lambda pair: pair.moment)
-        last = {(pair.source, pair.target): pair.id for pair in pairs}
-        kept = [pair for pair in pairs if not pair.forgotten and last[pair.source, pair.target] == pair.id]
+        moment = attrgetter("moment")
+        last = {(pair.source, pair.target): pair for pair in sorted(self._all.values(), key=moment)}
+        self._known = {texts: pair for texts, pair in last.items() if not pair.forgotten}
+        kept = sorted(self._known.values(), key=moment)
         self._kept = {pair.id: pair for pair in kept}
-        self._counting = {_source(pair): pair for pair in kept}  # by what is read as their source
-        self.pairs = {pair.id: pair for pair in sorted(self._counting.values(), key=lambda pair: pair.id)}
+        self._counting = {_source(pair): pair for pair in kept}
+        self.pairs = {pair.id: pair for pair in sorted(self._counting.values(), key=attrgetter("id"))}
         self.replaced = {pair.id: pair for pair in kept if pair.id not in self.pairs}
-        self.forgotten = len(pairs) - len(kept)  # how many were so far
+        self.forgotten = len(self._all) - len(kept)  # how many were so far
 
     def _refuse_others(self, found: dict[str, Any], expected: dict[str, Any]) -> None:
         for name in expected | found:
