@@ -245,14 +245,7 @@ class LearnedEntries:
 
     def target(self, pair: LearnedPair) -> np.ndarray:
         """Return the target tokens of a pair, with their end, [L]."""
-        if pair.first_entry is not None:
-            return self.stored[pair.first_entry :][: pair.tokens]
-        row = int(self.rows[self._numbers[pair.id]])
-        return self.values[row : row + pair.tokens].cpu().numpy()
-
-    @cached_property
-    def _numbers(self) -> dict[int, int]:
-        return {pair.id: number for number, pair in enumerate(self.pairs)}
+        return self.stored[pair.first_entry :][: pair.tokens] if pair.entries is None else pair.entries[0]
 
     def moved_pair(self, entry: int) -> LearnedPair | None:
         """Return the pair that an entry of the datastore itself was learned from, if it was."""

@@ -45,10 +45,10 @@ def count_learned(found: Iterable[Learned | str], counts: Counter[str], skipped:
     for one in found:
         if isinstance(one, str):
             skipped[one] += 1
-            continue
-        counts["learned" if one.new else "again"] += 1
-        counts["replaced"] += one.replaced is not None
-        ids += [one.id] if one.new else []
+        else:
+            counts["learned" if one.new else "again"] += 1
+            counts["replaced"] += one.replaced is not None
+            ids += [one.id] * one.new
     return ids
 
 
@@ -94,28 +94,30 @@ class Learner:
     def _with_keys(self, pairs: list[tuple[str, str]]) -> list[NewPair | str]:
         """Decode the targets for their keys; a few words in place of a pair say why it cannot be learned."""
         system, task = self.system, self.system.task
-        made: list[NewPair | str] = [text_fault(*pair) for pair in pairs]
-        tokens: dict[int, tuple[Tensor, Tensor]] = {}  # of those that fit, by their places
-        for place, (source, target) in enumerate(pairs):
-            if not made[place]:
-                encoded = encode(source, task), self._encode_target(target)
-                made[place] = self._token_fault(*encoded)
-                if not made[place]:
-                    tokens[place] = encoded
-        if not tokens:
+        faults = [text_fault(*pair) for pair in pairs]
+        tokens = {
+            n: (encode(source, task), self._encode_target(target))
+            for n, (source, target) in enumerate(pairs)
+            if not faults[n]
+        }
+        made: list[NewPair | str] = [fault or self._token_fault(*tokens[n]) for n, fault in enumerate(faults)]
+        fits = [n for n, fault in enumerate(made) if not fault]
+        if not fits:
             return made
         self.ensemble.eval()
-        places, (sources, targets) = list(tokens), zip(*tokens.values())
-        for sample in batches_of(list(sources), system.cfg, task, list(targets)):
+        sources, targets = [tokens[n][0] for n in fits], [tokens[n][1] for n in fits]
+        for sample in batches_of(sources, system.cfg, task, targets):
             real = self.ensemble.real_tokens(sample["target"])
             queries = self.capture.force_decode(sample["net_input"])[real]
             keys, values = self.retriever.project(queries).half().cpu(), sample["target"][real].int()
             lengths = real.sum(dim=1).tolist()
             for number, k, v in zip(sample["id"].tolist(), keys.split(lengths), values.split(lengths)):
-                source, target = pairs[places[number]]
-                new = NewPair(source, target, v.numpy(), k.numpy(), read_as=task.read_as(source))
-                finite = bool(k.isfinite().all())
-                made[places[number]] = new if finite else "the model computes numbers that a key cannot hold"
+                source, target = pairs[fits[number]]
+                made[fits[number]] = NewPair(
+                    source, target, v.numpy(), k.numpy(), read_as=task.read_as(source)
+                )
+                if not k.isfinite().all():
+                    made[fits[number]] = "the model computes numbers that a key cannot hold"
         return made
 
     @cached_property
