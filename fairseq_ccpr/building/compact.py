@@ -1,4 +1,4 @@
-"""Compacting: moving what was learned into a datastore's own entries, and erasing what was forgotten, while others read it.
+"""Compacting: moving what was learned into a datastore's own entries, and erasing what was forgotten.
 
 1. A new token part is written next to the old one, complete with its index, and a new phrase part, where
    phrases were learned or forgotten; then a new journal that knows the pairs by their text and by the places
@@ -108,7 +108,7 @@ def compact_datastore(settings: CompactSettings) -> tuple[Section, int, int]:
 
 
 def _index_again(settings: CompactSettings) -> None:
-    """Replace the index alone: that of tokens, or where there are none that of phrases; `auto` replaces both."""
+    """Replace the index alone: of tokens, or where there are none of phrases; `auto` replaces both."""
     directory = settings.datastore
     with only_builder(directory), disk_faults_named(directory):
         manifest = Manifest.read(directory)
@@ -128,7 +128,7 @@ def _index_again(settings: CompactSettings) -> None:
 
 @contextmanager
 def disk_faults_named(directory: Path) -> Iterator[None]:
-    """Report a full disk in one sentence; nothing changes until the manifest is replaced, which comes last."""
+    """Report a full disk in one sentence; nothing has changed, as the manifest is replaced last."""
     try:
         yield
     except OSError as error:
@@ -153,10 +153,14 @@ def _compact(datastore: TokenDatastore, learned: LearnedStore, settings: Compact
     sentences = _sentences(directory, phrase, learned) if phrase is not None and len(grown) > 1 else {}
     moved = [
         replace(
-            pair, first_entry=firsts[pair.id], sentence=sentences.get(pair.id, pair.sentence), entries=None, phrases=None
+            pair,
+            first_entry=firsts[pair.id],
+            sentence=sentences.get(pair.id, pair.sentence),
+            entries=None,
+            phrases=None,
         )
         for pair in learned.pairs.values()
-    ]  # fmt: skip
+    ]
     records = learned.records_after_compaction(token, phrase, moved)
     create_journal(journal_path(directory, token.generation), records)
     Manifest.update(directory, [(store.section, after) for store, after in zip(stores, grown)])
@@ -186,7 +190,7 @@ def _grow(store: Datastore, learned: LearnedStore, settings: CompactSettings, sc
 
 
 def _first_entries(learned: LearnedStore) -> dict[int, int]:
-    """Say where the pairs that count begin once what is gone has left, and the others have come, one after the other."""
+    """Say where the pairs that count begin once what is gone has left and the new ones have come."""
     starts, gone_before = [first for first, _ in learned.gone], [0, *accumulate(n for _, n in learned.gone)]
     firsts, end = dict[int, int](), learned.datastore.section.size - gone_before[-1]
     for number, pair in learned.pairs.items():
@@ -198,7 +202,7 @@ def _first_entries(learned: LearnedStore) -> dict[int, int]:
 
 
 def _own_sources(store: Datastore) -> tuple[list[Source], str]:
-    """List the corpora of a datastore without what was learned, which is the last one, and what that is called."""
+    """List the corpora of a datastore but for what was learned, the last one, and what that is called."""
     name = store.directory.resolve().name
     sources = sources_of(name, store)
     return (sources[:-1], sources[-1].name) if store.section.ancestors else (sources, f"{name}-{LEARNED}")
@@ -280,7 +284,7 @@ def _sentences(directory: Path, section: PhraseSection, learned: LearnedStore) -
 
 
 def _existing_kind(section: Section) -> str:
-    """Name the kind of an index as `--index` does; `auto` if search is exact only because the datastore was small."""
+    """Name the kind of an index as `--index` does; `auto` if it is exact because there was little."""
     index = section.index
     if section.size <= EXACT_UP_TO and not index.factory:
         return "auto"
@@ -288,7 +292,7 @@ def _existing_kind(section: Section) -> str:
 
 
 def refuse_elsewhere(directory: Path) -> None:
-    """Refuse to compact parts that are not in the folder itself: the new ones would be, and the old ones would stay."""
+    """Refuse to compact parts that are not in the folder itself: the old ones would stay."""
     manifest = Manifest.read(directory)
     for section in filter(None, (manifest.token, manifest.phrase)):
         folder = directory / section.folder
@@ -329,6 +333,7 @@ def remove_others(directory: Path) -> None:
                 remove_superseded(directory, manifest.token.generation)
     except OSError as error:
         raise DatastoreError(
-            f"{error.filename or directory} holds what was forgotten, and cannot be removed ({error.strerror}), though all "
+            f"{error.filename or directory} holds what was forgotten, and cannot be removed "
+            f"({error.strerror}), though all "
             "else is done: remove it"
         ) from None

@@ -1,4 +1,4 @@
-"""What was learned alongside a token datastore: sentence pairs with keys and values of their tokens, in a journal.
+"""What was learned alongside a token datastore: sentence pairs with the keys and values of their tokens.
 
 The datastore stays unchanged. `learnt/N.journal` belongs to its generation N, and to exactly its keys, model,
 key layer and projection, as its first record says. Each other record is a pair that was learned, one that was
@@ -56,7 +56,8 @@ OWN_SENTENCE = -1  # in place of the number of a sentence that the datastore was
 # Of records. Numbers are little-endian, texts UTF-8, arrays NumPy's bytes.
 Kind = IntEnum(
     "Kind",
-    "HEADER PAIR AGAIN FORGOTTEN MOVED PAIR_WITH_PHRASES PHRASES PHRASE_IDENTITY MOVED_WITH_PHRASES HASHED READ_AS",
+    "HEADER PAIR AGAIN FORGOTTEN MOVED PAIR_WITH_PHRASES PHRASES PHRASE_IDENTITY MOVED_WITH_PHRASES "
+    "HASHED READ_AS",
     start=0,
 )
 IGNORED = (Kind.HASHED,)  # of version 4: hashes alone, which are computed again
@@ -193,13 +194,13 @@ class LearnedStore:
 
     @property
     def first_learned(self) -> int:
-        """The first of the datastore's own entries that was learned, or was and is forgotten; their number where none was."""
+        """The first of the datastore's entries that was learned, forgotten or not; their number without."""
         firsts = (pair.first_entry for pair in self._all.values() if pair.first_entry is not None)
         return min(firsts, default=self.datastore.section.size)
 
     @property
     def superseded(self) -> np.ndarray:
-        """The entries that the datastore was built with whose source is that of a pair that counts, int64, ascending."""
+        """Entries the datastore was built with whose source a pair that counts has, int64, ascending."""
         sources = {_hash_ids(pair.read_as.ids) for pair in self.pairs.values() if pair.read_as is not None}
         if new := sources - self._rows_of.keys():
             self._rows_of |= dict.fromkeys(new, np.empty(0, np.int64)) | self.datastore.rows_of_sources(new)
@@ -207,7 +208,7 @@ class LearnedStore:
         return np.sort(rows[rows < self.first_learned])
 
     def learn(self, pairs: Sequence[NewPair]) -> list[Learned]:
-        """Learn pairs, all or none; they are on disk when this returns. One that is there is counted, and keeps its id."""
+        """Learn pairs, all or none, on disk when this returns. One that is there is counted, with its id."""
         with self._lock:
             self.lock()
             done, records = list[tuple[int, bool, int]](), list[bytes]()
@@ -219,8 +220,14 @@ class LearnedStore:
                 if there is None:
                     entries = pair.values, pair.keys
                     learned = LearnedPair(
-                        new_id, pair.source, pair.target, 1, len(pair.values), entries=entries, phrases=pair.phrases
-                    )  # fmt: skip
+                        new_id,
+                        pair.source,
+                        pair.target,
+                        1,
+                        len(pair.values),
+                        entries=entries,
+                        phrases=pair.phrases,
+                    )
                     known[pair.source, pair.target], new_id = learned, new_id + 1
                     records.append(pair_record(learned))
                 else:
@@ -247,7 +254,8 @@ class LearnedStore:
             ids, before = list(dict.fromkeys(ids)), self._counting
             if lacking := [number for number in ids if number not in self._kept]:
                 raise ConfigurationError(
-                    f"there is no pair {lacking[0]} among what was learned into {self.datastore.directory}: it was "
+                    f"there is no pair {lacking[0]} among what was learned into {self.datastore.directory}: "
+                    "it was "
                     "forgotten, or never learned"
                 )
             sources = dict.fromkeys(_source(self._kept[number]) for number in ids)
@@ -261,7 +269,7 @@ class LearnedStore:
         return self._counting.get(read_as.subwords)
 
     def identify(self, read: Callable[[str], ReadAs]) -> None:
-        """Hash the sources that the journal has no hash of as a model reads them; the next to write records the hashes."""
+        """Hash sources as a model reads them where the journal has no hash; the next to write adds it."""
         with self._lock:
             self._read = read
             self._hash_sources()
@@ -293,7 +301,7 @@ class LearnedStore:
     def records_after_compaction(
         self, token: TokenSection, phrase: PhraseSection | None, moved: Sequence[LearnedPair]
     ) -> list[bytes]:
-        """Make the records of the next generation's journal, where the pairs that count have moved into the datastore.
+        """Make the next generation's journal, where the pairs that count have moved into the datastore.
 
         What the datastore has of those that were replaced goes back into the journal.
         """
@@ -335,15 +343,16 @@ class LearnedStore:
             except OSError as error:
                 fault = f"{self.folder} cannot be written ({error.strerror})"
                 if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
-                    advice = f"nothing was changed; {'free some space' if error.errno in FULL else 'check the disk'}"
-                    raise DatastoreError(f"{fault}: {advice}") from None
+                    advice = "free some space" if error.errno in FULL else "check the disk"
+                    raise DatastoreError(f"{fault}: nothing was changed; {advice}") from None
                 raise NotWritableError(
-                    f"{fault}, as learning requires: nothing was changed; check its permissions, or learn into a copy of the "
+                    f"{fault}, as learning requires: nothing was changed; check its permissions, or learn "
+                    "into a copy of the "
                     "datastore"
                 ) from None
 
     def handed_on(self, datastore: TokenDatastore) -> LearnedStore:
-        """Open the pairs of the datastore's next generation, and hand over this one's right to write to them."""
+        """Open the pairs of the datastore's next generation, and hand over the right to write to them."""
         other = LearnedStore(datastore)
         if self._read is not None:
             other.identify(self._read)
@@ -394,7 +403,7 @@ class LearnedStore:
             self._right.note(f"{self.path.name} {self._journal.count}")
 
     def _load(self) -> None:
-        """Another process may have written to the journal, or in place of it: it is read from its beginning."""
+        """Read the journal from its beginning: another process may have written to it, or in place of it."""
         self._all: dict[int, LearnedPair] = {}  # that the journal has, forgotten ones too, by their ids
         self._moments = count(1)
         self._unrecorded: list[bytes] = []  # records of hashes that were computed here
@@ -413,7 +422,8 @@ class LearnedStore:
             self._read_journal(self._journal)
         except PermissionError:
             raise DatastoreError(
-                f"{self.path} cannot be read, as it is another user's: ask for permission to read it and its folder, or copy "
+                f"{self.path} cannot be read, as it is another user's: ask for permission to read it and its "
+                "folder, or copy "
                 f"the datastore without {LEARNED}"
             ) from None
         self._settle()
@@ -438,14 +448,16 @@ class LearnedStore:
     def _tell_damage(self, journal: Journal) -> None:
         lost, size = journal.lost, sum(end - start for start, end in journal.damage)
         self.damage = (
-            f"{self.path}: {lost:,} {'record is' if lost == 1 else 'records are'} missing, {size:,} bytes are damaged or "
+            f"{self.path}: {lost:,} {'record is' if lost == 1 else 'records are'} missing, {size:,} bytes "
+            "are damaged or "
             f"were not completely written; the {len(self.pairs):,} pairs of the other records count"
         )
         self.doubtful = sorted(number for number in self.doubtful if number in self._kept)
         if self.doubtful:
             more = ", ..." if len(self.doubtful) > NAMED_PAIRS else ""
             self.damage += (
-                f"; a forgotten pair may count again: see {', '.join(map(str, self.doubtful[:NAMED_PAIRS]))}{more}, learned "
+                f"; a forgotten pair may count again: see "
+                f"{', '.join(map(str, self.doubtful[:NAMED_PAIRS]))}{more}, learned "
                 f"before the damage, with fairseq-ccpr memory {self.datastore.directory}"
             )
         self.next_id += lost  # theirs may have been given
@@ -462,7 +474,8 @@ class LearnedStore:
                 header = json.loads(record[1:])
                 if header["version"] > JOURNAL_VERSION:
                     raise DatastoreError(
-                        f"{self.path} has format version {header['version']}, and this fairseq-ccpr reads up to "
+                        f"{self.path} has format version {header['version']}, and this fairseq-ccpr reads up "
+                        "to "
                         f"{JOURNAL_VERSION}: upgrade fairseq-ccpr"
                     )
                 self._refuse_others(header["identity"], identity(self.datastore.section))
@@ -500,18 +513,19 @@ class LearnedStore:
         self._all[number] = pair
 
     def _belonging(self, phrases: PairPhrases | None) -> PairPhrases | None:
-        """Check the width of phrases; None where what they belong to is lost: they are until they are learned again."""
+        """Check the width of phrases; None if what they belong to is lost, until they are learned again."""
         section = self.phrase_section
         if phrases is None or not self._has_phrases:
             return None
         if section is None or phrases.keys.shape[1] != section.dimension:
             raise DatastoreError(
-                f"{self.path} has phrases that do not belong to {self.datastore.directory}: move it away, and learn again"
+                f"{self.path} has phrases that do not belong to {self.datastore.directory}: move it away, "
+                "and learn again"
             )
         return phrases
 
     def _settle(self) -> None:
-        """Decide which pairs are kept, and which of these count: of each source the one that was learned last.
+        """Decide which pairs are kept, and which of these count: of each source the last that was learned.
 
         Of pairs with the same texts the last is meant, forgotten or not: that the others were forgotten is
         in a record that is missing, as a pair that is there is not learned as a new one.
@@ -530,7 +544,8 @@ class LearnedStore:
         for name in expected | found:
             if (before := found.get(name)) != (current := expected.get(name)):
                 raise DatastoreError(
-                    f"{self.path} was learned with another {name} than {self.datastore.directory} has ({brief(before)}, "
+                    f"{self.path} was learned with another {name} than {self.datastore.directory} has "
+                    f"({brief(before)}, "
                     f"here {brief(current)}): move it away, or restore the datastore it belongs to"
                 )
 
@@ -598,7 +613,7 @@ def journal_path(directory: Path, generation: int) -> Path:
 
 
 def remove_superseded(directory: Path, generation: int) -> None:
-    """Remove the journals of a datastore's other generations, with what was put aside; files of others stay."""
+    """Remove the journals of a datastore's other generations, with what was put aside; other files stay."""
     for path in (directory / LEARNED).glob("*"):
         found = _NAME.fullmatch(path.name)
         other = found and int(found[1]) != generation and path.is_file() and not path.is_symlink()
@@ -631,7 +646,7 @@ def identity_of_phrases(section: PhraseSection | None) -> dict[str, Any]:
 
 
 def _source(pair: NewPair | LearnedPair) -> int | str:
-    """Return what makes a source the same as another's: what the model reads, or the text where that is not known."""
+    """Return what makes a source the same as another's: what the model reads, or the text if not known."""
     return pair.read_as.subwords if pair.read_as is not None else pair.source
 
 

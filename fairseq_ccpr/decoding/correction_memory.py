@@ -1,4 +1,4 @@
-"""The memory of corrections: what was learned for the very source that is translated, as a translation memory's exact match.
+"""The memory of corrections: what was learned for the very source, as an exact match.
 
     p'(v) = (1 - w) p(v) + w [v = y_t]
 
@@ -62,7 +62,7 @@ class CorrectionMemory(Memory):
         )
 
     def target(self, source: Tensor, text: str | None) -> np.ndarray | None:
-        """Return the target that was learned for a source, int64 [S], and its text if that is known; None where none was.
+        """Return the target learned for a source, int64 [S], and its text if that is known; None without.
 
         Of several that differ in unknown subwords it is that of the text, or else the one that was learned
         last.

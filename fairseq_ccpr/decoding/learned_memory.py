@@ -1,4 +1,4 @@
-"""What was learned, ready to be searched: its keys on the model's device, in segments alongside the indexes of a datastore.
+"""What was learned, ready to be searched: on the model's device, in segments alongside the indexes.
 
 The segment of tokens is exact while it is small, on a GPU however large it is. On a CPU its entries go into
 inverted lists that grow with it, all but the last ones. The segment of phrases is exact.
@@ -107,7 +107,7 @@ class LearnedPhrases:
         return self.pairs[number].target
 
     def phrase(self, entry: int) -> tuple[str, str, int, int]:
-        """Return the string of an entry, own or learned, its sentence, and the characters where it begins and ends."""
+        """Return the string of an entry, its sentence, and the characters where it begins and ends."""
         if entry < self.datastore.section.size:
             return self.datastore.phrase(entry)
         number, start, end = self.spans[entry - self.datastore.section.size].tolist()
@@ -164,7 +164,7 @@ class LearnedEntries:
 
     @cached_property
     def sentences(self) -> SentenceMemory | None:
-        """The source sentences: the datastore's own, less those that are gone, then those of `pairs`; None: not known."""
+        """Source sentences: the datastore's own, less those gone, then those of `pairs`; None: not known."""
         if self.source_index is None:
             return None
         learned = [
@@ -186,7 +186,7 @@ class LearnedEntries:
         return sizes
 
     def most_alike(self, sims: np.ndarray, count: int) -> np.ndarray:
-        """List the entries of the sentences with the highest likeness, [S'], until they are `count`: int64 [n].
+        """List entries of the sentences with the highest likeness, [S'], until they are `count`: int64 [n].
 
         They are none where nothing is like the source at all.
         """
@@ -209,7 +209,7 @@ class LearnedEntries:
         return torch.from_numpy(self.rows).to(self.values.device)
 
     def sentences_of(self, entries: Tensor) -> Tensor:
-        """Return the sentences of entries as `sentences` numbers them, int64 [N, k]; any for one that is missing."""
+        """Number the sentences of entries as `sentences` does, int64 [N, k]; any for one that is missing."""
         assert self.source_index is not None
         own, size = self.source_index.described.sentences, len(self.stored_sentences)
         numbers = (
@@ -260,7 +260,7 @@ class LearnedEntries:
 
 
 class LearnedMemory:
-    """The pairs learned alongside a token datastore: decoding searches them, while a program adds and removes some.
+    """The pairs learned alongside a token datastore, which decoding searches while they change.
 
     Threads may share it; what was learned or forgotten counts for whoever asks for `entries` after that.
     """
@@ -279,7 +279,7 @@ class LearnedMemory:
         self._open(datastore)
 
     def lock(self) -> None:
-        """Take the right to write before there is anything to write; see `LearnedStore.lock`. What others wrote counts."""
+        """Take the right to write before it is needed; see `LearnedStore.lock`. What others wrote counts."""
         with self._lock:
             self.store.lock()
             self._update()
@@ -298,7 +298,7 @@ class LearnedMemory:
             yield
 
     def go_on_beside(self, datastore: TokenDatastore, retriever: LearningRetriever) -> None:
-        """Continue with the datastore's next generation, which a retriever searches; the memory must be `paused`."""
+        """Continue with the datastore's next generation, which a retriever searches; must be `paused`."""
         self.store, self._retriever = self.store.handed_on(datastore), retriever
         self._open(datastore)
 
@@ -379,7 +379,11 @@ class LearnedMemory:
         gone = np.union1d(_numbers((first, first + count) for first, count in store.gone), rows)
         return LearnedEntries(
             index=Segment(
-                keys, norms, datastore.section.index.metric, self._lists, self._listed,
+                keys,
+                norms,
+                datastore.section.index.metric,
+                self._lists,
+                self._listed,
                 torch.from_numpy(without).to(self.device) if len(without) else None,
             ),
             values=values,
@@ -394,11 +398,11 @@ class LearnedMemory:
             phrases=self._phrases.update(superseded) if self._phrases is not None else None,
             superseded=superseded,
             source_index=datastore.source_index,
-        )  # fmt: skip
+        )
 
 
 class PhraseSegment:
-    """The phrases of a journal's pairs, in a small exact segment alongside the index of a phrase datastore."""
+    """The phrases of a journal's pairs, in an exact segment alongside the index of a phrase datastore."""
 
     def __init__(self, store: LearnedStore, datastore: PhraseDatastore, device: torch.device) -> None:
         self.store, self.datastore, self.device = store, datastore, device
@@ -442,7 +446,7 @@ class PhraseSegment:
 
 
 class GrowingRows:
-    """Rows on a device, as of arrays `empty` [0, ...], that more are appended to. What `rows` were before stays as it is."""
+    """Rows of arrays on a device, `empty` [0, ...] at first, that grow. Earlier `rows` stay as they are."""
 
     def __init__(self, *empty: Tensor) -> None:
         self._room, self.size = empty, 0

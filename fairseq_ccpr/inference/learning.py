@@ -1,4 +1,4 @@
-"""Learning sentence pairs alongside a datastore: their keys come from one forced decoding, as the datastore's did.
+"""Learning sentence pairs alongside a datastore: their keys come from one forced decoding.
 
 If it has phrases, those of the targets are found in the same way as in its text.
 """
@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 
 def count_learned(found: Iterable[Learned | str], counts: Counter[str], skipped: Counter[str]) -> list[int]:
-    """Count what learning pairs has done: those `learned`, there `again` and `replaced`, and by reason those skipped.
+    """Count what learning has done: pairs `learned`, there `again`, `replaced`, and by reason those skipped.
 
     Returns:
         The ids of new pairs.
@@ -53,7 +53,7 @@ def count_learned(found: Iterable[Learned | str], counts: Counter[str], skipped:
 
 
 class Learner:
-    """Learns pairs alongside the token datastore of a system, and phrases, if the phrase part is in the same folder."""
+    """Learns pairs alongside a system's token datastore, and phrases, if their part is in the same folder."""
 
     def __init__(self, system: System) -> None:
         self.system = system
@@ -65,14 +65,15 @@ class Learner:
         retriever = tokens.retriever
         if not isinstance(retriever, LearningRetriever):
             raise ConfigurationError(
-                f"the retriever {type(retriever).__name__} cannot search what is learned: give it the methods of "
+                f"the retriever {type(retriever).__name__} cannot search what is learned: give it the "
+                "methods of "
                 "fairseq_ccpr.LearningRetriever, project and with_learned"
             )
         self.retriever, self.capture = retriever, tokens.capture
         self._encode_target = system.target_encoder()
 
     def learn(self, pairs: Sequence[tuple[str, str]]) -> list[Learned | str]:
-        """Learn source and target sentences together; those that can be learned count as soon as this returns.
+        """Learn pairs of sentences together; those that can be learned count as soon as this returns.
 
         Returns:
             For each pair its id and what it replaced, or instead a few words that say why it cannot be
@@ -139,8 +140,10 @@ class Learner:
         lexicon, expected = segmentation.lexicon, datastore.section.fingerprints.get("lexicon")
         if lexicon is not None and (found := fingerprint.of_file(lexicon)) != expected:
             raise DatastoreError(
-                f"{lexicon}, which names the phrases of {datastore.directory}, has changed since they were built "
-                f"({fingerprint.short(found)}, then {fingerprint.short(str(expected))}): bring that file back, or build the "
+                f"{lexicon}, which names the phrases of {datastore.directory}, has changed since they were "
+                "built "
+                f"({fingerprint.short(found)}, then {fingerprint.short(str(expected))}): bring that file "
+                "back, or build the "
                 "phrases again"
             )
         return finder
@@ -171,12 +174,15 @@ def learned_memory(system: System) -> LearnedMemory:
     tokens, phrases = system.find_memory(TokenMemory.name), system.find_memory(PhraseMemory.name)
     if tokens is None and phrases is not None:
         raise ConfigurationError(
-            f"{phrases.candidates.retriever.datastore.directory} has phrases alone, and learning needs tokens as "
-            "well: add them with fairseq-ccpr build tokens, or fairseq-ccpr build memory, which adds an empty token part"
+            f"{phrases.candidates.retriever.datastore.directory} has phrases alone, and learning needs "
+            "tokens as "
+            "well: add them with fairseq-ccpr build tokens, or fairseq-ccpr build memory, which adds an "
+            "empty token part"
         )
     if tokens is None or not isinstance(tokens.learned, LearnedMemory):
         raise ConfigurationError(
-            "learning needs a token datastore: give one with --datastore, or make an empty one with fairseq-ccpr build memory"
+            "learning needs a token datastore: give one with --datastore, or make an empty one with "
+            "fairseq-ccpr build memory"
         )
     return tokens.learned
 

@@ -1,4 +1,4 @@
-"""Finding equal strings: by digests of 8 bytes, among more strings than memory holds, or by hashes of places in text."""
+"""Finding equal strings: by digests, among more than memory holds, or by hashes of places in text."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ INVERSE = pow(BASE, -1, 1 << 64)
 
 
 def digest(string: str) -> bytes:
-    """Return 8 bytes of BLAKE2 that stand for a string, the same everywhere; sorting by them shuffles strings."""
+    """Return 8 bytes of BLAKE2 for a string, the same everywhere; sorting by them shuffles strings."""
     return hashlib.blake2b(string.encode(), digest_size=8).digest()
 
 

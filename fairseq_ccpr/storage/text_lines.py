@@ -59,7 +59,7 @@ class TextLines:
         return None
 
     def characters(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the characters of n lines with their line feeds, uint32 [C], and where each line begins, int64 [n]."""
+        """Return the characters of n lines with line feeds, uint32 [C], and where each begins, int64 [n]."""
         first, lengths = self.offsets[numbers], self.offsets[numbers + 1] - self.offsets[numbers]
         begins = np.cumsum(lengths) - lengths  # in bytes
         bytes_read = np.frombuffer(self._bytes, np.uint8)[

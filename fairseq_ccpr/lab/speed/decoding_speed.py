@@ -189,6 +189,14 @@ def nothing_learned(datastore: TokenDatastore, sentences: Tensor, device: torch.
     keys = torch.empty(0, datastore.section.dimension, dtype=torch.float16, device=device)
     segment = Segment(keys, nothing.float(), datastore.section.index.metric)
     return LearnedEntries(
-        segment, nothing.int(), (), (), nothing, len(sentences), np.empty(0, np.int64),
-        datastore.values, sentences, source_index=datastore.source_index,
-    )  # fmt: skip
+        segment,
+        nothing.int(),
+        (),
+        (),
+        nothing,
+        len(sentences),
+        np.empty(0, np.int64),
+        datastore.values,
+        sentences,
+        source_index=datastore.source_index,
+    )
