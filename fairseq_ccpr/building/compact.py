@@ -334,6 +334,5 @@ def remove_others(directory: Path) -> None:
     except OSError as error:
         raise DatastoreError(
             f"{error.filename or directory} holds what was forgotten, and cannot be removed "
-            f"({error.strerror}), though all "
-            "else is done: remove it"
+            f"({error.strerror}), though all else is done: remove it"
         ) from None

@@ -41,8 +41,7 @@ class LiveCompaction:
         if Manifest.read(self.directory).phrase is not None:
             raise ConfigurationError(
                 f"{self.directory} has phrases as well, and can be compacted while nothing uses it to learn: "
-                "end the "
-                "programs that do, and run fairseq-ccpr compact"
+                "end the programs that do, and run fairseq-ccpr compact"
             )
         self._process: subprocess.Popen[str] | None = None
         self._cancelled, self._ended = threading.Event(), threading.Event()

@@ -255,8 +255,7 @@ class LearnedStore:
             if lacking := [number for number in ids if number not in self._kept]:
                 raise ConfigurationError(
                     f"there is no pair {lacking[0]} among what was learned into {self.datastore.directory}: "
-                    "it was "
-                    "forgotten, or never learned"
+                    "it was forgotten, or never learned"
                 )
             sources = dict.fromkeys(_source(self._kept[number]) for number in ids)
             # Twice: where one of the records is damaged, the pair stays forgotten.
@@ -347,8 +346,7 @@ class LearnedStore:
                     raise DatastoreError(f"{fault}: nothing was changed; {advice}") from None
                 raise NotWritableError(
                     f"{fault}, as learning requires: nothing was changed; check its permissions, or learn "
-                    "into a copy of the "
-                    "datastore"
+                    "into a copy of the datastore"
                 ) from None
 
     def handed_on(self, datastore: TokenDatastore) -> LearnedStore:
@@ -423,8 +421,7 @@ class LearnedStore:
         except PermissionError:
             raise DatastoreError(
                 f"{self.path} cannot be read, as it is another user's: ask for permission to read it and its "
-                "folder, or copy "
-                f"the datastore without {LEARNED}"
+                f"folder, or copy the datastore without {LEARNED}"
             ) from None
         self._settle()
         self._hash_sources()
@@ -449,16 +446,16 @@ class LearnedStore:
         lost, size = journal.lost, sum(end - start for start, end in journal.damage)
         self.damage = (
             f"{self.path}: {lost:,} {'record is' if lost == 1 else 'records are'} missing, {size:,} bytes "
-            "are damaged or "
-            f"were not completely written; the {len(self.pairs):,} pairs of the other records count"
+            f"are damaged or were not completely written; the {len(self.pairs):,} pairs of the other records "
+            "count"
         )
         self.doubtful = sorted(number for number in self.doubtful if number in self._kept)
         if self.doubtful:
             more = ", ..." if len(self.doubtful) > NAMED_PAIRS else ""
             self.damage += (
-                f"; a forgotten pair may count again: see "
-                f"{', '.join(map(str, self.doubtful[:NAMED_PAIRS]))}{more}, learned "
-                f"before the damage, with fairseq-ccpr memory {self.datastore.directory}"
+                "; a forgotten pair may count again: see "
+                f"{', '.join(map(str, self.doubtful[:NAMED_PAIRS]))}{more}, learned before the damage, with "
+                f"fairseq-ccpr memory {self.datastore.directory}"
             )
         self.next_id += lost  # theirs may have been given
 
@@ -475,8 +472,7 @@ class LearnedStore:
                 if header["version"] > JOURNAL_VERSION:
                     raise DatastoreError(
                         f"{self.path} has format version {header['version']}, and this fairseq-ccpr reads up "
-                        "to "
-                        f"{JOURNAL_VERSION}: upgrade fairseq-ccpr"
+                        f"to {JOURNAL_VERSION}: upgrade fairseq-ccpr"
                     )
                 self._refuse_others(header["identity"], identity(self.datastore.section))
                 self.next_id, self._begun = max(self.next_id, header["first_id"]), True
@@ -545,8 +541,8 @@ class LearnedStore:
             if (before := found.get(name)) != (current := expected.get(name)):
                 raise DatastoreError(
                     f"{self.path} was learned with another {name} than {self.datastore.directory} has "
-                    f"({brief(before)}, "
-                    f"here {brief(current)}): move it away, or restore the datastore it belongs to"
+                    f"({brief(before)}, here {brief(current)}): move it away, or restore the datastore it "
+                    "belongs to"
                 )
 
     def _refuse_changed(self) -> None:

@@ -66,8 +66,7 @@ class Learner:
         if not isinstance(retriever, LearningRetriever):
             raise ConfigurationError(
                 f"the retriever {type(retriever).__name__} cannot search what is learned: give it the "
-                "methods of "
-                "fairseq_ccpr.LearningRetriever, project and with_learned"
+                "methods of fairseq_ccpr.LearningRetriever, project and with_learned"
             )
         self.retriever, self.capture = retriever, tokens.capture
         self._encode_target = system.target_encoder()
@@ -141,10 +140,8 @@ class Learner:
         if lexicon is not None and (found := fingerprint.of_file(lexicon)) != expected:
             raise DatastoreError(
                 f"{lexicon}, which names the phrases of {datastore.directory}, has changed since they were "
-                "built "
-                f"({fingerprint.short(found)}, then {fingerprint.short(str(expected))}): bring that file "
-                "back, or build the "
-                "phrases again"
+                f"built ({fingerprint.short(found)}, then {fingerprint.short(str(expected))}): bring that "
+                "file back, or build the phrases again"
             )
         return finder
 
@@ -175,9 +172,8 @@ def learned_memory(system: System) -> LearnedMemory:
     if tokens is None and phrases is not None:
         raise ConfigurationError(
             f"{phrases.candidates.retriever.datastore.directory} has phrases alone, and learning needs "
-            "tokens as "
-            "well: add them with fairseq-ccpr build tokens, or fairseq-ccpr build memory, which adds an "
-            "empty token part"
+            "tokens as well: add them with fairseq-ccpr build tokens, or fairseq-ccpr build memory, which "
+            "adds an empty token part"
         )
     if tokens is None or not isinstance(tokens.learned, LearnedMemory):
         raise ConfigurationError(

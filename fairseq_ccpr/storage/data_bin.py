@@ -25,8 +25,7 @@ def check_data_bin(data_bin: Path, *languages: str) -> None:
         if len(split_paths(str(data_bin))) > 1:
             raise ConfigurationError(
                 f"{data_bin} names several folders, of which fairseq-train reads another in each epoch: give "
-                "one; datastores "
-                "built from each become one with fairseq-ccpr merge"
+                "one; datastores built from each become one with fairseq-ccpr merge"
             )
         found = f"{data_bin} is a file" if data_bin.exists() else f"there is no folder {data_bin}"
         raise ConfigurationError(
@@ -36,8 +35,7 @@ def check_data_bin(data_bin: Path, *languages: str) -> None:
         if not (data_bin / f"dict.{language}.txt").is_file():
             raise ConfigurationError(
                 f"{data_bin} has no dict.{language}.txt{but_found(data_bin)}: give the folder that "
-                "fairseq-ccpr prepare or "
-                "fairseq-preprocess wrote, and -s and -t as there"
+                "fairseq-ccpr prepare or fairseq-preprocess wrote, and -s and -t as there"
             )
 
 
