@@ -9,8 +9,8 @@ o.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -273,9 +273,7 @@ class LearnedMemory:
         self.device = device
         self._lock = threading.Lock()
         self._retriever: LearningRetriever | None = None
-        self._identified = False
         self._lists_help = device.type == "cpu" and can_grow()
-        self.entries: LearnedEntries  # what counts
         self._open(datastore)
 
     def lock(self) -> None:
@@ -286,16 +284,13 @@ class LearnedMemory:
 
     def identify(self, read: Callable[[str], ReadAs]) -> None:
         """Hash the sources of pairs that an earlier version learned; see `LearnedStore.identify`."""
-        if not self._identified:
-            with self._lock:
-                self.store.identify(read)
-                self._update()
-                self._identified = True
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
         with self._lock:
-            yield
+            self.store.identify(read)
+            self._update()
+
+    def paused(self) -> AbstractContextManager[object]:
+        """Open a context in which nothing is learned or forgotten."""
+        return self._lock
 
     def go_on_beside(self, datastore: TokenDatastore, retriever: LearningRetriever) -> None:
         """Continue with the datastore's next generation, which a retriever searches; must be `paused`."""
@@ -354,7 +349,7 @@ class LearnedMemory:
         most = EXACT_ROWS if self._lists is None else LAST_ROWS
         if self._lists_help and self._grown.size - self._listed > most:
             self._grow()
-        self.entries = self._snapshot()
+        self.entries: LearnedEntries = self._snapshot()  # what counts
 
     def _grow(self) -> None:
         keys, again = self._grown.rows[0], self._lists is None or self._lists.outgrown
