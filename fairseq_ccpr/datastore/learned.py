@@ -277,7 +277,8 @@ class LearnedStore:
 
     def _hash_sources(self) -> None:
         if self._read is not None:
-            unknown = [pair for pair in self._kept.values() if pair.read_as is None]
+            kept = (pair for number, pair in self._all.items() if number in self._kept)
+            unknown = [pair for pair in kept if pair.read_as is None]
             self._unrecorded += [read_as_record(pair.id, self._read(pair.source)) for pair in unknown]
             self._apply(self._unrecorded)
 
