@@ -90,37 +90,22 @@ def maker(folder: Path, forms: bool = False) -> Callable[..., NewPair]:
 
 
 def same(store: LearnedStore, pairs: dict[int, NewPair], replaced: dict[int, NewPair] | None = None) -> bool:
-    """Whether exactly these count, in their order, and exactly those were replaced."""
-    aside = {number: store.replaced[number] for number in sorted(store.replaced)}
-    entries = [one.entries for one in aside.values()]
-    return _same([*store.pairs.values()], [*store.entries.values()], store.phrases, pairs) and _same(
-        [one.pair for one in aside.values()],
-        [one for one in entries if one is not None],
-        {number: one.phrases for number, one in aside.items() if one.phrases is not None},
-        dict(sorted((replaced or {}).items())),
+    """Whether exactly these count, in their order, and exactly those were replaced, and the journal has all of both."""
+    return _same([*store.pairs.values()], pairs) and _same(
+        [pair for _, pair in sorted(store.replaced.items())], dict(sorted((replaced or {}).items()))
     )
 
 
-def _same(
-    found: list[LearnedPair],
-    entries: list[tuple[np.ndarray, np.ndarray]],
-    phrases: dict[int, PairPhrases],
-    pairs: dict[int, NewPair],
-) -> bool:
+def _same(found: list[LearnedPair], pairs: dict[int, NewPair]) -> bool:
+    def parts(pair: LearnedPair | NewPair) -> list[np.ndarray]:
+        phrases = [pair.phrases.spans, pair.phrases.keys] if pair.phrases is not None else []
+        entries = (pair.values, pair.keys) if isinstance(pair, NewPair) else pair.entries
+        return [*(entries or ()), *phrases]
+
     texts = [(one.id, one.source, one.target, one.tokens) for one in found]
-    with_phrases = {number: one.phrases for number, one in pairs.items() if one.phrases is not None}
-    return (
-        texts == [(number, one.source, one.target, len(one.values)) for number, one in pairs.items()]
-        and len(entries) == len(pairs)
-        and all(
-            np.array_equal(values, one.values) and np.array_equal(keys, one.keys)
-            for (values, keys), one in zip(entries, pairs.values())
-        )
-        and phrases.keys() == with_phrases.keys()
-        and all(
-            np.array_equal(phrases[n].spans, one.spans) and np.array_equal(phrases[n].keys, one.keys)
-            for n, one in with_phrases.items()
-        )
+    return texts == [(n, one.source, one.target, len(one.values)) for n, one in pairs.items()] and all(
+        len(parts(one)) == len(parts(new)) and all(map(np.array_equal, parts(one), parts(new)))
+        for one, new in zip(found, pairs.values())
     )
 
 
@@ -367,12 +352,7 @@ def kill_compacting(folder: Path, kills: int, rng: np.random.Generator) -> set[i
         found = store_at(copy)
         assert all(map(np.array_equal, keys_at(copy), after)) and not (found.entries or found.phrases)
         assert list(found.pairs) == list(counting)
-        assert _same(
-            [one.pair for _, one in sorted(found.replaced.items())],
-            [one.entries for _, one in sorted(found.replaced.items()) if one.entries is not None],
-            {number: one.phrases for number, one in found.replaced.items() if one.phrases is not None},
-            dict(sorted(replaced.items())),
-        )
+        assert _same([pair for _, pair in sorted(found.replaced.items())], dict(sorted(replaced.items())))
         _compact(copy)  # completes it
         assert _names(copy) == names
     shutil.rmtree(copy)

@@ -1,4 +1,4 @@
-"""Compacting: moving what was learned into a datastore's own entries, and erasing what was forgotten, while others read it.
+"""Compacting: moving what was learned into a datastore's own entries, and erasing what was forgotten.
 
 1. A new token part is written next to the old one, complete with its index, and a new phrase part, where
    phrases were learned or forgotten; then a new journal that knows the pairs by their text and by the places
@@ -13,13 +13,14 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from shutil import copyfile, rmtree
-from typing import Any
 
 import numpy as np
 
@@ -37,24 +38,16 @@ from fairseq_ccpr.building.rewrite import (
 )
 from fairseq_ccpr.datastore.learned import (
     LEARNED,
-    MOVED_WITH_PHRASES,
     OWN_SENTENCE,
-    PAIR_WITH_PHRASES,
     LearnedPair,
     LearnedStore,
-    PairPhrases,
-    first_records,
     journal_path,
-    learned_record,
-    moved_record,
-    read_as_record,
     remove_superseded,
 )
 from fairseq_ccpr.datastore.manifest import Manifest, PhraseSection, Section, Source, TokenSection
 from fairseq_ccpr.datastore.phrase import SOURCES, SPANS, PhraseDatastore, open_sentences  # fmt: skip
 from fairseq_ccpr.datastore.token import DOMAIN, KEYS, PROVENANCE, VALUES, TokenDatastore
 from fairseq_ccpr.datastore.written_subwords import remove_stale
-from fairseq_ccpr.decoding.learned_memory import entries_of
 from fairseq_ccpr.device import choose_device
 from fairseq_ccpr.errors import FULL, ConfigurationError, DatastoreError
 from fairseq_ccpr.search import DISK
@@ -115,7 +108,7 @@ def compact_datastore(settings: CompactSettings) -> tuple[Section, int, int]:
 
 
 def _index_again(settings: CompactSettings) -> None:
-    """Replace the index alone: that of tokens, or where there are none that of phrases; `auto` replaces both."""
+    """Replace the index alone: of tokens, or where there are none of phrases; `auto` replaces both."""
     directory = settings.datastore
     with only_builder(directory), disk_faults_named(directory):
         manifest = Manifest.read(directory)
@@ -135,7 +128,7 @@ def _index_again(settings: CompactSettings) -> None:
 
 @contextmanager
 def disk_faults_named(directory: Path) -> Iterator[None]:
-    """Report a full disk in one sentence; nothing changes until the manifest is replaced, which comes last."""
+    """Report a full disk in one sentence; nothing has changed, as the manifest is replaced last."""
     try:
         yield
     except OSError as error:
@@ -146,64 +139,70 @@ def disk_faults_named(directory: Path) -> Iterator[None]:
 
 
 def _compact(datastore: TokenDatastore, learned: LearnedStore, settings: CompactSettings) -> None:
-    directory, pairs = datastore.directory, dict(learned.pairs)
-    plans: list[tuple[PartKind, Any, Callable[..., Section]]] = [(TOKENS, datastore, _compact_tokens)]
+    directory = datastore.directory
+    stores: list[Datastore] = [datastore]
     if learned.phrases or learned.gone_sentences:  # the phrase part lacks some, or has forgotten ones
-        plans.append((PHRASES, PhraseDatastore(directory), _compact_phrases))
-    sizes = [file["bytes"] for _, store, _ in plans for file in store.section.files.values()]
+        stores.append(PhraseDatastore(directory))
+    sizes = [file["bytes"] for store in stores for file in store.section.files.values()]
     check_space(directory, sum(sizes) + learned.path.stat().st_size)
-    sections: dict[str, tuple[Section, Section]] = {}  # of each part, before and after
     with scratch_directory(directory / SCRATCH) as scratch:
-        for kind, store, compact in plans:
-            before: Section = store.section
-            choice, parameters = (settings.index, settings.index_parameters) if kind is TOKENS else ("", "")
-            kept = "" if choice or parameters else before.index.parameters
-            write = partial(compact, store, learned, pairs)
-            grown = write_part(
-                kind,
-                scratch,
-                before.size,
-                write,
-                settings.quiet,
-                settings.cpu,
-                choice or _existing_kind(before),
-                parameters,
-                kept,
-            )
-            grown.ancestors = [*before.ancestors, store.keys_fingerprint]
-            grown.files = {f"{grown.folder}/{Path(name).name}": file for name, file in grown.files.items()}
-            rmtree(directory / grown.folder, ignore_errors=True)  # left by a run that was killed
-            (scratch / kind.name).rename(directory / grown.folder)
-            sections[kind.name] = before, grown
-    records = [*_records_of_replaced(datastore, learned), *map(moved_record, pairs.values())]
-    all_pairs = [*(one.pair for one in learned.replaced.values()), *pairs.values()]
-    records += [read_as_record(pair.id, pair.read_as) for pair in all_pairs if pair.read_as is not None]
-    token = sections[TOKENS.name][1]
-    phrase = sections[PHRASES.name][1] if PHRASES.name in sections else learned.phrase_section
+        grown = [_grow(store, learned, settings, scratch) for store in stores]
+    token, phrase = grown[0], grown[1] if len(grown) > 1 else learned.phrase_section
     assert isinstance(token, TokenSection) and (phrase is None or isinstance(phrase, PhraseSection))
-    has_phrases = any(one[0] in (PAIR_WITH_PHRASES, MOVED_WITH_PHRASES) for one in records)
-    first = first_records(token, learned.next_id, phrase if has_phrases else None)
-    create_journal(journal_path(directory, token.generation), [*first, *records])
-    Manifest.update(directory, sections.values())
+    firsts = _first_entries(learned)
+    sentences = _sentences(directory, phrase, learned) if phrase is not None and len(grown) > 1 else {}
+    moved = [
+        replace(
+            pair,
+            first_entry=firsts[pair.id],
+            sentence=sentences.get(pair.id, pair.sentence),
+            entries=None,
+            phrases=None,
+        )
+        for pair in learned.pairs.values()
+    ]
+    records = learned.records_after_compaction(token, phrase, moved)
+    create_journal(journal_path(directory, token.generation), records)
+    Manifest.update(directory, [(store.section, after) for store, after in zip(stores, grown)])
 
 
-def _records_of_replaced(datastore: TokenDatastore, learned: LearnedStore) -> Iterator[bytes]:
-    """Make the records of pairs that do not count: what the datastore itself has of them goes back into the journal."""
-    for one in learned.replaced.values():
-        pair, entries, phrases = one.pair, one.entries, one.phrases
+def _grow(store: Datastore, learned: LearnedStore, settings: CompactSettings, scratch: Path) -> Section:
+    """Write the next generation of a part to where it stays, though no manifest names it yet."""
+    before: Section = store.section
+    kind, choice, parameters = PHRASES, "", ""
+    write: Callable[[Path, Progress], Section]
+    if isinstance(store, TokenDatastore):
+        kind, choice, parameters = TOKENS, settings.index, settings.index_parameters
+        write = partial(_write_tokens, store, learned)
+    else:
+        write = partial(_write_phrases, store, learned)
+    kept = "" if choice or parameters else before.index.parameters
+    choice = choice or _existing_kind(before)
+    grown = write_part(
+        kind, scratch, before.size, write, settings.quiet, settings.cpu, choice, parameters, kept
+    )
+    grown.ancestors = [*before.ancestors, store.keys_fingerprint]
+    grown.files = {f"{grown.folder}/{Path(name).name}": file for name, file in grown.files.items()}
+    folder = store.directory / grown.folder
+    rmtree(folder, ignore_errors=True)  # left by a run that was killed
+    (scratch / kind.name).rename(folder)
+    return grown
+
+
+def _first_entries(learned: LearnedStore) -> dict[int, int]:
+    """Say where the pairs that count begin once what is gone has left and the new ones have come."""
+    starts, gone_before = [first for first, _ in learned.gone], [0, *accumulate(n for _, n in learned.gone)]
+    firsts, end = dict[int, int](), learned.datastore.section.size - gone_before[-1]
+    for number, pair in learned.pairs.items():
         if pair.first_entry is not None:
-            rows = slice(pair.first_entry, pair.first_entry + pair.tokens)
-            entries = datastore.values[rows], datastore.keys[rows]
-        if pair.sentence is not None and pair.sentence != OWN_SENTENCE:
-            stored = PhraseDatastore(datastore.directory)
-            places = entries_of(stored, [pair.sentence])
-            phrases = PairPhrases(stored.spans[places, 1:], stored.keys[places])
-        assert entries is not None  # of a pair that has not moved
-        yield learned_record(pair, *entries, phrases)
+            firsts[number] = pair.first_entry - gone_before[bisect(starts, pair.first_entry)]
+        else:
+            firsts[number], end = end, end + pair.tokens
+    return firsts
 
 
 def _own_sources(store: Datastore) -> tuple[list[Source], str]:
-    """List the corpora of a datastore without what was learned, which is the last one, and what that is called."""
+    """List the corpora of a datastore but for what was learned, the last one, and what that is called."""
     name = store.directory.resolve().name
     sources = sources_of(name, store)
     return (sources[:-1], sources[-1].name) if store.section.ancestors else (sources, f"{name}-{LEARNED}")
@@ -216,19 +215,12 @@ def _joined(kind: PartKind, dimension: int, blocks: list[dict[str, np.ndarray]])
     }
 
 
-def _compact_tokens(
-    datastore: TokenDatastore,
-    learned: LearnedStore,
-    pairs: dict[int, LearnedPair],
-    folder: Path,
-    progress: Progress,
+def _write_tokens(
+    datastore: TokenDatastore, learned: LearnedStore, folder: Path, progress: Progress
 ) -> TokenSection:
-    """Write the tokens, each learned pair a sentence, and record in the pairs where they begin."""
-    section = datastore.section
-    # first entry, entries
-    gone = np.array(sorted(span for span in learned.gone if span[1]), np.int64).reshape(-1, 2)
-    gone_before = np.cumsum([0, *gone[:, 1]])
-    gone_sentences = datastore.provenance[gone[:, 0], 0]
+    """Write the tokens, each learned pair a sentence."""
+    section, pairs = datastore.section, learned.pairs
+    gone_sentences = datastore.provenance[[first for first, _ in learned.gone], 0]
     blocks = [
         {
             KEYS: keys,
@@ -237,68 +229,62 @@ def _compact_tokens(
         }
         for n, (values, keys) in enumerate(learned.entries.values())
     ]
-    first_sentence, first_row = sum(section.subsets.values()), section.size - int(gone_before[-1])
+    first_sentence = sum(section.subsets.values())
     read = (pairs[number].read_as for number in learned.entries)
     sources_read = [(n, np.array(one.ids if one is not None else (), np.int32)) for n, one in enumerate(read)]
+    arrays = _joined(TOKENS, section.dimension, blocks)
     parts = [
         rows_of(TOKENS, datastore, lambda numbers: np.where(np.isin(numbers, gone_sentences), -1, numbers)),
-        Rows(
-            _joined(TOKENS, section.dimension, blocks), lambda numbers: numbers + first_sentence, sources_read
-        ),
+        Rows(arrays, lambda numbers: numbers + first_sentence, sources_read),
     ]
-    for number, pair in pairs.items():
-        if pair.first_entry is not None:
-            before = int(gone_before[np.searchsorted(gone[:, 0], pair.first_entry)])
-            pairs[number] = replace(pair, first_entry=pair.first_entry - before)
-    for number, block in zip(learned.entries, blocks):
-        pairs[number] = replace(pairs[number], first_entry=first_row)
-        first_row += len(block[VALUES])
     sources, name = _own_sources(datastore)
     sources = [source for source in sources if source.size]
     corpus = fingerprint.of_strings(text for pair in pairs.values() for text in (pair.source, pair.target))
     sentences = first_sentence + len(blocks) - sum(source.sentences for source in sources)
-    size = first_row - sum(source.size for source in sources)
+    size = sum(pair.tokens for pair in pairs.values())
     sources.append(Source(name, corpus, size, sentences, 1.0, {LEARNED: sentences}))
     if section.domain:  # of the decoder's states, which keys of an adapter are not; replaced where they are
         copyfile(datastore.folder / DOMAIN, folder / DOMAIN)
     return write_tokens(datastore, parts, sources, folder, progress, grown=True)
 
 
-def _compact_phrases(
-    datastore: PhraseDatastore,
-    learned: LearnedStore,
-    pairs: dict[int, LearnedPair],
-    folder: Path,
-    progress: Progress,
+def _write_phrases(
+    datastore: PhraseDatastore, learned: LearnedStore, folder: Path, progress: Progress
 ) -> PhraseSection:
-    """Write the phrases as if all text had been built together, and record in the pairs where their targets are."""
+    """Write the phrases as if all text had been built together."""
     sources, name = _own_sources(datastore)
-    column = len(sources)  # of what was learned
-    having = [pair for pair in pairs.values() if pair.sentence is not None or pair.id in learned.phrases]
+    having, column = _with_phrases(learned), len(sources)
     blocks = [
-        {KEYS: found.keys, SPANS: np.insert(found.spans, 0, n, axis=1)}
+        {KEYS: pair.phrases.keys, SPANS: np.insert(pair.phrases.spans, 0, n, axis=1)}
         for n, pair in enumerate(having)
-        if (found := learned.phrases.get(pair.id)) is not None
+        if pair.phrases is not None
     ]
     arrays = _joined(PHRASES, datastore.section.dimension, blocks)
     texts = [
         text_of(datastore, [*range(column), None]),  # None: of what was learned before, which `having` has
         Text([pair.target for pair in having], np.ones((len(having), 1), bool), [column], arrays),
     ]
-    section = write_phrases(datastore, texts, [*sources, Source(name, "", 0, 0, 1.0)], folder, progress)
+    return write_phrases(datastore, texts, [*sources, Source(name, "", 0, 0, 1.0)], folder, progress)
+
+
+def _with_phrases(learned: LearnedStore) -> list[LearnedPair]:
+    return [pair for pair in learned.pairs.values() if pair.sentence is not None or pair.phrases is not None]
+
+
+def _sentences(directory: Path, section: PhraseSection, learned: LearnedStore) -> dict[int, int]:
+    """Say where the targets of pairs with phrases are in a phrase part that was written with them."""
+    folder, column = directory / section.folder, len(section.sources) - 1
     members = open_array(folder / f"{SOURCES}.npy", (section.sentences, column + 1), "bool")
     lines = open_sentences(folder, section.sentences)
     places = {
         lines[n]: OWN_SENTENCE if members[n, :column].any() else n
         for n in np.flatnonzero(members[:, column]).tolist()
     }
-    for pair in having:
-        pairs[pair.id] = replace(pairs[pair.id], sentence=places[pair.target])
-    return section
+    return {pair.id: places[pair.target] for pair in _with_phrases(learned)}
 
 
 def _existing_kind(section: Section) -> str:
-    """Name the kind of an index as `--index` does; `auto` if search is exact only because the datastore was small."""
+    """Name the kind of an index as `--index` does; `auto` if it is exact because there was little."""
     index = section.index
     if section.size <= EXACT_UP_TO and not index.factory:
         return "auto"
@@ -306,7 +292,7 @@ def _existing_kind(section: Section) -> str:
 
 
 def refuse_elsewhere(directory: Path) -> None:
-    """Refuse to compact parts that are not in the folder itself: the new ones would be, and the old ones would stay."""
+    """Refuse to compact parts that are not in the folder itself: the old ones would stay."""
     manifest = Manifest.read(directory)
     for section in filter(None, (manifest.token, manifest.phrase)):
         folder = directory / section.folder
@@ -347,6 +333,6 @@ def remove_others(directory: Path) -> None:
                 remove_superseded(directory, manifest.token.generation)
     except OSError as error:
         raise DatastoreError(
-            f"{error.filename or directory} holds what was forgotten, and cannot be removed ({error.strerror}), though all "
-            "else is done: remove it"
+            f"{error.filename or directory} holds what was forgotten, and cannot be removed "
+            f"({error.strerror}), though all else is done: remove it"
         ) from None

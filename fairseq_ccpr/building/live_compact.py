@@ -40,14 +40,14 @@ class LiveCompaction:
         _ = memory.store.datastore.keys  # refused where a database has them
         if Manifest.read(self.directory).phrase is not None:
             raise ConfigurationError(
-                f"{self.directory} has phrases as well, and can be compacted while nothing uses it to learn: end the "
-                "programs that do, and run fairseq-ccpr compact"
+                f"{self.directory} has phrases as well, and can be compacted while nothing uses it to learn: "
+                "end the programs that do, and run fairseq-ccpr compact"
             )
         self._process: subprocess.Popen[str] | None = None
         self._cancelled, self._ended = threading.Event(), threading.Event()
 
     def run(self) -> bool:
-        """Compact; returns whether it was done, and not cancelled. After a DatastoreError nothing has changed."""
+        """Compact; returns whether it was done, not cancelled. After a DatastoreError nothing has changed."""
         try:
             with disk_faults_named(self.directory):
                 self.memory.lock()
@@ -71,7 +71,7 @@ class LiveCompaction:
         self._ended.wait()
 
     def _link(self, copy: Path) -> tuple[TokenSection, Journal]:
-        """Make the copy; returns what it is of, and a reader that has read the journal as far as the copy has it."""
+        """Make the copy; returns what it is of, and a reader that has read as much as the copy has."""
         with only_writer(self.directory / MANIFEST):  # an index that is replaced is removed
             section, opened = Manifest.read(self.directory).token, self.memory.store.datastore
             if section is None or section.keys_fingerprint != opened.keys_fingerprint:

@@ -42,7 +42,7 @@ from fairseq_ccpr.search.index_plan import plan_index
 from fairseq_ccpr.settings import check, option
 from fairseq_ccpr.storage import fingerprint
 from fairseq_ccpr.storage.arrays import GrowingArray, check_space, save_array
-from fairseq_ccpr.storage.equal_strings import BLOCK, first_of_equals
+from fairseq_ccpr.storage.equal_strings import DIGESTED, first_of_equals
 from fairseq_ccpr.storage.files import write_json
 from fairseq_ccpr.storage.text_lines import write_lines
 from fairseq_ccpr.text.pairs import read_lines
@@ -248,8 +248,8 @@ class PhraseChunks:
         counts, draw = self.lines, random.Random(SEED)
         first = first_of_equals(self._read_lines(counts), self.folder)
         chosen = GrowingArray(self.folder / "lines.npy", (), "bool")
-        for start in range(0, len(first), BLOCK):
-            numbers = first[start : start + BLOCK]
+        for start in range(0, len(first), DIGESTED):
+            numbers = first[start : start + DIGESTED]
             block = numbers == np.arange(start, start + len(numbers))
             counts.repeated += int((~block).sum())
             block[block] = [draw.random() < self.settings.fraction for _ in range(block.sum())]

@@ -1,4 +1,4 @@
-"""What was learned alongside a token datastore: sentence pairs with keys and values of their tokens, in a journal.
+"""What was learned alongside a token datastore: sentence pairs with the keys and values of their tokens.
 
 The datastore stays unchanged. `learnt/N.journal` belongs to its generation N, and to exactly its keys, model,
 key layer and projection, as its first record says. Each other record is a pair that was learned, one that was
@@ -18,15 +18,21 @@ import logging
 import re
 import struct
 import threading
+from bisect import bisect_left, bisect_right
+from collections import ChainMap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from enum import IntEnum
 from functools import lru_cache
+from itertools import count
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from fairseq_ccpr.datastore.manifest import Manifest, PhraseSection, TokenSection
+from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.datastore.source_index import hash_source
 from fairseq_ccpr.datastore.token import KEYS, PROJECTION, TokenDatastore
 from fairseq_ccpr.errors import FULL, ConfigurationError, DatastoreError, NotWritableError
@@ -44,23 +50,31 @@ from fairseq_ccpr.text.glossary import folded
 
 LEARNED, LOCK = "learnt", "lock"  # the names on disk are older than the word
 # 2 brought phrases, 3 records that are found and checked one by one, 4 hashes of sources, 5 their subwords.
-FORMAT_VERSION = 5
+JOURNAL_VERSION = 5
 OWN_SENTENCE = -1  # in place of the number of a sentence that the datastore was built with
 
-# Numbers are little-endian, texts UTF-8, arrays NumPy's bytes.
-(
-    HEADER, PAIR, AGAIN, FORGOTTEN, MOVED, PAIR_WITH_PHRASES, PHRASES, PHRASE_IDENTITY, MOVED_WITH_PHRASES, HASHED, READ_AS,
-) = range(11)  # fmt: skip
+# Of records. Numbers are little-endian, texts UTF-8, arrays NumPy's bytes.
+Kind = IntEnum(
+    "Kind",
+    "HEADER PAIR AGAIN FORGOTTEN MOVED PAIR_WITH_PHRASES PHRASES PHRASE_IDENTITY MOVED_WITH_PHRASES "
+    "HASHED READ_AS",
+    start=0,
+)
+IGNORED = (Kind.HASHED,)  # of version 4: hashes alone, which are computed again
 _ID = struct.Struct("<BQ")
 _READ_AS = struct.Struct("<BQQ")  # kind, id, and the hash of `ReadAs`, before its ids
 _PAIR = struct.Struct("<BQIIII")  # kind, id, count, bytes of source and target, tokens
+_PLACES = {
+    Kind.MOVED: struct.Struct("<q"),
+    Kind.MOVED_WITH_PHRASES: struct.Struct("<qq"),
+}  # first entry and sentence
 _PHRASES = struct.Struct("<II")  # P and o
 _INTEGER, _KEY = np.dtype("<i4"), np.dtype("<f2")
 
-FEW = 10  # pairs that a message names
+NAMED_PAIRS = 10  # that a message names
 
 # of the files that are written here
-_NAME = re.compile(r"(0|[1-9]\d*)\.journal(\.damaged(-\d+)?|\.partial)?")
+_NAME = re.compile(r"(0|[1-9]\d*)\.journal((?:\.damaged(?:-\d+)?)?(?:\.partial)?)")
 
 logger = logging.getLogger(__name__)
 
@@ -110,6 +124,10 @@ class LearnedPair:
     read_as: ReadAs | None = None  # None: not known, as of pairs that earlier versions learned
     # When it was last learned: of one source, the pair with the highest counts.
     moment: int = field(default=0, compare=False)
+    # What is in the journal, and not in the datastore: values int32 [n] and keys fp16 [n, d]; phrases.
+    entries: tuple[np.ndarray, np.ndarray] | None = field(default=None, compare=False, repr=False)
+    phrases: PairPhrases | None = field(default=None, compare=False, repr=False)
+    forgotten: bool = field(default=False, compare=False, repr=False)
 
 
 class Learned(NamedTuple):
@@ -120,21 +138,12 @@ class Learned(NamedTuple):
     replaced: LearnedPair | None  # the pair of its source that counted until now
 
 
-@dataclass
-class KeptPair:
-    """A pair that was learned and not forgotten, with the values, keys and phrases that are in the journal."""
-
-    pair: LearnedPair
-    # Values int32 [n] and keys fp16 [n, d]; None: they moved into the datastore.
-    entries: tuple[np.ndarray, np.ndarray] | None = None
-    phrases: PairPhrases | None = None
-
-
 class LearnedStore:
     """The pairs learned alongside a datastore and not forgotten, by their ids.
 
     `pairs` are those that count, one of each source: the last that was learned. It has `replaced` the others,
     and one of these counts again once it is learned again, or all that were learned after it are forgotten.
+    `_settle` alone decides that, from the one list of all pairs that the journal has, forgotten ones too.
 
     Any number may read; the first to learn or forget holds the right to write until it is closed. Threads may
     share it.
@@ -155,35 +164,43 @@ class LearnedStore:
 
     @property
     def folder(self) -> Path:
-        """Where the journal is."""
         return self.datastore.directory / LEARNED
 
     @property
     def path(self) -> Path:
-        """The journal's file."""
         return journal_path(self.datastore.directory, self.datastore.section.generation)
 
     @property
+    def entries(self) -> dict[int, tuple[np.ndarray, np.ndarray]]:
+        """Values and keys of the pairs that count, and that have not moved into the datastore."""
+        return {n: pair.entries for n, pair in self.pairs.items() if pair.entries is not None}
+
+    @property
+    def phrases(self) -> dict[int, PairPhrases]:
+        """Phrases of the pairs that count, where these have not moved into the datastore."""
+        return {n: pair.phrases for n, pair in self.pairs.items() if pair.phrases is not None}
+
+    @property
     def gone(self) -> list[tuple[int, int]]:
-        """Entries of the datastore itself that do not count: the first, and how many."""
-        places = ((kept.pair.first_entry, kept.pair.tokens) for kept in self.replaced.values())
-        return self._forgotten + [(first, tokens) for first, tokens in places if first is not None]
+        """Entries of the datastore itself that do not count: the first, and how many; ascending."""
+        moved = ((pair.first_entry, pair) for pair in self._all.values() if pair.id not in self.pairs)
+        return sorted((first, pair.tokens) for first, pair in moved if first is not None)
 
     @property
     def gone_sentences(self) -> list[int]:
         """Sentences that the phrase part has only because they were learned, by pairs that do not count."""
-        return sorted(self._sentences - {pair.sentence for pair in self.pairs.values()})
+        learned = {pair.sentence for pair in self._all.values() if pair.sentence is not None}
+        return sorted(learned - {OWN_SENTENCE} - {pair.sentence for pair in self.pairs.values()})
 
     @property
     def first_learned(self) -> int:
-        """The first of the datastore's own entries that was learned, or was and is forgotten; their number where none was."""
-        moved = (kept.pair.first_entry for kept in self._kept.values())
-        firsts = [first for first in moved if first is not None] + [first for first, _ in self._forgotten]
+        """The first of the datastore's entries that was learned, forgotten or not; their number without."""
+        firsts = (pair.first_entry for pair in self._all.values() if pair.first_entry is not None)
         return min(firsts, default=self.datastore.section.size)
 
     @property
     def superseded(self) -> np.ndarray:
-        """The entries that the datastore was built with whose source is that of a pair that counts, int64, ascending."""
+        """Entries the datastore was built with whose source a pair that counts has, int64, ascending."""
         sources = {_hash_ids(pair.read_as.ids) for pair in self.pairs.values() if pair.read_as is not None}
         if new := sources - self._rows_of.keys():
             self._rows_of |= dict.fromkeys(new, np.empty(0, np.int64)) | self.datastore.rows_of_sources(new)
@@ -191,36 +208,40 @@ class LearnedStore:
         return np.sort(rows[rows < self.first_learned])
 
     def learn(self, pairs: Sequence[NewPair]) -> list[Learned]:
-        """Learn pairs, all or none; they are on disk when this returns. One that is there is counted, and keeps its id."""
+        """Learn pairs, all or none, on disk when this returns. One that is there is counted, with its id."""
         with self._lock:
             self.lock()
-            done, records = list[tuple[int, bool, int | None]](), []
-            known, new_id, counts = dict(self._ids), self.next_id, dict(self._counting)
+            done, records = list[tuple[int, bool, int]](), list[bytes]()
+            known, counting, new_id = ChainMap({}, self._known), ChainMap({}, self._counting), self.next_id
             if not self._has_phrases and any(pair.phrases is not None for pair in pairs):
-                records += [_json_record(PHRASE_IDENTITY, identity_of_phrases(self.phrase_section))] * 2
+                records += _phrase_identity(self.phrase_section)
             for pair in pairs:
-                if new := (number := known.get((pair.source, pair.target))) is None:
-                    number = known[pair.source, pair.target] = new_id
-                    made = LearnedPair(number, pair.source, pair.target, 1, len(pair.values))
-                    records.append(learned_record(made, pair.values, pair.keys, pair.phrases))
-                    new_id += 1
-                elif (
-                    pair.phrases is not None
-                    and (kept := self._kept.get(number)) is not None  # None: it is being learned
-                    and kept.pair.sentence is None
-                    and kept.phrases is None
-                ):
-                    records.append(_ID.pack(PHRASES, number) + _phrase_bytes(pair.phrases))
+                there = known.get((pair.source, pair.target))
+                if there is None:
+                    entries = pair.values, pair.keys
+                    learned = LearnedPair(
+                        new_id,
+                        pair.source,
+                        pair.target,
+                        1,
+                        len(pair.values),
+                        entries=entries,
+                        phrases=pair.phrases,
+                    )
+                    known[pair.source, pair.target], new_id = learned, new_id + 1
+                    records.append(pair_record(learned))
                 else:
-                    records.append(_ID.pack(AGAIN, number))
+                    learned, more = there, pair.phrases
+                    if more is not None and there.sentence is None and there.phrases is None:
+                        records.append(_ID.pack(Kind.PHRASES, there.id) + _phrase_bytes(more))
+                    else:
+                        records.append(_ID.pack(Kind.AGAIN, there.id))
                 if pair.read_as is not None:
-                    records.append(read_as_record(number, pair.read_as))
-                last, counts[_identity(pair)] = counts.get(_identity(pair), number), number
-                done.append((number, new, last if last != number else None))
+                    records.append(read_as_record(learned.id, pair.read_as))
+                done.append((learned.id, there is None, counting.get(_source(pair), learned).id))
+                counting[_source(pair)] = learned
             self._append(records)
-            return [
-                Learned(n, new, self._listed(last) if last is not None else None) for n, new, last in done
-            ]
+            return [Learned(n, new, self._listed(last) if last != n else None) for n, new, last in done]
 
     def forget(self, ids: Iterable[int]) -> list[LearnedPair]:
         """Forget pairs, all or none; none of them is found any more when this returns.
@@ -230,44 +251,36 @@ class LearnedStore:
         """
         with self._lock:
             self.lock()
-            ids, counted = list(dict.fromkeys(ids)), dict[int | str, int]()
-            for number in ids:
-                if (kept := self._kept.get(number)) is None:
-                    raise ConfigurationError(
-                        f"there is no pair {number} among what was learned into {self.datastore.directory}: it was "
-                        "forgotten, or never learned"
-                    )
-                counted[_identity(kept.pair)] = self._counting[_identity(kept.pair)]
+            ids, before = list(dict.fromkeys(ids)), self._counting
+            if lacking := [number for number in ids if number not in self._kept]:
+                raise ConfigurationError(
+                    f"there is no pair {lacking[0]} among what was learned into {self.datastore.directory}: "
+                    "it was forgotten, or never learned"
+                )
+            sources = dict.fromkeys(_source(self._kept[number]) for number in ids)
             # Twice: where one of the records is damaged, the pair stays forgotten.
-            self._append([_ID.pack(FORGOTTEN, number) for number in ids] * 2)
-            now = {source: self._counting.get(source, last) for source, last in counted.items()}
-            return [self.pairs[number] for source, number in now.items() if number != counted[source]]
+            self._append([_ID.pack(Kind.FORGOTTEN, number) for number in ids] * 2)
+            now = [self._counting[source] for source in sources if source in self._counting]
+            return [pair for pair in now if pair.id != before[_source(pair)].id]
 
     def counting(self, read_as: ReadAs) -> LearnedPair | None:
         """Return the pair that counts for a source; None where none does."""
-        with self._lock:
-            number = self._counting.get(read_as.subwords)
-            return self.pairs[number] if number is not None else None
+        return self._counting.get(read_as.subwords)
 
     def identify(self, read: Callable[[str], ReadAs]) -> None:
-        """Hash the sources that the journal has no hash of as a model reads them; the next to write records the hashes."""
+        """Hash sources as a model reads them where the journal has no hash; the next to write adds it."""
         with self._lock:
             self._read = read
             self._hash_sources()
             if self._right is not None:
-                self._record_hashes()
+                self._append([])
 
     def _hash_sources(self) -> None:
-        for number, kept in self._kept.items():
-            if self._read is not None and kept.pair.read_as is None:
-                read_as = self._read(kept.pair.source)
-                kept.pair = replace(kept.pair, read_as=read_as)
-                self._unrecorded.append(read_as_record(number, read_as))
-        self._settle()
-
-    def _record_hashes(self) -> None:
-        self._append(self._unrecorded)
-        self._unrecorded.clear()
+        if self._read is not None:
+            kept = (pair for number, pair in self._all.items() if number in self._kept)
+            unknown = [pair for pair in kept if pair.read_as is None]
+            self._unrecorded += [read_as_record(pair.id, self._read(pair.source)) for pair in unknown]
+            self._apply(self._unrecorded)
 
     def find(self, query: str) -> list[LearnedPair]:
         """Return the pairs that have all words of a query in their source or target; newest first.
@@ -279,6 +292,37 @@ class LearnedStore:
             pairs = [self._listed(number) for number in sorted(self._kept, reverse=True)]
         texts = ((pair, " ".join(map(folded, f"{pair.source} {pair.target}".split()))) for pair in pairs)
         return [pair for pair, text in texts if all(word in text for word in words)]
+
+    def _listed(self, number: int) -> LearnedPair:
+        pair = self._kept[number]
+        last = self._counting[_source(pair)].id
+        return pair if last == number else replace(pair, replaced_by=last)
+
+    def records_after_compaction(
+        self, token: TokenSection, phrase: PhraseSection | None, moved: Sequence[LearnedPair]
+    ) -> list[bytes]:
+        """Make the next generation's journal, where the pairs that count have moved into the datastore.
+
+        What the datastore has of those that were replaced goes back into the journal.
+        """
+        pairs = [*map(self._taken_back, self.replaced.values()), *moved]
+        records = [pair_record(pair) for pair in pairs]
+        has_phrases = any(
+            record[0] in (Kind.PAIR_WITH_PHRASES, Kind.MOVED_WITH_PHRASES) for record in records
+        )
+        records += [read_as_record(pair.id, pair.read_as) for pair in pairs if pair.read_as is not None]
+        return [*first_records(token, self.next_id, phrase if has_phrases else None), *records]
+
+    def _taken_back(self, pair: LearnedPair) -> LearnedPair:
+        entries, phrases = pair.entries, pair.phrases
+        if pair.first_entry is not None:
+            rows = slice(pair.first_entry, pair.first_entry + pair.tokens)
+            entries = self.datastore.values[rows], self.datastore.keys[rows]
+        if pair.sentence is not None and pair.sentence != OWN_SENTENCE:
+            stored = PhraseDatastore(self.datastore.directory)
+            places = phrases_of_sentences(stored, [pair.sentence])
+            phrases = PairPhrases(stored.spans[places, 1:], stored.keys[places])
+        return replace(pair, first_entry=None, sentence=None, entries=entries, phrases=phrases)
 
     def lock(self) -> None:
         """Take the right to write, read what others wrote before, and put aside what is damaged."""
@@ -299,15 +343,15 @@ class LearnedStore:
             except OSError as error:
                 fault = f"{self.folder} cannot be written ({error.strerror})"
                 if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
-                    advice = f"nothing was changed; {'free some space' if error.errno in FULL else 'check the disk'}"
-                    raise DatastoreError(f"{fault}: {advice}") from None
+                    advice = "free some space" if error.errno in FULL else "check the disk"
+                    raise DatastoreError(f"{fault}: nothing was changed; {advice}") from None
                 raise NotWritableError(
-                    f"{fault}, as learning requires: nothing was changed; check its permissions, or learn into a copy of the "
-                    "datastore"
+                    f"{fault}, as learning requires: nothing was changed; check its permissions, or learn "
+                    "into a copy of the datastore"
                 ) from None
 
     def handed_on(self, datastore: TokenDatastore) -> LearnedStore:
-        """Open the pairs of the datastore's next generation, and hand over this one's right to write to them."""
+        """Open the pairs of the datastore's next generation, and hand over the right to write to them."""
         other = LearnedStore(datastore)
         if self._read is not None:
             other.identify(self._read)
@@ -316,7 +360,6 @@ class LearnedStore:
         return other
 
     def close(self) -> None:
-        """Give the right to write back."""
         with self._lock:
             if self._right is not None:
                 self._right.release()
@@ -337,202 +380,170 @@ class LearnedStore:
                 logger.warning("%s%s", self.damage, where)
             phrases = self.phrase_section if self._has_phrases else None
             records = first_records(self.datastore.section, self.next_id, phrases)
-            records += [one for one in Journal(self.path).read() if one[0] not in (HEADER, PHRASE_IDENTITY)]
+            records += [
+                one for one in Journal(self.path).read() if one[0] not in (Kind.HEADER, Kind.PHRASE_IDENTITY)
+            ]
             right.note("")
             create_journal(self.path, records)
             self._load()
-        self._note_end()
-        self._record_hashes()
+        self._append([])
 
-    def _note_end(self) -> None:
-        """Note how many records there are: nothing in the journal shows that its last ones are missing."""
+    def _append(self, records: Sequence[bytes]) -> None:
+        """Write records, after those of hashes that nobody has written yet, and note how many there are.
+
+        Nothing in the journal itself shows that its last ones are missing.
+        """
+        records = [*self._unrecorded, *records]
+        if records:
+            self._journal.append(records)
+        self._unrecorded = []
+        self._apply(records)
         if self._right is not None:
             self._right.note(f"{self.path.name} {self._journal.count}")
 
-    def _noted_end(self) -> int:
-        found = re.fullmatch(r"(\S+) (\d+)", read_note(self.folder / LOCK))
-        return int(found[2]) if found and found[1] == self.path.name else 0
-
-    def _append(self, records: list[bytes]) -> None:
-        if records:
-            self._journal.append(records)
-        for record in records:
-            self._apply(record)
-        self._settle()
-        self._note_end()
-
     def _load(self) -> None:
-        """Another process may have written to the journal, or in place of it: it is read from its beginning."""
-        self._kept: dict[int, KeptPair] = {}
-        self._ids: dict[tuple[str, str], int] = {}
-        self._forgotten: list[tuple[int, int]] = []  # entries of the datastore: the first, and how many
-        self._sentences: set[int] = set()  # that the phrase part has, or had, only because they were learned
-        self._moment = 0  # records that learned something
+        """Read the journal from its beginning: another process may have written to it, or in place of it."""
+        self._all: dict[int, LearnedPair] = {}  # that the journal has, forgotten ones too, by their ids
+        self._moments = count(1)
         self._unrecorded: list[bytes] = []  # records of hashes that were computed here
-        self.forgotten, self.next_id = 0, 1  # how many pairs were forgotten so far
+        self.next_id = 1
         self.damage = ""  # what is wrong with the journal, a sentence
         # pairs that count, or may again, unless a record of their forgetting is missing
         self.doubtful: list[int] = []
-        self._settle()
         self._begun = self._has_phrases = False  # whether the journal says what it, and its phrases belong to
         self._journal = Journal(self.path)
+        self._settle()
         try:
             if not self.path.exists():
                 self._refuse_changed()  # or else what was learned may have moved elsewhere
                 return
             refuse_unusual(self.path, linked=True)
-            before, end = 0, self._noted_end()
-            for record in self._journal.read():
-                if (gaps := self._journal.lost + len(self._journal.damage)) > before:
-                    before, self.doubtful = gaps, list(self._kept)
-                self._apply(record)
-            if not (
-                self._journal.old or any(start >= self._journal.end for start, _ in self._journal.damage)
-            ):
-                self._journal.lost += max(0, end - self._journal.count)
-            if self._journal.lost + len(self._journal.damage) > before:
-                self.doubtful = list(self._kept)
+            self._read_journal(self._journal)
         except PermissionError:
             raise DatastoreError(
-                f"{self.path} cannot be read, as it is another user's: ask for permission to read it and its folder, or copy "
-                f"the datastore without {LEARNED}"
+                f"{self.path} cannot be read, as it is another user's: ask for permission to read it and its "
+                f"folder, or copy the datastore without {LEARNED}"
             ) from None
+        self._settle()
         self._hash_sources()
         if not self._begun:
             raise DatastoreError(
                 f"{self.path} is damaged from its beginning on: move it away, and learn again"
             )
-        if self._journal.damage or self._journal.lost:
-            lost, size = self._journal.lost, sum(end - start for start, end in self._journal.damage)
-            self.damage = (
-                f"{self.path}: {lost:,} {'record is' if lost == 1 else 'records are'} missing, {size:,} bytes are damaged or "
-                f"were not completely written; the {len(self.pairs):,} pairs of the other records count"
-            )
-            self.doubtful = sorted(number for number in self.doubtful if number in self._kept)
-            if self.doubtful:
-                few = ", ".join(map(str, self.doubtful[:FEW])) + (", ..." if len(self.doubtful) > FEW else "")
-                self.damage += (
-                    f"; a forgotten pair may count again: see {few}, learned before the damage, with fairseq-ccpr memory "
-                    f"{self.datastore.directory}"
-                )
-            self.next_id += lost  # theirs may have been given
+        if self._journal.gaps:
+            self._tell_damage(self._journal)
 
-    def _apply(self, record: bytes) -> None:
+    def _read_journal(self, journal: Journal) -> None:
+        note = re.fullmatch(r"(\S+) (\d+)", read_note(self.folder / LOCK))
+        gaps = 0
+        for record in journal.read(int(note[2]) if note and note[1] == self.path.name else 0):
+            if journal.gaps > gaps:
+                gaps, self.doubtful = journal.gaps, list(self._all)
+            self._apply_one(record)
+        if journal.gaps > gaps:
+            self.doubtful = list(self._all)
+
+    def _tell_damage(self, journal: Journal) -> None:
+        lost, size = journal.lost, sum(end - start for start, end in journal.damage)
+        self.damage = (
+            f"{self.path}: {lost:,} {'record is' if lost == 1 else 'records are'} missing, {size:,} bytes "
+            f"are damaged or were not completely written; the {len(self.pairs):,} pairs of the other records "
+            "count"
+        )
+        self.doubtful = sorted(number for number in self.doubtful if number in self._kept)
+        if self.doubtful:
+            more = ", ..." if len(self.doubtful) > NAMED_PAIRS else ""
+            self.damage += (
+                "; a forgotten pair may count again: see "
+                f"{', '.join(map(str, self.doubtful[:NAMED_PAIRS]))}{more}, learned before the damage, with "
+                f"fairseq-ccpr memory {self.datastore.directory}"
+            )
+        self.next_id += lost  # theirs may have been given
+
+    def _apply(self, records: Iterable[bytes]) -> None:
+        for record in records:
+            self._apply_one(record)
+        self._settle()
+
+    def _apply_one(self, record: bytes) -> None:
         try:
             kind = record[0]
-            if kind == HEADER:
-                self._check(json.loads(record[1:]))
-            elif kind == PHRASE_IDENTITY:
+            if kind == Kind.HEADER:
+                header = json.loads(record[1:])
+                if header["version"] > JOURNAL_VERSION:
+                    raise DatastoreError(
+                        f"{self.path} has format version {header['version']}, and this fairseq-ccpr reads up "
+                        f"to {JOURNAL_VERSION}: upgrade fairseq-ccpr"
+                    )
+                self._refuse_others(header["identity"], identity(self.datastore.section))
+                self.next_id, self._begun = max(self.next_id, header["first_id"]), True
+            elif kind == Kind.PHRASE_IDENTITY:
                 self._refuse_others(json.loads(record[1:]), identity_of_phrases(self.phrase_section))
                 self._has_phrases = True
-            elif kind in (AGAIN, PHRASES, FORGOTTEN, READ_AS, HASHED):
-                _, number = _ID.unpack_from(record)
-                self.next_id = max(self.next_id, number + 1)
-                if (kept := self._kept.get(number)) is None:
-                    return  # it was forgotten, or was learned in a record that is lost
-                if kind == FORGOTTEN:
-                    self._drop(number)
-                elif kind == READ_AS:
-                    ids = np.frombuffer(record, _INTEGER, offset=_READ_AS.size)
-                    read_as = ReadAs(_READ_AS.unpack_from(record)[2], tuple(ids.tolist()))
-                    kept.pair = replace(kept.pair, read_as=read_as)
-                elif kind != HASHED:  # of version 4: hashes alone, which are computed again
-                    self._moment += 1
-                    kept.pair = replace(kept.pair, count=kept.pair.count + 1, moment=self._moment)
-                    if kind == PHRASES:
-                        self._keep_phrases(kept, _read_phrases(record, _ID.size))
-            elif kind in (PAIR, MOVED, PAIR_WITH_PHRASES, MOVED_WITH_PHRASES):
-                self._keep(kind, record)
-            else:
+            elif kind in (Kind.PAIR, Kind.MOVED, Kind.PAIR_WITH_PHRASES, Kind.MOVED_WITH_PHRASES):
+                pair = _read_pair(record, self.datastore.section.dimension)
+                self.next_id = max(self.next_id, pair.id + 1)
+                phrases = self._belonging(pair.phrases)
+                self._all[pair.id] = replace(pair, moment=next(self._moments), phrases=phrases)
+            elif kind in (Kind.AGAIN, Kind.PHRASES, Kind.FORGOTTEN, Kind.READ_AS):
+                self._change(kind, _ID.unpack_from(record)[1], record)
+            elif kind not in IGNORED:
                 raise ValueError(f"kind {kind}")
         except (struct.error, ValueError, TypeError, KeyError, IndexError) as error:
             raise DatastoreError(
                 f"{self.path} has a record that cannot be read ({error}): upgrade fairseq-ccpr"
             ) from None
 
-    def _keep(self, kind: int, record: bytes) -> None:
-        _, number, times, source_bytes, target_bytes, tokens = _PAIR.unpack_from(record)
-        middle = _PAIR.size + source_bytes
-        end = middle + target_bytes
-        source, target = record[_PAIR.size : middle].decode(), record[middle:end].decode()
-        first_entry = sentence = None
-        if kind == MOVED:
-            (first_entry,) = struct.unpack("<q", record[end:])
-        elif kind == MOVED_WITH_PHRASES:
-            first_entry, sentence = struct.unpack("<qq", record[end:])
-        pair = LearnedPair(number, source, target, times, tokens, first_entry, sentence)
-        if (forgotten := self._ids.get((source, target))) is not None:
-            # in a record that is missing: a pair that is there is not learned as a new one
-            self._drop(forgotten)
-        self._ids[source, target] = number
+    def _change(self, kind: int, number: int, record: bytes) -> None:
         self.next_id = max(self.next_id, number + 1)
-        self._moment += 1
-        kept = self._kept[number] = KeptPair(replace(pair, moment=self._moment))
-        if sentence not in (None, OWN_SENTENCE):
-            self._sentences.add(sentence)
-        if first_entry is not None:
-            return
-        dimension = self.datastore.section.dimension
-        values = np.frombuffer(record, _INTEGER, tokens, end)  # which share the record's memory, as keys do
-        keys = np.frombuffer(record, _KEY, tokens * dimension, end + values.nbytes).reshape(tokens, dimension)
-        end += values.nbytes + keys.nbytes
-        if kind == PAIR and end != len(record):
-            raise ValueError("its length is not that of its parts")
-        kept.entries = values, keys
-        if kind == PAIR_WITH_PHRASES:
-            self._keep_phrases(kept, _read_phrases(record, end))
+        if (pair := self._all.get(number)) is None or pair.forgotten:
+            return  # it was learned in a record that is lost
+        if kind == Kind.FORGOTTEN:
+            pair = replace(pair, forgotten=True, entries=None, phrases=None)
+        elif kind == Kind.READ_AS:
+            ids = np.frombuffer(record, _INTEGER, offset=_READ_AS.size)
+            pair = replace(pair, read_as=ReadAs(_READ_AS.unpack_from(record)[2], tuple(ids.tolist())))
+        else:
+            pair = replace(pair, count=pair.count + 1, moment=next(self._moments))
+        if kind == Kind.PHRASES:
+            pair = replace(pair, phrases=self._belonging(_read_phrases(record, _ID.size)))
+        self._all[number] = pair
 
-    def _keep_phrases(self, kept: KeptPair, phrases: PairPhrases) -> None:
+    def _belonging(self, phrases: PairPhrases | None) -> PairPhrases | None:
+        """Check the width of phrases; None if what they belong to is lost, until they are learned again."""
         section = self.phrase_section
-        if not self._has_phrases:
-            return  # what they belong to is lost, and they are until they are learned again
+        if phrases is None or not self._has_phrases:
+            return None
         if section is None or phrases.keys.shape[1] != section.dimension:
             raise DatastoreError(
-                f"{self.path} has phrases that do not belong to {self.datastore.directory}: move it away, and learn again"
+                f"{self.path} has phrases that do not belong to {self.datastore.directory}: move it away, "
+                "and learn again"
             )
-        kept.phrases = phrases
-
-    def _drop(self, number: int) -> None:
-        pair = self._kept.pop(number).pair
-        del self._ids[pair.source, pair.target]
-        self.forgotten += 1
-        if pair.first_entry is not None:
-            self._forgotten.append((pair.first_entry, pair.tokens))
+        return phrases
 
     def _settle(self) -> None:
-        """Decide which pairs count: of each source the one that was learned last."""
-        self._counting: dict[int | str, int] = {}
-        for number, kept in sorted(self._kept.items(), key=lambda one: one[1].pair.moment):
-            self._counting[_identity(kept.pair)] = number
-        numbers = sorted(self._counting.values())
-        counting, found = set(numbers), [(number, self._kept[number]) for number in numbers]
-        self.pairs: dict[int, LearnedPair] = {number: kept.pair for number, kept in found}
-        # Of those pairs whose have not moved into the datastore.
-        self.entries = {number: kept.entries for number, kept in found if kept.entries is not None}
-        self.phrases = {number: kept.phrases for number, kept in found if kept.phrases is not None}
-        aside = [(number, kept) for number, kept in self._kept.items() if number not in counting]
-        self.replaced = dict(sorted(aside, key=lambda one: one[1].pair.moment))
+        """Decide which pairs are kept, and which of these count: of each source the last that was learned.
 
-    def _listed(self, number: int) -> LearnedPair:
-        pair = self._kept[number].pair
-        last = self._counting[_identity(pair)]
-        return pair if last == number else replace(pair, replaced_by=last)
-
-    def _check(self, header: dict[str, Any]) -> None:
-        if header["version"] > FORMAT_VERSION:
-            raise DatastoreError(
-                f"{self.path} has format version {header['version']}, and this fairseq-ccpr reads up to {FORMAT_VERSION}: "
-                "upgrade fairseq-ccpr"
-            )
-        self._refuse_others(header["identity"], identity(self.datastore.section))
-        self.next_id, self._begun = max(self.next_id, header["first_id"]), True
+        Of pairs with the same texts the last is meant, forgotten or not: that the others were forgotten is
+        in a record that is missing, as a pair that is there is not learned as a new one.
+        """
+        moment = attrgetter("moment")
+        last = {(pair.source, pair.target): pair for pair in sorted(self._all.values(), key=moment)}
+        self._known = {texts: pair for texts, pair in last.items() if not pair.forgotten}
+        kept = sorted(self._known.values(), key=moment)
+        self._kept = {pair.id: pair for pair in kept}
+        self._counting = {_source(pair): pair for pair in kept}
+        self.pairs = {pair.id: pair for pair in sorted(self._counting.values(), key=attrgetter("id"))}
+        self.replaced = {pair.id: pair for pair in kept if pair.id not in self.pairs}
+        self.forgotten = len(self._all) - len(kept)  # how many were so far
 
     def _refuse_others(self, found: dict[str, Any], expected: dict[str, Any]) -> None:
         for name in expected | found:
             if (before := found.get(name)) != (current := expected.get(name)):
                 raise DatastoreError(
-                    f"{self.path} was learned with another {name} than {self.datastore.directory} has ({brief(before)}, "
-                    f"here {brief(current)}): move it away, or restore the datastore it belongs to"
+                    f"{self.path} was learned with another {name} than {self.datastore.directory} has "
+                    f"({brief(before)}, here {brief(current)}): move it away, or restore the datastore it "
+                    "belongs to"
                 )
 
     def _refuse_changed(self) -> None:
@@ -549,32 +560,48 @@ _hash_ids = lru_cache(1 << 17)(hash_source)
 
 def first_records(section: TokenSection, first_id: int, phrases: PhraseSection | None = None) -> list[bytes]:
     """Make the records that a journal begins with, where ids below the first were given before."""
-    header = {"version": FORMAT_VERSION, "identity": identity(section), "first_id": first_id}
-    records = [_json_record(HEADER, header)] * 2
-    return records + [_json_record(PHRASE_IDENTITY, identity_of_phrases(phrases))] * (
-        2 if phrases is not None else 0
+    header = {"version": JOURNAL_VERSION, "identity": identity(section), "first_id": first_id}
+    return [_json_record(Kind.HEADER, header)] * 2 + (
+        _phrase_identity(phrases) if phrases is not None else []
     )
 
 
-def learned_record(
-    pair: LearnedPair, values: np.ndarray, keys: np.ndarray, phrases: PairPhrases | None
-) -> bytes:
-    """Make the record of a pair whose entries are in the journal."""
-    arrays = values.astype(_INTEGER).tobytes() + keys.astype(_KEY).tobytes()
-    kind, last = (PAIR, b"") if phrases is None else (PAIR_WITH_PHRASES, _phrase_bytes(phrases))
-    return _texts(kind, pair) + arrays + last
+def pair_record(pair: LearnedPair) -> bytes:
+    """Make the record of a pair: with its values, keys and phrases, or where it has moved."""
+    source, target = pair.source.encode(), pair.target.encode()
+    if pair.entries is not None:
+        values, keys = pair.entries
+        kind, rest = Kind.PAIR, values.astype(_INTEGER).tobytes() + keys.astype(_KEY).tobytes()
+        if pair.phrases is not None:
+            kind, rest = Kind.PAIR_WITH_PHRASES, rest + _phrase_bytes(pair.phrases)
+    else:
+        kind = Kind.MOVED if pair.sentence is None else Kind.MOVED_WITH_PHRASES
+        rest = _PLACES[kind].pack(*(one for one in (pair.first_entry, pair.sentence) if one is not None))
+    texts = _PAIR.pack(kind, pair.id, pair.count, len(source), len(target), pair.tokens) + source + target
+    return texts + rest
+
+
+def _read_pair(record: bytes, dimension: int) -> LearnedPair:
+    kind, number, times, source_bytes, target_bytes, tokens = _PAIR.unpack_from(record)
+    middle = _PAIR.size + source_bytes
+    end = middle + target_bytes
+    pair = LearnedPair(
+        number, record[_PAIR.size : middle].decode(), record[middle:end].decode(), times, tokens
+    )
+    if kind in _PLACES:
+        return replace(pair, **dict(zip(("first_entry", "sentence"), _PLACES[kind].unpack(record[end:]))))
+    values = np.frombuffer(record, _INTEGER, tokens, end)  # which share the record's memory, as keys do
+    keys = np.frombuffer(record, _KEY, tokens * dimension, end + values.nbytes).reshape(tokens, dimension)
+    end += values.nbytes + keys.nbytes
+    if kind == Kind.PAIR and end != len(record):
+        raise ValueError("its length is not that of its parts")
+    phrases = _read_phrases(record, end) if kind == Kind.PAIR_WITH_PHRASES else None
+    return replace(pair, entries=(values, keys), phrases=phrases)
 
 
 def read_as_record(number: int, read_as: ReadAs) -> bytes:
     """Make the record of what the model reads as the source of a pair."""
-    return _READ_AS.pack(READ_AS, number, read_as.subwords) + np.array(read_as.ids, _INTEGER).tobytes()
-
-
-def moved_record(pair: LearnedPair) -> bytes:
-    """Make the record of a pair whose entries are the datastore's own."""
-    places = [place for place in (pair.first_entry, pair.sentence) if place is not None]
-    kind = MOVED if pair.sentence is None else MOVED_WITH_PHRASES
-    return _texts(kind, pair) + struct.pack(f"<{len(places)}q", *places)
+    return _READ_AS.pack(Kind.READ_AS, number, read_as.subwords) + np.array(read_as.ids, _INTEGER).tobytes()
 
 
 def journal_path(directory: Path, generation: int) -> Path:
@@ -583,7 +610,7 @@ def journal_path(directory: Path, generation: int) -> Path:
 
 
 def remove_superseded(directory: Path, generation: int) -> None:
-    """Remove the journals of a datastore's other generations, with what was put aside; files of others stay."""
+    """Remove the journals of a datastore's other generations, with what was put aside; other files stay."""
     for path in (directory / LEARNED).glob("*"):
         found = _NAME.fullmatch(path.name)
         other = found and int(found[1]) != generation and path.is_file() and not path.is_symlink()
@@ -615,8 +642,8 @@ def identity_of_phrases(section: PhraseSection | None) -> dict[str, Any]:
     }
 
 
-def _identity(pair: NewPair | LearnedPair) -> int | str:
-    """Return what makes a source the same as another's: what the model reads, or the text where that is not known."""
+def _source(pair: NewPair | LearnedPair) -> int | str:
+    """Return what makes a source the same as another's: what the model reads, or the text if not known."""
     return pair.read_as.subwords if pair.read_as is not None else pair.source
 
 
@@ -624,9 +651,8 @@ def _json_record(kind: int, content: dict[str, Any]) -> bytes:
     return bytes([kind]) + json.dumps(content).encode()
 
 
-def _texts(kind: int, pair: LearnedPair) -> bytes:
-    source, target = pair.source.encode(), pair.target.encode()
-    return _PAIR.pack(kind, pair.id, pair.count, len(source), len(target), pair.tokens) + source + target
+def _phrase_identity(section: PhraseSection | None) -> list[bytes]:
+    return [_json_record(Kind.PHRASE_IDENTITY, identity_of_phrases(section))] * 2
 
 
 def _phrase_bytes(phrases: PairPhrases) -> bytes:
@@ -643,3 +669,10 @@ def _read_phrases(record: bytes, start: int) -> PairPhrases:
     return PairPhrases(
         spans, np.frombuffer(record, _KEY, size * width, start + spans.nbytes).reshape(size, width)
     )
+
+
+def phrases_of_sentences(datastore: PhraseDatastore, sentences: Iterable[int]) -> np.ndarray:
+    """List the entries of sentences, int64 ascending; those of a datastore stand sentence by sentence."""
+    numbers = datastore.spans[:, 0]  # which bisect reads some of, and NumPy would copy
+    rows = [np.arange(bisect_left(numbers, n), bisect_right(numbers, n)) for n in sorted(sentences)]
+    return np.concatenate([np.empty(0, np.int64), *rows])

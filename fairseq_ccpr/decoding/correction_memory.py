@@ -1,4 +1,4 @@
-"""The memory of corrections: what was learned for the very source that is translated, as a translation memory's exact match.
+"""The memory of corrections: what was learned for the very source, as an exact match.
 
     p'(v) = (1 - w) p(v) + w [v = y_t]
 
@@ -13,8 +13,8 @@ Letters: B sentences, H hypotheses, L tokens of the longest target.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import NamedTuple, Self
+from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 import torch
@@ -54,12 +54,14 @@ class CorrectionMemory(Memory):
 
     def begin(self, sources: Tensor, snapshot: Snapshot) -> CorrectionBatch:
         """Begin a batch of sentences, int64 [B, S]."""
-        batch = CorrectionBatch(self.at(snapshot), sources)
+        rows = torch.arange(len(sources), device=sources.device)
+        nothing, following = sources.new_empty(len(sources), 0), torch.ones_like(rows).bool()
+        batch = CorrectionBatch(self.at(snapshot), sources, nothing, rows, following)
         batch.look_up(snapshot.texts)
         return batch
 
     def target(self, source: Tensor, text: str | None) -> np.ndarray | None:
-        """Return the target that was learned for a source, int64 [S], and its text if that is known; None where none was.
+        """Return the target learned for a source, int64 [S], and its text if that is known; None without.
 
         Of several that differ in unknown subwords it is that of the text, or else the one that was learned
         last.
@@ -71,16 +73,7 @@ class CorrectionMemory(Memory):
         return entries.target(next((pair for pair in reversed(pairs) if pair.read_as == read_as), pairs[-1]))
 
     def signature(self) -> str:
-        """Name the weight, where there is something to weigh."""
         return signature({self.name: WEIGHT}) if self.learned.entries.by_source else ""
-
-
-class Followed(NamedTuple):
-    """The corrections of a batch, and which hypotheses have followed them so far."""
-
-    table: Tensor  # int64 [B, L + 1], their tokens, then `NOTHING`
-    rows: Tensor  # int64 [H], the sentence of each hypothesis
-    following: Tensor  # bool [H]
 
 
 @dataclass
@@ -89,7 +82,11 @@ class CorrectionBatch(MemoryBatch):
 
     memory: CorrectionMemory
     sources: Tensor  # int64 [B, S]
-    followed: Followed | None = None
+    table: (
+        Tensor  # int64 [B, L + 1], the tokens of its corrections, then `NOTHING`; [B, 0] where there are none
+    )
+    rows: Tensor  # int64 [H], the sentence of each hypothesis
+    following: Tensor  # bool [H], which hypotheses have followed a correction so far
 
     def look_up(self, texts: Sequence[str] | None) -> None:
         """Look up the sources."""
@@ -97,26 +94,20 @@ class CorrectionBatch(MemoryBatch):
             return
         known = texts if texts is not None else [None] * len(self.sources)
         found = [self.memory.target(*one) for one in zip(self.sources.cpu(), known)]
-        if all(target is None for target in found):
-            return
-        targets = [
-            torch.tensor([] if target is None else target.tolist(), dtype=torch.int64) for target in found
-        ]
-        table = pad(pad_sequence(targets, batch_first=True, padding_value=NOTHING), (0, 1), value=NOTHING)
-        rows = torch.arange(len(targets), device=self.sources.device)
-        self.followed = Followed(table.to(rows.device), rows, torch.ones_like(rows, dtype=torch.bool))
+        if any(target is not None for target in found):
+            targets = [torch.tensor(target.tolist() if target is not None else []).long() for target in found]
+            table = pad_sequence(targets, batch_first=True, padding_value=NOTHING)
+            self.table = pad(table, (0, 1), value=NOTHING).to(self.rows.device)
 
     def rescore(self, step: Step) -> Tensor:
         """Mix in the next token of corrections that hypotheses follow, in place: log p fp32 [H, V]."""
-        if self.followed is None or (place := step.tokens.size(1) - 1) >= self.followed.table.size(1):
+        if (place := step.tokens.size(1) - 1) >= self.table.size(1):
             return step.model.log_probs
-        table, rows, following = self.followed
-        targets = table.index_select(0, rows)
+        targets = self.table.index_select(0, self.rows)
         if place:
-            following = following & (targets[:, place - 1] == step.tokens[:, -1])
-            self.followed = Followed(table, rows, following)
+            self.following = self.following & (targets[:, place - 1] == step.tokens[:, -1])
         next_token = targets[:, place]
-        follows = following & (next_token != NOTHING)
+        follows = self.following & (next_token != NOTHING)
         said = torch.zeros_like(follows, dtype=torch.float32).masked_fill(~follows, float("-inf"))
         vote = Vote(next_token.clamp_min(0).unsqueeze(1), said.unsqueeze(1), WEIGHT * follows)
         mixed, end = step.mix([vote]), self.memory.end_token
@@ -124,8 +115,7 @@ class CorrectionBatch(MemoryBatch):
         return mixed
 
     def reorder(self, order: Tensor) -> Self:
-        """Follow the beam: hypothesis i continues what hypothesis order[i] was, int64 [H']."""
-        if self.followed is None:
+        if not self.table.size(1):
             return self
-        table, *others = self.followed
-        return replace(self, followed=Followed(table, *(one.index_select(0, order) for one in others)))
+        rows, following = self.rows.index_select(0, order), self.following.index_select(0, order)
+        return replace(self, rows=rows, following=following)

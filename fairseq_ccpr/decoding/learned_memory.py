@@ -1,4 +1,4 @@
-"""What was learned, ready to be searched: its keys on the model's device, in segments alongside the indexes of a datastore.
+"""What was learned, ready to be searched: on the model's device, in segments alongside the indexes.
 
 The segment of tokens is exact while it is small, on a GPU however large it is. On a CPU its entries go into
 inverted lists that grow with it, all but the last ones. The segment of phrases is exact.
@@ -9,11 +9,11 @@ o.
 from __future__ import annotations
 
 import threading
-from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +21,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fairseq_ccpr.datastore.learned import OWN_SENTENCE, Learned, LearnedPair, LearnedStore, NewPair, ReadAs
+from fairseq_ccpr.datastore.learned import (
+    OWN_SENTENCE,
+    Learned,
+    LearnedPair,
+    LearnedStore,
+    NewPair,
+    ReadAs,
+    phrases_of_sentences,
+)
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.datastore.source_index import SentenceMemory, SourceIndex, ranges
 from fairseq_ccpr.datastore.token import TokenDatastore
@@ -70,14 +78,14 @@ class LearnedPhrases:
 
     @property
     def empty(self) -> bool:
-        """Whether searching the datastore alone finds the same."""
         return not self.index.size and not len(self.gone)
 
     def without(self, targets: set[str]) -> LearnedPhrases:
         """Return the same without the phrases of these sentences of the datastore itself."""
         numbers = {self.datastore.number(target) for target in targets - self.kept}
         kept = sorted(number for number in numbers if number is not None and number not in self.moved)
-        return replace(self, gone=np.union1d(self.gone, entries_of(self.datastore, kept)), superseded=())
+        gone = np.union1d(self.gone, phrases_of_sentences(self.datastore, kept))
+        return replace(self, gone=gone, superseded=())
 
     def joined(self, index: Index) -> Index | JoinedIndex:
         """Search an index over the datastore's own keys and what was learned as one."""
@@ -99,12 +107,11 @@ class LearnedPhrases:
         return self.pairs[number].target
 
     def phrase(self, entry: int) -> tuple[str, str, int, int]:
-        """Return the string of an entry, own or learned, its sentence, and the characters where it begins and ends."""
+        """Return the string of an entry, its sentence, and the characters where it begins and ends."""
         if entry < self.datastore.section.size:
             return self.datastore.phrase(entry)
         number, start, end = self.spans[entry - self.datastore.section.size].tolist()
-        sentence = self.sentence(number)
-        return sentence[start:end], sentence, start, end
+        return self.sentence(number)[start:end], self.sentence(number), start, end
 
     def pair(self, entry: int) -> LearnedPair | None:
         """Return the pair that an entry was learned from; None for one that the datastore was built with."""
@@ -131,14 +138,14 @@ class LearnedEntries:
             they were forgotten, or their source is that of a learned pair.
         first: the first learned entry, moved into the datastore or not; all entries from it on were learned.
         rows: int64, the first row of each of `pairs`.
+        stored: values of the datastore that `moved` are in, int32 [N].
+        stored_sentences: the sentence of each of the datastore's own entries, int32 [N], on the device.
         retriever: of the datastore that they were learned alongside, if it was compacted since the system was
             loaded.
         phrases: of the same pairs, where a phrase memory learns.
-        stored: values of the datastore that `moved` are in.
         superseded: targets of the datastore's own sentences whose source is that of a learned pair, int32 [L]
             each.
         source_index: of the datastore's own source sentences; None where it was built without.
-        stored_sentences: the sentence of each of the datastore's own entries, int32 [N], on the device.
     """
 
     index: Segment
@@ -148,25 +155,16 @@ class LearnedEntries:
     gone: Tensor
     first: int
     rows: np.ndarray
+    stored: np.ndarray
+    stored_sentences: Tensor
     retriever: LearningRetriever | None = None
     phrases: LearnedPhrases | None = None
-    stored: np.ndarray | None = None
     superseded: tuple[np.ndarray, ...] = ()
     source_index: SourceIndex | None = None
-    stored_sentences: Tensor | None = None
-
-    @classmethod
-    def none(cls, datastore: TokenDatastore, sentences: Tensor, device: torch.device) -> LearnedEntries:
-        """Make a snapshot in which nothing was learned, of a datastore whose entries are of these sentences, int32 [N]."""
-        nothing = torch.empty(0, dtype=torch.int64, device=device)
-        keys = torch.empty(0, datastore.section.dimension, dtype=torch.float16, device=device)
-        segment = Segment(keys, nothing.float(), datastore.section.index.metric)
-        empty = cls(segment, nothing.int(), (), (), nothing, len(sentences), np.empty(0, np.int64))
-        return replace(empty, source_index=datastore.source_index, stored_sentences=sentences)
 
     @cached_property
     def sentences(self) -> SentenceMemory | None:
-        """The source sentences: the datastore's own, less those that are gone, then those of `pairs`; None: not known."""
+        """Source sentences: the datastore's own, less those gone, then those of `pairs`; None: not known."""
         if self.source_index is None:
             return None
         learned = [
@@ -176,7 +174,6 @@ class LearnedEntries:
 
     @cached_property
     def _sentences_gone(self) -> np.ndarray:
-        assert self.stored_sentences is not None
         return self.stored_sentences[self.gone].unique().cpu().numpy()
 
     @cached_property
@@ -189,13 +186,13 @@ class LearnedEntries:
         return sizes
 
     def most_alike(self, sims: np.ndarray, count: int) -> np.ndarray:
-        """List the entries of the sentences with the highest likeness, [S'], until they are `count`: int64 [n].
+        """List entries of the sentences with the highest likeness, [S'], until they are `count`: int64 [n].
 
         They are none where nothing is like the source at all.
         """
         if not sims.max(initial=0.0):
             return np.empty(0, np.int64)
-        assert self.source_index is not None and self.stored_sentences is not None
+        assert self.source_index is not None
         there = np.flatnonzero(self._sizes)
         near = there[np.argpartition(-sims[there], min(count, len(there)) - 1)[:count]]
         near = near[np.lexsort((-near, -sims[near]))]  # of equal ones the newest first
@@ -212,11 +209,12 @@ class LearnedEntries:
         return torch.from_numpy(self.rows).to(self.values.device)
 
     def sentences_of(self, entries: Tensor) -> Tensor:
-        """Return the sentences of entries as `sentences` numbers them, int64 [N, k]; any for one that is missing."""
-        stored = self.stored_sentences
-        assert stored is not None and self.source_index is not None
-        own, size = self.source_index.described.sentences, len(stored)
-        numbers = stored[entries.clamp(0, size - 1)].long() if size else torch.zeros_like(entries)
+        """Number the sentences of entries as `sentences` does, int64 [N, k]; any for one that is missing."""
+        assert self.source_index is not None
+        own, size = self.source_index.described.sentences, len(self.stored_sentences)
+        numbers = (
+            self.stored_sentences[entries.clamp(0, size - 1)].long() if size else torch.zeros_like(entries)
+        )
         if not len(self.rows):
             return numbers
         learned = torch.searchsorted(self._first_rows, entries - size, right=True) - 1
@@ -229,7 +227,6 @@ class LearnedEntries:
 
     @property
     def empty(self) -> bool:
-        """Whether searching the datastore alone finds the same."""
         return not self.index.size and not len(self.gone)
 
     def place(self, row: int) -> tuple[LearnedPair, int]:
@@ -248,15 +245,7 @@ class LearnedEntries:
 
     def target(self, pair: LearnedPair) -> np.ndarray:
         """Return the target tokens of a pair, with their end, [L]."""
-        if pair.first_entry is not None:
-            assert self.stored is not None
-            return self.stored[pair.first_entry :][: pair.tokens]
-        row = int(self.rows[self._numbers[pair.id]])
-        return self.values[row : row + pair.tokens].cpu().numpy()
-
-    @cached_property
-    def _numbers(self) -> dict[int, int]:
-        return {pair.id: number for number, pair in enumerate(self.pairs)}
+        return self.stored[pair.first_entry :][: pair.tokens] if pair.entries is None else pair.entries[0]
 
     def moved_pair(self, entry: int) -> LearnedPair | None:
         """Return the pair that an entry of the datastore itself was learned from, if it was."""
@@ -271,7 +260,7 @@ class LearnedEntries:
 
 
 class LearnedMemory:
-    """The pairs learned alongside a token datastore: decoding searches them, while a program adds and removes some.
+    """The pairs learned alongside a token datastore, which decoding searches while they change.
 
     Threads may share it; what was learned or forgotten counts for whoever asks for `entries` after that.
     """
@@ -282,42 +271,31 @@ class LearnedMemory:
         self.store = LearnedStore(datastore)
         self._phrases = PhraseSegment(self.store, phrases, device) if phrases is not None else None
         self.device = device
-        self._metric = datastore.section.index.metric
         self._lock = threading.Lock()
         self._retriever: LearningRetriever | None = None
-        self._identified = False
         self._lists_help = device.type == "cpu" and can_grow()
-        self.entries: LearnedEntries  # what counts
         self._open(datastore)
-        self._clear()
-        self._update()
 
     def lock(self) -> None:
-        """Take the right to write before there is anything to write; see `LearnedStore.lock`. What others wrote counts."""
+        """Take the right to write before it is needed; see `LearnedStore.lock`. What others wrote counts."""
         with self._lock:
             self.store.lock()
             self._update()
 
     def identify(self, read: Callable[[str], ReadAs]) -> None:
         """Hash the sources of pairs that an earlier version learned; see `LearnedStore.identify`."""
-        if not self._identified:
-            with self._lock:
-                self.store.identify(read)
-                self._update()
-                self._identified = True
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Block learning and forgetting."""
         with self._lock:
-            yield
+            self.store.identify(read)
+            self._update()
+
+    def paused(self) -> AbstractContextManager[object]:
+        """Open a context in which nothing is learned or forgotten."""
+        return self._lock
 
     def go_on_beside(self, datastore: TokenDatastore, retriever: LearningRetriever) -> None:
-        """Continue with the datastore's next generation, which a retriever searches; the memory must be `paused`."""
+        """Continue with the datastore's next generation, which a retriever searches; must be `paused`."""
         self.store, self._retriever = self.store.handed_on(datastore), retriever
         self._open(datastore)
-        self._clear()
-        self._update()
 
     def learn(self, pairs: Sequence[NewPair]) -> list[Learned]:
         """Learn pairs; see `LearnedStore.learn`. They count when this returns."""
@@ -333,97 +311,93 @@ class LearnedMemory:
             self._update()
         return restored
 
-    def _clear(self) -> None:
-        dimension = self.store.datastore.section.dimension
-        # of each pair, by its id: the first, and the one after its last
-        self._rows: dict[int, tuple[int, int]] = {}
-        self._keys = GrowingRows(torch.empty(0, dimension, dtype=torch.float16, device=self.device))
-        self._norms = GrowingRows(torch.empty(0, device=self.device))
-        self._values = GrowingRows(torch.empty(0, dtype=torch.int32, device=self.device))
-        self._lists: GrowingLists | None = None
-        self._listed = 0  # rows that are in lists, or were
-        self._gone: list[tuple[int, int]] = []  # the rows after those that are gone, as of `_rows`
-
     def _open(self, datastore: TokenDatastore) -> None:
         self._stored_sentences = as_tensor(datastore.provenance)[:, 0].to(self.device)
+        self._clear()
+        self._update()
+
+    def _clear(self) -> None:
+        keys = torch.empty(0, self.store.datastore.section.dimension, dtype=torch.float16, device=self.device)
+        values = torch.empty(0, dtype=torch.int32, device=self.device)
+        self._grown = GrowingRows(keys, half_norms(keys), values)
+        # of each pair, by its id: the first, and the one after its last
+        self._rows: dict[int, tuple[int, int]] = {}
+        self._lists: GrowingLists | None = None
+        self._listed = 0  # rows that are in lists, or were
 
     def _update(self) -> None:
+        """Bring the segment up to date with the pairs that count.
+
+        Where there are no lists, or most rows are gone, those that stay are written again.
+        """
         kept = self.store.entries
-        if lost := [number for number in self._rows if number not in kept]:
-            self._drop(lost)
-        if new := [number for number in kept if number not in self._rows]:
-            ends = self._keys.size + np.cumsum([len(kept[number][0]) for number in new])
-            self._rows |= {
-                number: (int(end) - len(kept[number][0]), int(end)) for number, end in zip(new, ends)
-            }
-            values, keys = (np.concatenate(arrays) for arrays in zip(*(kept[number] for number in new)))
-            first = self._keys.size
-            self._keys.append(torch.from_numpy(keys))
-            self._values.append(torch.from_numpy(values))
-            self._norms.append(half_norms(self._keys.rows[first:]))
-        if self._lists_help and self._keys.size - self._listed > (
-            EXACT_ROWS if self._lists is None else LAST_ROWS
-        ):
-            self._grow()
-        self.entries = self._snapshot()
-
-    def _snapshot(self) -> LearnedEntries:
-        last = _numbers(self._gone) - self._listed
-        without = torch.from_numpy(last).to(self.device) if len(last) else None
-        index = Segment(self._keys.rows, self._norms.rows, self._metric, self._lists, self._listed, without)
-        moved = tuple(pair for pair in self.store.pairs.values() if pair.first_entry is not None)
-        in_segment = tuple(self.store.pairs[number] for number in self._rows)
-        datastore = self.store.datastore
-        first = self.store.first_learned
-        forgotten = _numbers((begin, begin + count) for begin, count in self.store.gone)
-        rows = self.store.superseded
-        gone = torch.from_numpy(np.union1d(forgotten, rows)).to(self.device)
-        ends = np.flatnonzero(np.diff(datastore.provenance[rows, 0])) + 1
-        superseded = tuple(np.split(datastore.values[rows], ends)) if len(rows) else ()
-        starts = np.array([start for start, _ in self._rows.values()], np.int64)
-        phrases = self._phrases.update(superseded) if self._phrases is not None else None
-        return LearnedEntries(
-            index,
-            self._values.rows,
-            in_segment,
-            moved,
-            gone,
-            first,
-            starts,
-            self._retriever,
-            phrases,
-            datastore.values,
-            superseded,
-            datastore.source_index,
-            self._stored_sentences,
-        )
-
-    def _drop(self, lost: list[int]) -> None:
-        """Take pairs out. Where there are no lists, or most rows are gone, the others are written again instead."""
-        dropped = [self._rows.pop(number) for number in lost]
-        if (
-            self._lists is None
-            or 2 * sum(end - start for start, end in self._rows.values()) <= self._keys.size
-        ):
+        lost = [rows for number, rows in self._rows.items() if number not in kept]
+        self._rows = {number: rows for number, rows in self._rows.items() if number in kept}
+        left = sum(end - start for start, end in self._rows.values())
+        if lost and (self._lists is None or 2 * left <= self._grown.size):
             self._clear()
-            return
-        if listed := [one for one in dropped if one[0] < self._listed]:
-            self._lists = self._lists.without(listed, self._keys.rows)
-        self._gone += [one for one in dropped if one[0] >= self._listed]
+        elif self._lists is not None and (listed := [one for one in lost if one[0] < self._listed]):
+            self._lists = self._lists.without(listed, self._grown.rows[0])
+        if new := [number for number in kept if number not in self._rows]:
+            ends = self._grown.size + np.cumsum([len(kept[number][0]) for number in new])
+            self._rows |= zip(new, pairwise([self._grown.size, *ends.tolist()]))
+            values, keys = (
+                torch.from_numpy(np.concatenate(arrays)) for arrays in zip(*(kept[n] for n in new))
+            )
+            keys = keys.to(self.device)
+            self._grown.append(keys, half_norms(keys), values)
+        most = EXACT_ROWS if self._lists is None else LAST_ROWS
+        if self._lists_help and self._grown.size - self._listed > most:
+            self._grow()
+        self.entries: LearnedEntries = self._snapshot()  # what counts
 
     def _grow(self) -> None:
-        again = self._lists is None or self._lists.outgrown
+        keys, again = self._grown.rows[0], self._lists is None or self._lists.outgrown
         rows = _numbers(one for one in self._rows.values() if again or one[0] >= self._listed)
-        keys = self._keys.rows[torch.from_numpy(rows)]
+        some = keys[torch.from_numpy(rows)]
         if self._lists is None or again:
-            self._lists = GrowingLists.of(keys, rows, self._metric)
+            self._lists = GrowingLists.of(some, rows, self.store.datastore.section.index.metric)
         else:
-            self._lists = self._lists.with_more(keys, rows)
-        self._listed, self._gone = self._keys.size, []
+            self._lists = self._lists.with_more(some, rows)
+        self._listed = self._grown.size
+
+    def _snapshot(self) -> LearnedEntries:
+        store, datastore = self.store, self.store.datastore
+        keys, norms, values = self._grown.rows
+        without = np.empty(0, np.int64)
+        if self._lists is not None:
+            last = _numbers(one for one in self._rows.values() if one[0] >= self._listed)
+            without = np.setdiff1d(np.arange(self._listed, len(keys)), last) - self._listed
+        rows = store.superseded
+        ends = np.flatnonzero(np.diff(datastore.provenance[rows, 0])) + 1
+        superseded = tuple(np.split(datastore.values[rows], ends)) if len(rows) else ()
+        gone = np.union1d(_numbers((first, first + count) for first, count in store.gone), rows)
+        return LearnedEntries(
+            index=Segment(
+                keys,
+                norms,
+                datastore.section.index.metric,
+                self._lists,
+                self._listed,
+                torch.from_numpy(without).to(self.device) if len(without) else None,
+            ),
+            values=values,
+            pairs=tuple(store.pairs[number] for number in self._rows),
+            moved=tuple(pair for pair in store.pairs.values() if pair.first_entry is not None),
+            gone=torch.from_numpy(gone).to(self.device),
+            first=store.first_learned,
+            rows=np.array([start for start, _ in self._rows.values()], np.int64),
+            stored=datastore.values,
+            stored_sentences=self._stored_sentences,
+            retriever=self._retriever,
+            phrases=self._phrases.update(superseded) if self._phrases is not None else None,
+            superseded=superseded,
+            source_index=datastore.source_index,
+        )
 
 
 class PhraseSegment:
-    """The phrases of a journal's pairs, in a small exact segment alongside the index of a phrase datastore."""
+    """The phrases of a journal's pairs, in an exact segment alongside the index of a phrase datastore."""
 
     def __init__(self, store: LearnedStore, datastore: PhraseDatastore, device: torch.device) -> None:
         self.store, self.datastore, self.device = store, datastore, device
@@ -431,64 +405,61 @@ class PhraseSegment:
 
     def _clear(self) -> None:
         dimension = self.datastore.section.dimension
-        self._keys = GrowingRows(torch.empty(0, dimension, dtype=torch.float16, device=self.device))
-        self._spans = [np.empty((0, 3), np.int32)]  # of each time that some were learned
-        self._hashes = [np.empty(0, np.uint64)]
+        self._grown = GrowingRows(torch.empty(0, dimension, dtype=torch.float16, device=self.device))
+        self._spans, self._hashes = np.empty((0, 3), np.int32), np.empty(0, np.uint64)
         self._ids: list[int] = []
 
     def update(self, superseded: tuple[np.ndarray, ...] = ()) -> LearnedPhrases:
         """Bring the segment up to date with the journal, and return what counts from now on."""
-        store = self.store
-        ids = list(store.phrases)
+        pairs, phrases = self.store.pairs, self.store.phrases
+        ids = list(phrases)
         # some were forgotten, and the places of those that stay are others
         if self._ids != ids[: len(self._ids)]:
             self._clear()
         if new := ids[len(self._ids) :]:
-            found, targets = (
-                [store.phrases[number] for number in new],
-                [store.pairs[number].target for number in new],
-            )
+            found = [phrases[number] for number in new]
             places = np.repeat(np.arange(len(new), dtype=np.int32), [len(one.spans) for one in found])
             spans = np.column_stack([places, np.concatenate([one.spans for one in found])])
-            self._hashes.append(hash_strings(spans, LinesInMemory(targets)))
-            self._keys.append(torch.from_numpy(np.concatenate([one.keys for one in found])))
-            self._spans.append(spans + np.array([len(self._ids), 0, 0], np.int32))
-            self._ids += new
-        moved = {
-            pair.sentence: pair for pair in store.pairs.values() if pair.sentence not in (None, OWN_SENTENCE)
-        }
+            hashes = hash_strings(spans, LinesInMemory([pairs[number].target for number in new]))
+            self._hashes = np.concatenate([self._hashes, hashes])
+            self._spans = np.concatenate([self._spans, spans + np.array([len(self._ids), 0, 0], np.int32)])
+            self._grown.append(torch.from_numpy(np.concatenate([one.keys for one in found])))
+            self._ids = ids
+        moved = {pair.sentence: pair for pair in pairs.values() if pair.sentence is not None}
+        own = frozenset(pair.target for pair in pairs.values() if pair.sentence == OWN_SENTENCE)
         return LearnedPhrases(
             self.datastore,
-            ExactIndex(self._keys.rows, "ip"),
-            np.concatenate(self._spans),
-            np.concatenate(self._hashes),
-            tuple(store.pairs[number] for number in self._ids),
-            moved,
-            entries_of(self.datastore, store.gone_sentences),
+            ExactIndex(self._grown.rows[0], "ip"),
+            self._spans,
+            self._hashes,
+            tuple(pairs[number] for number in ids),
+            {number: pair for number, pair in moved.items() if number != OWN_SENTENCE},
+            phrases_of_sentences(self.datastore, self.store.gone_sentences),
             superseded,
-            frozenset(pair.target for pair in store.pairs.values() if pair.sentence == OWN_SENTENCE),
+            own,
         )
 
 
 class GrowingRows:
-    """Rows on a device, as of `empty` [0, ...], that more are appended to. What `rows` returned before stays as it is."""
+    """Rows of arrays on a device, `empty` [0, ...] at first, that grow. Earlier `rows` stay as they are."""
 
-    def __init__(self, empty: Tensor) -> None:
+    def __init__(self, *empty: Tensor) -> None:
         self._room, self.size = empty, 0
 
     @property
-    def rows(self) -> Tensor:
-        """All of them."""
-        return self._room[: self.size]
+    def rows(self) -> tuple[Tensor, ...]:
+        return tuple(room[: self.size] for room in self._room)
 
-    def append(self, new: Tensor) -> None:
-        """Append rows, from any device."""
-        size = self.size + len(new)
-        if size > len(self._room):
-            larger = self._room.new_empty(max(FIRST_ROWS, 2 * size), *self._room.shape[1:])
-            larger[: self.size] = self.rows
-            self._room = larger
-        self._room[self.size : size] = new
+    def append(self, *new: Tensor) -> None:
+        """Append rows of each array, from any device."""
+        size = self.size + len(new[0])
+        if size > len(self._room[0]):
+            before, most = self.rows, max(FIRST_ROWS, 2 * size)
+            self._room = tuple(room.new_empty(most, *room.shape[1:]) for room in self._room)
+            for room, rows in zip(self._room, before):
+                room[: self.size] = rows
+        for room, rows in zip(self._room, new):
+            room[self.size : size] = rows
         self.size = size
 
 
@@ -502,13 +473,6 @@ def why_not_learned(directory: Path, phrases: PhraseDatastore) -> str:
     if section.store is not None:
         return f"their keys are in {section.store}, and only those in a folder can grow"
     return ""
-
-
-def entries_of(datastore: PhraseDatastore, sentences: list[int]) -> np.ndarray:
-    """List the entries of sentences, int64 ascending; those of a datastore stand sentence by sentence."""
-    numbers = datastore.spans[:, 0]  # which bisect reads some of, and NumPy would copy
-    rows = [np.arange(bisect_left(numbers, n), bisect_right(numbers, n)) for n in sorted(sentences)]
-    return np.concatenate([np.empty(0, np.int64), *rows])
 
 
 def _numbers(ranges: Iterable[tuple[int, int]]) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Learning sentence pairs alongside a datastore: their keys come from one forced decoding, as the datastore's did.
+"""Learning sentence pairs alongside a datastore: their keys come from one forced decoding.
 
 If it has phrases, those of the targets are found in the same way as in its text.
 """
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 
 def count_learned(found: Iterable[Learned | str], counts: Counter[str], skipped: Counter[str]) -> list[int]:
-    """Count what learning pairs has done: those `learned`, there `again` and `replaced`, and by reason those skipped.
+    """Count what learning has done: pairs `learned`, there `again`, `replaced`, and by reason those skipped.
 
     Returns:
         The ids of new pairs.
@@ -44,15 +44,15 @@ def count_learned(found: Iterable[Learned | str], counts: Counter[str], skipped:
     for one in found:
         if isinstance(one, str):
             skipped[one] += 1
-            continue
-        counts["learned" if one.new else "again"] += 1
-        counts["replaced"] += one.replaced is not None
-        ids += [one.id] if one.new else []
+        else:
+            counts["learned" if one.new else "again"] += 1
+            counts["replaced"] += one.replaced is not None
+            ids += [one.id] * one.new
     return ids
 
 
 class Learner:
-    """Learns pairs alongside the token datastore of a system, and phrases, if the phrase part is in the same folder."""
+    """Learns pairs alongside a system's token datastore, and phrases, if their part is in the same folder."""
 
     def __init__(self, system: System) -> None:
         self.system = system
@@ -65,14 +65,14 @@ class Learner:
         retriever = tokens.retriever
         if not isinstance(retriever, LearningRetriever):
             raise ConfigurationError(
-                f"the retriever {type(retriever).__name__} cannot search what is learned: give it the methods of "
-                "fairseq_ccpr.LearningRetriever, project and with_learned"
+                f"the retriever {type(retriever).__name__} cannot search what is learned: give it the "
+                "methods of fairseq_ccpr.LearningRetriever, project and with_learned"
             )
         self.retriever, self.capture = retriever, tokens.capture
         self._encode_target = system.target_encoder()
 
     def learn(self, pairs: Sequence[tuple[str, str]]) -> list[Learned | str]:
-        """Learn source and target sentences together; those that can be learned count as soon as this returns.
+        """Learn pairs of sentences together; those that can be learned count as soon as this returns.
 
         Returns:
             For each pair its id and what it replaced, or instead a few words that say why it cannot be
@@ -92,29 +92,32 @@ class Learner:
 
     @torch.no_grad()
     def _with_keys(self, pairs: list[tuple[str, str]]) -> list[NewPair | str]:
+        """Decode the targets for their keys; a few words in place of a pair say why it cannot be learned."""
         system, task = self.system, self.system.task
         faults = [text_fault(*pair) for pair in pairs]
-        sources = [encode(source, task) if not fault else None for (source, _), fault in zip(pairs, faults)]
-        targets = [self._encode_target(y) if not fault else None for (_, y), fault in zip(pairs, faults)]
-        made: list[NewPair | str] = [
-            fault or self._token_fault(*both) for fault, *both in zip(faults, sources, targets)
-        ]
-        fits = [place for place, fault in enumerate(made) if not fault]
+        tokens = {
+            n: (encode(source, task), self._encode_target(target))
+            for n, (source, target) in enumerate(pairs)
+            if not faults[n]
+        }
+        made: list[NewPair | str] = [fault or self._token_fault(*tokens[n]) for n, fault in enumerate(faults)]
+        fits = [n for n, fault in enumerate(made) if not fault]
         if not fits:
             return made
         self.ensemble.eval()
-        batches = batches_of([sources[i] for i in fits], system.cfg, task, [targets[i] for i in fits])  # type: ignore[misc]
-        for sample in batches:
+        sources, targets = [tokens[n][0] for n in fits], [tokens[n][1] for n in fits]
+        for sample in batches_of(sources, system.cfg, task, targets):
             real = self.ensemble.real_tokens(sample["target"])
             queries = self.capture.force_decode(sample["net_input"])[real]
             keys, values = self.retriever.project(queries).half().cpu(), sample["target"][real].int()
             lengths = real.sum(dim=1).tolist()
             for number, k, v in zip(sample["id"].tolist(), keys.split(lengths), values.split(lengths)):
-                place: int = fits[number]
-                source, target = pairs[place]
-                made[place] = NewPair(source, target, v.numpy(), k.numpy(), read_as=task.read_as(source))
+                source, target = pairs[fits[number]]
+                made[fits[number]] = NewPair(
+                    source, target, v.numpy(), k.numpy(), read_as=task.read_as(source)
+                )
                 if not k.isfinite().all():
-                    made[place] = "the model computes numbers that a key cannot hold"
+                    made[fits[number]] = "the model computes numbers that a key cannot hold"
         return made
 
     @cached_property
@@ -136,14 +139,13 @@ class Learner:
         lexicon, expected = segmentation.lexicon, datastore.section.fingerprints.get("lexicon")
         if lexicon is not None and (found := fingerprint.of_file(lexicon)) != expected:
             raise DatastoreError(
-                f"{lexicon}, which names the phrases of {datastore.directory}, has changed since they were built "
-                f"({fingerprint.short(found)}, then {fingerprint.short(str(expected))}): bring that file back, or build the "
-                "phrases again"
+                f"{lexicon}, which names the phrases of {datastore.directory}, has changed since they were "
+                f"built ({fingerprint.short(found)}, then {fingerprint.short(str(expected))}): bring that "
+                "file back, or build the phrases again"
             )
         return finder
 
-    def _token_fault(self, source: Tensor | None, target: Tensor | None) -> str:
-        assert source is not None and target is not None
+    def _token_fault(self, source: Tensor, target: Tensor) -> str:
         task, models = self.system.task, self.system.models
         limits = utils.resolve_max_positions(
             task.max_positions(), *[model.max_positions() for model in models]
@@ -169,12 +171,14 @@ def learned_memory(system: System) -> LearnedMemory:
     tokens, phrases = system.find_memory(TokenMemory), system.find_memory(PhraseMemory)
     if tokens is None and phrases is not None:
         raise ConfigurationError(
-            f"{phrases.retriever.datastore.directory} has phrases alone, and learning needs tokens as "
-            "well: add them with fairseq-ccpr build tokens, or fairseq-ccpr build memory, which adds an empty token part"
+            f"{phrases.retriever.datastore.directory} has phrases alone, and learning needs "
+            "tokens as well: add them with fairseq-ccpr build tokens, or fairseq-ccpr build memory, which "
+            "adds an empty token part"
         )
     if tokens is None or not isinstance(tokens.learned, LearnedMemory):
         raise ConfigurationError(
-            "learning needs a token datastore: give one with --datastore, or make an empty one with fairseq-ccpr build memory"
+            "learning needs a token datastore: give one with --datastore, or make an empty one with "
+            "fairseq-ccpr build memory"
         )
     return tokens.learned
 

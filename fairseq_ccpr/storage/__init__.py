@@ -1,1 +1,1 @@
-"""Files and folders: resumable arrays, lines of text, checksums, and writes that are atomic. Knows nothing of retrieval."""
+"""Files and folders: resumable arrays, lines of text, checksums, atomic writes. Nothing of retrieval."""

@@ -1,4 +1,4 @@
-"""Arrays on disk that grow chunk by chunk and resume after a kill, written while the next chunk is computed."""
+"""Arrays on disk that grow chunk by chunk, resume after a kill, and are written in the background."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class ArrayWriter:
         self.directory, self.shapes = directory, shapes
 
     def create(self) -> None:
-        """Create the files, full of zeros; overwrite anything left by a run that was killed before its plan was written."""
+        """Create the files, full of zeros; overwrite what a run left that was killed before it had a plan."""
         for name, (shape, dtype) in self.shapes.items():
             with naming(self._path(name)), self._path(name).open("wb") as stream:
                 stream.write(npy_header(shape, dtype))
@@ -92,15 +92,13 @@ class ArrayWriter:
                 with contextlib.suppress(OSError):  # a file system without locks
                     # NFS writes whole pages, and without a lock its old copy of a neighbour's rows.
                     fcntl.lockf(stream, fcntl.LOCK_EX)
-                npy.read_magic(stream)
-                npy.read_array_header_1_0(stream)
-                stream.seek(first_row * math.prod(shape[1:]) * block.itemsize, os.SEEK_CUR)
+                row_bytes = math.prod(shape[1:]) * block.itemsize
+                stream.seek(len(npy_header(shape, dtype)) + first_row * row_bytes)
                 stream.write(block.data)
                 bring_to_disk(stream)
         (self.directory / DONE / str(chunk)).touch()
 
     def done(self) -> set[int]:
-        """Return the chunks that are done."""
         return {int(mark.name) for mark in (self.directory / DONE).iterdir()}
 
     def _path(self, name: str) -> Path:
@@ -116,13 +114,12 @@ class GrowingArray:
         self.stream.write(npy_header((0, *row_shape), dtype))
 
     def append(self, rows: np.ndarray) -> None:
-        """Append rows [n, ...]."""
         with naming(self.stream.name):
             self.stream.write(np.ascontiguousarray(rows, self.dtype).data)
         self.rows += len(rows)
 
     def close(self) -> None:
-        """Write the final header, which has room for any number of rows, bring the file to disk, and close it."""
+        """Write the final header, which has room for any number of rows; bring the file to disk; close it."""
         self.stream.seek(0)
         self.stream.write(npy_header((self.rows, *self.row_shape), self.dtype))
         with naming(self.stream.name):
@@ -138,7 +135,7 @@ def save_array(path: Path, array: np.ndarray) -> None:
 
 
 def bring_to_disk(stream: IO[Any]) -> None:
-    """Wait until all that was written to an open file is on disk, so that a file that vouches for it may be written."""
+    """Wait until all that was written to an open file is on disk: a file that vouches for it may follow."""
     stream.flush()
     os.fsync(stream.fileno())
 
@@ -152,13 +149,14 @@ def open_array(path: Path, shape: tuple[int, ...], dtype: str) -> np.ndarray:
         raise DatastoreError(f"{path} is damaged ({error}): build the datastore again") from None
     if array.shape != shape or array.dtype != np.dtype(dtype):
         raise DatastoreError(
-            f"{path} holds {array.dtype} {array.shape}, but the manifest says {dtype} {shape}: build the datastore again"
+            f"{path} holds {array.dtype} {array.shape}, but the manifest says {dtype} {shape}: build the "
+            "datastore again"
         )
     return array
 
 
 def as_tensor(array: np.ndarray) -> Tensor:
-    """Share the memory of an array with a tensor, which must not be written to: the array may be mapped from a file."""
+    """Share an array's memory with a tensor, which must not be written to: a file may be mapped there."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*not writable.*")
         return torch.from_numpy(array)

@@ -24,8 +24,8 @@ def check_data_bin(data_bin: Path, *languages: str) -> None:
     if not data_bin.is_dir():
         if len(split_paths(str(data_bin))) > 1:
             raise ConfigurationError(
-                f"{data_bin} names several folders, of which fairseq-train reads another in each epoch: give one; datastores "
-                "built from each become one with fairseq-ccpr merge"
+                f"{data_bin} names several folders, of which fairseq-train reads another in each epoch: give "
+                "one; datastores built from each become one with fairseq-ccpr merge"
             )
         found = f"{data_bin} is a file" if data_bin.exists() else f"there is no folder {data_bin}"
         raise ConfigurationError(
@@ -34,13 +34,13 @@ def check_data_bin(data_bin: Path, *languages: str) -> None:
     for language in languages:
         if not (data_bin / f"dict.{language}.txt").is_file():
             raise ConfigurationError(
-                f"{data_bin} has no dict.{language}.txt{but_found(data_bin)}: give the folder that fairseq-ccpr prepare or "
-                "fairseq-preprocess wrote, and -s and -t as there"
+                f"{data_bin} has no dict.{language}.txt{but_found(data_bin)}: give the folder that "
+                "fairseq-ccpr prepare or fairseq-preprocess wrote, and -s and -t as there"
             )
 
 
 def but_found(folder: Path) -> str:
-    """Name the dictionaries of a folder that lacks those that were looked for: languages may be called otherwise there."""
+    """Name the dictionaries of a folder that lacks those looked for: languages may have other names there."""
     names = [path.name for path in sorted(folder.glob("dict.*.txt"))]
     return f", but {', '.join(names[:10])}" if names else ""
 
@@ -51,7 +51,7 @@ def has_subset(task: Any, subset: str) -> bool:
 
 
 def parts_of(task: Any, subset: str) -> list[str]:
-    """List a subset and those that continue it, which fairseq-train reads as one: `train`, `train1`, `train2`.
+    """List a subset and those that continue it, read as one by fairseq-train: `train`, `train1`, `train2`.
 
     One whose name ends in a number stands for itself.
     """
@@ -60,7 +60,7 @@ def parts_of(task: Any, subset: str) -> list[str]:
 
 
 def check_whole(task: Any, subset: str) -> None:
-    """Check the sizes of a subset's files, before fairseq maps them into memory; ValueError names one that is too short."""
+    """Check the sizes of a subset's files before fairseq maps them; ValueError names one too short."""
     for path in _folder(task).glob(f"{glob.escape(subset)}.*-*.idx"):
         with path.open("rb") as stream:
             head = stream.read(HEADER.size)
@@ -96,11 +96,10 @@ def corpus_fingerprint(task: Any, subsets: Iterable[str]) -> str:
 def _prefix(task: Any, subset: str) -> str | None:
     """The language pair in the names of a subset's files, which serve both directions."""
     source, target = task.cfg.source_lang, task.cfg.target_lang
-    for prefix in (f"{source}-{target}", f"{target}-{source}"):
-        names = (f"{subset}.{prefix}.{side}.{end}" for side in (source, target) for end in ("bin", "idx"))
-        if all((_folder(task) / name).exists() for name in names):
-            return prefix
-    return None
+    ends = [f"{side}.{end}" for side in (source, target) for end in ("bin", "idx")]
+    pairs = (f"{source}-{target}", f"{target}-{source}")
+    folder = _folder(task)
+    return next((p for p in pairs if all((folder / f"{subset}.{p}.{end}").exists() for end in ends)), None)
 
 
 def _found(task: Any) -> set[str]:

@@ -1,4 +1,4 @@
-"""Finding equal strings: by digests of 8 bytes, among more strings than memory holds, or by hashes of places in text."""
+"""Finding equal strings: by digests, among more than memory holds, or by hashes of places in text."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from pathlib import Path
 import numpy as np
 
 from fairseq_ccpr.storage.arrays import GrowingArray
-from fairseq_ccpr.storage.text_lines import LinesInMemory, TextLines
+from fairseq_ccpr.storage.text_lines import TextLines
 
 BUCKETS = 256
-BLOCK = 1 << 16  # strings at a time, to be digested
+DIGESTED = 1 << 16  # strings at a time, to be digested
 HASHED = 1 << 14  # strings at a time, to be hashed
 BASE = 0x9E3779B97F4A7C15  # odd, so that it has an inverse modulo 2^64
 INVERSE = pow(BASE, -1, 1 << 64)
 
 
 def digest(string: str) -> bytes:
-    """Return 8 bytes of BLAKE2 that stand for a string, the same everywhere; sorting by them shuffles strings."""
+    """Return 8 bytes of BLAKE2 for a string, the same everywhere; sorting by them shuffles strings."""
     return hashlib.blake2b(string.encode(), digest_size=8).digest()
 
 
@@ -38,7 +38,7 @@ def first_of_equals(strings: Iterable[str], folder: Path) -> np.ndarray:
     chance of .0003.
     """
     digests = map(digest, strings)
-    blocks = iter(lambda: b"".join(islice(digests, BLOCK)), b"")
+    blocks = iter(lambda: b"".join(islice(digests, DIGESTED)), b"")
     return first_of_equal_numbers((np.frombuffer(block, np.uint64) for block in blocks), folder)
 
 
@@ -74,7 +74,7 @@ def first_of_equal_numbers(blocks: Iterable[np.ndarray], folder: Path) -> np.nda
     return firsts
 
 
-def hash_strings(spans: np.ndarray, lines: TextLines | LinesInMemory) -> np.ndarray:
+def hash_strings(spans: np.ndarray, lines: TextLines) -> np.ndarray:
     """Hash strings that stand in lines of text: sum_i c_i b^i modulo 2^64 over their characters c_0, c_1, ...
 
     Unlike digests these need no Python loop over the strings: those of a block come from one running sum over
@@ -88,7 +88,7 @@ def hash_strings(spans: np.ndarray, lines: TextLines | LinesInMemory) -> np.ndar
     return np.concatenate([np.empty(0, np.uint64), *blocks])
 
 
-def _hash_block(spans: np.ndarray, lines: TextLines | LinesInMemory) -> np.ndarray:
+def _hash_block(spans: np.ndarray, lines: TextLines) -> np.ndarray:
     numbers, line_of = np.unique(spans[:, 0], return_inverse=True)
     characters, begins = lines.characters(numbers)
     powers, inverses = (_powers(base, len(characters).bit_length()) for base in (BASE, INVERSE))

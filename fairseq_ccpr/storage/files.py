@@ -29,13 +29,13 @@ def partial_path(path: Path) -> Path:
 
 
 def unfollowed(path: str, flags: int, mode: int = 0o666) -> int:
-    """Open a file, as an `opener`, but not what a symbolic link leads to: a datastore may come from someone else."""
+    """Open a file, as an `opener`, but through no symbolic link: a datastore may come from someone else."""
     return os.open(path, flags | os.O_NOFOLLOW, mode)
 
 
 @contextmanager
 def atomic_file(path: Path, mode: int = 0o666, follow: bool = False) -> Iterator[Path]:
-    """Yield the path to write a file to, which then replaces `path`: readers see the old file or the whole new one.
+    """Yield the path to write a file to, which then replaces `path`: readers see the old one or the new.
 
     Nothing stays of a file whose writing fails.
 
@@ -49,16 +49,16 @@ def atomic_file(path: Path, mode: int = 0o666, follow: bool = False) -> Iterator
         return
     path = path.resolve() if follow else path
     partial = partial_path(path)
-    new = partial.with_name(f"{partial.name}.new")
+    partial.unlink(
+        missing_ok=True
+    )  # left by a run that was killed, or a link, which would be written through
+    # to learn what permissions a new file gets
+    os.close(unfollowed(str(partial), os.O_CREAT | os.O_EXCL, mode))
+    permissions = S_IMODE(partial.stat().st_mode)
+    partial.unlink()
     try:
-        for left in (partial, new):  # by a run that was killed, or links, which would be written through
-            left.unlink(missing_ok=True)
         with naming(path):
             yield partial
-        # to learn what permissions a new file gets
-        os.close(unfollowed(str(new), os.O_CREAT | os.O_EXCL, mode))
-        permissions = S_IMODE(new.stat().st_mode)
-        new.unlink()
         partial.chmod(permissions)
         move_into_place(partial, path)
     except BaseException:
@@ -84,7 +84,7 @@ def sync_directory(folder: Path) -> None:
 
 @contextmanager
 def only_writer(path: Path) -> Iterator[None]:
-    """Keep others from replacing a file while it is read, changed and replaced; one that is not there has no other writer."""
+    """Keep others from replacing a file while it is changed; one that is not there has no other writer."""
     with ExitStack() as held:
         while path.exists():
             # NFS wants r+b
@@ -98,7 +98,7 @@ def only_writer(path: Path) -> Iterator[None]:
 
 @contextmanager
 def atomic_directory(output: Path) -> Iterator[Path]:
-    """Yield an empty folder to write to, which then becomes `output`, a new one; nothing stays of it if anything fails."""
+    """Yield an empty folder, which then becomes `output`, a new one; nothing stays if anything fails."""
     if output.exists():
         raise ConfigurationError(f"--output {output} exists: give a new folder, or delete it")
     with scratch_directory(output) as partial:
@@ -136,7 +136,7 @@ def write_text(path: Path, text: str, follow: bool = True) -> None:
 
 
 def write_checked_json(path: Path, data: dict[str, Any]) -> None:
-    """Write JSON atomically, with a checksum of its own: `read_checked_json` then notices any change of any byte."""
+    """Write JSON atomically, with its checksum: `read_checked_json` then notices any change of any byte."""
     write_text(path, _with_checksum(data), follow=False)
 
 
@@ -185,14 +185,15 @@ def describe_files(directory: Path, names: list[str]) -> dict[str, dict[str, Any
 
 
 def check_sizes(directory: Path, files: dict[str, dict[str, Any]]) -> None:
-    """Check that each file exists and is as long as it was; quick enough for whenever a datastore is opened."""
+    """Check that each file exists and is as long as it was: quick, for whenever a datastore is opened."""
     for name, expected in files.items():
         path = directory / name
         if not path.is_file():
             raise DatastoreError(f"{path} is missing: copy the whole datastore, or build it again")
         if (found := path.stat().st_size) != expected["bytes"]:
             raise DatastoreError(
-                f"{path} is damaged: {found:,} bytes found, {expected['bytes']:,} expected; build the datastore again"
+                f"{path} is damaged: {found:,} bytes found, {expected['bytes']:,} expected; build the "
+                "datastore again"
             )
 
 

@@ -1,4 +1,4 @@
-"""An append-only file of checked records: what was acknowledged is there after any kill, and damage costs what it hits."""
+"""An append-only file of checked records: no kill loses what was acknowledged; damage costs what it hits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from itertools import count
 from pathlib import Path
 
 from fairseq_ccpr.errors import DatastoreError
-from fairseq_ccpr.storage.arrays import bring_to_disk
 from fairseq_ccpr.storage.files import atomic_file, sync_directory, unfollowed
 
 MARK = b"\xffCCPRJ3\n"  # each record begins with it; its first byte is in no text
@@ -27,7 +26,7 @@ _OLD_HEAD = struct.Struct("<I16s")  # length and digest
 class Journal:
     """A file of records.
 
-        MARK, the number of the record, counted from 0, its length (uint32 each), its digest (16 bytes), the record
+        MARK, the record's number, counted from 0, its length (uint32 each), its digest (16 bytes), the record
 
     The digest is BLAKE2b of number, length and record: so a record can neither be changed nor moved
     unnoticed. After one that was, reading goes on at the next mark with a right digest; numbers tell how many
@@ -42,8 +41,13 @@ class Journal:
         self.damage: list[tuple[int, int]] = []  # where bytes that are no records begin and end
         self.old = False  # whether the file has to be written again before more is appended to it
 
-    def read(self) -> Iterator[bytes]:
-        """Yield the records after those that were read before."""
+    @property
+    def gaps(self) -> int:
+        """How many records are missing, and places damaged, so far."""
+        return self.lost + len(self.damage)
+
+    def read(self, noted: int = 0) -> Iterator[bytes]:
+        """Yield the records after those that were read before; as many as `noted` should be there."""
         with self.path.open("rb") as stream:
             first = stream.seek(self.end)
             data = stream.read()
@@ -59,9 +63,11 @@ class Journal:
         if self.end < first + len(data):
             self.damage.append((self.end, first + len(data)))
             self.lost += max(1, data.count(MARK, self.end - first))
+        elif not self.old:
+            self.lost += max(0, noted - self.count)
 
     def append(self, records: Sequence[bytes]) -> None:
-        """Append records, all or none, to a journal that was read to its end; return once they are on disk."""
+        """Append records, all or none, to a journal that was read to its end; they are on disk then."""
         frames, written = _frames(records, self.count), 0
         try:
             with open(self.path, "r+b", buffering=0, opener=unfollowed) as stream:
@@ -78,37 +84,26 @@ class Journal:
         except OSError as error:
             reason = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else error.strerror
             raise DatastoreError(
-                f"{self.path} cannot be written ({reason}): nothing was added to it; free some space, or see to the disk"
+                f"{self.path} cannot be written ({reason}): nothing was added to it; free some space, or see "
+                "to the disk"
             ) from None
         self.end += len(frames)
         self.count += len(records)
 
     def put_damage_aside(self) -> Path | None:
-        """Copy what is damaged to a new file next to the journal; return its path, None where nothing is but missing."""
+        """Copy what is damaged to a new file next to the journal; return its path, None without any."""
         data = self.path.read_bytes()
         content = b"".join(data[start:end] for start, end in self.damage)
-        for number in count(1) if content else ():
-            path = self.path.with_name(f"{self.path.name}.damaged-{number}")
-            try:
-                stream = os.fdopen(
-                    os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, permissions(path)), "wb"
-                )
-            except FileExistsError:
-                continue
-            try:
-                with stream:
-                    stream.write(content)
-                    bring_to_disk(stream)
-            except OSError:
-                path.unlink()
-                raise
-            sync_directory(path.parent)
-            return path
-        return None
+        if not content:
+            return None
+        names = (f"{self.path.name}.damaged-{number}" for number in count(1))
+        path = next(path for name in names if not os.path.lexists(path := self.path.with_name(name)))
+        _write(path, content)
+        return path
 
 
 class WriterLock:
-    """The right to write to a folder, which one process, and in it one object, has at a time. A kill gives it back."""
+    """The right to write to a folder, of one object of one process at a time. A kill gives it back."""
 
     def __init__(self, path: Path) -> None:
         refuse_unusual(path)
@@ -127,14 +122,13 @@ class WriterLock:
         self.note(read_note(path))
 
     def note(self, text: str) -> None:
-        """Leave a line beside the name of the process, for whoever reads or writes next; none where the disk is full."""
+        """Leave a line beside the name of the process for whoever comes next; none where the disk is full."""
         file = self._stream.fileno()
         with suppress(OSError):
             os.ftruncate(file, 0)
             os.pwrite(file, f"process {os.getpid()} on {socket.gethostname()}\n{text}".encode(), 0)
 
     def release(self) -> None:
-        """Give it back."""
         self._stream.close()
 
 
@@ -147,7 +141,7 @@ def read_note(path: Path) -> str:
 
 
 def refuse_unusual(path: Path, folder: bool = False, linked: bool = False) -> None:
-    """Refuse what is there and is no file, or `folder`, of its own; where it is only read, it may be `linked`."""
+    """Refuse what is there and is no file, or `folder`, of its own; what is only read may be `linked`."""
     if not (path.exists() or path.is_symlink()):
         return
     found, what = path.stat() if linked else path.lstat(), "folder" if folder else "file"
@@ -162,13 +156,17 @@ def refuse_unusual(path: Path, folder: bool = False, linked: bool = False) -> No
 
 def create_journal(path: Path, records: Sequence[bytes]) -> None:
     """Write a journal with its first records, under its final name only when it is complete and on disk."""
+    _write(path, _frames(records, 0))
+
+
+def _write(path: Path, content: bytes) -> None:
     with atomic_file(path, permissions(path)) as partial:
-        partial.write_bytes(_frames(records, 0))
+        partial.write_bytes(content)
     sync_directory(path.parent)
 
 
 def permissions(path: Path) -> int:
-    """Return those of a file that may be read and written by whom its folder lets in: 0600 in a folder of 0700."""
+    """Return those of a file for whom its folder lets in: 0600 in a folder of 0700."""
     return path.parent.stat().st_mode & 0o666
 
 

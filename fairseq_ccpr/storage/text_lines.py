@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
@@ -59,7 +59,7 @@ class TextLines:
         return None
 
     def characters(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the characters of n lines with their line feeds, uint32 [C], and where each line begins, int64 [n]."""
+        """Return the characters of n lines with line feeds, uint32 [C], and where each begins, int64 [n]."""
         first, lengths = self.offsets[numbers], self.offsets[numbers + 1] - self.offsets[numbers]
         begins = np.cumsum(lengths) - lengths  # in bytes
         bytes_read = np.frombuffer(self._bytes, np.uint8)[
@@ -71,17 +71,12 @@ class TextLines:
         ] - 1
 
 
-class LinesInMemory:
-    """Lines that are searched as `TextLines` are, without a file."""
+class LinesInMemory(TextLines):
+    """The same without a file."""
 
-    def __init__(self, lines: Sequence[str]) -> None:
-        self._lines = lines
-
-    def characters(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Do what `TextLines.characters` does."""
-        lines = [f"{self._lines[number]}\n" for number in numbers.tolist()]
-        lengths = np.array([len(line) for line in lines], np.int64)
-        return np.frombuffer("".join(lines).encode("utf-32-le"), np.uint32), np.cumsum(lengths) - lengths
+    def __init__(self, lines: Iterable[str]) -> None:
+        encoded = [f"{line}\n".encode() for line in lines]
+        self._bytes, self.offsets = b"".join(encoded), np.cumsum([0, *map(len, encoded)])
 
 
 class LineWriter:
@@ -91,13 +86,11 @@ class LineWriter:
         self._stream, self._offsets = text.open("wb"), GrowingArray(offsets, (), "int64")
 
     def add(self, line: str) -> None:
-        """Append a line without a line feed in it."""
         self._offsets.append(np.array([self._stream.tell()]))
         with naming(self._stream.name):
             self._stream.write(line.encode("utf-8") + b"\n")
 
     def close(self) -> None:
-        """Complete both files and bring them to disk."""
         self._offsets.append(np.array([self._stream.tell()]))
         self._offsets.close()
         bring_to_disk(self._stream)

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from fairseq_ccpr.datastore.learned import (
-    FORGOTTEN,
     LEARNED,
+    Kind,
     NewPair,
     ReadAs,
     identity,
@@ -550,7 +550,7 @@ def test_a_forgotten_pair_stays_forgotten_where_one_of_its_records_is_damaged(fo
     store.learn([new_pair(3)])
     store.close()
     whole, journal = store.path.read_bytes(), Journal(store.path)
-    first, second = (journal.end for record in journal.read() if record[0] == FORGOTTEN)
+    first, second = (journal.end for record in journal.read() if record[0] == Kind.FORGOTTEN)
     for end in (first, second):
         store.path.write_bytes(whole[: end - 1] + b"?" + whole[end:])
         found = store_at(folder)

@@ -19,7 +19,6 @@ from fairseq_ccpr.decoding.correction_memory import (
     WEIGHT,
     CorrectionBatch,
     CorrectionMemory,
-    Followed,
 )
 from fairseq_ccpr.decoding.memory import Step
 from fairseq_ccpr.decoding.mixture import Distribution
@@ -119,7 +118,7 @@ def test_it_is_followed_and_left_as_a_plain_loop_says(rng: np.random.Generator) 
     table = torch.full((3, 5), NOTHING)
     for row, target in zip(table, targets):
         row[: len(target)] = torch.tensor(target, dtype=torch.int64)
-    batch = CorrectionBatch(memory, table, Followed(table, torch.arange(3), torch.ones(3, dtype=torch.bool)))
+    batch = CorrectionBatch(memory, table, table, torch.arange(3), torch.ones(3, dtype=torch.bool))
     rows, hypotheses = np.repeat(np.arange(3), 4), torch.full((12, 1), END)
     batch = batch.reorder(torch.from_numpy(rows))
     for step in range(6):

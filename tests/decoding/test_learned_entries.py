@@ -53,7 +53,10 @@ def entries(
 ) -> LearnedEntries:
     pair = LearnedPair(1, "eins", "one", 1, len(keys))
     segment = Segment(keys, half_norms(keys), metric)
-    return LearnedEntries(segment, values, (pair,), (), gone, first, np.zeros(1, np.int64))
+    own = np.empty(0, np.int32)
+    return LearnedEntries(
+        segment, values, (pair,), (), gone, first, np.zeros(1, np.int64), own, torch.from_numpy(own)
+    )
 
 
 def equal(one: Neighbours, two: Neighbours, ids: bool = True) -> bool:

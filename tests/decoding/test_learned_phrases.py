@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from fairseq_ccpr.building.compact import CompactSettings, compact_datastore
-from fairseq_ccpr.datastore.learned import LearnedStore, NewPair, PairPhrases
+from fairseq_ccpr.datastore.learned import LearnedStore, NewPair, PairPhrases, phrases_of_sentences
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
-from fairseq_ccpr.decoding.learned_memory import GrowingRows, LearnedPhrases, PhraseSegment, entries_of
+from fairseq_ccpr.decoding.learned_memory import GrowingRows, LearnedPhrases, PhraseSegment
 from fairseq_ccpr.decoding.phrase_candidates import lay_out, split_entries
 from fairseq_ccpr.decoding.phrase_retriever import PhraseRetriever, QueryPhrase
 from fairseq_ccpr.decoding.phrase_votes import NO_TOKEN
@@ -197,7 +197,7 @@ def test_entries_of_sentences_are_all_of_theirs(divided: Divided) -> None:
     store = PhraseDatastore(divided.whole)
     for sentences in ([], [0], [89, 3, 4], list(range(90))):
         wanted = np.flatnonzero(np.isin(store.spans[:, 0], sentences))
-        assert np.array_equal(entries_of(store, sentences), wanted)
+        assert np.array_equal(phrases_of_sentences(store, sentences), wanted)
 
 
 def test_two_indexes_are_searched_as_one(rng: np.random.Generator) -> None:
@@ -217,8 +217,8 @@ def test_two_indexes_are_searched_as_one(rng: np.random.Generator) -> None:
 def test_keys_that_grow_leave_earlier_ones_alone(rng: np.random.Generator) -> None:
     grown, wanted = GrowingRows(torch.empty(0, 8).half()), np.empty((0, 8), np.float16)
     for size in (0, 3, 5000, 1, 9000):
-        earlier, copy = grown.rows, grown.rows.clone()
+        (earlier,), copy = grown.rows, grown.rows[0].clone()
         new = rng.standard_normal((size, 8)).astype(np.float16)
         grown.append(torch.from_numpy(new))
         wanted = np.concatenate([wanted, new])
-        assert np.array_equal(grown.rows.numpy(), wanted) and torch.equal(earlier, copy)
+        assert np.array_equal(grown.rows[0].numpy(), wanted) and torch.equal(earlier, copy)

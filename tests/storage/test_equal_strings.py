@@ -20,7 +20,7 @@ from fairseq_ccpr.storage.text_lines import TextLines, write_lines
 def test_first_of_equals_is_what_a_dictionary_finds(tmp_path_factory, strings, block) -> None:
     firsts: dict[str, int] = {}
     wanted = [firsts.setdefault(string, number) for number, string in enumerate(strings)]
-    with patch("fairseq_ccpr.storage.equal_strings.BLOCK", block):
+    with patch("fairseq_ccpr.storage.equal_strings.DIGESTED", block):
         assert first_of_equals(strings, tmp_path_factory.mktemp("repeats")).tolist() == wanted
 
 

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from fairseq import tasks, utils
 from torch import Tensor
 
 from fairseq_ccpr.cli.planning import Limits, synchronise
+from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
 from fairseq_ccpr.decoding.learned_memory import LearnedEntries
 from fairseq_ccpr.decoding.options import MixtureSettings
@@ -22,6 +24,7 @@ from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.lab.machine import peak_bytes, start_peak
 from fairseq_ccpr.lab.speed.search_speed import grow, make_index
 from fairseq_ccpr.search import Index
+from fairseq_ccpr.search.live import Segment
 from fairseq_ccpr.timing import DECODER, PhaseTimer, phase
 
 BASE, EQUIPPED, REST = "base", "base+", "rest"
@@ -97,7 +100,7 @@ class SpeedTest:
                 index, description, _ = make_index(keys, choice, store.section.index.metric)
                 made[store.directory] = index, found[:, 0], found[:, 1], str(description)
             index, values, sentences, described = made[store.directory]
-            learned = LearnedEntries.none(store, sentences, self.device)
+            learned = nothing_learned(store, sentences, self.device)
             tokens = replace(
                 tokens, retriever=retriever.with_entries(index, values, described), learned=learned
             )
@@ -179,3 +182,22 @@ class SpeedTest:
             index = self.generators[name].model.find(TokenMemory).retriever.index
             floor = limits.floor(index.size, index.dimension, hypotheses)
         return {name: 1000 * seconds / timer.calls[DECODER] for name, seconds in phases.items()}, 1000 * floor
+
+
+def nothing_learned(datastore: TokenDatastore, sentences: Tensor, device: torch.device) -> LearnedEntries:
+    """Make a snapshot in which nothing was learned, of a datastore whose entries are of these sentences, int32 [N]."""
+    nothing = torch.empty(0, dtype=torch.int64, device=device)
+    keys = torch.empty(0, datastore.section.dimension, dtype=torch.float16, device=device)
+    segment = Segment(keys, nothing.float(), datastore.section.index.metric)
+    return LearnedEntries(
+        segment,
+        nothing.int(),
+        (),
+        (),
+        nothing,
+        len(sentences),
+        np.empty(0, np.int64),
+        datastore.values,
+        sentences,
+        source_index=datastore.source_index,
+    )
