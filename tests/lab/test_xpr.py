@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fairseq_ccpr.lab.xpr.lexicon import Lexicon, usable_examples
+from fairseq_ccpr.lab.xpr.model import TrainedXprEncoder, XprEncoderConfig, pool
 from fairseq_ccpr.lab.xpr.training import XpcoConfig, XpcoCriterion, false_negatives
 from fairseq_ccpr.models.pretrained.context_encoder import ContextEncoder
-from fairseq_ccpr.models.xpr_encoder import XprEncoder, XprEncoderConfig, pool
+from fairseq_ccpr.models.xpr_encoder import XprEncoder
 from fairseq_ccpr.text.subwords import subword_bounds
 from fairseq_ccpr.text.tokenizers import load_tokenizer
 from fairseq_ccpr.training.phrase_contrast import alignment_losses
@@ -111,7 +112,11 @@ def test_head_starts_as_a_rotation(xpr: Xpr) -> None:
         assert linear == (width <= 32)
         if width == 32:  # the default
             assert (
-                len(XprEncoder.build_model(XprEncoderConfig(encoder=str(xpr.context)), None).head[2].bias)
+                len(
+                    TrainedXprEncoder.build_model(XprEncoderConfig(encoder=str(xpr.context)), None)
+                    .head[2]
+                    .bias
+                )
                 == width
             )
             torch.testing.assert_close(vectors @ vectors.T, pooled @ pooled.T, rtol=1e-4, atol=1e-4)
