@@ -39,7 +39,7 @@ SIZES = {  # fairseq's name of a size, and that of Hugging Face
     "decoder_attention_heads": "decoder_attention_heads", "decoder_ffn_embed_dim": "decoder_ffn_dim",
     "decoder_embed_dim": "d_model", "max_target_positions": "max_position_embeddings",
 }  # fmt: skip
-CONFIG_DEFAULTS = {  # of what a config.json may leave out
+CONFIG_DEFAULTS: Mapping[str, Any] = {  # of what a config.json may leave out
     "activation_function": "gelu", "scale_embedding": False, "share_encoder_decoder_embeddings": True,
     "tie_word_embeddings": True, "max_position_embeddings": 512,
 }  # fmt: skip
@@ -70,7 +70,7 @@ def is_marian(folder: Path) -> bool:
 def read_settings(folder: Path) -> tuple[Namespace, bool, int]:
     """Read config.json: fairseq's settings, whether embeddings are shared, the decoder's first symbol."""
     path = folder / CONFIG
-    config = CONFIG_DEFAULTS | read_json(path)
+    config = {**CONFIG_DEFAULTS, **read_json(path)}
     if (kind := config.get("model_type")) != MARIAN:
         raise CheckpointError(
             f"{folder} holds a model of type '{kind}': give one of type '{MARIAN}', such as OPUS-MT's"

@@ -5,7 +5,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from fairseq.criterions import FairseqCriterion
@@ -61,8 +61,8 @@ class TranslationCpuBf16Task(CpuAutocast, TranslationTask):
 class SummedCriterion(FairseqCriterion):
     """A criterion whose logged values are sums, with the number of decimals that fairseq shows of each."""
 
-    means: Mapping[str, int] = {"loss": 3}  # by `sample_size`
-    percentages: Mapping[str, int] = {"accuracy": 2}  # of `queries`, which validation has
+    means: ClassVar[Mapping[str, int]] = {"loss": 3}  # by `sample_size`
+    percentages: ClassVar[Mapping[str, int]] = {"accuracy": 2}  # of `queries`, which validation has
 
     @classmethod
     def reduce_metrics(cls, logging_outputs: list[dict[str, Any]]) -> None:

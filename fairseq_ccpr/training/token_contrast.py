@@ -185,9 +185,14 @@ class TokenContrastTask(ContrastTask):
         if get_global_rank() == 0:
             weights = {name: tensor.cpu() for name, tensor in adapter.state_dict().items()}
             position = {"train_iterator": {"epoch": 1, "iterations_in_epoch": 0}}
-            state = {"args": None, "cfg": None, "model": weights, "task_state": self.state_dict()}
-            state["optimizer_history"] = [{"lr_scheduler_state": {}, "num_updates": 0}]
-            state["extra_state"] = position | dict.fromkeys(("val_loss", "best"), accuracy)
+            state = {
+                "args": None,
+                "cfg": None,
+                "model": weights,
+                "optimizer_history": [{"lr_scheduler_state": {}, "num_updates": 0}],
+                "task_state": self.state_dict(),
+                "extra_state": position | dict.fromkeys(("val_loss", "best"), accuracy),
+            }
             torch_persistent_save(state, str(Path(self.cfg.save_dir) / BEST))
 
     def begin_valid_epoch(self, epoch: int, model: Any) -> None:
