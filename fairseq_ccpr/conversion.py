@@ -1,4 +1,4 @@
-"""Marian models as Hugging Face stores them (settings, vocabulary, weights), converted to fairseq checkpoints."""
+"""Marian models as Hugging Face stores them (settings, vocabulary, weights) become fairseq checkpoints."""
 
 from __future__ import annotations
 
@@ -28,28 +28,30 @@ from fairseq_ccpr.storage.files import scratch_directory
 from fairseq_ccpr.text.schemes import SENTENCEPIECE_PAIR
 
 MARIAN = "marian"  # the model_type of config.json
-POSITIONS = 512  # where a config does not say
 ACTIVATIONS = {
     "swish": SILU, "silu": SILU, "relu": "relu", "gelu": "gelu", "gelu_new": "gelu_accurate",
     "gelu_pytorch_tanh": "gelu_accurate",
 }  # fmt: skip
-SIZES = (
-    "d_model",
-    "encoder_layers",
-    "decoder_layers",
-    "encoder_attention_heads",
-    "decoder_attention_heads",
-    "encoder_ffn_dim",
-    "decoder_ffn_dim",
-)
+SIZES = {  # fairseq's name of a size, and that of Hugging Face
+    "encoder_layers": "encoder_layers", "encoder_attention_heads": "encoder_attention_heads",
+    "encoder_ffn_embed_dim": "encoder_ffn_dim", "encoder_embed_dim": "d_model",
+    "max_source_positions": "max_position_embeddings", "decoder_layers": "decoder_layers",
+    "decoder_attention_heads": "decoder_attention_heads", "decoder_ffn_embed_dim": "decoder_ffn_dim",
+    "decoder_embed_dim": "d_model", "max_target_positions": "max_position_embeddings",
+}  # fmt: skip
+CONFIG_DEFAULTS: Mapping[str, Any] = {  # of what a config.json may leave out
+    "activation_function": "gelu", "scale_embedding": False, "share_encoder_decoder_embeddings": True,
+    "tie_word_embeddings": True, "max_position_embeddings": 512,
+}  # fmt: skip
+COPY_AGAIN = "copy the model's whole folder again"
 # Options by which older configs describe other Transformer variants; off if absent.
 OTHERWISE = ("normalize_before", "normalize_embedding", "add_final_layer_norm")
 SOURCE_VOCABULARY, TARGET_VOCABULARY = "vocab.json", "target_vocab.json"
-PAD, EOS, UNKNOWN = SPECIALS = ("<pad>", "</s>", "<unk>")  # in the order of fairseq's <s> <pad> </s> <unk>
+SPECIALS = ("<pad>", "</s>", "<unk>")  # in the order of fairseq's <s> <pad> </s> <unk>
 _TAG = re.compile(r">>[\w-]+<<")
 BEFORE = "model."  # their names begin so
 BIAS = "final_logits_bias"
-PROJECTION = "lm_head.weight"
+LM_HEAD = "lm_head.weight"
 IMPOSSIBLE = -1e4  # a logit whose probability is 0, and which fp16 can hold
 SIDES = ("encoder", "decoder")
 SETTINGS = "special:model.yml"  # the array of a model.npz that holds its settings as text
@@ -66,48 +68,36 @@ def is_marian(folder: Path) -> bool:
 
 
 def read_settings(folder: Path) -> tuple[Namespace, bool, int]:
-    """Read config.json: fairseq's settings, whether both sides share embeddings, and what the decoder starts from."""
+    """Read config.json: fairseq's settings, whether embeddings are shared, the decoder's first symbol."""
     path = folder / CONFIG
-    config = read_json(path)
+    config = {**CONFIG_DEFAULTS, **read_json(path)}
     if (kind := config.get("model_type")) != MARIAN:
         raise CheckpointError(
             f"{folder} holds a model of type '{kind}': give one of type '{MARIAN}', such as OPUS-MT's"
         )
     if different := [name for name in OTHERWISE if config.get(name)]:
         raise CheckpointError(
-            f"{path} asks for {different[0]}, with which Marian's own models are not built: it cannot be converted"
+            f"{path} asks for {different[0]}, with which Marian's own models are not built: it cannot be "
+            "converted"
         )
-    activation = config.get("activation_function", "gelu")
+    activation = config["activation_function"]
     if activation not in ACTIVATIONS:
         raise CheckpointError(
             f"{path} asks for the activation '{activation}': only {', '.join(ACTIVATIONS)} can be converted"
         )
-    sizes = {name: _size(path, config, name) for name in SIZES}
+    sizes = {ours: _size(path, config, theirs) for ours, theirs in SIZES.items()}
     for side in SIDES:
-        if sizes["d_model"] % sizes[f"{side}_attention_heads"]:
+        width, heads = sizes[f"{side}_embed_dim"], sizes[f"{side}_attention_heads"]
+        if width % heads:
             raise CheckpointError(
-                f"{path} has a d_model of {sizes['d_model']}, which {sizes[f'{side}_attention_heads']} heads cannot share: "
-                "copy the model's whole folder again"
+                f"{path} has a d_model of {width}, which {heads} heads cannot share: {COPY_AGAIN}"
             )
-    arguments = {
-        f"{side}_{ours}": sizes[f"{side}_{theirs}"]
-        for side in SIDES
-        for ours, theirs in (
-            ("layers", "layers"),
-            ("attention_heads", "attention_heads"),
-            ("ffn_embed_dim", "ffn_dim"),
-        )
-    } | {f"{side}_embed_dim": sizes["d_model"] for side in SIDES}
-    shared = bool(config.get("share_encoder_decoder_embeddings", True))
-    tied = bool(config.get("tie_word_embeddings", True))
-    most = (
-        _size(path, config, "max_position_embeddings") if "max_position_embeddings" in config else POSITIONS
-    )
+    shared, tied = bool(config["share_encoder_decoder_embeddings"]), bool(config["tie_word_embeddings"])
     return Namespace(
         arch=ARCHITECTURE, activation_fn=ACTIVATIONS[activation],
-        no_scale_embedding=not config.get("scale_embedding", False), share_all_embeddings=shared and tied,
+        no_scale_embedding=not config["scale_embedding"], share_all_embeddings=shared and tied,
         share_decoder_input_output_embed=tied, encoder_learned_pos=True, decoder_learned_pos=True,
-        max_source_positions=most, max_target_positions=most, **arguments,
+        **sizes,
         **{name: float(config.get(name) or 0.0) for name in ("dropout", "attention_dropout", "activation_dropout")},
     ), shared, _size(path, config, "decoder_start_token_id", least=0)  # fmt: skip
 
@@ -115,9 +105,7 @@ def read_settings(folder: Path) -> tuple[Namespace, bool, int]:
 def _size(path: Path, config: Mapping[str, Any], name: str, least: int = 1) -> int:
     value = config.get(name)
     if not isinstance(value, int) or value < least:
-        raise CheckpointError(
-            f"{path} has no {name}, or none that is a number: copy the model's whole folder again"
-        )
+        raise CheckpointError(f"{path} has no {name}, or none that is a number: {COPY_AGAIN}")
     return value
 
 
@@ -211,13 +199,11 @@ def _embeddings(
     def take(name: str, other: Tensor | None, tensor: Tensor | None) -> Tensor:
         if other is not None and tensor is not None and not torch.equal(other, tensor):
             raise CheckpointError(
-                f"the weights of {folder} have a {name} of its own, which config.json says is tied to another: they are not "
-                "of one model; copy the model's whole folder again"
+                f"the weights of {folder} have a {name} of its own, which config.json says is tied to "
+                f"another: they are not of one model; {COPY_AGAIN}"
             )
         if (found := tensor if other is None else other) is None:
-            raise CheckpointError(
-                f"the weights of {folder} have no {name}: copy the model's whole folder again"
-            )
+            raise CheckpointError(f"the weights of {folder} have no {name}: {COPY_AGAIN}")
         return found
 
     both = left.pop("model.shared.weight", None) if shared else None
@@ -225,23 +211,23 @@ def _embeddings(
     encoder, decoder = (take(name, both, left.pop(name, None)) for name in names)
     if shared:
         decoder = take(names[1], encoder, decoder)
-    projection = take(PROJECTION, decoder if tied else None, left.pop(PROJECTION, None))
+    projection = take(LM_HEAD, decoder if tied else None, left.pop(LM_HEAD, None))
     bias = left.pop(BIAS, torch.zeros(1, len(target.symbols))).reshape(-1, 1)
     for vocabulary, tensor, name in (
         (source, encoder, "the encoder's embedding"),
         (target, decoder, "the decoder's embedding"),
-        (target, projection, PROJECTION),
+        (target, projection, LM_HEAD),
         (target, bias, BIAS),
     ):
         if len(tensor) != len(vocabulary.symbols):
             raise CheckpointError(
-                f"{vocabulary.path} has {len(vocabulary.symbols):,} entries, and {name} has {len(tensor):,}: they are not "
-                "of one model; copy the model's whole folder again"
+                f"{vocabulary.path} has {len(vocabulary.symbols):,} entries, and {name} has {len(tensor):,}: "
+                f"they are not of one model; {COPY_AGAIN}"
             )
     if start >= len(target.symbols):
         raise CheckpointError(
             f"{folder} starts its decoder from the entry {start:,} of {len(target.symbols):,} "
-            "(decoder_start_token_id): copy the model's whole folder again"
+            f"(decoder_start_token_id): {COPY_AGAIN}"
         )
     order = [start, *target.rows]
     moved = bias[order].flatten()
@@ -256,7 +242,7 @@ def _embeddings(
 
 
 def sinusoids(count: int, width: int) -> Tensor:
-    """Compute Marian's position embeddings, fp32 [count, width]: sines in the first half, cosines in the second.
+    """Compute Marian's position embeddings, fp32 [count, width]: sines in the first half, then cosines.
 
     >>> (100 * sinusoids(2, 4)).round().tolist()
     [[0.0, 0.0, 100.0, 100.0], [84.0, 1.0, 54.0, 100.0]]
@@ -282,18 +268,16 @@ def _loaded(
     converted |= {name: tensor for name, tensor in untrained.items() if name.endswith(".version")}
     if unknown := sorted(set(converted) - set(untrained)) + others:
         raise CheckpointError(
-            f"{folder} has weights that no Marian Transformer has ({', '.join(unknown[:3])}): SSRU decoders, guided "
-            "alignment and other variants cannot be converted"
+            f"{folder} has weights that no Marian Transformer has ({', '.join(unknown[:3])}): SSRU decoders, "
+            "guided alignment and other variants cannot be converted"
         )
     if missing := sorted(set(untrained) - set(converted)):
-        raise CheckpointError(
-            f"the weights of {folder} have no {missing[0]}: copy the model's whole folder again"
-        )
+        raise CheckpointError(f"the weights of {folder} have no {missing[0]}: {COPY_AGAIN}")
     for name, tensor in converted.items():
         if tensor.shape != untrained[name].shape:
             raise CheckpointError(
                 f"{name} in the weights of {folder} is {tuple(tensor.shape)}, and config.json asks for "
-                f"{tuple(untrained[name].shape)}: they are not of one model; copy the model's whole folder again"
+                f"{tuple(untrained[name].shape)}: they are not of one model; {COPY_AGAIN}"
             )
         if not tensor.isfinite().all():
             raise CheckpointError(
@@ -314,14 +298,15 @@ def refuse_native(folder: Path) -> None:
         if decoder != SELF_ATTENTION:
             cell = str(settings.get("dec-cell", decoder)).upper()
             raise CheckpointError(
-                f"{path} has a decoder of {cell} cells in place of self-attention, as the students of Bergamot and Firefox "
-                "have: it cannot be converted; give its teacher, or another Transformer"
+                f"{path} has a decoder of {cell} cells in place of self-attention, as the students of "
+                "Bergamot and Firefox have: it cannot be converted; give its teacher, or another Transformer"
             )
         if settings.get("transformer-tied-layers"):
             raise CheckpointError(f"{path} has layers that are tied to each other: it cannot be converted")
     raise CheckpointError(
         f"{files[0]} is in Marian's own format: convert it with transformers' "
-        "convert_marian_to_pytorch.py, and give that folder; SSRU decoders (Bergamot, Firefox) cannot be converted"
+        "convert_marian_to_pytorch.py, and give that folder; SSRU decoders (Bergamot, Firefox) cannot be "
+        "converted"
     )
 
 
@@ -335,34 +320,23 @@ def _settings(path: Path) -> Mapping[str, Any]:
     return settings if isinstance(settings, dict) else {}
 
 
-@dataclass(frozen=True)
-class Converted:
-    """A converted model."""
-
-    source: str
-    target: str
-    tag: str
-    arguments: Namespace
-    parameters: int
-
-
 def convert_marian(
     folder: Path, output: Path, source: str | None, target: str | None, source_tag: str | None
-) -> Converted:
+) -> str:
     """Write checkpoint, dictionaries and SentencePiece models to `output`, which appears when it is complete.
 
     The languages, and the tag that names the target language in front of a source sentence, are by default
     the folder's.
+
+    Returns:
+        A description, such as de-en|layers:6+6|width:512|activation:swish|parameters:74,410,496.
     """
     arguments, shared, start = read_settings(folder)
     vocabularies = read_vocabularies(folder)
     for name, vocabulary in zip((SOURCE_PIECES, TARGET_PIECES), vocabularies):
         _check_pieces(folder / name, vocabulary)
     known = read_json(folder / TOKENIZER_CONFIG) if (folder / TOKENIZER_CONFIG).is_file() else {}
-    source, target = (
-        str(source or known.get("source_lang") or ""),
-        str(target or known.get("target_lang") or ""),
-    )
+    source, target = source or known.get("source_lang"), target or known.get("target_lang")
     if not source or not target:
         raise ConfigurationError(f"{folder} does not say which languages it translates: give -s and -t")
     if source == target:
@@ -383,10 +357,12 @@ def convert_marian(
         for name in (SOURCE_PIECES, TARGET_PIECES):
             shutil.copymode(partial / CHECKPOINT, partial / name)  # downloads may be read-only
         partial.replace(output)
-    parameters = sum(
-        tensor.numel() for tensor in {tensor.data_ptr(): tensor for tensor in weights.values()}.values()
+    parameters = sum({tensor.data_ptr(): tensor.numel() for tensor in weights.values()}.values())
+    tagged = f"|tag:{tag}" if tag else ""
+    return (
+        f"{source}-{target}{tagged}|layers:{arguments.encoder_layers}+{arguments.decoder_layers}|"
+        f"width:{arguments.encoder_embed_dim}|activation:{arguments.activation_fn}|parameters:{parameters:,}"
     )
-    return Converted(source, target, tag, arguments, parameters)
 
 
 def _tag(known: list[str], target: str, given: str | None) -> str:
@@ -400,8 +376,8 @@ def _tag(known: list[str], target: str, given: str | None) -> str:
     if f">>{target}<<" in known:
         return f">>{target}<<"
     raise ConfigurationError(
-        f"the model translates into {len(known)} languages, but not into {target}: choose one with --source-tag, such as "
-        f"{', '.join(known[:5])}"
+        f"the model translates into {len(known)} languages, but not into {target}: choose one with "
+        f"--source-tag, such as {', '.join(known[:5])}"
     )
 
 
@@ -417,6 +393,6 @@ def _check_pieces(path: Path, vocabulary: Vocabulary) -> None:
     known = len(pieces & set(vocabulary.symbols)) / max(1, len(pieces))
     if known < ENOUGH_KNOWN:
         raise CheckpointError(
-            f"only {known:.0%} of the pieces of {path} are in {vocabulary.path.name}: they are not of one model; copy the "
-            "model's whole folder again"
+            f"only {known:.0%} of the pieces of {path} are in {vocabulary.path.name}: they are not of one "
+            "model; copy the model's whole folder again"
         )

@@ -24,7 +24,7 @@ from fairseq_ccpr.text.pairs import read_pairs
 from fairseq_ccpr.text.sentencepiece import read_pieces
 from fairseq_ccpr.text.subwords import SubwordTokenizer
 from fairseq_ccpr.text.tokenizers import SentencePieceTokenizer, load_tokenizer
-from fairseq_ccpr.training.contrast_dataset import ContrastOptions, PhraseContrastDataset
+from fairseq_ccpr.training.contrast_dataset import PhraseContrastDataset
 from tests.helpers import DEMO, USER_DIR, call
 
 PAIRS = {"train": 600, "valid": 24, "test": 20}
@@ -89,9 +89,7 @@ class Ccpr:
             "seed": 1,
         }
         tokenizer = load_tokenizer(self.context)
-        return PhraseContrastDataset(
-            PhrasePairs(self.phrases / split), tokenizer, ContrastOptions(**options | changes)
-        )
+        return PhraseContrastDataset(PhrasePairs(self.phrases / split), tokenizer, **options | changes)
 
 
 @dataclass

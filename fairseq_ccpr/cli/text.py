@@ -103,12 +103,8 @@ def convert(
             )
             raise ConfigurationError(f"--{name} is for {right}, and {source} is {wrong}: leave it out")
     if marian:
-        model = convert_marian(folder, output, source_lang, target_lang, source_tag)
-        settings, tag = model.arguments, f"|tag:{model.tag}" if model.tag else ""
-        print(
-            f"{output / CHECKPOINT} "
-            f"{model.source}-{model.target}{tag}|layers:{settings.encoder_layers}+{settings.decoder_layers}|width:{settings.encoder_embed_dim}|activation:{settings.activation_fn}|parameters:{model.parameters:,}"
-        )
+        made = convert_marian(folder, output, source_lang, target_lang, source_tag)
+        print(f"{output / CHECKPOINT} {made}")
         return 0
     for path in keep_pieces_of:
         if not path.is_file():

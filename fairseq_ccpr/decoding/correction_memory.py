@@ -13,7 +13,7 @@ Letters: B sentences, H hypotheses, L tokens of the longest target.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 import numpy as np
@@ -82,9 +82,8 @@ class CorrectionBatch(MemoryBatch):
 
     memory: CorrectionMemory
     sources: Tensor  # int64 [B, S]
-    table: (
-        Tensor  # int64 [B, L + 1], the tokens of its corrections, then `NOTHING`; [B, 0] where there are none
-    )
+    # int64 [B, L + 1], the tokens of its corrections, then `NOTHING`; [B, 0] where there are none
+    table: Tensor
     rows: Tensor  # int64 [H], the sentence of each hypothesis
     following: Tensor  # bool [H], which hypotheses have followed a correction so far
 

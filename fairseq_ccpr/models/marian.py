@@ -30,30 +30,30 @@ class MarianDecoder(TransformerDecoderBase):
     """fairseq's decoder with Marian's start, and a bias on its logits."""
 
     def extract_features_scriptable(self, prev_output_tokens: Tensor, *args: Any, **named: Any) -> Any:
-        """Compute the states [B, T, d] after prefixes that begin with </s>, as fairseq writes it, which becomes <s>."""
+        """Compute the states [B, T, d] after prefixes; their first </s>, as fairseq has it, becomes <s>."""
         start = prev_output_tokens == self.dictionary.eos()
         tokens = prev_output_tokens.masked_fill(start, self.dictionary.bos())
         return super().extract_features_scriptable(tokens, *args, **named)
 
     def build_output_projection(self, cfg: Any, dictionary: Any, embed_tokens: nn.Embedding) -> None:
-        """Make the projection to the vocabulary, tied to the embeddings where these are."""
         super().build_output_projection(cfg, dictionary, embed_tokens)
         self.output_projection.bias = nn.Parameter(torch.zeros(len(dictionary)))
 
 
 @register_model(ARCHITECTURE)
 class MarianModel(TransformerModel):
-    """A translation model of Marian; its options are those of `transformer`, and `swish` is an `activation_fn` that works."""
+    """A translation model of Marian.
+
+    Its options are those of `transformer`, and `swish` is an `activation_fn` that works.
+    """
 
     @classmethod
     def build_encoder(cls, args: Any, src_dict: Any, embed_tokens: nn.Embedding) -> TransformerEncoderBase:
-        """Build the encoder."""
         cfg = TransformerConfig.from_namespace(args)
         return _activated(TransformerEncoderBase(cfg, src_dict, embed_tokens), cfg)
 
     @classmethod
     def build_decoder(cls, args: Any, tgt_dict: Any, embed_tokens: nn.Embedding) -> MarianDecoder:
-        """Build the decoder."""
         cfg = TransformerConfig.from_namespace(args)
         return _activated(MarianDecoder(cfg, tgt_dict, embed_tokens), cfg)
 

@@ -1,12 +1,10 @@
-"""CCPR's phrase encoder: spans of a pretrained encoder's states, a momentum copy for training, loading by architecture."""
+"""CCPR's phrase encoder: spans of a pretrained encoder's states, loading by architecture."""
 
 # No `from __future__ import annotations` here: fairseq makes its options from the types themselves.
 
-import copy
 import logging
 import math
 from argparse import Namespace
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,7 +18,7 @@ from torch import Tensor, nn
 
 from fairseq_ccpr.device import choose_device, has_bf16
 from fairseq_ccpr.errors import CheckpointError, ConfigurationError
-from fairseq_ccpr.models.checkpoint import FAULTS
+from fairseq_ccpr.models.checkpoint import reading
 from fairseq_ccpr.models.pretrained.context_encoder import TRANSFORMER, ContextEncoder, keep_layers
 from fairseq_ccpr.storage.fingerprint import of_parameters, of_strings
 from fairseq_ccpr.text.tokenizers import ENCODER_TOKENIZERS, load_tokenizer
@@ -38,6 +36,7 @@ MOST_SCALE = 100.0  # maximum of the learned 1 / temperature: beyond it only the
 SCALE_SPEED = 20.0
 # by the name of their architecture, filled by their modules
 ENCODER_CLASSES: dict[str, "type[SpanEncoder]"] = {}
+OTHER_ENCODER = "give a checkpoint of fairseq-train --task phrase_contrast or phrase_lexicon"
 
 
 class SpanEncoder(BaseFairseqModel):
@@ -49,6 +48,9 @@ class SpanEncoder(BaseFairseqModel):
     trained_on: list[str]  # language pairs of the lexicons; of a loaded XPR encoder
     # the rule that barred words from the edges of phrases; of a loaded CCPR encoder
     edges: str = UNRECORDED_EDGES
+
+    heads: tuple[str, ...]  # prefixes of the weights besides those of `context`
+    kind: str  # what else decides vectors
 
     def states(self, tokens: Tensor) -> Tensor:
         """Compute the states that `vectors` takes, int64 [S, L] -> [S, L, H]."""
@@ -64,23 +66,30 @@ class SpanEncoder(BaseFairseqModel):
         raise NotImplementedError
 
     def phrase_logits(self, states: Tensor, spans: Tensor) -> Tensor:
-        """Compute the log-odds that spans are phrases, fp32 [K], where `segments`; arguments as in `vectors`."""
+        """Compute the log-odds that spans are phrases, fp32 [K], where `segments`.
+
+        Arguments as in `vectors`.
+        """
         raise NotImplementedError
 
     def fingerprint(self) -> str:
         """Digest everything that determines the phrases and vectors of a text."""
-        raise NotImplementedError
+        heads = [(name, tensor) for name, tensor in self.named_parameters() if name.startswith(self.heads)]
+        return of_strings([self.context.fingerprint(), of_parameters(heads), self.kind])
 
     @classmethod
     def restore(
         cls: type[E], context: ContextEncoder, weights: dict[str, Tensor], settings: dict[str, Any]
     ) -> E:
-        """Rebuild the encoder from a checkpoint's weights and options; KeyError or RuntimeError where they do not match."""
+        """Rebuild the encoder from a checkpoint's weights and options.
+
+        KeyError or RuntimeError where they do not match.
+        """
         raise NotImplementedError
 
     @classmethod
     def load(cls: type[E], path: Path) -> E:
-        """Load the encoder of a checkpoint that fairseq-train wrote, on the CPU in fp32, in evaluation mode."""
+        """Load the encoder of a checkpoint of fairseq-train, on the CPU in fp32, in evaluation mode."""
         encoder = load_phrase_encoder(path, cls)
         assert isinstance(encoder, cls)
         return encoder
@@ -97,13 +106,13 @@ def load_phrase_encoder(
     if not path.is_file():
         found = f"{path} is a folder" if path.is_dir() else f"there is no phrase encoder {path}"
         raise CheckpointError(
-            f"{found}: give a checkpoint of fairseq-train --task phrase_contrast or phrase_lexicon; the "
-            "repository has one for German and English, datastores/demo/ccpr/ccpr.pt"
+            f"{found}: {OTHER_ENCODER}; the repository has one for German and English, "
+            "datastores/demo/ccpr/ccpr.pt"
         )
     if not any((path.parent / name).is_file() for name in ENCODER_TOKENIZERS):
         raise CheckpointError(
-            f"{path} is not a phrase encoder with its tokenizer ({' or '.join(ENCODER_TOKENIZERS)}) next to "
-            "it: give a checkpoint of fairseq-train --task phrase_contrast or phrase_lexicon, in its folder"
+            f"{path} is not a phrase encoder with its tokenizer ({' or '.join(ENCODER_TOKENIZERS)}) next to it: "
+            f"{OTHER_ENCODER}, in its folder"
         )
     if bf16 and not has_bf16(choose_device(cpu=False)):
         logger.warning(
@@ -111,10 +120,11 @@ def load_phrase_encoder(
             "fp32"
         )
     tokenizer = load_tokenizer(path.parent)
-    try:
+    what = "no phrase encoder for the tokenizer next to it"
+    with reading(path, what, f"{OTHER_ENCODER}, in its folder"):
         state = checkpoint_utils.load_checkpoint_to_cpu(str(path))
-        settings = state["cfg"]["model"]
-        if state["task_state"].get("marked"):
+        settings, task = state["cfg"]["model"], state["task_state"]
+        if task.get("marked"):
             raise ValueError("it was trained with --mark-phrases, which is gone")
         weights = {name: weight for name, weight in state["model"].items() if not name.startswith(MOMENTUM)}
         kind = ENCODER_CLASSES[settings.get("_name") or DEFAULT_ARCHITECTURE]
@@ -123,84 +133,27 @@ def load_phrase_encoder(
         inner = {
             TRANSFORMER + n.removeprefix(CONTEXT): w for n, w in weights.items() if n.startswith(CONTEXT)
         }
-        context = ContextEncoder(Namespace(**state["task_state"]["context"]), tokenizer, inner, bf16)
+        context = ContextEncoder(Namespace(**task["context"]), tokenizer, inner, bf16)
         model = kind.restore(context, weights, settings)
-        model.trained_on = list(state["task_state"].get("trained_on", []))
-        model.edges = str(state["task_state"].get("edges", UNRECORDED_EDGES))
-    except FAULTS as error:
-        message = " ".join(str(error).split())[:200] or type(error).__name__
-        raise CheckpointError(
-            f"{path} is no phrase encoder for the tokenizer next to it ({message}): give a checkpoint of "
-            "fairseq-train --task phrase_contrast or phrase_lexicon, in its folder"
-        ) from None
-    return model.float().eval()
-
-
-class MomentumEncoder(nn.Module):
-    """theta_m <- mu theta_m + (1 - mu) theta, with `queue` vectors of earlier batches for each side.
-
-    It has no gradients and no dropout, and stays in fp32 when the model trains in fp16, where steps of 1 - mu
-    would be lost.
-    """
-
-    vectors: Tensor  # of the queue, [2, size, o]
-    strings: Tensor  # int64 [size, 2], of both phrases of each pair
-    enqueued: Tensor  # how many pairs there were so far
-
-    def __init__(self, encoder: nn.ModuleDict, momentum: float, queue: int, dimension: int) -> None:
-        super().__init__()
-        self.encoder = copy.deepcopy(encoder).requires_grad_(False)
-        self.momentum = momentum
-        self.register_buffer("vectors", torch.zeros(2, queue, dimension))
-        self.register_buffer("strings", torch.zeros(queue, 2, dtype=torch.int64))
-        self.register_buffer("enqueued", torch.zeros((), dtype=torch.int64))
-        self.train()
-
-    def train(self, mode: bool = True) -> "MomentumEncoder":
-        """Switch the mode of the module, but keep its encoder in evaluation mode."""
-        super().train(mode)
-        self.encoder.eval()
-        return self
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> "MomentumEncoder":
-        """Move it like any module, but keep its dtypes: `half` rounds the values once, and training continues in fp32."""
-        return super()._apply(lambda tensor: fn(tensor).to(tensor.dtype), *args, **kwargs)
-
-    @torch.no_grad()
-    def follow(self, encoder: nn.Module) -> None:
-        """Take a step after the optimizer's."""
-        for slow, fast in zip(self.encoder.parameters(), encoder.parameters()):
-            slow.lerp_(fast.to(slow.dtype), 1 - self.momentum)
-
-    @property
-    def filled(self) -> int:
-        """The number of vectors in the queue for each side."""
-        return min(int(self.enqueued), self.vectors.size(1))
-
-    def queued(self, side: int) -> tuple[Tensor, Tensor]:
-        """Return the vectors [F, o] of a side, and the strings of both phrases of each pair, int64 [F, 2]."""
-        return self.vectors[side, : self.filled], self.strings[: self.filled]
-
-    @torch.no_grad()
-    def enqueue(self, vectors: tuple[Tensor, Tensor], strings: Tensor) -> None:
-        """Replace the oldest pairs in the queue with new ones: vectors [K, o] of either side, strings int64 [K, 2]."""
-        size = self.vectors.size(1)
-        first = max(0, len(strings) - size)  # earlier pairs would be overwritten at once
-        rows = (int(self.enqueued) + torch.arange(first, len(strings), device=strings.device)) % max(size, 1)
-        for queue, new in zip(self.vectors, vectors):
-            queue[rows] = new[first:].to(queue.dtype)
-        self.strings[rows] = strings[first:]
-        self.enqueued += len(strings)
+        model.trained_on = list(task.get("trained_on", []))
+        model.edges = str(task.get("edges", UNRECORDED_EDGES))
+        return model.float().eval()
 
 
 @dataclass
-class PhraseEncoderConfig(FairseqDataclass):
-    """Options of `--arch phrase_encoder`."""
+class SpanEncoderConfig(FairseqDataclass):
+    """Options of all encoders that begin from a pretrained one."""
 
     encoder: str = field(
         default="",
         metadata={"help": "the pretrained context encoder, made by fairseq-ccpr convert; must be given"},
     )
+
+
+@dataclass
+class PhraseEncoderConfig(SpanEncoderConfig):
+    """Options of `--arch phrase_encoder`."""
+
     phrase_dim: int = field(default=128, metadata={"help": "o, width of a phrase vector"})
     similarity: ChoiceEnum(SIMILARITIES) = field(  # type: ignore[valid-type]
         default="cosine",
@@ -212,13 +165,14 @@ class PhraseEncoderConfig(FairseqDataclass):
 
 @register_model(DEFAULT_ARCHITECTURE, dataclass=PhraseEncoderConfig)
 class PhraseEncoder(SpanEncoder):
-    """h = MLP_align([H_s ; H_e]) and P(phrase) = sigmoid(MLP_seg([H_i ; H_j])): equations 1 and 5 of the CCPR paper."""
+    """h = MLP_align([H_s ; H_e]), P(phrase) = sigmoid(MLP_seg([H_i ; H_j])): equations 1 and 5 of CCPR."""
 
     segments = True
+    heads = "align.", "segment."
 
     def __init__(self, context: ContextEncoder, dimension: int, similarity: str, temperature: float) -> None:
         super().__init__()
-        self.context, self.similarity = context, similarity
+        self.context, self.similarity, self.kind = context, similarity, similarity
         self.align, self.dimension = nn.Linear(2 * context.hidden, dimension), dimension
         self.segment = nn.Linear(2 * context.hidden, 1)
         self.log_scale = -math.log(temperature)  # at the start, where weight decay draws it back to
@@ -226,7 +180,6 @@ class PhraseEncoder(SpanEncoder):
 
     @classmethod
     def build_model(cls, cfg: PhraseEncoderConfig, task: Any) -> "PhraseEncoder":
-        """Build an untrained model from its options and the pretrained encoder."""
         if cfg.phrase_dim < 1:
             raise ConfigurationError(f"--phrase-dim is {cfg.phrase_dim}: give at least 1")
         if not cfg.phrase_temperature > 0:
@@ -261,35 +214,24 @@ class PhraseEncoder(SpanEncoder):
         return outputs, self.scale
 
     def states(self, tokens: Tensor) -> Tensor:
-        """Compute the states of the last layer."""
         return self.context(tokens)
 
     def vectors(self, states: Tensor, spans: Tensor) -> Tensor:
-        """Compute vectors of phrases, of length 1 where similarity is cosine."""
         vectors = project_ends(self.align, states, spans)
         return nn.functional.normalize(vectors, dim=1) if self.similarity == "cosine" else vectors
 
     def phrase_logits(self, states: Tensor, spans: Tensor) -> Tensor:
-        """Compute the log-odds that spans are phrases, fp32 [K]; arguments as in `vectors`."""
         return project_ends(self.segment, states, spans).squeeze(1)
 
     @classmethod
     def restore(
         cls, context: ContextEncoder, weights: dict[str, Tensor], settings: dict[str, Any]
     ) -> "PhraseEncoder":
-        """Rebuild the encoder with the heads of a checkpoint."""
-        model = cls(context, len(weights["align.weight"]), str(settings["similarity"]), 1.0)
+        # the options of a student do not name it
+        similarity = str(settings.get("similarity", COSINE))
+        model = cls(context, len(weights["align.weight"]), similarity, 1.0)
         model.load_state_dict(weights)
         return model
-
-    def fingerprint(self) -> str:
-        """Digest the context encoder, the heads and the similarity."""
-        heads = [
-            (name, tensor)
-            for name, tensor in self.named_parameters()
-            if name.startswith(("align.", "segment."))
-        ]
-        return of_strings([self.context.fingerprint(), of_parameters(heads), self.similarity])
 
 
 @dataclass
@@ -303,14 +245,13 @@ class PhraseStudentConfig(FairseqDataclass):
 
 @register_model(STUDENT, dataclass=PhraseStudentConfig)
 class PhraseStudent(PhraseEncoder):
-    """A phrase encoder of fewer layers, trained to the vectors of another, its task's `teacher`; used like any other.
+    """A phrase encoder of fewer layers, trained to the vectors of another, its task's `teacher`.
 
     Embeddings and biases stay the teacher's, and there is no dropout: what is learned is a function.
     """
 
     @classmethod
     def build_model(cls, cfg: PhraseStudentConfig, task: Any) -> "PhraseStudent":
-        """Build a student that begins as some layers of the teacher."""
         teacher = task.teacher
         last, gaps = teacher.context.layers - 1, max(cfg.layers - 1, 1)
         kept = [round(number * last / gaps) for number in range(cfg.layers)]
@@ -321,35 +262,29 @@ class PhraseStudent(PhraseEncoder):
         for module in transformer.modules():
             if isinstance(module, FairseqDropout):
                 module.p = 0.0
-        for frozen in (transformer.embed_tokens, transformer.embed_positions):
+        biases = student.align.bias, student.segment.bias, student.scale_offset
+        for frozen in (transformer.embed_tokens, transformer.embed_positions, *biases):
             frozen.requires_grad_(False)
-        for parameter in (student.align.bias, student.segment.bias, student.scale_offset):
-            parameter.requires_grad_(False)
         return student
 
     def forward(self, tokens: Tensor) -> Tensor:  # type: ignore[override]
-        """Compute `span_ends`."""
         return span_ends(self, tokens)
-
-    @classmethod
-    def restore(
-        cls, context: ContextEncoder, weights: dict[str, Tensor], settings: dict[str, Any]
-    ) -> "PhraseEncoder":
-        """Rebuild the student, whose teacher compares by cosine."""
-        return super().restore(context, weights, {**settings, "similarity": COSINE})
 
 
 ENCODER_CLASSES |= {DEFAULT_ARCHITECTURE: PhraseEncoder, STUDENT: PhraseStudent}
 
 
 def span_ends(encoder: PhraseEncoder, tokens: Tensor) -> Tensor:
-    """Compute what vectors and log-odds of spans are sums of, [S, L, 2 (o + 1)]: of their first subwords, of their last."""
+    """Compute what vectors and log-odds of spans sum over first and last subwords, [S, L, 2 (o + 1)]."""
     weights = torch.cat([encoder.align.weight, encoder.segment.weight])
     return encoder.states(tokens) @ torch.cat(weights.chunk(2, dim=1)).T
 
 
 def project_ends(linear: nn.Linear, states: Tensor, spans: Tensor) -> Tensor:
-    """Compute linear([H_s ; H_e]), fp32 [K, m], with one product per subword: there are many more spans than subwords."""
+    """Compute linear([H_s ; H_e]), fp32 [K, m].
+
+    There is one product per subword: there are many more spans than subwords.
+    """
     sentence, first, last = spans.unbind(dim=1)
     starts, lasts = (states @ half.T for half in linear.weight.chunk(2, dim=1))  # [S, L, m] each
     return starts[sentence, first].float() + lasts[sentence, last].float() + linear.bias

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -12,7 +15,6 @@ from torch import Tensor
 
 from fairseq_ccpr.device import to_device, to_host
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.models.checkpoint import Window, windows
 from fairseq_ccpr.models.phrase_encoder import SpanEncoder
 from fairseq_ccpr.models.xpr_encoder import span_means
 from fairseq_ccpr.storage.fingerprint import of_file, short
@@ -21,6 +23,7 @@ from fairseq_ccpr.text.subwords import Subwords, batches_of_like_length, collate
 from fairseq_ccpr.text.words import word_spans
 
 LEARNED, ALL, NGRAM, LEXICON = "learned", "all", "ngram:", "lexicon:"
+ENCODED_ELSEWHERE = 2  # extra subwords that a text may have where it does not begin with its first word
 SEGMENTATIONS = "learned|all|ngram:N|lexicon:FILE"
 
 
@@ -38,7 +41,8 @@ class Segmentation:
         is_ngram = self.kind.startswith(NGRAM) and self.kind[len(NGRAM) :].isdecimal()
         if not (self.kind in (LEARNED, ALL) or is_ngram or self.lexicon):
             raise ConfigurationError(
-                f"there is no segmentation '{self.kind}': give learned, all, ngram:N such as ngram:5, or lexicon:FILE"
+                f"there is no segmentation '{self.kind}': give learned, all, ngram:N such as ngram:5, or "
+                "lexicon:FILE"
             )
         if not 0 <= self.threshold < 1:
             raise ConfigurationError(
@@ -50,8 +54,9 @@ class Segmentation:
     @property
     def words(self) -> tuple[int, int]:
         """Fewest and most words of a candidate."""
-        n = int(self.kind[len(NGRAM) :]) if self.kind.startswith(NGRAM) else None
-        return (1, self.max_words) if n is None else (n, n)
+        if not self.kind.startswith(NGRAM):
+            return 1, self.max_words
+        return (int(self.kind.removeprefix(NGRAM)),) * 2
 
     @property
     def lexicon(self) -> Path | None:
@@ -63,9 +68,17 @@ class Segmentation:
         """Complete a message about text without a phrase: the settings, and what to do."""
         if self.kind == LEARNED:
             return f"with the segmentation {LEARNED} and the threshold {self.threshold}: lower that, or give more text"
-        if self.lexicon:
-            return f"with the segmentation {self.kind}: give a lexicon of its language, or more text"
-        return f"with the segmentation {self.kind}: ask for fewer words, or give more text"
+        remedy = "give a lexicon of its language, or" if self.lexicon else "ask for fewer words, or give"
+        return f"with the segmentation {self.kind}: {remedy} more text"
+
+
+class Window(NamedTuple):
+    """A part of a text, and which of its phrases are found there."""
+
+    subwords: Subwords  # of the part alone
+    offset: int  # where the part begins in the text, in characters
+    begin: int  # phrases of the text that begin from here
+    end: int  # up to, but not, here are found in this window, which has most of their context
 
 
 @dataclass
@@ -87,8 +100,8 @@ class PhraseFinder:
     def __init__(self, encoder: SpanEncoder, segmentation: Segmentation, pooled: bool = False) -> None:
         if segmentation.kind == LEARNED and not encoder.segments:
             raise ConfigurationError(
-                f"the segmentation {LEARNED} asks for an encoder that has learned what a phrase is (CCPR), and this one "
-                "(XPR) has not: give lexicon:FILE, all or ngram:N"
+                f"the segmentation {LEARNED} asks for an encoder that has learned what a phrase is (CCPR), "
+                "and this one (XPR) has not: give lexicon:FILE, all or ngram:N"
             )
         self.encoder, self.segmentation = encoder, segmentation
         self.lexicon = read_phrases(segmentation.lexicon) if segmentation.lexicon else None
@@ -176,11 +189,40 @@ class PhraseFinder:
         return found, probabilities, self._vectors(states, spans)
 
 
+def windows(subwords: Subwords, encode: Callable[[str], Subwords], limit: int) -> list[Window]:
+    """Cut a text at its words into windows of at most `limit` subwords, from the middle of the one before.
+
+    A phrase is found in one window: where two contain it, in the one with more of its sentence around it. A
+    word with more subwords than `limit` is in none.
+    """
+    text, words = subwords.text, word_spans(subwords.text)
+    inside = len(subwords.ids) - 1
+    first = [bisect_right(subwords.ends, start, 1, inside) for start, _ in words]
+    stop = [bisect_left(subwords.starts, end, 1, inside) for _, end in words]
+    cut: list[tuple[int, int, Subwords]] = []  # first and last word, and what they are cut into
+    begin = 0
+    while begin < len(words):
+        last = bisect_right(stop, first[begin] + limit - ENCODED_ELSEWHERE, begin) - 1
+        while last >= begin and (part := encode(text[words[begin][0] : words[last][1]])).count > limit:
+            last -= 1
+        if last < begin:  # a word of too many subwords
+            begin += 1
+            continue
+        cut.append((begin, last, part))
+        if last + 1 == len(words):
+            break
+        begin = min(bisect_left(first, (first[begin] + stop[last]) // 2, begin + 1), last + 1)
+    middles = [words[max((last + word + 1) // 2, word)][0] for (_, last, _), (word, _, _) in pairwise(cut)]
+    borders = [0, *middles, len(text) + 1]
+    return [Window(part, words[word][0], *ends) for (word, _, part), ends in zip(cut, pairwise(borders))]
+
+
 def read_phrases(path: Path) -> frozenset[str]:
     """Read the phrases of a lexicon: one per line, or several separated by tabs, such as translations."""
     if not path.is_file():
         raise ConfigurationError(
-            f"there is no lexicon {path}: give a file of one phrase per line, or of phrases with tabs between them"
+            f"there is no lexicon {path}: give a file of one phrase per line, or of phrases with tabs "
+            "between them"
         )
     phrases = frozenset(cell.strip() for line in read_lines(path) for cell in line.split("\t")) - {""}
     if not phrases:
@@ -189,7 +231,7 @@ def read_phrases(path: Path) -> frozenset[str]:
 
 
 def choose_segmentation(kind: str | None, encoder: SpanEncoder, default: str = ALL) -> str:
-    """Return the kind of segmentation given, a lexicon's path made absolute, or else what the encoder has learned."""
+    """Return the kind of segmentation, a lexicon by its absolute path, or else what the encoder has learned."""
     if kind is None:
         return LEARNED if encoder.segments else default
     path = kind.removeprefix(LEXICON)
@@ -197,7 +239,7 @@ def choose_segmentation(kind: str | None, encoder: SpanEncoder, default: str = A
 
 
 def candidate_spans(subwords: Subwords, fewest: int, most: int) -> np.ndarray:
-    """List the spans of `fewest` to `most` whole words whose borders no subword crosses, by start, then by end.
+    """List the spans of `fewest` to `most` whole words whose borders no subword crosses, by start and end.
 
     Returns:
         int64 [C, 4]: start and end in characters, first and last subword.

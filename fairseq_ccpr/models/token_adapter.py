@@ -1,8 +1,7 @@
-"""CLKNN's adapter: a feed-forward network over keys, which starts as a rotation or a PCA and so from good vectors."""
+"""CLKNN's adapter: a feed-forward network over keys, which starts as a rotation or a PCA."""
 
 # No `from __future__ import annotations` here: fairseq makes its options from the types themselves.
 
-import pickle
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,14 +13,14 @@ from fairseq.models import BaseFairseqModel, register_model
 from torch import Tensor, nn
 
 from fairseq_ccpr.errors import CheckpointError, ConfigurationError
-from fairseq_ccpr.models.checkpoint import FAULTS
+from fairseq_ccpr.models.checkpoint import reading
 
 HIDDEN_TIMES = 4  # the paper's 4096 for a decoder of 1024
 WIDEST_OUTPUT = 512  # the paper's, for that decoder
 
 
 def can_be_linear(hidden: nn.Linear, output: nn.Linear) -> bool:
-    """Check that output(ReLU(hidden(x))) is wide enough inside for a projection of x, and not wider than x outside."""
+    """Check that output(ReLU(hidden(x))) is wide enough inside for a projection of x, and no wider than x."""
     return hidden.out_features >= 2 * hidden.in_features and output.out_features <= hidden.in_features
 
 
@@ -40,7 +39,7 @@ def init_as_linear(hidden: nn.Linear, output: nn.Linear, weight: Tensor, bias: T
 
 
 def init_as_identity(hidden: nn.Linear, output: nn.Linear) -> None:
-    """Make output(ReLU(hidden(x))) the first dimensions of a random rotation of x, where `can_be_linear`; else keep it."""
+    """Make output(ReLU(hidden(x))) the first dimensions of a random rotation of x, where `can_be_linear`."""
     if can_be_linear(hidden, output):
         rotation = nn.init.orthogonal_(torch.empty(output.out_features, hidden.in_features))
         init_as_linear(hidden, output, rotation, torch.zeros(output.out_features))
@@ -71,7 +70,6 @@ class TokenAdapter(BaseFairseqModel):
 
     @classmethod
     def build_model(cls, cfg: TokenAdapterConfig, task: Any) -> "TokenAdapter":
-        """Build an untrained adapter for the keys of the task."""
         for name in ("adapter_hidden_dim", "adapter_output_dim"):
             if (value := getattr(cfg, name)) < 0:
                 raise ConfigurationError(
@@ -80,43 +78,29 @@ class TokenAdapter(BaseFairseqModel):
         d = task.dimension
         return cls(d, cfg.adapter_hidden_dim or HIDDEN_TIMES * d, cfg.adapter_output_dim or default_output(d))
 
-    @property
-    def can_start_linear(self) -> bool:
-        """Whether its widths let it start as a projection of the keys."""
-        return can_be_linear(self.hidden, self.output)
-
-    def start_as_pca(self, mean: Tensor, components: Tensor) -> None:
-        """Make z = components (h - mean), the starting point of training; fp64 [d_o, d] and [d]."""
-        init_as_linear(self.hidden, self.output, components.float(), -(components @ mean).float())
-
     def forward(self, keys: Tensor) -> Tensor:
         """Compute z of each key, [..., d] -> [..., d_o]."""
         return self.output(torch.relu(self.hidden(keys.to(self.hidden.weight.dtype))))
 
     @classmethod
     def load(cls, path: Path) -> "TokenAdapter":
-        """Load the adapter of a checkpoint that fairseq-train wrote, on the CPU in fp32; its sizes are those of the weights.
+        """Load the adapter of a checkpoint that fairseq-train wrote, on the CPU in fp32.
 
-        Its `trained_on` says which model's states it was trained on, and of which layer, where the checkpoint
-        does.
+        Its sizes are those of the weights. Its `trained_on` says which model's states it was trained on, and
+        of which layer, where the checkpoint does.
         """
         if not path.is_file():
             raise CheckpointError(
                 f"there is no adapter {path}: give clknn, none, or the checkpoint of a trained one"
             )
-        try:
+        with reading(path, "no adapter", "give a checkpoint of fairseq-train --task token_contrast"):
             state = checkpoint_utils.load_checkpoint_to_cpu(str(path))
             weights = state["model"]
             hidden, width = weights["hidden.weight"].shape
             adapter = cls(width, hidden, weights["output.weight"].shape[0])
             adapter.load_state_dict(weights)
             adapter.trained_on = dict(state.get("task_state") or {})
-        except (*FAULTS, pickle.UnpicklingError) as error:
-            message = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            raise CheckpointError(
-                f"{path} is no adapter ({message}): give a checkpoint of fairseq-train --task token_contrast"
-            ) from None
-        return adapter.float().eval()
+            return adapter.float().eval()
 
 
 def default_output(dimension: int) -> int:

@@ -1,10 +1,9 @@
-"""Training data of CLKNN's contrast: keys by token, and which sentences repeat others."""
+"""Training data of CCPR: the phrase pairs of an epoch, and the sentences that they appear in."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,69 +17,8 @@ from fairseq_ccpr.timing import progress_bar
 from fairseq_ccpr.training.length_batches import LengthBatches
 
 Span = tuple[int, int]  # in characters
+Bounds = tuple[int, int]  # first and last subword
 TRIES = 6  # random spans drawn for each one needed, since some are phrases, and some end beyond the sentence
-
-
-@dataclass(frozen=True)
-class ContrastOptions:
-    """How phrases are drawn."""
-
-    phrases_per_sentence: int
-    different_context_fraction: float  # 0: CCPR, 1: CPR
-    max_subwords: int
-    seed: int
-
-
-@dataclass(frozen=True)
-class DrawnPhrases:
-    """D phrases of n sentence pairs, ordered by sentence pair, then by target sentence."""
-
-    sources: np.ndarray  # int64 [D], the phrase pairs that supply the source side
-    # int64 [D], those that supply the target side: the same strings, perhaps from another sentence
-    targets: np.ndarray
-    starts: np.ndarray  # int64 [n + 1], the first phrase of each sentence pair; the last is D
-
-    def of(self, number: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return sources and targets of one sentence pair."""
-        rows = slice(self.starts[number], self.starts[number + 1])
-        return self.sources[rows], self.targets[rows]
-
-
-class PhraseDraw:
-    """Draws phrase pairs of `sentences`, int64 [n], ascending, each of which has one; `target_lengths` is in subwords.
-
-    The same seed and epoch give the same phrases.
-    """
-
-    def __init__(
-        self, pairs: PhrasePairs, sentences: np.ndarray, target_lengths: np.ndarray, options: ContrastOptions
-    ) -> None:
-        self.options = options
-        self.numbers = np.array(pairs.pairs[:, 0])  # the sentence of each phrase pair
-        self.first = np.searchsorted(self.numbers, sentences)
-        self.sizes = np.searchsorted(self.numbers, sentences, side="right") - self.first
-        self.fits = target_lengths <= options.max_subwords
-        self.elsewhere = Occurrences(pairs) if options.different_context_fraction > 0 else None
-
-    def draw(self, epoch: int) -> DrawnPhrases:
-        """Draw some phrases of each sentence pair, and for a fraction of them another occurrence of the target."""
-        rng = np.random.default_rng([self.options.seed, epoch])
-        owners = np.repeat(np.arange(len(self.sizes)), self.sizes)  # of all candidates
-        starts = self.sizes.cumsum() - self.sizes
-        places = np.arange(len(owners)) - starts[owners]
-        rows = self.first[owners] + places
-        shuffled = rows[np.lexsort((rng.random(len(rows)), owners))]  # within each sentence pair
-        kept = places < self.options.phrases_per_sentence
-        sources, owners = shuffled[kept], owners[kept]
-        targets = sources
-        if self.elsewhere is not None:
-            others = self.elsewhere.draw(sources, rng)
-            moved = rng.random(len(sources)) < self.options.different_context_fraction
-            targets = np.where(moved & self.fits[self.numbers[others]], others, sources)
-        order = np.lexsort((self.numbers[targets], owners))
-        return DrawnPhrases(
-            sources[order], targets[order], np.searchsorted(owners, np.arange(len(self.sizes) + 1))
-        )
 
 
 class Occurrences:
@@ -100,7 +38,7 @@ class Occurrences:
         self.same_context = self._runs(digests)
 
     def _runs(self, digests: np.ndarray) -> np.ndarray:
-        """Find where in `order` the phrase pairs that share all digests [., P] with each begin and end, int64 [2, P]."""
+        """Find where in `order` the pairs with all digests [., P] of each begin and end, int64 [2, P]."""
         ordered = digests[:, self.order]
         changes = np.flatnonzero((ordered[:, 1:] != ordered[:, :-1]).any(axis=0)) + 1
         borders = np.concatenate([[0], changes, [len(self.order)]])
@@ -109,7 +47,7 @@ class Occurrences:
         return runs
 
     def draw(self, rows: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """Draw for each phrase pair of int64 [D] one of the same strings in another target sentence, or itself."""
+        """Draw for each phrase pair, int64 [D], one of its strings in another target sentence, or itself."""
         (start, end), (own_start, own_end) = self.same_strings[:, rows], self.same_context[:, rows]
         own = own_end - own_start
         others = end - start - own
@@ -118,53 +56,93 @@ class Occurrences:
         return np.where(others > 0, self.order[places.clip(max=len(self.order) - 1)], rows)
 
 
-@dataclass
-class SentenceWithSpans:
+class SentenceWithSpans(NamedTuple):
     """A sentence, the phrases drawn from it, and as many other spans."""
 
     subwords: Subwords
-    spans: list[tuple[int, int]]  # first and last subword
+    spans: list[Bounds]
     strings: list[str]
-    others: list[tuple[int, int]]
+    others: list[Bounds]
 
 
-@dataclass
-class ContrastExample:
-    """A source sentence, and the target sentences with the translations of its phrases: its own, and others."""
-
-    source: SentenceWithSpans  # with the phrases of all targets, in their order
-    targets: list[SentenceWithSpans]
+# A source sentence with the phrases of all targets, in their order, and the target sentences with the
+# translations of its phrases: its own, and others.
+ContrastExample = list[SentenceWithSpans]
 
 
 class PhraseContrastDataset(LengthBatches):
-    """Sentence pairs of one language pair, with phrase pairs drawn again each epoch; `left_out` are too long."""
+    """Sentence pairs of one language pair, with phrase pairs drawn again each epoch; `left_out` are too long.
 
-    def __init__(self, pairs: PhrasePairs, tokenizer: SubwordTokenizer, options: ContrastOptions) -> None:
+    The same seed and epoch give the same phrases: `sources`, int64 [D], those that supply the source side,
+    and `targets`, those that supply the target side, the same strings, perhaps from another sentence. They
+    are ordered by sentence pair, then by target sentence; those of sentence pair i are from `starts[i]` to
+    `starts[i + 1]`.
+
+    Args:
+        phrases_per_sentence: at most.
+        different_context_fraction: of the targets, those from other sentences; 0 is CCPR, 1 is CPR.
+    """
+
+    def __init__(
+        self,
+        pairs: PhrasePairs,
+        tokenizer: SubwordTokenizer,
+        phrases_per_sentence: int,
+        different_context_fraction: float,
+        max_subwords: int,
+        seed: int,
+    ) -> None:
         super().__init__()
-        self.pairs, self.tokenizer, self.seed = pairs, tokenizer, options.seed
+        self.pairs, self.tokenizer, self.seed = pairs, tokenizer, seed
+        self.phrases_per_sentence, self.max_subwords = phrases_per_sentence, max_subwords
+        self.different_context_fraction = different_context_fraction
         self.most_words = int(pairs.manifest.settings["max_phrase_words"])
-        with_phrases = np.unique(pairs.pairs[:, 0])
+        self.numbers = np.array(pairs.pairs[:, 0])  # the sentence of each phrase pair
+        with_phrases = np.unique(self.numbers)
         # in subwords, of those with a phrase pair
         self.lengths_of = np.zeros((pairs.sentences, 2), dtype=np.int64)
         for i in progress_bar(f"subwords of {pairs.directory}", "sentence", with_phrases):
             self.lengths_of[i] = [len(tokenizer.encode(text).ids) for text in pairs.sentence(i)]
-        fits = self.lengths_of[with_phrases].max(axis=1) <= options.max_subwords
+        fits = self.lengths_of[with_phrases].max(axis=1) <= max_subwords
         self.left_out = int((~fits).sum())
         self.sentences = with_phrases[fits]  # int64 [n]
-        self.draw = PhraseDraw(pairs, self.sentences, self.lengths_of[:, 1], options)
+        self.elsewhere = Occurrences(pairs) if different_context_fraction > 0 else None
         self.set_epoch(self.epoch)
 
     def set_epoch(self, epoch: int) -> None:
         """Draw the phrases of an epoch, which determine how many sentences are needed."""
         super().set_epoch(epoch)
-        self.drawn = self.draw.draw(epoch)
-        owners = np.repeat(np.arange(len(self)), np.diff(self.drawn.starts))
-        targets = self.draw.numbers[self.drawn.targets]
+        owners = self._draw(np.random.default_rng([self.seed, epoch]))
+        targets = self.numbers[self.targets]
         is_first = np.diff(owners, prepend=-1).astype(bool) | np.diff(targets, prepend=-1).astype(bool)
         self.counts = np.ones((len(self), 2), dtype=np.int64)
         self.counts[:, 1] = np.bincount(owners[is_first], minlength=len(self))
         self.lengths = self.lengths_of[self.sentences]
-        self.lengths[:, 1] = np.maximum.reduceat(self.lengths_of[targets, 1], self.drawn.starts[:-1])
+        self.lengths[:, 1] = np.maximum.reduceat(self.lengths_of[targets, 1], self.starts[:-1])
+
+    def _draw(self, rng: np.random.Generator) -> np.ndarray:
+        """Draw `sources` and, for a fraction of them, another occurrence as target.
+
+        Return their sentence pairs, [D].
+        """
+        first, end = (np.searchsorted(self.numbers, self.sentences, side=side) for side in ("left", "right"))
+        sizes = end - first
+        owners = np.repeat(np.arange(len(sizes)), sizes)  # of all candidates
+        places = np.arange(len(owners)) - (sizes.cumsum() - sizes)[owners]
+        rows = first[owners] + places
+        shuffled = rows[np.lexsort((rng.random(len(rows)), owners))]  # within each sentence pair
+        kept = places < self.phrases_per_sentence
+        sources, owners = shuffled[kept], owners[kept]
+        targets = sources
+        if self.elsewhere is not None:
+            others = self.elsewhere.draw(sources, rng)
+            moved = rng.random(len(sources)) < self.different_context_fraction
+            fits = self.lengths_of[self.numbers[others], 1] <= self.max_subwords
+            targets = np.where(moved & fits, others, sources)
+        order = np.lexsort((self.numbers[targets], owners))  # owners ascend already
+        self.sources, self.targets = sources[order], targets[order]
+        self.starts = np.searchsorted(owners, np.arange(len(sizes) + 1))
+        return owners
 
     def __len__(self) -> int:
         return len(self.sentences)
@@ -173,7 +151,8 @@ class PhraseContrastDataset(LengthBatches):
         rng = np.random.default_rng([self.seed, self.epoch, index])
         number = int(self.sentences[index])
         source = self.tokenizer.encode(self.pairs.sentence(number)[0])
-        sources, targets = (self.pairs.pairs[rows].tolist() for rows in self.drawn.of(index))
+        own = slice(*self.starts[index : index + 2])
+        sources, targets = (self.pairs.pairs[rows[own]].tolist() for rows in (self.sources, self.targets))
         source_spans: list[Span] = []
         sides = []
         for other, rows in groupby(zip(sources, targets), key=lambda row: row[1][0]):
@@ -186,41 +165,37 @@ class PhraseContrastDataset(LengthBatches):
             ]
             if whole:
                 source_spans += [one for one, _ in whole]
-                phrases = [(c, d) for _, _, _, c, d in self.pairs.pairs_of(other).tolist()]
-                sides.append(self._side(target, [two for _, two in whole], phrases, rng))
-        if not sides:
-            return None
-        phrases = [(a, b) for _, a, b, _, _ in self.pairs.pairs_of(number).tolist()]
-        return ContrastExample(self._side(source, source_spans, phrases, rng), sides)
+                sides.append(self._side(target, [two for _, two in whole], other, 1, rng))
+        return [self._side(source, source_spans, number, 0, rng), *sides] if sides else None
 
     def _side(
-        self, subwords: Subwords, spans: list[Span], phrases: list[Span], rng: np.random.Generator
+        self, subwords: Subwords, spans: list[Span], number: int, side: int, rng: np.random.Generator
     ) -> SentenceWithSpans:
-        bounds = [found for span in spans if (found := subword_bounds(subwords, *span)) is not None]
-        strings = [subwords.text[start:end] for start, end in spans]
-        return SentenceWithSpans(
-            subwords, bounds, strings, self._no_phrases(subwords, phrases, len(spans), rng)
-        )
+        """Find the subwords of phrases, and draw as many other spans of words, unless the sentence has fewer.
 
-    def _no_phrases(
-        self, encoded: Subwords, phrases: list[Span], count: int, rng: np.random.Generator
-    ) -> list[tuple[int, int]]:
-        """Draw `count` random spans of words that are not phrases of the sentence, drawn or not; fewer if it has few."""
-        words = word_spans(encoded.text)
-        first = rng.integers(0, len(words), TRIES * count)
-        last = first + rng.integers(0, self.most_words, TRIES * count)
-        spans = [(words[a][0], words[b][1]) for a, b in zip(first.tolist(), last.tolist()) if b < len(words)]
-        found = dict.fromkeys(subword_bounds(encoded, *span) for span in spans)
-        taken = {subword_bounds(encoded, *span) for span in phrases}
-        return [bounds for bounds in found if bounds is not None and bounds not in taken][:count]
+        Those are no phrases of it, drawn or not.
+        """
+        strings = [subwords.text[start:end] for start, end in spans]
+        words, tries = word_spans(subwords.text), TRIES * len(spans)
+        first = rng.integers(0, len(words), tries)
+        last = first + rng.integers(0, self.most_words, tries)
+        drawn = [(words[a][0], words[b][1]) for a, b in zip(first.tolist(), last.tolist()) if b < len(words)]
+        phrases = self.pairs.pairs_of(number)[:, 1 + 2 * side : 3 + 2 * side].tolist()
+        bounds, others, taken = (
+            [found for span in of_spans if (found := subword_bounds(subwords, *span)) is not None]
+            for of_spans in (spans, drawn, phrases)
+        )
+        barred = set(taken)
+        others = [found for found in dict.fromkeys(others) if found not in barred]
+        return SentenceWithSpans(subwords, bounds, strings, others[: len(spans)])
 
     def collater(self, samples: list[ContrastExample | None]) -> dict[str, Any]:
         """Make a batch. Phrases of the source and of the target side are in the same order."""
         examples = [sample for sample in samples if sample is not None]
         if not examples:
             return {}
-        source = self._collate([example.source for example in examples])
-        target = self._collate([side for example in examples for side in example.targets])
+        source = self._collate([example[0] for example in examples])
+        target = self._collate([side for example in examples for side in example[1:]])
         return {
             "nsentences": len(samples),
             "ntokens": int(sum(side["tokens"].ne(self.tokenizer.pad).sum() for side in (source, target))),
@@ -230,7 +205,7 @@ class PhraseContrastDataset(LengthBatches):
         }
 
     def _collate(self, sides: list[SentenceWithSpans]) -> dict[str, Tensor]:
-        """Spans and others are int64 [K, 3] (sentence, first, last subword), strings and contexts int64 [K]."""
+        """Number spans and others, int64 [K, 3] (sentence, first, last subword), strings and contexts."""
         return {
             "tokens": collate([side.subwords for side in sides], self.tokenizer.pad),
             "spans": _numbered([side.spans for side in sides]),

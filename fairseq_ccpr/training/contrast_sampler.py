@@ -1,20 +1,25 @@
-"""Draws the phrase pairs of an epoch, and the sentences that they appear in."""
+"""Contrasts of CLKNN's training: keys by token, and which sentences repeat others."""
 
-from __future__ import annotations
+# No `from __future__ import annotations` here: fairseq makes its options from the types themselves.
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Optional
 
 import numpy as np
 import torch
+from fairseq.dataclass import ChoiceEnum
+from omegaconf import II, MISSING
 from torch import Tensor
 
-from fairseq_ccpr.errors import ConfigurationError, DatastoreError
+from fairseq_ccpr.errors import DatastoreError
 from fairseq_ccpr.search import ExactIndex
 from fairseq_ccpr.search.recall import matching_neighbours
 from fairseq_ccpr.storage.arrays import as_tensor
-from fairseq_ccpr.training.token_clusters import BLOCK_ROWS, TokenClusters
+from fairseq_ccpr.training.tasks import ContrastTaskConfig
+from fairseq_ccpr.training.token_clusters import PROJECTED_ROWS, TokenClusters
 
+# of entries: keys fp16 [N, d], values int32 [N], sentences int [N]
+Text = tuple[np.ndarray, np.ndarray, np.ndarray]
 SOURCE_NUMBERS = 8  # r, that stand for a source
 # Differences of these numbers, in standard deviations, up to which sources count as the same. Batching and
 # the keys' fp16 cause a fiftieth of it if the model computes in fp32, a third if it computes in fp16. Sources
@@ -23,7 +28,8 @@ SOURCE_NUMBERS = 8  # r, that stand for a source
 SAME_SOURCE = 0.03
 ORIGIN_ROWS, BLOCK_SENTENCES = 1 << 20, 1 << 14
 HELD_OUT = 0.1  # the largest fraction of the groups of sentences held out for validation
-QUERIES = 1 << 10  # searched for at a time
+VALID_KEYS = 200_000  # that validation searches in, at most
+QUERIES_AT_ONCE = 1 << 10  # searched for at a time
 
 
 @dataclass(frozen=True)
@@ -34,14 +40,13 @@ class Origins:
     groups: Tensor
     sources: Tensor  # fp32 [..., r], equal up to `SAME_SOURCE` where the source is the same
 
-    def __getitem__(self, index: Tensor) -> Origins:
+    def __getitem__(self, index: Tensor) -> "Origins":
         return Origins(self.groups[index], self.sources[index])
 
-    def to(self, device: torch.device) -> Origins:
-        """Copy to another device."""
+    def to(self, device: torch.device) -> "Origins":
         return Origins(self.groups.to(device), self.sources.to(device))
 
-    def repeated_by(self, others: Origins) -> Tensor:
+    def repeated_by(self, others: "Origins") -> Tensor:
         """Compare [B] sentences with [B, C] others: bool [B, C], where translation or source is the same."""
         same_target = others.groups == self.groups.unsqueeze(1)
         apart = (others.sources - self.sources.unsqueeze(1)).abs().amax(dim=2)
@@ -119,56 +124,53 @@ def _starts(sentences: np.ndarray) -> np.ndarray:
     return np.flatnonzero(np.diff(sentences, prepend=sentences[0] - 1))
 
 
-@dataclass(frozen=True)
-class ContrastSettings:
-    """How contrasts are drawn; letters as in the CLKNN paper."""
+@dataclass
+class TokenContrastConfig(ContrastTaskConfig):
+    """Options of `--task token_contrast`: how contrasts are drawn, with letters as in the CLKNN paper."""
 
-    positives: int  # M
-    negatives: int  # N
-    nearest_clusters: int  # K
-    hard: bool
-    refresh_interval: int  # R, updates
-    valid_queries: int
-    valid_keys: int
-    seed: int
-
-    def __post_init__(self) -> None:
-        for name in (
-            "positives",
-            "negatives",
-            "nearest_clusters",
-            "refresh_interval",
-            "valid_queries",
-            "valid_keys",
-        ):
-            if (value := getattr(self, name)) < 1:
-                raise ConfigurationError(f"--{name.replace('_', '-')} is {value}: give at least 1")
-
-
-@dataclass(frozen=True)
-class _Anchors:
-    keys: Tensor  # fp32 [B, d]
-    clusters: Tensor  # int64 [B]
-    own: Tensor  # int64 [B], the run of their group in the cluster, or -1
-    origins: Origins  # [B]
+    data: str = field(
+        default=MISSING, metadata={"help": "a token datastore with the decoder's own states as keys"}
+    )
+    positives: int = field(default=2, metadata={"help": "M, positives of an anchor"})
+    negatives: int = field(default=32, metadata={"help": "N, negatives of an anchor"})
+    nearest_clusters: int = field(
+        default=128, metadata={"help": "K, nearest clusters that hard negatives come from"}
+    )
+    negative_sampling: ChoiceEnum(["hard", "random"]) = field(  # type: ignore[valid-type]
+        default="hard", metadata={"help": "hard: from clusters near the anchor; random: from any other"}
+    )
+    refresh_interval: int = field(
+        default=200, metadata={"help": "R, updates until the clusters' centres are recomputed"}
+    )
+    anchors_per_epoch: int = field(
+        default=32000, metadata={"help": "anchors drawn in an epoch, after which fairseq validates and saves"}
+    )
+    valid_datastore: Optional[str] = field(
+        default=None,
+        metadata={
+            "help": "a datastore of the same states of held-out text, for validation; without it some sentences of the "
+            "one that is trained on are held out, with all that have the same translation"
+        },
+    )
+    valid_queries: int = field(
+        default=2000, metadata={"help": "held-out tokens, about, that validation searches for"}
+    )
+    no_save: bool = II("checkpoint.no_save")
 
 
 class ContrastSampler:
     """Draws contrasts from a token datastore, all on the training device.
 
     Validation queries are tokens of other text or, without it, of sentences held out from training. Equal
-    translations form a
-    group: an anchor's positives are from other groups. Its negatives are neither from its own group nor from
-        a sentence with
-    the same source, since a source may have two right translations.
+    translations form a group: an anchor's positives are from other groups. Its negatives are neither from its
+    own group nor from a sentence with the same source, since a source may have two right translations.
 
     Args:
         keys: fp16 [N, d]. They move to a GPU if they take at most half of its free memory; otherwise only the
             rows drawn do.
         values: int32 [N].
         sentences: int [N], the sentence each entry came from.
-        other_text: keys, values and sentences of text that is not in the datastore, from which the queries
-            are sampled.
+        other_text: text that is not in the datastore, from which the queries are sampled.
     """
 
     def __init__(
@@ -176,37 +178,32 @@ class ContrastSampler:
         keys: np.ndarray,
         values: np.ndarray,
         sentences: np.ndarray,
-        settings: ContrastSettings,
+        settings: TokenContrastConfig,
         device: torch.device,
-        other_text: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None,
+        other_text: Text | None = None,
     ) -> None:
         self.settings, self.device = settings, device
         known = SentenceOrigins(keys, values, sentences)
         self.values, self.sentence_of = as_tensor(values), known.sentence_of.to(device)
         if other_text is None:
             held_out = _hold_out(known, settings)
-            rows, source = torch.from_numpy(np.flatnonzero(held_out)), (keys, values)
+            rows, source = np.flatnonzero(held_out), (keys, values)
             origins = known.origins[known.sentence_of[rows]]
             pool = torch.from_numpy(np.flatnonzero(~held_out))
         else:
-            count, rng = len(other_text[1]), np.random.default_rng(settings.seed)
-            chosen = rng.choice(count, min(settings.valid_queries, count), replace=False)
-            rows, source = torch.from_numpy(np.sort(chosen)), other_text[:2]
-            origins = known.of_rows(*other_text, rows.numpy())
+            rows, source = _sample(len(other_text[1]), settings.valid_queries, settings.seed), other_text[:2]
+            origins = known.of_rows(*other_text, rows)
             pool = torch.arange(len(values))
-        self.query_keys, self.query_values = (
-            torch.from_numpy(array[rows.numpy()]).to(device) for array in source
-        )
+        self.query_keys, self.query_values = (torch.from_numpy(array[rows]).to(device) for array in source)
         self.query_origins, self.origins = origins.to(device), known.origins.to(device)
         clusters = TokenClusters(self.values[pool], pool, known.origins.groups[known.sentence_of[pool]])
         if (few := int((clusters.runs > 1).sum())) < 2:
             raise DatastoreError(
-                f"the datastore is too small to train an adapter on: of the {len(pool):,} entries that are not held out, "
-                f"{few} tokens occur in two different sentences, and 2 are needed; use a larger one, or --adapter none"
+                f"the datastore is too small to train an adapter on: of the {len(pool):,} entries that are "
+                f"not held out, {few} tokens occur in two different sentences, and 2 are needed; use a "
+                "larger one, or --adapter none"
             )
-        rng = np.random.default_rng(settings.seed)
-        chosen = rng.choice(len(pool), min(settings.valid_keys, len(pool)), replace=False)
-        self.valid_pool = pool[torch.from_numpy(np.sort(chosen))]
+        self.valid_pool = pool[_sample(len(pool), VALID_KEYS, settings.seed)]
         self.clusters = clusters.to(device)
         most = max(int(self.values.max()), int(self.query_values.max()))
         self.cluster_of_token = torch.full((most + 1,), -1, device=device)
@@ -214,8 +211,7 @@ class ContrastSampler:
         self.keys = as_tensor(keys)
         if device.type == "cuda" and keys.nbytes < torch.cuda.mem_get_info(device)[0] / 2:
             self.keys = self.keys.to(device)
-        self._centres: Tensor | None = None
-        self._refreshed = -1
+        self._refreshed = -1  # the interval that `_centres` are of
         self._index: ExactIndex | None = None
 
     def rows(self, entries: Tensor) -> Tensor:
@@ -226,18 +222,15 @@ class ContrastSampler:
         """Draw random anchors with their positives and negatives: keys [count, 1 + M + N, d].
 
         The result depends only on the arguments and, for hard negatives, on the adapter at the time the
-        centres were last
-        computed: in the first draw of each R updates, or after resuming. `part` distinguishes the draws for
-            one update.
+        centres were last computed: in the first draw of each R updates, or after resuming. `part`
+        distinguishes the draws for one update.
         """
         generator = self._generator(update, part)
         slots = torch.randint(self.clusters.anchors, (count,), generator=generator, device=self.device)
         entries, clusters = self.clusters.members[slots], self.clusters.cluster_of(slots)
         origins = self.origins[self.sentence_of[entries]]
         own = self.clusters.own_run(clusters, origins.groups)
-        return self._contrast(
-            adapter, _Anchors(self.rows(entries), clusters, own, origins), update, generator
-        )
+        return self._contrast(adapter, self.rows(entries), clusters, own, origins, update, generator)
 
     def draw_held_out(self, adapter: Any, queries: Tensor) -> Tensor:
         """Do the same with validation queries as anchors, those whose token training has in another group."""
@@ -247,38 +240,40 @@ class ContrastSampler:
         own = self.clusters.own_run(cluster, self.query_origins.groups[queries])
         others = self.clusters.runs[cluster] > (own >= 0).long()
         queries = queries[others]
-        keys = self.query_keys[queries].float()
-        anchors = _Anchors(keys, cluster[others], own[others], self.query_origins[queries])
-        return self._contrast(adapter, anchors, 0, self._generator(0, 0))
+        keys, origins = self.query_keys[queries].float(), self.query_origins[queries]
+        generator = self._generator(0, 0)
+        return self._contrast(adapter, keys, cluster[others], own[others], origins, 0, generator)
 
-    def _contrast(self, adapter: Any, anchors: _Anchors, update: int, generator: torch.Generator) -> Tensor:
-        settings, clusters = self.settings, self.clusters
-        positives = clusters.draw_positives(anchors.clusters, anchors.own, settings.positives, generator)
+    def _contrast(
+        self,
+        adapter: Any,
+        keys: Tensor,
+        clusters: Tensor,
+        own: Tensor,
+        origins: Origins,
+        update: int,
+        generator: torch.Generator,
+    ) -> Tensor:
+        """Draw for B anchors: keys fp32 [B, d]; int64 [B], clusters and the runs of their groups in them (or -1)."""
+        drawn_from, settings = self.clusters, self.settings
+        positives = drawn_from.draw_positives(clusters, own, settings.positives, generator)
 
         def barred(slots: Tensor) -> Tensor:
-            return anchors.origins.repeated_by(self.origins[self.sentence_of[clusters.members[slots]]])
+            return origins.repeated_by(self.origins[self.sentence_of[drawn_from.members[slots]]])
 
-        if settings.hard:
-            similarities = self._similarities(adapter, anchors.keys, update)
-            negatives = clusters.draw_hard_negatives(
-                anchors.clusters,
-                similarities,
-                settings.negatives,
-                settings.nearest_clusters,
-                barred,
-                generator,
-            )
+        n, nearest = settings.negatives, settings.nearest_clusters
+        if settings.negative_sampling == "hard":
+            alike = self._similarities(adapter, keys, update)
+            negatives = drawn_from.draw_hard_negatives(clusters, alike, n, nearest, barred, generator)
         else:
-            negatives = clusters.draw_random_negatives(
-                anchors.clusters, settings.negatives, barred, generator
-            )
-        others = self.rows(clusters.members[torch.cat([positives, negatives], dim=1)])
-        return torch.cat([anchors.keys.unsqueeze(1), others], dim=1)
+            negatives = drawn_from.draw_random_negatives(clusters, n, barred, generator)
+        others = self.rows(drawn_from.members[torch.cat([positives, negatives], dim=1)])
+        return torch.cat([keys.unsqueeze(1), others], dim=1)
 
     @torch.no_grad()
     def _similarities(self, adapter: Any, anchors: Tensor, update: int) -> Tensor:
         interval = update // self.settings.refresh_interval
-        if self._centres is None or interval != self._refreshed:
+        if interval != self._refreshed:
             generator = self._generator(interval, -1)
             self._centres = self.clusters.centres(lambda entries: adapter(self.rows(entries)), generator)
             self._refreshed = interval
@@ -293,12 +288,12 @@ class ContrastSampler:
     @torch.no_grad()
     def prepare_validation(self, adapter: Any) -> None:
         """Index the keys that validation searches, projected by the adapter in its current state."""
-        blocks = [adapter(self.rows(entries)).float() for entries in self.valid_pool.split(BLOCK_ROWS)]
+        blocks = [adapter(self.rows(entries)).float() for entries in self.valid_pool.split(PROJECTED_ROWS)]
         self._index = ExactIndex(torch.nn.functional.normalize(torch.cat(blocks), dim=1), "ip")
 
     @torch.no_grad()
     def precision(self, adapter: Any, queries: Tensor, k: int) -> Tensor:
-        """Compute the fraction of the k nearest neighbours that have the token of each of Q validation queries, fp32 [Q]."""
+        """Compute the fraction of the k nearest neighbours with the token of each of Q queries, fp32 [Q]."""
         assert self._index is not None, "prepare_validation comes first"
         queries = queries.to(self.device)
         z = torch.nn.functional.normalize(adapter(self.query_keys[queries].float()).float(), dim=1)
@@ -309,12 +304,17 @@ class ContrastSampler:
     def measure(self, adapter: Any, k: int) -> float:
         """Compute the mean precision of all queries with an adapter in its current state."""
         self.prepare_validation(adapter)
-        numbers = torch.arange(len(self.query_values)).split(QUERIES)
+        numbers = torch.arange(len(self.query_values)).split(QUERIES_AT_ONCE)
         return float(torch.cat([self.precision(adapter, block, k) for block in numbers]).mean())
 
 
-def _hold_out(known: SentenceOrigins, settings: ContrastSettings) -> np.ndarray:
-    """Mark the entries of the sentences held out, bool [N]: about `valid_queries` of them, in whole groups."""
+def _sample(count: int, most: int, seed: int) -> np.ndarray:
+    """Draw `most` of the numbers below `count`, or all where they are fewer, in ascending order."""
+    return np.sort(np.random.default_rng(seed).choice(count, min(most, count), replace=False))
+
+
+def _hold_out(known: SentenceOrigins, settings: TokenContrastConfig) -> np.ndarray:
+    """Mark the entries of sentences that are held out, bool [N]: about `valid_queries`, in whole groups."""
     groups = known.origins.groups.numpy()
     lengths = np.bincount(groups, weights=known.lengths)
     order = np.random.default_rng(settings.seed).permutation(len(lengths))

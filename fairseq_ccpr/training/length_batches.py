@@ -6,21 +6,26 @@ import numpy as np
 from fairseq.data import ConcatDataset, FairseqDataset
 
 
+def by_length(lengths: np.ndarray, seed: int, epoch: int = 0) -> np.ndarray:
+    """Order by length, which saves padding; break ties at random, so that batches mix places in the text."""
+    order = np.random.default_rng([seed, epoch] if epoch else seed).permutation(len(lengths))
+    return order[lengths[order].argsort(kind="stable")]
+
+
 class SizedDataset(FairseqDataset):
-    """A data set of n examples of `sizes`, int64 [n]."""
+    """A data set of n examples of `sizes`, int64 [n], which `--max-tokens` counts as well."""
 
     sizes: np.ndarray
 
+    def __len__(self) -> int:
+        return len(self.sizes)
+
     def size(self, index: int) -> int:
-        """Return the size of an example."""
         return int(self.sizes[index])
 
-    def num_tokens(self, index: int) -> int:
-        """Return the same count for `--max-tokens` as for the limits on sizes."""
-        return self.size(index)
+    num_tokens = size
 
     def num_tokens_vec(self, indices: np.ndarray) -> np.ndarray:
-        """Return the sizes of several examples, int64."""
         return self.sizes[indices]
 
 
@@ -28,16 +33,11 @@ class EpochDataset(SizedDataset):
     """A data set whose order or examples change with the epoch."""
 
     epoch = 1
+    can_reuse_epoch_itr_across_epochs = False  # fairseq's workers would keep the data set of the first epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Store the epoch."""
         super().set_epoch(epoch)
         self.epoch = epoch
-
-    @property
-    def can_reuse_epoch_itr_across_epochs(self) -> bool:
-        """False: fairseq's workers would keep the data set of the first epoch."""
-        return False
 
 
 class LengthBatches(EpochDataset):
@@ -53,13 +53,14 @@ class LengthBatches(EpochDataset):
 
     @property
     def sizes(self) -> np.ndarray:  # type: ignore[override]
-        """Subwords of each example on its larger side, with padding, int64 [n]; fairseq leaves out examples with too many."""
+        """Subwords of each example on its larger side, with padding, int64 [n].
+
+        fairseq leaves out examples with too many.
+        """
         return (self.counts * self.lengths).max(axis=1)
 
     def ordered_indices(self) -> np.ndarray:
-        """Order by length, which saves padding; break ties at random, so that batches mix places in the text."""
-        order = np.random.default_rng([self.seed, self.epoch]).permutation(len(self))
-        return order[self.lengths.max(axis=1)[order].argsort(kind="stable")]
+        return by_length(self.lengths.max(axis=1), self.seed, self.epoch)
 
     def batch_by_size(
         self,
@@ -98,7 +99,6 @@ class Mixture(LengthBatches, ConcatDataset):
         self.set_epoch(datasets[0].epoch)
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of every data set, and update the sizes."""
         super().set_epoch(epoch)
-        self.counts = np.concatenate([dataset.counts for dataset in self.datasets])
-        self.lengths = np.concatenate([dataset.lengths for dataset in self.datasets])
+        for name in ("counts", "lengths"):
+            setattr(self, name, np.concatenate([getattr(dataset, name) for dataset in self.datasets]))

@@ -3,14 +3,13 @@
 # No `from __future__ import annotations` here: fairseq makes its options from the types themselves.
 
 import logging
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import torch
 from fairseq import utils
-from fairseq.criterions import FairseqCriterion, register_criterion
+from fairseq.criterions import register_criterion
 from fairseq.dataclass import FairseqDataclass
-from fairseq.logging import metrics
 from fairseq.tasks import register_task
 from omegaconf import MISSING
 from torch import Tensor
@@ -23,13 +22,19 @@ from fairseq_ccpr.models.phrase_encoder import UNRECORDED_EDGES
 from fairseq_ccpr.phrases.pair_build import edge_rule
 from fairseq_ccpr.phrases.pair_store import PhrasePairs
 from fairseq_ccpr.search import ExactIndex
-from fairseq_ccpr.training.contrast_dataset import ContrastOptions, PhraseContrastDataset
-from fairseq_ccpr.training.cpu_autocast import cpu_autocast
+from fairseq_ccpr.training.contrast_dataset import PhraseContrastDataset
 from fairseq_ccpr.training.length_batches import Mixture
-from fairseq_ccpr.training.phrase_task import PhraseTask, PhraseTaskConfig
+from fairseq_ccpr.training.tasks import (
+    PhraseTask,
+    PhraseTaskConfig,
+    SummedCriterion,
+    cpu_autocast,
+    refuse_below_1,
+)
 
 logger = logging.getLogger(__name__)
 VALID_PHRASES = 8  # per sentence pair, so that encoders trained on more or fewer get the same validation
+VALID_TOKENS = 8000  # subwords of a batch that validation indexes
 SPANS_A_PAIR = 4  # a phrase and another span, on either side
 
 
@@ -92,7 +97,7 @@ def alignment_losses(sources: Tensor, targets: Tensor, scale: Tensor | float, ex
 
 
 def equal_candidates(strings: Tensor, contexts: Tensor) -> Tensor:
-    """Mark the candidates with the same string, int64 [K], in the same context, which are no negatives, bool [K, K].
+    """Mark the candidates with the same string, int64 [K], in the same context: no negatives, bool [K, K].
 
     The same string in another context is another phrase: telling the two apart is what CCPR learns.
     """
@@ -132,7 +137,10 @@ class PhraseContrastConfig(PhraseTaskConfig):
 
 @register_task("phrase_contrast", dataclass=PhraseContrastConfig)
 class PhraseContrastTask(PhraseTask):
-    """Contrastive training of a `phrase_encoder`; validation measures acc@1 over an index of held-out phrases."""
+    """Contrastive training of a `phrase_encoder`.
+
+    Validation measures acc@1 over an index of held-out phrases.
+    """
 
     def __init__(self, cfg: PhraseContrastConfig) -> None:
         super().__init__(cfg)
@@ -141,63 +149,57 @@ class PhraseContrastTask(PhraseTask):
             raise ConfigurationError(
                 f"--different-context-fraction is {fraction}: give a fraction between 0 and 1"
             )
-        if cfg.phrases_per_sentence < 1:
-            raise ConfigurationError(f"--phrases-per-sentence is {cfg.phrases_per_sentence}: give at least 1")
+        refuse_below_1(cfg, "phrases_per_sentence")
         self.edges = UNRECORDED_EDGES
-        self.options = ContrastOptions(cfg.phrases_per_sentence, fraction, cfg.max_subwords, cfg.seed)
 
     def load_dataset(self, split: str, **kwargs: Any) -> None:
         """Load a split. Validation does not depend on how phrases are drawn for training."""
-        options = self.options
+        phrases, elsewhere = self.cfg.phrases_per_sentence, self.cfg.different_context_fraction
         if split != "train":  # translations in their own sentences, for CPR too
-            options = replace(options, different_context_fraction=0.0, phrases_per_sentence=VALID_PHRASES)
+            phrases, elsewhere = VALID_PHRASES, 0.0
         pairs = list(self.open_folders(split, PhrasePairs))
         if split == "train":
             self.edges = "+".join(sorted({edge_rule(folder.manifest.settings) for folder in pairs}))
-        sets = [PhraseContrastDataset(folder, self.tokenizer, options) for folder in pairs]
+        most, seed = self.cfg.max_subwords, self.cfg.seed
+        sets = [
+            PhraseContrastDataset(folder, self.tokenizer, phrases, elsewhere, most, seed) for folder in pairs
+        ]
         if left_out := sum(one.left_out for one in sets):
-            most = self.cfg.max_subwords
             logger.info("%s: %d sentence pairs of more than %d subwords left out", split, left_out, most)
         if not sum(map(len, sets)):
             raise ConfigurationError(f"{self.cfg.data} has no phrase pair in its {split} part to work with")
         self.datasets[split] = sets[0] if len(sets) == 1 else Mixture(sets)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state for a checkpoint: the context encoder's settings, and the edge rule of its training phrases."""
         return super().state_dict() | {"edges": self.edges}
 
     def begin_valid_epoch(self, epoch: int, model: Any) -> None:
-        """Index the target phrases of the valid part."""
         model.eval()
         dataset = self.dataset("valid")
-        vectors, strings, contexts = [], [], []
         on_gpu = choose_device(self.cfg.cpu).type == "cuda"
-        with torch.no_grad(), cpu_autocast(model):
-            for batch in dataset.batch_by_size(dataset.ordered_indices(), max_tokens=8000):
-                if not (sample := dataset.collater([dataset[int(i)] for i in batch])):
-                    continue
+        indexed = []  # vectors, strings and contexts of each batch
+        for batch in dataset.batch_by_size(dataset.ordered_indices(), max_tokens=VALID_TOKENS):
+            if sample := dataset.collater([dataset[int(i)] for i in batch]):
                 target = utils.move_to_cuda(sample["target"]) if on_gpu else sample["target"]
-                vectors.append(model.vectors(model.context(target["tokens"]), target["spans"]))
-                strings.append(target["strings"])
-                contexts.append(target["contexts"])
-        self.index = ExactIndex(torch.cat(vectors), "ip")
-        self.indexed = torch.cat(strings), torch.cat(contexts)
+                indexed.append((self._vectors(model, target), target["strings"], target["contexts"]))
+        vectors, *self.indexed = (torch.cat(of_batches) for of_batches in zip(*indexed))
+        self.index = ExactIndex(vectors, "ip")
+
+    @torch.no_grad()
+    def _vectors(self, model: Any, side: dict[str, Tensor]) -> Tensor:
+        with cpu_autocast(model):
+            return model.vectors(model.context(side["tokens"]), side["spans"])
 
     def valid_step(self, sample: dict[str, Any], model: Any, criterion: Any) -> Any:
         """Log acc@1 with the loss: `accuracy` requires the exact entry, `string_accuracy` only its string."""
         loss, count, logged = super().valid_step(sample, model, criterion)
         source, target = sample["source"], sample["target"]
-        with torch.no_grad(), cpu_autocast(model):
-            vectors = model.vectors(model.context(source["tokens"]), source["spans"])
-        _, found = self.index.search(vectors, 1)
+        _, found = self.index.search(self._vectors(model, source), 1)
         strings, contexts = (indexed[found.squeeze(1)] for indexed in self.indexed)
         right = strings == target["strings"]
-        exactly = (right & (contexts == target["contexts"])).sum()
-        return (
-            loss,
-            count,
-            logged | {"accuracy": exactly, "string_accuracy": right.sum(), "queries": len(right)},
-        )
+        exactly = right & (contexts == target["contexts"])
+        found_of = {"accuracy": exactly.sum(), "string_accuracy": right.sum(), "queries": len(right)}
+        return loss, count, logged | found_of
 
 
 @dataclass
@@ -210,7 +212,7 @@ class CcprConfig(FairseqDataclass):
 
 
 @register_criterion("ccpr", dataclass=CcprConfig)
-class CcprCriterion(FairseqCriterion):
+class CcprCriterion(SummedCriterion):
     """L = L_{x->y} + L_{y->x} + beta L_seg, equation 7 of the CCPR paper, a sum over phrase pairs.
 
     Candidates are the phrases of all processes, except other right translations: those whose pair has, on
@@ -219,6 +221,9 @@ class CcprCriterion(FairseqCriterion):
     have, so that the sum over processes equals that of one process with the whole batch.
     """
 
+    means: ClassVar = dict.fromkeys(("loss", "segmentation", "temperature"), 3)
+    percentages: ClassVar = dict.fromkeys(("accuracy", "string_accuracy"), 2)
+
     def __init__(self, cfg: CcprConfig, task: Any) -> None:
         super().__init__(task)
         self.cfg = cfg
@@ -226,7 +231,6 @@ class CcprCriterion(FairseqCriterion):
     def forward(
         self, model: Any, sample: dict[str, Any], reduce: bool = True
     ) -> tuple[Tensor, int, dict[str, Any]]:
-        """Compute the loss summed over phrase pairs, their number, and the values to log."""
         sides, count = (sample["source"], sample["target"]), sample["phrases"]
         outputs, scale = model(*sides)
         scale = divide_gradient(scale)
@@ -248,20 +252,3 @@ class CcprCriterion(FairseqCriterion):
             "ntokens": sample["ntokens"], "nsentences": sample["nsentences"], "sample_size": count,
         }  # fmt: skip
         return loss, count, logged
-
-    @classmethod
-    def reduce_metrics(cls, logging_outputs: list[dict[str, Any]]) -> None:
-        """Log means over phrase pairs."""
-        count = sum(log.get("sample_size", 0) for log in logging_outputs)
-        for name in ("loss", "segmentation", "temperature"):
-            total = sum(float(log.get(name, 0)) for log in logging_outputs)
-            metrics.log_scalar(name, total / max(count, 1), count, round=3)
-        if queries := sum(log.get("queries", 0) for log in logging_outputs):
-            for name in ("accuracy", "string_accuracy"):
-                right = sum(log.get(name, 0) for log in logging_outputs)
-                metrics.log_scalar(name, 100 * right / queries, queries, round=2)
-
-    @staticmethod
-    def logging_outputs_can_be_summed() -> bool:
-        """Return True: all logged values are sums."""
-        return True

@@ -1,4 +1,4 @@
-"""`--task phrase_distillation`: training a phrase encoder of fewer layers on text alone, to the vectors of another."""
+"""`--task phrase_distillation`: a phrase encoder of fewer layers, trained to the vectors of another."""
 
 # No `from __future__ import annotations` here: fairseq makes its options from the types themselves.
 
@@ -6,15 +6,14 @@ import logging
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from fairseq import checkpoint_utils
-from fairseq.criterions import FairseqCriterion, register_criterion
+from fairseq.criterions import register_criterion
 from fairseq.dataclass import FairseqDataclass
-from fairseq.logging import metrics
-from fairseq.tasks import FairseqTask, register_task
+from fairseq.tasks import register_task
 from omegaconf import II
 from torch import Tensor
 from torch.nn import functional
@@ -25,9 +24,8 @@ from fairseq_ccpr.paths import split_paths
 from fairseq_ccpr.text.pairs import read_lines
 from fairseq_ccpr.text.subwords import Subwords, SubwordTokenizer, collate
 from fairseq_ccpr.timing import progress_bar
-from fairseq_ccpr.training.cpu_autocast import CpuAutocast
-from fairseq_ccpr.training.length_batches import SizedDataset
-from fairseq_ccpr.training.phrase_task import save_tokenizer
+from fairseq_ccpr.training.length_batches import SizedDataset, by_length
+from fairseq_ccpr.training.tasks import EncoderTask, SummedCriterion, refuse_below_1
 
 logger = logging.getLogger(__name__)
 SEGMENTATION_WEIGHT = 0.125  # two values in 258 would hardly count, and are learned before the vectors are
@@ -42,13 +40,8 @@ class Sentences(SizedDataset):
         super().__init__()
         self.texts, self.sizes, self.tokenizer, self.seed = texts, sizes, tokenizer, seed
 
-    def __len__(self) -> int:
-        return len(self.texts)
-
     def ordered_indices(self) -> np.ndarray:
-        """Order by length, which saves padding; break ties at random, so that batches mix places in the text."""
-        order = np.random.default_rng(self.seed).permutation(len(self))
-        return order[self.sizes[order].argsort(kind="stable")]
+        return by_length(self.sizes, self.seed)
 
     def __getitem__(self, index: int) -> Subwords:
         return self.tokenizer.encode(self.texts[index])
@@ -80,19 +73,17 @@ class PhraseDistillationConfig(FairseqDataclass):
 
 
 @register_task("phrase_distillation", dataclass=PhraseDistillationConfig)
-class PhraseDistillationTask(CpuAutocast, FairseqTask):
+class PhraseDistillationTask(EncoderTask):
     """Distillation of a phrase encoder, the frozen `teacher`, into a `phrase_student`."""
 
     cfg: PhraseDistillationConfig
-    source_dictionary = target_dictionary = None
 
     def __init__(self, cfg: PhraseDistillationConfig) -> None:
         super().__init__(cfg)
         for name in ("text", "phrase_encoder"):
             if not getattr(cfg, name):
                 raise ConfigurationError(f"--{name.replace('_', '-')} is missing")
-        if cfg.valid_sentences < 1:
-            raise ConfigurationError(f"--valid-sentences is {cfg.valid_sentences}: give at least 1")
+        refuse_below_1(cfg, "valid_sentences")
         if Path(cfg.save_dir).resolve() == Path(cfg.phrase_encoder).resolve().parent:
             raise ConfigurationError(
                 f"--save-dir {cfg.save_dir} is the folder of --phrase-encoder: give another"
@@ -100,11 +91,10 @@ class PhraseDistillationTask(CpuAutocast, FairseqTask):
         self.teacher = PhraseEncoder.load(Path(cfg.phrase_encoder)).requires_grad_(False)
         if self.teacher.similarity != COSINE:
             raise ConfigurationError(
-                f"--phrase-encoder {cfg.phrase_encoder} compares phrases by {self.teacher.similarity}: give one that "
-                "compares them by cosine"
+                f"--phrase-encoder {cfg.phrase_encoder} compares phrases by {self.teacher.similarity}: give "
+                "one that compares them by cosine"
             )
         self._taught_by = self.teacher.fingerprint()
-        self._context: dict[str, Any] = {}
 
     @cached_property
     def _sentences(self) -> Sentences:
@@ -129,20 +119,16 @@ class PhraseDistillationTask(CpuAutocast, FairseqTask):
         return Sentences([texts[row] for row in kept.tolist()], counts[kept], tokenizer, self.cfg.seed)
 
     def build_model(self, cfg: Any, from_checkpoint: bool = False) -> Any:
-        """Build the student, and save to `--save-dir` the tokenizer that its checkpoints need next to them."""
         last = Path(self.cfg.save_dir) / "checkpoint_last.pt"
-        state = checkpoint_utils.load_checkpoint_to_cpu(str(last)) if last.is_file() else None
-        if state is not None:
+        if last.is_file():
+            state = checkpoint_utils.load_checkpoint_to_cpu(str(last))
             taught_by, settings = state.get("task_state", {}).get("teacher"), state["cfg"]["model"]
             if (taught_by, settings.get("layers")) != (self._taught_by, cfg.layers):
                 raise ConfigurationError(
-                    f"--save-dir {self.cfg.save_dir} does not hold a student of {self.cfg.phrase_encoder} with --layers "
-                    f"{cfg.layers}: give those that it was trained with, or another --save-dir"
+                    f"--save-dir {self.cfg.save_dir} does not hold a student of {self.cfg.phrase_encoder} "
+                    f"with --layers {cfg.layers}: give those that it was trained with, or another --save-dir"
                 )
-        model = super().build_model(cfg, from_checkpoint)
-        self._context = vars(model.context.arguments)
-        save_tokenizer(self.teacher.context.tokenizer, Path(self.cfg.save_dir), self.cfg.phrase_encoder)
-        return model
+        return self.keep(super().build_model(cfg, from_checkpoint), self.cfg.phrase_encoder)
 
     def load_dataset(self, split: str, **kwargs: Any) -> None:
         """Load a split: `valid` is the first sentences, `train` all others."""
@@ -151,12 +137,10 @@ class PhraseDistillationTask(CpuAutocast, FairseqTask):
         self.datasets[split] = Sentences(every.texts[rows], every.sizes[rows], every.tokenizer, every.seed)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state for a checkpoint: what loading a phrase encoder needs, and the teacher."""
-        return {"context": self._context, "edges": self.teacher.edges, "teacher": self._taught_by}
+        return super().state_dict() | {"edges": self.teacher.edges, "teacher": self._taught_by}
 
     @torch.no_grad()
     def teach(self, tokens: Tensor) -> Tensor:
-        """Compute the teacher's `span_ends`."""
         return span_ends(self.teacher.to(tokens.device), tokens).float()
 
     @cached_property
@@ -176,21 +160,19 @@ class PhraseDistillationTask(CpuAutocast, FairseqTask):
 
 
 @register_criterion("phrase_distillation")
-class PhraseDistillation(FairseqCriterion):
+class PhraseDistillation(SummedCriterion):
     """L = u_align + u_segment / 8, means over subwords.
 
     u is the fraction of the teacher's variance that the student leaves unexplained, a mean over the values
-    that vectors, or log-odds, of all spans are sums of (`span_ends`).
+    that vectors, or log-odds, of all spans are sums of (`span_ends`). `cosine` is of the vectors of subwords
+    as phrases of their own.
     """
 
-    def __init__(self, task: Any) -> None:
-        super().__init__(task)
-        self.task = task
+    means: ClassVar = dict.fromkeys(("loss", "align", "segmentation", "cosine"), 4)
 
     def forward(
         self, model: Any, sample: dict[str, Any], reduce: bool = True
     ) -> tuple[Tensor, int, dict[str, Any]]:
-        """Compute the loss summed over subwords, their number, and the values to log."""
         tokens = sample["tokens"]
         real = inside(tokens, self.task.teacher.context.tokenizer.pad)
         # [n, 2 (o + 1)]
@@ -213,19 +195,6 @@ class PhraseDistillation(FairseqCriterion):
         """Compute the vectors of subwords as phrases of their own, [n, o], of any length."""
         starts, lasts = _parts(ends, self.task.teacher.dimension)[0].chunk(2, dim=-1)
         return starts + lasts + self.task.teacher.align.bias
-
-    @classmethod
-    def reduce_metrics(cls, logging_outputs: list[dict[str, Any]]) -> None:
-        """Log means over subwords; `cosine` is of their vectors as phrases of their own."""
-        count = sum(log.get("sample_size", 0) for log in logging_outputs)
-        for name in ("loss", "align", "segmentation", "cosine"):
-            total = sum(float(log.get(name, 0)) for log in logging_outputs)
-            metrics.log_scalar(name, total / max(count, 1), count, round=4)
-
-    @staticmethod
-    def logging_outputs_can_be_summed() -> bool:
-        """Return True: all logged values are sums."""
-        return True
 
 
 def inside(tokens: Tensor, pad: int) -> Tensor:

@@ -8,17 +8,17 @@ import torch
 from torch import Tensor
 
 CENTRE_MEMBERS = 64  # of a cluster, at most: enough for a mean, and the work does not grow with the store
-BLOCK_ROWS = 1 << 14
+PROJECTED_ROWS = 1 << 14
 # marks slots, int64 [B, C], that may not serve the B anchors: bool [B, C]
 Barred = Callable[[Tensor], Tensor]
 
 
 class TokenClusters:
-    """The clusters C_v of the CLKNN paper. Entries are addressed by *slot*: their place when sorted by token and group.
+    """The clusters C_v of the CLKNN paper.
 
-    The entries of a cluster that belong to one group are a *run*. Only tokens that occur in at least two
-    groups, which have the first `anchors` slots, can be anchors: a copy of the anchor's own sentence does not
-    count as another context.
+    Entries are addressed by *slot*: their place when sorted by token and group. The entries of a cluster that
+    belong to one group are a *run*. Only tokens that occur in at least two groups, which have the first
+    `anchors` slots, can be anchors: a copy of the anchor's own sentence does not count as another context.
 
     Args:
         values: int [P], the token of each entry.
@@ -60,7 +60,10 @@ class TokenClusters:
         return torch.searchsorted(self.ends, slots, right=True)
 
     def own_run(self, clusters: Tensor, groups: Tensor) -> Tensor:
-        """Find which run of its cluster a group, any number, is, int64 [B], from 0; -1 where it has no entry there."""
+        """Find which run of its cluster a group, any number, is, int64 [B], from 0.
+
+        -1 where it has no entry there.
+        """
         marks = self._cluster_marks[clusters] * self._groups + groups
         place = torch.searchsorted(self._run_marks, marks).clamp_max(len(self._run_marks) - 1)
         found = (self._run_marks[place] == marks) & (groups >= 0) & (groups < self._groups)
@@ -97,7 +100,7 @@ class TokenClusters:
         barred: Barred,
         generator: torch.Generator,
     ) -> Tensor:
-        """Draw a random member of each of `count` clusters, drawn from those nearest to the anchor; slots [B, count].
+        """Draw a random member of each of `count` clusters of those nearest to the anchor; slots [B, count].
 
         Args:
             clusters: int64 [B], those of the anchors, which give no negatives.
@@ -121,7 +124,7 @@ class TokenClusters:
         return self._choose(torch.where(drawn < start, drawn, drawn + size), count, barred, generator)
 
     def _choose(self, drawn: Tensor, count: int, barred: Barred, generator: torch.Generator) -> Tensor:
-        """Choose `count` of each row at random that are not barred, some several times where those are too few."""
+        """Choose `count` of each row at random that are not barred, some repeatedly if those are too few."""
         no = barred(drawn)
         chance = torch.rand(drawn.shape, generator=generator, device=drawn.device)
         order = chance.masked_fill(no, -1.0).argsort(dim=1, descending=True)
@@ -130,7 +133,7 @@ class TokenClusters:
         return drawn.gather(1, order.gather(1, torch.arange(count, device=drawn.device) % allowed))
 
     def centres(self, embed: Callable[[Tensor], Tensor], generator: torch.Generator) -> Tensor:
-        """Compute the mean z of up to `CENTRE_MEMBERS` members of each cluster, scaled to length 1, fp32 [C, d_o]."""
+        """Compute the mean z, of length 1, of up to `CENTRE_MEMBERS` of each cluster, fp32 [C, d_o]."""
         taken = self.counts.clamp_max(CENTRE_MEMBERS)
         cluster = torch.arange(len(taken), device=taken.device).repeat_interleave(taken)
         ends = taken.cumsum(0)
@@ -140,7 +143,7 @@ class TokenClusters:
         size = (turn + 1) * self.counts[cluster] // taken[cluster] - low
         slots = self.starts[cluster] + low + self._below(size, size.shape, generator)
         total: Tensor | None = None
-        for some, owners in zip(slots.split(BLOCK_ROWS), cluster.split(BLOCK_ROWS)):
+        for some, owners in zip(slots.split(PROJECTED_ROWS), cluster.split(PROJECTED_ROWS)):
             z = embed(self.members[some]).float()
             total = z.new_zeros(len(taken), z.size(1)) if total is None else total
             total.index_add_(0, owners, z)

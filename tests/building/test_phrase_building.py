@@ -22,9 +22,8 @@ from fairseq_ccpr.datastore.manifest import Manifest
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.errors import DatastoreError
-from fairseq_ccpr.models.checkpoint import windows
 from fairseq_ccpr.models.phrase_encoder import PhraseEncoder
-from fairseq_ccpr.models.phrase_finder import PhraseFinder, Segmentation, candidate_spans
+from fairseq_ccpr.models.phrase_finder import PhraseFinder, Segmentation, candidate_spans, windows
 from fairseq_ccpr.text.subwords import subword_bounds
 from fairseq_ccpr.text.words import word_spans
 from tests.helpers import DEMO, call, refused

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from fairseq_ccpr.lab.xpr.lexicon import Lexicon
+from fairseq_ccpr.lab.xpr.model import TrainedXprEncoder
 from fairseq_ccpr.lab.xpr.training import LexiconDataset
 from fairseq_ccpr.models.pretrained.context_encoder import ContextEncoder
-from fairseq_ccpr.models.xpr_encoder import XprEncoder
 from fairseq_ccpr.text.tokenizers import load_tokenizer
 from tests.small_models import Xpr
 
@@ -20,7 +20,7 @@ def make_dataset(
     )
 
 
-def make_model(xpr: Xpr, momentum: float = 0.9, queue: int = 0, dimension: int = 16) -> XprEncoder:
+def make_model(xpr: Xpr, momentum: float = 0.9, queue: int = 0, dimension: int = 16) -> TrainedXprEncoder:
     torch.manual_seed(1)
     context = ContextEncoder.load(xpr.context, dropout=0.0)
-    return XprEncoder(context, context.layers, dimension, momentum, queue).train()
+    return TrainedXprEncoder(context, context.layers, dimension, momentum, queue).train()

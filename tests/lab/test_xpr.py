@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fairseq_ccpr.lab.xpr.lexicon import Lexicon, usable_examples
+from fairseq_ccpr.lab.xpr.model import TrainedXprEncoder, XprEncoderConfig, pool
 from fairseq_ccpr.lab.xpr.training import XpcoConfig, XpcoCriterion, false_negatives
 from fairseq_ccpr.models.pretrained.context_encoder import ContextEncoder
-from fairseq_ccpr.models.xpr_encoder import XprEncoder, XprEncoderConfig, pool
+from fairseq_ccpr.models.xpr_encoder import XprEncoder
 from fairseq_ccpr.text.subwords import subword_bounds
 from fairseq_ccpr.text.tokenizers import load_tokenizer
 from fairseq_ccpr.training.phrase_contrast import alignment_losses
@@ -111,7 +112,11 @@ def test_head_starts_as_a_rotation(xpr: Xpr) -> None:
         assert linear == (width <= 32)
         if width == 32:  # the default
             assert (
-                len(XprEncoder.build_model(XprEncoderConfig(encoder=str(xpr.context)), None).head[2].bias)
+                len(
+                    TrainedXprEncoder.build_model(XprEncoderConfig(encoder=str(xpr.context)), None)
+                    .head[2]
+                    .bias
+                )
                 == width
             )
             torch.testing.assert_close(vectors @ vectors.T, pooled @ pooled.T, rtol=1e-4, atol=1e-4)
@@ -171,7 +176,8 @@ def test_momentum_is_exact_after_steps_and_after_resuming(xpr: Xpr, tmp_path: Pa
 
 
 def test_pooled_vectors_equal_a_plain_loop(xpr: Xpr) -> None:
-    encoder, dataset = XprEncoder.load(xpr.checkpoint), make_dataset(xpr)
+    encoder, dataset = make_model(xpr, momentum=0).eval(), make_dataset(xpr)
+    encoder.load_state_dict(XprEncoder.load(xpr.checkpoint).state_dict())
     batch = dataset.collater([dataset[i] for i in range(9)])
     with torch.no_grad():
         found, _ = encoder(batch["tables"], 18)

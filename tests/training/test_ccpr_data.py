@@ -29,7 +29,7 @@ def test_phrases_are_drawn_again_each_epoch(ccpr: Ccpr) -> None:
     again.set_epoch(2)
     assert [dataset[i] for i in range(20)] == [again[i] for i in range(20)]
     assert [ccpr.dataset(phrases_per_sentence=3, seed=2)[i] for i in range(20)] != first
-    assert all(1 <= len(example.source.spans) <= 3 for example in first)
+    assert all(1 <= len(example[0].spans) <= 3 for example in first)
 
 
 @pytest.mark.parametrize("mixed", [False, True])
@@ -70,7 +70,7 @@ def test_examples_hold_phrases_and_other_spans(ccpr: Ccpr) -> None:
     pairs, others = dataset.pairs, 0
     for index in range(len(dataset)):
         number = int(dataset.sentences[index])
-        sides = dataset[index].source, *dataset[index].targets
+        sides = dataset[index]
         phrases = [{tuple(row) for row in pairs.pairs_of(number)[:, c : c + 2].tolist()} for c in (1, 3)]
         for text, side, of_side in zip(pairs.sentence(number), sides, phrases, strict=True):
             assert side.subwords.text == text
@@ -87,7 +87,7 @@ def test_examples_hold_phrases_and_other_spans(ccpr: Ccpr) -> None:
             assert len(set(side.others)) == len(side.others) <= len(side.spans)
             others += len(side.others)
         assert len({len(side.spans) for side in sides}) == 1
-    assert others > 0.9 * sum(2 * len(dataset[i].source.spans) for i in range(len(dataset)))
+    assert others > 0.9 * sum(2 * len(dataset[i][0].spans) for i in range(len(dataset)))
 
 
 def test_batches_number_sentences_and_pad(ccpr: Ccpr) -> None:
@@ -95,7 +95,7 @@ def test_batches_number_sentences_and_pad(ccpr: Ccpr) -> None:
     samples = [dataset[i] for i in (3, 0, 7)]
     batch = dataset.collater(samples)
     for side, name in enumerate(("source", "target")):
-        of_side, sides = batch[name], [(sample.source, *sample.targets)[side] for sample in samples]
+        of_side, sides = batch[name], [sample[side] for sample in samples]
         assert of_side["tokens"].shape == (3, max(len(s.subwords.ids) for s in sides))
         expected = [[n, *span] for n, s in enumerate(sides) for span in s.spans]
         assert of_side["spans"].tolist() == expected
@@ -169,13 +169,13 @@ def test_targets_come_from_other_contexts(ccpr: Ccpr, fraction: float) -> None:
             _, a, b, c, d = key
             of_sentence.setdefault((source[a:b], target[c:d]), set()).update(wanted[key])
         example = dataset[index]
-        assert example.source.subwords.text == source
-        others = [(string, side.subwords.text) for side in example.targets for string in side.strings]
-        for string, (other, text) in zip(example.source.strings, others, strict=True):
+        assert example[0].subwords.text == source
+        others = [(string, side.subwords.text) for side in example[1:] for string in side.strings]
+        for string, (other, text) in zip(example[0].strings, others, strict=True):
             able += bool(of_sentence[string, other])
             elsewhere += text != target
             assert text in {target} | of_sentence[string, other]
-        texts = [side.subwords.text for side in example.targets]
+        texts = [side.subwords.text for side in example[1:]]
         assert len(set(texts)) == len(texts) == len({text for _, text in others})
     assert able > 30
     assert (
@@ -244,8 +244,8 @@ def test_validation_is_the_same_however_many_phrases_are_drawn_for_training(ccpr
         )  # fmt: skip
         task = PhraseContrastTask(cfg)
         task.load_dataset(split)
-        draw = task.dataset(split).drawn
-        return [part.tolist() for part in (draw.sources, draw.targets, draw.starts)]
+        dataset = task.dataset(split)
+        return [part.tolist() for part in (dataset.sources, dataset.targets, dataset.starts)]
 
     few, many = ((1, 1.0), (20, 0.0))
     assert drawn("valid", *few) == drawn("valid", *many)

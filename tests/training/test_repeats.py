@@ -14,12 +14,13 @@ from fairseq_ccpr.errors import DatastoreError
 from fairseq_ccpr.models.token_adapter import TokenAdapter
 from fairseq_ccpr.text.pairs import read_pairs
 from fairseq_ccpr.training import contrast_sampler
-from fairseq_ccpr.training.contrast_sampler import ContrastSampler, ContrastSettings, SentenceOrigins
+from fairseq_ccpr.training.contrast_sampler import ContrastSampler, SentenceOrigins, TokenContrastConfig
 from tests.helpers import call
 from tests.small_models import World
 
-SETTINGS = ContrastSettings(
-    positives=2, negatives=6, nearest_clusters=12, hard=True, refresh_interval=20, valid_queries=2000, valid_keys=4000, seed=1
+SETTINGS = TokenContrastConfig(
+    positives=2, negatives=6, nearest_clusters=12, negative_sampling="hard", refresh_interval=20, valid_queries=2000,
+    seed=1,
 )  # fmt: skip
 
 
@@ -88,10 +89,12 @@ def check(contrasts: torch.Tensor, anchors: Text, store: Text) -> tuple[np.ndarr
     return own, others[:, : SETTINGS.positives]
 
 
-@pytest.mark.parametrize("hard", [True, False])
-def test_contrasts_are_between_different_sentences(rng: np.random.Generator, hard: bool) -> None:
+@pytest.mark.parametrize("sampling", ["hard", "random"])
+def test_contrasts_are_between_different_sentences(rng: np.random.Generator, sampling: str) -> None:
     text, other = texts(rng, 300, 120)
-    sampler = ContrastSampler(*text.arrays, replace(SETTINGS, hard=hard), torch.device("cpu"), other.arrays)
+    sampler = ContrastSampler(
+        *text.arrays, replace(SETTINGS, negative_sampling=sampling), torch.device("cpu"), other.arrays
+    )
     adapter = TokenAdapter(16, 32, 8)
     drawn, _ = check(sampler.draw(adapter, 3000, 0, 0), text, text)
     groups_of = {

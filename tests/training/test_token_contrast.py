@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -13,7 +15,7 @@ from fairseq_ccpr.errors import DatastoreError
 from fairseq_ccpr.models.token_adapter import TokenAdapter
 from fairseq_ccpr.search import ExactIndex
 from fairseq_ccpr.search.recall import any_hit_at_k, matching_neighbours, precision_at_k
-from fairseq_ccpr.training.contrast_sampler import ContrastSampler, ContrastSettings
+from fairseq_ccpr.training.contrast_sampler import VALID_KEYS, ContrastSampler, TokenContrastConfig
 from fairseq_ccpr.training.token_clusters import TokenClusters
 from fairseq_ccpr.training.token_contrast import supervised_contrastive_loss
 
@@ -197,14 +199,13 @@ def test_confidence_is_the_mean_similarity_of_what_was_found() -> None:
     torch.testing.assert_close(retrieval_confidence(scores, least=0.5), wanted)
 
 
-SETTINGS = ContrastSettings(
+SETTINGS = TokenContrastConfig(
     positives=2,
     negatives=8,
     nearest_clusters=16,
-    hard=True,
+    negative_sampling="hard",
     refresh_interval=20,
     valid_queries=200,
-    valid_keys=4000,
     seed=1,
 )
 
@@ -220,11 +221,11 @@ def noisy_keys(seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return keys.astype(np.float16), values, np.arange(4000) // 10
 
 
-@pytest.mark.parametrize("hard", [True, False])
-def test_training_raises_precision_where_it_can(hard: bool) -> None:
+@pytest.mark.parametrize("sampling", ["hard", "random"])
+def test_training_raises_precision_where_it_can(sampling: str) -> None:
     torch.manual_seed(3)
     sampler = ContrastSampler(
-        *noisy_keys(3), ContrastSettings(**{**vars(SETTINGS), "hard": hard}), torch.device("cpu")
+        *noisy_keys(3), replace(SETTINGS, negative_sampling=sampling), torch.device("cpu")
     )
     adapter = TokenAdapter(32, 64, 16)
     optimizer = torch.optim.Adam(adapter.parameters(), 3e-3)
@@ -269,9 +270,7 @@ def test_queries_of_other_text_leave_all_the_rest_for_training() -> None:
     sampler = ContrastSampler(
         keys, values, sentences, SETTINGS, torch.device("cpu"), (other_keys, other_values, other_sentences)
     )
-    assert len(sampler.valid_pool) == min(SETTINGS.valid_keys, len(keys)) and sampler.clusters.anchors == len(
-        keys
-    )
+    assert len(sampler.valid_pool) == min(VALID_KEYS, len(keys)) and sampler.clusters.anchors == len(keys)
     assert len(sampler.query_keys) == SETTINGS.valid_queries
     assert {key.tobytes() for key in sampler.query_keys.numpy()} <= {key.tobytes() for key in other_keys}
     adapter = TokenAdapter(32, 64, 16)

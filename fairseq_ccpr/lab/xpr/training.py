@@ -7,23 +7,22 @@ from typing import Any, Optional
 
 import numpy as np
 import torch
-from fairseq.criterions import FairseqCriterion, register_criterion
+from fairseq.criterions import register_criterion
 from fairseq.dataclass import FairseqDataclass
-from fairseq.logging import metrics
 from fairseq.tasks import register_task
 from omegaconf import II, MISSING
 from torch import Tensor
 
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.lab.xpr.lexicon import Lexicon, PhraseTypes, TypeExample, as_tables, usable_examples
+from fairseq_ccpr.lab.xpr.model import TrainedXprEncoder
 from fairseq_ccpr.lab.xpr.type_vectors import find_translations, type_means
-from fairseq_ccpr.models.xpr_encoder import XprEncoder, span_means
+from fairseq_ccpr.models.xpr_encoder import span_means
 from fairseq_ccpr.storage.equal_strings import digest_number
 from fairseq_ccpr.text.subwords import SubwordTokenizer
-from fairseq_ccpr.training.cpu_autocast import cpu_autocast
 from fairseq_ccpr.training.length_batches import EpochDataset
 from fairseq_ccpr.training.phrase_contrast import alignment_losses, all_gather_rows
-from fairseq_ccpr.training.phrase_task import PhraseTask, PhraseTaskConfig
+from fairseq_ccpr.training.tasks import PhraseTask, PhraseTaskConfig, SummedCriterion, cpu_autocast
 
 # both phrases, their examples, the number of the pair
 Row = tuple[tuple[str, str], list[list[TypeExample]], int]
@@ -154,7 +153,7 @@ class PhraseLexiconTask(PhraseTask):
         super().optimizer_step(optimizer, model, update_num)
         model.follow()
 
-    def begin_valid_epoch(self, epoch: int, model: XprEncoder) -> None:
+    def begin_valid_epoch(self, epoch: int, model: TrainedXprEncoder) -> None:
         """Encode all phrases of the valid part, and determine which find a translation."""
         model.eval()
         with torch.no_grad(), cpu_autocast(model):
@@ -162,7 +161,7 @@ class PhraseLexiconTask(PhraseTask):
                 [self._search(model, lexicon) for lexicon in self.dataset("valid").lexicons], dim=1
             )
 
-    def _search(self, model: XprEncoder, lexicon: Lexicon) -> Tensor:
+    def _search(self, model: TrainedXprEncoder, lexicon: Lexicon) -> Tensor:
         """Check whether the phrases of each pair find a translation, bool [2, pairs]."""
         pairs = torch.from_numpy(lexicon.pairs.astype("int64")).to(next(model.parameters()).device)
 
@@ -192,7 +191,7 @@ class XpcoConfig(FairseqDataclass):
 
 
 @register_criterion("xpco", dataclass=XpcoConfig)
-class XpcoCriterion(FairseqCriterion):
+class XpcoCriterion(SummedCriterion):
     """L = L(P -> Q*) + L(Q -> P*), equations 3 and 4 of the XPR paper, * by the momentum encoder; a sum over pairs.
 
     Candidates are the phrases of all processes and those of the queue, where there is one.
@@ -237,21 +236,6 @@ class XpcoCriterion(FairseqCriterion):
             "sample_size": count,
         }
         return loss, count, logged
-
-    @classmethod
-    def reduce_metrics(cls, logging_outputs: list[dict[str, Any]]) -> None:
-        """Log means over pairs, and over the validation queries."""
-        count = sum(log.get("sample_size", 0) for log in logging_outputs)
-        total = sum(float(log.get("loss", 0)) for log in logging_outputs)
-        metrics.log_scalar("loss", total / max(count, 1), count, round=3)
-        if queries := sum(log.get("queries", 0) for log in logging_outputs):
-            right = sum(float(log.get("accuracy", 0)) for log in logging_outputs)
-            metrics.log_scalar("accuracy", 100 * right / queries, queries, round=2)
-
-    @staticmethod
-    def logging_outputs_can_be_summed() -> bool:
-        """Return True: all logged values are sums."""
-        return True
 
 
 def false_negatives(pairs: Tensor, candidates: Tensor) -> Tensor:

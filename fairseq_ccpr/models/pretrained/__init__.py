@@ -1,1 +1,1 @@
-"""Pretrained encoders of others: converted to fairseq's directories, pruned to a text's vocabulary, loaded."""
+"""Pretrained encoders of others: converted to fairseq's directories, pruned to a text's pieces, loaded."""

@@ -1,8 +1,7 @@
-"""The pretrained multilingual encoder: a state for each subword in its context, with a vocabulary that may be pruned."""
+"""The pretrained multilingual encoder: a state for each subword in its context; its pieces may be pruned."""
 
 from __future__ import annotations
 
-import pickle
 import re
 from argparse import Namespace
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,8 +16,8 @@ from fairseq.models.roberta import RobertaModel
 from torch import Tensor, nn
 
 from fairseq_ccpr.device import has_bf16
-from fairseq_ccpr.errors import CheckpointError, ConfigurationError, describe
-from fairseq_ccpr.models.checkpoint import FAULTS, as_checkpoint
+from fairseq_ccpr.errors import CheckpointError, ConfigurationError
+from fairseq_ccpr.models.checkpoint import as_checkpoint, reading
 from fairseq_ccpr.storage import fingerprint
 from fairseq_ccpr.storage.files import scratch_directory
 from fairseq_ccpr.text.pairs import read_lines
@@ -29,6 +28,7 @@ from fairseq_ccpr.timing import progress_bar
 
 WEIGHTS = "model.pt"
 TRANSFORMER = "encoder.sentence_encoder."  # where a RoBERTa of fairseq has its Transformer
+EMBEDDINGS = f"{TRANSFORMER}embed_tokens.weight"
 HEAD = "encoder.lm_head."  # and its head for masked subwords, which is not used here
 LAYER = re.compile(r"layers\.\d+\.")  # where a weight of the Transformer is one of a layer
 MARKERS = 2  # <s> and </s>
@@ -75,27 +75,19 @@ class ContextEncoder(nn.Module):
         self.arguments = Namespace(**{name: getattr(arguments, name) for name in SETTINGS})
         self.arguments.layer_norm_eps = getattr(arguments, "layer_norm_eps", FAIRSEQ_EPS)
         self.transformer = roberta.encoder.sentence_encoder
+        self.hidden: int = arguments.encoder_embed_dim  # H, width of the states
+        self.layers = len(self.transformer.layers)  # number of the last; 0 is the embeddings
+        # subwords that a sentence may have, the two markers not counted
+        self.max_positions: int = arguments.max_positions - MARKERS
         for module in self.transformer.modules():
             if isinstance(module, nn.LayerNorm):
                 module.eps = self.arguments.layer_norm_eps
 
-    @property
-    def hidden(self) -> int:
-        """H, width of the states."""
-        return self.arguments.encoder_embed_dim
-
-    @property
-    def layers(self) -> int:
-        """Number of the last layer; 0 is the embeddings."""
-        return len(self.transformer.layers)
-
-    @property
-    def max_positions(self) -> int:
-        """Subwords that a sentence may have, the two markers not counted."""
-        return self.arguments.max_positions - MARKERS
-
     def forward(self, tokens: Tensor) -> Tensor:
-        """Compute the states of the last layer, int64 [B, L] -> [B, L, H]; those of padding have no meaning."""
+        """Compute the states of the last layer, int64 [B, L] -> [B, L, H].
+
+        Those of padding have no meaning.
+        """
         return self.states(tokens, self.layers)
 
     def states(self, tokens: Tensor, layer: int) -> Tensor:
@@ -115,8 +107,8 @@ class ContextEncoder(nn.Module):
                 )
         if tokens.size(1) > self.max_positions + MARKERS:
             raise ConfigurationError(
-                f"a text has {tokens.size(1) - MARKERS} subwords, and the encoder takes {self.max_positions}: "
-                "leave it out, or cut it"
+                f"a text has {tokens.size(1) - MARKERS} subwords, and the encoder takes "
+                f"{self.max_positions}: leave it out, or cut it"
             )
         padding = tokens.eq(self.tokenizer.pad)
         half = self.bf16 and has_bf16(tokens.device)
@@ -133,7 +125,7 @@ class ContextEncoder(nn.Module):
         return [(found[layer].float() if self.bf16 else found[layer]).transpose(0, 1) for layer in layers]
 
     def fingerprint(self) -> str:
-        """Digest everything that decides the states of a text: weights rounded to fp16, settings, dictionary, tokenizer."""
+        """Digest what decides states: weights rounded to fp16, settings, dictionary, tokenizer."""
         settings = [
             f"{name}={value}" for name, value in sorted(vars(self.arguments).items()) if "dropout" not in name
         ]
@@ -153,32 +145,22 @@ class ContextEncoder(nn.Module):
             raise CheckpointError(
                 f"the encoder {directory} has no {WEIGHTS}: make one with fairseq-ccpr convert"
             )
-        try:
+        what = f"no XLM-R-style encoder with the {len(tokenizer.dictionary):,} entries of its dictionary"
+        with reading(path, what, "copy the encoder's folder again"):
             state = checkpoint_utils.load_checkpoint_to_cpu(str(path))
             arguments, weights = state["cfg"]["model"], state["model"]
             if dropout is not None:
                 arguments.dropout = arguments.attention_dropout = dropout
             return cls(arguments, tokenizer, weights, bf16).eval()
-        except pickle.UnpicklingError as error:
-            raise CheckpointError(f"{path}: {describe(error)}") from None
-        except FAULTS as error:
-            message = " ".join(str(error).split())[:200] or type(error).__name__
-            raise CheckpointError(
-                f"{path} is no XLM-R-style encoder with the {len(tokenizer.dictionary):,} entries of its dictionary "
-                f"({message}): copy the encoder's folder again"
-            ) from None
 
     def save(self, directory: Path, half: bool = True) -> None:
-        """Write an encoder directory, in fp16 or fp32, that `load` and fairseq's `XLMRModel.from_pretrained` read.
+        """Write an encoder directory, in fp16 or fp32, for `load` and fairseq's `XLMRModel.from_pretrained`.
 
         Raises:
             CheckpointError: `directory` exists and is not empty, or a weight is beyond fp16.
         """
         check_empty(directory)
-        weights = {
-            TRANSFORMER + name: tensor.detach().cpu()
-            for name, tensor in self.transformer.state_dict().items()
-        }
+        weights = _weights(self)
         if half:
             weights = {name: tensor.half() for name, tensor in weights.items()}
             if not all(tensor.isfinite().all() for tensor in weights.values()):
@@ -196,10 +178,10 @@ class ContextEncoder(nn.Module):
 
 
 def _with_head(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Add the weights of a head, which fairseq's loaders need: their own, or else one that changes nothing."""
+    """Add the weights of a head, which fairseq's loaders need, unless they have one; it changes nothing."""
     if any(".lm_head." in name for name in weights):
         return weights
-    embeddings = weights[TRANSFORMER + "embed_tokens.weight"]
+    embeddings = weights[EMBEDDINGS]
     entries, width = embeddings.shape
     head = {
         "dense.weight": torch.eye(width), "dense.bias": torch.zeros(width), "layer_norm.weight": torch.ones(width),
@@ -222,7 +204,7 @@ def lines_of(paths: Iterable[Path], quiet: bool = False) -> Iterator[str]:
 
 
 def needed_pieces(tokenizer: SubwordTokenizer, texts: Iterable[str]) -> set[str]:
-    """Collect the pieces that texts split into, and each of their characters (and of ASCII) as a piece of its own.
+    """Collect the pieces that texts split into, and each of their characters (and of ASCII) as a piece.
 
     Thanks to the characters, a word that is not in the texts still splits into known pieces, though not the
     best ones.
@@ -235,14 +217,15 @@ def needed_pieces(tokenizer: SubwordTokenizer, texts: Iterable[str]) -> set[str]
 
 
 def prune(encoder: ContextEncoder, texts: Iterable[str]) -> ContextEncoder:
-    """Prune an encoder to the pieces of these texts; the states of text that splits into these pieces stay the same."""
+    """Prune an encoder to the pieces of these texts.
+
+    The states of text that splits into these pieces stay the same.
+    """
     old = encoder.tokenizer
     new = old.restrict(needed_pieces(old, texts))
     rows = [old.dictionary.index(symbol) for symbol in new.dictionary.symbols]
     weights = _weights(encoder)
-    weights[TRANSFORMER + "embed_tokens.weight"] = encoder.transformer.embed_tokens.weight.detach()[
-        torch.tensor(rows)
-    ]
+    weights[EMBEDDINGS] = weights[EMBEDDINGS][torch.tensor(rows)]
     return ContextEncoder(encoder.arguments, new, weights).eval()
 
 
@@ -267,4 +250,4 @@ def keep_layers(encoder: ContextEncoder, kept: Sequence[int]) -> ContextEncoder:
 
 
 def _weights(encoder: ContextEncoder) -> dict[str, Tensor]:
-    return {TRANSFORMER + name: tensor for name, tensor in encoder.transformer.state_dict().items()}
+    return {TRANSFORMER + name: tensor.cpu() for name, tensor in encoder.transformer.state_dict().items()}

@@ -1,4 +1,4 @@
-"""Pretrained encoders from Hugging Face folders and names: weights, settings and vocabulary of BERT and XLM-R kinds."""
+"""Pretrained encoders from Hugging Face folders: weights, settings and vocabulary of BERT and XLM-R kinds."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fairseq_ccpr.text.tokenizers import SentencePieceTokenizer, WordPieceSettin
 CONFIG = "config.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 ROWS_BEFORE = 2  # of fairseq's position table: position 0 is row pad + 1, and pad is 1
-LAYER = {
+LAYER_PARTS = {
     "attention.self.query.": "self_attn.q_proj.", "attention.self.key.": "self_attn.k_proj.",
     "attention.self.value.": "self_attn.v_proj.", "attention.output.dense.": "self_attn.out_proj.",
     "attention.output.LayerNorm.": "self_attn_layer_norm.", "intermediate.dense.": "fc1.", "output.dense.": "fc2.",
@@ -64,18 +64,15 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
     """Read all tensors of a folder, by name. No code in a pickle is run: torch's weights_only is on."""
-    for kind, load in (
-        ("model*.safetensors", _load_safetensors),
-        ("pytorch_model*.bin", _load_pickled),
-    ):  # perhaps sharded
+    for kind in ("model*.safetensors", "pytorch_model*.bin"):  # perhaps sharded
         if files := sorted(folder.glob(kind)):
             _check_whole(folder, kind)
-            return {name: tensor for path in files for name, tensor in load(path).items()}
+            return {name: tensor for path in files for name, tensor in _load(path).items()}
     others = [path.name for kind in ("*.h5", "*.msgpack", "*.bin") for path in sorted(folder.glob(kind))]
     found = f"only {others[0]}" if others else "none"
     raise CheckpointError(
-        f"{folder} has no model.safetensors or pytorch_model.bin ({found}): copy the model's whole folder, or save it "
-        "again with transformers' save_pretrained"
+        f"{folder} has no model.safetensors or pytorch_model.bin ({found}): copy the model's whole folder, "
+        "or save it again with transformers' save_pretrained"
     )
 
 
@@ -89,20 +86,15 @@ def _check_whole(folder: Path, kind: str) -> None:
                 )
 
 
-def _load_safetensors(path: Path) -> dict[str, Tensor]:
+def _load(path: Path) -> dict[str, Tensor]:
     try:
-        return load_file(path)
-    except SafetensorError as error:
-        raise CheckpointError(f"{path} is damaged ({error}): copy it again") from None
-
-
-def _load_pickled(path: Path) -> dict[str, Tensor]:
-    try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
         with path.open("rb") as stream:
             content = torch.load(stream, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise CheckpointError(f"{path}: {describe(error)}") from None
-    except (RuntimeError, EOFError, ValueError, KeyError, OSError) as error:
+    except (SafetensorError, RuntimeError, EOFError, ValueError, KeyError, OSError) as error:
         message = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise CheckpointError(f"{path} is damaged ({message}): copy it again") from None
     if not isinstance(content, dict) or not all(isinstance(value, Tensor) for value in content.values()):
@@ -143,7 +135,9 @@ def fairseq_encoder(
         found["version"] = torch.tensor([3.0])  # of fairseq's encoder: its layers are as they are here
         renamed = {"embeddings.LayerNorm.": "layernorm_embedding."}
         for layer in range(layers):
-            renamed |= {f"encoder.layer.{layer}.{old}": f"layers.{layer}.{new}" for old, new in LAYER.items()}
+            renamed |= {
+                f"encoder.layer.{layer}.{old}": f"layers.{layer}.{new}" for old, new in LAYER_PARTS.items()
+            }
         for old, new in renamed.items():
             for kind in ("weight", "bias"):
                 found[new + kind] = bert[old + kind].float()
@@ -167,8 +161,8 @@ def read_huggingface(folder: Path) -> ContextEncoder:
     kind = config.get("model_type")
     if kind not in ROWS_BEFORE_POSITIONS:
         raise CheckpointError(
-            f"{folder} holds a model of type '{kind}': give a translation model of type marian, or an encoder of type "
-            f"{' or '.join(ROWS_BEFORE_POSITIONS)}"
+            f"{folder} holds a model of type '{kind}': give a translation model of type marian, or an "
+            f"encoder of type {' or '.join(ROWS_BEFORE_POSITIONS)}"
         )
     activation, positions = (
         config.get("hidden_act", "gelu"),
@@ -176,8 +170,8 @@ def read_huggingface(folder: Path) -> ContextEncoder:
     )
     if activation not in ACTIVATIONS or positions != "absolute":
         raise CheckpointError(
-            f"{folder / CONFIG} asks for activation '{activation}' and {positions} positions, and fairseq has "
-            f"{', '.join(ACTIVATIONS)} and absolute ones"
+            f"{folder / CONFIG} asks for activation '{activation}' and {positions} positions, and fairseq "
+            f"has {', '.join(ACTIVATIONS)} and absolute ones"
         )
     for name in (LAYERS, HEADS):
         if not isinstance(config.get(name), int):
@@ -207,7 +201,8 @@ def _read_tokenizer(folder: Path) -> tuple[SubwordTokenizer, list[int]]:
     if (folder / WORDPIECE_VOCABULARY).is_file():
         return _read_wordpiece(folder)
     raise CheckpointError(
-        f"{folder} has no tokenizer: it needs {model.name} (XLM-R, multilingual-e5) or {WORDPIECE_VOCABULARY} (BERT, LaBSE)"
+        f"{folder} has no tokenizer: it needs {model.name} (XLM-R, multilingual-e5) or "
+        f"{WORDPIECE_VOCABULARY} (BERT, LaBSE)"
     )
 
 

