@@ -33,6 +33,7 @@ def python(program: str, *words: object, check: bool = True) -> subprocess.Compl
     return done
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("level", ["WARNING", "DEBUG"])
 def test_importing_and_translating_leave_a_program_as_it_was(world: World, level: str) -> None:
     program = f"""

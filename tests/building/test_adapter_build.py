@@ -91,6 +91,7 @@ def test_adapter_from_a_file_makes_the_same_keys(world: World, clknn: Path, tmp_
     assert not (tmp_path / "s" / "adapter").exists()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("stage", ["_run", "fit_pca", "fill", "describe_files"])
 def test_stopped_chain_resumes(world: World, clknn: Path, tmp_path: Path, stage: str) -> None:
     places = {"_run": adapter_build, "fill": part.TokenPart, "describe_files": part}
@@ -103,6 +104,7 @@ def test_stopped_chain_resumes(world: World, clknn: Path, tmp_path: Path, stage:
     assert np.array_equal(TokenDatastore(tmp_path / "s").keys, TokenDatastore(clknn).keys)
 
 
+@pytest.mark.full
 def test_killed_training_resumes(world: World, tmp_path: Path) -> None:
     longer = TRAINING.replace("--max-update 40", "--max-update 80")
     words = [
@@ -236,6 +238,7 @@ def test_tuner_scores_equal_a_direct_computation(
     assert grid[settings] == pytest.approx(wanted.item(), abs=1e-4)
 
 
+@pytest.mark.full
 def test_tuning_an_adapters_store_tries_both_kinds_of_share(
     world: World, clknn: Path, tmp_path: Path
 ) -> None:
@@ -420,6 +423,7 @@ def test_training_refuses_bad_input(world: World, clknn: Path, tmp_path: Path) -
         )
 
 
+@pytest.mark.full
 def test_two_processes_train_one_adapter(world: World, tmp_path: Path) -> None:
     words = [
         "--user-dir",

@@ -177,6 +177,7 @@ def test_an_index_that_is_replaced_meanwhile_stays_and_so_does_what_was_learned(
     assert (section.index.factory, section.generation) == ("IVF4,Flat", 1) and len(translator.memory()) == 2
 
 
+@pytest.mark.full
 def test_it_ends_with_a_program_that_is_killed(store: Path, rows: list[tuple[str, str]]) -> None:
     def compact() -> None:
         translator = Translator(datastore=store, **SHORT)

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from fairseq.data import Dictionary
 from fairseq.data.encoders.sentencepiece_bpe import SentencepieceBPE, SentencepieceConfig
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
@@ -46,7 +46,6 @@ def pieces_of(steps: list[tuple[int, int, int]]) -> Pieces:
     return Pieces(tuple(i for i, *_ in steps), tuple(starts.tolist()), tuple(ends.tolist()))
 
 
-@settings(max_examples=300, deadline=None)
 @given(sentences=st.lists(PIECES, min_size=1, max_size=4))
 def test_phrases_are_cut_together_as_each_alone(sentences: list[list[tuple[int, int, int]]]) -> None:
     subwords: Any = DecoderSubwords(None, None, Dictionary())

@@ -15,7 +15,7 @@ from xml.etree import ElementTree
 from xml.sax.saxutils import escape
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fairseq_ccpr.errors import ConfigurationError
@@ -382,7 +382,6 @@ assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < before + 70_000, ski
     assert done.stdout == f"{rows} 1\n", done.stderr
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 # lone surrogates and control characters among them
 @given(row=st.tuples(*[st.text(st.characters(), max_size=12)] * 2))
 @example(("a\rb", "\x1fc\u2028.")).via("line ends")
