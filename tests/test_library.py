@@ -56,6 +56,7 @@ assert state() == before
     assert (done.stdout, done.stderr) == ("", "")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "first",
     [
@@ -113,6 +114,7 @@ finally:
     assert done.stdout + done.stderr and "heavy" not in done.stderr
 
 
+@pytest.mark.full
 def test_what_fairseq_imports_for_other_work_is_imported_when_called() -> None:
     program = """
 import io, sys, fairseq_ccpr

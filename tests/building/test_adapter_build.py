@@ -58,6 +58,7 @@ def clknn(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.full
 def test_chain_makes_unit_keys_and_drops_raw_ones(world: World, clknn: Path, tmp_path: Path) -> None:
     raw, made = TokenDatastore(world.datastore), TokenDatastore(clknn)
     assert made.keys.shape == (raw.section.size, 16) and made.section.index.metric == "ip"
@@ -77,6 +78,7 @@ def test_chain_makes_unit_keys_and_drops_raw_ones(world: World, clknn: Path, tmp
     assert list(TokenDatastore(kept / "valid").section.subsets) == ["valid"]
 
 
+@pytest.mark.full
 def test_without_other_text_sentences_are_held_out(world: World, clknn: Path, tmp_path: Path) -> None:
     build(world, whole := tmp_path / "whole", *ADAPTER, "--subset", "train", "valid")
     assert TokenDatastore(whole).section.projection is not None
@@ -258,6 +260,7 @@ def test_tuning_an_adapters_store_tries_both_kinds_of_share(
     assert "2,800 settings" in shown and "--no-knn-confidence" in (tmp_path / "fixed").read_text()
 
 
+@pytest.mark.full
 def test_retrieval_is_measured_and_drawn(world: World, clknn: Path, tmp_path: Path) -> None:
     build(world, queries := tmp_path / "valid", "--subset", "valid")
     options = [world.datastore, f"clknn={clknn}", "--count", 60, "--plots", tmp_path / "out"]

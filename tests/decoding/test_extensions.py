@@ -319,6 +319,7 @@ def test_threads_that_share_an_ensemble_do_not_mix_their_sentences(world: World,
             assert list(pool.map(translate, parts)) == alone
 
 
+@pytest.mark.full
 def test_a_folder_imports_this_plugin_and_another(world: World, tmp_path: Path) -> None:
     """As docs/models.md has it: a model whose architecture comes with another --user-dir, in a command and in fairseq's."""
     for name, lines in {

@@ -211,6 +211,7 @@ def test_samples_of_a_store_are_another_store(store: PhraseDatastore) -> None:
     assert of_store(store) == of_store(store.sample(store.section.size)) != of_store(store.sample(20))
 
 
+@pytest.mark.full
 def test_memory_of_a_long_run_is_flat(
     store: PhraseDatastore, subwords: DecoderSubwords, rng: np.random.Generator
 ) -> None:

@@ -360,6 +360,7 @@ def test_a_long_comment_between_blocks_and_a_unit_that_is_too_long(
     assert skipped == {"longer than 2,000 characters, as no unit is": 1}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["a.tmx.gz", "a.tsv.gz"])
 def test_a_packed_file_takes_no_more_memory_than_it_may(tmp_path: Path, name: str) -> None:
     """In a process of its own, which may have little more than Python itself."""

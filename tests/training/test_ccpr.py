@@ -169,6 +169,7 @@ def test_the_temperature_is_learned(ccpr: Ccpr) -> None:
     assert float(model.scale) == 100
 
 
+@pytest.mark.full
 def test_two_processes_train_one_encoder(ccpr: Ccpr, tmp_path: Path) -> None:
     log, _ = run_two_processes(*ccpr.training(tmp_path, 3, "--batch-size", 32))  # only the first process logs
     losses = re.findall(r"train_inner .* loss=([0-9.]+), .*bsz=([0-9]+)", log)
@@ -249,6 +250,7 @@ def test_loaded_encoder_is_the_trained_one(ccpr: Ccpr, tmp_path: Path) -> None:
         PhraseEncoder.load(ccpr.context / "model.pt")
 
 
+@pytest.mark.full
 def test_training_resumes_on_a_mixture(ccpr: Ccpr, tmp_path: Path) -> None:
     shutil.copytree(ccpr.checkpoint.parent, tmp_path / "run")
     words = ccpr.training(tmp_path / "run", 64, "--different-context-fraction", 0.5)
@@ -260,6 +262,7 @@ def test_training_resumes_on_a_mixture(ccpr: Ccpr, tmp_path: Path) -> None:
     assert state["optimizer_history"][-1]["num_updates"] == 64
 
 
+@pytest.mark.full
 def test_the_recipe(ccpr: Ccpr, tmp_path: Path) -> None:
     (tmp_path / "verses.tsv.gz").write_bytes(gzip.compress(ccpr.pairs.read_bytes()))
     where = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "ENCODER": str(ccpr.context)}
