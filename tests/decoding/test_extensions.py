@@ -151,6 +151,7 @@ def test_a_memory_that_acts_on_the_mixture_is_scored(
     assert any(torch.isinf(found[0]["positional_scores"]).any() for found in without.values())
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("place", ["mixture", "model"])
 def test_it_is_tuned_logged_and_explained(
     world: World, avoiding: dict[str, list[object]], tmp_path: Path, place: str

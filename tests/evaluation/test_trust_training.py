@@ -340,6 +340,7 @@ def test_trust_of_ones_own_is_learned_and_decodes(
     )
 
 
+@pytest.mark.full
 def test_phrases_are_trusted_alone_and_beside_tokens(
     world: World, joint: list, phrases: list, tmp_path: Path
 ) -> None:
