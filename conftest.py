@@ -71,13 +71,12 @@ def pytest_configure(config: pytest.Config) -> None:
     hypothesis.settings.load_profile("ours")
 
 
-def pytest_report_header(config: pytest.Config) -> str:
-    tier = "all tests" if config.getoption("--all") else "tests that every change needs (--all: all of them)"
-    examples = "drawn anew" if config.getoption("--free-seeds") else "the same in each run"
-    return (
-        f"{tier}; {hypothesis.settings().max_examples} examples of each property, {examples}; "
-        f"--seed {config.getoption('--seed')}"
-    )
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Say which tests were run, on what examples, and by which seed: `-q` leaves out pytest's own header."""
+    tier = "all tests" if config.getoption("--all") else "what every change needs, all tests with --all"
+    drawn = "drawn anew" if config.getoption("--free-seeds") else "the same in each run"
+    examples, seed = hypothesis.settings().max_examples, config.getoption("--seed")
+    terminalreporter.write_line(f"{tier}; {examples} examples of each property, {drawn}; --seed {seed}")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -85,10 +84,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if config.getoption("--all"):
         return
     named = {(config.invocation_params.dir / word.partition("::")[0]).resolve() for word in config.args}
-    left_out = [item for item in items if item.get_closest_marker("full") and item.path not in named]
-    if left_out:
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item not in set(left_out)]
+    kept: list[pytest.Item] = []
+    left_out: list[pytest.Item] = []
+    for item in items:
+        full = item.get_closest_marker("full") and item.path not in named
+        (left_out if full else kept).append(item)
+    items[:] = kept
+    config.hook.pytest_deselected(items=left_out)
 
 
 @pytest.fixture(autouse=True)
