@@ -34,33 +34,19 @@ from tests.small_models import (
     subword_options,
     train,
 )
-from tests.trained import Workshop
+from tests.trained import DATASTORES, MODELS, XPR, Workshop
 
-LONGEST = [
-    "decoding/test_decoding.py",
-    "training/test_ccpr.py",
-    "building/test_adapter_build.py",
-    "evaluation/test_trust_training.py",
-    "decoding/test_trust.py",
-    "building/test_beyond_memory.py",
-    "decoding/test_phrase_decoding.py",
-    "lab/experiments/test_experiments.py",
-    "test_translator.py",
-    "decoding/test_extensions.py",
-    "lab/experiments/test_recipes.py",
-    "lab/experiments/test_experiment_stages.py",
-    "decoding/test_multilingual.py",
-    "building/test_monolingual.py",
-    "test_translator_resources.py",
-    "server/test_server.py",
-    "building/test_live_compact.py",
-    "cli/test_commands.py",
-]
+EXAMPLES, ALL_EXAMPLES = 20, 300  # of Hypothesis, of each test
 quick_start.install()
 torch.set_num_threads(1)  # as in the processes the tests start: results are compared to the bit
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--all",
+        action="store_true",
+        help="run the tests marked `full` as well, and more examples of Hypothesis",
+    )
     parser.addoption(
         "--free-seeds",
         action="store_true",
@@ -73,21 +59,38 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Let Hypothesis draw the same in each run, and take its time: a first run depends neither on luck nor on other work."""
-    free = config.getoption("--free-seeds")
-    slow = [hypothesis.HealthCheck.too_slow]
+    checks = hypothesis.HealthCheck
     hypothesis.settings.register_profile(
-        "ours", derandomize=not free, print_blob=True, deadline=None, suppress_health_check=slow
+        "ours",
+        max_examples=ALL_EXAMPLES if config.getoption("--all") else EXAMPLES,
+        derandomize=not config.getoption("--free-seeds"),
+        print_blob=True,
+        deadline=None,
+        suppress_health_check=[checks.too_slow, checks.function_scoped_fixture],
     )
     hypothesis.settings.load_profile("ours")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the files that take longest first: the last are short, so that two processes end at about the same time.
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Say which tests were run, on what examples, and by which seed: `-q` leaves out pytest's own header."""
+    tier = "all tests" if config.getoption("--all") else "what every change needs, all tests with --all"
+    drawn = "drawn anew" if config.getoption("--free-seeds") else "the same in each run"
+    examples, seed = hypothesis.settings().max_examples, config.getoption("--seed")
+    terminalreporter.write_line(f"{tier}; {examples} examples of each property, {drawn}; --seed {seed}")
 
-    The first two train what the others need, each another part of it.
-    """
-    order = {name: number for number, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: order.get(item.nodeid.partition("::")[0].removeprefix("tests/"), len(order)))
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the tests that are marked `full`, unless all are wanted or the command line names their file."""
+    if config.getoption("--all"):
+        return
+    named = {(config.invocation_params.dir / word.partition("::")[0]).resolve() for word in config.args}
+    kept: list[pytest.Item] = []
+    left_out: list[pytest.Item] = []
+    for item in items:
+        full = item.get_closest_marker("full") and item.path not in named
+        (left_out if full else kept).append(item)
+    items[:] = kept
+    config.hook.pytest_deselected(items=left_out)
 
 
 @pytest.fixture(autouse=True)
@@ -131,27 +134,24 @@ def workshop(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 @pytest.fixture(scope="session")
 def world(workshop: Workshop) -> World:
-    folder = workshop.folder / "world"
-    data_bin = folder / "data-bin"
-    made = World(
-        folder, data_bin, data_bin / "spm.model", folder / "model/checkpoint_last.pt",
-        folder / "other/checkpoint_last.pt", folder / "datastore",
-    )  # fmt: skip
-
-    def make(folder: Path) -> None:
+    def models(folder: Path) -> None:
+        made = World.within(folder, folder)
         tables: list[object] = []
         for subset, count in PAIRS.items():
             short = (pair for pair in read_pairs(DEMO / f"bible.{subset}.tsv.xz") if len(pair[1]) < 80)
             rows = "".join(f"{source}\t{target}\n" for source, target in itertools.islice(short, count))
             (folder / f"{subset}.tsv").write_text(rows, encoding="utf-8")
             tables += [f"--{subset}", folder / f"{subset}.tsv"]
-        call("prepare", *tables, "-s", "de", "-t", "en", "--pieces", 500, "--output", data_bin)
-        train(data_bin, folder / "model", 150, seed=1)
-        train(data_bin, folder / "other", 10, seed=2)
-        build(made, made.datastore)
+        call("prepare", *tables, "-s", "de", "-t", "en", "--pieces", 500, "--output", made.data_bin)
+        train(made.data_bin, made.model.parent, 150, seed=1)
+        train(made.data_bin, made.other_model.parent, 10, seed=2)
 
-    workshop.fill("world", make)
-    return made
+    def datastore(folder: Path) -> None:
+        build(made, folder / "datastore")
+
+    folder = workshop.fill("world", models, MODELS)
+    made = World.within(folder, folder)
+    return World.within(folder, workshop.fill("tokens", datastore, DATASTORES, folder) / "datastore")
 
 
 @pytest.fixture(scope="session")
@@ -162,12 +162,8 @@ def sentences(world: World) -> list[str]:
 
 @pytest.fixture(scope="session")
 def ccpr(workshop: Workshop) -> Ccpr:
-    folder = workshop.folder / "ccpr"
-    made = Ccpr(
-        folder / "pairs.tsv", folder / "context", folder / "phrases", folder / "run/checkpoint_best.pt", ""
-    )
-
     def make(folder: Path) -> None:
+        made = Ccpr.within(folder)
         rows = list(itertools.islice(read_pairs(DEMO / "bible.train.tsv.xz"), 300))
         made.pairs.write_text("".join(f"{source}\t{target}\n" for source, target in rows), encoding="utf-8")
         random_context(rows, made.context)
@@ -177,22 +173,15 @@ def ccpr(workshop: Workshop) -> Ccpr:
         )  # fmt: skip
         (folder / "log").write_text(run(*made.training(made.checkpoint.parent, 40)).stdout)
 
-    workshop.fill("ccpr", make)
-    made.log = (folder / "log").read_text()
-    return made
+    return Ccpr.within(workshop.fill("ccpr", make, MODELS))
 
 
 @pytest.fixture(scope="session")
 def xpr(ccpr: Ccpr, workshop: Workshop) -> Xpr:
-    folder = workshop.folder / "xpr"
-    texts = folder / "text.de", folder / "text.en"
-    made = Xpr(
-        folder / "pairs.tsv", texts, ccpr.context, folder / "lexicon", folder / "run/checkpoint_best.pt", ""
-    )
-
     def make(folder: Path) -> None:
+        made = Xpr.within(folder, ccpr.context)
         rows = list(read_pairs(ccpr.pairs))
-        for path, side in zip(texts, zip(*rows)):
+        for path, side in zip(made.texts, zip(*rows)):
             path.write_text("\n".join(side) + "\n", encoding="utf-8")
         store = PhrasePairs(ccpr.phrases / "train")
         strings = dict.fromkeys(
@@ -204,14 +193,12 @@ def xpr(ccpr: Ccpr, workshop: Workshop) -> Xpr:
         lines = [f"{source}\t{target}\n" for source, target in list(strings)[:400]]
         made.pairs.write_text("".join(lines), encoding="utf-8")
         call(
-            "lexicon", "--pairs", made.pairs, "--source-text", texts[0], "--target-text", texts[1],
+            "lexicon", "--pairs", made.pairs, "--source-text", made.texts[0], "--target-text", made.texts[1],
             "--output", made.lexicon, "-s", "de", "-t", "en", "--examples", 6,
         )  # fmt: skip
         (folder / "log").write_text(run(*made.training(made.checkpoint.parent, 24)).stdout)
 
-    workshop.fill("xpr", make)
-    made.log = (folder / "log").read_text()
-    return made
+    return Xpr.within(workshop.fill("xpr", make, XPR, ccpr.pairs.parent), ccpr.context)
 
 
 @pytest.fixture(scope="session")
@@ -247,7 +234,7 @@ def phrase_store(world: World, ccpr: Ccpr, workshop: Workshop) -> Path:
         manifest.phrase = Manifest.read(folder / "alone").phrase
         manifest.write(both)
 
-    return workshop.fill("phrases", make) / "alone"
+    return workshop.fill("phrases", make, DATASTORES, world.datastore.parent, ccpr.pairs.parent) / "alone"
 
 
 @pytest.fixture(scope="session")

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Sets up what the tests need and runs all of them: format, lint, types, imports between rooms, documentation, tests. Arguments go to pytest.
+# Sets up what the tests need and runs what a change needs: format, lint, types, imports between rooms, documentation, tests.
+# --all runs all tests, which is what CI does; it and other arguments go to pytest. TEST_PROCESSES=4 runs four at a time.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 EXTRAS=cpu,align,encoder,muse,milvus,serve,test,docs
@@ -14,9 +15,9 @@ python -m compileall -q fairseq_ccpr
 checks=$(mktemp)
 trap 'rm -f "$checks"' EXIT
 (mypy && lint-imports --no-cache && python scripts/docs.py && zensical build --clean --strict) >"$checks" 2>&1 &
-# Two at a time, a file to each, in the order of conftest.py.
+# In their order, a share to each process; one that is done takes over from the others.
 tests=0
-pytest -n 2 --dist loadfile --no-loadscope-reorder "$@" || tests=$?
+pytest -n "${TEST_PROCESSES:-$(nproc)}" --dist worksteal "$@" || tests=$?
 if ! wait $!; then
   cat "$checks" >&2
   echo "types, imports or documentation: see above" >&2

@@ -44,6 +44,19 @@ class World:
     other_model: Path  # same dictionary, other weights
     datastore: Path  # of `model`, exact search
 
+    @classmethod
+    def within(cls, folder: Path, datastore: Path) -> World:
+        """Name what is, or is to be, in a folder; the datastore is elsewhere."""
+        data_bin, model = folder / "data-bin", "checkpoint_last.pt"
+        return cls(
+            folder,
+            data_bin,
+            data_bin / "spm.model",
+            folder / "model" / model,
+            folder / "other" / model,
+            datastore,
+        )
+
     def options(self, *extra: object) -> list[str]:
         """Options of fairseq-generate for this model and datastore."""
         words = [
@@ -71,6 +84,12 @@ class Ccpr:
     phrases: Path  # with train and valid
     checkpoint: Path
     log: str  # of fairseq-train
+
+    @classmethod
+    def within(cls, folder: Path) -> Ccpr:
+        """Name what is, or is to be, in a folder."""
+        checkpoint = folder / "run/checkpoint_best.pt"
+        return cls(folder / "pairs.tsv", folder / "context", folder / "phrases", checkpoint, log_in(folder))
 
     def training(self, save_dir: Path, updates: int, *extra: object) -> list[object]:
         """The command line of fairseq-train."""
@@ -103,6 +122,12 @@ class Xpr:
     checkpoint: Path
     log: str  # of fairseq-train
 
+    @classmethod
+    def within(cls, folder: Path, context: Path) -> Xpr:
+        """Name what is, or is to be, in a folder; the context encoder is elsewhere."""
+        texts, checkpoint = (folder / "text.de", folder / "text.en"), folder / "run/checkpoint_best.pt"
+        return cls(folder / "pairs.tsv", texts, context, folder / "lexicon", checkpoint, log_in(folder))
+
     def training(self, save_dir: Path, updates: int, *extra: object) -> list[object]:
         """The command line of fairseq-train."""
         words = f"--user-dir {USER_DIR}/lab/xpr --task phrase_lexicon --arch phrase_encoder_xpr --criterion xpco --cpu "
@@ -119,6 +144,11 @@ class Xpr:
             0.9,
         ]
         return ["fairseq-train", self.lexicon, *words.split(), *where, *extra]
+
+
+def log_in(folder: Path) -> str:
+    path = folder / "log"
+    return path.read_text() if path.exists() else ""
 
 
 def subword_options(world: World) -> list[object]:

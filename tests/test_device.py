@@ -11,7 +11,7 @@ import sys
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fairseq_ccpr import device
@@ -45,7 +45,6 @@ def make(described):
     ]
 
 
-@settings(deadline=None)
 @given(tensors)
 def test_what_is_packed_is_unpacked(described) -> None:
     given_tensors = make(described)
@@ -109,6 +108,7 @@ main()
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("given", [None, "ACTIVE"])
 def test_the_threads_of_a_command_wait_passively(given: str | None) -> None:
     """OpenMP reads the variable when torch loads it."""

@@ -72,6 +72,7 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return next((source / "dist").glob("*.whl"))
 
 
+@pytest.mark.full
 def test_a_package_page_has_all_that_it_shows(published: Path) -> None:
     with zipfile.ZipFile(published) as wheel:
         name = next(name for name in wheel.namelist() if name.endswith("/METADATA"))
@@ -84,6 +85,7 @@ def test_a_package_page_has_all_that_it_shows(published: Path) -> None:
     }
 
 
+@pytest.mark.full
 def test_the_wheel_works_without_the_repository(published: Path, tmp_path: Path) -> None:
     """The demo runs, and fairseq finds the plug-in, in a folder that has nothing of ours."""
     pip = [

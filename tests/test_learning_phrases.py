@@ -165,6 +165,7 @@ def test_phrases_that_are_left_out_do_not_learn_and_that_is_said(
     translator.close()
 
 
+@pytest.mark.full
 def test_phrases_of_one_entry_a_string_do_not_learn_and_that_is_said(
     world: World,
     xpr: Xpr,

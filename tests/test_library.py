@@ -33,6 +33,7 @@ def python(program: str, *words: object, check: bool = True) -> subprocess.Compl
     return done
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("level", ["WARNING", "DEBUG"])
 def test_importing_and_translating_leave_a_program_as_it_was(world: World, level: str) -> None:
     program = f"""
@@ -55,6 +56,7 @@ assert state() == before
     assert (done.stdout, done.stderr) == ("", "")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "first",
     [
@@ -125,6 +127,7 @@ finally:
     assert done.stdout + done.stderr and "heavy" not in done.stderr
 
 
+@pytest.mark.full
 def test_what_fairseq_imports_for_other_work_is_imported_when_called() -> None:
     program = """
 import io, sys, fairseq_ccpr

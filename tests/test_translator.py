@@ -248,6 +248,7 @@ def test_bad_text_is_named_by_its_line(
     assert with_mark.stdout == called(monkeypatch, good, "--datastore", world.datastore).stdout
 
 
+@pytest.mark.full
 def test_memory_of_a_long_run_is_flat(both: Path, sentences: list[str]) -> None:
     translator = Translator(datastore=both, **SHORT, phrase_k=3)
     held = []
@@ -258,6 +259,7 @@ def test_memory_of_a_long_run_is_flat(both: Path, sentences: list[str]) -> None:
     assert held[1] - held[0] < 1 << 20
 
 
+@pytest.mark.full
 def test_a_closed_pipe_ends_it_quietly(world: World, sentences: list[str], tmp_path: Path) -> None:
     (tmp_path / "in.txt").write_text(f"{sentences[0]}\n" * 300, encoding="utf-8")
     line = [

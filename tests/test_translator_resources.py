@@ -199,6 +199,7 @@ def call_bpe(world: World) -> list[object]:
     return ["--bpe", "sentencepiece", "--sentencepiece-model", world.spm]
 
 
+@pytest.mark.full
 def test_settings_of_other_keys_are_not_taken(
     world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -232,6 +233,7 @@ def test_settings_of_other_keys_are_not_taken(
     )
 
 
+@pytest.mark.full
 def test_where_retrieval_does_not_help_tuning_silences_it(world: World, tmp_path: Path) -> None:
     foreign = tmp_path / "foreign"
     pairs = [f"{source}\tthe of and to in that he\n" for source, _ in read_pairs(world.folder / "valid.tsv")]

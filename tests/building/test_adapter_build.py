@@ -57,6 +57,7 @@ def clknn(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.full
 def test_chain_makes_unit_keys_and_drops_raw_ones(world: World, clknn: Path, tmp_path: Path) -> None:
     raw, made = TokenDatastore(world.datastore), TokenDatastore(clknn)
     assert made.keys.shape == (raw.section.size, 16) and made.section.index.metric == "ip"
@@ -76,6 +77,7 @@ def test_chain_makes_unit_keys_and_drops_raw_ones(world: World, clknn: Path, tmp
     assert list(TokenDatastore(kept / "valid").section.subsets) == ["valid"]
 
 
+@pytest.mark.full
 def test_without_other_text_sentences_are_held_out(world: World, clknn: Path, tmp_path: Path) -> None:
     build(world, whole := tmp_path / "whole", *ADAPTER, "--subset", "train", "valid")
     assert TokenDatastore(whole).section.projection is not None
@@ -90,6 +92,7 @@ def test_adapter_from_a_file_makes_the_same_keys(world: World, clknn: Path, tmp_
     assert not (tmp_path / "s" / "adapter").exists()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("stage", ["_run", "fit_pca", "fill", "describe_files"])
 def test_stopped_chain_resumes(world: World, clknn: Path, tmp_path: Path, stage: str) -> None:
     places = {"_run": adapter_build, "fill": part.TokenPart, "describe_files": part}
@@ -102,6 +105,7 @@ def test_stopped_chain_resumes(world: World, clknn: Path, tmp_path: Path, stage:
     assert np.array_equal(TokenDatastore(tmp_path / "s").keys, TokenDatastore(clknn).keys)
 
 
+@pytest.mark.full
 def test_killed_training_resumes(world: World, tmp_path: Path) -> None:
     longer = TRAINING.replace("--max-update 40", "--max-update 80")
     words = [
@@ -235,6 +239,7 @@ def test_tuner_scores_equal_a_direct_computation(
     assert grid[settings] == pytest.approx(wanted.item(), abs=1e-4)
 
 
+@pytest.mark.full
 def test_tuning_an_adapters_store_tries_both_kinds_of_share(
     world: World, clknn: Path, tmp_path: Path
 ) -> None:
@@ -254,6 +259,7 @@ def test_tuning_an_adapters_store_tries_both_kinds_of_share(
     assert "2,800 settings" in shown and "--no-knn-confidence" in (tmp_path / "fixed").read_text()
 
 
+@pytest.mark.full
 def test_retrieval_is_measured_and_drawn(world: World, clknn: Path, tmp_path: Path) -> None:
     build(world, queries := tmp_path / "valid", "--subset", "valid")
     options = [world.datastore, f"clknn={clknn}", "--count", 60, "--plots", tmp_path / "out"]
@@ -419,6 +425,7 @@ def test_training_refuses_bad_input(world: World, clknn: Path, tmp_path: Path) -
         )
 
 
+@pytest.mark.full
 def test_two_processes_train_one_adapter(world: World, tmp_path: Path) -> None:
     words = [
         "--user-dir",

@@ -27,6 +27,8 @@ from tests.helpers import ROOT, call, refused
 from tests.small_models import World
 from tests.vectors import clustered
 
+pytestmark = pytest.mark.full
+
 LIMIT = 80 << 20  # bytes that a process may take beyond what it has when all is imported
 CHILD = """
 import re, resource, sys

@@ -101,6 +101,7 @@ def whole(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.full
 def test_killed_build_resumes_and_equals_an_uninterrupted_one(
     world: World, whole: Path, tmp_path: Path
 ) -> None:
@@ -124,6 +125,7 @@ def test_killed_build_resumes_and_equals_an_uninterrupted_one(
     assert contents(killed) == contents(whole)
 
 
+@pytest.mark.full
 def test_killed_while_indexing_resumes_with_the_index(world: World, whole: Path, tmp_path: Path) -> None:
     with patch("fairseq_ccpr.building.part.build_index", side_effect=KeyboardInterrupt):
         done = build(world, stopped := tmp_path / "stopped", *SMALL_SHARDS, check=False)
@@ -163,6 +165,7 @@ def test_two_processes_equal_one(world: World, whole: Path, tmp_path: Path) -> N
     assert contents(tmp_path / "two") == contents(whole)
 
 
+@pytest.mark.full
 def test_killed_workers_start_again_and_end_with_a_killed_launcher(
     world: World, whole: Path, tmp_path: Path
 ) -> None:

@@ -178,10 +178,12 @@ def test_a_full_disk_is_told_and_changes_nothing(world: World, tmp_path: Path, i
     assert list(store_at(store).pairs) == ids[1:] and not store_at(store).entries
 
 
+@pytest.mark.full
 def test_a_kill_at_any_moment_changes_nothing_or_all(store: Path, rng: np.random.Generator) -> None:
     assert kill_compacting(store, 24, rng) <= {0, 1}
 
 
+@pytest.mark.full
 def test_a_build_and_a_compaction_may_meet_and_be_killed(store: Path, rng: np.random.Generator) -> None:
     assert kill_beside(store, 8, rng).total() == 8
 

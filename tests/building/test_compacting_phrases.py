@@ -167,5 +167,6 @@ def test_a_compacted_datastore_merges(store: Path, world: World, ccpr: Ccpr, tmp
     assert "health         good" in call("inspect", tmp_path / "learned").stdout
 
 
+@pytest.mark.full
 def test_a_kill_at_any_moment_changes_nothing_or_all(store: Path, rng: np.random.Generator) -> None:
     assert kill_compacting(store, 12, rng) <= {0, 1}

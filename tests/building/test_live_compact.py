@@ -121,6 +121,7 @@ def test_what_comes_meanwhile_is_there_afterwards(
     assert "health         good" in call("inspect", store).stdout
 
 
+@pytest.mark.full
 def test_what_is_learned_after_a_failure_at_the_end_is_kept(
     store: Path, rows: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -158,6 +159,7 @@ def test_what_is_published_meanwhile_stays(
     assert not TextDatastore(store).find_damage()
 
 
+@pytest.mark.full
 def test_an_index_that_is_replaced_meanwhile_stays_and_so_does_what_was_learned(
     store: Path, rows: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -178,6 +180,7 @@ def test_an_index_that_is_replaced_meanwhile_stays_and_so_does_what_was_learned(
     assert (section.index.factory, section.generation) == ("IVF4,Flat", 1) and len(translator.memory()) == 2
 
 
+@pytest.mark.full
 def test_it_ends_with_a_program_that_is_killed(store: Path, rows: list[tuple[str, str]]) -> None:
     def compact() -> None:
         translator = Translator(datastore=store, **SHORT)

@@ -65,6 +65,7 @@ def test_shards_merged_equal_one_build(kind: str, tmp_path: Path, request: pytes
         assert contents(tmp_path / str(order)) == contents(folder / "whole")
 
 
+@pytest.mark.full
 def test_two_processes_find_the_same_phrases_as_one(ccpr: Ccpr, phrases: Path, tmp_path: Path) -> None:
     run(
         "torchrun",

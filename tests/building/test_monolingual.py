@@ -93,6 +93,7 @@ def whole(world: World, text: list[Path], reverse: Path, tmp_path_factory: pytes
     return output
 
 
+@pytest.mark.full
 def test_it_equals_translating_preparing_and_building(
     world: World, whole: Path, lines: list[str], reverse: Path, tmp_path: Path
 ) -> None:
@@ -151,6 +152,7 @@ def test_the_manifest_names_the_reverse_model(world: World, whole: Path, reverse
     assert "back-translations" not in call("inspect", world.datastore).stdout
 
 
+@pytest.mark.full
 def test_killed_builds_resume_to_the_same_bytes(
     world: World, whole: Path, options: list[object], tmp_path: Path
 ) -> None:
@@ -368,6 +370,7 @@ def test_exchanging_languages_exchanges_subword_models() -> None:
     assert Preprocessing(Path("data"), "de", "en", joint).exchanged().options == joint
 
 
+@pytest.mark.full
 def test_an_adapter_is_trained_on_it_and_validated_on_real_pairs(
     world: World, whole: Path, options: list[object], tmp_path: Path
 ) -> None:

@@ -27,6 +27,8 @@ from fairseq_ccpr.text.words import word_spans
 from tests.helpers import PROGRAM, ROOT, call, refused, run
 from tests.small_models import World, Xpr
 
+pytestmark = pytest.mark.full
+
 
 @pytest.fixture(scope="module")
 def dictionary(xpr: Xpr, tmp_path_factory: pytest.TempPathFactory) -> Path:

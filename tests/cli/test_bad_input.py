@@ -93,6 +93,7 @@ def test_build_refuses_to_mix_with_another_datastore(world: World) -> None:
     assert (world.datastore / "manifest.json").read_bytes() == before
 
 
+@pytest.mark.full
 def test_full_disk_is_noticed_before_and_while_writing(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -373,6 +374,7 @@ def test_malicious_checkpoint_is_refused_though_fairseq_asks_for_all_of_it(
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.full
 def test_environment_that_lets_checkpoints_run_code_is_refused(tmp_path: Path) -> None:
     words = ["fairseq-generate", tmp_path, "--user-dir", USER_DIR, "--task", "translation_retrieval"]
     refused(

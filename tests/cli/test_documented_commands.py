@@ -17,6 +17,8 @@ import pytest
 from fairseq_ccpr.text.pairs import read_pairs
 from tests.helpers import DEMO, ROOT, call
 
+pytestmark = pytest.mark.full
+
 # They make an environment, or are fairseq's own; CI and scripts/test.sh make the same environment.
 NOT_RUN = ("git clone", "export PIP_EXTRA_INDEX_URL", "python3 -m venv", "pip install", "fairseq-generate")
 LINES = {"train": 60, "valid": 12, "test": 5}

@@ -108,6 +108,7 @@ def test_data_that_cannot_be_read_are_refused(world: World, data_bin: Path, tmp_
     assert not output.exists()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["${a}", "a:b", r"\${b}:${c.d}", "a\nb", "%~ ü"])
 def test_folders_of_any_name_work(world: World, tmp_path: Path, name: str) -> None:
     folder = tmp_path / name
@@ -212,6 +213,7 @@ def test_fairseq_says_which_names_it_cannot_read(world: World, tmp_path: Path) -
     refused(call("fairseq-generate", folder, *world.options()[1:], check=False), "a path has .*rename")
 
 
+@pytest.mark.full
 def test_every_command_speaks_utf8_in_any_locale(world: World, tmp_path: Path) -> None:
     store = shutil.copytree(world.datastore, tmp_path / "größe")
     table = write_lines(tmp_path / "Öl.tsv", "Grüße\tGreetings ä")

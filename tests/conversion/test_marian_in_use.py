@@ -20,6 +20,8 @@ from tests.helpers import PROGRAM, ROOT, USER_DIR, assert_learned_as_built, call
 from tests.marian_models import TAGS, TINY, transformers, write_marian
 from tests.small_models import random_encoders
 
+pytestmark = pytest.mark.full
+
 SHORT: dict[str, Any] = {"device": "cpu", "beam": 2, "max_len_b": 40}
 OPTIONS = ["--cpu", "--beam", 2, "--max-len-b", 40]
 

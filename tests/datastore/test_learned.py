@@ -298,6 +298,7 @@ def test_a_folder_that_cannot_be_written_is_read_and_not_learned_beside(folder: 
             path.chmod(0o755)
 
 
+@pytest.mark.full
 def test_a_kill_at_any_moment_loses_nothing_that_was_acknowledged(
     folder: Path, rng: np.random.Generator
 ) -> None:
@@ -407,6 +408,7 @@ def test_a_record_whose_parts_do_not_fit_is_refused(with_phrases: Path, cut: int
         store_at(with_phrases)
 
 
+@pytest.mark.full
 def test_a_kill_at_any_moment_loses_no_phrases(with_phrases: Path, rng: np.random.Generator) -> None:
     assert kill_learning(with_phrases, 20, rng) > 0
 

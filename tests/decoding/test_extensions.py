@@ -152,6 +152,7 @@ def test_a_memory_that_acts_on_the_mixture_is_scored(
     assert any(torch.isinf(found[0]["positional_scores"]).any() for found in without.values())
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("place", ["mixture", "model"])
 def test_it_is_tuned_logged_and_explained(
     world: World, avoiding: dict[str, list[object]], tmp_path: Path, place: str
@@ -320,6 +321,7 @@ def test_threads_that_share_an_ensemble_do_not_mix_their_sentences(world: World,
             assert list(pool.map(translate, parts)) == alone
 
 
+@pytest.mark.full
 def test_a_folder_imports_this_plugin_and_another(world: World, tmp_path: Path) -> None:
     """As docs/models.md has it: a model whose architecture comes with another --user-dir, in a command and in fairseq's."""
     for name, lines in {

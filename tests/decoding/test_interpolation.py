@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fairseq_ccpr.decoding import mixture
@@ -44,7 +44,6 @@ def mix(log_probs, scores, ids, values, share, temperature):
     return Mixture().mix(log_probs.float().clone(), [Vote(values, retrieved, share)])
 
 
-@settings(max_examples=200, deadline=None)
 @given(
     rows=st.integers(1, 6),
     k=st.sampled_from([1, 2, 8, 17, mixture.FEW, mixture.FEW + 1, 70]),
@@ -70,7 +69,6 @@ def test_merge_equals_dense_reference(rows, k, vocabulary, temperature, share, h
         np.testing.assert_allclose(found.double().exp().sum(1).numpy(), 1, rtol=1e-5)
 
 
-@settings(max_examples=100, deadline=None)
 @given(k=st.integers(1, 40), temperature=st.sampled_from([0.05, 10.0]), seed=st.integers(0, 2**31))
 def test_one_token_has_what_the_distribution_gives_it(k, temperature, seed) -> None:
     """Some neighbours are missing, of some rows all."""

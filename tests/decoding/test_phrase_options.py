@@ -55,6 +55,7 @@ def options_in(words: list[str], wanted: list[str]) -> bool:
     return all(pair in pairs for pair in zip(wanted[::2], wanted[1::2]))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("half", [True, False])
 def test_tuning_chooses_tokens_and_phrases_together(
     world: World, joint: list[object], tmp_path: Path, half: bool

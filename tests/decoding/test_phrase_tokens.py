@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from fairseq.data import Dictionary
 from fairseq.data.encoders.sentencepiece_bpe import SentencepieceBPE, SentencepieceConfig
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
@@ -45,7 +45,6 @@ def pieces_of(steps: list[tuple[int, int, int]]) -> Pieces:
     return Pieces(tuple(i for i, *_ in steps), tuple(starts.tolist()), tuple(ends.tolist()))
 
 
-@settings(max_examples=300, deadline=None)
 @given(sentences=st.lists(PIECES, min_size=1, max_size=4))
 def test_phrases_are_cut_together_as_each_alone(sentences: list[list[tuple[int, int, int]]]) -> None:
     subwords: Any = DecoderSubwords(None, None, Dictionary())
@@ -211,6 +210,7 @@ def test_samples_of_a_store_are_another_store(store: PhraseDatastore) -> None:
     assert of_store(store) == of_store(store.sample(store.section.size)) != of_store(store.sample(20))
 
 
+@pytest.mark.full
 def test_memory_of_a_long_run_is_flat(
     store: PhraseDatastore, subwords: DecoderSubwords, rng: np.random.Generator
 ) -> None:

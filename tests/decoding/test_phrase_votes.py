@@ -8,7 +8,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -114,7 +114,6 @@ def reference_votes(
     return [(token, part / whole) for token, part in proposed]
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     batch=st.lists(sentences, min_size=1, max_size=3), free=st.booleans(), bound=st.sampled_from([12.0, 2.0]),
     data=st.data(),
@@ -251,7 +250,6 @@ def test_a_sentence_is_followed_through_words_that_no_phrase_has() -> None:
     assert state.covered[0].tolist() == [1, 0]
 
 
-@settings(max_examples=200, deadline=None)
 @given(
     token=st.floats(0, ALMOST_ALL, width=32),
     phrase=st.floats(0, 1, width=32),

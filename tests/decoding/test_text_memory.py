@@ -162,6 +162,7 @@ def test_tuning_stores_what_decoding_takes(
     assert f"alpha:{memory.settings.alpha}|beta:{BETA}|weight:" in str(translator.signature)
 
 
+@pytest.mark.full
 def test_for_speed_the_text_is_left_out_where_it_brings_little(
     world: World, build_text: Callable, references: Path, tmp_path: Path
 ) -> None:
@@ -265,6 +266,7 @@ def test_text_that_was_added_to_a_tuned_datastore_waits_for_tuning(
     assert found[0] == found[1]
 
 
+@pytest.mark.full
 def test_text_is_from_then_on_for_the_model_that_it_was_tuned_with(
     world: World, build_text: Callable, references: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -174,6 +174,7 @@ def gains_in(shown: str) -> dict[str, tuple[float, float]]:
     }
 
 
+@pytest.mark.full
 def test_a_datastore_of_the_wrong_domain_does_no_harm_with_trust(
     world: World, wrong_domain: tuple[Path, Path], tmp_path: Path
 ) -> None:
@@ -227,6 +228,7 @@ def counting_steps() -> Iterator[Counter[str]]:
         yield counted
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("memories", "systems"), [("token", 3), ("phrase", 5), ("both", 4)])
 def test_what_tuning_computes_is_about_two_plain_decodings(
     world: World, joint: list[object], phrases: list[object], memories: str, systems: int
@@ -319,6 +321,7 @@ def test_texts_that_are_named_twice_count_once(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.full
 def test_trust_of_ones_own_is_learned_and_decodes(
     world: World, wrong_domain: tuple[Path, Path], tmp_path: Path
 ) -> None:
@@ -338,6 +341,7 @@ def test_trust_of_ones_own_is_learned_and_decodes(
     )
 
 
+@pytest.mark.full
 def test_phrases_are_trusted_alone_and_beside_tokens(
     world: World, joint: list, phrases: list, tmp_path: Path
 ) -> None:

@@ -23,6 +23,8 @@ from fairseq_ccpr.timing import DECODER, MERGE, SEARCH, PhaseTimer
 from tests.helpers import call, refused
 from tests.small_models import World, build
 
+pytestmark = pytest.mark.full
+
 CPU = torch.device("cpu")
 
 

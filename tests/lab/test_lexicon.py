@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fairseq_ccpr.errors import DatastoreError
@@ -17,6 +17,8 @@ from fairseq_ccpr.text.pairs import read_lines, read_pairs
 from fairseq_ccpr.text.words import word_spans
 from tests.helpers import call, refused
 from tests.small_models import Xpr
+
+pytestmark = pytest.mark.full
 
 SPLITS = "train", "valid", "test"
 
@@ -63,7 +65,6 @@ def test_pairs_are_those_with_examples_and_no_string_is_in_two_splits(xpr: Xpr) 
     assert not any(one & two for one, two in itertools.combinations(strings, 2))
 
 
-@settings(max_examples=50, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), max_size=60, unique=True))
 def test_split_shares_no_string_and_loses_no_pair(numbers: list[tuple[int, int]]) -> None:
     # the case of a letter makes no other string
@@ -75,7 +76,6 @@ def test_split_shares_no_string_and_loses_no_pair(numbers: list[tuple[int, int]]
     assert not any(one & two for one, two in itertools.combinations(strings, 2))
 
 
-@settings(max_examples=50, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 12), st.integers(0, 12)), max_size=40, unique=True), st.integers(1, 30)
 )

@@ -7,10 +7,13 @@ import random
 from pathlib import Path
 
 import numpy as np
+import pytest
 from pytest import Config
 
 from fairseq_ccpr.lab.accuracy.significance import BLOCK, highest_resemblance
 from tests.helpers import call, refused
+
+pytestmark = pytest.mark.full
 
 
 def test_resemblance_equals_that_of_all_pairs(pytestconfig: Config) -> None:

@@ -29,6 +29,8 @@ from fairseq_ccpr.text.words import word_spans
 from tests.helpers import call, refused
 from tests.small_models import VERSES, random_encoders
 
+pytestmark = pytest.mark.full
+
 CPU = torch.device("cpu")
 
 

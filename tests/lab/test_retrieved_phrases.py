@@ -14,7 +14,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fairseq_ccpr.datastore.phrase import PhraseDatastore, bytes_per_entry
@@ -36,6 +36,8 @@ from fairseq_ccpr.models.phrase_finder import PhraseFinder, Segmentation
 from fairseq_ccpr.text.words import word_spans
 from tests.helpers import call, refused
 from tests.small_models import VERSES, random_encoders
+
+pytestmark = pytest.mark.full
 
 CPU = torch.device("cpu")
 
@@ -112,7 +114,6 @@ def plain_measure(reference: Reference, strings: set[str]) -> list[tuple[int, in
     ]
 
 
-@settings(max_examples=400, deadline=None)
 @given(text=sentences(), others=st.lists(sentences(), max_size=3), seed=st.integers(0, 2**31))
 def test_measures_equal_plain_ones(text: str, others: list[str], seed: int) -> None:
     rng = random.Random(seed)

@@ -28,6 +28,8 @@ from fairseq_ccpr.text.subwords import subword_bounds
 from tests.helpers import call, refused
 from tests.small_models import Ccpr, Xpr
 
+pytestmark = pytest.mark.full
+
 
 def evaluate(xpr: Xpr, *extra: object, check: bool = True) -> subprocess.CompletedProcess[str]:
     words = ["--data", f"mine={xpr.lexicon / 'test'}", "--cpu", "--quiet", *extra]

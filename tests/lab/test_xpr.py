@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -25,6 +25,8 @@ from tests.lab.small_xpr import make_dataset, make_model
 from tests.small_models import Xpr
 from tests.training.two_processes import gradient_of_two_processes
 
+pytestmark = pytest.mark.full
+
 
 def reference_loss(queries, candidates, scale, own, others):
     """Equation 3 in float64, a pair at a time: a candidate that shares a string with the pair is no negative."""
@@ -36,7 +38,6 @@ def reference_loss(queries, candidates, scale, own, others):
     return total
 
 
-@settings(max_examples=60, deadline=None)
 @given(k=st.integers(1, 8), queue=st.integers(0, 6), seed=st.integers(0, 2**31))
 def test_loss_equals_the_reference(k: int, queue: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)

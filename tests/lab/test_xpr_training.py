@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fairseq_ccpr.errors import CheckpointError
@@ -22,6 +22,8 @@ from fairseq_ccpr.text.subwords import subword_bounds
 from tests.helpers import accuracies, call, refused, run, run_two_processes
 from tests.lab.small_xpr import make_model
 from tests.small_models import Xpr
+
+pytestmark = pytest.mark.full
 
 CPU = torch.device("cpu")
 
@@ -91,7 +93,6 @@ def test_type_means_are_those_of_the_first_sentences(xpr: Xpr, monkeypatch: pyte
                 )
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.integers(1, 7), st.integers(1, 7), st.integers(0, 2**31))
 def test_any_translation_counts_and_ties_do_not(n: int, c: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)

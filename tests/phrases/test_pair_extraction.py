@@ -10,7 +10,7 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fairseq_ccpr.phrases.pair_build import PairFilter, WordFilter, consistent_pairs
@@ -44,7 +44,6 @@ def alignments(draw: st.DrawFn) -> list[tuple[int, int, set[tuple[int, int]]]]:
     return sentences
 
 
-@settings(max_examples=300, deadline=None)
 @given(alignments(), st.integers(1, 8))
 def test_extraction_agrees_with_enumeration(
     sentences: list[tuple[int, int, set[tuple[int, int]]]], max_words: int

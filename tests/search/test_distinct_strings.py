@@ -8,7 +8,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
@@ -39,7 +39,6 @@ def test_search_has_a_bottom() -> None:
         assert nearest(index, strings, torch.ones(1, 1), 2, 0.0) == [[(0, 3000.0), (2000, 1000.0)]]
 
 
-@settings(max_examples=200, deadline=None)
 @given(
     rows=st.lists(
         st.lists(
@@ -68,7 +67,6 @@ def nearest(
     return of_each
 
 
-@settings(max_examples=300, deadline=None)
 @given(
     size=st.integers(1, 60), words=st.integers(1, 9), k=st.integers(1, 7), min_similarity=st.sampled_from([-99, 0, 2.5]),
     first=st.sampled_from([1, 2, 5, 64]), seed=st.integers(0, 2**31),

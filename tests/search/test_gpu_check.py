@@ -16,6 +16,8 @@ from fairseq_ccpr.search import ExactIndex
 from tests.helpers import ROOT
 from tests.vectors import DEVICE
 
+pytestmark = pytest.mark.full
+
 RECIPES = ROOT / "scripts/recipes"
 
 

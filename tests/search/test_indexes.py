@@ -12,7 +12,7 @@ import faiss
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
@@ -32,7 +32,6 @@ from tests.helpers import own_bytes
 from tests.vectors import brute_force, clustered
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     size=st.integers(0, 300),
     dimension=st.integers(1, 20),
@@ -86,7 +85,6 @@ def test_exact_finds_entries_of_the_store_for_what_is_no_number() -> None:
     assert ((ids >= 0) & (ids < 140)).all()
 
 
-@settings(deadline=None)
 @given(
     size=st.integers(1, 200),
     count=st.integers(1, 9),

@@ -38,7 +38,7 @@ from tests.helpers import call, edit_manifest, equal, refused, run
 from tests.search.milvus_places import LONG, PREFIX, SHORT, URI, Server, address, client, pymilvus, where
 from tests.small_models import Ccpr, World, subword_options
 
-pytestmark = pytest.mark.usefixtures("tidy")
+pytestmark = [pytest.mark.full, pytest.mark.usefixtures("tidy")]
 
 SEGMENTATION = Segmentation("all", 0.5, 2)
 HNSW = "HNSW,M=8,efConstruction=64" if URI else "HNSW,M=8"  # a server has no defaults of its own

@@ -24,7 +24,7 @@ from tests.helpers import call, contents, equal, refused, run
 from tests.search.milvus_places import LONG, PREFIX, SHORT, URI, Server, address, client, where
 from tests.small_models import World, build
 
-pytestmark = pytest.mark.usefixtures("tidy")
+pytestmark = [pytest.mark.full, pytest.mark.usefixtures("tidy")]
 # Embedded Milvus has squared distances, but not fast enough.
 METRIC = ["--metric", "l2" if URI else "ip"]
 OPTIONS = ["--knn-k", 4, "--store-timeout", LONG]

@@ -21,9 +21,10 @@ from tests.small_models import World
 
 sync_api = pytest.importorskip("playwright.sync_api")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = pytest.mark.skipif(
-    CHROMIUM is None, reason="there is no Chromium: a package manager installs it"
-)
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium: a package manager installs it"),
+]
 expect = sync_api.expect
 expect.set_options(timeout=60_000)  # of a machine that does other work as well
 DESK, PHONE = {"width": 1280, "height": 800}, {"width": 375, "height": 800}

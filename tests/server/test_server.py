@@ -363,6 +363,7 @@ def test_what_is_not_confirmed_is_learned_where_it_is_asked_for(
     server.translator.forget(*(pair.id for pair in server.translator.memory()))
 
 
+@pytest.mark.full
 def test_much_that_was_learned_is_compacted_while_the_server_answers(
     new_translator: Callable[..., Translator], pairs: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -603,6 +604,7 @@ def test_a_key_keeps_others_out(
         assert server.ask("/frontend/settings")[1]["keyRequired"] is True
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("told", [signal.SIGTERM, signal.SIGINT])
 def test_the_command_serves_and_ends_when_told(
     world: World, tmp_path: Path, pairs: list[tuple[str, str]], told: signal.Signals

@@ -7,7 +7,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fairseq_ccpr.storage import equal_strings
@@ -15,7 +15,6 @@ from fairseq_ccpr.storage.equal_strings import digest, digest_number, first_of_e
 from fairseq_ccpr.storage.text_lines import TextLines, write_lines
 
 
-@settings(max_examples=30, deadline=None)
 @given(st.lists(st.sampled_from(["", "a", "b", "ab", "ä", "longer"]), max_size=40), st.integers(1, 9))
 def test_first_of_equals_is_what_a_dictionary_finds(tmp_path_factory, strings, block) -> None:
     firsts: dict[str, int] = {}
@@ -27,7 +26,6 @@ def test_first_of_equals_is_what_a_dictionary_finds(tmp_path_factory, strings, b
 LINES = st.lists(st.text(st.sampled_from("ab ä中😀\t\x85\u2028"), max_size=12), min_size=1, max_size=9)
 
 
-@settings(max_examples=300, deadline=None)
 @given(lines=LINES, block=st.sampled_from([1, 2, 1 << 14]), ordered=st.booleans(), seed=st.integers(0, 2**31))
 def test_equal_strings_have_equal_hashes_and_others_do_not(
     tmp_path_factory: pytest.TempPathFactory, lines: list[str], block: int, ordered: bool, seed: int

@@ -8,7 +8,7 @@ from unicodedata import normalize
 
 import pytest
 import regex
-from hypothesis import HealthCheck, assume, example, given, settings
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from fairseq_ccpr.errors import ConfigurationError
@@ -68,7 +68,6 @@ TERMS = st.lists(
 )
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=500)
 @example(words=["a\x1f\u0301"], around="")
 @example(words=["\x1c\u0301", "b\x1d"], around="a")
 @given(words=TERMS, around=st.sampled_from(["", "a", "契", "한", "\u0e01"]))

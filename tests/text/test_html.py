@@ -8,7 +8,7 @@ from collections import Counter
 from random import Random
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fairseq_ccpr.inference.alignment import Alignment, place_markup
@@ -209,7 +209,6 @@ INLINE = st.recursive(
 )
 
 
-@settings(max_examples=300)
 @given(st.lists(INLINE, max_size=8).map("".join), st.randoms(use_true_random=False))
 @example("<b>Wir haben. Du und das Brot</b> <i>gegessen er. Er ging.</i>", Random(4))
 @example("<b>A. Brot</b> <i><img/><u></u></i> da <u>drei. Vier</u>", Random(1))

@@ -9,7 +9,7 @@ from io import BytesIO, TextIOWrapper
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fairseq_ccpr.errors import ConfigurationError
@@ -106,7 +106,6 @@ CELLS = st.text(
 )
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rows=st.lists(st.tuples(CELLS, CELLS), min_size=1, max_size=6), every=st.booleans())
 def test_what_a_spreadsheet_saves_is_read_as_it_was_or_left_out(
     tmp_path: Path, rows: list[tuple[str, str]], every: bool

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import sentencepiece
 import torch
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fairseq_ccpr.errors import ConfigurationError
@@ -51,7 +51,6 @@ def surfaces(subwords: Subwords) -> list[str]:
     return [subwords.text[start:end] for start, end in zip(subwords.starts, subwords.ends)][1:-1]
 
 
-@settings(max_examples=300, deadline=None)
 @given(text=ANY_TEXT)
 @example(text="  Hello  world \n")
 @example(text="…½ \N{ZERO WIDTH SPACE} ﷺ")
@@ -81,7 +80,6 @@ def test_spans_are_ordered_and_hold_every_word(tokenizer: SubwordTokenizer, text
             assert bounds == (touching[0], touching[-1])
 
 
-@settings(max_examples=300, deadline=None)
 @given(text=ANY_TEXT)
 @example(text="“(Don't — 3.5%!)”... ")
 @example(text="C++ ❤\ufe0f👍\U0001f3fd!! é\u0301.")
@@ -94,7 +92,6 @@ def test_words_hold_every_character_but_spaces(text: str) -> None:
     assert covered == {i for i, kind in enumerate(kinds) if kind != SPACE}
 
 
-@settings(max_examples=300, deadline=None)
 @given(text=PLAIN_TEXT)
 def test_a_piece_reads_as_its_characters_do(text: str) -> None:
     tokenizer = sentencepiece_tokenizer()
@@ -103,7 +100,6 @@ def test_a_piece_reads_as_its_characters_do(text: str) -> None:
         assert not text[start:end] or kinds_of(text[start:end])[0] != SPACE != kinds_of(text[start:end])[-1]
 
 
-@settings(max_examples=200, deadline=None)
 @given(
     words=st.lists(
         st.text(st.sampled_from("abcdelordthnsi'é한ｆ-"), min_size=1, max_size=8), min_size=1, max_size=6

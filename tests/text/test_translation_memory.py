@@ -15,7 +15,7 @@ from xml.etree import ElementTree
 from xml.sax.saxutils import escape
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fairseq_ccpr.errors import ConfigurationError
@@ -360,6 +360,7 @@ def test_a_long_comment_between_blocks_and_a_unit_that_is_too_long(
     assert skipped == {"longer than 2,000 characters, as no unit is": 1}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["a.tmx.gz", "a.tsv.gz"])
 def test_a_packed_file_takes_no_more_memory_than_it_may(tmp_path: Path, name: str) -> None:
     """In a process of its own, which may have little more than Python itself."""
@@ -382,7 +383,6 @@ assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < before + 70_000, ski
     assert done.stdout == f"{rows} 1\n", done.stderr
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 # lone surrogates and control characters among them
 @given(row=st.tuples(*[st.text(st.characters(), max_size=12)] * 2))
 @example(("a\rb", "\x1fc\u2028.")).via("line ends")

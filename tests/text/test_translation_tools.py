@@ -6,7 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fairseq_ccpr.errors import ConfigurationError
@@ -200,7 +200,6 @@ SAYINGS = {
 }
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_mixture_of_states_changes_and_variants_is_told_apart(
     tmp_path: Path, data: st.DataObject

@@ -75,6 +75,7 @@ def assert_is_pca(adapter: TokenAdapter, keys: np.ndarray) -> None:
     np.testing.assert_allclose(found * signs, wanted, atol=1e-3 * np.abs(wanted).max())
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("width", [12, 32])
 def test_training_starts_from_principal_components(
     world: World, held_out: Path, tmp_path: Path, width: int
@@ -111,6 +112,7 @@ def test_training_that_does_harm_leaves_the_start(
     assert TokenAdapter.load(other / LAST).output.weight.shape == (12, 128)
 
 
+@pytest.mark.full
 def test_training_that_helps_replaces_the_start(
     world: World, held_out: Path, tmp_path: Path, log: Callable[[], str]
 ) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -57,7 +57,6 @@ def reference(sources, targets, scale, sides):
     return np.array(losses)
 
 
-@settings(max_examples=100, deadline=None)
 @given(k=st.integers(1, 9), scale=st.sampled_from([1.0, 20.0, 100.0]), seed=st.integers(0, 2**31))
 def test_alignment_loss_equals_the_reference(k, scale, seed) -> None:
     generator = torch.Generator().manual_seed(seed)
@@ -170,6 +169,7 @@ def test_the_temperature_is_learned(ccpr: Ccpr) -> None:
     assert float(model.scale) == 100
 
 
+@pytest.mark.full
 def test_two_processes_train_one_encoder(ccpr: Ccpr, tmp_path: Path) -> None:
     log, _ = run_two_processes(*ccpr.training(tmp_path, 3, "--batch-size", 32))  # only the first process logs
     losses = re.findall(r"train_inner .* loss=([0-9.]+), .*bsz=([0-9]+)", log)
@@ -250,6 +250,7 @@ def test_loaded_encoder_is_the_trained_one(ccpr: Ccpr, tmp_path: Path) -> None:
         PhraseEncoder.load(ccpr.context / "model.pt")
 
 
+@pytest.mark.full
 def test_training_resumes_on_a_mixture(ccpr: Ccpr, tmp_path: Path) -> None:
     shutil.copytree(ccpr.checkpoint.parent, tmp_path / "run")
     words = ccpr.training(tmp_path / "run", 64, "--different-context-fraction", 0.5)
@@ -261,6 +262,7 @@ def test_training_resumes_on_a_mixture(ccpr: Ccpr, tmp_path: Path) -> None:
     assert state["optimizer_history"][-1]["num_updates"] == 64
 
 
+@pytest.mark.full
 def test_the_recipe(ccpr: Ccpr, tmp_path: Path) -> None:
     (tmp_path / "verses.tsv.gz").write_bytes(gzip.compress(ccpr.pairs.read_bytes()))
     where = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "ENCODER": str(ccpr.context)}

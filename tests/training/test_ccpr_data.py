@@ -187,6 +187,7 @@ def test_targets_come_from_other_contexts(ccpr: Ccpr, fraction: float) -> None:
     )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("fraction", [0.0, 0.3, 1.0])
 def test_batches_are_as_large_as_asked_for_on_either_side(ccpr: Ccpr, fraction: float) -> None:
     most, sides = 900, ("source", "target")

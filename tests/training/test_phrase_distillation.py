@@ -168,6 +168,7 @@ def test_cells_of_text_are_sentences_once_each(ccpr: Ccpr, tmp_path: Path) -> No
     assert task.dataset("train").texts == ["and", "ein Tag", "a day", "a night"]
 
 
+@pytest.mark.full
 def test_training_comes_near_to_the_teacher(trained: Trained, ccpr: Ccpr) -> None:
     found = [tuple(map(float, one)) for one in VALID.findall(trained.log)]
     assert len(found) > 1 and found[-1][0] < 0.7 * found[0][0] and found[-1][1] > found[0][1]
@@ -178,6 +179,7 @@ def test_training_comes_near_to_the_teacher(trained: Trained, ccpr: Ccpr) -> Non
     assert 1 - learned < 0.6 * (1 - untrained)
 
 
+@pytest.mark.full
 def test_it_builds_and_decodes_as_any_other(
     trained: Trained, ccpr: Ccpr, world: World, tmp_path: Path
 ) -> None:
@@ -205,6 +207,7 @@ def test_it_builds_and_decodes_as_any_other(
     )  # the vectors are its own
 
 
+@pytest.mark.full
 def test_a_stopped_training_resumes(trained: Trained, ccpr: Ccpr, tmp_path: Path) -> None:
     call(*training(ccpr, tmp_path / "run", 25))
     log = run(*training(ccpr, tmp_path / "run", 60)).stdout
@@ -216,6 +219,7 @@ def test_a_stopped_training_resumes(trained: Trained, ccpr: Ccpr, tmp_path: Path
     assert all(torch.equal(tensor, before[name]) for name, tensor in again.items())
 
 
+@pytest.mark.full
 def test_half_precision_changes_little(trained: Trained, ccpr: Ccpr, tmp_path: Path) -> None:
     """That of the checkpoint which is kept, and a student of a student."""
     shutil.copytree(trained.checkpoint.parent, tmp_path / "kept", ignore=shutil.ignore_patterns("*.pt"))
@@ -226,6 +230,7 @@ def test_half_precision_changes_little(trained: Trained, ccpr: Ccpr, tmp_path: P
     assert PhraseEncoder.load(tmp_path / "again/checkpoint_last.pt").context.layers == 1
 
 
+@pytest.mark.full
 def test_bad_input(ccpr: Ccpr, xpr: Xpr, tmp_path: Path) -> None:
     def trains(*extra: object) -> Any:
         return call(*training(ccpr, tmp_path / "run", 1, *extra), check=False)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fairseq_ccpr.decoding.mixture import retrieval_confidence
@@ -33,7 +33,6 @@ def loss_reference(anchors, positives, negatives, temperature):
     return np.array(losses)
 
 
-@settings(max_examples=100, deadline=None)
 @given(
     b=st.integers(1, 5), m=st.integers(1, 4), n=st.integers(1, 33), d=st.integers(2, 20),
     temperature=st.sampled_from([0.01, 0.1, 1.0]), seed=st.integers(0, 2**31),
@@ -68,7 +67,6 @@ def clustered(draw):
     return values, groups, 100 + torch.arange(len(rows))
 
 
-@settings(max_examples=150, deadline=None)
 @given(clustered(), st.integers(1, 5), st.integers(1, 12), st.integers(1, 8), st.integers(0, 2**31))
 def test_draws_keep_their_rules(data, m, n, nearest, seed) -> None:
     values, groups, entries = data
@@ -172,7 +170,6 @@ def test_centres_are_means() -> None:
         torch.testing.assert_close(centre, mean / mean.norm())
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.integers(1, 40), st.integers(1, 12), st.booleans(), st.integers(0, 2**31))
 def test_precision_leaves_out_the_own_sentence(size, k, exclude, seed) -> None:
     generator = torch.Generator().manual_seed(seed)

@@ -26,6 +26,8 @@ from tests.lab.experiments.small_experiments import (
 )  # fmt: skip
 from tests.small_models import TINY, Ccpr, World
 
+pytestmark = pytest.mark.full
+
 SHIPPED = sorted((ROOT / "scripts" / "experiments").glob("*.yaml"))
 
 

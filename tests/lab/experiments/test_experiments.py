@@ -29,6 +29,8 @@ from tests.lab.experiments.small_experiments import (
 )  # fmt: skip
 from tests.small_models import World
 
+pytestmark = pytest.mark.full
+
 
 @pytest.fixture(scope="module")
 def made(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:

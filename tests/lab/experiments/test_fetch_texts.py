@@ -13,6 +13,8 @@ import pytest
 from scripts.recipes import fetch_texts
 from tests.helpers import ROOT, run
 
+pytestmark = pytest.mark.full
+
 HELP = "./usr/share/libreoffice/help"
 TEX = "./usr/share/texlive/texmf-dist/tex"
 PAGE = """<html><head><title>{0}</title></head><body><h1 id="hd_1">{0}</h1>

@@ -28,6 +28,8 @@ from scripts.recipes import train_on_gpu as trainer
 from tests.helpers import ROOT, call, refused, run
 from tests.small_models import TINY, Ccpr, World, build
 
+pytestmark = pytest.mark.full
+
 
 def test_growth_is_fitted_where_the_index_is_of_one_kind() -> None:
     sizes, kinds = [10, 100, 1000, 10_000], ["exact", "exact", "IVF8", "IVF16"]

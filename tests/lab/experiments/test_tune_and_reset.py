@@ -15,6 +15,8 @@ from scripts.recipes.tune_and_reset import Tuning, nearest
 from tests.helpers import ROOT, run
 from tests.small_models import World
 
+pytestmark = pytest.mark.full
+
 
 @pytest.fixture(scope="module")
 def translator(world: World) -> Translator:

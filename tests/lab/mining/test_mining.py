@@ -25,6 +25,8 @@ from tests.helpers import with_threads
 from tests.lab.mining.toy_text import WORDS, ToyEncoder, random_pairs
 from tests.small_models import random_weights, sentencepiece_tokenizer
 
+pytestmark = pytest.mark.full
+
 
 def mined(
     folder: Path, sources: list[str], targets: list[str], settings: Method, index: str = "auto"

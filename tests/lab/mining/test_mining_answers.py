@@ -25,6 +25,8 @@ from fairseq_ccpr.lab.mining.neighbours import IndexedKeys
 from fairseq_ccpr.lab.mining.rfr import answer, distributions, entropy_ranks
 from tests.helpers import with_threads
 
+pytestmark = pytest.mark.full
+
 
 def test_fragments_of_several_scripts() -> None:
     assert fragments("One, two; three - four (five) six SEVEN!") == [

@@ -24,6 +24,8 @@ from tests.helpers import ROOT, call, refused, write_lines
 from tests.lab.mining.toy_text import ToyEncoder, random_pairs
 from tests.small_models import World
 
+pytestmark = pytest.mark.full
+
 
 def vectors_folder(folder: Path, texts: Path) -> Path:
     """What a user makes with an encoder of another kind."""

@@ -24,6 +24,8 @@ from fairseq_ccpr.lab.mining.trial import Trial
 from tests.helpers import write_lines
 from tests.lab.mining.toy_text import ToyEncoder, random_pairs
 
+pytestmark = pytest.mark.full
+
 GRID = Grid(k=(1, 3, 12), beta=(50, 1000), keep=(0.3, 1.0), threshold=(0.0, 0.2, 0.5, 0.9))
 ALL = [
     Method.named("rfr"),

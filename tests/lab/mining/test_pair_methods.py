@@ -13,6 +13,8 @@ from fairseq_ccpr.lab.mining.f1 import estimated_threshold
 from fairseq_ccpr.lab.mining.methods import RIDGE, Method, PairMatcher, features, fit, logistic
 from fairseq_ccpr.lab.mining.neighbours import SearchableText
 
+pytestmark = pytest.mark.full
+
 
 def random_text(rng: np.random.Generator, count: int) -> EncodedText:
     """Random sentences of 1 to 5 fragments, with vectors of length 1; of the last there is none."""
