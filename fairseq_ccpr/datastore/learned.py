@@ -396,7 +396,7 @@ class LearnedStore:
         records = [*self._unrecorded, *records]
         if records:
             self._journal.append(records)
-        self._unrecorded = []
+        self._unrecorded.clear()
         self._apply(records)
         if self._right is not None:
             self._right.note(f"{self.path.name} {self._journal.count}")
