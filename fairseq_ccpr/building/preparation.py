@@ -186,7 +186,7 @@ def _split_subset(
             for pairs in unseen:
                 pairs.discard(pair)
     tell_skipped(option, skipped)
-    first = first_of_equals(map("\t".join, read_together(*files)), folder)
+    first = first_of_equals(map("\t".join, read_together(files[0], files[1])), folder)
     if repeated := int((first != np.arange(len(first))).sum()):
         logger.warning("%s: %s pairs are there again, and are kept", option, f"{repeated:,}")
     (folder / "first.npy").unlink()

@@ -172,8 +172,8 @@ def prepare(
         subwords, dictionaries = _beside_model(path, languages, subwords)
     if bool(subwords) != bool(dictionaries):
         raise ConfigurationError(
-            "--dict belongs together with --sentencepiece-model, or --bpe: give both, of one model, or "
-            "neither"
+            "--dict belongs together with --sentencepiece-model, or --bpe: "
+            "give both, of one model, or neither"
         )
     if len(dictionaries) > 2:
         raise ConfigurationError(
@@ -289,8 +289,8 @@ def extract(
         )
     if alignments and (valid_pairs or align_with):
         raise ConfigurationError(
-            "--alignments are those of the text alone: hold out with --valid, and leave out --valid-pairs "
-            "and --align-with"
+            "--alignments are those of the text alone: hold out with --valid, and leave "
+            "out --valid-pairs and --align-with"
         )
     extraction = PairExtraction(
         TextPairs(source, target, pairs, alignments),

@@ -116,8 +116,8 @@ def load_phrase_encoder(
         )
     if bf16 and not has_bf16(choose_device(cpu=False)):
         logger.warning(
-            "bfloat16 is many times slower on a processor with AVX2 alone: the phrase encoder computes in "
-            "fp32"
+            "bfloat16 is many times slower on a processor with AVX2 alone: "
+            "the phrase encoder computes in fp32"
         )
     tokenizer = load_tokenizer(path.parent)
     what = "no phrase encoder for the tokenizer next to it"

@@ -109,8 +109,8 @@ def parse_links(text: str, source_size: int, target_size: int, where: str) -> np
         left, _, right = word.partition("-")
         if not (left.isdecimal() and right.isdecimal()):
             raise ConfigurationError(
-                f"{where}: '{word}' is no link; write them as in '0-0 1-2', source word and target word "
-                "counted from 0"
+                f"{where}: '{word}' is no link; write them as in '0-0 1-2', source "
+                "word and target word counted from 0"
             )
         if int(left) >= source_size or int(right) >= target_size:
             raise ConfigurationError(
@@ -209,8 +209,8 @@ class EncoderAligner(Aligner):
         self.layer = layers // 2 if options.encoder_layer is None else options.encoder_layer
         if not 0 <= self.layer <= layers:
             raise ConfigurationError(
-                f"--encoder-layer is {self.layer}, but {options.encoder} has {layers} layers: give 0 to "
-                f"{layers}"
+                f"--encoder-layer is {self.layer}, but {options.encoder} has "
+                f"{layers} layers: give 0 to {layers}"
             )
 
     def describe(self) -> dict[str, Any]:

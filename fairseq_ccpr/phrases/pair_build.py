@@ -245,8 +245,8 @@ class ExtractionSettings:
     max_phrase_words: int = count_option(7, "longest phrase, on either side")
     max_edge_share: float = option(
         0.003,
-        "no phrase begins or ends with a word that makes up more than this fraction of all words; 1 allows "
-        "every word",
+        "no phrase begins or ends with a word that makes up more than this "
+        "fraction of all words; 1 allows every word",
         within="(0, 1]",
         needs="a fraction of all words above 0 (1 drops none)",
         metavar="X",
@@ -417,8 +417,8 @@ class PairExtraction:
         sentence = np.repeat(np.arange(len(batch)), [len(found) for found in links])
         numbered = np.column_stack([sentence, np.concatenate(links)])
         sides = [pair.source_words for pair in batch], [pair.target_words for pair in batch]
-        sizes = (np.array([*map(len, words)]) for words in sides)
-        pairs = consistent_pairs(*sizes, numbered, self.settings.max_phrase_words)
+        source_sizes, target_sizes = (np.array([*map(len, words)]) for words in sides)
+        pairs = consistent_pairs(source_sizes, target_sizes, numbered, self.settings.max_phrase_words)
         pairs = pair_filter(batch, pairs)
         columns = pairs[:, 1:3], pairs[:, 3:5]
         spans = [character_spans(words, pairs[:, 0], of_words) for words, of_words in zip(sides, columns)]

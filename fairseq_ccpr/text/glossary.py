@@ -122,8 +122,8 @@ def _divided(path: Path, lines: list[str]) -> list[list[str]]:
                 tables.append(table)
     if found and len(tables) != 1:
         raise ConfigurationError(
-            f"--glossary: {path} has no tabs, and {' or '.join(found)} may be part of terms: save it with "
-            "tabs"
+            f"--glossary: {path} has no tabs, and {' or '.join(found)} may "
+            "be part of terms: save it with tabs"
         )
     return tables[0] if found else [[line] for line in lines]
 
@@ -166,8 +166,8 @@ def _terms(path: Path, rows: list[list[str]]) -> Iterator[list[str]]:
         codes = []
     for several in (sorted(set(one)) for one in codes + of_targets if len(set(one)) > 1):
         raise ConfigurationError(
-            f"--glossary: {path} has terms of several languages ({', '.join(several)}): keep those of one "
-            "pair"
+            f"--glossary: {path} has terms of several languages "
+            f"({', '.join(several)}): keep those of one pair"
         )
     yield from (row[:2] if codes else row for row in rows)
 

@@ -48,8 +48,8 @@ _BLOCKS = "article aside blockquote div dl footer form h1 h2 h3 h4 h5 h6 header 
 # part of one.
 _OTHERS = (
     "address area base body br button caption col dd details dt fieldset figcaption figure head html iframe "
-    "legend li link meta noscript optgroup option script select style summary tbody td template textarea "
-    "tfoot th thead title tr"
+    "legend li link meta noscript optgroup option script select style summary tbody td "
+    "template textarea tfoot th thead title tr"
 )
 _APART = {*_BLOCKS.split(), *_OTHERS.split()}
 # What an element ends that stands open before it.

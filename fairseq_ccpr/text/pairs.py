@@ -319,8 +319,8 @@ class TextPairs:
             if row is None or line is None:
                 shorter, longer = (text, self.alignments) if row is None else (self.alignments, text)
                 raise ConfigurationError(
-                    f"{shorter} has fewer lines than {longer}: give one alignment for each sentence pair, "
-                    "in their order"
+                    f"{shorter} has fewer lines than {longer}: give one alignment for "
+                    "each sentence pair, in their order"
                 )
             yield row[0], row[1], line
 

@@ -310,8 +310,8 @@ class Separated(Scheme):
 
     mark: str = "@@"
     made_of = (
-        "pieces of BPE, so give --bpe subword_nmt (or fastbpe) and --bpe-codes, and --tokenizer if the text "
-        "was tokenised before"
+        "pieces of BPE, so give --bpe subword_nmt (or fastbpe) and --bpe-codes, and "
+        "--tokenizer if the text was tokenised before"
     )
     file_options: tuple[str, ...] = ("bpe_codes",)
     filenames: tuple[str, ...] = ("bpecodes", "bpe.codes", "bpe-codes", "codes", "code")

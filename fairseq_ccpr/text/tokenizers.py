@@ -42,8 +42,8 @@ class SentencePieceTokenizer(SubwordTokenizer):
         message = parse_model(self.model)
         if message.trainer_spec.model_type != message.trainer_spec.UNIGRAM:
             raise ConfigurationError(
-                "the encoder's SentencePiece model is BPE, which needs all its pieces: leave out "
-                "--keep-pieces-of"
+                "the encoder's SentencePiece model is BPE, which needs all its "
+                "pieces: leave out --keep-pieces-of"
             )
         normal = [piece for piece in message.pieces if piece.type == piece.NORMAL]
         stays = {*kept, min(normal, key=lambda piece: piece.score).piece}
@@ -174,6 +174,6 @@ def load_tokenizer(directory: Path) -> SubwordTokenizer:
         if (directory / filename).is_file():
             return kind.load(directory)
     raise CheckpointError(
-        f"the encoder {directory} has no tokenizer: it needs one of {', '.join(ENCODER_TOKENIZERS)} next to "
-        "its weights"
+        f"the encoder {directory} has no tokenizer: it needs one of "
+        f"{', '.join(ENCODER_TOKENIZERS)} next to its weights"
     )

@@ -167,8 +167,8 @@ def tmx_lines(source: str, target: str, pairs: Iterable[tuple[str, str, str]]) -
         texts = [one_line(text) for text in texts]
         if found := _NO_XML.search("".join(texts)):
             raise ConfigurationError(
-                f"the pair {number} has the character U+{ord(found[0]):04X}, which XML cannot carry: forget "
-                "it"
+                f"the pair {number} has the character "
+                f"U+{ord(found[0]):04X}, which XML cannot carry: forget it"
             )
         sides = zip(map(quoteattr, (source, target)), map(escape, texts))
         segments = "".join(f"<tuv xml:lang={language}><seg>{text}</seg></tuv>" for language, text in sides)
@@ -259,9 +259,8 @@ class _Reading:
             decoder = codecs.getincrementaldecoder(self.encoding)("fairseq_ccpr.damaged")
             while block:
                 yield decoder.decode(block)
-                block = stream.read1(
-                    UNPACKED_BYTES
-                )  # unlike `read`, loses nothing of what comes before damage
+                # Unlike `read`, this loses nothing of what comes before damage.
+                block = stream.read1(UNPACKED_BYTES)
             yield decoder.decode(b"", True)
 
     def _encoding(self, head: bytes) -> str:

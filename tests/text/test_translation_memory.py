@@ -339,7 +339,7 @@ def test_a_damaged_unit_costs_itself_alone(
     there = damage if isinstance(damage, bytes) else damage.replace("tu>", f"{name}>").encode()
     text = all_of(*(one(*row) for row in rows)).encode().replace(b"@", there)
     for block in (1, 1 << 16):
-        monkeypatch.setattr("fairseq_ccpr.text.translation_memory.BLOCK", block)
+        monkeypatch.setattr("fairseq_ccpr.text.translation_memory.UNPACKED_BYTES", block)
         pairs, skipped = read(tmp_path / file, text)
         assert pairs == [("eins", "one"), ("drei", "three !"), ("vier", "four")]
         assert (
@@ -351,7 +351,7 @@ def test_a_damaged_unit_costs_itself_alone(
 def test_a_long_comment_between_blocks_and_a_unit_that_is_too_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fairseq_ccpr.text.translation_memory.BLOCK", 64)
+    monkeypatch.setattr("fairseq_ccpr.text.translation_memory.UNPACKED_BYTES", 64)
     monkeypatch.setattr("fairseq_ccpr.text.translation_memory.LONGEST_UNIT", 2000)
     hidden = f"<!-- {tu('x', 'y') * 10} -->\n<![CDATA[{tu('x', 'y')}]]>"
     text = tmx(tu("eins", "one"), hidden, tu("x" * 3000, "y"), tu("zwei", "two"))
