@@ -170,9 +170,9 @@ def test_bash_completes_commands_and_their_options(tmp_path: Path) -> None:
     complete_line tra
     complete_line build ph
     complete_line translate --output-f
-    complete_line evaluate keys --cou
+    complete_line evaluate keys --plo
     """
     done = subprocess.run(["bash", "-c", asked], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["translate", "phrases", "--output-format", "--count"]
+    assert done.stdout.split() == ["translate", "phrases", "--output-format", "--plots"]
     assert "compdef" in call("completion", "zsh").stdout
     refused(call("completion", "bsh", check=False), "no script for 'bsh'; did you mean bash")
