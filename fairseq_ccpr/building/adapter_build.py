@@ -10,7 +10,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,22 +30,12 @@ from fairseq_ccpr.building.token_build import (
 )
 from fairseq_ccpr.child_process import locked, run_child
 from fairseq_ccpr.datastore.manifest import Manifest, ProjectionDescription, TokenSection
-from fairseq_ccpr.datastore.token import (
-    DOMAIN,
-    KEYS,
-    PROJECTION,
-    PROVENANCE,
-    VALUES,
-    KeyProjection,
-    TokenDatastore,
-    fit_pca,
-    sample_rows,
-)
+from fairseq_ccpr.datastore.schema import DOMAIN, KEYS, PROJECTION, PROVENANCE, VALUES
+from fairseq_ccpr.datastore.token import KeyProjection, TokenDatastore, fit_pca, sample_rows
 from fairseq_ccpr.errors import CheckpointError, ConfigurationError, DatastoreError
 from fairseq_ccpr.models.token_adapter import TokenAdapter, TokenAdapterConfig, default_output
 from fairseq_ccpr.search import IndexDescription
 from fairseq_ccpr.search.base import Progress
-from fairseq_ccpr.search.index_plan import plan_index
 from fairseq_ccpr.storage import fingerprint
 from fairseq_ccpr.storage.files import MANIFEST, PLAN, write_json
 from fairseq_ccpr.training.token_contrast import SupervisedContrastiveConfig, TokenContrastConfig
@@ -193,7 +183,7 @@ def build_projected_datastore(settings: TokenBuildSettings, processes: Processes
 class _Plan:
     def __init__(self, settings: TokenBuildSettings, extraction: Extraction) -> None:
         self.settings, self.extraction, self.device = settings, extraction, extraction.device
-        self.raw_section = extraction.section(RAW_INDEX)
+        self.raw_section = extraction.section()
         d = self.raw_section.dimension
         self.given: TokenAdapter | None = None
         self.valid: Extraction | None = None
@@ -242,18 +232,16 @@ class _Plan:
                     f"{s.output} holds the decoder's own states as keys: give another --output "
                     f"(with --raw-datastore {s.output} it starts from them)"
                 )
-        raw = self.raw_section
-        dimension = self.pca_dim or self.width
-        gpu, store = self.device.type == "cuda", KeyStore.of(s, COLLECTION)
-        address = store.address if store is not None else None
-        index = plan_index(s.index, "ip", s.index_parameters, raw.size, dimension, gpu=gpu, store=address)
-        section = self.extraction.section(index)
-        section.dimension = dimension
-        section.projection = ProjectionDescription(
+        raw, d = self.raw_section, self.pca_dim or self.width
+        projection = ProjectionDescription(
             raw.dimension, self.width, bool(self.pca_dim), s.normalize_before_pca
         )
-        section.fingerprints["adapter"] = self.identity
-        return TokenPart(s.output, section, self.extraction.symbols, show, store)
+        prints = raw.fingerprints | {"adapter": self.identity}
+        section = replace(raw, dimension=d, projection=projection, fingerprints=prints)
+        part = TokenPart(s.output, section, self.extraction.symbols, show, KeyStore.of(s, COLLECTION))
+        gpu = self.device.type == "cuda"
+        section.index = part.plan_index(s.index, "ip", s.index_parameters, raw.size, d, gpu)
+        return part
 
     def project(self, raw: TokenDatastore, valid: TokenDatastore | None, part: TokenPart) -> None:
         s = self.settings
@@ -272,7 +260,7 @@ class _Plan:
                 rows = slice(blocks[number], blocks[number] + BLOCK_ROWS)
                 with torch.inference_mode():
                     states = torch.from_numpy(raw.keys[rows].astype(np.float32)).to(self.device)
-                    keys = projection(states).half().cpu().numpy()
+                    keys = TokenSection.KEY_FORM.encode(projection(states))
                 done(len(keys))
                 kept = {VALUES: raw.values, PROVENANCE: raw.provenance}
                 yield number, rows.start, {KEYS: keys} | {name: array[rows] for name, array in kept.items()}
@@ -300,7 +288,7 @@ class _Plan:
 
 def extract(extraction: Extraction, folder: Path, processes: Processes, show: bool) -> TokenDatastore:
     """Write the decoder's own states, unless that was done; the processes share the work."""
-    raw = TokenPart(folder, extraction.section(RAW_INDEX), extraction.symbols, show)
+    raw = TokenPart(folder, replace(extraction.section(), index=RAW_INDEX), extraction.symbols, show)
     raw.check_store(RAW_INDEX)  # keys in a database cannot be read from it
     processes.barrier()
     if raw.published is None:  # any existing index will do

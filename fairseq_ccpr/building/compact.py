@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from fairseq_ccpr.building.part import PHRASES, TOKENS, Part, PartKind, only_builder
+from fairseq_ccpr.building.part import Part, only_builder
 from fairseq_ccpr.building.rewrite import (
     Datastore,
     Rows,
@@ -50,19 +50,27 @@ from fairseq_ccpr.datastore.learned import (
     read_as_record,
     remove_superseded,
 )
-from fairseq_ccpr.datastore.manifest import Manifest, PhraseSection, Section, Source, TokenSection
-from fairseq_ccpr.datastore.phrase import SOURCES, SPANS, PhraseDatastore, open_sentences  # fmt: skip
-from fairseq_ccpr.datastore.token import DOMAIN, KEYS, PROVENANCE, VALUES, TokenDatastore
+from fairseq_ccpr.datastore.manifest import (
+    PHRASE,
+    TOKEN,
+    Manifest,
+    PhraseSection,
+    Section,
+    Source,
+    TokenSection,
+)
+from fairseq_ccpr.datastore.phrase import PhraseDatastore, open_sentences
+from fairseq_ccpr.datastore.schema import DOMAIN, KEYS, MEMBERS, PROVENANCE, SPANS, VALUES
+from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.datastore.written_subwords import remove_stale
 from fairseq_ccpr.decoding.learned_memory import entries_of
 from fairseq_ccpr.device import choose_device
 from fairseq_ccpr.errors import FULL, ConfigurationError, DatastoreError
 from fairseq_ccpr.search import DISK
 from fairseq_ccpr.search.base import EXACT_UP_TO, Progress
-from fairseq_ccpr.search.index_plan import plan_index
 from fairseq_ccpr.settings import cpu_option, option, quiet_option
 from fairseq_ccpr.storage import fingerprint
-from fairseq_ccpr.storage.arrays import check_space, open_array
+from fairseq_ccpr.storage.arrays import check_space
 from fairseq_ccpr.storage.files import MANIFEST, only_writer, partial_path, scratch_directory
 from fairseq_ccpr.storage.journal import create_journal
 
@@ -119,18 +127,17 @@ def _index_again(settings: CompactSettings) -> None:
     directory = settings.datastore
     with only_builder(directory), disk_faults_named(directory):
         manifest = Manifest.read(directory)
-        stores: list[tuple[PartKind, Datastore]] = (
-            [(TOKENS, TokenDatastore(directory))] if manifest.token else []
-        )
+        stores: list[Datastore] = [TokenDatastore(directory)] if manifest.token else []
         if manifest.phrase and (settings.index == "auto" or not stores):
-            stores.append((PHRASES, PhraseDatastore(directory)))
-        for kind, store in stores:
+            stores.append(PhraseDatastore(directory))
+        for store in stores:
             _ = store.keys  # refused where a database has them
             section: Section = store.section
+            part = Part(directory, type(section), not settings.quiet)
             choice, parameters = settings.index or _existing_kind(section), settings.index_parameters
             gpu, size, width = choose_device(settings.cpu).type == "cuda", section.size, section.dimension
-            index = plan_index(choice, section.index.metric, parameters, size, width, gpu, kind.effort)
-            Part(directory, kind, not settings.quiet).publish(replace(section, index=index))
+            index = part.plan_index(choice, section.index.metric, parameters, size, width, gpu)
+            part.publish(replace(section, index=index))
 
 
 @contextmanager
@@ -147,16 +154,20 @@ def disk_faults_named(directory: Path) -> Iterator[None]:
 
 def _compact(datastore: TokenDatastore, learned: LearnedStore, settings: CompactSettings) -> None:
     directory, pairs = datastore.directory, dict(learned.pairs)
-    plans: list[tuple[PartKind, Any, Callable[..., Section]]] = [(TOKENS, datastore, _compact_tokens)]
+    plans: list[tuple[type[Section], Any, Callable[..., Section]]] = [
+        (TokenSection, datastore, _compact_tokens)
+    ]
     if learned.phrases or learned.gone_sentences:  # the phrase part lacks some, or has forgotten ones
-        plans.append((PHRASES, PhraseDatastore(directory), _compact_phrases))
+        plans.append((PhraseSection, PhraseDatastore(directory), _compact_phrases))
     sizes = [file["bytes"] for _, store, _ in plans for file in store.section.files.values()]
     check_space(directory, sum(sizes) + learned.path.stat().st_size)
     sections: dict[str, tuple[Section, Section]] = {}  # of each part, before and after
     with scratch_directory(directory / SCRATCH) as scratch:
         for kind, store, compact in plans:
             before: Section = store.section
-            choice, parameters = (settings.index, settings.index_parameters) if kind is TOKENS else ("", "")
+            choice, parameters = (
+                (settings.index, settings.index_parameters) if kind is TokenSection else ("", "")
+            )
             kept = "" if choice or parameters else before.index.parameters
             write = partial(compact, store, learned, pairs)
             grown = write_part(
@@ -173,13 +184,13 @@ def _compact(datastore: TokenDatastore, learned: LearnedStore, settings: Compact
             grown.ancestors = [*before.ancestors, store.keys_fingerprint]
             grown.files = {f"{grown.folder}/{Path(name).name}": file for name, file in grown.files.items()}
             rmtree(directory / grown.folder, ignore_errors=True)  # left by a run that was killed
-            (scratch / kind.name).rename(directory / grown.folder)
-            sections[kind.name] = before, grown
+            (scratch / kind.PART).rename(directory / grown.folder)
+            sections[kind.PART] = before, grown
     records = [*_records_of_replaced(datastore, learned), *map(moved_record, pairs.values())]
     all_pairs = [*(one.pair for one in learned.replaced.values()), *pairs.values()]
     records += [read_as_record(pair.id, pair.read_as) for pair in all_pairs if pair.read_as is not None]
-    token = sections[TOKENS.name][1]
-    phrase = sections[PHRASES.name][1] if PHRASES.name in sections else learned.phrase_section
+    token = sections[TOKEN][1]
+    phrase = sections[PHRASE][1] if PHRASE in sections else learned.phrase_section
     assert isinstance(token, TokenSection) and (phrase is None or isinstance(phrase, PhraseSection))
     has_phrases = any(one[0] in (PAIR_WITH_PHRASES, MOVED_WITH_PHRASES) for one in records)
     first = first_records(token, learned.next_id, phrase if has_phrases else None)
@@ -193,11 +204,11 @@ def _records_of_replaced(datastore: TokenDatastore, learned: LearnedStore) -> It
         pair, entries, phrases = one.pair, one.entries, one.phrases
         if pair.first_entry is not None:
             rows = slice(pair.first_entry, pair.first_entry + pair.tokens)
-            entries = datastore.values[rows], datastore.keys[rows]
+            entries = datastore.values[rows], datastore.arrays[KEYS][rows]
         if pair.sentence is not None and pair.sentence != OWN_SENTENCE:
             stored = PhraseDatastore(datastore.directory)
             places = entries_of(stored, [pair.sentence])
-            phrases = PairPhrases(stored.spans[places, 1:], stored.keys[places])
+            phrases = PairPhrases(stored.spans[places, 1:], stored.arrays[KEYS][places])
         assert entries is not None  # of a pair that has not moved
         yield learned_record(pair, *entries, phrases)
 
@@ -209,8 +220,8 @@ def _own_sources(store: Datastore) -> tuple[list[Source], str]:
     return (sources[:-1], sources[-1].name) if store.section.ancestors else (sources, f"{name}-{LEARNED}")
 
 
-def _joined(kind: PartKind, dimension: int, blocks: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    shapes = kind.shapes(0, dimension)
+def _joined(section: Section, blocks: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    shapes = replace(section, size=0).shapes(*section.ROWS)
     return {
         name: np.concatenate([np.empty(*shapes[name]), *(block[name] for block in blocks)]) for name in shapes
     }
@@ -241,10 +252,8 @@ def _compact_tokens(
     read = (pairs[number].read_as for number in learned.entries)
     sources_read = [(n, np.array(one.ids if one is not None else (), np.int32)) for n, one in enumerate(read)]
     parts = [
-        rows_of(TOKENS, datastore, lambda numbers: np.where(np.isin(numbers, gone_sentences), -1, numbers)),
-        Rows(
-            _joined(TOKENS, section.dimension, blocks), lambda numbers: numbers + first_sentence, sources_read
-        ),
+        rows_of(datastore, lambda numbers: np.where(np.isin(numbers, gone_sentences), -1, numbers)),
+        Rows(_joined(section, blocks), lambda numbers: numbers + first_sentence, sources_read),
     ]
     for number, pair in pairs.items():
         if pair.first_entry is not None:
@@ -280,13 +289,13 @@ def _compact_phrases(
         for n, pair in enumerate(having)
         if (found := learned.phrases.get(pair.id)) is not None
     ]
-    arrays = _joined(PHRASES, datastore.section.dimension, blocks)
+    arrays = _joined(datastore.section, blocks)
     texts = [
         text_of(datastore, [*range(column), None]),  # None: of what was learned before, which `having` has
         Text([pair.target for pair in having], np.ones((len(having), 1), bool), [column], arrays),
     ]
     section = write_phrases(datastore, texts, [*sources, Source(name, "", 0, 0, 1.0)], folder, progress)
-    members = open_array(folder / f"{SOURCES}.npy", (section.sentences, column + 1), "bool")
+    members = section.open_arrays(folder, MEMBERS)[MEMBERS]
     lines = open_sentences(folder, section.sentences)
     places = {
         lines[n]: OWN_SENTENCE if members[n, :column].any() else n

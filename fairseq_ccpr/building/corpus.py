@@ -62,7 +62,6 @@ class Corpus:
 
     @property
     def size(self) -> int:
-        """Target tokens, the end of each sentence included: the number of entries."""
         return sum(chunk.rows for chunk in self.chunks)
 
     def shard(self, num_shards: int, shard_id: int) -> Corpus:

@@ -18,13 +18,13 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 from shutil import copyfile, rmtree
-from typing import Any, NamedTuple, TypeVar, Union
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 
 from fairseq_ccpr.building.corpus import join_domains, sample_domain
-from fairseq_ccpr.building.part import PHRASES, TOKENS, Part, PartKind, open_keys
+from fairseq_ccpr.building.part import Part
 from fairseq_ccpr.building.text_build import merge_text_parts
 from fairseq_ccpr.datastore.domain import Domain
 from fairseq_ccpr.datastore.learned import LearnedStore
@@ -36,24 +36,25 @@ from fairseq_ccpr.datastore.manifest import (
     Source,
     TokenSection,
 )
-from fairseq_ccpr.datastore.phrase import (
-    OFFSETS,
-    SENTENCES,
-    SOURCES,
-    SPANS,
-    TOTALS,
-    PhraseDatastore,
-    open_sentences,
-    write_string_hashes,
-)
+from fairseq_ccpr.datastore.phrase import PhraseDatastore, open_sentences, write_string_hashes
 from fairseq_ccpr.datastore.preprocessing import remember, remembered
+from fairseq_ccpr.datastore.schema import (
+    DOMAIN,
+    LINE_OFFSETS,
+    LINES,
+    MEMBERS,
+    PROJECTION,
+    PROVENANCE,
+    SPANS,
+    SYMBOLS,
+    TOTALS,
+)
 from fairseq_ccpr.datastore.source_index import Sources, write_source_index
 from fairseq_ccpr.datastore.text import GENERAL, LANGUAGE, TextDatastore
-from fairseq_ccpr.datastore.token import DOMAIN, PROJECTION, PROVENANCE, SYMBOLS, TokenDatastore
+from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.device import choose_device
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
 from fairseq_ccpr.search.base import Progress
-from fairseq_ccpr.search.index_plan import plan_index
 from fairseq_ccpr.settings import option, quiet_option
 from fairseq_ccpr.storage import fingerprint
 from fairseq_ccpr.storage.arrays import GrowingArray, check_space, open_array
@@ -66,7 +67,7 @@ BLOCK_ROWS = 1 << 16  # memory holds so many rows at a time, whatever the size o
 MOST_SENTENCES = 2**31 - 1  # what an int32 counts
 LEAVES = -MOST_SENTENCES - 1  # below zero, whatever number is added
 
-Datastore = Union[TokenDatastore, PhraseDatastore]
+Datastore = TokenDatastore | PhraseDatastore
 AnySection = TypeVar("AnySection", bound=Section)
 # from old numbers to new ones, int64 [n]; -1 for sentences that leave
 Renumber = Callable[[np.ndarray], np.ndarray]
@@ -80,22 +81,19 @@ logger = logging.getLogger(__name__)
 class Rows(NamedTuple):
     """Rows of one kind of part: of a datastore, or of learned pairs."""
 
-    arrays: dict[str, np.ndarray]  # see `PartKind.shapes`
+    arrays: dict[str, np.ndarray]  # by name, see `Section.ROWS`
     renumber: Renumber  # of their sentences
     sources: Sources | None = None  # of tokens, by their old numbers; None: they are not known
 
 
-def copy_rows(kind: PartKind, dimension: int, parts: Iterable[Rows], folder: Path, progress: Progress) -> int:
+def copy_rows(base: Section, parts: Iterable[Rows], folder: Path, progress: Progress) -> int:
     """Write the rows of sentences that stay, part after part and each in its order; return how many."""
-    shapes = kind.shapes(0, dimension)
-    written = {
-        name: GrowingArray(folder / f"{name}.npy", shape[1:], dtype)
-        for name, (shape, dtype) in shapes.items()
-    }
+    written = {name: base.grow(folder, name) for name in base.ROWS}
+    of_place = base.ROWS[-1]
     for arrays, renumber, _ in parts:
-        for start in range(0, len(arrays[kind.places]), BLOCK_ROWS):
+        for start in range(0, len(arrays[of_place]), BLOCK_ROWS):
             block = {name: arrays[name][start : start + BLOCK_ROWS] for name in written}
-            places = block[kind.places] = np.array(block[kind.places])
+            places = block[of_place] = np.array(block[of_place])
             places[:, 0] = renumber(places[:, 0].astype(np.int64))
             stay = places[:, 0] >= 0
             for name, array in written.items():
@@ -103,14 +101,13 @@ def copy_rows(kind: PartKind, dimension: int, parts: Iterable[Rows], folder: Pat
             progress(len(stay))
     for array in written.values():
         array.close()
-    return written[kind.places].rows
+    return written[of_place].rows
 
 
-def rows_of(kind: PartKind, store: Datastore, renumber: Renumber) -> Rows:
+def rows_of(store: TokenDatastore, renumber: Renumber) -> Rows:
     """Take the rows of a datastore."""
-    index = store.source_index if isinstance(store, TokenDatastore) else None
-    arrays = {name: getattr(store, name.replace("-", "_")) for name in kind.shapes(0, 0)}
-    return Rows(arrays, renumber, index.sources() if index is not None else None)
+    index = store.source_index
+    return Rows(store.arrays, renumber, index.sources() if index is not None else None)
 
 
 def write_tokens(
@@ -127,11 +124,11 @@ def write_tokens(
         grown: whether it is `base` with what was learned, by which the likeness of its sentences must not
             change.
     """
-    size = copy_rows(TOKENS, base.section.dimension, parts, folder, progress)
-    for name in (SYMBOLS, *([PROJECTION] if base.section.projection else [])):
+    size = copy_rows(base.section, parts, folder, progress)
+    for name in {SYMBOLS, PROJECTION}.intersection(base.section.names):
         copyfile(base.folder / name, folder / name)
     section = replace(_describe(base.section, sources), size=size, source_index=None)
-    provenance = open_array(folder / f"{PROVENANCE}.npy", *TOKENS.shapes(size, 0)[PROVENANCE])
+    provenance = section.open_arrays(folder, PROVENANCE)[PROVENANCE]
     if (described := base.section.source_index) is not None and all(
         part.sources is not None for part in parts
     ):
@@ -146,7 +143,7 @@ def write_tokens(
             "again to have them"
         )
     if section.projection is None and size:
-        sample_domain(open_keys(section, folder), provenance).save(folder / DOMAIN)
+        sample_domain(section.open_keys(folder), provenance).save(folder / DOMAIN)
     section.domain = (folder / DOMAIN).exists()
     return section
 
@@ -170,8 +167,7 @@ class Text(NamedTuple):
 
 def text_of(store: PhraseDatastore, columns: list[int | None]) -> Text:
     """Take the text of a datastore, whose corpora become these columns."""
-    arrays = {name: getattr(store, name) for name in PHRASES.shapes(0, 0)}
-    return Text(store.sentences, store.open_sources(), columns, arrays)
+    return Text(store.sentences, store.open_sources(), columns, store.arrays)
 
 
 def write_phrases(
@@ -193,7 +189,7 @@ def write_phrases(
         (text.sentences[i] for text in texts for i in range(len(text.sentences))), scratch
     )
     members = _mark_members(texts, begins, first, len(sources), scratch)
-    kept_path = (folder if len(sources) > 1 else scratch) / f"{SOURCES}.npy"
+    kept_path = (folder if len(sources) > 1 else scratch) / f"{MEMBERS}.npy"
     kept_array = GrowingArray(kept_path, (len(sources),), "bool")
     numbers_array = GrowingArray(scratch / "numbers.npy", (), "int64")
     for start in range(0, len(members), BLOCK_ROWS):
@@ -209,15 +205,16 @@ def write_phrases(
         for i in range(len(text.sentences))
     )
     staying = (sentences[i] for sentences, i, place in places if numbers[place] >= 0)
-    write_lines(folder / SENTENCES, folder / f"{OFFSETS}.npy", staying)
+    write_lines(folder / LINES, folder / f"{LINE_OFFSETS}.npy", staying)
     parts = [Rows(text.arrays, numbers[begin:].__getitem__) for begin, text in zip(begins, texts)]
-    size, count = copy_rows(PHRASES, base.section.dimension, parts, folder, progress), kept_array.rows
-    sources = _count(sources, open_array(kept_path, (count, len(sources)), "bool"), size, folder)
+    size, count = copy_rows(base.section, parts, folder, progress), kept_array.rows
+    written = replace(base.section, size=size, sentences=count)
+    sources = _count(sources, open_array(kept_path, (count, len(sources)), "bool"), written, folder)
     rmtree(scratch)
     totals = {"phrases": size, "sentences": count, "too_long": sum(source.too_long for source in sources)}
     write_json(folder / TOTALS, totals)
-    write_string_hashes(folder, count)
-    return replace(_describe(base.section, sources), size=size, sentences=count, hashes=True)
+    write_string_hashes(folder, written)
+    return _describe(written, sources)
 
 
 def _mark_members(
@@ -240,20 +237,21 @@ def _mark_members(
     return members
 
 
-def _count(sources: list[Source], members: np.ndarray, size: int, folder: Path) -> list[Source]:
-    spans = open_array(folder / f"{SPANS}.npy", *PHRASES.shapes(size, 0)[SPANS])
+def _count(sources: list[Source], members: np.ndarray, section: PhraseSection, folder: Path) -> list[Source]:
+    spans = section.open_arrays(folder, SPANS)[SPANS]
     entries, sentences = np.zeros((2, len(sources)), np.int64)
-    for start in range(0, max(size, len(members)), BLOCK_ROWS):
+    for start in range(0, max(section.size, len(members)), BLOCK_ROWS):
         entries += members[spans[start : start + BLOCK_ROWS, 0]].sum(axis=0)
         sentences += members[start : start + BLOCK_ROWS].sum(axis=0)
     lines = open_sentences(folder, len(members))
+    prints = (
+        source.corpus or fingerprint.of_strings(lines[n] for n in np.flatnonzero(of_source).tolist())
+        for source, of_source in zip(sources, members.T)
+    )
     return [
-        replace(
-            source, size=int(entries[i]), sentences=int(sentences[i]),
-            corpus=source.corpus or fingerprint.of_strings(lines[n] for n in range(len(lines)) if members[n, i]),
-        )
-        for i, source in enumerate(sources)
-    ]  # fmt: skip
+        replace(source, size=size, sentences=count, corpus=corpus)
+        for source, size, count, corpus in zip(sources, entries.tolist(), sentences.tolist(), prints)
+    ]
 
 
 def sources_of(name: str, store: Datastore) -> list[Source]:
@@ -299,24 +297,24 @@ def _describe(section: AnySection, sources: list[Source]) -> AnySection:
 
 
 def write_part(
-    kind: PartKind,
+    kind: type[AnySection],
     folder: Path,
     size: int,
-    write: Callable[[Path, Progress], Section],
+    write: Callable[[Path, Progress], AnySection],
     quiet: bool,
     cpu: bool,
     choice: str,
     parameters: str,
     kept_parameters: str = "",
-) -> Section:
+) -> AnySection:
     """Write a part to a new folder, from `size` rows, index it as chosen, and publish it."""
     part = Part(folder, kind, not quiet)
     part.partial.mkdir()
-    with progress_bar(f"{kind.name}s", "entry", total=size, quiet=quiet) as bar:
+    with progress_bar(f"{kind.PART}s", "entry", total=size, quiet=quiet) as bar:
         section = write(part.partial, bar.update)
     gpu, metric = choose_device(cpu).type == "cuda", section.index.metric
     parameters = parameters or kept_parameters
-    section.index = plan_index(choice, metric, parameters, section.size, section.dimension, gpu, kind.effort)
+    section.index = part.plan_index(choice, metric, parameters, section.size, section.dimension, gpu)
     if kept_parameters:  # as they are: without defaults for those not given
         section.index = replace(section.index, parameters=kept_parameters)
     part.publish(section)
@@ -343,7 +341,6 @@ class MergeSettings:
     datastores: dict[str, Path] = field(default_factory=dict)  # by the name of their corpus
 
     def check(self) -> None:
-        """Check that the options go together."""
         paths = list(self.datastores.values())
         output = self.output.resolve()
         written = {output, partial_path(output), *output.parents}
@@ -373,19 +370,10 @@ def merge_datastores(settings: MergeSettings) -> Manifest:
     settings.check()
     directories = settings.datastores
     manifests = {name: Manifest.read(path) for name, path in directories.items()}
-    tokens = [(name, TokenDatastore(directories[name])) for name, one in manifests.items() if one.token]
-    phrases = [(name, _open_phrases(directories[name])) for name, one in manifests.items() if one.phrase]
-    superseded: dict[Path, np.ndarray] = {}
-    for _, store in tokens:
-        learned = LearnedStore(store)
-        superseded[store.directory] = learned.superseded
-        if learned.entries or learned.gone or learned.phrases or learned.gone_sentences:
-            raise ConfigurationError(
-                f"{store.directory} has learned pairs ({len(learned.pairs):,}), and only a datastore's own entries are "
-                f"merged: fairseq-ccpr compact {store.directory} makes them its own"
-            )
-    opened: list[Datastore] = [one for _, one in tokens] + [one for _, one in phrases]
-    for one in opened:
+    tokens = {name: TokenDatastore(directories[name]) for name, one in manifests.items() if one.token}
+    phrases = {name: _open_phrases(directories[name]) for name, one in manifests.items() if one.phrase}
+    superseded = {store.directory: _superseded(store) for store in tokens.values()}
+    for one in (*tokens.values(), *phrases.values()):
         _ = one.keys  # refused now, and not after hours, where a database has them
     texts = [TextDatastore(directories[name]) for name, one in manifests.items() if one.text]
     if texts and (reason := _why_not_merged(texts, settings.remove)):
@@ -393,20 +381,18 @@ def merge_datastores(settings: MergeSettings) -> Manifest:
             raise ConfigurationError(reason)
         logger.warning("%s", reason)
         texts = []
-    plans: list[tuple[PartKind, Callable[..., Section], list[Input], list[Source]]] = []
-    merge_tokens = partial(_merge_tokens, superseded)
-    for kind, merge_kind, stores in ((TOKENS, merge_tokens, tokens), (PHRASES, _merge_phrases, phrases)):
-        inputs = _in_order([(store, sources_of(name, store)) for name, store in stores])
-        if kind is TOKENS:
-            inputs = [(store, _without(sources, superseded[store.directory])) for store, sources in inputs]
-        plans.append((kind, merge_kind, inputs, _sources_together(inputs)))
-    names = list(dict.fromkeys(source.name for *_, sources in plans for source in sources))
-    directory = next(iter(directories.values()))  # the only one where corpora are removed
-    for name in settings.remove:
-        if name not in names:
-            raise ConfigurationError(f"--remove {name}: the texts of {directory} are {', '.join(names)}")
-    if names and not set(names) - set(settings.remove):
-        raise ConfigurationError(f"--remove names all texts of {directory}: nothing would be left")
+    token_inputs, phrase_inputs = (
+        _in_order([(store, sources_of(name, store)) for name, store in stores.items()])
+        for stores in (tokens, phrases)
+    )
+    token_inputs = [
+        (store, _without(sources, superseded[store.directory])) for store, sources in token_inputs
+    ]
+    plans: list[tuple[type[Section], Callable[..., Section], list[Input], list[Source]]] = [
+        (TokenSection, partial(_merge_tokens, superseded), token_inputs, _sources_together(token_inputs)),
+        (PhraseSection, _merge_phrases, phrase_inputs, _sources_together(phrase_inputs)),
+    ]
+    _refuse_unknown(settings, [source.name for *_, sources in plans for source in sources])
     sections = [section for one in manifests.values() for section in one.parts]
     files = [file for section in sections for file in section.files.items()]
     check_space(settings.output, sum(file["bytes"] for name, file in files if "/index-" not in name))
@@ -414,22 +400,36 @@ def merge_datastores(settings: MergeSettings) -> Manifest:
         for kind, merge, inputs, sources in plans:
             if kept := [source for source in sources if source.name not in settings.remove]:
                 size, write = sum(store.section.size for store, _ in inputs), partial(merge, inputs, kept)
-                write_part(
-                    kind,
-                    folder,
-                    size,
-                    write,
-                    settings.quiet,
-                    settings.cpu,
-                    settings.index,
-                    settings.index_parameters,
-                )
+                of_index = settings.index, settings.index_parameters
+                write_part(kind, folder, size, write, settings.quiet, settings.cpu, *of_index)
         if texts:
             merge_text_parts(texts, folder, settings.quiet)
         known = [found for path in directories.values() if (found := remembered(path)) is not None]
         if known:  # all are of one model
             remember(known[0], folder)
     return Manifest.read(settings.output)
+
+
+def _superseded(store: TokenDatastore) -> np.ndarray:
+    """List the rows that corrections supersede, themselves a datastore's own; refuse those that are not."""
+    learned = LearnedStore(store)
+    if learned.entries or learned.gone or learned.phrases or learned.gone_sentences:
+        raise ConfigurationError(
+            f"{store.directory} has learned pairs ({len(learned.pairs):,}), and only a datastore's own entries are "
+            f"merged: fairseq-ccpr compact {store.directory} makes them its own"
+        )
+    return learned.superseded
+
+
+def _refuse_unknown(settings: MergeSettings, names: list[str]) -> None:
+    """Refuse to remove a corpus that is not there, or all."""
+    directory = next(iter(settings.datastores.values()))  # the only one where corpora are removed
+    for name in settings.remove:
+        if name not in names:
+            known = ", ".join(dict.fromkeys(names))
+            raise ConfigurationError(f"--remove {name}: the texts of {directory} are {known}")
+    if names and not set(names) - set(settings.remove):
+        raise ConfigurationError(f"--remove names all texts of {directory}: nothing would be left")
 
 
 def _why_not_merged(texts: list[TextDatastore], removed: list[str]) -> str:
@@ -487,7 +487,7 @@ def _merge_tokens(
         ends = np.cumsum([source.sentences for source in sources])
         shifts = np.array([starts.get(source.corpus, LEAVES) + source.sentences for source in sources]) - ends
         left = np.unique(store.provenance[superseded[store.directory], 0])
-        parts.append(rows_of(TOKENS, store, partial(_shift, ends, shifts, left)))
+        parts.append(rows_of(store, partial(_shift, ends, shifts, left)))
         if samples is not None and (domain := store.open_domain()) is None:
             logger.warning(
                 "%s lacks statistics of its own text, so the merged datastore has none: build it again",

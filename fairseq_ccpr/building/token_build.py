@@ -33,19 +33,10 @@ from fairseq_ccpr.building.corpus import (
     shard_id_option,
 )
 from fairseq_ccpr.building.key_store import KeyStore, collection_option, store_option, store_timeout_option
-from fairseq_ccpr.building.part import TOKENS, VALID, ChunkRows, Part, Processes, TokenPart
+from fairseq_ccpr.building.part import VALID, ChunkRows, Processes, TokenPart
 from fairseq_ccpr.datastore.manifest import REVERSE_MODEL, Manifest, ProjectionDescription, TokenSection
-from fairseq_ccpr.datastore.source_index import write_source_index
-from fairseq_ccpr.datastore.token import (
-    KEYS,
-    PROJECTION,
-    PROVENANCE,
-    SYMBOLS,
-    VALUES,
-    KeyProjection,
-    TokenDatastore,
-    array_shapes,
-)
+from fairseq_ccpr.datastore.schema import KEYS, PROJECTION, PROVENANCE, VALUES
+from fairseq_ccpr.datastore.token import KeyProjection, TokenDatastore
 from fairseq_ccpr.datastore.tuned import UNTUNED, write_tuned
 from fairseq_ccpr.decoding.retrieval_task import LANGUAGE_PAIR
 from fairseq_ccpr.decoding.task import BILINGUAL, task_words
@@ -54,14 +45,12 @@ from fairseq_ccpr.errors import CheckpointError, ConfigurationError, DatastoreEr
 from fairseq_ccpr.models.checkpoint import load_models
 from fairseq_ccpr.models.key_layer import KEY_LAYERS, KeyCapture, key_module
 from fairseq_ccpr.paths import configuration, split_paths
-from fairseq_ccpr.search import METRICS, IndexDescription
+from fairseq_ccpr.search import METRICS
 from fairseq_ccpr.search.base import Progress
-from fairseq_ccpr.search.index_plan import plan_index
 from fairseq_ccpr.settings import as_words, check, cpu_option, data_bin_option, option, quiet_option
 from fairseq_ccpr.storage import fingerprint
-from fairseq_ccpr.storage.arrays import open_array, save_array
 from fairseq_ccpr.storage.data_bin import TRAIN, check_data_bin, has_subset
-from fairseq_ccpr.storage.files import MANIFEST, atomic_directory, write_text
+from fairseq_ccpr.storage.files import MANIFEST, atomic_directory
 
 NO_ADAPTER, TRAINED_ADAPTER = "none", "clknn"
 PCA_DIMENSION = 128  # the paper's
@@ -178,7 +167,6 @@ class TokenBuildSettings:
     pseudo_pairs: Optional[PseudoPairs] = None
 
     def check(self) -> None:
-        """Check that all values are in range and go together."""
         check(self)
         check_shard(self.num_shards, self.shard_id, self.index)
         KeyStore.of(self, COLLECTION)
@@ -294,9 +282,12 @@ class Extraction:
             )
         return other
 
-    def section(self, index: IndexDescription) -> TokenSection:
-        """Describe the decoder's own states as keys, for the manifest."""
-        s = self.settings
+    def section(self) -> TokenSection:
+        s, tags = self.settings, self.task.tags
+        optional = {
+            LANGUAGE_PAIR: tags.languages,
+            REVERSE_MODEL: s.pseudo_pairs.reverse_model if s.pseudo_pairs else None,
+        }
         return TokenSection(
             size=self.corpus.size,
             dimension=self.capture.dimension,
@@ -306,10 +297,8 @@ class Extraction:
                 "model": self.model_fingerprint,
                 "target_dictionary": fingerprint.of_strings(self.symbols),
                 "corpus": self.corpus.fingerprint,
-                **({LANGUAGE_PAIR: tags.languages} if (tags := self.task.tags).languages else {}),
-                **({REVERSE_MODEL: pairs.reverse_model} if (pairs := s.pseudo_pairs) else {}),
+                **{name: digest for name, digest in optional.items() if digest},
             },
-            index=index,
             share=self.corpus.fraction,
             shard=[s.shard_id, s.num_shards, s.chunk_tokens] if s.num_shards > 1 else None,
         )
@@ -334,7 +323,6 @@ class Extraction:
         part.log_probs = log_probs if self.settings.key_layer == KEY_LAYERS[0] else None
 
     def finish(self, part: TokenPart) -> None:
-        """Publish a part that is full."""
         dictionary = self.task.source_dictionary
         part.finish(self.corpus.sources(), len(dictionary), dictionary.unk())
 
@@ -371,19 +359,15 @@ def build_token_datastore(settings: TokenBuildSettings, processes: Processes) ->
     """
     store = KeyStore.of(settings, COLLECTION)
     extraction = Extraction(settings, processes)
-    index = plan_index(
-        settings.index if settings.num_shards == 1 else "exact",
-        settings.metric or "l2",
-        settings.index_parameters,
-        extraction.corpus.size,
-        extraction.capture.dimension,
-        gpu=extraction.device.type == "cuda",
-        store=store.address if store is not None else None,
-    )
+    section, gpu = extraction.section(), extraction.device.type == "cuda"
     show = processes.first and not settings.quiet
-    part = TokenPart(settings.output, extraction.section(index), extraction.symbols, show, store)
+    part = TokenPart(settings.output, section, extraction.symbols, show, store)
+    choice, metric = settings.index if settings.num_shards == 1 else "exact", settings.metric or "l2"
+    section.index = part.plan_index(
+        choice, metric, settings.index_parameters, section.size, section.dimension, gpu
+    )
     if processes.first:
-        part.check_store(index)
+        part.check_store(section.index)
     if part.published is None:  # otherwise only its index may be another
         extraction.fill(part)
     if processes.first:
@@ -464,7 +448,8 @@ def _decode_chunk(
     forced = corpus.task.tags.forced
     lengths = entries_of(dataset, corpus.task.tags)[chunk.sentences]
     first_row = dict(zip(chunk.sentences.tolist(), (np.cumsum(lengths) - lengths).tolist()))
-    keys = np.empty((chunk.rows, capture.dimension), dtype=np.float16)
+    form = TokenSection.KEY_FORM
+    keys = form.empty(chunk.rows, capture.dimension)
     values = np.empty(chunk.rows, dtype=np.int32)
     provenance = np.empty((chunk.rows, 2), dtype=np.int32)
     filled = 0
@@ -476,7 +461,7 @@ def _decode_chunk(
         length = real.sum(1).numpy()
         sentence = np.repeat(sample["id"].numpy(), length)
         rows = np.repeat([first_row[i] for i in sample["id"].tolist()], length) + position
-        keys[rows] = capture.force_decode(sample["net_input"])[real].half().cpu().numpy()
+        keys[rows] = form.encode(capture.force_decode(sample["net_input"])[real])
         values[rows] = target[real].numpy()
         provenance[rows] = np.stack([sentence + offset, position], axis=1)
         filled += len(rows)
@@ -485,8 +470,9 @@ def _decode_chunk(
         raise RuntimeError(
             f"fairseq's batches hold {filled} of the {chunk.rows} tokens of chunk {chunk.number}"
         )
-    if not np.isfinite(keys).all():
-        row = int(np.flatnonzero(~np.isfinite(keys).all(axis=1))[0])
+    finite = np.isfinite(form.decode(keys)).all(axis=1)
+    if not finite.all():
+        row = int(np.flatnonzero(~finite)[0])
         raise DatastoreError(
             f"the model computes numbers that a key cannot hold (NaN, or beyond fp16's range), first in sentence "
             f"{provenance[row, 0]} of the corpus: check the model; without --fp16 it may do better"
@@ -518,20 +504,14 @@ def write_empty_store(
             "corpus": fingerprint.of_strings([]),
             **({LANGUAGE_PAIR: languages} if languages else {}),
         },
-        index=IndexDescription("exact", "ip"),
         projection=ProjectionDescription(dimension, 0, pca=False, normalize_before_pca=False),
     )
     beside_phrases = (output / MANIFEST).exists() and Manifest.read(output).token is None
     with nullcontext(output) if beside_phrases else atomic_directory(output) as folder:
-        part = Part(folder, TOKENS, show=False)
+        part = TokenPart(folder, section, symbols, show=False)
         rmtree(part.partial, ignore_errors=True)  # left by a run that was killed
-        part.partial.mkdir()
-        for name, (shape, dtype) in array_shapes(0, dimension).items():
-            save_array(part.partial / f"{name}.npy", np.empty(shape, dtype))
-        write_text(part.partial / SYMBOLS, "".join(f"{symbol}\n" for symbol in symbols), follow=False)
+        part.lay_out({})
         KeyProjection.scaling(dimension).save(part.partial / PROJECTION)
-        provenance = open_array(part.partial / f"{PROVENANCE}.npy", *array_shapes(0, dimension)[PROVENANCE])
-        section.source_index = write_source_index(part.partial, (), provenance, len(source), source.unk())
-        part.publish(section)
+        part.finish((), len(source), source.unk())
         write_tuned({"token": TokenDatastore(folder)}, {"knn": EMPTY_SETTINGS}, UNTUNED)
     return section

@@ -10,8 +10,9 @@ from typing import Optional
 
 from fairseq_ccpr.building.adapter_build import build_projected_datastore
 from fairseq_ccpr.building.part import launched
-from fairseq_ccpr.building.phrase_build import PhraseBuildSettings, TextCounts, build_phrase_datastore
+from fairseq_ccpr.building.phrase_build import PhraseBuildSettings, build_phrase_datastore
 from fairseq_ccpr.building.text_build import Vocabulary, build_text_part
+from fairseq_ccpr.building.text_files import Lines
 from fairseq_ccpr.building.token_build import (
     NO_ADAPTER,
     TokenBuildSettings,
@@ -21,7 +22,7 @@ from fairseq_ccpr.building.token_build import (
 from fairseq_ccpr.cli.command import MODEL, command
 from fairseq_ccpr.datastore.manifest import TextSection
 from fairseq_ccpr.datastore.preprocessing import remember, remembered
-from fairseq_ccpr.datastore.text import GRAMS
+from fairseq_ccpr.datastore.schema import GRAMS
 from fairseq_ccpr.datastore.token import UNKNOWN, TokenDatastore
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.inference.back_translation import back_translate, refuse_begun, tell_left_out
@@ -137,7 +138,7 @@ def build_phrases(settings: PhraseBuildSettings) -> int:
     return 0
 
 
-def _print_left_out(lines: TextCounts) -> None:
+def _print_left_out(lines: Lines) -> None:
     if lines.empty or lines.repeated:
         print(f"{lines.empty:,} empty lines and {lines.repeated:,} repeated sentences were left out")
 
@@ -197,7 +198,7 @@ def build_text(
 
 def _count_text(
     system: System, text: list[Path], against: list[Path], output: Path, quiet: bool
-) -> tuple[TextSection, TextCounts, float]:
+) -> tuple[TextSection, Lines, float]:
     dictionary, tags, language = (
         system.task.target_dictionary,
         system.task.tags,

@@ -68,13 +68,11 @@ class Domain:
         )
 
     def save(self, path: Path) -> None:
-        """Write to a safetensors file, under its final name only when it is complete."""
         with atomic_file(path) as partial:
             save_file({one.name: getattr(self, one.name).contiguous() for one in fields(self)}, partial)
 
     @classmethod
     def load(cls, path: Path) -> Domain:
-        """Read what `save` wrote; damage is a DatastoreError."""
         try:
             domain = cls(**{name: tensor for name, tensor in load_file(path).items() if name not in OLDER})
             d, m, sentences = len(domain.mean), int(domain.lengths.sum()), (len(domain.lengths),)

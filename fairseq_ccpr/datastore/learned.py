@@ -27,8 +27,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fairseq_ccpr.datastore.manifest import Manifest, PhraseSection, TokenSection
+from fairseq_ccpr.datastore.schema import KEYS, PROJECTION
 from fairseq_ccpr.datastore.source_index import hash_source
-from fairseq_ccpr.datastore.token import KEYS, PROJECTION, TokenDatastore
+from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.errors import FULL, ConfigurationError, DatastoreError, NotWritableError
 from fairseq_ccpr.storage.files import unfollowed
 from fairseq_ccpr.storage.fingerprint import brief
@@ -55,7 +56,8 @@ _ID = struct.Struct("<BQ")
 _READ_AS = struct.Struct("<BQQ")  # kind, id, and the hash of `ReadAs`, before its ids
 _PAIR = struct.Struct("<BQIIII")  # kind, id, count, bytes of source and target, tokens
 _PHRASES = struct.Struct("<II")  # P and o
-_INTEGER, _KEY = np.dtype("<i4"), np.dtype("<f2")
+_INTEGER = np.dtype("<i4")
+_KEY, _PHRASE_KEY = (np.dtype(kind.KEY_FORM.dtype) for kind in (TokenSection, PhraseSection))
 
 FEW = 10  # pairs that a message names
 
@@ -472,9 +474,9 @@ class LearnedStore:
             self._sentences.add(sentence)
         if first_entry is not None:
             return
-        dimension = self.datastore.section.dimension
+        width = self.datastore.section.KEY_FORM.width(self.datastore.section.dimension)
         values = np.frombuffer(record, _INTEGER, tokens, end)  # which share the record's memory, as keys do
-        keys = np.frombuffer(record, _KEY, tokens * dimension, end + values.nbytes).reshape(tokens, dimension)
+        keys = np.frombuffer(record, _KEY, tokens * width, end + values.nbytes).reshape(tokens, width)
         end += values.nbytes + keys.nbytes
         if kind == PAIR and end != len(record):
             raise ValueError("its length is not that of its parts")
@@ -486,7 +488,7 @@ class LearnedStore:
         section = self.phrase_section
         if not self._has_phrases:
             return  # what they belong to is lost, and they are until they are learned again
-        if section is None or phrases.keys.shape[1] != section.dimension:
+        if section is None or phrases.keys.shape[1] != section.KEY_FORM.width(section.dimension):
             raise DatastoreError(
                 f"{self.path} has phrases that do not belong to {self.datastore.directory}: move it away, and learn again"
             )
@@ -630,16 +632,16 @@ def _texts(kind: int, pair: LearnedPair) -> bytes:
 
 
 def _phrase_bytes(phrases: PairPhrases) -> bytes:
-    arrays = phrases.spans.astype(_INTEGER).tobytes() + phrases.keys.astype(_KEY).tobytes()
+    arrays = phrases.spans.astype(_INTEGER).tobytes() + phrases.keys.astype(_PHRASE_KEY).tobytes()
     return _PHRASES.pack(*phrases.keys.shape) + arrays
 
 
 def _read_phrases(record: bytes, start: int) -> PairPhrases:
     size, width = _PHRASES.unpack_from(record, start)
     start += _PHRASES.size
-    if len(record) != start + size * (2 * _INTEGER.itemsize + width * _KEY.itemsize):
+    if len(record) != start + size * (2 * _INTEGER.itemsize + width * _PHRASE_KEY.itemsize):
         raise ValueError("its length is not that of its parts")
     spans = np.frombuffer(record, _INTEGER, 2 * size, start).reshape(size, 2)
     return PairPhrases(
-        spans, np.frombuffer(record, _KEY, size * width, start + spans.nbytes).reshape(size, width)
+        spans, np.frombuffer(record, _PHRASE_KEY, size * width, start + spans.nbytes).reshape(size, width)
     )

@@ -25,32 +25,27 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from fairseq_ccpr.datastore.manifest import OpenedPart, TextSection
+from fairseq_ccpr.datastore.manifest import TextSection
+from fairseq_ccpr.datastore.opened_part import OpenedPart
+from fairseq_ccpr.datastore.schema import (
+    CONTEXTS,
+    COUNTS,
+    FOLLOWING,
+    GRAMS,
+    PREFIXES,
+    TEXT_OFFSETS,
+    TEXT_TOKENS,
+)
 from fairseq_ccpr.errors import DatastoreError
-from fairseq_ccpr.storage.arrays import as_tensor, open_array
-from fairseq_ccpr.storage.files import check_checksums
+from fairseq_ccpr.storage.arrays import as_tensor
 from fairseq_ccpr.storage.fingerprint import short
 
 ORDER = 5
 SEARCHED = 1 << 26  # tokens that an explanation looks through
-TOKENS, OFFSETS, INDEX = "tokens", "offsets", "-index"
 LANGUAGE = "target_language"  # among the fingerprints, where the model is multilingual
 GENERAL = "general"  # among them, where there are general counts
-CONTEXTS, FOLLOWING, GRAMS, COUNTS = "contexts", "following", "grams", "counts"
 # Odd multipliers of the hash of the tokens 1, 2, ... places back.
 MULTIPLIERS = np.random.Generator(np.random.PCG64(44)).integers(2**62, size=17, dtype=np.int64) * 2 + 1
-
-
-def part_files(section: TextSection) -> list[str]:
-    """Name the files of a text part."""
-    return [
-        f"{name}.npy" for name in (TOKENS, OFFSETS, CONTEXTS, f"{CONTEXTS}{INDEX}", FOLLOWING, GRAMS, COUNTS)
-    ]
-
-
-def token_type(words: int) -> str:
-    """Choose the dtype of the tokens of a vocabulary."""
-    return "uint16" if words <= 1 << 16 else "int32"
 
 
 def context_hashes(hypotheses: Tensor, multipliers: Tensor) -> Tensor:
@@ -79,7 +74,6 @@ class Hashes:
 
     @classmethod
     def of(cls, hashes: np.ndarray) -> Hashes:
-        """Index hashes in memory."""
         prefixes = 1 << prefix_bits(len(hashes))
         index = prefix_begins(hashes, np.arange(prefixes + 1), prefixes)
         return cls(torch.from_numpy(hashes), torch.from_numpy(index), int(np.diff(index).max()))
@@ -97,18 +91,12 @@ class Hashes:
         return low.masked_fill_(self.hashes.index_select(0, low) != hashes, -1)
 
     def to(self, device: torch.device) -> Hashes:
-        """Return them on another device."""
         return Hashes(self.hashes.to(device), self.index.to(device), self.bucket)
 
 
 def prefix_bits(size: int) -> int:
     """Choose b, so that a prefix has one or two of so many hashes."""
     return max(1, size.bit_length() - 1)
-
-
-def place_type(size: int) -> str:
-    """Choose the dtype of places among so many rows."""
-    return "int32" if size < 1 << 31 else "int64"
 
 
 def prefix_begins(hashes: np.ndarray, numbers: np.ndarray, prefixes: int) -> np.ndarray:
@@ -158,7 +146,6 @@ class Counts:
         self.multipliers = torch.from_numpy(MULTIPLIERS[1:order]).to(grams.device)
 
     def to(self, device: torch.device) -> Counts:
-        """Return them on another device."""
         rows = self.following, self.counts
         # Few operations of a GPU take uint32.
         following, counts = rows if self.grams.device == device else (one.long().to(device) for one in rows)
@@ -312,7 +299,6 @@ class Grams(NamedTuple):
         return cls(distinct[grams // words], grams % words, counts)
 
     def select(self, rows: np.ndarray) -> Grams:
-        """Select some."""
         return Grams(*(column[rows] for column in self))
 
 
@@ -328,31 +314,16 @@ class TextDatastore(OpenedPart[TextSection]):
 
     def __init__(self, directory: Path | str) -> None:
         super().__init__(directory, TextSection)
-        self.tokens = self._open(TOKENS, (self.section.size,), token_type(self.section.words))
-        self.offsets = self._open(OFFSETS, (self.section.sentences + 1,), "int64")
-
-    def _open(self, name: str, shape: tuple[int, ...], dtype: str) -> np.ndarray:
-        return open_array(self.folder / f"{name}.npy", shape, dtype)
+        self.tokens, self.offsets = self.arrays[TEXT_TOKENS], self.arrays[TEXT_OFFSETS]
 
     def open_counts(self) -> Counts:
-        """Map the counts."""
-        (contexts, prefixes, bucket), (grams,) = (self.section.tables[name] for name in (CONTEXTS, GRAMS))
-        hashes = self._open(CONTEXTS, (contexts,), "int64")
-        index = self._open(f"{CONTEXTS}{INDEX}", (prefixes + 1,), place_type(contexts))
-        rows = self._open(FOLLOWING, (contexts, 4), "uint32"), self._open(GRAMS, (grams,), "int64")
-        following, found, counts = map(as_tensor, (*rows, self._open(COUNTS, (grams, 2), "uint32")))
-        known = Hashes(as_tensor(hashes), as_tensor(index), bucket)
-        return Counts(known, following, found, counts, self.section.order, self.section.words)
-
-    @property
-    def keys_fingerprint(self) -> str:
-        """Digest of the counts, which takes the place of other parts' keys."""
-        digest = self.section.digest(f"{COUNTS}.npy")
-        assert digest is not None
-        return digest
+        section = self.section
+        tables = (as_tensor(self.arrays[name]) for name in (CONTEXTS, PREFIXES, FOLLOWING, GRAMS, COUNTS))
+        contexts, prefixes, *rows = tables
+        known = Hashes(contexts, prefixes, section.tables[CONTEXTS][2])
+        return Counts(known, *rows, section.order, section.words)
 
     def sentence(self, number: int) -> np.ndarray:
-        """Return the tokens of a sentence, with its end."""
         return self.tokens[self.offsets[number] : self.offsets[number + 1]]
 
     def find(self, tokens: list[int], most: int, block: int = 1 << 22) -> Iterator[tuple[int, int]]:
@@ -393,7 +364,3 @@ class TextDatastore(OpenedPart[TextSection]):
             raise DatastoreError(
                 f"the text of {self.directory} is {known}, and the model translates into {language}: name another --datastore"
             )
-
-    def find_damage(self) -> list[str]:
-        """Read every byte; returns a sentence for each fault, none if the part is healthy."""
-        return check_checksums(self.directory, self.section.files)

@@ -159,7 +159,7 @@ class LearnedEntries:
     def none(cls, datastore: TokenDatastore, sentences: Tensor, device: torch.device) -> LearnedEntries:
         """Make a snapshot in which nothing was learned, of a datastore whose entries are of these sentences, int32 [N]."""
         nothing = torch.empty(0, dtype=torch.int64, device=device)
-        keys = torch.empty(0, datastore.section.dimension, dtype=torch.float16, device=device)
+        keys = datastore.section.KEY_FORM.none(datastore.section.dimension, device)
         segment = Segment(keys, nothing.float(), datastore.section.index.metric)
         empty = cls(segment, nothing.int(), (), (), nothing, len(sentences), np.empty(0, np.int64))
         return replace(empty, source_index=datastore.source_index, stored_sentences=sentences)
@@ -334,10 +334,10 @@ class LearnedMemory:
         return restored
 
     def _clear(self) -> None:
-        dimension = self.store.datastore.section.dimension
+        section = self.store.datastore.section
         # of each pair, by its id: the first, and the one after its last
         self._rows: dict[int, tuple[int, int]] = {}
-        self._keys = GrowingRows(torch.empty(0, dimension, dtype=torch.float16, device=self.device))
+        self._keys = GrowingRows(section.KEY_FORM.none(section.dimension, self.device))
         self._norms = GrowingRows(torch.empty(0, device=self.device))
         self._values = GrowingRows(torch.empty(0, dtype=torch.int32, device=self.device))
         self._lists: GrowingLists | None = None
@@ -358,7 +358,7 @@ class LearnedMemory:
             }
             values, keys = (np.concatenate(arrays) for arrays in zip(*(kept[number] for number in new)))
             first = self._keys.size
-            self._keys.append(torch.from_numpy(keys))
+            self._keys.append(torch.from_numpy(self.store.datastore.section.KEY_FORM.decode(keys)))
             self._values.append(torch.from_numpy(values))
             self._norms.append(half_norms(self._keys.rows[first:]))
         if self._lists_help and self._keys.size - self._listed > (
@@ -430,8 +430,8 @@ class PhraseSegment:
         self._clear()
 
     def _clear(self) -> None:
-        dimension = self.datastore.section.dimension
-        self._keys = GrowingRows(torch.empty(0, dimension, dtype=torch.float16, device=self.device))
+        section = self.datastore.section
+        self._keys = GrowingRows(section.KEY_FORM.none(section.dimension, self.device))
         self._spans = [np.empty((0, 3), np.int32)]  # of each time that some were learned
         self._hashes = [np.empty(0, np.uint64)]
         self._ids: list[int] = []
@@ -451,7 +451,8 @@ class PhraseSegment:
             places = np.repeat(np.arange(len(new), dtype=np.int32), [len(one.spans) for one in found])
             spans = np.column_stack([places, np.concatenate([one.spans for one in found])])
             self._hashes.append(hash_strings(spans, LinesInMemory(targets)))
-            self._keys.append(torch.from_numpy(np.concatenate([one.keys for one in found])))
+            keys = np.concatenate([one.keys for one in found])
+            self._keys.append(torch.from_numpy(self.datastore.section.KEY_FORM.decode(keys)))
             self._spans.append(spans + np.array([len(self._ids), 0, 0], np.int32))
             self._ids += new
         moved = {

@@ -28,7 +28,8 @@ from torch import Tensor, nn
 
 from fairseq_ccpr.datastore.manifest import TEXT
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
-from fairseq_ccpr.datastore.token import PROJECTION, TokenDatastore
+from fairseq_ccpr.datastore.schema import PROJECTION
+from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.datastore.tuned import Parts
 from fairseq_ccpr.decoding.memory import Memory
 from fairseq_ccpr.decoding.mixture import ModelEvidence, Vote

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import torch
 
-from fairseq_ccpr.datastore import source_index
 from fairseq_ccpr.datastore.manifest import PhraseSection, TokenSection
+from fairseq_ccpr.datastore.schema import SOURCE_FILES
 from fairseq_ccpr.device import has_bf16
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.search import DISK
@@ -33,7 +33,7 @@ from fairseq_ccpr.search.faiss_index import (
     list_count,
     make_index,
 )
-from fairseq_ccpr.search.index_plan import PHRASE_EFFORT, TOKEN_EFFORT, plan_index
+from fairseq_ccpr.search.index_plan import plan_index
 from fairseq_ccpr.version import __version__
 
 PACKAGES = ("torch", "fairseq", "faiss", "numpy", "sacrebleu")
@@ -173,11 +173,10 @@ def needs(
         others: more of what `--index` may say, with inverted lists.
     """
     d, metric = section.dimension, section.index.metric
-    keys = 2 * size * d
+    keys = section.KEY_FORM.row_bytes(d) * size
     stored = size * _stored_bytes(section)
     values = 4 * size if isinstance(section, TokenSection) else 0
     norms = 4 * size if metric == "l2" else 0
-    effort = PHRASE_EFFORT if isinstance(section, PhraseSection) else TOKEN_EFFORT
 
     def exact(place: str, host: int, device: int) -> Need:
         limits = speeds.get(place)
@@ -186,7 +185,7 @@ def needs(
         )
 
     def lists(choice: str, place: str) -> Need:
-        planned = plan_index(choice, metric, "", size, d, effort=effort)
+        planned = plan_index(choice, metric, "", size, d, effort=section.EFFORT)
         index = make_index(d, planned.factory.removesuffix(SUFFIX), metric)
         if (ivf := inverted_lists(index)) is None:
             raise ConfigurationError(
@@ -272,11 +271,12 @@ def parse_speeds(words: list[str]) -> dict[str, float]:
 
 def _stored_bytes(section: TokenSection | PhraseSection) -> float:
     sizes = {Path(name).name: file["bytes"] for name, file in section.files.items()}
+    key = section.KEY_FORM.row_bytes(section.dimension)
     if isinstance(section, TokenSection):
-        sources = sum(size for name, size in sizes.items() if name in source_index.FILES)
-        return 2 * section.dimension + 4 + 8 + sources / max(section.size, 1)  # key, value, provenance
+        sources = sum(sizes.get(one.file, 0) for one in SOURCE_FILES)
+        return key + 4 + 8 + sources / max(section.size, 1)  # key, value, provenance
     hashes, text = (
         8 if section.hashes else 0,
         sum(sizes[name] for name in sizes if name.startswith("sentence")),
     )
-    return 2 * section.dimension + 12 + hashes + text / section.size
+    return key + 12 + hashes + text / section.size

@@ -462,7 +462,7 @@ class MilvusIndex(Index):
             time.sleep(POLL)
 
     def read(self) -> Iterator[np.ndarray]:
-        """Read the keys, fp16 [n, d], block by block, in their order; missing ones are left out."""
+        """Read the keys, fp32 [n, d], block by block, in their order; missing ones are left out."""
         for first in range(0, self.size, BLOCK_ROWS):
             block = f"{ID} >= {first} and {ID} < {first + BLOCK_ROWS}"
             rows = self._ask(
@@ -474,7 +474,7 @@ class MilvusIndex(Index):
                 slow=True,
             )
             keys = [row[KEY] for row in sorted(rows, key=lambda row: row[ID])]
-            yield np.array(keys, np.float16).reshape(len(keys), self.dimension)
+            yield np.array(keys, np.float32).reshape(len(keys), self.dimension)
 
     def count(self) -> int:
         """Count the keys."""

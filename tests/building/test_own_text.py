@@ -15,7 +15,8 @@ from fairseq_ccpr.building import corpus as building_corpus
 from fairseq_ccpr.building.corpus import join_domains, sample_domain
 from fairseq_ccpr.datastore.domain import Domain
 from fairseq_ccpr.datastore.manifest import TOKEN, Manifest
-from fairseq_ccpr.datastore.token import DOMAIN, TokenDatastore
+from fairseq_ccpr.datastore.schema import DOMAIN
+from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.errors import DatastoreError
 from fairseq_ccpr.models.token_adapter import TokenAdapter
 from fairseq_ccpr.storage.files import MANIFEST, describe_files

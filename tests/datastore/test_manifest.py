@@ -12,20 +12,20 @@ import numpy as np
 import pytest
 import torch
 
-from fairseq_ccpr.datastore import phrase, token
+from fairseq_ccpr.datastore import schema
 from fairseq_ccpr.datastore.domain import Domain
 from fairseq_ccpr.datastore.manifest import (
     FORMAT_VERSION,
     PHRASE,
     TOKEN,
     Manifest,
-    OpenedPart,
     PhraseSection,
     ProjectionDescription,
     Source,
     TextSection,
     TokenSection,
 )
+from fairseq_ccpr.datastore.opened_part import OpenedPart
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.errors import DatastoreError
@@ -61,12 +61,12 @@ def datastore(tmp_path_factory: pytest.TempPathFactory) -> Path:
         save_array(part / "keys.npy", keys)
     save_array(tokens / "values.npy", np.arange(ENTRIES, dtype=np.int32) % 4)
     save_array(tokens / "provenance.npy", np.zeros((ENTRIES, 2), np.int32))
-    (tokens / token.SYMBOLS).write_text("</s>\na\nb\nc\n")
+    (tokens / schema.SYMBOLS).write_text("</s>\na\nb\nc\n")
     save_array(phrases / "spans.npy", np.tile(np.array([[0, 0, 3], [2, 4, 7]], np.int32), (ENTRIES // 2, 1)))
-    write_lines(phrases / phrase.SENTENCES, phrases / f"{phrase.OFFSETS}.npy", SENTENCES)
-    write_json(phrases / phrase.TOTALS, {"sentences": len(SENTENCES), "phrases": ENTRIES, "too_long": 0})
+    write_lines(phrases / schema.LINES, phrases / f"{schema.LINE_OFFSETS}.npy", SENTENCES)
+    write_json(phrases / schema.TOTALS, {"sentences": len(SENTENCES), "phrases": ENTRIES, "too_long": 0})
     states = torch.from_numpy(keys)
-    Domain.of(states, torch.full((20,), ENTRIES // 20), torch.arange(20)).save(tokens / token.DOMAIN)
+    Domain.of(states, torch.full((20,), ENTRIES // 20), torch.arange(20)).save(tokens / schema.DOMAIN)
     in_memory, on_disk = (
         plan_index(choice, "ip", "", ENTRIES, WIDTH) for choice in ("IVF2,Flat", "disk:IVF2,SQ8")
     )
@@ -84,12 +84,8 @@ def datastore(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ),
     )  # fmt: skip
     assert manifest.token is not None and manifest.phrase is not None
-    manifest.token.files = describe_files(
-        folder, [f"token/{name}" for name in token.part_files(manifest.token)]
-    )
-    manifest.phrase.files = describe_files(
-        folder, [f"phrase/{name}" for name in phrase.part_files(manifest.phrase)]
-    )
+    manifest.token.files = describe_files(folder, [f"token/{name}" for name in manifest.token.names])
+    manifest.phrase.files = describe_files(folder, [f"phrase/{name}" for name in manifest.phrase.names])
     manifest.write(folder)
     assert "health         good" in call("inspect", folder).stdout
     return folder
@@ -178,8 +174,8 @@ def test_older_formats_open_unchanged(copied: Path, version: int):
         "format_version": version,
         "created_with": "fairseq-ccpr 0.1.0",
     }
-    del old["token"]["domain"], old["token"]["files"][f"token/{token.DOMAIN}"]
-    (copied / "token" / token.DOMAIN).unlink()
+    del old["token"]["domain"], old["token"]["files"][f"token/{schema.DOMAIN}"]
+    (copied / "token" / schema.DOMAIN).unlink()
     if version < 5:
         del (
             old["phrase"]["store"],
@@ -311,7 +307,7 @@ def test_keys_in_a_database_are_told_apart_by_what_they_were_built_from() -> Non
         index=kept.index,
         store=store,
     )
-    assert phrases.identity() == {
+    assert phrases.remote_keys(5.0).identity == {
         "dimension": 2, "segmentation": {}, "share": 1.0, "shard": None, "fingerprints": {}, "sentences": 3, "size": 1,
         "index": "HNSW",
     }  # fmt: skip

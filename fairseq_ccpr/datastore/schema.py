@@ -1,0 +1,196 @@
+"""What the parts of a datastore consist of, as data: how keys are stored, and each file with its shape, dtype and condition.
+
+Whatever opens, checks, lists, writes or copies a part reads it here; datastores/README.md says what the numbers mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fairseq_ccpr.storage.arrays import GrowingArray, Shapes, open_array
+from fairseq_ccpr.storage.files import atomic_file
+
+# Tokens. The projection is there where keys are not the decoder's own states; symbols are the target
+# vocabulary, one per line by id, so that values can be read without the model.
+KEYS, VALUES, PROVENANCE = "keys", "values", "provenance"
+SYMBOLS, PROJECTION, DOMAIN = "symbols.txt", "projection.safetensors", "domain.safetensors"
+# Their source sentences
+PLACES, SUBWORDS, SOURCE_HASHES = "sentences", "source-subwords", "source-hashes"
+FIRSTS, POSTINGS, WORTHS = "postings-first", "postings", "postings-worth"
+# Phrases. `LINES` are the sentences, one per line; `TOTALS` was counted when they were built; `MEMBERS`
+# says of which text each sentence is, where several were merged.
+SPANS, STRING_HASHES, MEMBERS = "spans", "string-hashes", "sources"
+LINES, LINE_OFFSETS, TOTALS = "sentences.txt", "sentence-offsets", "totals.json"
+# Text
+TEXT_TOKENS, TEXT_OFFSETS, CONTEXTS, PREFIXES = "tokens", "offsets", "contexts", "contexts-index"
+FOLLOWING, GRAMS, COUNTS = "following", "grams", "counts"
+
+
+@dataclass(frozen=True)
+class KeyForm:
+    """How keys are stored: nothing else knows the numbers of a key on disk. Letters: n keys of width d.
+
+    Another form is a subclass, which `Section.KEY_FORM` of its part names.
+
+    Args:
+        dtype: of a stored number.
+        name: for people.
+    """
+
+    dtype: str
+    name: str
+
+    def width(self, dimension: int) -> int:
+        """Count the numbers of a row, which is a key of this width."""
+        return dimension
+
+    def row_bytes(self, dimension: int) -> int:
+        return self.width(dimension) * np.dtype(self.dtype).itemsize
+
+    def empty(self, size: int, dimension: int) -> np.ndarray:
+        """Make room for the rows of so many keys."""
+        return np.empty((size, self.width(dimension)), self.dtype)
+
+    def none(self, dimension: int, device: torch.device) -> Tensor:
+        """Return no vectors, [0, d], to which decoded ones can be appended."""
+        return torch.from_numpy(self.decode(self.empty(0, dimension))).to(device)
+
+    def encode(self, vectors: Tensor) -> np.ndarray:
+        """Turn vectors, [n, d] of any float dtype on any device, into rows."""
+        rows: np.ndarray = vectors.to(getattr(torch, self.dtype)).cpu().numpy()
+        return rows
+
+    def decode(self, rows: np.ndarray) -> np.ndarray:
+        """Turn rows into vectors to search and compute with, [n, d] of a float dtype: those of fp16 stay mapped."""
+        return rows
+
+
+FP16 = KeyForm("float16", "fp16")
+
+
+@dataclass(frozen=True)
+class PartFile:
+    """A file of a part, whose functions take its description, such as the section of the manifest.
+
+    Args:
+        name: of the file, or of an array, whose file is NAME.npy.
+        shape: of an array; None: it is none.
+        dtype: of an array, or a function to it.
+        there: whether it is there.
+    """
+
+    name: str
+    shape: Callable[[Any], tuple[int, ...]] | None = None
+    dtype: str | Callable[[Any], str] = ""
+    there: Callable[[Any], object] = lambda described: True
+
+    @property
+    def file(self) -> str:
+        return self.name if self.shape is None else f"{self.name}.npy"
+
+    def within(self, entry: str) -> PartFile:
+        """Return the same, described by an entry of the description, and missing with it."""
+        shape = self.shape
+        assert shape is not None
+        return replace(
+            self,
+            shape=lambda described: shape(getattr(described, entry)),
+            there=lambda described: getattr(described, entry) is not None,
+        )
+
+
+def token_type(words: int) -> str:
+    """Choose the dtype of the tokens of a vocabulary."""
+    return "uint16" if words <= 1 << 16 else "int32"
+
+
+def place_type(size: int) -> str:
+    """Choose the dtype of places among so many rows."""
+    return "int32" if size < 1 << 31 else "int64"
+
+
+KEY_FILE = PartFile(
+    KEYS,
+    lambda s: (s.size, s.KEY_FORM.width(s.dimension)),
+    lambda s: s.KEY_FORM.dtype,
+    there=lambda s: s.store is None,
+)
+SOURCE_FILES = (
+    PartFile(
+        PLACES, lambda s: (s.sentences + 1, 2), "int64"
+    ),  # first entry and subword of each, and the ends
+    PartFile(SUBWORDS, lambda s: (s.subwords,), "int32"),
+    PartFile(SOURCE_HASHES, lambda s: (s.sentences,), "uint64"),  # 0 where a number has no entries
+    PartFile(FIRSTS, lambda s: (s.vocabulary + 1,), "int64"),  # first posting of each subword, and the end
+    PartFile(POSTINGS, lambda s: (s.postings,), "int32"),  # the sentences that have a subword, ascending
+    PartFile(WORTHS, lambda s: (s.postings,), "float16"),  # what it is worth there
+)
+TOKEN_FILES = (
+    KEY_FILE,
+    PartFile(VALUES, lambda s: (s.size,), "int32"),
+    PartFile(PROVENANCE, lambda s: (s.size, 2), "int32"),
+    PartFile(SYMBOLS),
+    PartFile(PROJECTION, there=lambda s: s.projection is not None),
+    PartFile(DOMAIN, there=lambda s: s.domain),
+    *(file.within("source_index") for file in SOURCE_FILES),
+)
+PHRASE_FILES = (
+    KEY_FILE,
+    PartFile(SPANS, lambda s: (s.size, 3), "int32"),
+    PartFile(LINE_OFFSETS, lambda s: (s.sentences + 1,), "int64"),
+    PartFile(LINES),
+    PartFile(TOTALS),
+    PartFile(STRING_HASHES, lambda s: (s.size,), "uint64", there=lambda s: s.hashes),
+    PartFile(MEMBERS, lambda s: (s.sentences, len(s.sources)), "bool", there=lambda s: s.sources),
+)
+TEXT_FILES = (
+    PartFile(TEXT_TOKENS, lambda s: (s.size,), lambda s: token_type(s.words)),
+    PartFile(TEXT_OFFSETS, lambda s: (s.sentences + 1,), "int64"),
+    PartFile(CONTEXTS, lambda s: (s.tables[CONTEXTS][0],), "int64"),
+    PartFile(PREFIXES, lambda s: (s.tables[CONTEXTS][1] + 1,), lambda s: place_type(s.tables[CONTEXTS][0])),
+    PartFile(FOLLOWING, lambda s: (s.tables[CONTEXTS][0], 4), "uint32"),
+    PartFile(GRAMS, lambda s: (s.tables[GRAMS][0],), "int64"),
+    PartFile(COUNTS, lambda s: (s.tables[GRAMS][0], 2), "uint32"),
+)
+
+
+class Described:
+    """What describes files, and so knows how to open and write them."""
+
+    FILES: ClassVar[tuple[PartFile, ...]]
+
+    def shapes(self, *names: str) -> Shapes:
+        """Return shapes and dtypes of arrays; of all that are there, if none are named."""
+        chosen = [
+            one for one in self.FILES if (one.name in names if names else one.shape and one.there(self))
+        ]
+        return {
+            one.name: (one.shape(self), one.dtype if isinstance(one.dtype, str) else one.dtype(self))
+            for one in chosen
+            if one.shape is not None
+        }
+
+    def open_arrays(self, folder: Path, *names: str) -> dict[str, np.ndarray]:
+        """Map arrays, which must be as described; all that are there, if none are named."""
+        return {name: open_array(folder / f"{name}.npy", *of) for name, of in self.shapes(*names).items()}
+
+    def grow(self, folder: Path, name: str, path: Path | None = None) -> GrowingArray:
+        """Begin an array whose number of rows is not known yet, in its own file or another."""
+        shape, dtype = self.shapes(name)[name]
+        return GrowingArray(path or folder / f"{name}.npy", shape[1:], dtype)
+
+    def write(self, folder: Path, name: str, blocks: Iterable[np.ndarray]) -> int:
+        """Write an array block by block, which replaces one that is there once it is complete; returns its rows."""
+        with atomic_file(folder / f"{name}.npy") as path:
+            array = self.grow(folder, name, path)
+            for block in blocks:
+                array.append(block)
+            array.close()
+        return array.rows
