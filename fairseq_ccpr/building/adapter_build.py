@@ -19,15 +19,8 @@ import torch
 from fairseq import options
 
 from fairseq_ccpr.building.corpus import sample_domain
-from fairseq_ccpr.building.key_store import KeyStore
 from fairseq_ccpr.building.part import ADAPTER, RAW, VALID, ChunkRows, Processes, TokenPart, refuse_foreign
-from fairseq_ccpr.building.token_build import (
-    COLLECTION,
-    PCA_DIMENSION,
-    TRAINED_ADAPTER,
-    Extraction,
-    TokenBuildSettings,
-)
+from fairseq_ccpr.building.token_build import PCA_DIMENSION, TRAINED_ADAPTER, Extraction, TokenBuildSettings
 from fairseq_ccpr.child_process import locked, run_child
 from fairseq_ccpr.datastore.manifest import Manifest, ProjectionDescription, TokenSection
 from fairseq_ccpr.datastore.schema import DOMAIN, KEYS, PROJECTION, PROVENANCE, VALUES
@@ -238,7 +231,7 @@ class _Plan:
         )
         prints = raw.fingerprints | {"adapter": self.identity}
         section = replace(raw, dimension=d, projection=projection, fingerprints=prints)
-        part = TokenPart(s.output, section, self.extraction.symbols, show, KeyStore.of(s, COLLECTION))
+        part = TokenPart(s.output, section, self.extraction.symbols, show, s.key_store())
         gpu = self.device.type == "cuda"
         section.index = part.plan_index(s.index, "ip", s.index_parameters, raw.size, d, gpu)
         return part

@@ -17,7 +17,6 @@ from fairseq.data import data_utils
 from fairseq_ccpr.datastore.domain import STATES, Domain
 from fairseq_ccpr.decoding.retrieval_task import LanguageTags
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
-from fairseq_ccpr.settings import option
 from fairseq_ccpr.storage.data_bin import corpus_fingerprint, has_subset, parts_of, what_is_there
 
 SEED = 1  # of random fractions of a corpus
@@ -87,17 +86,6 @@ class Corpus:
         return dataset.batch_by_size(chunk.sentences[order], max_tokens=max(max_tokens, int(longest)))
 
 
-def fraction_option(of: str) -> Any:
-    """Return the field `fraction` of a build's settings."""
-    return option(
-        1.0,
-        f"take a random fraction of the {of}; a larger fraction holds a smaller one",
-        within="(0, 1]",
-        needs="more than 0, and at most 1,",
-        metavar="X",
-    )
-
-
 def draw_fraction(count: int, fraction: float) -> np.ndarray:
     """Draw a random fraction of `count` items, ascending; a larger fraction holds a smaller one.
 
@@ -151,34 +139,6 @@ def read_corpus(
 def entries_of(dataset: Any, tags: LanguageTags) -> np.ndarray:
     """Count the entries of each sentence, int64: all target tokens but the tags that decoding forces."""
     return np.asarray(dataset.tgt_sizes, np.int64) - tags.forced
-
-
-def num_shards_option() -> Any:
-    """Return the field `num_shards` of a build's settings."""
-    return option(
-        1,
-        "build one of N shards, each a datastore, by as many commands on any machines; fairseq-ccpr merge joins them",
-        within="[1, inf)",
-        needs="at least 1 shard",
-        metavar="N",
-    )
-
-
-def shard_id_option() -> Any:
-    """Return the field `shard_id` of a build's settings."""
-    return option(0, "which of them, from 0", metavar="I")
-
-
-def check_shard(num_shards: int, shard_id: int, index: str) -> None:
-    """Check that a shard exists, and is to have no index of its own."""
-    if not 0 <= shard_id < num_shards:
-        raise ConfigurationError(
-            f"--shard-id is {shard_id}, and --num-shards {num_shards}: give a number from 0 to {num_shards - 1}"
-        )
-    if num_shards > 1 and index not in ("auto", "exact"):
-        raise ConfigurationError(
-            f"--index {index}: a shard has no index; leave it out, and give it to fairseq-ccpr merge"
-        )
 
 
 def chunks_of_shard(total: int, num_shards: int, shard_id: int, unit: str) -> range:

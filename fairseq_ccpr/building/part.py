@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from fairseq_ccpr.building.corpus import sample_domain
 from fairseq_ccpr.building.defaults import LogProbs, measure_defaults
-from fairseq_ccpr.building.key_store import KeyStore
+from fairseq_ccpr.building.options import KeyStore
 from fairseq_ccpr.child_process import lock_within
 from fairseq_ccpr.datastore.manifest import PHRASE, TEXT, TOKEN, Manifest, Section, TokenSection
 from fairseq_ccpr.datastore.schema import DOMAIN, KEYS, PROVENANCE, SYMBOLS, VALUES

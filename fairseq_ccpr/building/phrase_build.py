@@ -14,17 +14,10 @@ from typing import Optional
 import numpy as np
 import torch
 
-from fairseq_ccpr.building.corpus import (
-    SEED,
-    check_shard,
-    chunks_of_shard,
-    fraction_option,
-    num_shards_option,
-    shard_id_option,
-)
-from fairseq_ccpr.building.key_store import KeyStore, collection_option, store_option, store_timeout_option
+from fairseq_ccpr.building.corpus import SEED, chunks_of_shard
+from fairseq_ccpr.building.options import BuildOptions, check_texts
 from fairseq_ccpr.building.part import Part, Processes
-from fairseq_ccpr.building.text_files import Lines, check_texts
+from fairseq_ccpr.building.text_files import Lines
 from fairseq_ccpr.building.type_merge import merge_types
 from fairseq_ccpr.datastore.manifest import PhraseSection
 from fairseq_ccpr.datastore.phrase import write_string_hashes
@@ -40,7 +33,7 @@ from fairseq_ccpr.models.phrase_finder import (
 )
 from fairseq_ccpr.models.xpr_encoder import XprEncoder
 from fairseq_ccpr.search import IndexDescription
-from fairseq_ccpr.settings import bf16_option, check, cpu_option, option, quiet_option
+from fairseq_ccpr.settings import bf16_option, option
 from fairseq_ccpr.storage import fingerprint
 from fairseq_ccpr.storage.arrays import GrowingArray, check_space, save_array
 from fairseq_ccpr.storage.equal_strings import BLOCK, first_of_equals
@@ -52,8 +45,8 @@ CHUNKS = "shards"  # folder in the unfinished part: keys, spans and counts of ea
 
 
 @dataclass(frozen=True)
-class PhraseBuildSettings:
-    """The options of `fairseq-ccpr build phrases`."""
+class PhraseOptions:
+    """The options of `fairseq-ccpr build phrases` alone."""
 
     text: list[Path] = option(
         help="files of one sentence per line", positional=True, nargs="+", metavar="TEXT"
@@ -61,10 +54,6 @@ class PhraseBuildSettings:
     encoder: Path = option(
         help="checkpoint of fairseq-train --task phrase_contrast or phrase_lexicon", metavar="CKPT"
     )
-    output: Path = option(help="the datastore: a new folder, or one to add to", metavar="DIR")
-    fraction: float = fraction_option("sentences")
-    num_shards: int = num_shards_option()
-    shard_id: int = shard_id_option()
     segmentation: Optional[str] = option(
         None,
         "which spans of words are phrases: what the encoder takes for one, all, those of N words, or those that a file "
@@ -79,27 +68,18 @@ class PhraseBuildSettings:
         metavar="P",
     )
     max_words: int = option(7, "words of a phrase, at most", metavar="N")
-    index: str = option(
-        "auto",
-        "exact search, or a FAISS factory string; disk, or disk:FACTORY, for one whose inverted lists "
-        "stay on disk; auto takes exact on a GPU and for small stores",
-        metavar="exact|FACTORY",
-    )
-    index_parameters: str = option("", "search parameters", metavar="P=V,...")
-    store: Optional[str] = store_option()
-    collection: Optional[str] = collection_option("the name of the output folder")
-    store_timeout: float = store_timeout_option()
     chunk_sentences: int = option(
         4096, "checkpoint interval in sentences", within="[1, inf)", needs="at least 1 sentence", metavar="N"
     )
     bf16: bool = bf16_option()
-    cpu: bool = cpu_option()
-    quiet: bool = quiet_option()
+
+
+@dataclass(frozen=True)
+class PhraseBuildSettings(BuildOptions, PhraseOptions):
+    """The options of `fairseq-ccpr build phrases`."""
 
     def check(self) -> None:
-        check(self)
-        check_shard(self.num_shards, self.shard_id, self.index)
-        KeyStore.of(self)
+        super().check()
         check_texts(self.text)
 
 
@@ -146,7 +126,7 @@ class PhraseBuild:
         self.section = self._describe()
         identity = self.section.entries(PhraseSection.IDENTITY)
         del identity["sentences"], identity["size"]  # which are counted
-        store = KeyStore.of(settings)
+        store = settings.key_store()
         self.part = Part(settings.output, PhraseSection, not settings.quiet, identity, store)
         self.folder = self.part.partial
         self.lines, self.too_long = Lines.of_files(settings.text), 0

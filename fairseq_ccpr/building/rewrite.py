@@ -24,6 +24,7 @@ import numpy as np
 import torch
 
 from fairseq_ccpr.building.corpus import join_domains, sample_domain
+from fairseq_ccpr.building.options import refuse
 from fairseq_ccpr.building.part import Part
 from fairseq_ccpr.building.text_build import merge_text_parts
 from fairseq_ccpr.datastore.domain import Domain
@@ -344,19 +345,23 @@ class MergeSettings:
         paths = list(self.datastores.values())
         output = self.output.resolve()
         written = {output, partial_path(output), *output.parents}
-        for path in paths:
-            if path.resolve() in written:
-                raise ConfigurationError(
-                    f"--output {self.output} is, or is in, {path}, which is read: give another folder"
+        refuse(
+            *(
+                (
+                    path.resolve() in written,
+                    f"--output {self.output} is, or is in, {path}, which is read: give another folder",
                 )
-        if self.remove and len(paths) > 1:
-            raise ConfigurationError(
-                f"--remove takes from one datastore, but {len(paths)} are given: merge them first"
-            )
-        if not self.remove and len(paths) == 1:
-            raise ConfigurationError(
-                f"{paths[0]} alone cannot be merged: give several datastores, or --remove NAME"
-            )
+                for path in paths
+            ),
+            (
+                self.remove and len(paths) > 1,
+                f"--remove takes from one datastore, but {len(paths)} are given: merge them first",
+            ),
+            (
+                not self.remove and len(paths) == 1,
+                f"{', '.join(map(str, paths))} alone cannot be merged: give several datastores, or --remove NAME",
+            ),
+        )
 
 
 Input = tuple[Any, list[Source]]  # a TokenDatastore or PhraseDatastore that is merged

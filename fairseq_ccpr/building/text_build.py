@@ -13,8 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fairseq_ccpr.building.options import check_texts
 from fairseq_ccpr.building.part import Part
-from fairseq_ccpr.building.text_files import Lines, check_texts
+from fairseq_ccpr.building.text_files import Lines
 from fairseq_ccpr.datastore.manifest import TextSection
 from fairseq_ccpr.datastore.schema import (
     CONTEXTS,

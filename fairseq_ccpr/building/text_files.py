@@ -9,13 +9,6 @@ from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.text.pairs import read_lines
 
 
-def check_texts(paths: Iterable[Path]) -> None:
-    """Refuse files that are not there."""
-    for path in paths:
-        if not path.is_file():
-            raise ConfigurationError(f"there is no text {path}: give files of one sentence per line")
-
-
 class Lines:
     """The lines of a text that are not empty, in order, any number of times.
 

@@ -21,18 +21,8 @@ from fairseq import options, tasks, utils
 from fairseq.data.iterators import EpochBatchIterator
 from torch.nn.functional import cross_entropy
 
-from fairseq_ccpr.building.corpus import (
-    Chunk,
-    Corpus,
-    PseudoPairs,
-    check_shard,
-    entries_of,
-    fraction_option,
-    num_shards_option,
-    read_corpus,
-    shard_id_option,
-)
-from fairseq_ccpr.building.key_store import KeyStore, collection_option, store_option, store_timeout_option
+from fairseq_ccpr.building.corpus import Chunk, Corpus, PseudoPairs, entries_of, read_corpus
+from fairseq_ccpr.building.options import BuildOptions, check_texts, refuse
 from fairseq_ccpr.building.part import VALID, ChunkRows, Processes, TokenPart
 from fairseq_ccpr.datastore.manifest import REVERSE_MODEL, Manifest, ProjectionDescription, TokenSection
 from fairseq_ccpr.datastore.schema import KEYS, PROJECTION, PROVENANCE, VALUES
@@ -47,7 +37,7 @@ from fairseq_ccpr.models.key_layer import KEY_LAYERS, KeyCapture, key_module
 from fairseq_ccpr.paths import configuration, split_paths
 from fairseq_ccpr.search import METRICS
 from fairseq_ccpr.search.base import Progress
-from fairseq_ccpr.settings import as_words, check, cpu_option, data_bin_option, option, quiet_option
+from fairseq_ccpr.settings import as_words, data_bin_option, option
 from fairseq_ccpr.storage import fingerprint
 from fairseq_ccpr.storage.data_bin import TRAIN, check_data_bin, has_subset
 from fairseq_ccpr.storage.files import MANIFEST, atomic_directory
@@ -55,7 +45,6 @@ from fairseq_ccpr.storage.files import MANIFEST, atomic_directory
 NO_ADAPTER, TRAINED_ADAPTER = "none", "clknn"
 PCA_DIMENSION = 128  # the paper's
 AT_ONCE = 64  # tokens that the model is asked for, each with scores of its whole vocabulary
-COLLECTION = "_tokens"  # what the name of a collection ends in: phrases of the same folder have one as well
 # While little is learned, most neighbours are far even if the nearest is not: it alone decides, and only if
 # it is near.
 EMPTY_SETTINGS = {
@@ -69,12 +58,11 @@ EMPTY_SETTINGS = {
 
 
 @dataclass(frozen=True)
-class TokenBuildSettings:
-    """The options of `fairseq-ccpr build tokens`, and the pairs that it makes of monolingual text."""
+class TokenOptions:
+    """The options of `fairseq-ccpr build tokens` alone, and the pairs that it makes of monolingual text."""
 
     data_bin: Path = data_bin_option()
     path: str = option(help="checkpoint of the one model the datastore is for", metavar="MODEL")
-    output: Path = option(help="the datastore: a new or empty folder, or one to resume", metavar="DIR")
     source_lang: Optional[str] = option(
         None, "source language (that of DATA_BIN)", flags=("-s",), metavar="LANG"
     )
@@ -95,27 +83,10 @@ class TokenBuildSettings:
         "own in a folder that prepare or convert wrote",
         metavar="CKPT",
     )
-    fraction: float = fraction_option("sentence pairs")
-    num_shards: int = num_shards_option()
-    shard_id: int = shard_id_option()
     key_layer: str = option(KEY_LAYERS[0], "the decoder state that becomes the key", choices=KEY_LAYERS)
     metric: Optional[str] = option(
         None, "nearness: squared distance or inner product (l2; with an adapter ip)", choices=METRICS
     )
-    index: str = option(
-        "auto",
-        "exact search, or a FAISS factory string such as IVF2048,SQfp16; disk, or disk:FACTORY, for one whose inverted "
-        "lists stay on disk; auto takes exact on a GPU and for small stores",
-        metavar="exact|FACTORY",
-    )
-    index_parameters: str = option(
-        "",
-        "search parameters such as nprobe=32, stored with the index (chosen for the index)",
-        metavar="P=V,...",
-    )
-    store: Optional[str] = store_option()
-    collection: Optional[str] = collection_option("the name of the output folder, and _tokens")
-    store_timeout: float = store_timeout_option()
     adapter: str = option(
         NO_ADAPTER,
         "clknn: train an adapter on the keys and store what it makes of them; FILE: use one trained elsewhere "
@@ -155,7 +126,6 @@ class TokenBuildSettings:
         131072, "checkpoint interval in tokens", within="[1, inf)", needs="at least 1 token", metavar="N"
     )
     fp16: bool = option(False, "run the model in half precision")
-    cpu: bool = cpu_option()
     user_dir: Optional[str] = option(None, "your own fairseq plug-in, if the model needs one", metavar="DIR")
     task_options: str = option(
         "",
@@ -163,72 +133,87 @@ class TokenBuildSettings:
         "'--lang-dict langs.txt'",
         metavar="STRING",
     )
-    quiet: bool = quiet_option()
     pseudo_pairs: Optional[PseudoPairs] = None
 
+
+@dataclass(frozen=True)
+class TokenBuildSettings(BuildOptions, TokenOptions):
+    """The options of `fairseq-ccpr build tokens`."""
+
+    ENDING = "_tokens"
+
     def check(self) -> None:
-        check(self)
-        check_shard(self.num_shards, self.shard_id, self.index)
-        KeyStore.of(self, COLLECTION)
-        if self.num_shards > 1 and self.adapter != NO_ADAPTER:
-            raise ConfigurationError(
+        super().check()
+        raw, trained = self.adapter == NO_ADAPTER, self.adapter == TRAINED_ADAPTER
+        of_adapter = ("pca_dim", "normalize_before_pca", "raw_datastore", "keep_raw_keys")
+        refuse(
+            (
+                self.num_shards > 1 and not raw,
                 f"--num-shards is {self.num_shards}, but --adapter {self.adapter} needs all states together: build shards "
-                "without it, merge them, and give the merged datastore as --raw-datastore"
-            )
-        if self.adapter == NO_ADAPTER:
-            for name in ("pca_dim", "normalize_before_pca", "raw_datastore", "keep_raw_keys"):
-                if getattr(self, name) not in (None, False):
-                    raise ConfigurationError(
-                        f"--{name.replace('_', '-')} needs --adapter clknn or --adapter FILE"
-                    )
-        elif self.metric == "l2":
-            raise ConfigurationError(
-                "--metric is l2, but the keys of an adapter are compared by inner product: leave it out"
-            )
-        for name in ("adapter_options", "valid_subset"):
-            if getattr(self, name) and self.adapter != TRAINED_ADAPTER:
-                raise ConfigurationError(
-                    f"--{name.replace('_', '-')} is for training: it needs --adapter clknn"
+                "without it, merge them, and give the merged datastore as --raw-datastore",
+            ),
+            *(
+                (
+                    raw and getattr(self, name) not in (None, False),
+                    f"--{name.replace('_', '-')} needs --adapter clknn or --adapter FILE",
                 )
-        if self.adapter == TRAINED_ADAPTER and "${" in f"{self.output} {self.raw_datastore}":
-            raise ConfigurationError(
+                for name in of_adapter
+            ),
+            (
+                not raw and self.metric == "l2",
+                "--metric is l2, but the keys of an adapter are compared by inner product: leave it out",
+            ),
+            *(
+                (
+                    getattr(self, name) and not trained,
+                    f"--{name.replace('_', '-')} is for training: it needs --adapter clknn",
+                )
+                for name in ("adapter_options", "valid_subset")
+            ),
+            (
+                trained and "${" in f"{self.output} {self.raw_datastore}",
                 f"--output {self.output}: fairseq-train, which trains the adapter, takes ${{ for a reference to an option: "
-                "give a folder without it"
-            )
-        if self.valid_subset in self.subset:
-            raise ConfigurationError(
-                f"--valid-subset is {self.valid_subset}, which the datastore is built from: give text that it will not hold"
-            )
-        if self.normalize_before_pca and self.pca_dim == 0:
-            raise ConfigurationError("--normalize-before-pca needs PCA: leave out --pca-dim 0")
+                "give a folder without it",
+            ),
+            (
+                self.valid_subset in self.subset,
+                f"--valid-subset is {self.valid_subset}, which the datastore is built from: give text that it will not hold",
+            ),
+            (
+                self.normalize_before_pca and self.pca_dim == 0,
+                "--normalize-before-pca needs PCA: leave out --pca-dim 0",
+            ),
+        )
         self._check_monolingual()
 
     def _check_monolingual(self) -> None:
-        if bool(self.monolingual) != (self.reverse_model is not None):
-            given, other = (
-                ("--monolingual", "--reverse-model")
-                if self.monolingual
-                else ("--reverse-model", "--monolingual")
-            )
-            raise ConfigurationError(
-                f"{given} needs {other}: give the text, and the model that translates it back"
-            )
-        if not self.monolingual:
-            return
-        for path in self.monolingual:
-            if not path.is_file():
-                raise ConfigurationError(f"there is no text {path}: give files of one sentence per line")
-        pairs_alone = {
+        needs = "give the text, and the model that translates it back"
+        chosen = {
             "--subset": self.subset != [TRAIN],
             "--fraction": self.fraction < 1,
             "--num-shards": self.num_shards > 1,
         }
-        for name, chooses in pairs_alone.items():
-            if chooses:
-                raise ConfigurationError(
+        refuse(
+            (
+                self.monolingual and self.reverse_model is None,
+                f"--monolingual needs --reverse-model: {needs}",
+            ),
+            (
+                self.reverse_model is not None and not self.monolingual,
+                f"--reverse-model needs --monolingual: {needs}",
+            ),
+        )
+        check_texts(self.monolingual)
+        refuse(
+            *(
+                (
+                    self.monolingual and chooses,
                     f"{name} chooses among sentence pairs, and --monolingual builds from all of the text: leave it out, or "
-                    "divide the text, and join the datastores with fairseq-ccpr merge"
+                    "divide the text, and join the datastores with fairseq-ccpr merge",
                 )
+                for name, chooses in chosen.items()
+            )
+        )
 
 
 def load(settings: TokenBuildSettings, device: torch.device) -> tuple[Any, Any]:
@@ -357,7 +342,7 @@ def build_token_datastore(settings: TokenBuildSettings, processes: Processes) ->
     Returns:
         The token section, and how many sentences were left out as too long for the model.
     """
-    store = KeyStore.of(settings, COLLECTION)
+    store = settings.key_store()
     extraction = Extraction(settings, processes)
     section, gpu = extraction.section(), extraction.device.type == "cuda"
     show = processes.first and not settings.quiet

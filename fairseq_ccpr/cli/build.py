@@ -277,12 +277,18 @@ def build_monolingual(
         )
     ]
     if encoder:
-        phrases = PhraseBuildSettings(text, encoder, output, bf16=bf16, cpu=cpu, quiet=quiet)
+        phrases = PhraseBuildSettings(text, encoder, output=output, bf16=bf16, cpu=cpu, quiet=quiet)
         parts.append(partial(build_phrases.work, phrases))
     if reverse_model:
         assert data is not None
         tokens = TokenBuildSettings(
-            data, str(path), output, monolingual=text, reverse_model=reverse_model, cpu=cpu, quiet=quiet
+            data,
+            str(path),
+            output=output,
+            monolingual=text,
+            reverse_model=reverse_model,
+            cpu=cpu,
+            quiet=quiet,
         )
         tokens.check()  # before the others are built
         parts.append(partial(build_tokens.work, tokens))

@@ -66,7 +66,7 @@ def measure_building(sentences: list[str], encoder: Path, device: torch.device, 
         text.write_text("".join(f"{sentence}\n" for sentence in sentences), encoding="utf-8")
         start = time.perf_counter()
         cpu, output = device.type == "cpu", Path(folder) / "datastore"
-        settings = PhraseBuildSettings([text], encoder, output, cpu=cpu, quiet=quiet)
+        settings = PhraseBuildSettings([text], encoder, output=output, cpu=cpu, quiet=quiet)
         built = build_phrase_datastore(settings, Processes())
         assert built is not None  # in the first process, which is the only one
         seconds = time.perf_counter() - start
