@@ -23,7 +23,7 @@ from fairseq_ccpr.building.part import ADAPTER, RAW, VALID, ChunkRows, Processes
 from fairseq_ccpr.building.token_build import PCA_DIMENSION, TRAINED_ADAPTER, Extraction, TokenBuildSettings
 from fairseq_ccpr.child_process import locked, run_child
 from fairseq_ccpr.datastore.manifest import Manifest, ProjectionDescription, TokenSection
-from fairseq_ccpr.datastore.schema import DOMAIN, KEYS, PROJECTION, PROVENANCE, VALUES
+from fairseq_ccpr.datastore.parts import DOMAIN, KEYS, PROJECTION_FILE, PROVENANCE, VALUES
 from fairseq_ccpr.datastore.token import KeyProjection, TokenDatastore, fit_pca, sample_rows
 from fairseq_ccpr.errors import CheckpointError, ConfigurationError, DatastoreError
 from fairseq_ccpr.models.token_adapter import TokenAdapter, TokenAdapterConfig, default_output
@@ -46,7 +46,7 @@ DEFAULTS = (
 )
 
 RAW_INDEX = IndexDescription("exact", "l2")
-BLOCK_ROWS = 1 << 14
+PROJECTED_ROWS = 1 << 14
 
 
 @dataclass(frozen=True)
@@ -244,13 +244,13 @@ class _Plan:
             adapter = TokenAdapter.load(
                 self.training.run(stores, s.output / ADAPTER, self.identity, s.cpu, s.quiet)
             )
-        part.lay_out({"block_rows": BLOCK_ROWS})
+        part.lay_out({"block_rows": PROJECTED_ROWS})
         projection = self._projection(part, raw, adapter.to(self.device))
-        blocks = range(0, part.section.size, BLOCK_ROWS)
+        blocks = range(0, part.section.size, PROJECTED_ROWS)
 
         def write(todo: list[int], done: Progress) -> Iterator[ChunkRows]:
             for number in todo:
-                rows = slice(blocks[number], blocks[number] + BLOCK_ROWS)
+                rows = slice(blocks[number], blocks[number] + PROJECTED_ROWS)
                 with torch.inference_mode():
                     states = torch.from_numpy(raw.keys[rows].astype(np.float32)).to(self.device)
                     keys = TokenSection.KEY_FORM.encode(projection(states))
@@ -261,18 +261,18 @@ class _Plan:
         # An older raw datastore has no statistics of its own text, but has the states to compute them from.
         domain = raw.open_domain() or sample_domain(raw.keys, raw.provenance)
         domain.save(part.partial / DOMAIN)
-        sizes = {i: min(BLOCK_ROWS, part.section.size - start) for i, start in enumerate(blocks)}
+        sizes = {i: min(PROJECTED_ROWS, part.section.size - start) for i, start in enumerate(blocks)}
         part.fill(sizes, write, "projection")
         self.extraction.tell(part, raw.keys)
 
     def _projection(self, part: TokenPart, raw: TokenDatastore, adapter: TokenAdapter) -> KeyProjection:
-        path, normalize, pca = part.partial / PROJECTION, self.settings.normalize_before_pca, None
+        path, normalize, pca = part.partial / PROJECTION_FILE, self.settings.normalize_before_pca, None
         if not path.exists():
             if self.pca_dim:
                 rows = torch.from_numpy(raw.keys[sample_rows(len(raw.keys))])
                 with torch.inference_mode():
                     z = torch.cat(
-                        [adapter(block.to(self.device).float()) for block in rows.split(BLOCK_ROWS)]
+                        [adapter(block.to(self.device).float()) for block in rows.split(PROJECTED_ROWS)]
                     )
                 pca = fit_pca(torch.nn.functional.normalize(z, dim=1) if normalize else z, self.pca_dim)
             KeyProjection.fold(adapter.hidden, adapter.output, pca, normalize).save(path)

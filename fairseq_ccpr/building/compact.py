@@ -59,8 +59,8 @@ from fairseq_ccpr.datastore.manifest import (
     Source,
     TokenSection,
 )
+from fairseq_ccpr.datastore.parts import DOMAIN, KEYS, MEMBERS, PROVENANCE, SPANS, VALUES
 from fairseq_ccpr.datastore.phrase import PhraseDatastore, open_sentences
-from fairseq_ccpr.datastore.schema import DOMAIN, KEYS, MEMBERS, PROVENANCE, SPANS, VALUES
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.datastore.written_subwords import remove_stale
 from fairseq_ccpr.decoding.learned_memory import entries_of

@@ -20,7 +20,7 @@ from fairseq_ccpr.errors import ConfigurationError, DatastoreError
 from fairseq_ccpr.storage.data_bin import corpus_fingerprint, has_subset, parts_of, what_is_there
 
 SEED = 1  # of random fractions of a corpus
-BLOCK_ROWS = 1 << 20
+READ_ROWS = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -204,5 +204,5 @@ def _spread(total: int, count: int) -> np.ndarray:
 
 def _sentence_starts(provenance: np.ndarray) -> Iterator[np.ndarray]:
     """Yield the rows where sentences begin, int64, block by block."""
-    for start in range(0, len(provenance), BLOCK_ROWS):
-        yield start + np.flatnonzero(provenance[start : start + BLOCK_ROWS, 1] == 0)
+    for start in range(0, len(provenance), READ_ROWS):
+        yield start + np.flatnonzero(provenance[start : start + READ_ROWS, 1] == 0)

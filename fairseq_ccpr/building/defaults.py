@@ -21,7 +21,7 @@ from fairseq_ccpr.decoding.token_memory import DEEP, best_neighbours
 from fairseq_ccpr.decoding.token_retriever import Neighbours
 from fairseq_ccpr.search import Index
 
-QUERIES, SEED = 1024, 1
+ASKED_TOKENS, SEED = 1024, 1
 COMPARED = 64  # tokens of a sentence that tell it from others
 LEAST = 10_000  # entries: held-out tokens of fewer find less than text that these are meant for
 OWN = 64  # entries beyond k that are asked for, as those of the own sentence are among the nearest
@@ -55,7 +55,7 @@ def measure_defaults(
     """
     if len(keys) < LEAST:
         return {}
-    rows = np.sort(np.random.default_rng(SEED).choice(len(keys), min(QUERIES, len(keys)), replace=False))
+    rows = np.sort(np.random.default_rng(SEED).choice(len(keys), min(ASKED_TOKENS, len(keys)), replace=False))
     k = TokenRetrievalSettings.k
     depth = k if sources is None else DEEP
     scores, ids = index.search(torch.from_numpy(keys[rows]).float(), depth + OWN)

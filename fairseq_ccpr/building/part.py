@@ -23,7 +23,7 @@ from fairseq_ccpr.building.defaults import LogProbs, measure_defaults
 from fairseq_ccpr.building.options import KeyStore
 from fairseq_ccpr.child_process import lock_within
 from fairseq_ccpr.datastore.manifest import PHRASE, TEXT, TOKEN, Manifest, Section, TokenSection
-from fairseq_ccpr.datastore.schema import DOMAIN, KEYS, PROVENANCE, SYMBOLS, VALUES
+from fairseq_ccpr.datastore.parts import DOMAIN, KEYS, PROVENANCE, SYMBOLS, VALUES
 from fairseq_ccpr.datastore.source_index import SourceIndex, Sources, write_source_index
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
 from fairseq_ccpr.parent import end_with_parent

@@ -20,8 +20,8 @@ from fairseq_ccpr.building.part import Part, Processes
 from fairseq_ccpr.building.text_files import Lines
 from fairseq_ccpr.building.type_merge import merge_types
 from fairseq_ccpr.datastore.manifest import PhraseSection
+from fairseq_ccpr.datastore.parts import KEYS, LINE_OFFSETS, LINES, SPANS, STRING_HASHES, TOTALS
 from fairseq_ccpr.datastore.phrase import write_string_hashes
-from fairseq_ccpr.datastore.schema import KEYS, LINE_OFFSETS, LINES, SPANS, STRING_HASHES, TOTALS
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.models.phrase_encoder import load_phrase_encoder
 from fairseq_ccpr.models.phrase_finder import (

@@ -37,19 +37,19 @@ from fairseq_ccpr.datastore.manifest import (
     Source,
     TokenSection,
 )
-from fairseq_ccpr.datastore.phrase import PhraseDatastore, open_sentences, write_string_hashes
-from fairseq_ccpr.datastore.preprocessing import remember, remembered
-from fairseq_ccpr.datastore.schema import (
+from fairseq_ccpr.datastore.parts import (
     DOMAIN,
     LINE_OFFSETS,
     LINES,
     MEMBERS,
-    PROJECTION,
+    PROJECTION_FILE,
     PROVENANCE,
     SPANS,
     SYMBOLS,
     TOTALS,
 )
+from fairseq_ccpr.datastore.phrase import PhraseDatastore, open_sentences, write_string_hashes
+from fairseq_ccpr.datastore.preprocessing import remember, remembered
 from fairseq_ccpr.datastore.source_index import Sources, write_source_index
 from fairseq_ccpr.datastore.text import GENERAL, LANGUAGE, TextDatastore
 from fairseq_ccpr.datastore.token import TokenDatastore
@@ -64,7 +64,7 @@ from fairseq_ccpr.storage.files import atomic_directory, partial_path, write_jso
 from fairseq_ccpr.storage.text_lines import TextLines, write_lines
 from fairseq_ccpr.timing import progress_bar
 
-BLOCK_ROWS = 1 << 16  # memory holds so many rows at a time, whatever the size of a datastore
+COPIED_ROWS = 1 << 16  # memory holds so many rows at a time, whatever the size of a datastore
 MOST_SENTENCES = 2**31 - 1  # what an int32 counts
 LEAVES = -MOST_SENTENCES - 1  # below zero, whatever number is added
 
@@ -92,8 +92,8 @@ def copy_rows(base: Section, parts: Iterable[Rows], folder: Path, progress: Prog
     written = {name: base.grow(folder, name) for name in base.ROWS}
     of_place = base.ROWS[-1]
     for arrays, renumber, _ in parts:
-        for start in range(0, len(arrays[of_place]), BLOCK_ROWS):
-            block = {name: arrays[name][start : start + BLOCK_ROWS] for name in written}
+        for start in range(0, len(arrays[of_place]), COPIED_ROWS):
+            block = {name: arrays[name][start : start + COPIED_ROWS] for name in written}
             places = block[of_place] = np.array(block[of_place])
             places[:, 0] = renumber(places[:, 0].astype(np.int64))
             stay = places[:, 0] >= 0
@@ -126,7 +126,7 @@ def write_tokens(
             change.
     """
     size = copy_rows(base.section, parts, folder, progress)
-    for name in {SYMBOLS, PROJECTION}.intersection(base.section.names):
+    for name in {SYMBOLS, PROJECTION_FILE}.intersection(base.section.names):
         copyfile(base.folder / name, folder / name)
     section = replace(_describe(base.section, sources), size=size, source_index=None)
     provenance = section.open_arrays(folder, PROVENANCE)[PROVENANCE]
@@ -152,7 +152,7 @@ def write_tokens(
 def _renumbered(parts: list[Rows]) -> Iterator[tuple[int, np.ndarray]]:
     for part in parts:
         sources = iter(part.sources or ())
-        while block := list(islice(sources, BLOCK_ROWS)):
+        while block := list(islice(sources, COPIED_ROWS)):
             numbers = part.renumber(np.array([number for number, _ in block])).tolist()
             yield from ((number, source) for number, (_, source) in zip(numbers, block) if number >= 0)
 
@@ -193,10 +193,10 @@ def write_phrases(
     kept_path = (folder if len(sources) > 1 else scratch) / f"{MEMBERS}.npy"
     kept_array = GrowingArray(kept_path, (len(sources),), "bool")
     numbers_array = GrowingArray(scratch / "numbers.npy", (), "int64")
-    for start in range(0, len(members), BLOCK_ROWS):
-        stay = members[start : start + BLOCK_ROWS].any(axis=1)
+    for start in range(0, len(members), COPIED_ROWS):
+        stay = members[start : start + COPIED_ROWS].any(axis=1)
         numbers_array.append(np.where(stay, kept_array.rows + np.cumsum(stay) - 1, -1))
-        kept_array.append(members[start : start + BLOCK_ROWS][stay])
+        kept_array.append(members[start : start + COPIED_ROWS][stay])
     numbers_array.close()
     kept_array.close()
     numbers = open_array(scratch / "numbers.npy", (len(first),), "int64")
@@ -224,13 +224,13 @@ def _mark_members(
     """Mark the texts of each sentence of all, bool [S, n]; a repeated one is marked where it first comes."""
     blank = GrowingArray(scratch / "members.npy", (columns,), "bool")
     # a sparse file would end the process where the disk is full
-    for start in range(0, len(first), BLOCK_ROWS):
-        blank.append(np.zeros((min(BLOCK_ROWS, len(first) - start), columns), bool))
+    for start in range(0, len(first), COPIED_ROWS):
+        blank.append(np.zeros((min(COPIED_ROWS, len(first) - start), columns), bool))
     blank.close()
     members: np.ndarray = np.load(scratch / "members.npy", mmap_mode="r+", allow_pickle=False)
     for begin, text in zip(begins, texts):
-        for start in range(0, len(text.sentences), BLOCK_ROWS):
-            block = text.members[start : start + BLOCK_ROWS]
+        for start in range(0, len(text.sentences), COPIED_ROWS):
+            block = text.members[start : start + COPIED_ROWS]
             rows = first[begin + start : begin + start + len(block)]
             for column, has in zip(text.columns, block.T):
                 if column is not None:
@@ -241,9 +241,9 @@ def _mark_members(
 def _count(sources: list[Source], members: np.ndarray, section: PhraseSection, folder: Path) -> list[Source]:
     spans = section.open_arrays(folder, SPANS)[SPANS]
     entries, sentences = np.zeros((2, len(sources)), np.int64)
-    for start in range(0, max(section.size, len(members)), BLOCK_ROWS):
-        entries += members[spans[start : start + BLOCK_ROWS, 0]].sum(axis=0)
-        sentences += members[start : start + BLOCK_ROWS].sum(axis=0)
+    for start in range(0, max(section.size, len(members)), COPIED_ROWS):
+        entries += members[spans[start : start + COPIED_ROWS, 0]].sum(axis=0)
+        sentences += members[start : start + COPIED_ROWS].sum(axis=0)
     lines = open_sentences(folder, len(members))
     prints = (
         source.corpus or fingerprint.of_strings(lines[n] for n in np.flatnonzero(of_source).tolist())
@@ -542,7 +542,7 @@ def _built_with(section: TokenSection | PhraseSection) -> dict[str, Any]:
     same |= {"the width of keys": section.dimension, "the metric": section.index.metric}
     if isinstance(section, PhraseSection):
         return same | {"the segmentation": section.segmentation}
-    return same | {"the key layer": section.key_layer, "the projection": section.digest(PROJECTION)}
+    return same | {"the key layer": section.key_layer, "the projection": section.digest(PROJECTION_FILE)}
 
 
 def _in_order(inputs: list[Input]) -> list[Input]:

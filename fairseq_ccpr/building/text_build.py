@@ -17,7 +17,7 @@ from fairseq_ccpr.building.options import check_texts
 from fairseq_ccpr.building.part import Part
 from fairseq_ccpr.building.text_files import Lines
 from fairseq_ccpr.datastore.manifest import TextSection
-from fairseq_ccpr.datastore.schema import (
+from fairseq_ccpr.datastore.parts import (
     CONTEXTS,
     COUNTS,
     FOLLOWING,
@@ -25,8 +25,8 @@ from fairseq_ccpr.datastore.schema import (
     PREFIXES,
     TEXT_OFFSETS,
     TEXT_TOKENS,
-    token_type,
 )
+from fairseq_ccpr.datastore.schema import token_type
 from fairseq_ccpr.datastore.text import (
     GENERAL,
     LANGUAGE,
@@ -42,8 +42,8 @@ from fairseq_ccpr.storage.arrays import save_array
 from fairseq_ccpr.storage.equal_strings import first_of_equals
 from fairseq_ccpr.timing import progress_bar
 
-CHUNK = 1 << 15  # sentences that are encoded and counted together
-BLOCK = 1 << 22  # rows of counts that are merged together
+CHUNK_SENTENCES = 1 << 15  # sentences that are encoded and counted together
+MERGED_ROWS = 1 << 22  # rows of counts that are merged together
 CHUNKS = "chunks"
 NO_TOKEN = -1
 NO_TABLES: dict[str, list[int]] = {CONTEXTS: [0, 0, 0], GRAMS: [0]}
@@ -172,9 +172,9 @@ def _general_runs(stores: list[TextDatastore], contexts: np.ndarray, folder: Pat
     opened = [store.open_counts() for store in stores]
     for number, store in enumerate(opened):
         hashes, grams, counts = store.contexts.hashes.numpy(), store.grams.numpy(), store.counts.numpy()
-        for start in range(0, len(grams), BLOCK):
-            places, tokens = np.divmod(grams[start : start + BLOCK], store.words)
-            general, found = counts[start : start + BLOCK, 1].astype(np.int64), hashes[places]
+        for start in range(0, len(grams), MERGED_ROWS):
+            places, tokens = np.divmod(grams[start : start + MERGED_ROWS], store.words)
+            general, found = counts[start : start + MERGED_ROWS, 1].astype(np.int64), hashes[places]
             new = general > 0
             for earlier in opened[:number]:
                 new &= earlier.contexts.find(torch.from_numpy(found)).numpy() < 0
@@ -196,7 +196,7 @@ class _Chunks:
         first = first_of_equals(self.lines, self.folder)
         sentences = (line for place, line in enumerate(self.lines) if first[place] == place)
         with progress_bar(what, "sentence", total=len(first), quiet=quiet) as bar:
-            while lines := list(islice(sentences, CHUNK)):
+            while lines := list(islice(sentences, CHUNK_SENTENCES)):
                 if not self._path(self.number, "sizes").exists():
                     self._count(self.number, lines, contexts)
                 self.number += 1
@@ -255,7 +255,7 @@ def merge(runs: list[np.ndarray], unit: int = 1) -> Iterator[np.ndarray]:
     Args:
         unit: no block begins inside a multiple of it.
     """
-    parts = max(1, -(-sum(run.shape[1] for run in runs) // BLOCK))
+    parts = max(1, -(-sum(run.shape[1] for run in runs) // MERGED_ROWS))
     keys = max(runs, key=lambda run: run.shape[1])[0]
     bounds = np.unique(keys[np.arange(1, parts) * len(keys) // parts] // unit * unit)
     begins = [[0, *np.searchsorted(run[0], bounds), run.shape[1]] for run in runs]
@@ -311,8 +311,8 @@ def _index_contexts(contexts: np.ndarray, folder: Path, section: TextSection) ->
     def begins() -> Iterator[np.ndarray]:
         nonlocal bucket
         last = 0
-        for start in range(0, prefixes + 1, BLOCK):
-            numbers = np.arange(start, min(start + BLOCK, prefixes + 1))
+        for start in range(0, prefixes + 1, MERGED_ROWS):
+            numbers = np.arange(start, min(start + MERGED_ROWS, prefixes + 1))
             places = prefix_begins(contexts, numbers, prefixes)
             bucket, last = max(bucket, int(np.diff(places, prepend=last).max())), int(places[-1])
             yield places

@@ -25,7 +25,7 @@ from fairseq_ccpr.building.corpus import Chunk, Corpus, PseudoPairs, entries_of,
 from fairseq_ccpr.building.options import BuildOptions, check_texts, refuse
 from fairseq_ccpr.building.part import VALID, ChunkRows, Processes, TokenPart
 from fairseq_ccpr.datastore.manifest import REVERSE_MODEL, Manifest, ProjectionDescription, TokenSection
-from fairseq_ccpr.datastore.schema import KEYS, PROJECTION, PROVENANCE, VALUES
+from fairseq_ccpr.datastore.parts import KEYS, PROJECTION_FILE, PROVENANCE, VALUES
 from fairseq_ccpr.datastore.token import KeyProjection, TokenDatastore
 from fairseq_ccpr.datastore.tuned import UNTUNED, write_tuned
 from fairseq_ccpr.decoding.retrieval_task import LANGUAGE_PAIR
@@ -496,7 +496,7 @@ def write_empty_store(
         part = TokenPart(folder, section, symbols, show=False)
         rmtree(part.partial, ignore_errors=True)  # left by a run that was killed
         part.lay_out({})
-        KeyProjection.scaling(dimension).save(part.partial / PROJECTION)
+        KeyProjection.scaling(dimension).save(part.partial / PROJECTION_FILE)
         part.finish((), len(source), source.unk())
         write_tuned({"token": TokenDatastore(folder)}, {"knn": EMPTY_SETTINGS}, UNTUNED)
     return section

@@ -11,14 +11,14 @@ import torch
 from numpy.lib.format import open_memmap
 
 from fairseq_ccpr.datastore.manifest import PhraseSection
+from fairseq_ccpr.datastore.parts import KEYS, SPANS, STRING_HASHES
 from fairseq_ccpr.datastore.phrase import write_string_hashes
-from fairseq_ccpr.datastore.schema import KEYS, SPANS, STRING_HASHES
 from fairseq_ccpr.models.xpr_encoder import XprEncoder
 from fairseq_ccpr.storage.arrays import check_space
 from fairseq_ccpr.storage.equal_strings import first_of_equal_numbers
 from fairseq_ccpr.storage.files import scratch_directory
 
-BLOCK = 4096  # places, or types, at a time
+TYPED_ROWS = 4096  # places, or types, at a time
 
 
 def merge_types(folder: Path, places: PhraseSection, encoder: XprEncoder) -> int:
@@ -35,7 +35,7 @@ def merge_types(folder: Path, places: PhraseSection, encoder: XprEncoder) -> int
     spans, hashes = places.open_arrays(folder, SPANS, STRING_HASHES).values()
     means = places.open_keys(folder)
     with scratch_directory(folder / "types") as scratch:
-        blocks = (hashes[start : start + BLOCK] for start in range(0, len(hashes), BLOCK))
+        blocks = (hashes[start : start + TYPED_ROWS] for start in range(0, len(hashes), TYPED_ROWS))
         firsts = first_of_equal_numbers(blocks, scratch)
         types, count = number_types(firsts, scratch / "types.npy")
         merged = replace(places, size=count, dimension=encoder.dimension)
@@ -57,11 +57,11 @@ def number_types(firsts: np.ndarray, path: Path) -> tuple[np.ndarray, int]:
     """Number strings, int64 [P], in `path`, in the order in which they first come, by the first place of an equal one."""
     types = open_memmap(path, "w+", np.int64, (len(firsts),))
     count = 0
-    for start in range(0, len(firsts), BLOCK):
-        block = firsts[start : start + BLOCK]
+    for start in range(0, len(firsts), TYPED_ROWS):
+        block = firsts[start : start + TYPED_ROWS]
         new = block == np.arange(start, start + len(block))
-        types[start : start + BLOCK][new] = count + np.arange(new.sum())
-        types[start : start + BLOCK] = types[block]
+        types[start : start + TYPED_ROWS][new] = count + np.arange(new.sum())
+        types[start : start + TYPED_ROWS] = types[block]
         count += int(new.sum())
     return types, count
 
@@ -70,17 +70,19 @@ def mean_of_types(means: np.ndarray, types: np.ndarray, count: int, scratch: Pat
     """Average the fp16 vectors [P, H] of all places of each string by `types`, int64 [P]: fp32 [n, H] at a time, in order."""
     sums = open_memmap(scratch / "sums.npy", "w+", np.float32, (count, means.shape[1]))
     places = open_memmap(scratch / "places.npy", "w+", np.int64, (count,))
-    for start in range(0, len(means), BLOCK):
-        block = types[start : start + BLOCK]
+    for start in range(0, len(means), TYPED_ROWS):
+        block = types[start : start + TYPED_ROWS]
         order = block.argsort(kind="stable")
         found, begins, numbers = np.unique(block[order], return_index=True, return_counts=True)
-        sums[found] += np.add.reduceat(means[start : start + BLOCK].astype(np.float32)[order], begins, axis=0)
+        sums[found] += np.add.reduceat(
+            means[start : start + TYPED_ROWS].astype(np.float32)[order], begins, axis=0
+        )
         places[found] += numbers
-    for start in range(0, count, BLOCK):
-        yield sums[start : start + BLOCK] / places[start : start + BLOCK, None]
+    for start in range(0, count, TYPED_ROWS):
+        yield sums[start : start + TYPED_ROWS] / places[start : start + TYPED_ROWS, None]
 
 
 def _firsts_alone(rows: np.ndarray, firsts: np.ndarray) -> Iterator[np.ndarray]:
-    for start in range(0, len(rows), BLOCK):
-        block = firsts[start : start + BLOCK]
-        yield rows[start : start + BLOCK][block == np.arange(start, start + len(block))]
+    for start in range(0, len(rows), TYPED_ROWS):
+        block = firsts[start : start + TYPED_ROWS]
+        yield rows[start : start + TYPED_ROWS][block == np.arange(start, start + len(block))]

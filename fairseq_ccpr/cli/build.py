@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import Optional
+from typing import Any, Optional
 
 from fairseq_ccpr.building.adapter_build import build_projected_datastore
 from fairseq_ccpr.building.part import launched
@@ -21,9 +20,9 @@ from fairseq_ccpr.building.token_build import (
 )
 from fairseq_ccpr.cli.command import MODEL, command
 from fairseq_ccpr.datastore.manifest import TextSection
+from fairseq_ccpr.datastore.parts import GRAMS
 from fairseq_ccpr.datastore.preprocessing import remember, remembered
-from fairseq_ccpr.datastore.schema import GRAMS
-from fairseq_ccpr.datastore.token import UNKNOWN, TokenDatastore
+from fairseq_ccpr.datastore.token import UNKNOWN_SYMBOL, TokenDatastore
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.inference.back_translation import back_translate, refuse_begun, tell_left_out
 from fairseq_ccpr.inference.resources import preprocessing_for_build
@@ -91,7 +90,9 @@ def build_tokens(settings: TokenBuildSettings) -> int:
             if left_out:
                 print(f"{left_out:,} sentences longer than the model takes were left out")
             if unknown := TokenDatastore(settings.output).count_unknown():
-                print(f"{unknown:,} entries are of unknown tokens ({UNKNOWN}), which decoding passes over")
+                print(
+                    f"{unknown:,} entries are of unknown tokens ({UNKNOWN_SYMBOL}), which decoding passes over"
+                )
     return 0
 
 
@@ -265,35 +266,18 @@ def build_monolingual(
         raise ConfigurationError(
             "--reverse-model needs --data DATA_BIN, a folder that fairseq-ccpr prepare made"
         )
-    parts = [
-        partial(
-            build_text.work,
-            ["--path", str(path), *(["--cpu"] if cpu else []), *rest],
-            text,
-            output,
-            against,
-            data,
-            quiet,
-        )
-    ]
-    if encoder:
-        phrases = PhraseBuildSettings(text, encoder, output=output, bf16=bf16, cpu=cpu, quiet=quiet)
-        parts.append(partial(build_phrases.work, phrases))
-    if reverse_model:
-        assert data is not None
-        tokens = TokenBuildSettings(
-            data,
-            str(path),
-            output=output,
-            monolingual=text,
-            reverse_model=reverse_model,
-            cpu=cpu,
-            quiet=quiet,
-        )
+    common: dict[str, Any] = {"output": output, "cpu": cpu, "quiet": quiet}
+    tokens = data and TokenBuildSettings(
+        data, str(path), monolingual=text, reverse_model=reverse_model, **common
+    )
+    if reverse_model and tokens:
         tokens.check()  # before the others are built
-        parts.append(partial(build_tokens.work, tokens))
-    for build in parts:
-        build()
+    words = ["--path", str(path), *(["--cpu"] if cpu else []), *rest]
+    build_text.work(words, text, output, against, data, quiet)
+    if encoder:
+        build_phrases.work(PhraseBuildSettings(text, encoder, bf16=bf16, **common))
+    if reverse_model:
+        build_tokens.work(tokens)
     return 0
 
 

@@ -28,11 +28,11 @@ from fairseq_ccpr.datastore.manifest import (
     Source,
     TokenSection,
 )
+from fairseq_ccpr.datastore.parts import CONTEXTS, GRAMS, KEYS
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.datastore.preprocessing import remembered
-from fairseq_ccpr.datastore.schema import CONTEXTS, GRAMS, KEYS
 from fairseq_ccpr.datastore.text import TextDatastore
-from fairseq_ccpr.datastore.token import FAMILIAR, UNKNOWN, TokenDatastore
+from fairseq_ccpr.datastore.token import FAMILIAR, UNKNOWN_SYMBOL, TokenDatastore
 from fairseq_ccpr.datastore.tuned import tuned_signatures
 from fairseq_ccpr.decoding.phrase_retriever import RetrievedPhrase
 from fairseq_ccpr.errors import ConfigurationError
@@ -423,7 +423,10 @@ def _more_of_tokens(store: TokenDatastore, top: int) -> Rows:
     symbols, counts = store.read_symbols(), np.bincount(store.values)
     often = np.argsort(-counts, kind="stable")[:top] if not learned.damage else ()
     return [
-        ("unused", unknown and f"{unknown:,} of unknown tokens ({UNKNOWN}), which decoding passes over"),
+        (
+            "unused",
+            unknown and f"{unknown:,} of unknown tokens ({UNKNOWN_SYMBOL}), which decoding passes over",
+        ),
         ("own text", domain and f"{len(domain.states):,} states of {len(domain.lengths):,} sentences"),
         ("sources", _source_sentences(section)),
         ("defaults", suits and f"{suits}: {measured}"),

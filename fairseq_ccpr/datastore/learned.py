@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fairseq_ccpr.datastore.manifest import Manifest, PhraseSection, TokenSection
-from fairseq_ccpr.datastore.schema import KEYS, PROJECTION
+from fairseq_ccpr.datastore.parts import KEYS, PROJECTION_FILE
 from fairseq_ccpr.datastore.source_index import hash_source
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.errors import FULL, ConfigurationError, DatastoreError, NotWritableError
@@ -599,7 +599,7 @@ def identity(section: TokenSection) -> dict[str, Any]:
         "model": section.fingerprints["model"],
         "target dictionary": section.fingerprints["target_dictionary"],
         "key layer": section.key_layer,
-        "projection": section.digest(PROJECTION),
+        "projection": section.digest(PROJECTION_FILE),
         "set of keys": section.keys_fingerprint,
         "width of keys": section.dimension,
     }

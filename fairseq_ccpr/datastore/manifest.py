@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from fairseq_ccpr.datastore.schema import (
+from fairseq_ccpr.datastore.parts import (
     COUNTS,
     FP16,
     KEYS,
@@ -20,9 +20,8 @@ from fairseq_ccpr.datastore.schema import (
     TEXT_FILES,
     TOKEN_FILES,
     VALUES,
-    Described,
-    KeyForm,
 )
+from fairseq_ccpr.datastore.schema import Described, KeyForm
 from fairseq_ccpr.errors import DatastoreError
 from fairseq_ccpr.search import IndexDescription, RemoteKeys, StoreAddress
 from fairseq_ccpr.search.index_plan import PHRASE_DEPTH, PHRASE_EFFORT, TOKEN_EFFORT, Effort
@@ -43,7 +42,7 @@ from fairseq_ccpr.version import __version__
 # their strings, 9 texts whose sources are back-translations among those that were merged, 10 a minimum of
 # candidates among the index parameters, 11 text, 12 tokens' keys in Milvus, 14 the source sentences of
 # tokens, of which 13 had hashes alone
-FORMAT_VERSION = 14
+MANIFEST_VERSION = 14
 CHECKSUM_SINCE = 5
 TOKEN, PHRASE, TEXT = "token", "phrase", "text"  # the folders of the parts
 EXACT = IndexDescription("exact", "ip")
@@ -270,7 +269,7 @@ class Manifest:
     def write(self, directory: Path) -> None:
         """Write atomically: readers see the old manifest or the new one."""
         parts = {part.PART: part.entries(part.ORDER) for part in self.parts}
-        data = {"format_version": FORMAT_VERSION, **parts, "created_with": self.created_with}
+        data = {"format_version": MANIFEST_VERSION, **parts, "created_with": self.created_with}
         write_checked_json(directory / MANIFEST, data)
         sync_directory(directory)
 
@@ -325,10 +324,10 @@ class Manifest:
             version = data["format_version"]
             if not isinstance(version, int) or version < 1:
                 raise ValueError(f"it has format version {version!r}, and the first is 1")
-            if version > FORMAT_VERSION:
+            if version > MANIFEST_VERSION:
                 raise DatastoreError(
                     f"{path} has format version {version}, and this fairseq-ccpr ({__version__}) reads up to "
-                    f"{FORMAT_VERSION}: upgrade fairseq-ccpr"
+                    f"{MANIFEST_VERSION}: upgrade fairseq-ccpr"
                 )
             if not {TOKEN, PHRASE, TEXT} & data.keys():
                 raise DatastoreError(

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from fairseq_ccpr.datastore.manifest import Manifest, Section
-from fairseq_ccpr.datastore.schema import KEYS
+from fairseq_ccpr.datastore.parts import KEYS
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
 from fairseq_ccpr.search import TIMEOUT, Index
 from fairseq_ccpr.search.index_plan import CPU, open_for_device

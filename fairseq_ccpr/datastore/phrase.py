@@ -11,7 +11,7 @@ import numpy as np
 
 from fairseq_ccpr.datastore.manifest import PhraseSection
 from fairseq_ccpr.datastore.opened_part import KeyedPart
-from fairseq_ccpr.datastore.schema import KEYS, LINE_OFFSETS, LINES, MEMBERS, SPANS, STRING_HASHES
+from fairseq_ccpr.datastore.parts import KEYS, LINE_OFFSETS, LINES, MEMBERS, SPANS, STRING_HASHES
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
 from fairseq_ccpr.search import TIMEOUT, IndexDescription
 from fairseq_ccpr.storage.equal_strings import HASHED, hash_strings

@@ -20,14 +20,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fairseq_ccpr.datastore.manifest import SourceIndexDescription
-from fairseq_ccpr.datastore.schema import FIRSTS, PLACES, POSTINGS, SOURCE_HASHES, SUBWORDS, WORTHS
+from fairseq_ccpr.datastore.parts import FIRSTS, PLACES, POSTINGS, SOURCE_HASHES, SUBWORDS, WORTHS
 from fairseq_ccpr.storage.arrays import ArrayWriter, save_array
 from fairseq_ccpr.storage.fingerprint import hash_bytes
 
 K, B = 1.2, 0.75  # of BM25
 # subwords in more than this share of the sentences, and in more than so many, are no terms
-COMMON, FEW = 0.1, 1000
-BLOCK = 1 << 20  # subwords, or entries, that are sorted at a time
+COMMON, FEW_SENTENCES = 0.1, 1000
+SORTED_ROWS = 1 << 20  # subwords, or entries, that are sorted at a time
 
 Sources = Iterable[tuple[int, np.ndarray]]  # numbers of sentences, ascending, and their subwords, int [L]
 
@@ -161,7 +161,7 @@ class SentenceMemory:
         frequencies = index.document_frequencies + more - fewer
         total = described.known + len(learned) - len(gone)
         self.idf = np.log1p((total - frequencies + 0.5) / (frequencies + 0.5)).astype(np.float32)  # [V]
-        self.idf[frequencies > max(FEW, COMMON * total)] = 0.0
+        self.idf[frequencies > max(FEW_SENTENCES, COMMON * total)] = 0.0
 
     def likeness(self, sources: Sequence[np.ndarray]) -> Likeness:
         """Compare sources, int [L] each, with all sentences."""
@@ -247,7 +247,7 @@ def _write_postings(folder: Path, described: SourceIndexDescription) -> SourceIn
     def blocks() -> Iterator[tuple[int, Terms]]:
         begins, start = spans[:, 1], 0
         while start < described.sentences:
-            end = max(start + 1, int(np.searchsorted(begins, begins[start] + BLOCK, "right")) - 1)
+            end = max(start + 1, int(np.searchsorted(begins, begins[start] + SORTED_ROWS, "right")) - 1)
             yield (
                 start,
                 Terms.of(subwords[begins[start] : begins[end]], np.diff(begins[start : end + 1]), described),
@@ -279,7 +279,7 @@ def _write_postings(folder: Path, described: SourceIndexDescription) -> SourceIn
 
 def _first_entries(provenance: np.ndarray) -> Iterator[tuple[int, int]]:
     """Yield the number of each sentence that has entries, and the first of these."""
-    for start in range(0, len(provenance), BLOCK):
-        block = provenance[start : start + BLOCK]
+    for start in range(0, len(provenance), SORTED_ROWS):
+        block = provenance[start : start + SORTED_ROWS]
         places = np.flatnonzero(block[:, 1] == 0)
         yield from zip(block[places, 0].tolist(), (start + places).tolist())

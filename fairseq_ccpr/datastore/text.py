@@ -27,7 +27,7 @@ from torch.nn.functional import pad
 
 from fairseq_ccpr.datastore.manifest import TextSection
 from fairseq_ccpr.datastore.opened_part import OpenedPart
-from fairseq_ccpr.datastore.schema import (
+from fairseq_ccpr.datastore.parts import (
     CONTEXTS,
     COUNTS,
     FOLLOWING,

@@ -16,7 +16,7 @@ from fairseq_ccpr import timing
 from fairseq_ccpr.datastore.domain import Domain
 from fairseq_ccpr.datastore.manifest import TokenSection
 from fairseq_ccpr.datastore.opened_part import KeyedPart
-from fairseq_ccpr.datastore.schema import DOMAIN, PROJECTION, PROVENANCE, SYMBOLS, VALUES
+from fairseq_ccpr.datastore.parts import DOMAIN, PROJECTION_FILE, PROVENANCE, SYMBOLS, VALUES
 from fairseq_ccpr.datastore.source_index import SourceIndex
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
 from fairseq_ccpr.search import TIMEOUT
@@ -25,7 +25,8 @@ from fairseq_ccpr.storage.fingerprint import short
 
 # Of what was measured: so much are 99% of its own sentences like the most alike one with another target.
 FAMILIAR = "familiar"
-UNKNOWN = "<unk>"  # fairseq's symbol for what the dictionary does not have; retrieval never proposes it
+# fairseq's symbol for what the dictionary does not have; retrieval never proposes it
+UNKNOWN_SYMBOL = "<unk>"
 
 
 class KeyProjection(nn.Module):
@@ -156,11 +157,11 @@ class TokenDatastore(KeyedPart[TokenSection]):
         described = self.section.projection
         if described is None:
             return None
-        projection = KeyProjection.load(self.folder / PROJECTION)
+        projection = KeyProjection.load(self.folder / PROJECTION_FILE)
         found = projection.hidden.in_features, projection.dimension
         if found != (described.query_dimension, self.section.dimension):
             raise DatastoreError(
-                f"{self.folder / PROJECTION} goes from width {found[0]} to {found[1]}, but the manifest says "
+                f"{self.folder / PROJECTION_FILE} goes from width {found[0]} to {found[1]}, but the manifest says "
                 f"{described.query_dimension} to {self.section.dimension}: build the datastore again"
             )
         return projection
@@ -202,7 +203,7 @@ class TokenDatastore(KeyedPart[TokenSection]):
 
     def count_unknown(self) -> int:
         """Count the entries of the unknown token, which are useless: it is never proposed."""
-        unknown = [number for number, symbol in enumerate(self.read_symbols()) if symbol == UNKNOWN]
+        unknown = [number for number, symbol in enumerate(self.read_symbols()) if symbol == UNKNOWN_SYMBOL]
         return int(np.count_nonzero(np.isin(self.values, unknown)))
 
     def read_symbols(self) -> list[str]:

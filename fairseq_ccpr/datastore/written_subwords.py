@@ -21,8 +21,8 @@ from pathlib import Path
 
 import numpy as np
 
+from fairseq_ccpr.datastore.parts import LINES as TEXT
 from fairseq_ccpr.datastore.phrase import SPANS, PhraseDatastore
-from fairseq_ccpr.datastore.schema import LINES as TEXT
 from fairseq_ccpr.errors import DatastoreError
 from fairseq_ccpr.storage.arrays import GrowingArray, check_space, open_array
 from fairseq_ccpr.storage.files import (

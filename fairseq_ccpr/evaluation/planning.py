@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 from fairseq_ccpr.datastore.manifest import PhraseSection, TokenSection
-from fairseq_ccpr.datastore.schema import SOURCE_FILES
+from fairseq_ccpr.datastore.parts import SOURCE_FILES
 from fairseq_ccpr.device import has_bf16
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.search import DISK

@@ -40,7 +40,7 @@ from fairseq_ccpr.building.part import Part
 from fairseq_ccpr.building.rewrite import MergeSettings, merge_datastores
 from fairseq_ccpr.datastore.learned import LearnedStore, NewPair
 from fairseq_ccpr.datastore.manifest import TokenSection
-from fairseq_ccpr.datastore.schema import PROVENANCE, SYMBOLS, VALUES
+from fairseq_ccpr.datastore.parts import PROVENANCE, SYMBOLS, VALUES
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.search import IndexDescription, RemoteKeys, StoreAddress, build_index, open_index
 from fairseq_ccpr.search.exact import ExactIndex

@@ -15,8 +15,8 @@ import numpy as np
 from fairseq_ccpr.building.part import Part
 from fairseq_ccpr.cli.command import run
 from fairseq_ccpr.datastore.manifest import PhraseSection
+from fairseq_ccpr.datastore.parts import SPANS, STRING_HASHES
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
-from fairseq_ccpr.datastore.schema import SPANS, STRING_HASHES
 from fairseq_ccpr.storage.arrays import save_array
 from fairseq_ccpr.storage.files import atomic_directory
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from fairseq_ccpr.datastore.manifest import TOKEN, Manifest
-from fairseq_ccpr.datastore.schema import DOMAIN, SOURCE_FILES, SYMBOLS
+from fairseq_ccpr.datastore.parts import DOMAIN, SOURCE_FILES, SYMBOLS
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.evaluation.planning import Limits, needs
 from fairseq_ccpr.search import ExactIndex, build_index, exact, faiss_index, open_index
