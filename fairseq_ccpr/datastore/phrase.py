@@ -11,7 +11,7 @@ import numpy as np
 
 from fairseq_ccpr.datastore.manifest import PhraseSection
 from fairseq_ccpr.datastore.opened_part import KeyedPart
-from fairseq_ccpr.datastore.parts import KEYS, LINE_OFFSETS, LINES, MEMBERS, SPANS, STRING_HASHES
+from fairseq_ccpr.datastore.parts import LINE_OFFSETS, LINES, MEMBERS, SPANS, STRING_HASHES
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
 from fairseq_ccpr.search import TIMEOUT, IndexDescription
 from fairseq_ccpr.storage.equal_strings import HASHED, hash_strings
@@ -118,14 +118,3 @@ def write_string_hashes(folder: Path, section: PhraseSection) -> None:
     blocks = (hash_strings(spans[start : start + HASHED], lines) for start in range(0, len(spans), HASHED))
     section.write(folder, STRING_HASHES, blocks)
     section.hashes = True
-
-
-def bytes_per_entry(section: PhraseSection) -> dict[str, float]:
-    """Compute the bytes that an entry takes on disk, on average: of keys, spans, sentences and index."""
-    parts = {f"{section.folder}/{KEYS}.npy": KEYS, f"{section.folder}/{SPANS}.npy": SPANS}
-    parts |= {f"{section.folder}/{name}": "index" for name in section.index.files}
-    totals: dict[str, float] = {}
-    for name, file in section.files.items():
-        part = parts.get(name, "sentences")
-        totals[part] = totals.get(part, 0.0) + file["bytes"] / section.size
-    return totals
