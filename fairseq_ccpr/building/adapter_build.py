@@ -1,4 +1,4 @@
-"""The CLKNN adapter of a datastore: trained with fairseq-train on raw keys, which it then projects into the final ones."""
+"""The CLKNN adapter of a datastore: trained with fairseq-train on raw keys, which it then projects."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ FINISHED, LOG = "finished", "train.log"  # files in the save directory, as the c
 
 # fairseq takes the later of two, so --adapter-options can change any of them.
 DEFAULTS = (
-    "--task token_contrast --arch token_adapter --criterion supervised_contrastive "
-    "--best-checkpoint-metric accuracy --maximize-best-checkpoint-metric --no-epoch-checkpoints --optimizer adam --lr 3e-4 "
-    "--lr-scheduler polynomial_decay --warmup-updates 100 --clip-norm 1 --batch-size 128 --seed 1 --num-workers 0 "
-    "--max-update 1000"
+    "--task token_contrast --arch token_adapter --criterion supervised_contrastive --best-checkpoint-metric "
+    "accuracy --maximize-best-checkpoint-metric --no-epoch-checkpoints --optimizer adam --lr 3e-4 "
+    "--lr-scheduler polynomial_decay --warmup-updates 100 --clip-norm 1 --batch-size 128 --seed 1 "
+    "--num-workers 0 --max-update 1000"
 )
 
 RAW_INDEX = IndexDescription("exact", "l2")
@@ -77,13 +77,13 @@ class AdapterTraining:
         return cls(words, getattr(parsed, "adapter_output_dim", 0) or None)
 
     def fingerprint(self, keys: list[str]) -> str:
-        """Digest all that the outcome depends on: fingerprints of the raw keys and of their origin, and all options."""
+        """Digest all that the outcome depends on: fingerprints of raw keys and their origin, and all options."""
         configs = (TokenContrastConfig, TokenAdapterConfig, SupervisedContrastiveConfig)
         defaults = [f"{config.__name__}.{f.name}={f.default}" for config in configs for f in fields(config)]
         return fingerprint.of_strings([*keys, *self.words, *defaults, __version__])
 
     def run(self, stores: list[Path], save_dir: Path, identity: str, cpu: bool, quiet: bool) -> Path:
-        """Train on one store, perhaps validating on a second; a run that was killed is resumed, a finished one kept.
+        """Train on one store, perhaps validating on a second; resume a run that was killed, keep a finished one.
 
         Returns:
             The checkpoint with the best retrieval accuracy on held-out sentences; the untrained start is one
@@ -105,8 +105,8 @@ class AdapterTraining:
             _run(command, save_dir, quiet)
             if not (save_dir / BEST).exists():
                 raise ConfigurationError(
-                    f"fairseq-train wrote no {save_dir / BEST}: take options that turn saving or validation off out of "
-                    "--adapter-options"
+                    f"fairseq-train wrote no {save_dir / BEST}: take options that turn saving or validation "
+                    "off out of --adapter-options"
                 )
             (save_dir / FINISHED).touch()
         return save_dir / BEST
@@ -135,7 +135,7 @@ def _run(command: list[str], save_dir: Path, quiet: bool) -> None:
 
 
 def build_projected_datastore(settings: TokenBuildSettings, processes: Processes) -> tuple[TokenSection, int]:
-    """Build, or resume building, a datastore whose keys are projected; returns what `build_token_datastore` does.
+    """Build, or resume building, projected keys; returns what `build_token_datastore` does.
 
     1. Plan: as for raw keys; and check that the adapter, PCA and index fit together.
     2. Write raw keys as a datastore of their own, in `--raw-datastore`, or in `raw` alongside the part until
@@ -153,8 +153,8 @@ def build_projected_datastore(settings: TokenBuildSettings, processes: Processes
     raw_folder = settings.raw_datastore or settings.output / RAW
     if settings.keep_raw_keys and not unfinished and not raw_folder.exists():
         raise ConfigurationError(
-            f"{settings.output} is finished, and its raw keys were dropped: leave out --keep-raw-keys, or delete it "
-            "and build it again"
+            f"{settings.output} is finished, and its raw keys were dropped: leave out --keep-raw-keys, or "
+            "delete it and build it again"
         )
     processes.barrier()  # all have seen the same
     valid_folder = settings.output / VALID
@@ -195,24 +195,24 @@ class _Plan:
         self.pca_dim = min(PCA_DIMENSION, self.width) if settings.pca_dim is None else settings.pca_dim
         if self.pca_dim > self.width:
             raise ConfigurationError(
-                f"--pca-dim is {self.pca_dim}, but the adapter's vectors are {self.width} wide: give 1 to {self.width}, "
-                "or 0 for no PCA"
+                f"--pca-dim is {self.pca_dim}, but the adapter's vectors are {self.width} wide: give 1 to "
+                f"{self.width}, or 0 for no PCA"
             )
 
     def _load(self, path: Path) -> TokenAdapter:
         adapter, raw = TokenAdapter.load(path), self.raw_section
         if (width := adapter.hidden.in_features) != raw.dimension:
             raise ConfigurationError(
-                f"the adapter {path} takes states of width {width}, but those of {self.settings.path} are {raw.dimension} "
-                "wide: give an adapter trained for this model"
+                f"the adapter {path} takes states of width {width}, but those of {self.settings.path} are "
+                f"{raw.dimension} wide: give an adapter trained for this model"
             )
         current = {"model": raw.fingerprints["model"], "key_layer": raw.key_layer}
         for what, value in current.items():
             if adapter.trained_on.get(what, value) != value:
                 raise CheckpointError(
                     f"the adapter {path} was trained for another {what.replace('_', ' ')}: "
-                    f"{fingerprint.brief(adapter.trained_on[what])} there, {fingerprint.brief(value)} now; train one "
-                    "for this, with --adapter clknn"
+                    f"{fingerprint.brief(adapter.trained_on[what])} there, {fingerprint.brief(value)} now; "
+                    "train one for this, with --adapter clknn"
                 )
         return adapter
 

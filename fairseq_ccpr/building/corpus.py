@@ -1,4 +1,4 @@
-"""The binarised corpus of a token datastore: sentences, chunks, batches, shards, and the sample that describes its domain.
+"""The binarised corpus of a token datastore: sentences, chunks, batches, shards, and a sample of its states.
 
 A shard is one of N smaller datastores, built by as many commands, of neighbouring chunks of sentences each.
 """
@@ -71,7 +71,7 @@ class Corpus:
         return replace(self, chunks=moved)
 
     def sources(self) -> Iterator[tuple[int, np.ndarray]]:
-        """Yield the number of each sentence, counted through all subsets, and its source's subwords, int32 [L]."""
+        """Yield each sentence's number, counted through all subsets, and its source's subwords, int32 [L]."""
         before = dict(zip(self.subsets, np.cumsum([0, *self.subsets.values()]).tolist()))
         for chunk in self.chunks:
             dataset = self.task.dataset(chunk.subset)
@@ -79,7 +79,7 @@ class Corpus:
                 yield before[chunk.subset] + number, self.task.source_subwords(dataset[number]["source"])
 
     def batches(self, chunk: Chunk, max_tokens: int) -> list[Any]:
-        """Divide a chunk's sentences into fairseq's batches of at most `max_tokens` tokens per side, alike in length."""
+        """Divide a chunk into fairseq's batches of at most `max_tokens` tokens per side, alike in length."""
         dataset = self.task.dataset(chunk.subset)
         order = np.lexsort((dataset.src_sizes[chunk.sentences], dataset.tgt_sizes[chunk.sentences]))
         longest = max(dataset.src_sizes[chunk.sentences].max(), dataset.tgt_sizes[chunk.sentences].max())
@@ -98,7 +98,7 @@ def draw_fraction(count: int, fraction: float) -> np.ndarray:
 def read_corpus(
     task: Any, subsets: list[str], max_positions: tuple[int, int], chunk_tokens: int, fraction: float
 ) -> Corpus:
-    """Load a fraction of `subsets`, and of those that continue them, in chunks of about `chunk_tokens` target tokens."""
+    """Load a fraction of `subsets`, and of what continues them, in chunks of about `chunk_tokens` tokens."""
     data_bin, source, target = task.cfg.data, task.cfg.source_lang, task.cfg.target_lang
     if twice := [one for one in subsets if subsets.count(one) > 1]:
         raise ConfigurationError(f"--subset names '{twice[0]}' twice")
@@ -109,8 +109,8 @@ def read_corpus(
         if not has_subset(task, subset):
             raise ConfigurationError(
                 f"{data_bin} holds no subset '{subset}' for {source}-{target}{what_is_there(task, subset)}: "
-                f"{subset}.{source}-{target}.* are not all there; give the folder that fairseq-ccpr prepare or "
-                "fairseq-preprocess wrote, and --subset as there"
+                f"{subset}.{source}-{target}.* are not all there; give the folder that fairseq-ccpr prepare "
+                "or fairseq-preprocess wrote, and --subset as there"
             )
         task.load_dataset(subset, alone=False)
         dataset = task.dataset(subset)
@@ -128,8 +128,9 @@ def read_corpus(
             first_row += rows
     if first_row == 0:
         raise ConfigurationError(
-            f"{data_bin} holds no sentence to build from in {', '.join(sentence_counts)}: {left_out:,} are longer than the "
-            f"model takes ({max_positions[0]} source, {max_positions[1]} target tokens), and there are no others"
+            f"{data_bin} holds no sentence to build from in {', '.join(sentence_counts)}: {left_out:,} are "
+            f"longer than the model takes ({max_positions[0]} source, {max_positions[1]} target tokens), "
+            "and there are no others"
         )
     return Corpus(
         task, sentence_counts, chunks, left_out, corpus_fingerprint(task, sentence_counts), fraction
@@ -149,14 +150,14 @@ def chunks_of_shard(total: int, num_shards: int, shard_id: int, unit: str) -> ra
     """
     if total < num_shards:
         raise ConfigurationError(
-            f"--num-shards is {num_shards}, but --chunk-{unit} cuts the text into {total}: give up to {total} shards, or "
-            "shorter chunks"
+            f"--num-shards is {num_shards}, but --chunk-{unit} cuts the text into {total}: give up to "
+            f"{total} shards, or shorter chunks"
         )
     return range(total * shard_id // num_shards, total * (shard_id + 1) // num_shards)
 
 
 def sample_domain(keys: np.ndarray, provenance: np.ndarray) -> Domain:
-    """Describe the text of a datastore by whole sentences that are spread evenly over it, read block by block.
+    """Describe the text of a datastore by whole sentences spread evenly over it, read block by block.
 
     Args:
         keys: fp16 [N, d], the decoder's own states.
@@ -183,7 +184,7 @@ def sample_domain(keys: np.ndarray, provenance: np.ndarray) -> Domain:
 
 
 def join_domains(domains: list[Domain], weights: list[int]) -> Domain:
-    """Describe the text of several datastores by sentences of each sample, in proportion to its entries (`weights`)."""
+    """Describe the text of several datastores by sentences of each sample, in proportion to `weights`."""
     thinned = []
     for domain, weight in zip(domains, weights):
         sentences = len(domain.lengths)

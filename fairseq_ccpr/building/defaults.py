@@ -43,7 +43,7 @@ def measure_defaults(
     model: LogProbs | None = None,
     sources: SourceIndex | None = None,
 ) -> dict[str, float]:
-    """Choose T, with the model lambda, and with the sources gamma, under which a sample of its own tokens is likeliest.
+    """Choose T, with the model lambda, with the sources gamma, under which its own tokens are likeliest.
 
     Args:
         keys: fp16 [N, d], which `index` is of.

@@ -59,7 +59,8 @@ class BuildOptions:
     )
     num_shards: int = option(
         1,
-        "build one of N shards, each a datastore, by as many commands on any machines; fairseq-ccpr merge joins them",
+        "build one of N shards, each a datastore, by as many commands on any machines; fairseq-ccpr merge "
+        "joins them",
         within="[1, inf)",
         needs="at least 1 shard",
         metavar="N",
@@ -67,8 +68,8 @@ class BuildOptions:
     shard_id: int = option(0, "which of them, from 0", metavar="I")
     index: str = option(
         "auto",
-        "exact search, or a FAISS factory string such as IVF2048,SQfp16; disk, or disk:FACTORY, for one whose inverted "
-        "lists stay on disk; auto takes exact on a GPU and for small stores",
+        "exact search, or a FAISS factory string such as IVF2048,SQfp16; disk, or disk:FACTORY, for one "
+        "whose inverted lists stay on disk; auto takes exact on a GPU and for small stores",
         metavar="exact|FACTORY",
     )
     index_parameters: str = option(
@@ -78,8 +79,8 @@ class BuildOptions:
     )
     store: Optional[str] = option(
         None,
-        "keep the keys in Milvus: a server, or a file of its embedded form; --index is then exact or a type of Milvus "
-        "(HNSW,M=16,efConstruction=200), --index-parameters its parameters (ef=128)",
+        "keep the keys in Milvus: a server, or a file of its embedded form; --index is then exact or a type "
+        "of Milvus (HNSW,M=16,efConstruction=200), --index-parameters its parameters (ef=128)",
         metavar="URI|FILE.db",
     )
     collection: Optional[str] = option(
@@ -89,7 +90,8 @@ class BuildOptions:
     )
     store_timeout: float = option(
         TIMEOUT,
-        f"seconds that Milvus may take to answer, all attempts together; writing may take {SLOW} times as long",
+        f"seconds that Milvus may take to answer, all attempts together; writing may take {SLOW} times as "
+        "long",
         within="(0, inf)",
         needs="a number of seconds above 0",
         metavar="S",
@@ -98,7 +100,7 @@ class BuildOptions:
     quiet: bool = quiet_option()
 
     def check(self) -> None:
-        """Check that values are in range, that a shard exists and is to have no index of its own, and the store."""
+        """Check that values are in range, that a shard exists and has no index of its own, and the store."""
         check(self)
         refuse(
             (
@@ -108,7 +110,8 @@ class BuildOptions:
             ),
             (
                 self.num_shards > 1 and self.index not in ("auto", "exact"),
-                f"--index {self.index}: a shard has no index; leave it out, and give it to fairseq-ccpr merge",
+                f"--index {self.index}: a shard has no index; leave it out, and give it to fairseq-ccpr "
+                "merge",
             ),
         )
         self.key_store()
@@ -122,8 +125,9 @@ class BuildOptions:
             ),
             (
                 self.store is not None and self.num_shards > 1,
-                "--store takes all keys together, and a shard has some of them: leave it out, merge the shards with "
-                "fairseq-ccpr merge, and run this command on the result with --store and without --num-shards",
+                "--store takes all keys together, and a shard has some of them: leave it out, merge the "
+                "shards with fairseq-ccpr merge, and run this command on the result with --store and "
+                "without --num-shards",
             ),
         )
         if self.store is None:

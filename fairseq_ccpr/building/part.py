@@ -1,4 +1,4 @@
-"""The crash-safe life of a datastore part: planned, filled by its owner in one process or many, indexed, published."""
+"""The crash-safe life of a datastore part: planned, filled in one process or many, indexed, published."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ ChunkRows = tuple[int, int, dict[str, np.ndarray]]  # number of a chunk, its fir
 
 
 class Part(Generic[S]):
-    """A part of the datastore at `output`: what exists of it, and the stages to come, each of which survives a kill.
+    """A part of the datastore at `output`: what exists of it, and the stages to come. Each survives a kill.
 
     While its owner fills it, its folder is NAME.partial, where a plan says what it is built from. Publishing
     renames the folder and then writes the manifest; a folder that has its final name and still its plan was
@@ -110,11 +110,12 @@ class Part(Generic[S]):
         return plan_index(choice, metric, parameters, size, dimension, gpu, self.kind.EFFORT, address)
 
     def check_store(self, index: IndexDescription) -> None:
-        """Check that keys which a database has are to stay there, or that one answers, and has no others of this name."""
+        """Check that keys in a database are to stay there, or that it answers, and has no others of this name."""
         elsewhere = self.published.store if self.published is not None else None
         if self.store is None and elsewhere is not None:
             raise DatastoreError(
-                f"the keys of {self.output} are in {elsewhere}: give the same --store, or another folder to have them in"
+                f"the keys of {self.output} are in {elsewhere}: give the same --store, or another folder to "
+                "have them in"
             )
         if self.store is not None and elsewhere is None:  # otherwise `make_index` compares
             store, width = self.store, self.identity["dimension"]
@@ -168,7 +169,7 @@ class Part(Generic[S]):
             section.suits = self._suits(section)
 
     def _suits(self, section: TokenSection) -> dict[str, float]:
-        """Measure the settings that suit the keys, once; what was measured before a part was rewritten may stay."""
+        """Measure what settings suit the keys, once; what was measured before a rewriting may stay."""
         known = self.published.suits if isinstance(self.published, TokenSection) else section.suits
         # Keys may be in a database alone.
         if "temperature" in known or not section.size or not (self.final / f"{KEYS}.npy").exists():
@@ -179,7 +180,7 @@ class Part(Generic[S]):
         return known | measure_defaults(index, keys, values, provenance, self.log_probs, sources)
 
     def make_index(self, section: S) -> None:
-        """Make the keys searchable as `section.index` says, in the database if there is one, unless an earlier run did."""
+        """Make the keys searchable as `section.index` says, unless an earlier run did."""
         if self.store is not None:
             self._bring_keys(section, self.store)
             return
@@ -195,9 +196,9 @@ class Part(Generic[S]):
         if published is not None and published.store is not None:
             if (published.store, published.index) != (section.store, section.index):
                 raise DatastoreError(
-                    f"the keys of {self.output} are in {published.store}, index {published.index}, and {section.store}, "
-                    f"index {section.index}, is asked for: give the same --store, --collection and --index, or another "
-                    "--output"
+                    f"the keys of {self.output} are in {published.store}, index {published.index}, and "
+                    f"{section.store}, index {section.index}, is asked for: give the same --store, "
+                    "--collection and --index, or another --output"
                 )
             section.fingerprints = published.fingerprints
             self.open_index(section).check()
@@ -223,8 +224,8 @@ def refuse_rewritten(output: Path, section: Section) -> None:
     if section.sources or section.ancestors:
         what = "compacted" if section.ancestors else "merged"
         raise DatastoreError(
-            f"the {section.PART} part of {output} was {what}, and is not what a build makes: give another --output; "
-            f"fairseq-ccpr compact {output} --index auto replaces its index alone"
+            f"the {section.PART} part of {output} was {what}, and is not what a build makes: give another "
+            f"--output; fairseq-ccpr compact {output} --index auto replaces its index alone"
         )
 
 
@@ -239,8 +240,8 @@ def refuse_differences(where: Path, found: dict[str, Any], plan: dict[str, Any])
         if before != expected:
             raise DatastoreError(
                 f"{where} was built with another {KNOWN_AS.get(name, name).replace('_', ' ')}: "
-                f"{fingerprint.brief(before)} there, {fingerprint.brief(expected)} now; give the same options, or another "
-                "--output, or delete it"
+                f"{fingerprint.brief(before)} there, {fingerprint.brief(expected)} now; give the same "
+                "options, or another --output, or delete it"
             )
 
 
@@ -276,7 +277,7 @@ class TokenPart(Part[TokenSection]):
         self.writer = ArrayWriter(self.partial, section.shapes(*section.ROWS))
 
     def lay_out(self, batching: dict[str, Any]) -> None:
-        """Take the space of the arrays and the index; `batching`, which decides what shares a batch, must stay the same."""
+        """Take the space of arrays and index; `batching`, which decides what shares a batch, must stay the same."""
         shapes = self.writer.shapes.values()
         arrays = sum(int(np.prod(shape)) * np.dtype(dtype).itemsize for shape, dtype in shapes)
         needed = arrays + index_bytes(self.section.index, self.section.size, self.section.dimension)
@@ -305,7 +306,7 @@ class TokenPart(Part[TokenSection]):
                 raise
 
     def finish(self, sources: Sources, vocabulary: int, unknown: int) -> None:
-        """Publish the part, with the vocabulary, its sources, and the statistics of its own text alongside its arrays.
+        """Publish the part, with vocabulary, sources and statistics of its own text alongside its arrays.
 
         Args:
             sources: see `write_source_index`, as `vocabulary` and `unknown`.
@@ -358,7 +359,7 @@ class Processes:
 
 @contextmanager
 def launched(output: Path) -> Iterator[Processes]:
-    """Join the processes that torchrun started, by its environment variables; without them, there is just this one.
+    """Join the processes that torchrun started, by its environment variables; else there is just this one.
 
     They build `output`, and no others may while they do. They end with torchrun, even where it is killed.
     """

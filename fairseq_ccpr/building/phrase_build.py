@@ -1,4 +1,4 @@
-"""Building a phrase datastore: segment and encode text, join the chunks, index, publish. Each stage survives a kill."""
+"""Building a phrase datastore: segment and encode text, join the chunks, index, publish; killed or not."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ class PhraseOptions:
     )
     segmentation: Optional[str] = option(
         None,
-        "which spans of words are phrases: what the encoder takes for one, all, those of N words, or those that a file "
-        "names (learned; all with XPR)",
+        "which spans of words are phrases: what the encoder takes for one, all, those of N words, or those "
+        "that a file names (learned; all with XPR)",
         metavar=SEGMENTATIONS,
     )
     threshold: float = option(
@@ -103,7 +103,7 @@ def build_phrase_datastore(settings: PhraseBuildSettings, processes: Processes) 
 
 
 class PhraseBuild:
-    """A build of phrases, and then its outcome: of a text in chunks of sentences, of which one shard is built.
+    """A build of phrases, and then its outcome: a text in chunks of sentences, of which one shard is built.
 
     Attributes:
         section: what the manifest says of it.
@@ -120,8 +120,8 @@ class PhraseBuild:
         self.device = processes.device(settings.cpu)
         if isinstance(encoder, XprEncoder) and settings.num_shards > 1:
             raise ConfigurationError(
-                f"--num-shards is {settings.num_shards}, but an XPR encoder makes one entry of all places of a string: "
-                "share the work with torchrun instead"
+                f"--num-shards is {settings.num_shards}, but an XPR encoder makes one entry of all places "
+                "of a string: share the work with torchrun instead"
             )
         self.section = self._describe()
         identity = self.section.entries(PhraseSection.IDENTITY)
@@ -189,7 +189,7 @@ class PhraseBuild:
         self.part.publish(section)
 
     def _read(self) -> None:
-        """Read the whole text once and choose its lines, so that an unreadable line is reported now, not after hours."""
+        """Read the whole text and choose its lines, so that an unreadable line is reported now, not after hours."""
         if self.processes.first:
             self._choose_lines()
         self.processes.barrier()
@@ -240,7 +240,7 @@ class PhraseBuild:
         return self.folder / CHUNKS / f"{number:06}.json"
 
     def _join(self) -> None:
-        """Join the arrays of the chunks, write the text alongside them, and count `phrases`, `sentences` and `too_long`."""
+        """Join the arrays of the chunks, write the text alongside them, and count both."""
         # Asked for by name: on shared storage, what another machine has written may come late to a listing.
         paths = [self._path(number) for number in range(len(self.chunks))]
         counts = [json.loads(path.read_text(encoding="utf-8")) for path in paths]

@@ -119,7 +119,7 @@ def write_tokens(
     progress: Progress,
     grown: bool = False,
 ) -> TokenSection:
-    """Write a token part without its index; statistics of its text that no sample of keys gives are in the folder already.
+    """Write a token part without its index; statistics that no sample of keys gives are there already.
 
     Args:
         grown: whether it is `base` with what was learned, by which the likeness of its sentences must not
@@ -140,8 +140,8 @@ def write_tokens(
         )
     else:
         logger.warning(
-            "not all source sentences are known, as some were built before these were kept: the result has none; build it "
-            "again to have them"
+            "not all source sentences are known, as some were built before these were kept: the result has "
+            "none; build it again to have them"
         )
     if section.projection is None and size:
         sample_domain(section.open_keys(folder), provenance).save(folder / DOMAIN)
@@ -275,7 +275,7 @@ def sources_of(name: str, store: Datastore) -> list[Source]:
 
 
 def _describe(section: AnySection, sources: list[Source]) -> AnySection:
-    """Record the corpora in a new section: a single one as if the datastore was built from it, several by their names."""
+    """Record the corpora in a new section: one as if the datastore was built from it, several by name."""
     one = sources[0] if len(sources) == 1 else None
     prints = {name: digest for name, digest in section.fingerprints.items() if name != REVERSE_MODEL}
     prints["corpus"] = one.corpus if one else fingerprint.of_strings(source.corpus for source in sources)
@@ -359,7 +359,8 @@ class MergeSettings:
             ),
             (
                 not self.remove and len(paths) == 1,
-                f"{', '.join(map(str, paths))} alone cannot be merged: give several datastores, or --remove NAME",
+                f"{', '.join(map(str, paths))} alone cannot be merged: give several datastores, or --remove "
+                "NAME",
             ),
         )
 
@@ -420,8 +421,8 @@ def _superseded(store: TokenDatastore) -> np.ndarray:
     learned = LearnedStore(store)
     if learned.entries or learned.gone or learned.phrases or learned.gone_sentences:
         raise ConfigurationError(
-            f"{store.directory} has learned pairs ({len(learned.pairs):,}), and only a datastore's own entries are "
-            f"merged: fairseq-ccpr compact {store.directory} makes them its own"
+            f"{store.directory} has learned pairs ({len(learned.pairs):,}), and only a datastore's own "
+            f"entries are merged: fairseq-ccpr compact {store.directory} makes them its own"
         )
     return learned.superseded
 
@@ -458,8 +459,8 @@ def _open_phrases(directory: Path) -> PhraseDatastore:
     store = PhraseDatastore(directory)
     if store.section.pooled:
         raise ConfigurationError(
-            f"the phrases of {directory} are one entry a string, the mean over the places of one text (XPR): build them "
-            "again from all texts together"
+            f"the phrases of {directory} are one entry a string, the mean over the places of one text "
+            "(XPR): build them again from all texts together"
         )
     return store
 
@@ -477,7 +478,7 @@ def _merge_tokens(
     folder: Path,
     progress: Progress,
 ) -> TokenSection:
-    """Append tokens. Of states that a projection has made keys of, the samples are joined, as far as all have one.
+    """Append tokens. Of states that were projected into keys, the samples are joined, if all have one.
 
     Args:
         superseded: rows that leave, of each datastore: corrections of their sources are among its own rows,
@@ -517,7 +518,7 @@ def _merge_tokens(
 
 
 def _shift(ends: np.ndarray, shifts: np.ndarray, left: np.ndarray, sentences: np.ndarray) -> np.ndarray:
-    """Renumber sentences by what that corpus is shifted which each is of; `ends` and `shifts` are of the corpora.
+    """Renumber sentences by the shift of the corpus that each is of; `ends` and `shifts` are of the corpora.
 
     Those that are `left` out are -1.
     """
@@ -553,8 +554,8 @@ def _in_order(inputs: list[Input]) -> list[Input]:
             if first.get(name) != second.get(name):
                 raise DatastoreError(
                     f"{inputs[0][0].directory} and {store.directory} cannot be merged: {name} is "
-                    f"{fingerprint.brief(first.get(name))} in the first, and {fingerprint.brief(second.get(name))} in the "
-                    "second; build both with the same"
+                    f"{fingerprint.brief(first.get(name))} in the first, and "
+                    f"{fingerprint.brief(second.get(name))} in the second; build both with the same"
                 )
     by_corpus: dict[str, list[Any]] = {}
     for store, sources in inputs:
@@ -574,9 +575,9 @@ def _check_shards(group: list[Any]) -> None:
         shard = store.section.shard
         if first and shard and first[1:] != shard[1:]:
             raise ConfigurationError(
-                f"{group[0].directory} is one of {first[1]} shards in chunks of {first[2]:,}, and {store.directory} one of "
-                f"{shard[1]} in chunks of {shard[2]:,}: build all with the same --num-shards and --chunk-sentences or "
-                "--chunk-tokens, otherwise they do not line up"
+                f"{group[0].directory} is one of {first[1]} shards in chunks of {first[2]:,}, and "
+                f"{store.directory} one of {shard[1]} in chunks of {shard[2]:,}: build all with the same "
+                "--num-shards and --chunk-sentences or --chunk-tokens, otherwise they do not line up"
             )
         number = shard[0] if shard else 0
         if number in by_number or (first is None) != (shard is None) or len(fractions) > 1:
@@ -588,7 +589,8 @@ def _check_shards(group: list[Any]) -> None:
     shards = first[1] if first else 1
     if missing := [str(number) for number in range(shards) if number not in by_number]:
         raise ConfigurationError(
-            f"{group[0].directory} is one of {shards} shards, and these are missing: {', '.join(missing)}; give all of them"
+            f"{group[0].directory} is one of {shards} shards, and these are missing: {', '.join(missing)}; "
+            "give all of them"
         )
 
 

@@ -168,7 +168,7 @@ def merge_text_parts(stores: list[TextDatastore], output: Path, quiet: bool = Fa
 
 
 def _general_runs(stores: list[TextDatastore], contexts: np.ndarray, folder: Path) -> Iterator[np.ndarray]:
-    """Renumber the general counts of the parts, in runs. Those after a context are taken from the first part that has it."""
+    """Renumber the general counts of the parts, in runs; each context counts in the first part that has it."""
     opened = [store.open_counts() for store in stores]
     for number, store in enumerate(opened):
         hashes, grams, counts = store.contexts.hashes.numpy(), store.grams.numpy(), store.counts.numpy()
@@ -206,8 +206,8 @@ class _Chunks:
         self.lines.refuse_none()
         if (unknown := self.total(1) / self.total(0)) > FOREIGN:
             raise ConfigurationError(
-                f"{self.lines.name}: {100 * unknown:.0f}% of the subwords are not in the model's target dictionary: "
-                "give text of its target language, in its script"
+                f"{self.lines.name}: {100 * unknown:.0f}% of the subwords are not in the model's target "
+                "dictionary: give text of its target language, in its script"
             )
 
     def _count(self, number: int, lines: list[str], contexts: np.ndarray | None) -> None:
@@ -236,7 +236,7 @@ class _Chunks:
         return [np.load(self._path(number, name), mmap_mode="r") for number in range(self.number)]
 
     def numbered(self, contexts: np.ndarray) -> Iterator[np.ndarray]:
-        """Number the n-grams of the text's chunks by their contexts: runs int64 [3, n] of numbers, counts, and zeros."""
+        """Number the n-grams of chunks by their contexts: runs int64 [3, n] of numbers, counts, and zeros."""
         for number, (hashes, tokens, counts) in enumerate(self.runs(GRAMS)):
             path, numbers = (
                 self._path(number, "numbered"),
@@ -250,7 +250,7 @@ class _Chunks:
 
 
 def merge(runs: list[np.ndarray], unit: int = 1) -> Iterator[np.ndarray]:
-    """Merge runs int64 [c, n], each ascending in its first row, into blocks of distinct keys, ascending, other rows added.
+    """Merge runs int64 [c, n], ascending in their first row, into blocks of distinct keys, other rows added.
 
     Args:
         unit: no block begins inside a multiple of it.
@@ -305,7 +305,7 @@ def _merge_counts(runs: list[np.ndarray], folder: Path, section: TextSection) ->
 
 
 def _index_contexts(contexts: np.ndarray, folder: Path, section: TextSection) -> None:
-    """Write where hashes with each prefix begin, and record how many prefixes there are, and the most hashes with one."""
+    """Write where hashes with each prefix begin; record how many prefixes, and the most hashes with one."""
     prefixes, bucket = 1 << prefix_bits(len(contexts)), 1
 
     def begins() -> Iterator[np.ndarray]:

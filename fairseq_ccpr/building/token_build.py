@@ -72,15 +72,15 @@ class TokenOptions:
     subset: list[str] = option([TRAIN], "subsets of DATA_BIN to build from", nargs="+", metavar="NAME")
     monolingual: list[Path] = option(
         [],
-        "text of the target language to build from in place of DATA_BIN's pairs, one sentence per line, plain, .gz or .xz; "
-        "--reverse-model translates it back",
+        "text of the target language to build from in place of DATA_BIN's pairs, one sentence per line, "
+        "plain, .gz or .xz; --reverse-model translates it back",
         nargs="+",
         metavar="TEXT",
     )
     reverse_model: Optional[Path] = option(
         None,
-        "checkpoint of a model from the target to the source language, with DATA_BIN's dictionaries and subwords, or its "
-        "own in a folder that prepare or convert wrote",
+        "checkpoint of a model from the target to the source language, with DATA_BIN's dictionaries and "
+        "subwords, or its own in a folder that prepare or convert wrote",
         metavar="CKPT",
     )
     key_layer: str = option(KEY_LAYERS[0], "the decoder state that becomes the key", choices=KEY_LAYERS)
@@ -89,18 +89,20 @@ class TokenOptions:
     )
     adapter: str = option(
         NO_ADAPTER,
-        "clknn: train an adapter on the keys and store what it makes of them; FILE: use one trained elsewhere "
-        "(checkpoint of fairseq-train --task token_contrast); none: the decoder's own states",
+        "clknn: train an adapter on the keys and store what it makes of them; FILE: use one trained "
+        "elsewhere (checkpoint of fairseq-train --task token_contrast); none: the decoder's own states",
         metavar="clknn|FILE|none",
     )
     adapter_options: str = option(
         "",
-        "options of fairseq-train for the adapter's training, in one string, such as '--max-update 5000 --positives 4'",
+        "options of fairseq-train for the adapter's training, in one string, such as '--max-update 5000 "
+        "--positives 4'",
         metavar="STRING",
     )
     pca_dim: Optional[int] = option(
         None,
-        f"width of the keys after PCA of the adapter's vectors ({PCA_DIMENSION}, or what they have if less); 0: no PCA",
+        f"width of the keys after PCA of the adapter's vectors ({PCA_DIMENSION}, or what they have if "
+        "less); 0: no PCA",
         within="[0, inf)",
         needs="a width, or 0 for no PCA,",
         metavar="N",
@@ -108,15 +110,15 @@ class TokenOptions:
     normalize_before_pca: bool = option(False, "scale the adapter's vectors to length 1 before PCA as well")
     raw_datastore: Optional[Path] = option(
         None,
-        "datastore of the decoder's own states, for the adapter to start from: read, or else created; it is kept (in "
-        "--output)",
+        "datastore of the decoder's own states, for the adapter to start from: read, or else created; it is "
+        "kept (in --output)",
         metavar="DIR",
     )
     keep_raw_keys: bool = option(False, "keep those in --output/raw when all is done")
     valid_subset: Optional[str] = option(
         None,
-        "subset of DATA_BIN by whose retrieval accuracy the best adapter is chosen (valid, where there is one; "
-        "without one, some sentences are held out)",
+        "subset of DATA_BIN by whose retrieval accuracy the best adapter is chosen (valid, where there is "
+        "one; without one, some sentences are held out)",
         metavar="NAME",
     )
     max_tokens: int = option(
@@ -149,8 +151,9 @@ class TokenBuildSettings(BuildOptions, TokenOptions):
         refuse(
             (
                 self.num_shards > 1 and not raw,
-                f"--num-shards is {self.num_shards}, but --adapter {self.adapter} needs all states together: build shards "
-                "without it, merge them, and give the merged datastore as --raw-datastore",
+                f"--num-shards is {self.num_shards}, but --adapter {self.adapter} needs all states "
+                "together: build shards without it, merge them, and give the merged datastore as "
+                "--raw-datastore",
             ),
             *(
                 (
@@ -172,12 +175,13 @@ class TokenBuildSettings(BuildOptions, TokenOptions):
             ),
             (
                 trained and "${" in f"{self.output} {self.raw_datastore}",
-                f"--output {self.output}: fairseq-train, which trains the adapter, takes ${{ for a reference to an option: "
-                "give a folder without it",
+                f"--output {self.output}: fairseq-train, which trains the adapter, takes ${{ for a "
+                "reference to an option: give a folder without it",
             ),
             (
                 self.valid_subset in self.subset,
-                f"--valid-subset is {self.valid_subset}, which the datastore is built from: give text that it will not hold",
+                f"--valid-subset is {self.valid_subset}, which the datastore is built from: give text that "
+                "it will not hold",
             ),
             (
                 self.normalize_before_pca and self.pca_dim == 0,
@@ -208,8 +212,8 @@ class TokenBuildSettings(BuildOptions, TokenOptions):
             *(
                 (
                     self.monolingual and chooses,
-                    f"{name} chooses among sentence pairs, and --monolingual builds from all of the text: leave it out, or "
-                    "divide the text, and join the datastores with fairseq-ccpr merge",
+                    f"{name} chooses among sentence pairs, and --monolingual builds from all of the text: "
+                    "leave it out, or divide the text, and join the datastores with fairseq-ccpr merge",
                 )
                 for name, chooses in chosen.items()
             )
@@ -262,8 +266,8 @@ class Extraction:
             shared := other.corpus.subsets.keys() & self.corpus.subsets
         ):
             raise ConfigurationError(
-                f"--valid-subset {name} shares {', '.join(sorted(shared))} with what the datastore is built from: give "
-                "text that it will not hold"
+                f"--valid-subset {name} shares {', '.join(sorted(shared))} with what the datastore is built "
+                "from: give text that it will not hold"
             )
         return other
 
@@ -289,7 +293,7 @@ class Extraction:
         )
 
     def tell(self, part: TokenPart, states: np.ndarray | None = None) -> None:
-        """Tell a part what the model says of its tokens, by its decoder's states [N, d], which its keys are if left out."""
+        """Tell a part what the model says of its tokens, by its states [N, d]; None: its keys are these."""
         projection = key_module(self.model, KEY_LAYERS[0])
 
         @torch.inference_mode()
@@ -312,7 +316,7 @@ class Extraction:
         part.finish(self.corpus.sources(), len(dictionary), dictionary.unk())
 
     def fill(self, part: TokenPart) -> None:
-        """Force-decode the corpus into `part`, empty or partly filled by an earlier run; all processes share the work."""
+        """Force-decode the corpus into `part`, which may be partly filled; all processes share the work."""
         if self.processes.first:
             s = self.settings
             part.lay_out({"max_tokens": s.max_tokens, "shard_tokens": s.chunk_tokens, "fp16": s.fp16})
@@ -333,7 +337,7 @@ class Extraction:
 
 
 def build_token_datastore(settings: TokenBuildSettings, processes: Processes) -> tuple[TokenSection, int]:
-    """Build, or resume building, a token datastore of the decoder's own states; what is already there is reused.
+    """Build, or resume building, a token datastore of the decoder's own states.
 
     1. Plan: read the corpus, fingerprint everything, see that the output is free, or ours, and that it fits.
     2. Extract: keys, values and provenance, chunk by chunk; the processes share the chunks.
@@ -369,7 +373,7 @@ def load_task(
     user_dir: str | None = None,
     task_arguments: Sequence[str] = (),
 ) -> Any:
-    """Set up the task that retrieves for a folder that fairseq-preprocess wrote; fairseq infers languages not given.
+    """Set up the task that retrieves, for a DATA_BIN; fairseq infers languages not given.
 
     Args:
         task_arguments: words of a command line, see `task_words`; for a bilingual model none are needed.
@@ -388,8 +392,9 @@ def load_model(path: str, task: Any, device: torch.device, fp16: bool) -> Any:
     """Load the one model of a checkpoint for inference."""
     if len(paths := split_paths(path)) > 1:
         raise CheckpointError(
-            f"--path names an ensemble of {len(paths)} checkpoints, and a datastore belongs to one model: build it with "
-            "one of them (decoding finds its keys with that one and mixes with the whole ensemble)"
+            f"--path names an ensemble of {len(paths)} checkpoints, and a datastore belongs to one model: "
+            "build it with one of them (decoding finds its keys with that one and mixes with the whole "
+            "ensemble)"
         )
     (model,) = load_models([path], task)
     if fp16:
@@ -459,8 +464,8 @@ def _decode_chunk(
     if not finite.all():
         row = int(np.flatnonzero(~finite)[0])
         raise DatastoreError(
-            f"the model computes numbers that a key cannot hold (NaN, or beyond fp16's range), first in sentence "
-            f"{provenance[row, 0]} of the corpus: check the model; without --fp16 it may do better"
+            "the model computes numbers that a key cannot hold (NaN, or beyond fp16's range), first in "
+            f"sentence {provenance[row, 0]} of the corpus: check the model; without --fp16 it may do better"
         )
     return {KEYS: keys, VALUES: values, PROVENANCE: provenance}
 
@@ -468,7 +473,7 @@ def _decode_chunk(
 def write_empty_store(
     models: list[Any], source: Any, symbols: list[str], key_layer: str, languages: str | None, output: Path
 ) -> TokenSection:
-    """Write an empty datastore, under its final name only when it is complete, or add tokens to a phrase-only one.
+    """Write an empty datastore, which appears when it is complete, or add tokens to a phrase-only one.
 
     Args:
         source: the source dictionary of fairseq.

@@ -1,4 +1,4 @@
-"""Merging the phrases of a text into XPR's phrase types: one entry for each string. Memory does not grow with the text."""
+"""Merging phrases into XPR's types: one entry for each string. Memory does not grow with the text."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TYPED_ROWS = 4096  # places, or types, at a time
 
 
 def merge_types(folder: Path, places: PhraseSection, encoder: XprEncoder) -> int:
-    """Replace P phrase vectors, [P, H], by N keys of types, [N, o], and spans by the first of each type; return N.
+    """Replace P phrase vectors, [P, H], by N keys of types, [N, o], and spans by the first of each type.
 
     1. Number the strings, identified by their hashes, in the order of their first occurrence.
     2. Add up the vectors of all places of each string, on disk.
@@ -30,6 +30,9 @@ def merge_types(folder: Path, places: PhraseSection, encoder: XprEncoder) -> int
 
     Args:
         places: what is in the folder, whose width is H.
+
+    Returns:
+        N.
     """
     write_string_hashes(folder, places)
     spans, hashes = places.open_arrays(folder, SPANS, STRING_HASHES).values()
@@ -54,7 +57,7 @@ def merge_types(folder: Path, places: PhraseSection, encoder: XprEncoder) -> int
 
 
 def number_types(firsts: np.ndarray, path: Path) -> tuple[np.ndarray, int]:
-    """Number strings, int64 [P], in `path`, in the order in which they first come, by the first place of an equal one."""
+    """Number strings, int64 [P], in the order in which they first come, by the first place of an equal one."""
     types = open_memmap(path, "w+", np.int64, (len(firsts),))
     count = 0
     for start in range(0, len(firsts), TYPED_ROWS):
@@ -67,7 +70,7 @@ def number_types(firsts: np.ndarray, path: Path) -> tuple[np.ndarray, int]:
 
 
 def mean_of_types(means: np.ndarray, types: np.ndarray, count: int, scratch: Path) -> Iterator[np.ndarray]:
-    """Average the fp16 vectors [P, H] of all places of each string by `types`, int64 [P]: fp32 [n, H] at a time, in order."""
+    """Average vectors [P, H] of all places of each string by `types`, int64 [P]: [n, H] at a time, in order."""
     sums = open_memmap(scratch / "sums.npy", "w+", np.float32, (count, means.shape[1]))
     places = open_memmap(scratch / "places.npy", "w+", np.int64, (count,))
     for start in range(0, len(means), TYPED_ROWS):

@@ -78,12 +78,14 @@ def build_tokens(settings: TokenBuildSettings) -> int:
         if processes.first:
             remember(preprocessing, settings.output)
             print(
-                f"{settings.output}: {section.size:,} entries of width {section.dimension}, index {section.index}, "
-                f"model {short(section.fingerprints['model'])}, {time.monotonic() - start:.0f} s"
+                f"{settings.output}: {section.size:,} entries of width {section.dimension}, index "
+                f"{section.index}, model {short(section.fingerprints['model'])}, "
+                f"{time.monotonic() - start:.0f} s"
             )
             if len(section.subsets) > 1:
                 print(
-                    f"subsets: {', '.join(f'{name} {count:,} sentences' for name, count in section.subsets.items())}"
+                    "subsets: "
+                    f"{', '.join(f'{name} {count:,} sentences' for name, count in section.subsets.items())}"
                 )
             if settings.pseudo_pairs and (report := tell_left_out(settings.pseudo_pairs.left_out)):
                 print(report)
@@ -91,7 +93,8 @@ def build_tokens(settings: TokenBuildSettings) -> int:
                 print(f"{left_out:,} sentences longer than the model takes were left out")
             if unknown := TokenDatastore(settings.output).count_unknown():
                 print(
-                    f"{unknown:,} entries are of unknown tokens ({UNKNOWN_SYMBOL}), which decoding passes over"
+                    f"{unknown:,} entries are of unknown tokens ({UNKNOWN_SYMBOL}), which decoding passes "
+                    "over"
                 )
     return 0
 
@@ -130,8 +133,9 @@ def build_phrases(settings: PhraseBuildSettings) -> int:
     speed = f" ({report.encoded / report.seconds:.0f} sentences/s)" if report.encoded else ""
     print(
         f"{settings.output}: {section.size:,} phrases of {section.sentences:,} sentences "
-        f"({section.size / section.sentences:.1f} per sentence), width {section.dimension}, index {section.index}, "
-        f"encoder {short(section.fingerprints['encoder'])}, {time.monotonic() - start:.0f} s{speed}"
+        f"({section.size / section.sentences:.1f} per sentence), width {section.dimension}, index "
+        f"{section.index}, encoder {short(section.fingerprints['encoder'])}, {time.monotonic() - start:.0f} "
+        f"s{speed}"
     )
     _print_left_out(lines)
     if report.too_long:
@@ -186,8 +190,8 @@ def build_text(
     general = f", against {section.general:,} of general text" if section.general else ""
     print(
         f"{output}: {section.sentences:,} sentences of {section.size:,} tokens{general}, "
-        f"{section.tables[GRAMS][0]:,} n-grams up to {section.order}, {size / section.size:.0f} bytes per token, "
-        f"{time.monotonic() - start:.0f} s"
+        f"{section.tables[GRAMS][0]:,} n-grams up to {section.order}, {size / section.size:.0f} bytes per "
+        f"token, {time.monotonic() - start:.0f} s"
     )
     _print_left_out(lines)
     if unknown:
@@ -260,7 +264,8 @@ def build_monolingual(
 ) -> int:
     if not encoder and not reverse_model:
         raise ConfigurationError(
-            "there is nothing to build but the text memory: give --encoder or --reverse-model, or use fairseq-ccpr build text"
+            "there is nothing to build but the text memory: give --encoder or --reverse-model, or use "
+            "fairseq-ccpr build text"
         )
     if reverse_model and not data:
         raise ConfigurationError(

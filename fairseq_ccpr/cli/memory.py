@@ -136,7 +136,8 @@ def learn(
     size = learner.memory.entries.index.size
     if size > EXACT_UP_TO:
         print(
-            f"{size:,} learned entries are searched beside the index at each step: fairseq-ccpr compact moves them into it"
+            f"{size:,} learned entries are searched beside the index at each step: fairseq-ccpr compact "
+            "moves them into it"
         )
     return 0 if ids or counts["again"] else 1
 
@@ -289,7 +290,8 @@ def merge(
                 else ""
             )
             print(
-                f"{settings.output}: {section.size:,} {what}{texts}, width {section.dimension}, index {section.index}"
+                f"{settings.output}: {section.size:,} {what}{texts}, width {section.dimension}, index "
+                f"{section.index}"
             )
     if (text := manifest.text) is not None:
         print(f"{settings.output}: {text.sentences:,} sentences of {text.size:,} tokens of text")

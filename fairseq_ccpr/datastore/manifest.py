@@ -1,4 +1,4 @@
-"""`manifest.json`: what each part of a datastore is, how it was built, and what decides how its text was split."""
+"""`manifest.json`: what each part of a datastore is, and how it was built."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class Source:
 
 @dataclass(kw_only=True)
 class Section(Described):
-    """What the parts of a manifest have in common; a subclass is one kind of part, all that differs as data."""
+    """What all parts of a manifest have; a subclass is one kind of part: what differs is data."""
 
     PART: ClassVar[str]
     COMMAND: ClassVar[str]  # that builds it
@@ -134,7 +134,7 @@ class Section(Described):
 
     @property
     def folder(self) -> str:
-        """The name of its folder: that of each generation is another, so that the manifest decides which one counts."""
+        """The name of its folder, another of each generation, so that the manifest decides which one counts."""
         return f"{self.PART}-{self.generation}" if self.generation else self.PART
 
     @property
@@ -191,8 +191,8 @@ class TokenSection(Section):
 
     PART, COMMAND = TOKEN, "build tokens"
     ORDER = (
-        "size dimension key_layer subsets fingerprints index projection share files index_recall shard sources domain "
-        "ancestors store source_index suits"
+        "size dimension key_layer subsets fingerprints index projection share files index_recall shard "
+        "sources domain ancestors store source_index suits"
     )
     IDENTITY = "share shard size dimension key_layer subsets projection fingerprints"
     FILES, ROWS = TOKEN_FILES, (KEYS, VALUES, PROVENANCE)
@@ -216,8 +216,8 @@ class PhraseSection(Section):
 
     PART, COMMAND = PHRASE, "build phrases"
     ORDER = (
-        "size dimension sentences segmentation encoder fingerprints index files share index_recall pooled shard sources "
-        "store hashes ancestors"
+        "size dimension sentences segmentation encoder fingerprints index files share index_recall pooled "
+        "shard sources store hashes ancestors"
     )
     IDENTITY = "dimension segmentation share shard fingerprints sentences size"
     FILES, ROWS = PHRASE_FILES, (KEYS, SPANS)
@@ -233,7 +233,7 @@ class PhraseSection(Section):
 
 @dataclass(kw_only=True)
 class TextSection(Section):
-    """The text part of a manifest: counts of n-grams in text of the target language, of the model's own subwords.
+    """The text part of a manifest: counts of n-grams of the model's subwords in text of the target language.
 
     Its size is in tokens, and the counts are searched by hash, without an index. Its fingerprints:
     target_dictionary, corpus; general, the text it was counted against.
@@ -275,7 +275,7 @@ class Manifest:
 
     @classmethod
     def update(cls, directory: Path, sections: Iterable[tuple[Section | None, Section]]) -> Manifest:
-        """Put sections in place of those that they were made from, None for a new part; all others stay as they are by now.
+        """Put sections in place of those that they were made from, None for a new part; all others stay.
 
         Raises:
             DatastoreError: another process has replaced one of these meanwhile; nothing has changed.
@@ -292,8 +292,8 @@ class Manifest:
         """Refuse to go on from a section of this datastore that is no longer that of its part."""
         if getattr(self, part) != before:
             raise DatastoreError(
-                f"the {part} part of {directory} was built, indexed or compacted by another process meanwhile, and stays as "
-                "it is now: run this command again"
+                f"the {part} part of {directory} was built, indexed or compacted by another process "
+                "meanwhile, and stays as it is now: run this command again"
             )
 
     @classmethod
@@ -302,18 +302,19 @@ class Manifest:
         path = directory / MANIFEST
         if directory.is_file():
             raise DatastoreError(
-                f"{directory} is a file, and a datastore is a folder: give the folder that was --output of fairseq-ccpr "
-                "build; a model's checkpoint is for --path"
+                f"{directory} is a file, and a datastore is a folder: give the folder that was --output of "
+                "fairseq-ccpr build; a model's checkpoint is for --path"
             )
         if not directory.is_dir():
             raise DatastoreError(
-                f"there is no datastore at {directory}: no such directory; build one with fairseq-ccpr build tokens, build "
-                "phrases or build text"
+                f"there is no datastore at {directory}: no such directory; build one with fairseq-ccpr "
+                "build tokens, build phrases or build text"
             )
         if not path.is_file():
             if any(directory.glob(f"*{PARTIAL}")) or any(directory.glob(f"*/{PLAN}")):
                 raise DatastoreError(
-                    f"the datastore {directory} is unfinished: run the command that was building it again, and it resumes"
+                    f"the datastore {directory} is unfinished: run the command that was building it again, "
+                    "and it resumes"
                 )
             near = [*sorted(directory.glob(f"*/{MANIFEST}")), *directory.absolute().parent.glob(MANIFEST)]
             build = "build one with fairseq-ccpr build tokens, build phrases or build text"

@@ -36,7 +36,8 @@ class OpenedPart(Generic[S]):
         section = getattr(Manifest.read(self.directory), kind.PART)
         if section is None:
             raise DatastoreError(
-                f"the datastore {self.directory} has no {kind.PART} part: build one with `fairseq-ccpr {kind.COMMAND}`"
+                f"the datastore {self.directory} has no {kind.PART} part: build one with `fairseq-ccpr "
+                f"{kind.COMMAND}`"
             )
         self.section: S = section
         check_sizes(self.directory, section.files)
@@ -74,16 +75,16 @@ class KeyedPart(OpenedPart[S]):
 
     @cached_property
     def keys(self) -> np.ndarray:
-        """The keys as vectors [N, d], of fp16 mapped from their file; a ConfigurationError where a database has them."""
+        """The keys as vectors [N, d], mapped where they are fp16; a ConfigurationError where a database has them."""
         if self.section.store is not None:
             raise ConfigurationError(
-                f"the keys of {self.directory} are in {self.section.store}, and only those in a folder can be merged, "
-                "compacted, sampled or trained on: build it without --store"
+                f"the keys of {self.directory} are in {self.section.store}, and only those in a folder can "
+                "be merged, compacted, sampled or trained on: build it without --store"
             )
         return self.section.open_keys(self.folder)
 
     def open_index(self, device: torch.device = CPU) -> Index:
-        """Open the index over the keys, see `open_for_device`; that of a database is checked when it is first searched."""
+        """Open the index, see `open_for_device`; that of a database is checked when it is first searched."""
         keys = self.keys if self.section.store is None else self.section.remote_keys(self.timeout)
         rebuild = f"`fairseq-ccpr compact {self.directory} --index auto --cpu`"
         return open_for_device(self.section.index, keys, self.folder, device, rebuild)

@@ -1,4 +1,4 @@
-"""What the parts of a datastore consist of, as data: each file with its shape, its dtype, and when it is there.
+"""What the parts of a datastore consist of: each file with its shape, its dtype, and when it is there.
 
 The order is that of the manifest; datastores/README.md says what the numbers mean. `s` is what describes the
 files: the section of the manifest, or the description of the source index in it.

@@ -53,13 +53,13 @@ class PhraseDatastore(KeyedPart[PhraseSection]):
         return hash_strings(self.spans[entries], self.sentences)
 
     def phrase(self, entry: int) -> tuple[str, str, int, int]:
-        """Return an entry's string, its sentence, and the characters of the sentence where it begins and ends."""
+        """Return an entry's string, its sentence, and the characters where it begins and ends."""
         number, start, end = self.spans[entry].tolist()
         sentence = self.sentence(number)
         return sentence[start:end], sentence, start, end
 
     def open_sources(self) -> np.ndarray:
-        """Map which of n texts have each sentence, bool [S, n], in the order of `section.sources`; n is 1 without them."""
+        """Map which of n texts have each sentence, bool [S, n], as in `section.sources`; n is 1 without them."""
         return self.arrays.get(MEMBERS, np.broadcast_to(np.True_, (self.section.sentences, 1)))
 
     def sample(self, size: int) -> PhraseDatastore:
@@ -70,8 +70,8 @@ class PhraseDatastore(KeyedPart[PhraseSection]):
         """
         if not 1 <= size <= self.section.size:
             raise ConfigurationError(
-                f"--entries is {size:,}, but the datastore {self.directory} has {self.section.size:,}: give a number from "
-                "1 to that"
+                f"--entries is {size:,}, but the datastore {self.directory} has {self.section.size:,}: give "
+                "a number from 1 to that"
             )
         places = np.random.default_rng(1).permutation(self.section.sentences)  # [S], of each sentence
         entries = np.sort(places[self.spans[:, 0]].argsort(kind="stable")[:size])
@@ -86,8 +86,9 @@ class PhraseDatastore(KeyedPart[PhraseSection]):
         expected = self.section.fingerprints["encoder"]
         if fingerprint != expected:
             raise DatastoreError(
-                f"the phrases of {self.directory} were built with another encoder: they need {short(expected)}, the "
-                f"one given is {short(fingerprint)}; give theirs, or build them with this one"
+                f"the phrases of {self.directory} were built with another encoder: they need "
+                f"{short(expected)}, the one given is {short(fingerprint)}; give theirs, or build them with "
+                "this one"
             )
 
     def find_nonsense(self) -> Iterator[str]:

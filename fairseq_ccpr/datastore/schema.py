@@ -1,4 +1,4 @@
-"""The terms in which the parts of a datastore are declared: how keys are stored, and files of some shape and dtype.
+"""The terms in which parts are declared: how keys are stored, and files with shape and dtype.
 
 `parts.py` has the declarations. Whatever opens, checks, lists, writes or copies a part goes by these.
 """
@@ -53,7 +53,7 @@ class KeyForm:
         return rows
 
     def decode(self, rows: np.ndarray) -> np.ndarray:
-        """Turn rows into vectors to search and compute with, [n, d] of a float dtype: those of fp16 stay mapped."""
+        """Turn rows into vectors [n, d] of a float dtype, to search and compute with; fp16 stays mapped."""
         return rows
 
 
@@ -124,7 +124,7 @@ class Described:
         return GrowingArray(path or folder / f"{name}.npy", shape[1:], dtype)
 
     def write(self, folder: Path, name: str, blocks: Iterable[np.ndarray]) -> int:
-        """Write an array block by block, which replaces one that is there once it is complete; returns its rows."""
+        """Write an array block by block, in place of one that is there once it is complete; returns its rows."""
         with atomic_file(folder / f"{name}.npy") as path:
             array = self.grow(folder, name, path)
             for block in blocks:

@@ -106,7 +106,7 @@ class SourceIndex:
         return ranges(self.sentences[sentences, 0], self.sentences[sentences + 1, 0])
 
     def find(self, hashes: Iterable[int]) -> dict[int, np.ndarray]:
-        """Find the sentences with these hashes: int64, ascending, by hash; those that it lacks are left out."""
+        """Find the sentences with these hashes: int64, ascending, by hash, as far as there are any."""
         wanted, found = np.fromiter(hashes, np.uint64), dict[int, list[int]]()
         for number in np.flatnonzero(np.isin(self.hashes, wanted)).tolist():
             found.setdefault(int(self.hashes[number]), []).append(number)
@@ -139,7 +139,7 @@ class Likeness(NamedTuple):
 
 
 class SentenceMemory:
-    """The sentences that a source is compared with: those of an index, and those learned alongside it; immutable.
+    """The sentences that a source is compared with: an index, and what was learned alongside; immutable.
 
     Args:
         learned: subwords of sentences, which are numbered after those of the index.
@@ -241,7 +241,7 @@ def write_source_index(
 
 
 def _write_postings(folder: Path, described: SourceIndexDescription) -> SourceIndexDescription:
-    """Count the sentences of each subword, then list them where they belong, block by block; add how many there are."""
+    """Count the sentences of each subword, then list them where they belong, block by block."""
     spans, subwords = described.open_arrays(folder, PLACES, SUBWORDS).values()
 
     def blocks() -> Iterator[tuple[int, Terms]]:

@@ -1,4 +1,4 @@
-"""The text part of a datastore: how often n-grams of target subwords occur in a text, for one model's vocabulary.
+"""The text part of a datastore: how often n-grams of one model's target subwords occur in a text.
 
     tokens.npy           uint16 or int32 [T]   the sentences, equal ones once, each with its end
     offsets.npy          int64 [S + 1]         where each begins
@@ -49,7 +49,7 @@ MULTIPLIERS = np.random.Generator(np.random.PCG64(44)).integers(2**62, size=17, 
 
 
 def context_hashes(hypotheses: Tensor, multipliers: Tensor) -> Tensor:
-    """Hash the last 0, 1, ... n - 1 tokens of hypotheses, int64 [H, t] -> [H, min(n, t + 1)]: sums of multiplied tokens.
+    """Hash the last 0, 1, ... n - 1 tokens of hypotheses, int64 [H, t] -> [H, min(n, t + 1)].
 
     Hypotheses begin with the end of a sentence, and no context is longer than a hypothesis.
 
@@ -100,7 +100,7 @@ def prefix_bits(size: int) -> int:
 
 
 def prefix_begins(hashes: np.ndarray, numbers: np.ndarray, prefixes: int) -> np.ndarray:
-    """Find where sorted hashes with some of 2^b prefixes begin, int64 [n]; those after the last one begin at the end."""
+    """Find where sorted hashes with some of 2^b prefixes begin, int64 [n]; beyond the last, at the end."""
     bits = prefixes.bit_length() - 1
     bounds = (np.minimum(numbers, prefixes - 1) - prefixes // 2) << (64 - bits)
     return np.where(numbers < prefixes, np.searchsorted(hashes, bounds), len(hashes)).astype(np.int64)
@@ -154,7 +154,7 @@ class Counts:
         return Counts(contexts, following, grams, counts, self.order, self.words, more)
 
     def plus(self, added: list[np.ndarray], end: int, removed: Iterable[np.ndarray] = ()) -> Counts:
-        """Return these with sentences added, and others taken away that were counted, each int64 [L] with its end."""
+        """Return these with sentences added, and counted ones taken away, each int64 [L] with its end."""
         signed = [(1, added), (-1, list(removed))]
         parts = [
             (sign, Grams.of(np.concatenate(some), np.cumsum([0, *map(len, some)]), end, self.order))
@@ -226,7 +226,7 @@ class Counts:
         return Found(log_probs[0], log_probs[1], length, seen)
 
     def counted(self, hypotheses: Tensor, tokens: Tensor) -> list[int]:
-        """Count how often the text has a token after the last 0, 1, ... tokens of a hypothesis, int64 [1, t] and [1]."""
+        """Count how often a token stands after the last 0, 1, ... tokens of a hypothesis, int64 [1, t] and [1]."""
         places = self._places(context_hashes(hypotheses, self.multipliers))
         counts: list[int] = _added(one._own(place[0], tokens)[:, 0] for one, place in places).tolist()
         return counts
@@ -327,7 +327,7 @@ class TextDatastore(OpenedPart[TextSection]):
         return self.tokens[self.offsets[number] : self.offsets[number + 1]]
 
     def find(self, tokens: list[int], most: int, block: int = 1 << 22) -> Iterator[tuple[int, int]]:
-        """Find the first sentences where tokens stand one after another: the number, and the place of the last token.
+        """Find the first sentences where tokens follow one another: the number, and the place of the last.
 
         Of a text of more than `SEARCHED` tokens, the first ones are searched.
         """
@@ -346,7 +346,7 @@ class TextDatastore(OpenedPart[TextSection]):
                         return
 
     def check_vocabulary(self, fingerprint: str, language: str | None = None) -> None:
-        """Refuse a model with another vocabulary, or a multilingual one that translates into another language.
+        """Refuse a model with another vocabulary, or one that translates into another language.
 
         Raises:
             DatastoreError: names both sides.
@@ -354,13 +354,14 @@ class TextDatastore(OpenedPart[TextSection]):
         expected = self.section.fingerprints["target_dictionary"]
         if fingerprint != expected:
             raise DatastoreError(
-                f"the text of {self.directory} was counted in the subwords of another model: they need the target "
-                f"dictionary {short(expected)}, the one given is {short(fingerprint)}; build the text with this --path, into "
-                "another --output"
+                f"the text of {self.directory} was counted in the subwords of another model: they need the "
+                f"target dictionary {short(expected)}, the one given is {short(fingerprint)}; build the "
+                "text with this --path, into another --output"
             )
 
         known = self.section.fingerprints.get(LANGUAGE, language)
         if known != language:
             raise DatastoreError(
-                f"the text of {self.directory} is {known}, and the model translates into {language}: name another --datastore"
+                f"the text of {self.directory} is {known}, and the model translates into {language}: name "
+                "another --datastore"
             )

@@ -1,4 +1,4 @@
-"""The token datastore: a key g(h) and a target token for each position, and the projection g (adapter, PCA, length 1)."""
+"""The token datastore: a key g(h) and a target token for each position, and the projection g."""
 
 from __future__ import annotations
 
@@ -105,7 +105,8 @@ def fit_pca(rows: Tensor, dimension: int) -> Pca:
     """Compute principal components of `rows` [n, d], in fp64."""
     if not 1 <= dimension <= rows.size(1):
         raise ConfigurationError(
-            f"--pca-dim is {dimension}, but the adapter's vectors are {rows.size(1)} wide: give 1 to {rows.size(1)}"
+            f"--pca-dim is {dimension}, but the adapter's vectors are {rows.size(1)} wide: give 1 to "
+            f"{rows.size(1)}"
         )
     mean = rows.mean(dim=0, dtype=torch.float64)
     covariance = torch.zeros(rows.size(1), rows.size(1), dtype=torch.float64, device=rows.device)
@@ -147,13 +148,13 @@ class TokenDatastore(KeyedPart[TokenSection]):
         self.source_index = SourceIndex(self.folder, described) if described is not None else None
 
     def rows_of_sources(self, hashes: Collection[int]) -> dict[int, np.ndarray]:
-        """Find the entries of the sentences with these sources: int64, ascending, by hash; it may have none of some."""
+        """Find the entries of the sentences with these sources: int64, ascending, by hash, as far as any."""
         if (index := self.source_index) is None:
             return {}
         return {one: index.entries(sentences) for one, sentences in index.find(hashes).items()}
 
     def open_projection(self) -> KeyProjection | None:
-        """Load the projection from the decoder's states to keys, on the CPU; None where the states are the keys."""
+        """Load the projection from the decoder's states to keys, on the CPU; None: the states are the keys."""
         described = self.section.projection
         if described is None:
             return None
@@ -161,13 +162,14 @@ class TokenDatastore(KeyedPart[TokenSection]):
         found = projection.hidden.in_features, projection.dimension
         if found != (described.query_dimension, self.section.dimension):
             raise DatastoreError(
-                f"{self.folder / PROJECTION_FILE} goes from width {found[0]} to {found[1]}, but the manifest says "
-                f"{described.query_dimension} to {self.section.dimension}: build the datastore again"
+                f"{self.folder / PROJECTION_FILE} goes from width {found[0]} to {found[1]}, but the "
+                f"manifest says {described.query_dimension} to {self.section.dimension}: build the "
+                "datastore again"
             )
         return projection
 
     def open_domain(self) -> Domain | None:
-        """Load the statistics of the datastore's own text, on the CPU; None if an earlier version built it."""
+        """Load the statistics of the datastore's own text, on the CPU; None in older ones."""
         if not self.section.domain:
             return None
         path = self.folder / DOMAIN
@@ -176,7 +178,8 @@ class TokenDatastore(KeyedPart[TokenSection]):
         width = described.query_dimension if described is not None else self.section.dimension
         if len(domain.mean) != width:
             raise DatastoreError(
-                f"{path} is of states {len(domain.mean)} wide, but the manifest says {width}: build the datastore again"
+                f"{path} is of states {len(domain.mean)} wide, but the manifest says {width}: build the "
+                "datastore again"
             )
         return domain
 
