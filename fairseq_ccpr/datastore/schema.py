@@ -77,6 +77,11 @@ class PartFile:
     def file(self) -> str:
         return self.name if self.shape is None else f"{self.name}.npy"
 
+    def layout(self, described: Any) -> tuple[tuple[int, ...], str]:
+        """Return shape and dtype of an array."""
+        assert self.shape is not None
+        return self.shape(described), self.dtype if isinstance(self.dtype, str) else self.dtype(described)
+
     def within(self, entry: str) -> PartFile:
         """Return the same, described by an entry of the description, and missing with it."""
         shape = self.shape
@@ -105,14 +110,9 @@ class Described:
 
     def shapes(self, *names: str) -> Shapes:
         """Return shapes and dtypes of arrays; of all that are there, if none are named."""
-        chosen = [
-            one for one in self.FILES if (one.name in names if names else one.shape and one.there(self))
-        ]
-        return {
-            one.name: (one.shape(self), one.dtype if isinstance(one.dtype, str) else one.dtype(self))
-            for one in chosen
-            if one.shape is not None
-        }
+        arrays = {one.name: one for one in self.FILES if one.shape is not None}
+        chosen = names or [name for name, one in arrays.items() if one.there(self)]
+        return {name: arrays[name].layout(self) for name in chosen}
 
     def open_arrays(self, folder: Path, *names: str) -> dict[str, np.ndarray]:
         """Map arrays, which must be as described; all that are there, if none are named."""
