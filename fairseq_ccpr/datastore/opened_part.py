@@ -81,7 +81,7 @@ class KeyedPart(OpenedPart[S]):
                 f"the keys of {self.directory} are in {self.section.store}, and only those in a folder can "
                 "be merged, compacted, sampled or trained on: build it without --store"
             )
-        return self.section.open_keys(self.folder)
+        return self.section.KEY_FORM.decode(self.arrays[KEYS])
 
     def open_index(self, device: torch.device = CPU) -> Index:
         """Open the index, see `open_for_device`; that of a database is checked when it is first searched."""
