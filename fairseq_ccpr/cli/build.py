@@ -272,16 +272,15 @@ def build_monolingual(
             "--reverse-model needs --data DATA_BIN, a folder that fairseq-ccpr prepare made"
         )
     common: dict[str, Any] = {"output": output, "cpu": cpu, "quiet": quiet}
-    tokens = data and TokenBuildSettings(
-        data, str(path), monolingual=text, reverse_model=reverse_model, **common
-    )
-    if reverse_model and tokens:
+    tokens = None
+    if data and reverse_model:
+        tokens = TokenBuildSettings(data, str(path), monolingual=text, reverse_model=reverse_model, **common)
         tokens.check()  # before the others are built
     words = ["--path", str(path), *(["--cpu"] if cpu else []), *rest]
     build_text.work(words, text, output, against, data, quiet)
     if encoder:
         build_phrases.work(PhraseBuildSettings(text, encoder, bf16=bf16, **common))
-    if reverse_model:
+    if tokens:
         build_tokens.work(tokens)
     return 0
 

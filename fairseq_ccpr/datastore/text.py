@@ -317,11 +317,12 @@ class TextDatastore(OpenedPart[TextSection]):
         self.tokens, self.offsets = self.arrays[TEXT_TOKENS], self.arrays[TEXT_OFFSETS]
 
     def open_counts(self) -> Counts:
-        section = self.section
-        tables = (as_tensor(self.arrays[name]) for name in (CONTEXTS, PREFIXES, FOLLOWING, GRAMS, COUNTS))
-        contexts, prefixes, *rows = tables
+        section, arrays = self.section, self.arrays
+        contexts, prefixes, following, grams, counts = (
+            as_tensor(arrays[name]) for name in (CONTEXTS, PREFIXES, FOLLOWING, GRAMS, COUNTS)
+        )
         known = Hashes(contexts, prefixes, section.tables[CONTEXTS][2])
-        return Counts(known, *rows, section.order, section.words)
+        return Counts(known, following, grams, counts, section.order, section.words)
 
     def sentence(self, number: int) -> np.ndarray:
         return self.tokens[self.offsets[number] : self.offsets[number + 1]]
