@@ -208,7 +208,7 @@ class Part(Generic[S]):
             keys = section.open_keys(self.folder)
             build_index(keys, section.index, section.remote_keys(store.timeout, store.token), bar.update)
 
-    def open_index(self, section: S) -> Index:
+    def open_index(self, section: Section) -> Index:
         """Open what `make_index` has made, in the folder's final place."""
         if self.store is None:
             return open_index(section.index, section.open_keys(self.final), self.final)

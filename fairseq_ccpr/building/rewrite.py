@@ -379,8 +379,9 @@ def merge_datastores(settings: MergeSettings) -> Manifest:
     tokens = {name: TokenDatastore(directories[name]) for name, one in manifests.items() if one.token}
     phrases = {name: _open_phrases(directories[name]) for name, one in manifests.items() if one.phrase}
     superseded = {store.directory: _superseded(store) for store in tokens.values()}
-    for one in (*tokens.values(), *phrases.values()):
-        _ = one.keys  # refused now, and not after hours, where a database has them
+    opened: list[Datastore] = [*tokens.values(), *phrases.values()]
+    for store in opened:
+        _ = store.keys  # refused now, and not after hours, where a database has them
     texts = [TextDatastore(directories[name]) for name, one in manifests.items() if one.text]
     if texts and (reason := _why_not_merged(texts, settings.remove)):
         if not tokens and not phrases:
