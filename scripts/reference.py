@@ -40,7 +40,7 @@ CLASSES = (
     "ModelView",
     "Neighbours",
 )
-KEYED = ("keys_fingerprint", "keys_fingerprints", "open_index")
+KEYED = ("keys_fingerprint", "keys_fingerprints", "open_index", "find_damage")
 INHERITED = {  # what is public of the classes above
     "Translator": ("translate",), "TokenDatastore": KEYED, "PhraseDatastore": KEYED
 }  # fmt: skip

@@ -25,7 +25,7 @@ import torch
 from tqdm import tqdm
 
 from fairseq_ccpr.building.compact import CompactSettings, compact_datastore
-from fairseq_ccpr.building.part import TOKENS, Part, only_builder
+from fairseq_ccpr.building.part import Part, only_builder
 from fairseq_ccpr.building.text_build import Vocabulary, build_text_part
 from fairseq_ccpr.datastore.learned import (
     LEARNED,
@@ -38,7 +38,7 @@ from fairseq_ccpr.datastore.learned import (
     ReadAs,
     journal_path,
 )
-from fairseq_ccpr.datastore.manifest import Manifest
+from fairseq_ccpr.datastore.manifest import Manifest, TokenSection
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.datastore.text import TextDatastore
 from fairseq_ccpr.datastore.token import TokenDatastore
@@ -389,7 +389,7 @@ def index_again(folder: Path) -> None:
     with only_builder(folder):
         section = TokenDatastore(folder).section
         index = plan_index("IVF4,Flat", section.index.metric, "", section.size, section.dimension)
-        Part(folder, TOKENS, show=False).publish(replace(section, index=index))
+        Part(folder, TokenSection, show=False).publish(replace(section, index=index))
 
 
 class Beside:

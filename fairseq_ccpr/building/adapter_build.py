@@ -1,4 +1,4 @@
-"""The CLKNN adapter of a datastore: trained with fairseq-train on raw keys, which it then projects into the final ones."""
+"""The CLKNN adapter of a datastore: trained with fairseq-train on raw keys, which it then projects."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,33 +19,16 @@ import torch
 from fairseq import options
 
 from fairseq_ccpr.building.corpus import sample_domain
-from fairseq_ccpr.building.key_store import KeyStore
 from fairseq_ccpr.building.part import ADAPTER, RAW, VALID, ChunkRows, Processes, TokenPart, refuse_foreign
-from fairseq_ccpr.building.token_build import (
-    COLLECTION,
-    PCA_DIMENSION,
-    TRAINED_ADAPTER,
-    Extraction,
-    TokenBuildSettings,
-)
+from fairseq_ccpr.building.token_build import PCA_DIMENSION, TRAINED_ADAPTER, Extraction, TokenBuildSettings
 from fairseq_ccpr.child_process import locked, run_child
 from fairseq_ccpr.datastore.manifest import Manifest, ProjectionDescription, TokenSection
-from fairseq_ccpr.datastore.token import (
-    DOMAIN,
-    KEYS,
-    PROJECTION,
-    PROVENANCE,
-    VALUES,
-    KeyProjection,
-    TokenDatastore,
-    fit_pca,
-    sample_rows,
-)
+from fairseq_ccpr.datastore.parts import DOMAIN, KEYS, PROJECTION_FILE, PROVENANCE, VALUES
+from fairseq_ccpr.datastore.token import KeyProjection, TokenDatastore, fit_pca, sample_rows
 from fairseq_ccpr.errors import CheckpointError, ConfigurationError, DatastoreError
 from fairseq_ccpr.models.token_adapter import TokenAdapter, TokenAdapterConfig, default_output
 from fairseq_ccpr.search import IndexDescription
 from fairseq_ccpr.search.base import Progress
-from fairseq_ccpr.search.index_plan import plan_index
 from fairseq_ccpr.storage import fingerprint
 from fairseq_ccpr.storage.files import MANIFEST, PLAN, write_json
 from fairseq_ccpr.training.token_contrast import SupervisedContrastiveConfig, TokenContrastConfig
@@ -56,14 +39,14 @@ FINISHED, LOG = "finished", "train.log"  # files in the save directory, as the c
 
 # fairseq takes the later of two, so --adapter-options can change any of them.
 DEFAULTS = (
-    "--task token_contrast --arch token_adapter --criterion supervised_contrastive "
-    "--best-checkpoint-metric accuracy --maximize-best-checkpoint-metric --no-epoch-checkpoints --optimizer adam --lr 3e-4 "
-    "--lr-scheduler polynomial_decay --warmup-updates 100 --clip-norm 1 --batch-size 128 --seed 1 --num-workers 0 "
-    "--max-update 1000"
+    "--task token_contrast --arch token_adapter --criterion supervised_contrastive --best-checkpoint-metric "
+    "accuracy --maximize-best-checkpoint-metric --no-epoch-checkpoints --optimizer adam --lr 3e-4 "
+    "--lr-scheduler polynomial_decay --warmup-updates 100 --clip-norm 1 --batch-size 128 --seed 1 "
+    "--num-workers 0 --max-update 1000"
 )
 
 RAW_INDEX = IndexDescription("exact", "l2")
-BLOCK_ROWS = 1 << 14
+PROJECTED_ROWS = 1 << 14
 
 
 @dataclass(frozen=True)
@@ -94,13 +77,13 @@ class AdapterTraining:
         return cls(words, getattr(parsed, "adapter_output_dim", 0) or None)
 
     def fingerprint(self, keys: list[str]) -> str:
-        """Digest all that the outcome depends on: fingerprints of the raw keys and of their origin, and all options."""
+        """Digest all that the outcome depends on: fingerprints of raw keys and their origin, and all options."""
         configs = (TokenContrastConfig, TokenAdapterConfig, SupervisedContrastiveConfig)
         defaults = [f"{config.__name__}.{f.name}={f.default}" for config in configs for f in fields(config)]
         return fingerprint.of_strings([*keys, *self.words, *defaults, __version__])
 
     def run(self, stores: list[Path], save_dir: Path, identity: str, cpu: bool, quiet: bool) -> Path:
-        """Train on one store, perhaps validating on a second; a run that was killed is resumed, a finished one kept.
+        """Train on one store, perhaps validating on a second; resume a run that was killed, keep a finished one.
 
         Returns:
             The checkpoint with the best retrieval accuracy on held-out sentences; the untrained start is one
@@ -122,8 +105,8 @@ class AdapterTraining:
             _run(command, save_dir, quiet)
             if not (save_dir / BEST).exists():
                 raise ConfigurationError(
-                    f"fairseq-train wrote no {save_dir / BEST}: take options that turn saving or validation off out of "
-                    "--adapter-options"
+                    f"fairseq-train wrote no {save_dir / BEST}: take options that turn saving or validation "
+                    "off out of --adapter-options"
                 )
             (save_dir / FINISHED).touch()
         return save_dir / BEST
@@ -152,7 +135,7 @@ def _run(command: list[str], save_dir: Path, quiet: bool) -> None:
 
 
 def build_projected_datastore(settings: TokenBuildSettings, processes: Processes) -> tuple[TokenSection, int]:
-    """Build, or resume building, a datastore whose keys are projected; returns what `build_token_datastore` does.
+    """Build, or resume building, projected keys; returns what `build_token_datastore` does.
 
     1. Plan: as for raw keys; and check that the adapter, PCA and index fit together.
     2. Write raw keys as a datastore of their own, in `--raw-datastore`, or in `raw` alongside the part until
@@ -170,8 +153,8 @@ def build_projected_datastore(settings: TokenBuildSettings, processes: Processes
     raw_folder = settings.raw_datastore or settings.output / RAW
     if settings.keep_raw_keys and not unfinished and not raw_folder.exists():
         raise ConfigurationError(
-            f"{settings.output} is finished, and its raw keys were dropped: leave out --keep-raw-keys, or delete it "
-            "and build it again"
+            f"{settings.output} is finished, and its raw keys were dropped: leave out --keep-raw-keys, or "
+            "delete it and build it again"
         )
     processes.barrier()  # all have seen the same
     valid_folder = settings.output / VALID
@@ -193,7 +176,7 @@ def build_projected_datastore(settings: TokenBuildSettings, processes: Processes
 class _Plan:
     def __init__(self, settings: TokenBuildSettings, extraction: Extraction) -> None:
         self.settings, self.extraction, self.device = settings, extraction, extraction.device
-        self.raw_section = extraction.section(RAW_INDEX)
+        self.raw_section = extraction.section()
         d = self.raw_section.dimension
         self.given: TokenAdapter | None = None
         self.valid: Extraction | None = None
@@ -212,24 +195,24 @@ class _Plan:
         self.pca_dim = min(PCA_DIMENSION, self.width) if settings.pca_dim is None else settings.pca_dim
         if self.pca_dim > self.width:
             raise ConfigurationError(
-                f"--pca-dim is {self.pca_dim}, but the adapter's vectors are {self.width} wide: give 1 to {self.width}, "
-                "or 0 for no PCA"
+                f"--pca-dim is {self.pca_dim}, but the adapter's vectors are {self.width} wide: give 1 to "
+                f"{self.width}, or 0 for no PCA"
             )
 
     def _load(self, path: Path) -> TokenAdapter:
         adapter, raw = TokenAdapter.load(path), self.raw_section
         if (width := adapter.hidden.in_features) != raw.dimension:
             raise ConfigurationError(
-                f"the adapter {path} takes states of width {width}, but those of {self.settings.path} are {raw.dimension} "
-                "wide: give an adapter trained for this model"
+                f"the adapter {path} takes states of width {width}, but those of {self.settings.path} are "
+                f"{raw.dimension} wide: give an adapter trained for this model"
             )
         current = {"model": raw.fingerprints["model"], "key_layer": raw.key_layer}
         for what, value in current.items():
             if adapter.trained_on.get(what, value) != value:
                 raise CheckpointError(
                     f"the adapter {path} was trained for another {what.replace('_', ' ')}: "
-                    f"{fingerprint.brief(adapter.trained_on[what])} there, {fingerprint.brief(value)} now; train one "
-                    "for this, with --adapter clknn"
+                    f"{fingerprint.brief(adapter.trained_on[what])} there, {fingerprint.brief(value)} now; "
+                    "train one for this, with --adapter clknn"
                 )
         return adapter
 
@@ -242,18 +225,16 @@ class _Plan:
                     f"{s.output} holds the decoder's own states as keys: give another --output "
                     f"(with --raw-datastore {s.output} it starts from them)"
                 )
-        raw = self.raw_section
-        dimension = self.pca_dim or self.width
-        gpu, store = self.device.type == "cuda", KeyStore.of(s, COLLECTION)
-        address = store.address if store is not None else None
-        index = plan_index(s.index, "ip", s.index_parameters, raw.size, dimension, gpu=gpu, store=address)
-        section = self.extraction.section(index)
-        section.dimension = dimension
-        section.projection = ProjectionDescription(
+        raw, d = self.raw_section, self.pca_dim or self.width
+        projection = ProjectionDescription(
             raw.dimension, self.width, bool(self.pca_dim), s.normalize_before_pca
         )
-        section.fingerprints["adapter"] = self.identity
-        return TokenPart(s.output, section, self.extraction.symbols, show, store)
+        prints = raw.fingerprints | {"adapter": self.identity}
+        section = replace(raw, dimension=d, projection=projection, fingerprints=prints)
+        part = TokenPart(s.output, section, self.extraction.symbols, show, s.key_store())
+        gpu = self.device.type == "cuda"
+        section.index = part.plan_index(s.index, "ip", s.index_parameters, raw.size, d, gpu)
+        return part
 
     def project(self, raw: TokenDatastore, valid: TokenDatastore | None, part: TokenPart) -> None:
         s = self.settings
@@ -263,16 +244,16 @@ class _Plan:
             adapter = TokenAdapter.load(
                 self.training.run(stores, s.output / ADAPTER, self.identity, s.cpu, s.quiet)
             )
-        part.lay_out({"block_rows": BLOCK_ROWS})
+        part.lay_out({"block_rows": PROJECTED_ROWS})
         projection = self._projection(part, raw, adapter.to(self.device))
-        blocks = range(0, part.section.size, BLOCK_ROWS)
+        blocks = range(0, part.section.size, PROJECTED_ROWS)
 
         def write(todo: list[int], done: Progress) -> Iterator[ChunkRows]:
             for number in todo:
-                rows = slice(blocks[number], blocks[number] + BLOCK_ROWS)
+                rows = slice(blocks[number], blocks[number] + PROJECTED_ROWS)
                 with torch.inference_mode():
                     states = torch.from_numpy(raw.keys[rows].astype(np.float32)).to(self.device)
-                    keys = projection(states).half().cpu().numpy()
+                    keys = TokenSection.KEY_FORM.encode(projection(states))
                 done(len(keys))
                 kept = {VALUES: raw.values, PROVENANCE: raw.provenance}
                 yield number, rows.start, {KEYS: keys} | {name: array[rows] for name, array in kept.items()}
@@ -280,18 +261,18 @@ class _Plan:
         # An older raw datastore has no statistics of its own text, but has the states to compute them from.
         domain = raw.open_domain() or sample_domain(raw.keys, raw.provenance)
         domain.save(part.partial / DOMAIN)
-        sizes = {i: min(BLOCK_ROWS, part.section.size - start) for i, start in enumerate(blocks)}
+        sizes = {i: min(PROJECTED_ROWS, part.section.size - start) for i, start in enumerate(blocks)}
         part.fill(sizes, write, "projection")
         self.extraction.tell(part, raw.keys)
 
     def _projection(self, part: TokenPart, raw: TokenDatastore, adapter: TokenAdapter) -> KeyProjection:
-        path, normalize, pca = part.partial / PROJECTION, self.settings.normalize_before_pca, None
+        path, normalize, pca = part.partial / PROJECTION_FILE, self.settings.normalize_before_pca, None
         if not path.exists():
             if self.pca_dim:
                 rows = torch.from_numpy(raw.keys[sample_rows(len(raw.keys))])
                 with torch.inference_mode():
                     z = torch.cat(
-                        [adapter(block.to(self.device).float()) for block in rows.split(BLOCK_ROWS)]
+                        [adapter(block.to(self.device).float()) for block in rows.split(PROJECTED_ROWS)]
                     )
                 pca = fit_pca(torch.nn.functional.normalize(z, dim=1) if normalize else z, self.pca_dim)
             KeyProjection.fold(adapter.hidden, adapter.output, pca, normalize).save(path)
@@ -300,7 +281,7 @@ class _Plan:
 
 def extract(extraction: Extraction, folder: Path, processes: Processes, show: bool) -> TokenDatastore:
     """Write the decoder's own states, unless that was done; the processes share the work."""
-    raw = TokenPart(folder, extraction.section(RAW_INDEX), extraction.symbols, show)
+    raw = TokenPart(folder, replace(extraction.section(), index=RAW_INDEX), extraction.symbols, show)
     raw.check_store(RAW_INDEX)  # keys in a database cannot be read from it
     processes.barrier()
     if raw.published is None:  # any existing index will do

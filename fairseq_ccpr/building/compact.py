@@ -24,7 +24,7 @@ from shutil import copyfile, rmtree
 
 import numpy as np
 
-from fairseq_ccpr.building.part import PHRASES, TOKENS, Part, PartKind, only_builder
+from fairseq_ccpr.building.part import Part, only_builder
 from fairseq_ccpr.building.rewrite import (
     Datastore,
     Rows,
@@ -45,17 +45,17 @@ from fairseq_ccpr.datastore.learned import (
     remove_superseded,
 )
 from fairseq_ccpr.datastore.manifest import Manifest, PhraseSection, Section, Source, TokenSection
-from fairseq_ccpr.datastore.phrase import SOURCES, SPANS, PhraseDatastore, open_sentences  # fmt: skip
-from fairseq_ccpr.datastore.token import DOMAIN, KEYS, PROVENANCE, VALUES, TokenDatastore
+from fairseq_ccpr.datastore.parts import DOMAIN, KEYS, MEMBERS, PROVENANCE, SPANS, VALUES
+from fairseq_ccpr.datastore.phrase import PhraseDatastore, open_sentences
+from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.datastore.written_subwords import remove_stale
 from fairseq_ccpr.device import choose_device
 from fairseq_ccpr.errors import FULL, ConfigurationError, DatastoreError
 from fairseq_ccpr.search import DISK
 from fairseq_ccpr.search.base import EXACT_UP_TO, Progress
-from fairseq_ccpr.search.index_plan import plan_index
 from fairseq_ccpr.settings import option
 from fairseq_ccpr.storage import fingerprint
-from fairseq_ccpr.storage.arrays import check_space, open_array
+from fairseq_ccpr.storage.arrays import check_space
 from fairseq_ccpr.storage.files import MANIFEST, only_writer, partial_path, scratch_directory
 from fairseq_ccpr.storage.journal import create_journal
 
@@ -112,18 +112,17 @@ def _index_again(settings: CompactSettings) -> None:
     directory = settings.datastore
     with only_builder(directory), disk_faults_named(directory):
         manifest = Manifest.read(directory)
-        stores: list[tuple[PartKind, Datastore]] = (
-            [(TOKENS, TokenDatastore(directory))] if manifest.token else []
-        )
+        stores: list[Datastore] = [TokenDatastore(directory)] if manifest.token else []
         if manifest.phrase and (settings.index == "auto" or not stores):
-            stores.append((PHRASES, PhraseDatastore(directory)))
-        for kind, store in stores:
+            stores.append(PhraseDatastore(directory))
+        for store in stores:
             _ = store.keys  # refused where a database has them
             section: Section = store.section
+            part = Part(directory, type(section), not settings.quiet)
             choice, parameters = settings.index or _existing_kind(section), settings.index_parameters
             gpu, size, width = choose_device(settings.cpu).type == "cuda", section.size, section.dimension
-            index = plan_index(choice, section.index.metric, parameters, size, width, gpu, kind.effort)
-            Part(directory, kind, not settings.quiet).publish(replace(section, index=index))
+            index = part.plan_index(choice, section.index.metric, parameters, size, width, gpu)
+            part.publish(replace(section, index=index))
 
 
 @contextmanager
@@ -169,23 +168,23 @@ def _compact(datastore: TokenDatastore, learned: LearnedStore, settings: Compact
 def _grow(store: Datastore, learned: LearnedStore, settings: CompactSettings, scratch: Path) -> Section:
     """Write the next generation of a part to where it stays, though no manifest names it yet."""
     before: Section = store.section
-    kind, choice, parameters = PHRASES, "", ""
+    choice = parameters = ""
     write: Callable[[Path, Progress], Section]
     if isinstance(store, TokenDatastore):
-        kind, choice, parameters = TOKENS, settings.index, settings.index_parameters
+        choice, parameters = settings.index, settings.index_parameters
         write = partial(_write_tokens, store, learned)
     else:
         write = partial(_write_phrases, store, learned)
     kept = "" if choice or parameters else before.index.parameters
     choice = choice or _existing_kind(before)
     grown = write_part(
-        kind, scratch, before.size, write, settings.quiet, settings.cpu, choice, parameters, kept
+        type(before), scratch, before.size, write, settings.quiet, settings.cpu, choice, parameters, kept
     )
     grown.ancestors = [*before.ancestors, store.keys_fingerprint]
     grown.files = {f"{grown.folder}/{Path(name).name}": file for name, file in grown.files.items()}
     folder = store.directory / grown.folder
     rmtree(folder, ignore_errors=True)  # left by a run that was killed
-    (scratch / kind.name).rename(folder)
+    (scratch / before.PART).rename(folder)
     return grown
 
 
@@ -208,8 +207,8 @@ def _own_sources(store: Datastore) -> tuple[list[Source], str]:
     return (sources[:-1], sources[-1].name) if store.section.ancestors else (sources, f"{name}-{LEARNED}")
 
 
-def _joined(kind: PartKind, dimension: int, blocks: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    shapes = kind.shapes(0, dimension)
+def _joined(section: Section, blocks: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    shapes = replace(section, size=0).shapes(*section.ROWS)
     return {
         name: np.concatenate([np.empty(*shapes[name]), *(block[name] for block in blocks)]) for name in shapes
     }
@@ -232,9 +231,9 @@ def _write_tokens(
     first_sentence = sum(section.subsets.values())
     read = (pairs[number].read_as for number in learned.entries)
     sources_read = [(n, np.array(one.ids if one is not None else (), np.int32)) for n, one in enumerate(read)]
-    arrays = _joined(TOKENS, section.dimension, blocks)
+    arrays = _joined(section, blocks)
     parts = [
-        rows_of(TOKENS, datastore, lambda numbers: np.where(np.isin(numbers, gone_sentences), -1, numbers)),
+        rows_of(datastore, lambda numbers: np.where(np.isin(numbers, gone_sentences), -1, numbers)),
         Rows(arrays, lambda numbers: numbers + first_sentence, sources_read),
     ]
     sources, name = _own_sources(datastore)
@@ -259,7 +258,7 @@ def _write_phrases(
         for n, pair in enumerate(having)
         if pair.phrases is not None
     ]
-    arrays = _joined(PHRASES, datastore.section.dimension, blocks)
+    arrays = _joined(datastore.section, blocks)
     texts = [
         text_of(datastore, [*range(column), None]),  # None: of what was learned before, which `having` has
         Text([pair.target for pair in having], np.ones((len(having), 1), bool), [column], arrays),
@@ -274,7 +273,7 @@ def _with_phrases(learned: LearnedStore) -> list[LearnedPair]:
 def _sentences(directory: Path, section: PhraseSection, learned: LearnedStore) -> dict[int, int]:
     """Say where the targets of pairs with phrases are in a phrase part that was written with them."""
     folder, column = directory / section.folder, len(section.sources) - 1
-    members = open_array(folder / f"{SOURCES}.npy", (section.sentences, column + 1), "bool")
+    members = section.open_arrays(folder, MEMBERS)[MEMBERS]
     lines = open_sentences(folder, section.sentences)
     places = {
         lines[n]: OWN_SENTENCE if members[n, :column].any() else n

@@ -1,4 +1,4 @@
-"""The binarised corpus of a token datastore: sentences, chunks, batches, shards, and the sample that describes its domain.
+"""The binarised corpus of a token datastore: sentences, chunks, batches, shards, and a sample of its states.
 
 A shard is one of N smaller datastores, built by as many commands, of neighbouring chunks of sentences each.
 """
@@ -16,12 +16,11 @@ from fairseq.data import data_utils
 
 from fairseq_ccpr.datastore.domain import STATES, Domain
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
-from fairseq_ccpr.settings import option
 from fairseq_ccpr.storage.data_bin import corpus_fingerprint, has_subset, parts_of, what_is_there
 from fairseq_ccpr.text.languages import LanguageTags
 
 SEED = 1  # of random fractions of a corpus
-BLOCK_ROWS = 1 << 20
+READ_ROWS = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,6 @@ class Corpus:
 
     @property
     def size(self) -> int:
-        """Target tokens, the end of each sentence included: the number of entries."""
         return sum(chunk.rows for chunk in self.chunks)
 
     def shard(self, num_shards: int, shard_id: int) -> Corpus:
@@ -73,7 +71,7 @@ class Corpus:
         return replace(self, chunks=moved)
 
     def sources(self) -> Iterator[tuple[int, np.ndarray]]:
-        """Yield the number of each sentence, counted through all subsets, and its source's subwords, int32 [L]."""
+        """Yield each sentence's number, counted through all subsets, and its source's subwords, int32 [L]."""
         before = dict(zip(self.subsets, np.cumsum([0, *self.subsets.values()]).tolist()))
         for chunk in self.chunks:
             dataset = self.task.dataset(chunk.subset)
@@ -81,22 +79,11 @@ class Corpus:
                 yield before[chunk.subset] + number, self.task.source_subwords(dataset[number]["source"])
 
     def batches(self, chunk: Chunk, max_tokens: int) -> list[Any]:
-        """Divide a chunk's sentences into fairseq's batches of at most `max_tokens` tokens per side, alike in length."""
+        """Divide a chunk into fairseq's batches of at most `max_tokens` tokens per side, alike in length."""
         dataset = self.task.dataset(chunk.subset)
         order = np.lexsort((dataset.src_sizes[chunk.sentences], dataset.tgt_sizes[chunk.sentences]))
         longest = max(dataset.src_sizes[chunk.sentences].max(), dataset.tgt_sizes[chunk.sentences].max())
         return dataset.batch_by_size(chunk.sentences[order], max_tokens=max(max_tokens, int(longest)))
-
-
-def fraction_option(of: str) -> Any:
-    """Return the field `fraction` of a build's settings."""
-    return option(
-        1.0,
-        f"take a random fraction of the {of}; a larger fraction holds a smaller one",
-        within="(0, 1]",
-        needs="more than 0, and at most 1,",
-        metavar="X",
-    )
 
 
 def draw_fraction(count: int, fraction: float) -> np.ndarray:
@@ -111,7 +98,7 @@ def draw_fraction(count: int, fraction: float) -> np.ndarray:
 def read_corpus(
     task: Any, subsets: list[str], max_positions: tuple[int, int], chunk_tokens: int, fraction: float
 ) -> Corpus:
-    """Load a fraction of `subsets`, and of those that continue them, in chunks of about `chunk_tokens` target tokens."""
+    """Load a fraction of `subsets`, and of what continues them, in chunks of about `chunk_tokens` tokens."""
     data_bin, source, target = task.cfg.data, task.cfg.source_lang, task.cfg.target_lang
     if twice := [one for one in subsets if subsets.count(one) > 1]:
         raise ConfigurationError(f"--subset names '{twice[0]}' twice")
@@ -122,8 +109,8 @@ def read_corpus(
         if not has_subset(task, subset):
             raise ConfigurationError(
                 f"{data_bin} holds no subset '{subset}' for {source}-{target}{what_is_there(task, subset)}: "
-                f"{subset}.{source}-{target}.* are not all there; give the folder that fairseq-ccpr prepare or "
-                "fairseq-preprocess wrote, and --subset as there"
+                f"{subset}.{source}-{target}.* are not all there; give the folder that fairseq-ccpr prepare "
+                "or fairseq-preprocess wrote, and --subset as there"
             )
         task.load_dataset(subset, alone=False)
         dataset = task.dataset(subset)
@@ -141,8 +128,9 @@ def read_corpus(
             first_row += rows
     if first_row == 0:
         raise ConfigurationError(
-            f"{data_bin} holds no sentence to build from in {', '.join(sentence_counts)}: {left_out:,} are longer than the "
-            f"model takes ({max_positions[0]} source, {max_positions[1]} target tokens), and there are no others"
+            f"{data_bin} holds no sentence to build from in {', '.join(sentence_counts)}: {left_out:,} are "
+            f"longer than the model takes ({max_positions[0]} source, {max_positions[1]} target tokens), "
+            "and there are no others"
         )
     return Corpus(
         task, sentence_counts, chunks, left_out, corpus_fingerprint(task, sentence_counts), fraction
@@ -154,34 +142,6 @@ def entries_of(dataset: Any, tags: LanguageTags) -> np.ndarray:
     return np.asarray(dataset.tgt_sizes, np.int64) - tags.forced
 
 
-def num_shards_option() -> Any:
-    """Return the field `num_shards` of a build's settings."""
-    return option(
-        1,
-        "build one of N shards, each a datastore, by as many commands on any machines; fairseq-ccpr merge joins them",
-        within="[1, inf)",
-        needs="at least 1 shard",
-        metavar="N",
-    )
-
-
-def shard_id_option() -> Any:
-    """Return the field `shard_id` of a build's settings."""
-    return option(0, "which of them, from 0", metavar="I")
-
-
-def check_shard(num_shards: int, shard_id: int, index: str) -> None:
-    """Check that a shard exists, and is to have no index of its own."""
-    if not 0 <= shard_id < num_shards:
-        raise ConfigurationError(
-            f"--shard-id is {shard_id}, and --num-shards {num_shards}: give a number from 0 to {num_shards - 1}"
-        )
-    if num_shards > 1 and index not in ("auto", "exact"):
-        raise ConfigurationError(
-            f"--index {index}: a shard has no index; leave it out, and give it to fairseq-ccpr merge"
-        )
-
-
 def chunks_of_shard(total: int, num_shards: int, shard_id: int, unit: str) -> range:
     """Choose the chunks of a shard among `total`: neighbours, so that shards are joined by appending.
 
@@ -190,14 +150,14 @@ def chunks_of_shard(total: int, num_shards: int, shard_id: int, unit: str) -> ra
     """
     if total < num_shards:
         raise ConfigurationError(
-            f"--num-shards is {num_shards}, but --chunk-{unit} cuts the text into {total}: give up to {total} shards, or "
-            "shorter chunks"
+            f"--num-shards is {num_shards}, but --chunk-{unit} cuts the text into {total}: give up to "
+            f"{total} shards, or shorter chunks"
         )
     return range(total * shard_id // num_shards, total * (shard_id + 1) // num_shards)
 
 
 def sample_domain(keys: np.ndarray, provenance: np.ndarray) -> Domain:
-    """Describe the text of a datastore by whole sentences that are spread evenly over it, read block by block.
+    """Describe the text of a datastore by whole sentences spread evenly over it, read block by block.
 
     Args:
         keys: fp16 [N, d], the decoder's own states.
@@ -224,7 +184,7 @@ def sample_domain(keys: np.ndarray, provenance: np.ndarray) -> Domain:
 
 
 def join_domains(domains: list[Domain], weights: list[int]) -> Domain:
-    """Describe the text of several datastores by sentences of each sample, in proportion to its entries (`weights`)."""
+    """Describe the text of several datastores by sentences of each sample, in proportion to `weights`."""
     thinned = []
     for domain, weight in zip(domains, weights):
         sentences = len(domain.lengths)
@@ -245,5 +205,5 @@ def _spread(total: int, count: int) -> np.ndarray:
 
 def _sentence_starts(provenance: np.ndarray) -> Iterator[np.ndarray]:
     """Yield the rows where sentences begin, int64, block by block."""
-    for start in range(0, len(provenance), BLOCK_ROWS):
-        yield start + np.flatnonzero(provenance[start : start + BLOCK_ROWS, 1] == 0)
+    for start in range(0, len(provenance), READ_ROWS):
+        yield start + np.flatnonzero(provenance[start : start + READ_ROWS, 1] == 0)

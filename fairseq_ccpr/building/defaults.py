@@ -20,7 +20,7 @@ from fairseq_ccpr.decoding.options import TokenRetrievalSettings
 from fairseq_ccpr.decoding.token_memory import DEEP, Neighbours, best_neighbours
 from fairseq_ccpr.search import Index
 
-QUERIES, SEED = 1024, 1
+ASKED_TOKENS, SEED = 1024, 1
 COMPARED = 64  # tokens of a sentence that tell it from others
 LEAST = 10_000  # entries: held-out tokens of fewer find less than text that these are meant for
 OWN = 64  # entries beyond k that are asked for, as those of the own sentence are among the nearest
@@ -42,7 +42,7 @@ def measure_defaults(
     model: LogProbs | None = None,
     sources: SourceIndex | None = None,
 ) -> dict[str, float]:
-    """Choose T, with the model lambda, and with the sources gamma, under which a sample of its own tokens is likeliest.
+    """Choose T, with the model lambda, with the sources gamma, under which its own tokens are likeliest.
 
     Args:
         keys: fp16 [N, d], which `index` is of.
@@ -54,7 +54,7 @@ def measure_defaults(
     """
     if len(keys) < LEAST:
         return {}
-    rows = np.sort(np.random.default_rng(SEED).choice(len(keys), min(QUERIES, len(keys)), replace=False))
+    rows = np.sort(np.random.default_rng(SEED).choice(len(keys), min(ASKED_TOKENS, len(keys)), replace=False))
     k = TokenRetrievalSettings.k
     depth = k if sources is None else DEEP
     scores, ids = index.search(torch.from_numpy(keys[rows]).float(), depth + OWN)

@@ -1,4 +1,4 @@
-"""The crash-safe life of a datastore part: planned, filled by its owner in one process or many, indexed, published."""
+"""The crash-safe life of a datastore part: planned, filled in one process or many, indexed, published."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
 from shutil import rmtree
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -20,22 +20,20 @@ from tqdm import tqdm
 
 from fairseq_ccpr.building.corpus import sample_domain
 from fairseq_ccpr.building.defaults import LogProbs, measure_defaults
-from fairseq_ccpr.building.key_store import KeyStore
+from fairseq_ccpr.building.options import KeyStore
 from fairseq_ccpr.child_process import lock_within
-from fairseq_ccpr.datastore import phrase, text, token
 from fairseq_ccpr.datastore.manifest import PHRASE, TEXT, TOKEN, Manifest, Section, TokenSection
-from fairseq_ccpr.datastore.phrase import SPANS
+from fairseq_ccpr.datastore.parts import DOMAIN, KEYS, PROVENANCE, SYMBOLS, VALUES
 from fairseq_ccpr.datastore.source_index import SourceIndex, Sources, write_source_index
-from fairseq_ccpr.datastore.token import DOMAIN, KEYS, PROVENANCE, SYMBOLS, VALUES, array_shapes
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
 from fairseq_ccpr.parent import end_with_parent
 from fairseq_ccpr.search import Index, IndexDescription, RemoteKeys, build_index, open_index
 from fairseq_ccpr.search.base import Progress
-from fairseq_ccpr.search.index_plan import PHRASE_DEPTH, PHRASE_EFFORT, TOKEN_EFFORT, Effort, index_bytes
+from fairseq_ccpr.search.index_plan import index_bytes, plan_index
 from fairseq_ccpr.search.recall import recall_of_sample
 from fairseq_ccpr.storage import fingerprint
-from fairseq_ccpr.storage.arrays import ArrayWriter, Shapes, check_space, open_array, write_behind
-from fairseq_ccpr.storage.files import MANIFEST, PLAN, atomic_file, check_sizes, describe_files, write_json
+from fairseq_ccpr.storage.arrays import ArrayWriter, check_space, write_behind
+from fairseq_ccpr.storage.files import MANIFEST, PLAN, check_sizes, describe_files, write_json, write_text
 from fairseq_ccpr.timing import progress_bar
 
 # folders alongside the token part while an adapter is trained
@@ -46,28 +44,12 @@ PATIENCE = 10.0  # seconds that a folder may stay locked by what reads batches f
 KNOWN_AS = {"share": "fraction", "shard_tokens": "chunk tokens", "shard_sentences": "chunk sentences"}
 
 
-@dataclass(frozen=True)
-class PartKind:
-    """What differs between the kinds of parts."""
-
-    name: str  # of the folder, and of the section in the manifest
-    shapes: Callable[[int, int], Shapes]  # of the arrays, from the number of rows and the width of keys
-    places: str  # the array whose first column is the sentence of each row
-    files: Callable[[Any], list[str]]  # names, from the section
-    effort: Effort  # of an approximate search
-    depth: int  # neighbours that a search asks for, at least
-
-
-TOKENS = PartKind(TOKEN, token.array_shapes, PROVENANCE, token.part_files, TOKEN_EFFORT, 0)
-PHRASES = PartKind(PHRASE, phrase.array_shapes, SPANS, phrase.part_files, PHRASE_EFFORT, PHRASE_DEPTH)
-TEXTS = PartKind(TEXT, lambda rows, width: {}, "", text.part_files, TOKEN_EFFORT, 0)  # counted, not searched
-
-
+S = TypeVar("S", bound=Section)
 ChunkRows = tuple[int, int, dict[str, np.ndarray]]  # number of a chunk, its first row, and its arrays
 
 
-class Part:
-    """A part of the datastore at `output`: what exists of it, and the stages to come, each of which survives a kill.
+class Part(Generic[S]):
+    """A part of the datastore at `output`: what exists of it, and the stages to come. Each survives a kill.
 
     While its owner fills it, its folder is NAME.partial, where a plan says what it is built from. Publishing
     renames the folder and then writes the manifest; a folder that has its final name and still its plan was
@@ -77,7 +59,7 @@ class Part:
     def __init__(
         self,
         output: Path,
-        kind: PartKind,
+        kind: type[S],
         show: bool,
         identity: dict[str, Any] | None = None,
         store: KeyStore | None = None,
@@ -88,9 +70,9 @@ class Part:
         # What makes two parts the same, named as in the manifest; empty: it is not made from a corpus.
         self.identity = identity or {}
         manifest = Manifest.read(output) if (output / MANIFEST).exists() else Manifest()
-        self.published: Section | None = getattr(manifest, kind.name)  # None until the part is complete
-        self.final = output / (self.published.folder if self.published is not None else kind.name)
-        self.partial = output / f"{kind.name}.partial"
+        self.published: S | None = getattr(manifest, kind.PART)  # None until the part is complete
+        self.final = output / (self.published.folder if self.published is not None else kind.PART)
+        self.partial = output / f"{kind.PART}.partial"
         if self.published is not None:
             if self.identity:
                 refuse_rewritten(output, self.published)
@@ -99,7 +81,6 @@ class Part:
 
     @property
     def folder(self) -> Path:
-        """Where the files are now."""
         return self.partial if self.published is None else self.final
 
     def prepare(self, settings: dict[str, Any], lay_out: Callable[[], object], needed: int = 0) -> None:
@@ -121,12 +102,20 @@ class Part:
             rmtree(self.partial if existed else self.output, ignore_errors=True)
             raise
 
+    def plan_index(
+        self, choice: str, metric: str, parameters: str, size: int, dimension: int, gpu: bool
+    ) -> IndexDescription:
+        """Decide what the options of an index mean for so many keys, see `search.index_plan.plan_index`."""
+        address = self.store.address if self.store is not None else None
+        return plan_index(choice, metric, parameters, size, dimension, gpu, self.kind.EFFORT, address)
+
     def check_store(self, index: IndexDescription) -> None:
-        """Check that keys which a database has are to stay there, or that one answers, and has no others of this name."""
+        """Check that keys in a database are to stay there, or that it answers, and has no others of this name."""
         elsewhere = self.published.store if self.published is not None else None
         if self.store is None and elsewhere is not None:
             raise DatastoreError(
-                f"the keys of {self.output} are in {elsewhere}: give the same --store, or another folder to have them in"
+                f"the keys of {self.output} are in {elsewhere}: give the same --store, or another folder to "
+                "have them in"
             )
         if self.store is not None and elsewhere is None:  # otherwise `make_index` compares
             store, width = self.store, self.identity["dimension"]
@@ -139,7 +128,7 @@ class Part:
         with contextlib.suppress(OSError):  # not empty
             self.output.rmdir()
 
-    def publish(self, section: Section) -> None:
+    def publish(self, section: S) -> None:
         """Complete the part; at every moment readers see the old one, an unfinished one, or the new one.
 
         1. Index the keys, unless that was done, and give the folder its final name.
@@ -153,20 +142,19 @@ class Part:
             self._describe(section)
         except Exception:
             if self.published is not None:  # it may have been compacted, and its folder is gone then
-                Manifest.read(self.output).refuse_changed(self.output, self.kind.name, self.published)
+                Manifest.read(self.output).refuse_changed(self.output, self.kind.PART, self.published)
             raise
         if section != self.published:
             Manifest.update(self.output, [(self.published, section)])
             self.published = section
-        names = self.kind.files(section)
-        for path in [path for path in self.final.iterdir() if path.name not in names]:
+        for path in [path for path in self.final.iterdir() if path.name not in section.names]:
             rmtree(path) if path.is_dir() else path.unlink()
 
-    def _describe(self, section: Section) -> None:
+    def _describe(self, section: S) -> None:
         self.make_index(section)
         if self.published is None:
             self.partial.rename(self.final)
-        paths = [f"{self.final.name}/{name}" for name in self.kind.files(section)]
+        paths = [f"{self.final.name}/{name}" for name in section.names]
         old = {} if self.published is None else self.published.files
         new = describe_files(self.output, [path for path in paths if path not in old])
         section.files = {path: old.get(path) or new[path] for path in paths}
@@ -175,27 +163,24 @@ class Part:
         elif self.published is not None and self.published.index == section.index:  # is not measured again
             section.index_recall = self.published.index_recall
         else:
-            keys = open_keys(section, self.final)
-            section.index_recall = recall_of_sample(self.open_index(section), keys, self.kind.depth)
+            keys = section.open_keys(self.final)
+            section.index_recall = recall_of_sample(self.open_index(section), keys, section.DEPTH)
         if isinstance(section, TokenSection):
             section.suits = self._suits(section)
 
     def _suits(self, section: TokenSection) -> dict[str, float]:
-        """Measure the settings that suit the keys, once; what was measured before a part was rewritten may stay."""
+        """Measure what settings suit the keys, once; what was measured before a rewriting may stay."""
         known = self.published.suits if isinstance(self.published, TokenSection) else section.suits
         # Keys may be in a database alone.
         if "temperature" in known or not section.size or not (self.final / f"{KEYS}.npy").exists():
             return known
-        shapes = array_shapes(section.size, section.dimension)
-        keys, *others = (
-            open_array(self.final / f"{name}.npy", *shapes[name]) for name in (KEYS, VALUES, PROVENANCE)
-        )
+        values, provenance = section.open_arrays(self.final, VALUES, PROVENANCE).values()
         sources = SourceIndex(self.final, section.source_index) if section.source_index is not None else None
-        index, (values, provenance) = self.open_index(section), others
+        index, keys = self.open_index(section), section.open_keys(self.final)
         return known | measure_defaults(index, keys, values, provenance, self.log_probs, sources)
 
-    def make_index(self, section: Section) -> None:
-        """Make the keys searchable as `section.index` says, in the database if there is one, unless an earlier run did."""
+    def make_index(self, section: S) -> None:
+        """Make the keys searchable as `section.index` says, unless an earlier run did."""
         if self.store is not None:
             self._bring_keys(section, self.store)
             return
@@ -204,40 +189,34 @@ class Part:
             return
         check_space(self.folder, index_bytes(description, section.size, section.dimension))
         with self.progress(f"index {description.factory}", section.size) as bar:
-            build_index(open_keys(section, self.folder), description, path, bar.update)
+            build_index(section.open_keys(self.folder), description, path, bar.update)
 
-    def _bring_keys(self, section: Section, store: KeyStore) -> None:
+    def _bring_keys(self, section: S, store: KeyStore) -> None:
         published = self.published
         if published is not None and published.store is not None:
             if (published.store, published.index) != (section.store, section.index):
                 raise DatastoreError(
-                    f"the keys of {self.output} are in {published.store}, index {published.index}, and {section.store}, "
-                    f"index {section.index}, is asked for: give the same --store, --collection and --index, or another "
-                    "--output"
+                    f"the keys of {self.output} are in {published.store}, index {published.index}, and "
+                    f"{section.store}, index {section.index}, is asked for: give the same --store, "
+                    "--collection and --index, or another --output"
                 )
             section.fingerprints = published.fingerprints
             self.open_index(section).check()
             return
         section.fingerprints = section.fingerprints | {KEYS: fingerprint.of_file(self.folder / f"{KEYS}.npy")}
         with self.progress(store.address.backend.capitalize(), section.size) as bar:
-            keys = open_keys(section, self.folder)
+            keys = section.open_keys(self.folder)
             build_index(keys, section.index, section.remote_keys(store.timeout, store.token), bar.update)
 
     def open_index(self, section: Section) -> Index:
         """Open what `make_index` has made, in the folder's final place."""
-        if self.store is not None:
-            keys = section.remote_keys(self.store.timeout, self.store.token)
-            return open_index(section.index, keys, self.final)
-        return open_index(section.index, open_keys(section, self.final), self.final)
+        if self.store is None:
+            return open_index(section.index, section.open_keys(self.final), self.final)
+        keys = section.remote_keys(self.store.timeout, self.store.token)
+        return open_index(section.index, keys, self.final)
 
     def progress(self, what: str, total: int, done: int = 0, unit: str = "key") -> tqdm[Any]:
-        """Return a bar that counts keys, of which an earlier run may have done some."""
         return progress_bar(what, unit, total=total, done=done, quiet=not self.show)
-
-
-def open_keys(section: Section, folder: Path) -> np.ndarray:
-    """Memory-map the keys of a part, fp16 [N, d]."""
-    return open_array(folder / f"{KEYS}.npy", (section.size, section.dimension), "float16")
 
 
 def refuse_rewritten(output: Path, section: Section) -> None:
@@ -245,8 +224,8 @@ def refuse_rewritten(output: Path, section: Section) -> None:
     if section.sources or section.ancestors:
         what = "compacted" if section.ancestors else "merged"
         raise DatastoreError(
-            f"the {section.PART} part of {output} was {what}, and is not what a build makes: give another --output; "
-            f"fairseq-ccpr compact {output} --index auto replaces its index alone"
+            f"the {section.PART} part of {output} was {what}, and is not what a build makes: give another "
+            f"--output; fairseq-ccpr compact {output} --index auto replaces its index alone"
         )
 
 
@@ -261,8 +240,8 @@ def refuse_differences(where: Path, found: dict[str, Any], plan: dict[str, Any])
         if before != expected:
             raise DatastoreError(
                 f"{where} was built with another {KNOWN_AS.get(name, name).replace('_', ' ')}: "
-                f"{fingerprint.brief(before)} there, {fingerprint.brief(expected)} now; give the same options, or another "
-                "--output, or delete it"
+                f"{fingerprint.brief(before)} there, {fingerprint.brief(expected)} now; give the same "
+                "options, or another --output, or delete it"
             )
 
 
@@ -270,14 +249,9 @@ def refuse_foreign(output: Path) -> None:
     """Refuse an output that exists and is neither empty, nor a datastore, nor the beginning of one."""
     if not output.exists() or (output / MANIFEST).exists():
         return
-    parts = (TOKENS.name, PHRASES.name, TEXTS.name)
-    ours = {
-        *(f"{part}.partial" for part in (*parts, BACK_TRANSLATIONS)),
-        RAW,
-        VALID,
-        ADAPTER,
-        BACK_TRANSLATIONS,
-    }
+    parts = (TOKEN, PHRASE, TEXT)
+    ours = {RAW, VALID, ADAPTER, BACK_TRANSLATIONS}
+    ours |= {f"{part}.partial" for part in (*parts, BACK_TRANSLATIONS)}
     ours |= {part for part in parts if (output / part / PLAN).exists()}  # killed while publishing
     if not output.is_dir() or {path.name for path in output.iterdir()} - ours:
         raise DatastoreError(
@@ -285,7 +259,7 @@ def refuse_foreign(output: Path) -> None:
         )
 
 
-class TokenPart(Part):
+class TokenPart(Part[TokenSection]):
     """The token part at `output`, of known size: `section` describes all but its files."""
 
     def __init__(
@@ -296,30 +270,16 @@ class TokenPart(Part):
         show: bool,
         store: KeyStore | None = None,
     ) -> None:
-        values = asdict(section)
-        free = (
-            "index",
-            "files",
-            "index_recall",
-            "sources",
-            "domain",
-            "ancestors",
-            "store",
-            "source_index",
-            "suits",
-        )
-        # Options come before the size, which follows from them: a refusal names the cause.
-        identity = {name: values[name] for name in ("share", "shard", *values) if name not in free}
-        super().__init__(output, TOKENS, show, identity, store)
-        if isinstance(self.published, TokenSection):
+        super().__init__(output, TokenSection, show, section.entries(section.IDENTITY), store)
+        if self.published is not None:
             section.source_index = self.published.source_index
         self.section, self.symbols = section, symbols
-        self.shapes = array_shapes(section.size, section.dimension)
-        self.writer = ArrayWriter(self.partial, self.shapes)
+        self.writer = ArrayWriter(self.partial, section.shapes(*section.ROWS))
 
     def lay_out(self, batching: dict[str, Any]) -> None:
-        """Take the space of the arrays and the index; `batching`, which decides what shares a batch, must stay the same."""
-        arrays = sum(int(np.prod(shape)) * np.dtype(dtype).itemsize for shape, dtype in self.shapes.values())
+        """Take the space of arrays and index; `batching`, which decides what shares a batch, must stay the same."""
+        shapes = self.writer.shapes.values()
+        arrays = sum(int(np.prod(shape)) * np.dtype(dtype).itemsize for shape, dtype in shapes)
         needed = arrays + index_bytes(self.section.index, self.section.size, self.section.dimension)
         self.prepare(batching, self.writer.create, needed)
 
@@ -346,15 +306,16 @@ class TokenPart(Part):
                 raise
 
     def finish(self, sources: Sources, vocabulary: int, unknown: int) -> None:
-        """Publish the part, with the vocabulary, its sources, and the statistics of its own text alongside its arrays.
+        """Publish the part, with vocabulary, sources and statistics of its own text alongside its arrays.
 
         Args:
             sources: see `write_source_index`, as `vocabulary` and `unknown`.
         """
-        provenance = open_array(self.folder / f"{PROVENANCE}.npy", *self.shapes[PROVENANCE])
+        provenance = self.section.open_arrays(self.folder, PROVENANCE)[PROVENANCE]
         if self.published is None:
-            with atomic_file(self.partial / SYMBOLS) as path:
-                path.write_bytes("".join(f"{symbol}\n" for symbol in self.symbols).encode())
+            write_text(
+                self.partial / SYMBOLS, "".join(f"{symbol}\n" for symbol in self.symbols), follow=False
+            )
             with self.progress("source index", 0, unit="sentence") as bar:
                 described = write_source_index(
                     self.folder, sources, provenance, vocabulary, unknown, bar.update
@@ -362,7 +323,7 @@ class TokenPart(Part):
             self.section.source_index = described
         domain = self.folder / DOMAIN
         if not domain.exists() and self.section.projection is None:
-            sample_domain(open_keys(self.section, self.folder), provenance).save(domain)
+            sample_domain(self.section.open_keys(self.folder), provenance).save(domain)
         self.section.domain = domain.exists()
         self.publish(self.section)
 
@@ -377,11 +338,9 @@ class Processes:
 
     @property
     def first(self) -> bool:
-        """Whether this process does what must be done once."""
         return self.rank == 0
 
     def barrier(self) -> None:
-        """Wait for all processes."""
         if self.world > 1:
             dist.barrier()
 
@@ -400,7 +359,7 @@ class Processes:
 
 @contextmanager
 def launched(output: Path) -> Iterator[Processes]:
-    """Join the processes that torchrun started, by its environment variables; without them, there is just this one.
+    """Join the processes that torchrun started, by its environment variables; else there is just this one.
 
     They build `output`, and no others may while they do. They end with torchrun, even where it is killed.
     """

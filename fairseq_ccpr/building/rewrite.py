@@ -18,13 +18,14 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 from shutil import copyfile, rmtree
-from typing import Any, NamedTuple, TypeVar, Union
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 
 from fairseq_ccpr.building.corpus import join_domains, sample_domain
-from fairseq_ccpr.building.part import PHRASES, TOKENS, Part, PartKind, open_keys
+from fairseq_ccpr.building.options import refuse
+from fairseq_ccpr.building.part import Part
 from fairseq_ccpr.building.text_build import merge_text_parts
 from fairseq_ccpr.datastore.domain import Domain
 from fairseq_ccpr.datastore.learned import LearnedStore
@@ -36,24 +37,25 @@ from fairseq_ccpr.datastore.manifest import (
     Source,
     TokenSection,
 )
-from fairseq_ccpr.datastore.phrase import (
-    OFFSETS,
-    SENTENCES,
-    SOURCES,
+from fairseq_ccpr.datastore.parts import (
+    DOMAIN,
+    LINE_OFFSETS,
+    LINES,
+    MEMBERS,
+    PROJECTION_FILE,
+    PROVENANCE,
     SPANS,
+    SYMBOLS,
     TOTALS,
-    PhraseDatastore,
-    open_sentences,
-    write_string_hashes,
 )
+from fairseq_ccpr.datastore.phrase import PhraseDatastore, open_sentences, write_string_hashes
 from fairseq_ccpr.datastore.preprocessing import remember, remembered
 from fairseq_ccpr.datastore.source_index import Sources, write_source_index
 from fairseq_ccpr.datastore.text import GENERAL, LANGUAGE, TextDatastore
-from fairseq_ccpr.datastore.token import DOMAIN, PROJECTION, PROVENANCE, SYMBOLS, TokenDatastore
+from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.device import choose_device
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
 from fairseq_ccpr.search.base import Progress
-from fairseq_ccpr.search.index_plan import plan_index
 from fairseq_ccpr.settings import option
 from fairseq_ccpr.storage import fingerprint
 from fairseq_ccpr.storage.arrays import GrowingArray, check_space, open_array
@@ -62,11 +64,11 @@ from fairseq_ccpr.storage.files import atomic_directory, partial_path, write_jso
 from fairseq_ccpr.storage.text_lines import TextLines, write_lines
 from fairseq_ccpr.timing import progress_bar
 
-BLOCK_ROWS = 1 << 16  # memory holds so many rows at a time, whatever the size of a datastore
+COPIED_ROWS = 1 << 16  # memory holds so many rows at a time, whatever the size of a datastore
 MOST_SENTENCES = 2**31 - 1  # what an int32 counts
 LEAVES = -MOST_SENTENCES - 1  # below zero, whatever number is added
 
-Datastore = Union[TokenDatastore, PhraseDatastore]
+Datastore = TokenDatastore | PhraseDatastore
 AnySection = TypeVar("AnySection", bound=Section)
 # from old numbers to new ones, int64 [n]; -1 for sentences that leave
 Renumber = Callable[[np.ndarray], np.ndarray]
@@ -80,22 +82,19 @@ logger = logging.getLogger(__name__)
 class Rows(NamedTuple):
     """Rows of one kind of part: of a datastore, or of learned pairs."""
 
-    arrays: dict[str, np.ndarray]  # see `PartKind.shapes`
+    arrays: dict[str, np.ndarray]  # by name, see `Section.ROWS`
     renumber: Renumber  # of their sentences
     sources: Sources | None = None  # of tokens, by their old numbers; None: they are not known
 
 
-def copy_rows(kind: PartKind, dimension: int, parts: Iterable[Rows], folder: Path, progress: Progress) -> int:
+def copy_rows(base: Section, parts: Iterable[Rows], folder: Path, progress: Progress) -> int:
     """Write the rows of sentences that stay, part after part and each in its order; return how many."""
-    shapes = kind.shapes(0, dimension)
-    written = {
-        name: GrowingArray(folder / f"{name}.npy", shape[1:], dtype)
-        for name, (shape, dtype) in shapes.items()
-    }
+    written = {name: base.grow(folder, name) for name in base.ROWS}
+    of_place = base.ROWS[-1]
     for arrays, renumber, _ in parts:
-        for start in range(0, len(arrays[kind.places]), BLOCK_ROWS):
-            block = {name: arrays[name][start : start + BLOCK_ROWS] for name in written}
-            places = block[kind.places] = np.array(block[kind.places])
+        for start in range(0, len(arrays[of_place]), COPIED_ROWS):
+            block = {name: arrays[name][start : start + COPIED_ROWS] for name in written}
+            places = block[of_place] = np.array(block[of_place])
             places[:, 0] = renumber(places[:, 0].astype(np.int64))
             stay = places[:, 0] >= 0
             for name, array in written.items():
@@ -103,14 +102,13 @@ def copy_rows(kind: PartKind, dimension: int, parts: Iterable[Rows], folder: Pat
             progress(len(stay))
     for array in written.values():
         array.close()
-    return written[kind.places].rows
+    return written[of_place].rows
 
 
-def rows_of(kind: PartKind, store: Datastore, renumber: Renumber) -> Rows:
+def rows_of(store: TokenDatastore, renumber: Renumber) -> Rows:
     """Take the rows of a datastore."""
-    index = store.source_index if isinstance(store, TokenDatastore) else None
-    arrays = {name: getattr(store, name.replace("-", "_")) for name in kind.shapes(0, 0)}
-    return Rows(arrays, renumber, index.sources() if index is not None else None)
+    index = store.source_index
+    return Rows(store.arrays, renumber, index.sources() if index is not None else None)
 
 
 def write_tokens(
@@ -121,17 +119,17 @@ def write_tokens(
     progress: Progress,
     grown: bool = False,
 ) -> TokenSection:
-    """Write a token part without its index; statistics of its text that no sample of keys gives are in the folder already.
+    """Write a token part without its index; statistics that no sample of keys gives are there already.
 
     Args:
         grown: whether it is `base` with what was learned, by which the likeness of its sentences must not
             change.
     """
-    size = copy_rows(TOKENS, base.section.dimension, parts, folder, progress)
-    for name in (SYMBOLS, *([PROJECTION] if base.section.projection else [])):
+    size = copy_rows(base.section, parts, folder, progress)
+    for name in {SYMBOLS, PROJECTION_FILE}.intersection(base.section.names):
         copyfile(base.folder / name, folder / name)
     section = replace(_describe(base.section, sources), size=size, source_index=None)
-    provenance = open_array(folder / f"{PROVENANCE}.npy", *TOKENS.shapes(size, 0)[PROVENANCE])
+    provenance = section.open_arrays(folder, PROVENANCE)[PROVENANCE]
     if (described := base.section.source_index) is not None and all(
         part.sources is not None for part in parts
     ):
@@ -142,11 +140,11 @@ def write_tokens(
         )
     else:
         logger.warning(
-            "not all source sentences are known, as some were built before these were kept: the result has none; build it "
-            "again to have them"
+            "not all source sentences are known, as some were built before these were kept: the result has "
+            "none; build it again to have them"
         )
     if section.projection is None and size:
-        sample_domain(open_keys(section, folder), provenance).save(folder / DOMAIN)
+        sample_domain(section.open_keys(folder), provenance).save(folder / DOMAIN)
     section.domain = (folder / DOMAIN).exists()
     return section
 
@@ -154,7 +152,7 @@ def write_tokens(
 def _renumbered(parts: list[Rows]) -> Iterator[tuple[int, np.ndarray]]:
     for part in parts:
         sources = iter(part.sources or ())
-        while block := list(islice(sources, BLOCK_ROWS)):
+        while block := list(islice(sources, COPIED_ROWS)):
             numbers = part.renumber(np.array([number for number, _ in block])).tolist()
             yield from ((number, source) for number, (_, source) in zip(numbers, block) if number >= 0)
 
@@ -170,8 +168,7 @@ class Text(NamedTuple):
 
 def text_of(store: PhraseDatastore, columns: list[int | None]) -> Text:
     """Take the text of a datastore, whose corpora become these columns."""
-    arrays = {name: getattr(store, name) for name in PHRASES.shapes(0, 0)}
-    return Text(store.sentences, store.open_sources(), columns, arrays)
+    return Text(store.sentences, store.open_sources(), columns, store.arrays)
 
 
 def write_phrases(
@@ -193,13 +190,13 @@ def write_phrases(
         (text.sentences[i] for text in texts for i in range(len(text.sentences))), scratch
     )
     members = _mark_members(texts, begins, first, len(sources), scratch)
-    kept_path = (folder if len(sources) > 1 else scratch) / f"{SOURCES}.npy"
+    kept_path = (folder if len(sources) > 1 else scratch) / f"{MEMBERS}.npy"
     kept_array = GrowingArray(kept_path, (len(sources),), "bool")
     numbers_array = GrowingArray(scratch / "numbers.npy", (), "int64")
-    for start in range(0, len(members), BLOCK_ROWS):
-        stay = members[start : start + BLOCK_ROWS].any(axis=1)
+    for start in range(0, len(members), COPIED_ROWS):
+        stay = members[start : start + COPIED_ROWS].any(axis=1)
         numbers_array.append(np.where(stay, kept_array.rows + np.cumsum(stay) - 1, -1))
-        kept_array.append(members[start : start + BLOCK_ROWS][stay])
+        kept_array.append(members[start : start + COPIED_ROWS][stay])
     numbers_array.close()
     kept_array.close()
     numbers = open_array(scratch / "numbers.npy", (len(first),), "int64")
@@ -209,15 +206,16 @@ def write_phrases(
         for i in range(len(text.sentences))
     )
     staying = (sentences[i] for sentences, i, place in places if numbers[place] >= 0)
-    write_lines(folder / SENTENCES, folder / f"{OFFSETS}.npy", staying)
+    write_lines(folder / LINES, folder / f"{LINE_OFFSETS}.npy", staying)
     parts = [Rows(text.arrays, numbers[begin:].__getitem__) for begin, text in zip(begins, texts)]
-    size, count = copy_rows(PHRASES, base.section.dimension, parts, folder, progress), kept_array.rows
-    sources = _count(sources, open_array(kept_path, (count, len(sources)), "bool"), size, folder)
+    size, count = copy_rows(base.section, parts, folder, progress), kept_array.rows
+    written = replace(base.section, size=size, sentences=count)
+    sources = _count(sources, open_array(kept_path, (count, len(sources)), "bool"), written, folder)
     rmtree(scratch)
     totals = {"phrases": size, "sentences": count, "too_long": sum(source.too_long for source in sources)}
     write_json(folder / TOTALS, totals)
-    write_string_hashes(folder, count)
-    return replace(_describe(base.section, sources), size=size, sentences=count, hashes=True)
+    write_string_hashes(folder, written)
+    return _describe(written, sources)
 
 
 def _mark_members(
@@ -226,13 +224,13 @@ def _mark_members(
     """Mark the texts of each sentence of all, bool [S, n]; a repeated one is marked where it first comes."""
     blank = GrowingArray(scratch / "members.npy", (columns,), "bool")
     # a sparse file would end the process where the disk is full
-    for start in range(0, len(first), BLOCK_ROWS):
-        blank.append(np.zeros((min(BLOCK_ROWS, len(first) - start), columns), bool))
+    for start in range(0, len(first), COPIED_ROWS):
+        blank.append(np.zeros((min(COPIED_ROWS, len(first) - start), columns), bool))
     blank.close()
     members: np.ndarray = np.load(scratch / "members.npy", mmap_mode="r+", allow_pickle=False)
     for begin, text in zip(begins, texts):
-        for start in range(0, len(text.sentences), BLOCK_ROWS):
-            block = text.members[start : start + BLOCK_ROWS]
+        for start in range(0, len(text.sentences), COPIED_ROWS):
+            block = text.members[start : start + COPIED_ROWS]
             rows = first[begin + start : begin + start + len(block)]
             for column, has in zip(text.columns, block.T):
                 if column is not None:
@@ -240,20 +238,21 @@ def _mark_members(
     return members
 
 
-def _count(sources: list[Source], members: np.ndarray, size: int, folder: Path) -> list[Source]:
-    spans = open_array(folder / f"{SPANS}.npy", *PHRASES.shapes(size, 0)[SPANS])
+def _count(sources: list[Source], members: np.ndarray, section: PhraseSection, folder: Path) -> list[Source]:
+    spans = section.open_arrays(folder, SPANS)[SPANS]
     entries, sentences = np.zeros((2, len(sources)), np.int64)
-    for start in range(0, max(size, len(members)), BLOCK_ROWS):
-        entries += members[spans[start : start + BLOCK_ROWS, 0]].sum(axis=0)
-        sentences += members[start : start + BLOCK_ROWS].sum(axis=0)
+    for start in range(0, max(section.size, len(members)), COPIED_ROWS):
+        entries += members[spans[start : start + COPIED_ROWS, 0]].sum(axis=0)
+        sentences += members[start : start + COPIED_ROWS].sum(axis=0)
     lines = open_sentences(folder, len(members))
+    prints = (
+        source.corpus or fingerprint.of_strings(lines[n] for n in np.flatnonzero(of_source).tolist())
+        for source, of_source in zip(sources, members.T)
+    )
     return [
-        replace(
-            source, size=int(entries[i]), sentences=int(sentences[i]),
-            corpus=source.corpus or fingerprint.of_strings(lines[n] for n in range(len(lines)) if members[n, i]),
-        )
-        for i, source in enumerate(sources)
-    ]  # fmt: skip
+        replace(source, size=size, sentences=count, corpus=corpus)
+        for source, size, count, corpus in zip(sources, entries.tolist(), sentences.tolist(), prints)
+    ]
 
 
 def sources_of(name: str, store: Datastore) -> list[Source]:
@@ -276,7 +275,7 @@ def sources_of(name: str, store: Datastore) -> list[Source]:
 
 
 def _describe(section: AnySection, sources: list[Source]) -> AnySection:
-    """Record the corpora in a new section: a single one as if the datastore was built from it, several by their names."""
+    """Record the corpora in a new section: one as if the datastore was built from it, several by name."""
     one = sources[0] if len(sources) == 1 else None
     prints = {name: digest for name, digest in section.fingerprints.items() if name != REVERSE_MODEL}
     prints["corpus"] = one.corpus if one else fingerprint.of_strings(source.corpus for source in sources)
@@ -299,24 +298,24 @@ def _describe(section: AnySection, sources: list[Source]) -> AnySection:
 
 
 def write_part(
-    kind: PartKind,
+    kind: type[AnySection],
     folder: Path,
     size: int,
-    write: Callable[[Path, Progress], Section],
+    write: Callable[[Path, Progress], AnySection],
     quiet: bool,
     cpu: bool,
     choice: str,
     parameters: str,
     kept_parameters: str = "",
-) -> Section:
+) -> AnySection:
     """Write a part to a new folder, from `size` rows, index it as chosen, and publish it."""
     part = Part(folder, kind, not quiet)
     part.partial.mkdir()
-    with progress_bar(f"{kind.name}s", "entry", total=size, quiet=quiet) as bar:
+    with progress_bar(f"{kind.PART}s", "entry", total=size, quiet=quiet) as bar:
         section = write(part.partial, bar.update)
     gpu, metric = choose_device(cpu).type == "cuda", section.index.metric
     parameters = parameters or kept_parameters
-    section.index = plan_index(choice, metric, parameters, section.size, section.dimension, gpu, kind.effort)
+    section.index = part.plan_index(choice, metric, parameters, section.size, section.dimension, gpu)
     if kept_parameters:  # as they are: without defaults for those not given
         section.index = replace(section.index, parameters=kept_parameters)
     part.publish(section)
@@ -343,23 +342,27 @@ class MergeSettings:
     datastores: dict[str, Path] = field(default_factory=dict)  # by the name of their corpus
 
     def check(self) -> None:
-        """Check that the options go together."""
         paths = list(self.datastores.values())
         output = self.output.resolve()
         written = {output, partial_path(output), *output.parents}
-        for path in paths:
-            if path.resolve() in written:
-                raise ConfigurationError(
-                    f"--output {self.output} is, or is in, {path}, which is read: give another folder"
+        refuse(
+            *(
+                (
+                    path.resolve() in written,
+                    f"--output {self.output} is, or is in, {path}, which is read: give another folder",
                 )
-        if self.remove and len(paths) > 1:
-            raise ConfigurationError(
-                f"--remove takes from one datastore, but {len(paths)} are given: merge them first"
-            )
-        if not self.remove and len(paths) == 1:
-            raise ConfigurationError(
-                f"{paths[0]} alone cannot be merged: give several datastores, or --remove NAME"
-            )
+                for path in paths
+            ),
+            (
+                self.remove and len(paths) > 1,
+                f"--remove takes from one datastore, but {len(paths)} are given: merge them first",
+            ),
+            (
+                not self.remove and len(paths) == 1,
+                f"{', '.join(map(str, paths))} alone cannot be merged: give several datastores, or --remove "
+                "NAME",
+            ),
+        )
 
 
 Input = tuple[Any, list[Source]]  # a TokenDatastore or PhraseDatastore that is merged
@@ -373,40 +376,30 @@ def merge_datastores(settings: MergeSettings) -> Manifest:
     settings.check()
     directories = settings.datastores
     manifests = {name: Manifest.read(path) for name, path in directories.items()}
-    tokens = [(name, TokenDatastore(directories[name])) for name, one in manifests.items() if one.token]
-    phrases = [(name, _open_phrases(directories[name])) for name, one in manifests.items() if one.phrase]
-    superseded: dict[Path, np.ndarray] = {}
-    for _, store in tokens:
-        learned = LearnedStore(store)
-        superseded[store.directory] = learned.superseded
-        if learned.entries or learned.gone or learned.phrases or learned.gone_sentences:
-            raise ConfigurationError(
-                f"{store.directory} has learned pairs ({len(learned.pairs):,}), and only a datastore's own entries are "
-                f"merged: fairseq-ccpr compact {store.directory} makes them its own"
-            )
-    opened: list[Datastore] = [one for _, one in tokens] + [one for _, one in phrases]
-    for one in opened:
-        _ = one.keys  # refused now, and not after hours, where a database has them
+    tokens = {name: TokenDatastore(directories[name]) for name, one in manifests.items() if one.token}
+    phrases = {name: _open_phrases(directories[name]) for name, one in manifests.items() if one.phrase}
+    superseded = {store.directory: _superseded(store) for store in tokens.values()}
+    opened: list[Datastore] = [*tokens.values(), *phrases.values()]
+    for store in opened:
+        _ = store.keys  # refused now, and not after hours, where a database has them
     texts = [TextDatastore(directories[name]) for name, one in manifests.items() if one.text]
     if texts and (reason := _why_not_merged(texts, settings.remove)):
         if not tokens and not phrases:
             raise ConfigurationError(reason)
         logger.warning("%s", reason)
         texts = []
-    plans: list[tuple[PartKind, Callable[..., Section], list[Input], list[Source]]] = []
-    merge_tokens = partial(_merge_tokens, superseded)
-    for kind, merge_kind, stores in ((TOKENS, merge_tokens, tokens), (PHRASES, _merge_phrases, phrases)):
-        inputs = _in_order([(store, sources_of(name, store)) for name, store in stores])
-        if kind is TOKENS:
-            inputs = [(store, _without(sources, superseded[store.directory])) for store, sources in inputs]
-        plans.append((kind, merge_kind, inputs, _sources_together(inputs)))
-    names = list(dict.fromkeys(source.name for *_, sources in plans for source in sources))
-    directory = next(iter(directories.values()))  # the only one where corpora are removed
-    for name in settings.remove:
-        if name not in names:
-            raise ConfigurationError(f"--remove {name}: the texts of {directory} are {', '.join(names)}")
-    if names and not set(names) - set(settings.remove):
-        raise ConfigurationError(f"--remove names all texts of {directory}: nothing would be left")
+    token_inputs, phrase_inputs = (
+        _in_order([(store, sources_of(name, store)) for name, store in stores.items()])
+        for stores in (tokens, phrases)
+    )
+    token_inputs = [
+        (store, _without(sources, superseded[store.directory])) for store, sources in token_inputs
+    ]
+    plans: list[tuple[type[Section], Callable[..., Section], list[Input], list[Source]]] = [
+        (TokenSection, partial(_merge_tokens, superseded), token_inputs, _sources_together(token_inputs)),
+        (PhraseSection, _merge_phrases, phrase_inputs, _sources_together(phrase_inputs)),
+    ]
+    _refuse_unknown(settings, [source.name for *_, sources in plans for source in sources])
     sections = [section for one in manifests.values() for section in one.parts]
     files = [file for section in sections for file in section.files.items()]
     check_space(settings.output, sum(file["bytes"] for name, file in files if "/index-" not in name))
@@ -414,22 +407,36 @@ def merge_datastores(settings: MergeSettings) -> Manifest:
         for kind, merge, inputs, sources in plans:
             if kept := [source for source in sources if source.name not in settings.remove]:
                 size, write = sum(store.section.size for store, _ in inputs), partial(merge, inputs, kept)
-                write_part(
-                    kind,
-                    folder,
-                    size,
-                    write,
-                    settings.quiet,
-                    settings.cpu,
-                    settings.index,
-                    settings.index_parameters,
-                )
+                of_index = settings.index, settings.index_parameters
+                write_part(kind, folder, size, write, settings.quiet, settings.cpu, *of_index)
         if texts:
             merge_text_parts(texts, folder, settings.quiet)
         known = [found for path in directories.values() if (found := remembered(path)) is not None]
         if known:  # all are of one model
             remember(known[0], folder)
     return Manifest.read(settings.output)
+
+
+def _superseded(store: TokenDatastore) -> np.ndarray:
+    """List the rows that corrections supersede, themselves a datastore's own; refuse those that are not."""
+    learned = LearnedStore(store)
+    if learned.entries or learned.gone or learned.phrases or learned.gone_sentences:
+        raise ConfigurationError(
+            f"{store.directory} has learned pairs ({len(learned.pairs):,}), and only a datastore's own "
+            f"entries are merged: fairseq-ccpr compact {store.directory} makes them its own"
+        )
+    return learned.superseded
+
+
+def _refuse_unknown(settings: MergeSettings, names: list[str]) -> None:
+    """Refuse to remove a corpus that is not there, or all."""
+    directory = next(iter(settings.datastores.values()))  # the only one where corpora are removed
+    for name in settings.remove:
+        if name not in names:
+            known = ", ".join(dict.fromkeys(names))
+            raise ConfigurationError(f"--remove {name}: the texts of {directory} are {known}")
+    if names and not set(names) - set(settings.remove):
+        raise ConfigurationError(f"--remove names all texts of {directory}: nothing would be left")
 
 
 def _why_not_merged(texts: list[TextDatastore], removed: list[str]) -> str:
@@ -453,8 +460,8 @@ def _open_phrases(directory: Path) -> PhraseDatastore:
     store = PhraseDatastore(directory)
     if store.section.pooled:
         raise ConfigurationError(
-            f"the phrases of {directory} are one entry a string, the mean over the places of one text (XPR): build them "
-            "again from all texts together"
+            f"the phrases of {directory} are one entry a string, the mean over the places of one text "
+            "(XPR): build them again from all texts together"
         )
     return store
 
@@ -472,7 +479,7 @@ def _merge_tokens(
     folder: Path,
     progress: Progress,
 ) -> TokenSection:
-    """Append tokens. Of states that a projection has made keys of, the samples are joined, as far as all have one.
+    """Append tokens. Of states that were projected into keys, the samples are joined, if all have one.
 
     Args:
         superseded: rows that leave, of each datastore: corrections of their sources are among its own rows,
@@ -487,7 +494,7 @@ def _merge_tokens(
         ends = np.cumsum([source.sentences for source in sources])
         shifts = np.array([starts.get(source.corpus, LEAVES) + source.sentences for source in sources]) - ends
         left = np.unique(store.provenance[superseded[store.directory], 0])
-        parts.append(rows_of(TOKENS, store, partial(_shift, ends, shifts, left)))
+        parts.append(rows_of(store, partial(_shift, ends, shifts, left)))
         if samples is not None and (domain := store.open_domain()) is None:
             logger.warning(
                 "%s lacks statistics of its own text, so the merged datastore has none: build it again",
@@ -512,7 +519,7 @@ def _merge_tokens(
 
 
 def _shift(ends: np.ndarray, shifts: np.ndarray, left: np.ndarray, sentences: np.ndarray) -> np.ndarray:
-    """Renumber sentences by what that corpus is shifted which each is of; `ends` and `shifts` are of the corpora.
+    """Renumber sentences by the shift of the corpus that each is of; `ends` and `shifts` are of the corpora.
 
     Those that are `left` out are -1.
     """
@@ -537,7 +544,7 @@ def _built_with(section: TokenSection | PhraseSection) -> dict[str, Any]:
     same |= {"the width of keys": section.dimension, "the metric": section.index.metric}
     if isinstance(section, PhraseSection):
         return same | {"the segmentation": section.segmentation}
-    return same | {"the key layer": section.key_layer, "the projection": section.digest(PROJECTION)}
+    return same | {"the key layer": section.key_layer, "the projection": section.digest(PROJECTION_FILE)}
 
 
 def _in_order(inputs: list[Input]) -> list[Input]:
@@ -548,8 +555,8 @@ def _in_order(inputs: list[Input]) -> list[Input]:
             if first.get(name) != second.get(name):
                 raise DatastoreError(
                     f"{inputs[0][0].directory} and {store.directory} cannot be merged: {name} is "
-                    f"{fingerprint.brief(first.get(name))} in the first, and {fingerprint.brief(second.get(name))} in the "
-                    "second; build both with the same"
+                    f"{fingerprint.brief(first.get(name))} in the first, and "
+                    f"{fingerprint.brief(second.get(name))} in the second; build both with the same"
                 )
     by_corpus: dict[str, list[Any]] = {}
     for store, sources in inputs:
@@ -569,9 +576,9 @@ def _check_shards(group: list[Any]) -> None:
         shard = store.section.shard
         if first and shard and first[1:] != shard[1:]:
             raise ConfigurationError(
-                f"{group[0].directory} is one of {first[1]} shards in chunks of {first[2]:,}, and {store.directory} one of "
-                f"{shard[1]} in chunks of {shard[2]:,}: build all with the same --num-shards and --chunk-sentences or "
-                "--chunk-tokens, otherwise they do not line up"
+                f"{group[0].directory} is one of {first[1]} shards in chunks of {first[2]:,}, and "
+                f"{store.directory} one of {shard[1]} in chunks of {shard[2]:,}: build all with the same "
+                "--num-shards and --chunk-sentences or --chunk-tokens, otherwise they do not line up"
             )
         number = shard[0] if shard else 0
         if number in by_number or (first is None) != (shard is None) or len(fractions) > 1:
@@ -583,7 +590,8 @@ def _check_shards(group: list[Any]) -> None:
     shards = first[1] if first else 1
     if missing := [str(number) for number in range(shards) if number not in by_number]:
         raise ConfigurationError(
-            f"{group[0].directory} is one of {shards} shards, and these are missing: {', '.join(missing)}; give all of them"
+            f"{group[0].directory} is one of {shards} shards, and these are missing: {', '.join(missing)}; "
+            "give all of them"
         )
 
 

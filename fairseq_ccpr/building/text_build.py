@@ -3,48 +3,50 @@
 from __future__ import annotations
 
 import resource
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fairseq_ccpr.building.part import TEXTS, Part
-from fairseq_ccpr.building.phrase_build import TextCounts
+from fairseq_ccpr.building.options import check_texts
+from fairseq_ccpr.building.part import Part
+from fairseq_ccpr.building.text_files import Lines
 from fairseq_ccpr.datastore.manifest import TextSection
-from fairseq_ccpr.datastore.text import (
+from fairseq_ccpr.datastore.parts import (
     CONTEXTS,
     COUNTS,
     FOLLOWING,
-    GENERAL,
     GRAMS,
-    INDEX,
+    PREFIXES,
+    TEXT_OFFSETS,
+    TEXT_TOKENS,
+)
+from fairseq_ccpr.datastore.schema import token_type
+from fairseq_ccpr.datastore.text import (
+    GENERAL,
     LANGUAGE,
-    OFFSETS,
     ORDER,
-    TOKENS,
     Grams,
     TextDatastore,
-    place_type,
     prefix_begins,
     prefix_bits,
-    token_type,
 )
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.storage import fingerprint
-from fairseq_ccpr.storage.arrays import GrowingArray, save_array
+from fairseq_ccpr.storage.arrays import save_array
 from fairseq_ccpr.storage.equal_strings import first_of_equals
-from fairseq_ccpr.text.pairs import read_lines
 from fairseq_ccpr.timing import progress_bar
 
-CHUNK = 1 << 15  # sentences that are encoded and counted together
-BLOCK = 1 << 22  # rows of counts that are merged together
+CHUNK_SENTENCES = 1 << 15  # sentences that are encoded and counted together
+MERGED_ROWS = 1 << 22  # rows of counts that are merged together
 CHUNKS = "chunks"
 NO_TOKEN = -1
+NO_TABLES: dict[str, list[int]] = {CONTEXTS: [0, 0, 0], GRAMS: [0]}
 FOREIGN = 0.2  # share of unknown subwords that is refused: in another script, spaces and signs are known
 
 
@@ -80,7 +82,7 @@ def many_files() -> Iterator[None]:
 @many_files()
 def build_text_part(
     texts: list[Path], against: list[Path], output: Path, vocabulary: Vocabulary, quiet: bool = False
-) -> tuple[TextSection, TextCounts, float]:
+) -> tuple[TextSection, Lines, float]:
     """Build, or resume building, the text part of a datastore.
 
     1. Count the n-grams of each chunk of the text, equal sentences once, and keep them sorted; number their
@@ -95,43 +97,34 @@ def build_text_part(
         ConfigurationError: a text is missing or of another language; DatastoreError: the output holds
         something else.
     """
-    for path in [*texts, *against]:
-        if not path.is_file():
-            raise ConfigurationError(f"there is no text {path}: give files of one sentence per line")
+    check_texts([*texts, *against])
     digests = {"target_dictionary": vocabulary.digest, "corpus": fingerprint.of_files(texts)}
     digests |= {GENERAL: fingerprint.of_files(against)} if against else {}
     digests |= {LANGUAGE: vocabulary.language} if vocabulary.language else {}
-    identity = {"words": vocabulary.words, "order": ORDER, "fingerprints": digests}
-    part = Part(output, TEXTS, not quiet, identity)
-    if isinstance(part.published, TextSection):
+    section = TextSection(
+        size=0, sentences=0, words=vocabulary.words, order=ORDER, tables=dict(NO_TABLES), fingerprints=digests
+    )
+    part = Part(output, TextSection, not quiet, section.entries(section.IDENTITY))
+    lines = Lines.of_files(texts)
+    if part.published is not None:
         part.publish(part.published)
-        return part.published, TextCounts(), 0.0
+        return part.published, lines, 0.0
     part.prepare({}, lambda: None)
     try:
-        own = _Chunks(_lines(texts), part.partial / CHUNKS, vocabulary)
-        own.count("text", _names(texts), None, quiet)
-        contexts = _number_contexts(own, part.partial)
-        others = [_Chunks(_lines(against), part.partial / GENERAL, vocabulary)] if against else []
+        own = _Chunks(lines, part.partial / CHUNKS, vocabulary)
+        own.count("text", None, quiet)
+        contexts = _number_contexts(own, part.partial, section)
+        others = [_Chunks(Lines.of_files(against), part.partial / GENERAL, vocabulary)] if against else []
         for other in others:
-            other.count("general text", _names(against), contexts, quiet)
+            other.count("general text", contexts, quiet)
     except ConfigurationError:  # other text is another build
         part.discard()
         raise
-    size = _write_tokens(own, part.partial, vocabulary.words)
-    runs = [*own.numbered(contexts), *(run for other in others for run in other.runs(GRAMS))]
-    tables = _merge_counts(runs, contexts, part.partial, vocabulary.words)
-    section = TextSection(
-        size=size,
-        sentences=own.total(2),
-        words=vocabulary.words,
-        order=ORDER,
-        tables=tables,
-        general=sum(other.total(0) for other in others),
-        fingerprints=digests,
-    )
+    section.general = sum(other.total(0) for other in others)
+    _write_text(own, part.partial, section, (run for other in others for run in other.runs(GRAMS)), contexts)
     unknown = own.total(1) / own.total(0)
     part.publish(section)
-    return section, own.lines, unknown
+    return section, lines, unknown
 
 
 @many_files()
@@ -144,9 +137,8 @@ def merge_text_parts(stores: list[TextDatastore], output: Path, quiet: bool = Fa
     Args:
         stores: of one vocabulary, against the same general text.
     """
-    sections = [store.section for store in stores]
-    first, dtype = sections[0], token_type(sections[0].words)
-    part = Part(output, TEXTS, not quiet)
+    first, dtype = stores[0].section, stores[0].tokens.dtype
+    part = Part(output, TextSection, not quiet)
     part.partial.mkdir()
     vocabulary = Vocabulary(
         lambda line: torch.from_numpy(np.frombuffer(line.encode("latin-1"), dtype).astype(np.int64)),
@@ -163,33 +155,26 @@ def merge_text_parts(stores: list[TextDatastore], output: Path, quiet: bool = Fa
             for number in range(store.section.sentences)
         )
 
-    own = _Chunks(read, part.partial / CHUNKS, vocabulary)
-    own.count("text", _names([store.directory for store in stores]), None, quiet)
-    contexts = _number_contexts(own, part.partial)
-    size = _write_tokens(own, part.partial, first.words)
-    runs = [*own.numbered(contexts), *_general_runs(stores, contexts, part.partial)]
-    tables = _merge_counts(runs, contexts, part.partial, first.words)
-    corpus = fingerprint.of_strings(section.fingerprints["corpus"] for section in sections)
-    section = replace(
-        first,
-        size=size,
-        sentences=own.total(2),
-        tables=tables,
-        fingerprints=first.fingerprints | {"corpus": corpus},
-        files={},
-    )
+    lines = Lines(read, ", ".join(str(store.directory) for store in stores))
+    own = _Chunks(lines, part.partial / CHUNKS, vocabulary)
+    own.count("text", None, quiet)
+    corpus = fingerprint.of_strings(store.section.fingerprints["corpus"] for store in stores)
+    prints = first.fingerprints | {"corpus": corpus}
+    section = replace(first, tables=dict(NO_TABLES), fingerprints=prints, files={})
+    contexts = _number_contexts(own, part.partial, section)
+    _write_text(own, part.partial, section, _general_runs(stores, contexts, part.partial), contexts)
     part.publish(section)
     return section
 
 
 def _general_runs(stores: list[TextDatastore], contexts: np.ndarray, folder: Path) -> Iterator[np.ndarray]:
-    """Renumber the general counts of the parts, in runs. Those after a context are taken from the first part that has it."""
+    """Renumber the general counts of the parts, in runs; each context counts in the first part that has it."""
     opened = [store.open_counts() for store in stores]
     for number, store in enumerate(opened):
         hashes, grams, counts = store.contexts.hashes.numpy(), store.grams.numpy(), store.counts.numpy()
-        for start in range(0, len(grams), BLOCK):
-            places, tokens = np.divmod(grams[start : start + BLOCK], store.words)
-            general, found = counts[start : start + BLOCK, 1].astype(np.int64), hashes[places]
+        for start in range(0, len(grams), MERGED_ROWS):
+            places, tokens = np.divmod(grams[start : start + MERGED_ROWS], store.words)
+            general, found = counts[start : start + MERGED_ROWS, 1].astype(np.int64), hashes[places]
             new = general > 0
             for earlier in opened[:number]:
                 new &= earlier.contexts.find(torch.from_numpy(found)).numpy() < 0
@@ -199,48 +184,30 @@ def _general_runs(stores: list[TextDatastore], contexts: np.ndarray, folder: Pat
             yield np.load(path, mmap_mode="r")
 
 
-def _lines(files: list[Path]) -> Callable[[], Iterator[str]]:
-    return lambda: (line for path in files for line in read_lines(path))
-
-
-def _names(paths: list[Path]) -> str:
-    return ", ".join(map(str, paths))
-
-
 class _Chunks:
     """A text in chunks of sentences, each with its tokens and its sorted counts in files of its own."""
 
-    def __init__(self, read: Callable[[], Iterator[str]], folder: Path, vocabulary: Vocabulary) -> None:
-        self.folder, self.vocabulary, self.side = folder, vocabulary, int(folder.name == GENERAL)
+    def __init__(self, lines: Lines, folder: Path, vocabulary: Vocabulary) -> None:
+        self.folder, self.vocabulary, self.lines, self.number = folder, vocabulary, lines, 0
         folder.mkdir(exist_ok=True)
-        self.read, self.lines, self.number = read, TextCounts(), 0
 
-    def _read(self) -> Iterator[str]:
-        self.lines.empty = 0
-        for line in self.read():
-            if line.strip():
-                yield line
-            else:
-                self.lines.empty += 1
-
-    def count(self, what: str, names: str, contexts: np.ndarray | None, quiet: bool) -> None:
+    def count(self, what: str, contexts: np.ndarray | None, quiet: bool) -> None:
         """Count the chunks that were not counted before; of general text, what follows `contexts` alone."""
-        first = first_of_equals(self._read(), self.folder)
-        sentences = (line for place, line in enumerate(self._read()) if first[place] == place)
+        first = first_of_equals(self.lines, self.folder)
+        sentences = (line for place, line in enumerate(self.lines) if first[place] == place)
         with progress_bar(what, "sentence", total=len(first), quiet=quiet) as bar:
-            while lines := list(islice(sentences, CHUNK)):
+            while lines := list(islice(sentences, CHUNK_SENTENCES)):
                 if not self._path(self.number, "sizes").exists():
                     self._count(self.number, lines, contexts)
                 self.number += 1
                 self.lines.sentences += len(lines)
                 bar.update(len(lines))
         self.lines.repeated = len(first) - self.lines.sentences
-        if not self.number:
-            raise ConfigurationError(f"{names}: there is no text in it; give files of one sentence per line")
+        self.lines.refuse_none()
         if (unknown := self.total(1) / self.total(0)) > FOREIGN:
             raise ConfigurationError(
-                f"{names}: {100 * unknown:.0f}% of the subwords are not in the model's target dictionary: give text of its "
-                "target language, in its script"
+                f"{self.lines.name}: {100 * unknown:.0f}% of the subwords are not in the model's target "
+                "dictionary: give text of its target language, in its script"
             )
 
     def _count(self, number: int, lines: list[str], contexts: np.ndarray | None) -> None:
@@ -249,8 +216,8 @@ class _Chunks:
         grams = Grams.of(tokens, offsets, self.vocabulary.end, ORDER)
         if contexts is None:
             save_array(self._path(number, CONTEXTS), np.unique(grams.contexts)[None])
-            save_array(self._path(number, TOKENS), tokens.astype(token_type(self.vocabulary.words)))
-            save_array(self._path(number, OFFSETS), offsets)
+            save_array(self._path(number, TEXT_TOKENS), tokens.astype(token_type(self.vocabulary.words)))
+            save_array(self._path(number, TEXT_OFFSETS), offsets)
             save_array(self._path(number, GRAMS), np.stack(grams))
         else:
             places = np.searchsorted(contexts, grams.contexts).clip(max=len(contexts) - 1)
@@ -266,11 +233,10 @@ class _Chunks:
         return self.folder / f"{number:06}.{name}.npy"
 
     def runs(self, name: str) -> list[np.ndarray]:
-        """Map what was kept of each chunk."""
         return [np.load(self._path(number, name), mmap_mode="r") for number in range(self.number)]
 
     def numbered(self, contexts: np.ndarray) -> Iterator[np.ndarray]:
-        """Number the n-grams of the text's chunks by their contexts: runs int64 [3, n] of numbers, counts, and zeros."""
+        """Number the n-grams of chunks by their contexts: runs int64 [3, n] of numbers, counts, and zeros."""
         for number, (hashes, tokens, counts) in enumerate(self.runs(GRAMS)):
             path, numbers = (
                 self._path(number, "numbered"),
@@ -280,17 +246,16 @@ class _Chunks:
             yield np.load(path, mmap_mode="r")
 
     def total(self, column: int) -> int:
-        """Sum up the tokens, unknown tokens, or sentences of all chunks."""
         return sum(int(sizes[column]) for sizes in self.runs("sizes"))
 
 
 def merge(runs: list[np.ndarray], unit: int = 1) -> Iterator[np.ndarray]:
-    """Merge runs int64 [c, n], each ascending in its first row, into blocks of distinct keys, ascending, other rows added.
+    """Merge runs int64 [c, n], ascending in their first row, into blocks of distinct keys, other rows added.
 
     Args:
         unit: no block begins inside a multiple of it.
     """
-    parts = max(1, -(-sum(run.shape[1] for run in runs) // BLOCK))
+    parts = max(1, -(-sum(run.shape[1] for run in runs) // MERGED_ROWS))
     keys = max(runs, key=lambda run: run.shape[1])[0]
     bounds = np.unique(keys[np.arange(1, parts) * len(keys) // parts] // unit * unit)
     begins = [[0, *np.searchsorted(run[0], bounds), run.shape[1]] for run in runs]
@@ -302,59 +267,55 @@ def merge(runs: list[np.ndarray], unit: int = 1) -> Iterator[np.ndarray]:
         yield np.stack([keys, *(np.bincount(inverse, row, len(keys)).astype(np.int64) for row in block[1:])])
 
 
-def _number_contexts(own: _Chunks, folder: Path) -> np.ndarray:
+def _number_contexts(own: _Chunks, folder: Path, section: TextSection) -> np.ndarray:
     """Write the hashes of all contexts; the number of each is its place."""
-    path = folder / f"{CONTEXTS}.npy"
-    _write(path, (block[0] for block in merge(own.runs(CONTEXTS))), (), "int64")
-    found: np.ndarray = np.load(path, mmap_mode="r")
-    return found
+    size = section.write(folder, CONTEXTS, (block[0] for block in merge(own.runs(CONTEXTS))))
+    section.tables[CONTEXTS] = [size, 0, 0]
+    return section.open_arrays(folder, CONTEXTS)[CONTEXTS]
 
 
-def _merge_counts(
-    runs: list[np.ndarray], contexts: np.ndarray, folder: Path, words: int
-) -> dict[str, list[int]]:
-    """Write n-grams, their counts, and what follows each context, from the counts of chunks; index the contexts."""
-    shapes = {GRAMS: ((), "int64"), COUNTS: ((2,), "uint32"), FOLLOWING: ((4,), "uint32")}
-    written = {name: GrowingArray(folder / f"{name}.npy", *shape) for name, shape in shapes.items()}
-    for grams, own, general in merge(runs, unit=words):
-        _, numbers = np.unique(grams // words, return_inverse=True)  # each has n-grams of the text
-        written[GRAMS].append(grams)
-        written[COUNTS].append(np.stack([own, general], 1))
-        written[FOLLOWING].append(
-            np.stack([np.bincount(numbers, row) for row in (own, own > 0, general, general > 0)], 1)
-        )
-    for array in written.values():
-        array.close()
-    prefixes, bucket, last = 1 << prefix_bits(len(contexts)), 1, 0
-    index = GrowingArray(folder / f"{CONTEXTS}{INDEX}.npy", (), place_type(len(contexts)))
-    for start in range(0, prefixes + 1, BLOCK):
-        numbers = np.arange(start, min(start + BLOCK, prefixes + 1))
-        places = prefix_begins(contexts, numbers, prefixes)
-        bucket, last = max(bucket, int(np.diff(places, prepend=last).max())), int(places[-1])
-        index.append(places)
-    index.close()
-    return {CONTEXTS: [len(contexts), prefixes, bucket], GRAMS: [written[GRAMS].rows]}
-
-
-def _write_tokens(chunks: _Chunks, folder: Path, words: int) -> int:
-    _write(folder / f"{TOKENS}.npy", chunks.runs(TOKENS), (), token_type(words))
-    size = 0
-
-    def offsets() -> Iterator[np.ndarray]:
-        nonlocal size
-        for own in chunks.runs(OFFSETS):
-            yield own[:-1] + size
-            size += int(own[-1])
-        yield np.array([size])
-
-    _write(folder / f"{OFFSETS}.npy", offsets(), (), "int64")
-    return size
-
-
-def _write(
-    path: Path, blocks: Iterator[np.ndarray] | list[np.ndarray], shape: tuple[int, ...], dtype: str
+def _write_text(
+    own: _Chunks, folder: Path, section: TextSection, general: Iterable[np.ndarray], contexts: np.ndarray
 ) -> None:
-    array = GrowingArray(path, shape, dtype)
-    for block in blocks:
-        array.append(block)
-    array.close()
+    """Write the text itself, its counts and those of general text, in runs, and complete the section."""
+    _write_tokens(own, folder, section)
+    _merge_counts([*own.numbered(contexts), *general], folder, section)
+    _index_contexts(contexts, folder, section)
+
+
+def _write_tokens(own: _Chunks, folder: Path, section: TextSection) -> None:
+    section.size = section.write(folder, TEXT_TOKENS, own.runs(TEXT_TOKENS))
+    lengths = [int(offsets[-1]) for offsets in own.runs(TEXT_OFFSETS)]
+    begins = np.cumsum([0, *lengths])
+    offsets = (run[:-1] + begin for run, begin in zip(own.runs(TEXT_OFFSETS), begins))
+    section.sentences = section.write(folder, TEXT_OFFSETS, chain(offsets, [begins[-1:]])) - 1
+
+
+def _merge_counts(runs: list[np.ndarray], folder: Path, section: TextSection) -> None:
+    """Write n-grams, their counts, and what follows each context, from the counts of chunks."""
+    written = [section.grow(folder, name) for name in (GRAMS, COUNTS, FOLLOWING)]
+    for grams, own, general in merge(runs, unit=section.words):
+        _, numbers = np.unique(grams // section.words, return_inverse=True)  # each has n-grams of the text
+        follows = [np.bincount(numbers, row) for row in (own, own > 0, general, general > 0)]
+        for array, rows in zip(written, (grams, np.stack([own, general], 1), np.stack(follows, 1))):
+            array.append(rows)
+    for array in written:
+        array.close()
+    section.tables[GRAMS] = [written[0].rows]
+
+
+def _index_contexts(contexts: np.ndarray, folder: Path, section: TextSection) -> None:
+    """Write where hashes with each prefix begin; record how many prefixes, and the most hashes with one."""
+    prefixes, bucket = 1 << prefix_bits(len(contexts)), 1
+
+    def begins() -> Iterator[np.ndarray]:
+        nonlocal bucket
+        last = 0
+        for start in range(0, prefixes + 1, MERGED_ROWS):
+            numbers = np.arange(start, min(start + MERGED_ROWS, prefixes + 1))
+            places = prefix_begins(contexts, numbers, prefixes)
+            bucket, last = max(bucket, int(np.diff(places, prepend=last).max())), int(places[-1])
+            yield places
+
+    section.write(folder, PREFIXES, begins())
+    section.tables[CONTEXTS] = [len(contexts), prefixes, bucket]

@@ -21,31 +21,12 @@ from fairseq import options, tasks, utils
 from fairseq.data.iterators import EpochBatchIterator
 from torch.nn.functional import cross_entropy
 
-from fairseq_ccpr.building.corpus import (
-    Chunk,
-    Corpus,
-    PseudoPairs,
-    check_shard,
-    entries_of,
-    fraction_option,
-    num_shards_option,
-    read_corpus,
-    shard_id_option,
-)
-from fairseq_ccpr.building.key_store import KeyStore, collection_option, store_option, store_timeout_option
-from fairseq_ccpr.building.part import TOKENS, VALID, ChunkRows, Part, Processes, TokenPart
+from fairseq_ccpr.building.corpus import Chunk, Corpus, PseudoPairs, entries_of, read_corpus
+from fairseq_ccpr.building.options import BuildOptions, check_texts, refuse
+from fairseq_ccpr.building.part import VALID, ChunkRows, Processes, TokenPart
 from fairseq_ccpr.datastore.manifest import REVERSE_MODEL, Manifest, ProjectionDescription, TokenSection
-from fairseq_ccpr.datastore.source_index import write_source_index
-from fairseq_ccpr.datastore.token import (
-    KEYS,
-    PROJECTION,
-    PROVENANCE,
-    SYMBOLS,
-    VALUES,
-    KeyProjection,
-    TokenDatastore,
-    array_shapes,
-)
+from fairseq_ccpr.datastore.parts import KEYS, PROJECTION_FILE, PROVENANCE, VALUES
+from fairseq_ccpr.datastore.token import KeyProjection, TokenDatastore
 from fairseq_ccpr.datastore.tuned import UNTUNED, write_tuned
 from fairseq_ccpr.decoding.task import BILINGUAL, task_words
 from fairseq_ccpr.device import tell_slow_fp16
@@ -53,20 +34,17 @@ from fairseq_ccpr.errors import CheckpointError, ConfigurationError, DatastoreEr
 from fairseq_ccpr.models.checkpoint import load_models
 from fairseq_ccpr.models.key_layer import KEY_LAYERS, KeyCapture, key_module
 from fairseq_ccpr.paths import configuration, split_paths
-from fairseq_ccpr.search import METRICS, IndexDescription
+from fairseq_ccpr.search import METRICS
 from fairseq_ccpr.search.base import Progress
-from fairseq_ccpr.search.index_plan import plan_index
-from fairseq_ccpr.settings import as_words, check, option
+from fairseq_ccpr.settings import as_words, option
 from fairseq_ccpr.storage import fingerprint
-from fairseq_ccpr.storage.arrays import open_array, save_array
 from fairseq_ccpr.storage.data_bin import TRAIN, check_data_bin, has_subset
-from fairseq_ccpr.storage.files import MANIFEST, atomic_directory, write_text
+from fairseq_ccpr.storage.files import MANIFEST, atomic_directory
 from fairseq_ccpr.text.languages import LANGUAGE_PAIR
 
 NO_ADAPTER, TRAINED_ADAPTER = "none", "clknn"
 PCA_DIMENSION = 128  # the paper's
 AT_ONCE = 64  # tokens that the model is asked for, each with scores of its whole vocabulary
-COLLECTION = "_tokens"  # what the name of a collection ends in: phrases of the same folder have one as well
 # While little is learned, most neighbours are far even if the nearest is not: it alone decides, and only if
 # it is near.
 EMPTY_SETTINGS = {
@@ -80,12 +58,11 @@ EMPTY_SETTINGS = {
 
 
 @dataclass(frozen=True)
-class TokenBuildSettings:
-    """The options of `fairseq-ccpr build tokens`, and the pairs that it makes of monolingual text."""
+class TokenOptions:
+    """The options of `fairseq-ccpr build tokens` alone, and the pairs that it makes of monolingual text."""
 
     data_bin: Path
     path: str = option(help="checkpoint of the one model the datastore is for", metavar="MODEL")
-    output: Path = option(help="the datastore: a new or empty folder, or one to resume", metavar="DIR")
     source_lang: Optional[str] = option(
         None, "source language (that of DATA_BIN)", flags=("-s",), metavar="LANG"
     )
@@ -95,52 +72,37 @@ class TokenBuildSettings:
     subset: list[str] = option([TRAIN], "subsets of DATA_BIN to build from", nargs="+", metavar="NAME")
     monolingual: list[Path] = option(
         [],
-        "text of the target language to build from in place of DATA_BIN's pairs, one sentence per line, plain, .gz or .xz; "
-        "--reverse-model translates it back",
+        "text of the target language to build from in place of DATA_BIN's pairs, one sentence per line, "
+        "plain, .gz or .xz; --reverse-model translates it back",
         nargs="+",
         metavar="TEXT",
     )
     reverse_model: Optional[Path] = option(
         None,
-        "checkpoint of a model from the target to the source language, with DATA_BIN's dictionaries and subwords, or its "
-        "own in a folder that prepare or convert wrote",
+        "checkpoint of a model from the target to the source language, with DATA_BIN's dictionaries and "
+        "subwords, or its own in a folder that prepare or convert wrote",
         metavar="CKPT",
     )
-    fraction: float = fraction_option("sentence pairs")
-    num_shards: int = num_shards_option()
-    shard_id: int = shard_id_option()
     key_layer: str = option(KEY_LAYERS[0], "the decoder state that becomes the key", choices=KEY_LAYERS)
     metric: Optional[str] = option(
         None, "nearness: squared distance or inner product (l2; with an adapter ip)", choices=METRICS
     )
-    index: str = option(
-        "auto",
-        "exact search, or a FAISS factory string such as IVF2048,SQfp16; disk, or disk:FACTORY, for one whose inverted "
-        "lists stay on disk; auto takes exact on a GPU and for small stores",
-        metavar="exact|FACTORY",
-    )
-    index_parameters: str = option(
-        "",
-        "search parameters such as nprobe=32, stored with the index (chosen for the index)",
-        metavar="P=V,...",
-    )
-    store: Optional[str] = store_option()
-    collection: Optional[str] = collection_option("the name of the output folder, and _tokens")
-    store_timeout: float = store_timeout_option()
     adapter: str = option(
         NO_ADAPTER,
-        "clknn: train an adapter on the keys and store what it makes of them; FILE: use one trained elsewhere "
-        "(checkpoint of fairseq-train --task token_contrast); none: the decoder's own states",
+        "clknn: train an adapter on the keys and store what it makes of them; FILE: use one trained "
+        "elsewhere (checkpoint of fairseq-train --task token_contrast); none: the decoder's own states",
         metavar="clknn|FILE|none",
     )
     adapter_options: str = option(
         "",
-        "options of fairseq-train for the adapter's training, in one string, such as '--max-update 5000 --positives 4'",
+        "options of fairseq-train for the adapter's training, in one string, such as '--max-update 5000 "
+        "--positives 4'",
         metavar="STRING",
     )
     pca_dim: Optional[int] = option(
         None,
-        f"width of the keys after PCA of the adapter's vectors ({PCA_DIMENSION}, or what they have if less); 0: no PCA",
+        f"width of the keys after PCA of the adapter's vectors ({PCA_DIMENSION}, or what they have if "
+        "less); 0: no PCA",
         within="[0, inf)",
         needs="a width, or 0 for no PCA,",
         metavar="N",
@@ -148,15 +110,15 @@ class TokenBuildSettings:
     normalize_before_pca: bool = option(False, "scale the adapter's vectors to length 1 before PCA as well")
     raw_datastore: Optional[Path] = option(
         None,
-        "datastore of the decoder's own states, for the adapter to start from: read, or else created; it is kept (in "
-        "--output)",
+        "datastore of the decoder's own states, for the adapter to start from: read, or else created; it is "
+        "kept (in --output)",
         metavar="DIR",
     )
     keep_raw_keys: bool = option(False, "keep those in --output/raw when all is done")
     valid_subset: Optional[str] = option(
         None,
-        "subset of DATA_BIN by whose retrieval accuracy the best adapter is chosen (valid, where there is one; "
-        "without one, some sentences are held out)",
+        "subset of DATA_BIN by whose retrieval accuracy the best adapter is chosen (valid, where there is "
+        "one; without one, some sentences are held out)",
         metavar="NAME",
     )
     max_tokens: int = option(
@@ -166,7 +128,6 @@ class TokenBuildSettings:
         131072, "checkpoint interval in tokens", within="[1, inf)", needs="at least 1 token", metavar="N"
     )
     fp16: bool = option(False, "run the model in half precision")
-    cpu: bool = False
     user_dir: Optional[str] = option(None, "your own fairseq plug-in, if the model needs one", metavar="DIR")
     task_options: str = option(
         "",
@@ -174,73 +135,89 @@ class TokenBuildSettings:
         "'--lang-dict langs.txt'",
         metavar="STRING",
     )
-    quiet: bool = False
     pseudo_pairs: Optional[PseudoPairs] = None
 
+
+@dataclass(frozen=True)
+class TokenBuildSettings(BuildOptions, TokenOptions):
+    """The options of `fairseq-ccpr build tokens`."""
+
+    ENDING = "_tokens"
+
     def check(self) -> None:
-        """Check that all values are in range and go together."""
-        check(self)
-        check_shard(self.num_shards, self.shard_id, self.index)
-        KeyStore.of(self, COLLECTION)
-        if self.num_shards > 1 and self.adapter != NO_ADAPTER:
-            raise ConfigurationError(
-                f"--num-shards is {self.num_shards}, but --adapter {self.adapter} needs all states together: build shards "
-                "without it, merge them, and give the merged datastore as --raw-datastore"
-            )
-        if self.adapter == NO_ADAPTER:
-            for name in ("pca_dim", "normalize_before_pca", "raw_datastore", "keep_raw_keys"):
-                if getattr(self, name) not in (None, False):
-                    raise ConfigurationError(
-                        f"--{name.replace('_', '-')} needs --adapter clknn or --adapter FILE"
-                    )
-        elif self.metric == "l2":
-            raise ConfigurationError(
-                "--metric is l2, but the keys of an adapter are compared by inner product: leave it out"
-            )
-        for name in ("adapter_options", "valid_subset"):
-            if getattr(self, name) and self.adapter != TRAINED_ADAPTER:
-                raise ConfigurationError(
-                    f"--{name.replace('_', '-')} is for training: it needs --adapter clknn"
+        super().check()
+        raw, trained = self.adapter == NO_ADAPTER, self.adapter == TRAINED_ADAPTER
+        of_adapter = ("pca_dim", "normalize_before_pca", "raw_datastore", "keep_raw_keys")
+        refuse(
+            (
+                self.num_shards > 1 and not raw,
+                f"--num-shards is {self.num_shards}, but --adapter {self.adapter} needs all states "
+                "together: build shards without it, merge them, and give the merged datastore as "
+                "--raw-datastore",
+            ),
+            *(
+                (
+                    raw and getattr(self, name) not in (None, False),
+                    f"--{name.replace('_', '-')} needs --adapter clknn or --adapter FILE",
                 )
-        if self.adapter == TRAINED_ADAPTER and "${" in f"{self.output} {self.raw_datastore}":
-            raise ConfigurationError(
-                f"--output {self.output}: fairseq-train, which trains the adapter, takes ${{ for a reference to an option: "
-                "give a folder without it"
-            )
-        if self.valid_subset in self.subset:
-            raise ConfigurationError(
-                f"--valid-subset is {self.valid_subset}, which the datastore is built from: give text that it will not hold"
-            )
-        if self.normalize_before_pca and self.pca_dim == 0:
-            raise ConfigurationError("--normalize-before-pca needs PCA: leave out --pca-dim 0")
+                for name in of_adapter
+            ),
+            (
+                not raw and self.metric == "l2",
+                "--metric is l2, but the keys of an adapter are compared by inner product: leave it out",
+            ),
+            *(
+                (
+                    getattr(self, name) and not trained,
+                    f"--{name.replace('_', '-')} is for training: it needs --adapter clknn",
+                )
+                for name in ("adapter_options", "valid_subset")
+            ),
+            (
+                trained and "${" in f"{self.output} {self.raw_datastore}",
+                f"--output {self.output}: fairseq-train, which trains the adapter, takes ${{ for a "
+                "reference to an option: give a folder without it",
+            ),
+            (
+                self.valid_subset in self.subset,
+                f"--valid-subset is {self.valid_subset}, which the datastore is built from: give text that "
+                "it will not hold",
+            ),
+            (
+                self.normalize_before_pca and self.pca_dim == 0,
+                "--normalize-before-pca needs PCA: leave out --pca-dim 0",
+            ),
+        )
         self._check_monolingual()
 
     def _check_monolingual(self) -> None:
-        if bool(self.monolingual) != (self.reverse_model is not None):
-            given, other = (
-                ("--monolingual", "--reverse-model")
-                if self.monolingual
-                else ("--reverse-model", "--monolingual")
-            )
-            raise ConfigurationError(
-                f"{given} needs {other}: give the text, and the model that translates it back"
-            )
-        if not self.monolingual:
-            return
-        for path in self.monolingual:
-            if not path.is_file():
-                raise ConfigurationError(f"there is no text {path}: give files of one sentence per line")
-        pairs_alone = {
+        needs = "give the text, and the model that translates it back"
+        chosen = {
             "--subset": self.subset != [TRAIN],
             "--fraction": self.fraction < 1,
             "--num-shards": self.num_shards > 1,
         }
-        for name, chooses in pairs_alone.items():
-            if chooses:
-                raise ConfigurationError(
-                    f"{name} chooses among sentence pairs, and --monolingual builds from all of the text: leave it out, or "
-                    "divide the text, and join the datastores with fairseq-ccpr merge"
+        refuse(
+            (
+                self.monolingual and self.reverse_model is None,
+                f"--monolingual needs --reverse-model: {needs}",
+            ),
+            (
+                self.reverse_model is not None and not self.monolingual,
+                f"--reverse-model needs --monolingual: {needs}",
+            ),
+        )
+        check_texts(self.monolingual)
+        refuse(
+            *(
+                (
+                    self.monolingual and chooses,
+                    f"{name} chooses among sentence pairs, and --monolingual builds from all of the text: "
+                    "leave it out, or divide the text, and join the datastores with fairseq-ccpr merge",
                 )
+                for name, chooses in chosen.items()
+            )
+        )
 
 
 def load(settings: TokenBuildSettings, device: torch.device) -> tuple[Any, Any]:
@@ -289,14 +266,17 @@ class Extraction:
             shared := other.corpus.subsets.keys() & self.corpus.subsets
         ):
             raise ConfigurationError(
-                f"--valid-subset {name} shares {', '.join(sorted(shared))} with what the datastore is built from: give "
-                "text that it will not hold"
+                f"--valid-subset {name} shares {', '.join(sorted(shared))} with what the datastore is built "
+                "from: give text that it will not hold"
             )
         return other
 
-    def section(self, index: IndexDescription) -> TokenSection:
-        """Describe the decoder's own states as keys, for the manifest."""
-        s = self.settings
+    def section(self) -> TokenSection:
+        s, tags = self.settings, self.task.tags
+        optional = {
+            LANGUAGE_PAIR: tags.languages,
+            REVERSE_MODEL: s.pseudo_pairs.reverse_model if s.pseudo_pairs else None,
+        }
         return TokenSection(
             size=self.corpus.size,
             dimension=self.capture.dimension,
@@ -306,16 +286,14 @@ class Extraction:
                 "model": self.model_fingerprint,
                 "target_dictionary": fingerprint.of_strings(self.symbols),
                 "corpus": self.corpus.fingerprint,
-                **({LANGUAGE_PAIR: tags.languages} if (tags := self.task.tags).languages else {}),
-                **({REVERSE_MODEL: pairs.reverse_model} if (pairs := s.pseudo_pairs) else {}),
+                **{name: digest for name, digest in optional.items() if digest},
             },
-            index=index,
             share=self.corpus.fraction,
             shard=[s.shard_id, s.num_shards, s.chunk_tokens] if s.num_shards > 1 else None,
         )
 
     def tell(self, part: TokenPart, states: np.ndarray | None = None) -> None:
-        """Tell a part what the model says of its tokens, by its decoder's states [N, d], which its keys are if left out."""
+        """Tell a part what the model says of its tokens, by its states [N, d]; None: its keys are these."""
         projection = key_module(self.model, KEY_LAYERS[0])
 
         @torch.inference_mode()
@@ -334,12 +312,11 @@ class Extraction:
         part.log_probs = log_probs if self.settings.key_layer == KEY_LAYERS[0] else None
 
     def finish(self, part: TokenPart) -> None:
-        """Publish a part that is full."""
         dictionary = self.task.source_dictionary
         part.finish(self.corpus.sources(), len(dictionary), dictionary.unk())
 
     def fill(self, part: TokenPart) -> None:
-        """Force-decode the corpus into `part`, empty or partly filled by an earlier run; all processes share the work."""
+        """Force-decode the corpus into `part`, which may be partly filled; all processes share the work."""
         if self.processes.first:
             s = self.settings
             part.lay_out({"max_tokens": s.max_tokens, "shard_tokens": s.chunk_tokens, "fp16": s.fp16})
@@ -360,7 +337,7 @@ class Extraction:
 
 
 def build_token_datastore(settings: TokenBuildSettings, processes: Processes) -> tuple[TokenSection, int]:
-    """Build, or resume building, a token datastore of the decoder's own states; what is already there is reused.
+    """Build, or resume building, a token datastore of the decoder's own states.
 
     1. Plan: read the corpus, fingerprint everything, see that the output is free, or ours, and that it fits.
     2. Extract: keys, values and provenance, chunk by chunk; the processes share the chunks.
@@ -369,21 +346,17 @@ def build_token_datastore(settings: TokenBuildSettings, processes: Processes) ->
     Returns:
         The token section, and how many sentences were left out as too long for the model.
     """
-    store = KeyStore.of(settings, COLLECTION)
+    store = settings.key_store()
     extraction = Extraction(settings, processes)
-    index = plan_index(
-        settings.index if settings.num_shards == 1 else "exact",
-        settings.metric or "l2",
-        settings.index_parameters,
-        extraction.corpus.size,
-        extraction.capture.dimension,
-        gpu=extraction.device.type == "cuda",
-        store=store.address if store is not None else None,
-    )
+    section, gpu = extraction.section(), extraction.device.type == "cuda"
     show = processes.first and not settings.quiet
-    part = TokenPart(settings.output, extraction.section(index), extraction.symbols, show, store)
+    part = TokenPart(settings.output, section, extraction.symbols, show, store)
+    choice, metric = settings.index if settings.num_shards == 1 else "exact", settings.metric or "l2"
+    section.index = part.plan_index(
+        choice, metric, settings.index_parameters, section.size, section.dimension, gpu
+    )
     if processes.first:
-        part.check_store(index)
+        part.check_store(section.index)
     if part.published is None:  # otherwise only its index may be another
         extraction.fill(part)
     if processes.first:
@@ -400,7 +373,7 @@ def load_task(
     user_dir: str | None = None,
     task_arguments: Sequence[str] = (),
 ) -> Any:
-    """Set up the task that retrieves for a folder that fairseq-preprocess wrote; fairseq infers languages not given.
+    """Set up the task that retrieves, for a DATA_BIN; fairseq infers languages not given.
 
     Args:
         task_arguments: words of a command line, see `task_words`; for a bilingual model none are needed.
@@ -419,8 +392,9 @@ def load_model(path: str, task: Any, device: torch.device, fp16: bool) -> Any:
     """Load the one model of a checkpoint for inference."""
     if len(paths := split_paths(path)) > 1:
         raise CheckpointError(
-            f"--path names an ensemble of {len(paths)} checkpoints, and a datastore belongs to one model: build it with "
-            "one of them (decoding finds its keys with that one and mixes with the whole ensemble)"
+            f"--path names an ensemble of {len(paths)} checkpoints, and a datastore belongs to one model: "
+            "build it with one of them (decoding finds its keys with that one and mixes with the whole "
+            "ensemble)"
         )
     (model,) = load_models([path], task)
     if fp16:
@@ -464,7 +438,8 @@ def _decode_chunk(
     forced = corpus.task.tags.forced
     lengths = entries_of(dataset, corpus.task.tags)[chunk.sentences]
     first_row = dict(zip(chunk.sentences.tolist(), (np.cumsum(lengths) - lengths).tolist()))
-    keys = np.empty((chunk.rows, capture.dimension), dtype=np.float16)
+    form = TokenSection.KEY_FORM
+    keys = form.empty(chunk.rows, capture.dimension)
     values = np.empty(chunk.rows, dtype=np.int32)
     provenance = np.empty((chunk.rows, 2), dtype=np.int32)
     filled = 0
@@ -476,7 +451,7 @@ def _decode_chunk(
         length = real.sum(1).numpy()
         sentence = np.repeat(sample["id"].numpy(), length)
         rows = np.repeat([first_row[i] for i in sample["id"].tolist()], length) + position
-        keys[rows] = capture.force_decode(sample["net_input"])[real].half().cpu().numpy()
+        keys[rows] = form.encode(capture.force_decode(sample["net_input"])[real])
         values[rows] = target[real].numpy()
         provenance[rows] = np.stack([sentence + offset, position], axis=1)
         filled += len(rows)
@@ -485,11 +460,12 @@ def _decode_chunk(
         raise RuntimeError(
             f"fairseq's batches hold {filled} of the {chunk.rows} tokens of chunk {chunk.number}"
         )
-    if not np.isfinite(keys).all():
-        row = int(np.flatnonzero(~np.isfinite(keys).all(axis=1))[0])
+    finite = np.isfinite(form.decode(keys)).all(axis=1)
+    if not finite.all():
+        row = int(np.flatnonzero(~finite)[0])
         raise DatastoreError(
-            f"the model computes numbers that a key cannot hold (NaN, or beyond fp16's range), first in sentence "
-            f"{provenance[row, 0]} of the corpus: check the model; without --fp16 it may do better"
+            "the model computes numbers that a key cannot hold (NaN, or beyond fp16's range), first in "
+            f"sentence {provenance[row, 0]} of the corpus: check the model; without --fp16 it may do better"
         )
     return {KEYS: keys, VALUES: values, PROVENANCE: provenance}
 
@@ -497,7 +473,7 @@ def _decode_chunk(
 def write_empty_store(
     models: list[Any], source: Any, symbols: list[str], key_layer: str, languages: str | None, output: Path
 ) -> TokenSection:
-    """Write an empty datastore, under its final name only when it is complete, or add tokens to a phrase-only one.
+    """Write an empty datastore, which appears when it is complete, or add tokens to a phrase-only one.
 
     Args:
         source: the source dictionary of fairseq.
@@ -518,20 +494,14 @@ def write_empty_store(
             "corpus": fingerprint.of_strings([]),
             **({LANGUAGE_PAIR: languages} if languages else {}),
         },
-        index=IndexDescription("exact", "ip"),
         projection=ProjectionDescription(dimension, 0, pca=False, normalize_before_pca=False),
     )
     beside_phrases = (output / MANIFEST).exists() and Manifest.read(output).token is None
     with nullcontext(output) if beside_phrases else atomic_directory(output) as folder:
-        part = Part(folder, TOKENS, show=False)
+        part = TokenPart(folder, section, symbols, show=False)
         rmtree(part.partial, ignore_errors=True)  # left by a run that was killed
-        part.partial.mkdir()
-        for name, (shape, dtype) in array_shapes(0, dimension).items():
-            save_array(part.partial / f"{name}.npy", np.empty(shape, dtype))
-        write_text(part.partial / SYMBOLS, "".join(f"{symbol}\n" for symbol in symbols), follow=False)
-        KeyProjection.scaling(dimension).save(part.partial / PROJECTION)
-        provenance = open_array(part.partial / f"{PROVENANCE}.npy", *array_shapes(0, dimension)[PROVENANCE])
-        section.source_index = write_source_index(part.partial, (), provenance, len(source), source.unk())
-        part.publish(section)
+        part.lay_out({})
+        KeyProjection.scaling(dimension).save(part.partial / PROJECTION_FILE)
+        part.finish((), len(source), source.unk())
         write_tuned({"token": TokenDatastore(folder)}, {"knn": EMPTY_SETTINGS}, UNTUNED)
     return section

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import Optional
+from typing import Any, Optional
 
 from fairseq_ccpr.building.adapter_build import build_projected_datastore
 from fairseq_ccpr.building.part import launched
-from fairseq_ccpr.building.phrase_build import PhraseBuildSettings, TextCounts, build_phrase_datastore
+from fairseq_ccpr.building.phrase_build import PhraseBuildSettings, build_phrase_datastore
 from fairseq_ccpr.building.text_build import Vocabulary, build_text_part
+from fairseq_ccpr.building.text_files import Lines
 from fairseq_ccpr.building.token_build import (
     NO_ADAPTER,
     TokenBuildSettings,
@@ -20,9 +20,9 @@ from fairseq_ccpr.building.token_build import (
 )
 from fairseq_ccpr.cli.command import MODEL, command
 from fairseq_ccpr.datastore.manifest import TextSection
+from fairseq_ccpr.datastore.parts import GRAMS
 from fairseq_ccpr.datastore.preprocessing import remember, remembered
-from fairseq_ccpr.datastore.text import GRAMS
-from fairseq_ccpr.datastore.token import UNKNOWN, TokenDatastore
+from fairseq_ccpr.datastore.token import UNKNOWN_SYMBOL, TokenDatastore
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.inference.back_translation import back_translate, refuse_begun, tell_left_out
 from fairseq_ccpr.inference.resources import preprocessing_for_build
@@ -78,19 +78,24 @@ def build_tokens(settings: TokenBuildSettings) -> int:
         if processes.first:
             remember(preprocessing, settings.output)
             print(
-                f"{settings.output}: {section.size:,} entries of width {section.dimension}, index {section.index}, "
-                f"model {short(section.fingerprints['model'])}, {time.monotonic() - start:.0f} s"
+                f"{settings.output}: {section.size:,} entries of width {section.dimension}, index "
+                f"{section.index}, model {short(section.fingerprints['model'])}, "
+                f"{time.monotonic() - start:.0f} s"
             )
             if len(section.subsets) > 1:
                 print(
-                    f"subsets: {', '.join(f'{name} {count:,} sentences' for name, count in section.subsets.items())}"
+                    "subsets: "
+                    f"{', '.join(f'{name} {count:,} sentences' for name, count in section.subsets.items())}"
                 )
             if settings.pseudo_pairs and (report := tell_left_out(settings.pseudo_pairs.left_out)):
                 print(report)
             if left_out:
                 print(f"{left_out:,} sentences longer than the model takes were left out")
             if unknown := TokenDatastore(settings.output).count_unknown():
-                print(f"{unknown:,} entries are of unknown tokens ({UNKNOWN}), which decoding passes over")
+                print(
+                    f"{unknown:,} entries are of unknown tokens ({UNKNOWN_SYMBOL}), which decoding passes "
+                    "over"
+                )
     return 0
 
 
@@ -128,8 +133,9 @@ def build_phrases(settings: PhraseBuildSettings) -> int:
     speed = f" ({report.encoded / report.seconds:.0f} sentences/s)" if report.encoded else ""
     print(
         f"{settings.output}: {section.size:,} phrases of {section.sentences:,} sentences "
-        f"({section.size / section.sentences:.1f} per sentence), width {section.dimension}, index {section.index}, "
-        f"encoder {short(section.fingerprints['encoder'])}, {time.monotonic() - start:.0f} s{speed}"
+        f"({section.size / section.sentences:.1f} per sentence), width {section.dimension}, index "
+        f"{section.index}, encoder {short(section.fingerprints['encoder'])}, {time.monotonic() - start:.0f} "
+        f"s{speed}"
     )
     _print_left_out(lines)
     if report.too_long:
@@ -137,7 +143,7 @@ def build_phrases(settings: PhraseBuildSettings) -> int:
     return 0
 
 
-def _print_left_out(lines: TextCounts) -> None:
+def _print_left_out(lines: Lines) -> None:
     if lines.empty or lines.repeated:
         print(f"{lines.empty:,} empty lines and {lines.repeated:,} repeated sentences were left out")
 
@@ -184,8 +190,8 @@ def build_text(
     general = f", against {section.general:,} of general text" if section.general else ""
     print(
         f"{output}: {section.sentences:,} sentences of {section.size:,} tokens{general}, "
-        f"{section.tables[GRAMS][0]:,} n-grams up to {section.order}, {size / section.size:.0f} bytes per token, "
-        f"{time.monotonic() - start:.0f} s"
+        f"{section.tables[GRAMS][0]:,} n-grams up to {section.order}, {size / section.size:.0f} bytes per "
+        f"token, {time.monotonic() - start:.0f} s"
     )
     _print_left_out(lines)
     if unknown:
@@ -197,7 +203,7 @@ def build_text(
 
 def _count_text(
     system: System, text: list[Path], against: list[Path], output: Path, quiet: bool
-) -> tuple[TextSection, TextCounts, float]:
+) -> tuple[TextSection, Lines, float]:
     dictionary, tags, language = (
         system.task.target_dictionary,
         system.task.tags,
@@ -258,35 +264,24 @@ def build_monolingual(
 ) -> int:
     if not encoder and not reverse_model:
         raise ConfigurationError(
-            "there is nothing to build but the text memory: give --encoder or --reverse-model, or use fairseq-ccpr build text"
+            "there is nothing to build but the text memory: give --encoder or --reverse-model, or use "
+            "fairseq-ccpr build text"
         )
     if reverse_model and not data:
         raise ConfigurationError(
             "--reverse-model needs --data DATA_BIN, a folder that fairseq-ccpr prepare made"
         )
-    parts = [
-        partial(
-            build_text.work,
-            ["--path", str(path), *(["--cpu"] if cpu else []), *rest],
-            text,
-            output,
-            against,
-            data,
-            quiet,
-        )
-    ]
-    if encoder:
-        phrases = PhraseBuildSettings(text, encoder, output, bf16=bf16, cpu=cpu, quiet=quiet)
-        parts.append(partial(build_phrases.work, phrases))
-    if reverse_model:
-        assert data is not None
-        tokens = TokenBuildSettings(
-            data, str(path), output, monolingual=text, reverse_model=reverse_model, cpu=cpu, quiet=quiet
-        )
+    common: dict[str, Any] = {"output": output, "cpu": cpu, "quiet": quiet}
+    tokens = None
+    if data and reverse_model:
+        tokens = TokenBuildSettings(data, str(path), monolingual=text, reverse_model=reverse_model, **common)
         tokens.check()  # before the others are built
-        parts.append(partial(build_tokens.work, tokens))
-    for build in parts:
-        build()
+    words = ["--path", str(path), *(["--cpu"] if cpu else []), *rest]
+    build_text.work(words, text, output, against, data, quiet)
+    if encoder:
+        build_phrases.work(PhraseBuildSettings(text, encoder, bf16=bf16, **common))
+    if tokens:
+        build_tokens.work(tokens)
     return 0
 
 

@@ -18,13 +18,22 @@ from fairseq_ccpr.building.rewrite import MergeSettings, merge_datastores
 from fairseq_ccpr.cli.command import DEVICE, MODEL, check_folders, command, counted, markdown_table, named
 from fairseq_ccpr.cli.planning import describe_room, measure_speeds, needs, parse_speeds
 from fairseq_ccpr.cli.retrieve import marked
-from fairseq_ccpr.datastore import source_index
 from fairseq_ccpr.datastore.learned import LearnedStore
-from fairseq_ccpr.datastore.manifest import REVERSE_MODEL, Manifest, PhraseSection, TokenSection
+from fairseq_ccpr.datastore.manifest import (
+    PHRASE,
+    REVERSE_MODEL,
+    TEXT,
+    TOKEN,
+    Manifest,
+    PhraseSection,
+    Source,
+    TokenSection,
+)
+from fairseq_ccpr.datastore.parts import CONTEXTS, GRAMS, KEYS
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.datastore.preprocessing import remembered
-from fairseq_ccpr.datastore.text import CONTEXTS, GRAMS, TextDatastore
-from fairseq_ccpr.datastore.token import FAMILIAR, KEYS, UNKNOWN, TokenDatastore
+from fairseq_ccpr.datastore.text import TextDatastore
+from fairseq_ccpr.datastore.token import FAMILIAR, UNKNOWN_SYMBOL, TokenDatastore
 from fairseq_ccpr.datastore.tuned import tuned_signatures
 from fairseq_ccpr.decoding.phrase_retriever import RetrievedPhrase
 from fairseq_ccpr.errors import ConfigurationError
@@ -38,6 +47,7 @@ from fairseq_ccpr.text.languages import as_bcp47
 from fairseq_ccpr.text.translation_memory import Pair, read_memory, tmx_lines
 from fairseq_ccpr.timing import progress_bar
 
+DAMAGED = "damaged"
 WINDOW = 256  # pairs that are learned together
 EXAMPLES = 10  # of the most frequent tokens, and of the phrases, that are shown
 SEARCHED = {
@@ -46,6 +56,8 @@ SEARCHED = {
     "device": "on one GPU",
     "devices": "on GPUs",
 }
+
+Rows = Iterable[tuple[str, object]]  # names and values that `inspect` prints, those that are empty left out
 
 
 @command(
@@ -118,7 +130,8 @@ def learn(
     size = learner.memory.entries.index.size
     if size > EXACT_UP_TO:
         print(
-            f"{size:,} learned entries are searched beside the index at each step: fairseq-ccpr compact moves them into it"
+            f"{size:,} learned entries are searched beside the index at each step: fairseq-ccpr compact "
+            "moves them into it"
         )
     return 0 if ids or counts["again"] else 1
 
@@ -271,7 +284,8 @@ def merge(
                 else ""
             )
             print(
-                f"{settings.output}: {section.size:,} {what}{texts}, width {section.dimension}, index {section.index}"
+                f"{settings.output}: {section.size:,} {what}{texts}, width {section.dimension}, index "
+                f"{section.index}"
             )
     if (text := manifest.text) is not None:
         print(f"{settings.output}: {text.sentences:,} sentences of {text.size:,} tokens of text")
@@ -312,14 +326,41 @@ def inspect(
         print(f"subwords       {known.options.get('bpe', 'not known: give --bpe')}")
     for parts, signature in tuned_signatures(datastore).items():
         print(f"{f'tuned, {parts}':14} {signature}")
-    healthy = True
-    if manifest.token is not None:
-        healthy = _inspect_tokens(TokenDatastore(datastore))
-    if manifest.phrase is not None:
-        healthy = _inspect_phrases(PhraseDatastore(datastore)) and healthy
-    if manifest.text is not None:
-        healthy = _inspect_text(TextDatastore(datastore)) and healthy
-    return 0 if healthy else 1
+    inspected = [_inspect(datastore, section.PART) for section in manifest.parts]
+    return 0 if all(inspected) else 1
+
+
+def _inspect(directory: Path, part: str) -> bool:
+    """Print what a part is and verify it; returns whether it is whole."""
+    # its class, what to say first, what to say where it is whole, and what is then good
+    kinds: dict[str, tuple[Any, ...]] = {
+        TOKEN: (TokenDatastore, _of_tokens, _more_of_tokens, "checksums, numbers, tokens and index"),
+        PHRASE: (
+            PhraseDatastore,
+            _of_phrases,
+            _more_of_phrases,
+            "checksums, numbers, places and index of the phrases",
+        ),
+        TEXT: (TextDatastore, _of_text, lambda store: (), "checksums of the text"),
+    }
+    kind, first, more, good = kinds[part]
+    store = kind(directory)
+    _print_rows(first(store))
+    faults = store.find_damage()
+    whole = _print_rows((DAMAGED, fault) for fault in faults) and _print_rows(more(store))
+    if whole:
+        print(f"health         good: {good}")
+    return whole
+
+
+def _print_rows(rows: Rows) -> bool:
+    """Print what there is of names and values; returns whether none is damage."""
+    names = set()
+    for name, value in rows:
+        if value:
+            print(f"{name:14} {value}")
+            names.add(name)
+    return DAMAGED not in names
 
 
 def _plan(directory: Path, size: int | None, queries: int, speeds: list[str], index: list[str]) -> int:
@@ -351,117 +392,115 @@ def _plan(directory: Path, size: int | None, queries: int, speeds: list[str], in
     return 0
 
 
-def _inspect_tokens(datastore: TokenDatastore) -> bool:
-    section = datastore.section
-    print(f"entries        {section.size:,} (keys fp16, {section.dimension} wide, {section.key_layer})")
-    if section.projection is not None:
-        print(f"adapter        {section.projection}, from states {section.projection.query_dimension} wide")
-    print(f"sentences      {', '.join(f'{name} {count:,}' for name, count in section.subsets.items())}")
-    if REVERSE_MODEL in section.fingerprints:
-        print("pairs          back-translations by the reverse model")
-    _print_origin(section)
-    if _print_damage(datastore.find_damage()):
-        return False
-    if unknown := datastore.count_unknown():
-        print(f"unused         {unknown:,} of unknown tokens ({UNKNOWN}), which decoding passes over")
-    if (domain := datastore.open_domain()) is not None:
-        print(f"own text       {len(domain.states):,} states of {len(domain.lengths):,} sentences")
-    if (index := section.source_index) is not None:
-        size = sum(
-            file["bytes"] for name, file in section.files.items() if Path(name).name in source_index.FILES
-        )
-        each = size / max(index.subwords, 1)
-        print(
-            f"sources        {index.known:,} sentences of {index.subwords:,} subwords, {each:.1f} bytes for each"
-        )
-    else:
-        print(
-            "sources        not known, as it was built before they were kept: their likeness does not count; build it again"
-        )
-    if suits := section.suits:
-        names = {"temperature": "T", "lambda_": "lambda", "likeness": "gamma", FAMILIAR: "guard"}
-        values = ", ".join(f"{name} {suits[one]:g}" for one, name in names.items() if one in suits)
-        print(
-            f"defaults       {values}: measured on its own tokens, where an option is left out and nothing is tuned"
-        )
-    learned = LearnedStore(datastore)
-    if learned.pairs:
-        phrases = ""
-        if learned.phrase_section is not None:
-            with_phrases = sum(pair.sentence is not None for pair in learned.pairs.values()) + len(
-                learned.phrases
-            )
-            count = sum(len(found.spans) for found in learned.phrases.values())
-            phrases = f", {with_phrases:,} of them with phrases ({count:,} not yet the phrase part's own)"
-        replaced = f"; {len(learned.replaced):,} replaced by them" if learned.replaced else ""
-        print(f"learned        {counted(len(learned.pairs), 'pair')}, in addition to them{phrases}{replaced}")
-    if _print_damage([learned.damage] if learned.damage else []):
-        return False
-    symbols, counts = datastore.read_symbols(), np.bincount(datastore.values)
-    for token in np.argsort(-counts, kind="stable")[:EXAMPLES]:
-        print(f"top token      {symbols[token]:20} {counts[token]:>12,}  {counts[token] / section.size:.1%}")
-    print("health         good: checksums, numbers, tokens and index")
-    return True
+def _of_tokens(store: TokenDatastore) -> Rows:
+    section, projection = store.section, store.section.projection
+    keys = f"keys {section.KEY_FORM.name}, {section.dimension} wide, {section.key_layer}"
+    back = REVERSE_MODEL in section.fingerprints
+    return [
+        ("entries", f"{section.size:,} ({keys})"),
+        ("adapter", projection and f"{projection}, from states {projection.query_dimension} wide"),
+        ("sentences", ", ".join(f"{name} {count:,}" for name, count in section.subsets.items())),
+        ("pairs", back and "back-translations by the reverse model"),
+        *_origin(section),
+    ]
 
 
-def _inspect_phrases(datastore: PhraseDatastore) -> bool:
-    section = datastore.section
-    print(
-        f"phrases        {section.size:,} (keys fp16, {section.dimension} wide) of {section.sentences:,} sentences"
+def _more_of_tokens(store: TokenDatastore) -> Rows:
+    section, unknown, domain, learned = (
+        store.section,
+        store.count_unknown(),
+        store.open_domain(),
+        LearnedStore(store),
     )
-    print(f"segmentation   {', '.join(f'{name} {value}' for name, value in section.segmentation.items())}")
-    _print_origin(section)
-    if _print_damage(datastore.find_damage()):
-        return False
-    for entry in np.linspace(
-        0, section.size, min(EXAMPLES, section.size), endpoint=False, dtype=int
-    ).tolist():
-        print(f"phrase         {marked(RetrievedPhrase(entry, *datastore.phrase(entry), score=0.0))}")
-    print("health         good: checksums, numbers, places and index of the phrases")
-    return True
+    names = {"temperature": "T", "lambda_": "lambda", "likeness": "gamma", FAMILIAR: "guard"}
+    suits = ", ".join(f"{name} {section.suits[one]:g}" for one, name in names.items() if one in section.suits)
+    measured = "measured on its own tokens, where an option is left out and nothing is tuned"
+    symbols, counts = store.read_symbols(), np.bincount(store.values)
+    often = np.argsort(-counts, kind="stable")[:EXAMPLES] if not learned.damage else ()
+    return [
+        (
+            "unused",
+            unknown and f"{unknown:,} of unknown tokens ({UNKNOWN_SYMBOL}), which decoding passes over",
+        ),
+        ("own text", domain and f"{len(domain.states):,} states of {len(domain.lengths):,} sentences"),
+        ("sources", _source_sentences(section)),
+        ("defaults", suits and f"{suits}: {measured}"),
+        ("learned", _learned(learned)),
+        (DAMAGED, learned.damage),
+        *(
+            ("top token", f"{symbols[one]:20} {counts[one]:>12,}  {counts[one] / section.size:.1%}")
+            for one in often
+        ),
+    ]
 
 
-def _inspect_text(datastore: TextDatastore) -> bool:
-    section, (contexts, grams) = (
-        datastore.section,
-        (datastore.section.tables[name][0] for name in (CONTEXTS, GRAMS)),
-    )
-    print(f"text           {section.sentences:,} sentences of {section.size:,} tokens")
-    print(f"counts         {grams:,} n-grams up to {section.order}, after {contexts:,} contexts")
-    print(f"general text   {f'{section.general:,} tokens' if section.general else 'none: --text-beta is 0'}")
-    if _print_damage(datastore.find_damage()):
-        return False
-    print("health         good: checksums of the text")
-    return True
-
-
-def _print_origin(section: TokenSection | PhraseSection) -> None:
-    if section.share < 1:
-        print(f"fraction       {section.share:g} of them, drawn at random")
-    if section.shard is not None:
-        print(f"shard          {section.shard[0]} of {section.shard[1]}, counted from 0")
-    for source in section.sources:
-        back = f", sources translated back by {source.reverse_model}" if source.reverse_model else ""
-        print(f"text           {source.name}: {source.size:,} entries, {source.sentences:,} sentences{back}")
-    print(f"index          {section.index} ({section.index.metric})")
-    if section.store is not None:
-        print(f"keys in        {section.store}")
-    if section.index_recall is not None:
-        print(
-            f"recall         {section.index_recall:.1%} of the {DEPTH} nearest keys, for {SAMPLE} of its own drawn at random"
+def _source_sentences(section: TokenSection) -> str:
+    if (index := section.source_index) is None:
+        return (
+            "not known, as it was built before they were kept: their likeness does not count; build it again"
         )
-    for name, value in section.fingerprints.items():
-        print(f"{name:14} {value}")
-    for name, file in section.files.items():
-        print(f"{name:32} {file['bytes']:>16,} bytes")
-    total = sum(file["bytes"] for file in section.files.values())
-    print(
-        f"{'total':32} {total:>16,} bytes"
-        + (f", {total / section.size:,.0f} per entry" if section.size else "")
-    )
+    size = sum(section.files[f"{section.folder}/{one.file}"]["bytes"] for one in index.FILES)
+    each = size / max(index.subwords, 1)
+    return f"{index.known:,} sentences of {index.subwords:,} subwords, {each:.1f} bytes for each"
 
 
-def _print_damage(faults: list[str]) -> bool:
-    for fault in faults:
-        print(f"damaged        {fault}")
-    return bool(faults)
+def _learned(learned: LearnedStore) -> str:
+    if not learned.pairs:
+        return ""
+    phrases = ""
+    if learned.phrase_section is not None:
+        moved = sum(pair.sentence is not None for pair in learned.pairs.values())
+        count = sum(len(found.spans) for found in learned.phrases.values())
+        with_phrases = moved + len(learned.phrases)
+        phrases = f", {with_phrases:,} of them with phrases ({count:,} not yet the phrase part's own)"
+    replaced = f"; {len(learned.replaced):,} replaced by them" if learned.replaced else ""
+    return f"{counted(len(learned.pairs), 'pair')}, in addition to them{phrases}{replaced}"
+
+
+def _of_phrases(store: PhraseDatastore) -> Rows:
+    section = store.section
+    keys = f"(keys {section.KEY_FORM.name}, {section.dimension} wide)"
+    return [
+        ("phrases", f"{section.size:,} {keys} of {section.sentences:,} sentences"),
+        ("segmentation", ", ".join(f"{name} {value}" for name, value in section.segmentation.items())),
+        *_origin(section),
+    ]
+
+
+def _more_of_phrases(store: PhraseDatastore) -> Rows:
+    size = store.section.size
+    entries = np.linspace(0, size, min(EXAMPLES, size), endpoint=False, dtype=int).tolist()
+    return [("phrase", marked(RetrievedPhrase(one, *store.phrase(one), score=0.0))) for one in entries]
+
+
+def _of_text(store: TextDatastore) -> Rows:
+    section = store.section
+    contexts, grams = (section.tables[name][0] for name in (CONTEXTS, GRAMS))
+    return [
+        ("text", f"{section.sentences:,} sentences of {section.size:,} tokens"),
+        ("counts", f"{grams:,} n-grams up to {section.order}, after {contexts:,} contexts"),
+        ("general text", f"{section.general:,} tokens" if section.general else "none: --text-beta is 0"),
+    ]
+
+
+def _origin(section: TokenSection | PhraseSection) -> Rows:
+    shard, files, recall = section.shard, section.files, section.index_recall
+    total = sum(file["bytes"] for file in files.values())
+    each = f", {total / section.size:,.0f} per entry" if section.size else ""
+    found = f"of the {DEPTH} nearest keys, for {SAMPLE} of its own drawn at random"
+    return [
+        ("fraction", section.share < 1 and f"{section.share:g} of them, drawn at random"),
+        ("shard", shard and f"{shard[0]} of {shard[1]}, counted from 0"),
+        *(("text", _merged(source)) for source in section.sources),
+        ("index", f"{section.index} ({section.index.metric})"),
+        ("keys in", section.store and str(section.store)),
+        ("recall", f"{recall:.1%} {found}" if recall is not None else ""),
+        *section.fingerprints.items(),
+        *((f"{name:32}", f"{file['bytes']:>16,} bytes") for name, file in files.items()),
+        (f"{'total':32}", f"{total:>16,} bytes{each}"),
+    ]
+
+
+def _merged(source: Source) -> str:
+    back = f", sources translated back by {source.reverse_model}" if source.reverse_model else ""
+    return f"{source.name}: {source.size:,} entries, {source.sentences:,} sentences{back}"

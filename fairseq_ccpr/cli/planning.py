@@ -12,8 +12,8 @@ from pathlib import Path
 
 import torch
 
-from fairseq_ccpr.datastore import source_index
 from fairseq_ccpr.datastore.manifest import PhraseSection, TokenSection
+from fairseq_ccpr.datastore.parts import SOURCE_FILES
 from fairseq_ccpr.device import has_bf16
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.search import DISK
@@ -27,7 +27,7 @@ from fairseq_ccpr.search.faiss_index import (
     list_count,
     make_index,
 )
-from fairseq_ccpr.search.index_plan import PHRASE_EFFORT, TOKEN_EFFORT, plan_index
+from fairseq_ccpr.search.index_plan import plan_index
 
 COPY_BYTES = 1 << 28  # beyond any cache
 SAMPLE_BYTES = 1 << 28  # of a file, read to learn how fast the disk is; less says little
@@ -118,7 +118,7 @@ def needs(
         others: more of what `--index` may say, with inverted lists.
     """
     d, metric, is_token = section.dimension, section.index.metric, isinstance(section, TokenSection)
-    keys, stored = 2 * size * d, size * _stored_bytes(section)
+    keys, stored = section.KEY_FORM.row_bytes(d) * size, size * _stored_bytes(section)
     norms, values = 4 * size * (metric == "l2"), 4 * size * is_token
     kept = norms if size <= KEPT_NORMS else 0
     held = {"disk": (kept, 0), "host": (keys + kept, 0), "device": (0, keys + norms + values)}
@@ -151,7 +151,7 @@ def _with_lists(
     place: str,
 ) -> Need:
     d, metric, is_token = section.dimension, section.index.metric, isinstance(section, TokenSection)
-    planned = plan_index(choice, metric, "", size, d, effort=TOKEN_EFFORT if is_token else PHRASE_EFFORT)
+    planned = plan_index(choice, metric, "", size, d, effort=section.EFFORT)
     index = make_index(d, planned.factory.removesuffix(SUFFIX), metric)
     if (ivf := inverted_lists(index)) is None:
         raise ConfigurationError(
@@ -163,7 +163,9 @@ def _with_lists(
     # of keys, which a list of 4-bit codes ends with
     block = getattr(import_faiss().downcast_index(ivf), "bbs", 0)
     whole = size * (entry + again) + coarse + block // 2 * ivf.nlist * ivf.code_size
-    mapped = 2 * size * d if planned.backend == RESCORED else 0  # from which candidates are scored again
+    mapped = (
+        section.KEY_FORM.row_bytes(d) * size if planned.backend == RESCORED else 0
+    )  # from which candidates are scored again
     held = {"host": (whole + mapped, 0), "devices": (0, whole + 4 * size * is_token), "disk": (coarse, 0)}
     lists = queries * probed / ivf.nlist * size * entry
     read = (
@@ -225,11 +227,12 @@ def parse_speeds(words: list[str]) -> dict[str, float]:
 
 def _stored_bytes(section: TokenSection | PhraseSection) -> float:
     sizes = {Path(name).name: file["bytes"] for name, file in section.files.items()}
+    key = section.KEY_FORM.row_bytes(section.dimension)
     if isinstance(section, TokenSection):
-        sources = sum(size for name, size in sizes.items() if name in source_index.FILES)
-        return 2 * section.dimension + 4 + 8 + sources / max(section.size, 1)  # key, value, provenance
+        sources = sum(sizes.get(one.file, 0) for one in SOURCE_FILES)
+        return key + 4 + 8 + sources / max(section.size, 1)  # key, value, provenance
     hashes, text = (
         8 if section.hashes else 0,
         sum(sizes[name] for name in sizes if name.startswith("sentence")),
     )
-    return 2 * section.dimension + 12 + hashes + text / section.size
+    return key + 12 + hashes + text / section.size

@@ -36,7 +36,7 @@ class Domain:
 
     @classmethod
     def of(cls, states: Tensor, lengths: Tensor, numbers: Tensor) -> Domain:
-        """Compute the statistics of whole sentences: [M, d] of any float dtype, int64 lengths that sum to M, and numbers."""
+        """Compute the statistics of whole sentences: states [M, d], int64 lengths that sum to M, and numbers."""
         mean, whitening = _moments(states)
         return cls(mean.float(), whitening.float(), states.half(), lengths, numbers)
 
@@ -45,7 +45,7 @@ class Domain:
         return replace(self, mean=self.mean.to(device), whitening=self.whitening.to(device))
 
     def distance(self, states: Tensor) -> Tensor:
-        """Compute the logarithm of the squared Mahalanobis distance per dimension, fp32 [N], of states fp32 [N, d]."""
+        """Compute the log squared Mahalanobis distance per dimension, fp32 [N], of states fp32 [N, d]."""
         return _log_distance(states, self._shift, self.whitening)
 
     def cosine(self, states: Tensor, norms: Tensor) -> Tensor:
@@ -68,13 +68,11 @@ class Domain:
         )
 
     def save(self, path: Path) -> None:
-        """Write to a safetensors file, under its final name only when it is complete."""
         with atomic_file(path) as partial:
             save_file({one.name: getattr(self, one.name).contiguous() for one in fields(self)}, partial)
 
     @classmethod
     def load(cls, path: Path) -> Domain:
-        """Read what `save` wrote; damage is a DatastoreError."""
         try:
             domain = cls(**{name: tensor for name, tensor in load_file(path).items() if name not in OLDER})
             d, m, sentences = len(domain.mean), int(domain.lengths.sum()), (len(domain.lengths),)
@@ -90,7 +88,7 @@ class Domain:
 
 
 def _moments(states: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean [d] and whitening [d, d] of states [M, d], fp64: the inverse Cholesky factor of the shrunk covariance."""
+    """Mean [d] and whitening [d, d] of states [M, d], fp64: the inverse Cholesky of the shrunk covariance."""
     exact = states.double()
     mean = exact.mean(dim=0)
     centred = exact - mean
@@ -101,6 +99,6 @@ def _moments(states: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _log_distance(states: Tensor, shift: Tensor, whitening: Tensor) -> Tensor:
-    """log |h W - shift|^2 / d, `shift` being the whitened mean; a step of beam search counts each operation."""
+    """log |h W - shift|^2 / d, `shift` being the whitened mean; beam search counts each operation."""
     whitened = torch.addmm(shift, states, whitening, beta=-1)
     return whitened.square_().mean(dim=1).clamp_min_(1e-12).log_()

@@ -32,9 +32,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fairseq_ccpr.datastore.manifest import Manifest, PhraseSection, TokenSection
+from fairseq_ccpr.datastore.parts import KEYS, PROJECTION_FILE
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.datastore.source_index import hash_source
-from fairseq_ccpr.datastore.token import KEYS, PROJECTION, TokenDatastore
+from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.errors import FULL, ConfigurationError, DatastoreError, NotWritableError
 from fairseq_ccpr.storage.files import unfollowed
 from fairseq_ccpr.storage.fingerprint import brief
@@ -69,7 +70,8 @@ _PLACES = {
     Kind.MOVED_WITH_PHRASES: struct.Struct("<qq"),
 }  # first entry and sentence
 _PHRASES = struct.Struct("<II")  # P and o
-_INTEGER, _KEY = np.dtype("<i4"), np.dtype("<f2")
+_INTEGER = np.dtype("<i4")
+_KEY, _PHRASE_KEY = (np.dtype(kind.KEY_FORM.dtype) for kind in (TokenSection, PhraseSection))
 
 NAMED_PAIRS = 10  # that a message names
 
@@ -317,11 +319,11 @@ class LearnedStore:
         entries, phrases = pair.entries, pair.phrases
         if pair.first_entry is not None:
             rows = slice(pair.first_entry, pair.first_entry + pair.tokens)
-            entries = self.datastore.values[rows], self.datastore.keys[rows]
+            entries = self.datastore.values[rows], self.datastore.arrays[KEYS][rows]
         if pair.sentence is not None and pair.sentence != OWN_SENTENCE:
             stored = PhraseDatastore(self.datastore.directory)
             places = phrases_of_sentences(stored, [pair.sentence])
-            phrases = PairPhrases(stored.spans[places, 1:], stored.keys[places])
+            phrases = PairPhrases(stored.spans[places, 1:], stored.arrays[KEYS][places])
         return replace(pair, first_entry=None, sentence=None, entries=entries, phrases=phrases)
 
     def lock(self) -> None:
@@ -481,7 +483,8 @@ class LearnedStore:
                 self._refuse_others(json.loads(record[1:]), identity_of_phrases(self.phrase_section))
                 self._has_phrases = True
             elif kind in (Kind.PAIR, Kind.MOVED, Kind.PAIR_WITH_PHRASES, Kind.MOVED_WITH_PHRASES):
-                pair = _read_pair(record, self.datastore.section.dimension)
+                section = self.datastore.section
+                pair = _read_pair(record, section.KEY_FORM.width(section.dimension))
                 self.next_id = max(self.next_id, pair.id + 1)
                 phrases = self._belonging(pair.phrases)
                 self._all[pair.id] = replace(pair, moment=next(self._moments), phrases=phrases)
@@ -514,7 +517,7 @@ class LearnedStore:
         section = self.phrase_section
         if phrases is None or not self._has_phrases:
             return None
-        if section is None or phrases.keys.shape[1] != section.dimension:
+        if section is None or phrases.keys.shape[1] != section.KEY_FORM.width(section.dimension):
             raise DatastoreError(
                 f"{self.path} has phrases that do not belong to {self.datastore.directory}: move it away, "
                 "and learn again"
@@ -581,7 +584,7 @@ def pair_record(pair: LearnedPair) -> bytes:
     return texts + rest
 
 
-def _read_pair(record: bytes, dimension: int) -> LearnedPair:
+def _read_pair(record: bytes, width: int) -> LearnedPair:
     kind, number, times, source_bytes, target_bytes, tokens = _PAIR.unpack_from(record)
     middle = _PAIR.size + source_bytes
     end = middle + target_bytes
@@ -591,7 +594,7 @@ def _read_pair(record: bytes, dimension: int) -> LearnedPair:
     if kind in _PLACES:
         return replace(pair, **dict(zip(("first_entry", "sentence"), _PLACES[kind].unpack(record[end:]))))
     values = np.frombuffer(record, _INTEGER, tokens, end)  # which share the record's memory, as keys do
-    keys = np.frombuffer(record, _KEY, tokens * dimension, end + values.nbytes).reshape(tokens, dimension)
+    keys = np.frombuffer(record, _KEY, tokens * width, end + values.nbytes).reshape(tokens, width)
     end += values.nbytes + keys.nbytes
     if kind == Kind.PAIR and end != len(record):
         raise ValueError("its length is not that of its parts")
@@ -624,7 +627,7 @@ def identity(section: TokenSection) -> dict[str, Any]:
         "model": section.fingerprints["model"],
         "target dictionary": section.fingerprints["target_dictionary"],
         "key layer": section.key_layer,
-        "projection": section.digest(PROJECTION),
+        "projection": section.digest(PROJECTION_FILE),
         "set of keys": section.keys_fingerprint,
         "width of keys": section.dimension,
     }
@@ -656,18 +659,18 @@ def _phrase_identity(section: PhraseSection | None) -> list[bytes]:
 
 
 def _phrase_bytes(phrases: PairPhrases) -> bytes:
-    arrays = phrases.spans.astype(_INTEGER).tobytes() + phrases.keys.astype(_KEY).tobytes()
+    arrays = phrases.spans.astype(_INTEGER).tobytes() + phrases.keys.astype(_PHRASE_KEY).tobytes()
     return _PHRASES.pack(*phrases.keys.shape) + arrays
 
 
 def _read_phrases(record: bytes, start: int) -> PairPhrases:
     size, width = _PHRASES.unpack_from(record, start)
     start += _PHRASES.size
-    if len(record) != start + size * (2 * _INTEGER.itemsize + width * _KEY.itemsize):
+    if len(record) != start + size * (2 * _INTEGER.itemsize + width * _PHRASE_KEY.itemsize):
         raise ValueError("its length is not that of its parts")
     spans = np.frombuffer(record, _INTEGER, 2 * size, start).reshape(size, 2)
     return PairPhrases(
-        spans, np.frombuffer(record, _KEY, size * width, start + spans.nbytes).reshape(size, width)
+        spans, np.frombuffer(record, _PHRASE_KEY, size * width, start + spans.nbytes).reshape(size, width)
     )
 
 

@@ -1,19 +1,34 @@
-"""`manifest.json`: what each part of a datastore is, how it was built, and what decides how its text was split."""
+"""`manifest.json`: what each part of a datastore is, and how it was built."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Self, TypeVar
+from typing import Any, ClassVar, Self
 
+import numpy as np
+
+from fairseq_ccpr.datastore.parts import (
+    COUNTS,
+    FP16,
+    KEYS,
+    PHRASE_FILES,
+    PROVENANCE,
+    SOURCE_FILES,
+    SPANS,
+    TEXT_FILES,
+    TOKEN_FILES,
+    VALUES,
+)
+from fairseq_ccpr.datastore.schema import Described, KeyForm
 from fairseq_ccpr.errors import DatastoreError
 from fairseq_ccpr.search import IndexDescription, RemoteKeys, StoreAddress
+from fairseq_ccpr.search.index_plan import PHRASE_DEPTH, PHRASE_EFFORT, TOKEN_EFFORT, Effort
 from fairseq_ccpr.storage.files import (
     MANIFEST,
     PARTIAL,
     PLAN,
-    check_sizes,
     drop_checksum,
     only_writer,
     read_checked_json,
@@ -27,9 +42,10 @@ from fairseq_ccpr.version import __version__
 # their strings, 9 texts whose sources are back-translations among those that were merged, 10 a minimum of
 # candidates among the index parameters, 11 text, 12 tokens' keys in Milvus, 14 the source sentences of
 # tokens, of which 13 had hashes alone
-FORMAT_VERSION = 14
+MANIFEST_VERSION = 14
 CHECKSUM_SINCE = 5
 TOKEN, PHRASE, TEXT = "token", "phrase", "text"  # the folders of the parts
+EXACT = IndexDescription("exact", "ip")
 REVERSE_MODEL = "reverse_model"  # fingerprint of the model whose back-translations are the sources of tokens
 
 
@@ -50,8 +66,10 @@ class ProjectionDescription:
 
 
 @dataclass(frozen=True)
-class SourceIndexDescription:
+class SourceIndexDescription(Described):
     """The index of the source sentences of a token part, see `datastore.source_index`."""
+
+    FILES = SOURCE_FILES
 
     sentences: int  # numbers of sentences, some of which may have no entries
     known: int  # that have
@@ -81,18 +99,26 @@ class Source:
 
 
 @dataclass(kw_only=True)
-class Section:
-    """What the parts of a manifest have in common."""
+class Section(Described):
+    """What all parts of a manifest have; a subclass is one kind of part: what differs is data."""
 
     PART: ClassVar[str]
     COMMAND: ClassVar[str]  # that builds it
     ORDER: ClassVar[str]  # of the entries in the file
-    IDENTITY: ClassVar[str] = ""  # entries in which keys that a database has must be the same
+    # Entries that make two parts the same, and that keys in a database must have. Options come before the
+    # size, which follows from them: a refusal names the cause.
+    IDENTITY: ClassVar[str]
+    # Arrays with a row for each entry; the first column of the last one is its sentence.
+    ROWS: ClassVar[tuple[str, ...]] = ()
+    TOLD_BY: ClassVar[str] = KEYS  # the array whose digest stands for its contents
+    KEY_FORM: ClassVar[KeyForm] = FP16
+    EFFORT: ClassVar[Effort] = TOKEN_EFFORT  # of an approximate search
+    DEPTH: ClassVar[int] = 0  # neighbours that a search asks for, at least
 
     size: int
     dimension: int
     fingerprints: dict[str, str]  # of what it was built from
-    index: IndexDescription
+    index: IndexDescription = EXACT
     share: float = 1.0  # fraction of the sentences that was drawn at random
     files: dict[str, dict[str, Any]] = field(default_factory=dict)  # path -> bytes, sha256
     index_recall: float | None = None  # of `search.recall.recall_of_sample`; None: exact, or unknown
@@ -104,13 +130,16 @@ class Section:
 
     @property
     def generation(self) -> int:
-        """How often what was learned has moved into it."""
         return len(self.ancestors)
 
     @property
     def folder(self) -> str:
-        """The name of its folder: that of each generation is another, so that the manifest decides which one counts."""
+        """The name of its folder, another of each generation, so that the manifest decides which one counts."""
         return f"{self.PART}-{self.generation}" if self.generation else self.PART
+
+    @property
+    def names(self) -> list[str]:
+        return [*(one.file for one in self.FILES if one.there(self)), *self.index.files]
 
     def digest(self, name: str) -> str | None:
         """Return the SHA-256 of one of its files, None where it has none of that name."""
@@ -120,22 +149,21 @@ class Section:
     @property
     def keys_fingerprint(self) -> str | None:
         """Digest of the keys' file, or of what it would be where a database has them."""
-        return self.digest("keys.npy") or self.fingerprints.get("keys")
+        return self.digest(f"{self.TOLD_BY}.npy") or self.fingerprints.get(KEYS)
+
+    def open_keys(self, folder: Path) -> np.ndarray:
+        """Map the keys that are in a folder, as vectors [N, d]."""
+        return self.KEY_FORM.decode(self.open_arrays(folder, KEYS)[KEYS])
 
     def remote_keys(self, timeout: float, token: str = "") -> RemoteKeys:
-        """Describe the keys in a database."""
         assert self.store is not None
-        return RemoteKeys(self.store, self.size, self.dimension, self.identity(), timeout, token)
+        identity = self.entries(self.IDENTITY) | {"index": self.index.factory}
+        return RemoteKeys(self.store, self.size, self.dimension, identity, timeout, token)
 
-    def identity(self) -> dict[str, Any]:
-        """Describe what the keys in a database must be."""
-        entries = asdict(self)
-        return {name: entries[name] for name in self.IDENTITY.split()} | {"index": self.index.factory}
-
-    def as_json(self) -> dict[str, Any]:
-        """Return its entries, in the order of the file."""
+    def entries(self, names: str) -> dict[str, Any]:
+        """Return entries as JSON has them, by names that spaces separate: `ORDER`, or `IDENTITY`."""
         values = asdict(self)
-        return {name: values[name] for name in self.ORDER.split()}
+        return {name: values[name] for name in names.split()}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
@@ -143,20 +171,19 @@ class Section:
         values = _known(cls, data)
         values["sources"] = [Source(**source) for source in values.get("sources", [])]
         values["index"] = IndexDescription(**values["index"])
-        kinds = (
-            ("projection", ProjectionDescription),
-            ("store", StoreAddress),
-            ("source_index", SourceIndexDescription),
-        )
-        for name, kind in kinds:
-            if values.get(name) is not None:
-                values[name] = kind(**values[name])
+        nested = {
+            "projection": ProjectionDescription,
+            "store": StoreAddress,
+            "source_index": SourceIndexDescription,
+        }
+        for name in nested.keys() & values.keys():
+            values[name] = values[name] and nested[name](**values[name])
         return cls(**values)
 
 
 @dataclass(kw_only=True)
 class TokenSection(Section):
-    """The token part of a manifest: keys fp16 [N, d], values int32 [N], provenance int32 [N, 2].
+    """The token part of a manifest.
 
     Its fingerprints: model, target_dictionary, corpus; adapter, language_pair, reverse_model; keys, if in a
     database.
@@ -164,10 +191,11 @@ class TokenSection(Section):
 
     PART, COMMAND = TOKEN, "build tokens"
     ORDER = (
-        "size dimension key_layer subsets fingerprints index projection share files index_recall shard sources domain "
-        "ancestors store source_index suits"
+        "size dimension key_layer subsets fingerprints index projection share files index_recall shard "
+        "sources domain ancestors store source_index suits"
     )
-    IDENTITY = "dimension key_layer projection subsets share shard fingerprints size"
+    IDENTITY = "share shard size dimension key_layer subsets projection fingerprints"
+    FILES, ROWS = TOKEN_FILES, (KEYS, VALUES, PROVENANCE)
 
     key_layer: str
     subsets: dict[str, int]  # name -> sentences; provenance counts sentences through them in this order
@@ -178,25 +206,22 @@ class TokenSection(Section):
     # settings by name, measured when it was built; empty before
     suits: dict[str, float] = field(default_factory=dict)
 
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Self:
-        """Make a section of parsed JSON; what format 13 says of hashes is left out."""
-        return super().from_json({name: value for name, value in data.items() if name != "hashes"})
-
 
 @dataclass(kw_only=True)
 class PhraseSection(Section):
-    """The phrase part of a manifest: keys fp16 [N, o], spans int32 [N, 3], sentences as text.
+    """The phrase part of a manifest.
 
     Its fingerprints: encoder, corpus; lexicon; keys, where a database has them, and no file does.
     """
 
     PART, COMMAND = PHRASE, "build phrases"
     ORDER = (
-        "size dimension sentences segmentation encoder fingerprints index files share index_recall pooled shard sources "
-        "store hashes ancestors"
+        "size dimension sentences segmentation encoder fingerprints index files share index_recall pooled "
+        "shard sources store hashes ancestors"
     )
     IDENTITY = "dimension segmentation share shard fingerprints sentences size"
+    FILES, ROWS = PHRASE_FILES, (KEYS, SPANS)
+    EFFORT, DEPTH = PHRASE_EFFORT, PHRASE_DEPTH
 
     sentences: int
     segmentation: dict[str, Any]
@@ -208,7 +233,7 @@ class PhraseSection(Section):
 
 @dataclass(kw_only=True)
 class TextSection(Section):
-    """The text part of a manifest: counts of n-grams in text of the target language, of the model's own subwords.
+    """The text part of a manifest: counts of n-grams of the model's subwords in text of the target language.
 
     Its size is in tokens, and the counts are searched by hash, without an index. Its fingerprints:
     target_dictionary, corpus; general, the text it was counted against.
@@ -216,45 +241,16 @@ class TextSection(Section):
 
     PART, COMMAND = TEXT, "build text"
     ORDER = "size sentences words order tables general fingerprints index files sources"
+    IDENTITY = "words order fingerprints"
+    FILES, TOLD_BY = TEXT_FILES, COUNTS
 
     dimension: int = 0
-    index: IndexDescription = field(default_factory=lambda: IndexDescription("exact", "ip"))
     sentences: int
     words: int  # of the vocabulary
     order: int  # n of the longest n-grams
     # contexts: rows, prefixes of their hashes, most hashes with one prefix; grams: rows
     tables: dict[str, list[int]]
     general: int = 0  # tokens of general text; 0: none was counted
-
-
-S = TypeVar("S", bound=Section)
-
-
-class OpenedPart(Generic[S]):
-    """A part of a datastore opened for reading, checked for size."""
-
-    def __init__(self, directory: Path | str, kind: type[S]) -> None:
-        self.directory = Path(directory)
-        section = getattr(Manifest.read(self.directory), kind.PART)
-        if section is None:
-            raise DatastoreError(
-                f"the datastore {self.directory} has no {kind.PART} part: build one with `fairseq-ccpr {kind.COMMAND}`"
-            )
-        self.section: S = section
-        check_sizes(self.directory, section.files)
-        self.folder = self.directory / section.folder
-
-    @property
-    def keys_fingerprint(self) -> str:
-        """Digest of the keys' file, or of what it would be where a database has them."""
-        digest = self.section.keys_fingerprint
-        assert digest is not None
-        return digest
-
-    @property
-    def keys_fingerprints(self) -> list[str]:
-        """Digests of the keys' file, now and before what was learned moved into it."""
-        return [self.keys_fingerprint, *self.section.ancestors]
 
 
 @dataclass
@@ -268,19 +264,18 @@ class Manifest:
 
     @property
     def parts(self) -> list[Section]:
-        """The sections that it has."""
         return [part for part in (self.token, self.phrase, self.text) if part is not None]
 
     def write(self, directory: Path) -> None:
         """Write atomically: readers see the old manifest or the new one."""
-        parts = {part.PART: part.as_json() for part in self.parts}
-        data = {"format_version": FORMAT_VERSION, **parts, "created_with": self.created_with}
+        parts = {part.PART: part.entries(part.ORDER) for part in self.parts}
+        data = {"format_version": MANIFEST_VERSION, **parts, "created_with": self.created_with}
         write_checked_json(directory / MANIFEST, data)
         sync_directory(directory)
 
     @classmethod
     def update(cls, directory: Path, sections: Iterable[tuple[Section | None, Section]]) -> Manifest:
-        """Put sections in place of those that they were made from, None for a new part; all others stay as they are by now.
+        """Put sections in place of those that they were made from, None for a new part; all others stay.
 
         Raises:
             DatastoreError: another process has replaced one of these meanwhile; nothing has changed.
@@ -297,8 +292,8 @@ class Manifest:
         """Refuse to go on from a section of this datastore that is no longer that of its part."""
         if getattr(self, part) != before:
             raise DatastoreError(
-                f"the {part} part of {directory} was built, indexed or compacted by another process meanwhile, and stays as "
-                "it is now: run this command again"
+                f"the {part} part of {directory} was built, indexed or compacted by another process "
+                "meanwhile, and stays as it is now: run this command again"
             )
 
     @classmethod
@@ -307,18 +302,19 @@ class Manifest:
         path = directory / MANIFEST
         if directory.is_file():
             raise DatastoreError(
-                f"{directory} is a file, and a datastore is a folder: give the folder that was --output of fairseq-ccpr "
-                "build; a model's checkpoint is for --path"
+                f"{directory} is a file, and a datastore is a folder: give the folder that was --output of "
+                "fairseq-ccpr build; a model's checkpoint is for --path"
             )
         if not directory.is_dir():
             raise DatastoreError(
-                f"there is no datastore at {directory}: no such directory; build one with fairseq-ccpr build tokens, build "
-                "phrases or build text"
+                f"there is no datastore at {directory}: no such directory; build one with fairseq-ccpr "
+                "build tokens, build phrases or build text"
             )
         if not path.is_file():
             if any(directory.glob(f"*{PARTIAL}")) or any(directory.glob(f"*/{PLAN}")):
                 raise DatastoreError(
-                    f"the datastore {directory} is unfinished: run the command that was building it again, and it resumes"
+                    f"the datastore {directory} is unfinished: run the command that was building it again, "
+                    "and it resumes"
                 )
             near = [*sorted(directory.glob(f"*/{MANIFEST}")), *directory.absolute().parent.glob(MANIFEST)]
             build = "build one with fairseq-ccpr build tokens, build phrases or build text"
@@ -329,10 +325,10 @@ class Manifest:
             version = data["format_version"]
             if not isinstance(version, int) or version < 1:
                 raise ValueError(f"it has format version {version!r}, and the first is 1")
-            if version > FORMAT_VERSION:
+            if version > MANIFEST_VERSION:
                 raise DatastoreError(
                     f"{path} has format version {version}, and this fairseq-ccpr ({__version__}) reads up to "
-                    f"{FORMAT_VERSION}: upgrade fairseq-ccpr"
+                    f"{MANIFEST_VERSION}: upgrade fairseq-ccpr"
                 )
             if not {TOKEN, PHRASE, TEXT} & data.keys():
                 raise DatastoreError(
@@ -340,6 +336,7 @@ class Manifest:
                 )
             drop_checksum(data, CHECKSUM_SINCE)
             del data["format_version"]
+            data.get(TOKEN, {}).pop("hashes", None)  # of format 13
             values = _known(cls, data)
             for section in (TokenSection, PhraseSection, TextSection):
                 if section.PART in values:

@@ -2,48 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from fairseq_ccpr.datastore.keyed_part import KeyedPart
 from fairseq_ccpr.datastore.manifest import PhraseSection
+from fairseq_ccpr.datastore.opened_part import KeyedPart
+from fairseq_ccpr.datastore.parts import LINE_OFFSETS, LINES, MEMBERS, SPANS, STRING_HASHES
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
 from fairseq_ccpr.search import TIMEOUT, IndexDescription
-from fairseq_ccpr.storage.arrays import GrowingArray, Shapes, open_array
 from fairseq_ccpr.storage.equal_strings import HASHED, hash_strings
-from fairseq_ccpr.storage.files import atomic_file, check_checksums
 from fairseq_ccpr.storage.fingerprint import short
 from fairseq_ccpr.storage.text_lines import TextLines
-
-KEYS, SPANS, OFFSETS, HASHES = "keys", "spans", "sentence-offsets", "string-hashes"
-SENTENCES = "sentences.txt"  # UTF-8, one per line
-TOTALS = "totals.json"  # what was counted when it was built
-SOURCES = "sources"  # where several texts were merged
-
-
-def array_shapes(size: int, dimension: int) -> Shapes:
-    """Return shapes and dtypes of the arrays of a phrase datastore of `size` entries."""
-    return {KEYS: ((size, dimension), "float16"), SPANS: ((size, 3), "int32")}
-
-
-def part_files(section: PhraseSection) -> list[str]:
-    """Return the names of all files of a phrase part, as its manifest lists them."""
-    keys = [f"{KEYS}.npy"] if section.store is None else []
-    sources = [f"{SOURCES}.npy"] if section.sources else []
-    hashes = [f"{HASHES}.npy"] if section.hashes else []
-    return [
-        *keys,
-        f"{SPANS}.npy",
-        f"{OFFSETS}.npy",
-        SENTENCES,
-        TOTALS,
-        *hashes,
-        *sources,
-        *section.index.files,
-    ]
 
 
 class PhraseDatastore(KeyedPart[PhraseSection]):
@@ -60,16 +33,11 @@ class PhraseDatastore(KeyedPart[PhraseSection]):
 
     def __init__(self, directory: Path | str, timeout: float = TIMEOUT) -> None:
         super().__init__(directory, PhraseSection, timeout)
-        section, folder = self.section, self.folder
-        self.spans = open_array(folder / f"{SPANS}.npy", (section.size, 3), "int32")
-        self.hashes = (
-            open_array(folder / f"{HASHES}.npy", (section.size,), "uint64") if section.hashes else None
-        )
-        self.sentences = open_sentences(folder, section.sentences)
+        self.spans, self.hashes = self.arrays[SPANS], self.arrays.get(STRING_HASHES)
+        self.sentences = open_sentences(self.folder, self.section.sentences)
         self._numbers: dict[str, int | None] = {}  # of sentences that were looked for
 
     def sentence(self, number: int) -> str:
-        """Return a sentence as it stood in the text."""
         return self.sentences[number]
 
     def number(self, sentence: str) -> int | None:
@@ -85,17 +53,14 @@ class PhraseDatastore(KeyedPart[PhraseSection]):
         return hash_strings(self.spans[entries], self.sentences)
 
     def phrase(self, entry: int) -> tuple[str, str, int, int]:
-        """Return an entry's string, its sentence, and the characters of the sentence where it begins and ends."""
+        """Return an entry's string, its sentence, and the characters where it begins and ends."""
         number, start, end = self.spans[entry].tolist()
         sentence = self.sentence(number)
         return sentence[start:end], sentence, start, end
 
     def open_sources(self) -> np.ndarray:
-        """Map which of n texts have each sentence, bool [S, n], in the order of `section.sources`; n is 1 without them."""
-        if not self.section.sources:
-            return np.broadcast_to(np.True_, (self.section.sentences, 1))
-        shape = (self.section.sentences, len(self.section.sources))
-        return open_array(self.folder / f"{SOURCES}.npy", shape, "bool")
+        """Map which of n texts have each sentence, bool [S, n], as in `section.sources`; n is 1 without them."""
+        return self.arrays.get(MEMBERS, np.broadcast_to(np.True_, (self.section.sentences, 1)))
 
     def sample(self, size: int) -> PhraseDatastore:
         """Return this datastore reduced to `size` entries, always the same ones, searched exactly.
@@ -105,14 +70,14 @@ class PhraseDatastore(KeyedPart[PhraseSection]):
         """
         if not 1 <= size <= self.section.size:
             raise ConfigurationError(
-                f"--entries is {size:,}, but the datastore {self.directory} has {self.section.size:,}: give a number from "
-                "1 to that"
+                f"--entries is {size:,}, but the datastore {self.directory} has {self.section.size:,}: give "
+                "a number from 1 to that"
             )
         places = np.random.default_rng(1).permutation(self.section.sentences)  # [S], of each sentence
         entries = np.sort(places[self.spans[:, 0]].argsort(kind="stable")[:size])
         smaller = copy(self)
         smaller.section = replace(self.section, size=size, index=IndexDescription("exact", "ip"))
-        smaller._keys, smaller.spans = self.keys[entries], self.spans[entries]
+        smaller.keys, smaller.spans = self.keys[entries], self.spans[entries]
         smaller.hashes = None if self.hashes is None else self.hashes[entries]
         return smaller
 
@@ -121,53 +86,36 @@ class PhraseDatastore(KeyedPart[PhraseSection]):
         expected = self.section.fingerprints["encoder"]
         if fingerprint != expected:
             raise DatastoreError(
-                f"the phrases of {self.directory} were built with another encoder: they need {short(expected)}, the "
-                f"one given is {short(fingerprint)}; give theirs, or build them with this one"
+                f"the phrases of {self.directory} were built with another encoder: they need "
+                f"{short(expected)}, the one given is {short(fingerprint)}; give theirs, or build them with "
+                "this one"
             )
 
-    def find_damage(self, block_rows: int = 1 << 16) -> list[str]:
-        """Read every byte; returns a sentence for each fault, none if the part is healthy."""
-        if faults := check_checksums(self.directory, self.section.files):
-            return faults  # what is damaged cannot be trusted to be read
-        faults += self.find_damaged_keys(block_rows)
+    def find_nonsense(self) -> Iterator[str]:
+        """Check also that the phrases are in their sentences, and their hashes are theirs."""
+        yield from super().find_nonsense()
         # bytes of each sentence, and so no fewer than its characters
         lengths = np.diff(self.sentences.offsets)
-        for start in range(0, self.section.size, block_rows):
-            rows = f"rows {start:,} to {start + block_rows:,}"
-            sentence, first, end = self.spans[start : start + block_rows].T
+        for rows, said in self.blocks():
+            sentence, first, end = self.spans[rows].T
             if sentence.min() < 0 or sentence.max() >= self.section.sentences:
-                faults.append(f"phrase spans: sentences that are not there in {rows}")
+                yield f"phrase spans: sentences that are not there in {said}"
             elif (first < 0).any() or (first >= end).any() or (end >= lengths[sentence]).any():
-                faults.append(f"phrase spans: places outside their sentences in {rows}")
-            elif self.hashes is not None:
-                rehashed = hash_strings(self.spans[start : start + block_rows], self.sentences)
-                if not np.array_equal(rehashed, self.hashes[start : start + block_rows]):
-                    faults.append(f"phrase hashes: other than those of the strings in {rows}")
-        return faults
+                yield f"phrase spans: places outside their sentences in {said}"
+            elif self.hashes is not None and not np.array_equal(
+                hash_strings(self.spans[rows], self.sentences), self.hashes[rows]
+            ):
+                yield f"phrase hashes: other than those of the strings in {said}"
 
 
 def open_sentences(folder: Path, count: int) -> TextLines:
     """Map the sentences of a phrase part."""
-    return TextLines(folder / SENTENCES, folder / f"{OFFSETS}.npy", count)
+    return TextLines(folder / LINES, folder / f"{LINE_OFFSETS}.npy", count)
 
 
-def write_string_hashes(folder: Path, sentences: int) -> None:
-    """Write the hash of each phrase's string, uint64 [N], alongside spans and sentences, so that no search has to."""
-    spans = np.load(folder / f"{SPANS}.npy", mmap_mode="r", allow_pickle=False)
-    lines = open_sentences(folder, sentences)
-    with atomic_file(folder / f"{HASHES}.npy") as path:
-        array = GrowingArray(path, (), "uint64")
-        for start in range(0, len(spans), HASHED):
-            array.append(hash_strings(spans[start : start + HASHED], lines))
-        array.close()
-
-
-def bytes_per_entry(section: PhraseSection) -> dict[str, float]:
-    """Compute the bytes that an entry takes on disk, on average: of keys, spans, sentences and index."""
-    parts = {f"{section.folder}/{KEYS}.npy": KEYS, f"{section.folder}/{SPANS}.npy": SPANS}
-    parts |= {f"{section.folder}/{name}": "index" for name in section.index.files}
-    totals: dict[str, float] = {}
-    for name, file in section.files.items():
-        part = parts.get(name, "sentences")
-        totals[part] = totals.get(part, 0.0) + file["bytes"] / section.size
-    return totals
+def write_string_hashes(folder: Path, section: PhraseSection) -> None:
+    """Write the hash of each phrase's string alongside spans and sentences, so that no search has to."""
+    spans, lines = section.open_arrays(folder, SPANS)[SPANS], open_sentences(folder, section.sentences)
+    blocks = (hash_strings(spans[start : start + HASHED], lines) for start in range(0, len(spans), HASHED))
+    section.write(folder, STRING_HASHES, blocks)
+    section.hashes = True

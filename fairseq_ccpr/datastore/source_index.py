@@ -20,32 +20,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fairseq_ccpr.datastore.manifest import SourceIndexDescription
-from fairseq_ccpr.storage.arrays import ArrayWriter, GrowingArray, Shapes, open_array, save_array
+from fairseq_ccpr.datastore.parts import FIRSTS, PLACES, POSTINGS, SOURCE_HASHES, SUBWORDS, WORTHS
+from fairseq_ccpr.storage.arrays import ArrayWriter, save_array
 from fairseq_ccpr.storage.fingerprint import hash_bytes
 
 K, B = 1.2, 0.75  # of BM25
 # subwords in more than this share of the sentences, and in more than so many, are no terms
-COMMON, FEW = 0.1, 1000
-BLOCK = 1 << 20  # subwords, or entries, that are sorted at a time
-
-SENTENCES, SUBWORDS, HASHES = "sentences", "source-subwords", "source-hashes"
-FIRSTS, POSTINGS, WORTHS = "postings-first", "postings", "postings-worth"
-FILES = tuple(f"{name}.npy" for name in (SENTENCES, SUBWORDS, HASHES, FIRSTS, POSTINGS, WORTHS))
+COMMON, FEW_SENTENCES = 0.1, 1000
+SORTED_ROWS = 1 << 20  # subwords, or entries, that are sorted at a time
 
 Sources = Iterable[tuple[int, np.ndarray]]  # numbers of sentences, ascending, and their subwords, int [L]
-
-
-def array_shapes(described: SourceIndexDescription) -> Shapes:
-    """Return shapes and dtypes of the arrays of an index."""
-    size, postings = described.sentences, described.postings
-    return {
-        SENTENCES: ((size + 1, 2), "int64"),  # the first entry and the first subword of each, and the ends
-        SUBWORDS: ((described.subwords,), "int32"),
-        HASHES: ((size,), "uint64"),  # `hash_source` of each; 0 where a number has no entries
-        FIRSTS: ((described.vocabulary + 1,), "int64"),  # the first posting of each subword, and the end
-        POSTINGS: ((postings,), "int32"),  # the sentences that have a subword, ascending
-        WORTHS: ((postings,), "float16"),  # what it is worth there, see `worth`
-    }
 
 
 def hash_source(subwords: Iterable[int]) -> int:
@@ -97,11 +81,10 @@ class SourceIndex:
 
     def __init__(self, folder: Path, described: SourceIndexDescription) -> None:
         self.described = described
-        arrays = {
-            name: open_array(folder / f"{name}.npy", *shape)
-            for name, shape in array_shapes(described).items()
-        }
-        self.sentences, self.subwords, self.hashes = (arrays[name] for name in (SENTENCES, SUBWORDS, HASHES))
+        arrays = described.open_arrays(folder)
+        self.sentences, self.subwords, self.hashes = (
+            arrays[name] for name in (PLACES, SUBWORDS, SOURCE_HASHES)
+        )
         self.firsts, self.postings, self.worths = (arrays[name] for name in (FIRSTS, POSTINGS, WORTHS))
 
     @cached_property
@@ -115,7 +98,6 @@ class SourceIndex:
         return self.subwords[start:end]
 
     def sources(self) -> Iterator[tuple[int, np.ndarray]]:
-        """Yield number and subwords of each sentence that has entries."""
         for number in np.flatnonzero(self.hashes).tolist():
             yield number, self.source(number)
 
@@ -124,7 +106,7 @@ class SourceIndex:
         return ranges(self.sentences[sentences, 0], self.sentences[sentences + 1, 0])
 
     def find(self, hashes: Iterable[int]) -> dict[int, np.ndarray]:
-        """Find the sentences with these hashes: int64, ascending, by hash; those that it lacks are left out."""
+        """Find the sentences with these hashes: int64, ascending, by hash, as far as there are any."""
         wanted, found = np.fromiter(hashes, np.uint64), dict[int, list[int]]()
         for number in np.flatnonzero(np.isin(self.hashes, wanted)).tolist():
             found.setdefault(int(self.hashes[number]), []).append(number)
@@ -137,7 +119,7 @@ class SourceIndex:
             tuple(self.sentences[-1]) != (size, described.subwords)
             or (np.diff(self.sentences, axis=0) < 0).any()
         ):
-            faults.append(f"{SENTENCES}: entries or subwords outside the part")
+            faults.append(f"{PLACES}: entries or subwords outside the part")
         if (int(self.firsts[0]), int(self.firsts[-1])) != (0, described.postings) or (
             self.document_frequencies < 0
         ).any():
@@ -157,7 +139,7 @@ class Likeness(NamedTuple):
 
 
 class SentenceMemory:
-    """The sentences that a source is compared with: those of an index, and those learned alongside it; immutable.
+    """The sentences that a source is compared with: an index, and what was learned alongside; immutable.
 
     Args:
         learned: subwords of sentences, which are numbered after those of the index.
@@ -179,7 +161,7 @@ class SentenceMemory:
         frequencies = index.document_frequencies + more - fewer
         total = described.known + len(learned) - len(gone)
         self.idf = np.log1p((total - frequencies + 0.5) / (frequencies + 0.5)).astype(np.float32)  # [V]
-        self.idf[frequencies > max(FEW, COMMON * total)] = 0.0
+        self.idf[frequencies > max(FEW_SENTENCES, COMMON * total)] = 0.0
 
     def likeness(self, sources: Sequence[np.ndarray]) -> Likeness:
         """Compare sources, int [L] each, with all sentences."""
@@ -236,10 +218,9 @@ def write_source_index(
         unknown: the unknown subword.
         mean_length: m, where it is to stay what it was; None: that of these sentences.
     """
-    spans = GrowingArray(folder / f"{SENTENCES}.npy", (2,), "int64")
-    subwords = GrowingArray(folder / f"{SUBWORDS}.npy", (), "int32")
-    hashes = GrowingArray(folder / f"{HASHES}.npy", (), "uint64")
-    known = 0
+    described, known = SourceIndexDescription(0, 0, 0, 0, vocabulary, unknown, 1.0), 0
+    written = [described.grow(folder, name) for name in (PLACES, SUBWORDS, SOURCE_HASHES)]
+    spans, subwords, hashes = written
     for (number, source), (having, entry) in zip(sources, _first_entries(provenance), strict=True):
         if having != number:
             raise RuntimeError(f"sentence {having} has entries, and the source is that of sentence {number}")
@@ -250,22 +231,23 @@ def write_source_index(
         known += 1
         progress(1)
     spans.append(np.array([[len(provenance), subwords.rows]], np.int64))
-    for array in (spans, subwords, hashes):
+    for array in written:
         array.close()
     mean = max(1.0, subwords.rows / max(known, 1)) if mean_length is None else mean_length
-    described = SourceIndexDescription(hashes.rows, known, subwords.rows, 0, vocabulary, unknown, mean)
-    return replace(described, postings=_write_postings(folder, described))
+    described = replace(
+        described, sentences=hashes.rows, known=known, subwords=subwords.rows, mean_length=mean
+    )
+    return _write_postings(folder, described)
 
 
-def _write_postings(folder: Path, described: SourceIndexDescription) -> int:
-    """Count the sentences of each subword, then list them where they belong, block by block; return how many there are."""
-    shapes = array_shapes(described)
-    spans, subwords = (open_array(folder / f"{name}.npy", *shapes[name]) for name in (SENTENCES, SUBWORDS))
+def _write_postings(folder: Path, described: SourceIndexDescription) -> SourceIndexDescription:
+    """Count the sentences of each subword, then list them where they belong, block by block."""
+    spans, subwords = described.open_arrays(folder, PLACES, SUBWORDS).values()
 
     def blocks() -> Iterator[tuple[int, Terms]]:
         begins, start = spans[:, 1], 0
         while start < described.sentences:
-            end = max(start + 1, int(np.searchsorted(begins, begins[start] + BLOCK, "right")) - 1)
+            end = max(start + 1, int(np.searchsorted(begins, begins[start] + SORTED_ROWS, "right")) - 1)
             yield (
                 start,
                 Terms.of(subwords[begins[start] : begins[end]], np.diff(begins[start : end + 1]), described),
@@ -277,10 +259,9 @@ def _write_postings(folder: Path, described: SourceIndexDescription) -> int:
         counts += np.bincount(terms.subwords, minlength=described.vocabulary)
     firsts = np.concatenate([[0], np.cumsum(counts)])
     save_array(folder / f"{FIRSTS}.npy", firsts)
-    size = int(firsts[-1])
-    shapes = array_shapes(replace(described, postings=size))
-    ArrayWriter(folder, {name: shapes[name] for name in (POSTINGS, WORTHS)}).create()
-    mode: Any = "r+" if size else None  # an empty file cannot be mapped
+    described = replace(described, postings=int(firsts[-1]))
+    ArrayWriter(folder, described.shapes(POSTINGS, WORTHS)).create()
+    mode: Any = "r+" if described.postings else None  # an empty file cannot be mapped
     postings, worths = (
         np.load(folder / f"{name}.npy", mode, allow_pickle=False) for name in (POSTINGS, WORTHS)
     )
@@ -291,14 +272,14 @@ def _write_postings(folder: Path, described: SourceIndexDescription) -> int:
         places = ranges(free[words], free[words] + found)
         postings[places], worths[places] = start + terms.sentences[order], terms.worth[order]
         free[words] += found
-    for array in (postings, worths) if size else ():
+    for array in (postings, worths) if described.postings else ():
         array.flush()
-    return size
+    return described
 
 
 def _first_entries(provenance: np.ndarray) -> Iterator[tuple[int, int]]:
     """Yield the number of each sentence that has entries, and the first of these."""
-    for start in range(0, len(provenance), BLOCK):
-        block = provenance[start : start + BLOCK]
+    for start in range(0, len(provenance), SORTED_ROWS):
+        block = provenance[start : start + SORTED_ROWS]
         places = np.flatnonzero(block[:, 1] == 0)
         yield from zip(block[places, 0].tolist(), (start + places).tolist())

@@ -1,4 +1,4 @@
-"""The text part of a datastore: how often n-grams of target subwords occur in a text, for one model's vocabulary.
+"""The text part of a datastore: how often n-grams of one model's target subwords occur in a text.
 
     tokens.npy           uint16 or int32 [T]   the sentences, equal ones once, each with its end
     offsets.npy          int64 [S + 1]         where each begins
@@ -25,36 +25,31 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from fairseq_ccpr.datastore.manifest import OpenedPart, TextSection
+from fairseq_ccpr.datastore.manifest import TextSection
+from fairseq_ccpr.datastore.opened_part import OpenedPart
+from fairseq_ccpr.datastore.parts import (
+    CONTEXTS,
+    COUNTS,
+    FOLLOWING,
+    GRAMS,
+    PREFIXES,
+    TEXT_OFFSETS,
+    TEXT_TOKENS,
+)
 from fairseq_ccpr.errors import DatastoreError
-from fairseq_ccpr.storage.arrays import as_tensor, open_array
-from fairseq_ccpr.storage.files import check_checksums
+from fairseq_ccpr.storage.arrays import as_tensor
 from fairseq_ccpr.storage.fingerprint import short
 
 ORDER = 5
 SEARCHED = 1 << 26  # tokens that an explanation looks through
-TOKENS, OFFSETS, INDEX = "tokens", "offsets", "-index"
 LANGUAGE = "target_language"  # among the fingerprints, where the model is multilingual
 GENERAL = "general"  # among them, where there are general counts
-CONTEXTS, FOLLOWING, GRAMS, COUNTS = "contexts", "following", "grams", "counts"
 # Odd multipliers of the hash of the tokens 1, 2, ... places back.
 MULTIPLIERS = np.random.Generator(np.random.PCG64(44)).integers(2**62, size=17, dtype=np.int64) * 2 + 1
 
 
-def part_files(section: TextSection) -> list[str]:
-    """Name the files of a text part."""
-    return [
-        f"{name}.npy" for name in (TOKENS, OFFSETS, CONTEXTS, f"{CONTEXTS}{INDEX}", FOLLOWING, GRAMS, COUNTS)
-    ]
-
-
-def token_type(words: int) -> str:
-    """Choose the dtype of the tokens of a vocabulary."""
-    return "uint16" if words <= 1 << 16 else "int32"
-
-
 def context_hashes(hypotheses: Tensor, multipliers: Tensor) -> Tensor:
-    """Hash the last 0, 1, ... n - 1 tokens of hypotheses, int64 [H, t] -> [H, min(n, t + 1)]: sums of multiplied tokens.
+    """Hash the last 0, 1, ... n - 1 tokens of hypotheses, int64 [H, t] -> [H, min(n, t + 1)].
 
     Hypotheses begin with the end of a sentence, and no context is longer than a hypothesis.
 
@@ -79,7 +74,6 @@ class Hashes:
 
     @classmethod
     def of(cls, hashes: np.ndarray) -> Hashes:
-        """Index hashes in memory."""
         prefixes = 1 << prefix_bits(len(hashes))
         index = prefix_begins(hashes, np.arange(prefixes + 1), prefixes)
         return cls(torch.from_numpy(hashes), torch.from_numpy(index), int(np.diff(index).max()))
@@ -97,7 +91,6 @@ class Hashes:
         return low.masked_fill_(self.hashes.index_select(0, low) != hashes, -1)
 
     def to(self, device: torch.device) -> Hashes:
-        """Return them on another device."""
         return Hashes(self.hashes.to(device), self.index.to(device), self.bucket)
 
 
@@ -106,13 +99,8 @@ def prefix_bits(size: int) -> int:
     return max(1, size.bit_length() - 1)
 
 
-def place_type(size: int) -> str:
-    """Choose the dtype of places among so many rows."""
-    return "int32" if size < 1 << 31 else "int64"
-
-
 def prefix_begins(hashes: np.ndarray, numbers: np.ndarray, prefixes: int) -> np.ndarray:
-    """Find where sorted hashes with some of 2^b prefixes begin, int64 [n]; those after the last one begin at the end."""
+    """Find where sorted hashes with some of 2^b prefixes begin, int64 [n]; beyond the last, at the end."""
     bits = prefixes.bit_length() - 1
     bounds = (np.minimum(numbers, prefixes - 1) - prefixes // 2) << (64 - bits)
     return np.where(numbers < prefixes, np.searchsorted(hashes, bounds), len(hashes)).astype(np.int64)
@@ -158,7 +146,6 @@ class Counts:
         self.multipliers = torch.from_numpy(MULTIPLIERS[1:order]).to(grams.device)
 
     def to(self, device: torch.device) -> Counts:
-        """Return them on another device."""
         rows = self.following, self.counts
         # Few operations of a GPU take uint32.
         following, counts = rows if self.grams.device == device else (one.long().to(device) for one in rows)
@@ -167,7 +154,7 @@ class Counts:
         return Counts(contexts, following, grams, counts, self.order, self.words, more)
 
     def plus(self, added: list[np.ndarray], end: int, removed: Iterable[np.ndarray] = ()) -> Counts:
-        """Return these with sentences added, and others taken away that were counted, each int64 [L] with its end."""
+        """Return these with sentences added, and counted ones taken away, each int64 [L] with its end."""
         signed = [(1, added), (-1, list(removed))]
         parts = [
             (sign, Grams.of(np.concatenate(some), np.cumsum([0, *map(len, some)]), end, self.order))
@@ -239,7 +226,7 @@ class Counts:
         return Found(log_probs[0], log_probs[1], length, seen)
 
     def counted(self, hypotheses: Tensor, tokens: Tensor) -> list[int]:
-        """Count how often the text has a token after the last 0, 1, ... tokens of a hypothesis, int64 [1, t] and [1]."""
+        """Count how often a token stands after the last 0, 1, ... tokens of a hypothesis, int64 [1, t] and [1]."""
         places = self._places(context_hashes(hypotheses, self.multipliers))
         counts: list[int] = _added(one._own(place[0], tokens)[:, 0] for one, place in places).tolist()
         return counts
@@ -312,7 +299,6 @@ class Grams(NamedTuple):
         return cls(distinct[grams // words], grams % words, counts)
 
     def select(self, rows: np.ndarray) -> Grams:
-        """Select some."""
         return Grams(*(column[rows] for column in self))
 
 
@@ -328,35 +314,21 @@ class TextDatastore(OpenedPart[TextSection]):
 
     def __init__(self, directory: Path | str) -> None:
         super().__init__(directory, TextSection)
-        self.tokens = self._open(TOKENS, (self.section.size,), token_type(self.section.words))
-        self.offsets = self._open(OFFSETS, (self.section.sentences + 1,), "int64")
-
-    def _open(self, name: str, shape: tuple[int, ...], dtype: str) -> np.ndarray:
-        return open_array(self.folder / f"{name}.npy", shape, dtype)
+        self.tokens, self.offsets = self.arrays[TEXT_TOKENS], self.arrays[TEXT_OFFSETS]
 
     def open_counts(self) -> Counts:
-        """Map the counts."""
-        (contexts, prefixes, bucket), (grams,) = (self.section.tables[name] for name in (CONTEXTS, GRAMS))
-        hashes = self._open(CONTEXTS, (contexts,), "int64")
-        index = self._open(f"{CONTEXTS}{INDEX}", (prefixes + 1,), place_type(contexts))
-        rows = self._open(FOLLOWING, (contexts, 4), "uint32"), self._open(GRAMS, (grams,), "int64")
-        following, found, counts = map(as_tensor, (*rows, self._open(COUNTS, (grams, 2), "uint32")))
-        known = Hashes(as_tensor(hashes), as_tensor(index), bucket)
-        return Counts(known, following, found, counts, self.section.order, self.section.words)
-
-    @property
-    def keys_fingerprint(self) -> str:
-        """Digest of the counts, which takes the place of other parts' keys."""
-        digest = self.section.digest(f"{COUNTS}.npy")
-        assert digest is not None
-        return digest
+        section, arrays = self.section, self.arrays
+        contexts, prefixes, following, grams, counts = (
+            as_tensor(arrays[name]) for name in (CONTEXTS, PREFIXES, FOLLOWING, GRAMS, COUNTS)
+        )
+        known = Hashes(contexts, prefixes, section.tables[CONTEXTS][2])
+        return Counts(known, following, grams, counts, section.order, section.words)
 
     def sentence(self, number: int) -> np.ndarray:
-        """Return the tokens of a sentence, with its end."""
         return self.tokens[self.offsets[number] : self.offsets[number + 1]]
 
     def find(self, tokens: list[int], most: int, block: int = 1 << 22) -> Iterator[tuple[int, int]]:
-        """Find the first sentences where tokens stand one after another: the number, and the place of the last token.
+        """Find the first sentences where tokens follow one another: the number, and the place of the last.
 
         Of a text of more than `SEARCHED` tokens, the first ones are searched.
         """
@@ -375,7 +347,7 @@ class TextDatastore(OpenedPart[TextSection]):
                         return
 
     def check_vocabulary(self, fingerprint: str, language: str | None = None) -> None:
-        """Refuse a model with another vocabulary, or a multilingual one that translates into another language.
+        """Refuse a model with another vocabulary, or one that translates into another language.
 
         Raises:
             DatastoreError: names both sides.
@@ -383,17 +355,14 @@ class TextDatastore(OpenedPart[TextSection]):
         expected = self.section.fingerprints["target_dictionary"]
         if fingerprint != expected:
             raise DatastoreError(
-                f"the text of {self.directory} was counted in the subwords of another model: they need the target "
-                f"dictionary {short(expected)}, the one given is {short(fingerprint)}; build the text with this --path, into "
-                "another --output"
+                f"the text of {self.directory} was counted in the subwords of another model: they need the "
+                f"target dictionary {short(expected)}, the one given is {short(fingerprint)}; build the "
+                "text with this --path, into another --output"
             )
 
         known = self.section.fingerprints.get(LANGUAGE, language)
         if known != language:
             raise DatastoreError(
-                f"the text of {self.directory} is {known}, and the model translates into {language}: name another --datastore"
+                f"the text of {self.directory} is {known}, and the model translates into {language}: name "
+                "another --datastore"
             )
-
-    def find_damage(self) -> list[str]:
-        """Read every byte; returns a sentence for each fault, none if the part is healthy."""
-        return check_checksums(self.directory, self.section.files)

@@ -1,8 +1,8 @@
-"""The token datastore: a key g(h) and a target token for each position, and the projection g (adapter, PCA, length 1)."""
+"""The token datastore: a key g(h) and a target token for each position, and the projection g."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,25 +13,20 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from fairseq_ccpr import timing
-from fairseq_ccpr.datastore import source_index
 from fairseq_ccpr.datastore.domain import Domain
-from fairseq_ccpr.datastore.keyed_part import KeyedPart
 from fairseq_ccpr.datastore.manifest import TokenSection
+from fairseq_ccpr.datastore.opened_part import KeyedPart
+from fairseq_ccpr.datastore.parts import DOMAIN, PROJECTION_FILE, PROVENANCE, SYMBOLS, VALUES
 from fairseq_ccpr.datastore.source_index import SourceIndex
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
 from fairseq_ccpr.search import TIMEOUT
-from fairseq_ccpr.storage.arrays import Shapes, open_array
-from fairseq_ccpr.storage.files import atomic_file, check_checksums
+from fairseq_ccpr.storage.files import atomic_file
 from fairseq_ccpr.storage.fingerprint import short
 
-KEYS, VALUES, PROVENANCE = "keys", "values", "provenance"
 # Of what was measured: so much are 99% of its own sentences like the most alike one with another target.
 FAMILIAR = "familiar"
-PROJECTION = "projection.safetensors"  # where keys are not the decoder's own states
-DOMAIN = "domain.safetensors"  # what it knows of its own text; older datastores have none
-UNKNOWN = "<unk>"  # fairseq's symbol for what the dictionary does not have; retrieval never proposes it
-# the target vocabulary, one per line by id, so that values can be read without the model
-SYMBOLS = "symbols.txt"
+# fairseq's symbol for what the dictionary does not have; retrieval never proposes it
+UNKNOWN_SYMBOL = "<unk>"
 
 
 class KeyProjection(nn.Module):
@@ -76,11 +71,9 @@ class KeyProjection(nn.Module):
 
     @property
     def dimension(self) -> int:
-        """Width of the keys."""
         return (self.pca or self.output).out_features
 
     def save(self, path: Path) -> None:
-        """Write to a safetensors file, under its final name only when it is complete."""
         with atomic_file(path) as partial:
             save_file(
                 {name: tensor.detach().contiguous() for name, tensor in self.state_dict().items()}, partial
@@ -88,7 +81,6 @@ class KeyProjection(nn.Module):
 
     @classmethod
     def load(cls, path: Path) -> KeyProjection:
-        """Read what `save` wrote; damage is a DatastoreError."""
         try:
             tensors = load_file(path)
             layers = [
@@ -113,7 +105,8 @@ def fit_pca(rows: Tensor, dimension: int) -> Pca:
     """Compute principal components of `rows` [n, d], in fp64."""
     if not 1 <= dimension <= rows.size(1):
         raise ConfigurationError(
-            f"--pca-dim is {dimension}, but the adapter's vectors are {rows.size(1)} wide: give 1 to {rows.size(1)}"
+            f"--pca-dim is {dimension}, but the adapter's vectors are {rows.size(1)} wide: give 1 to "
+            f"{rows.size(1)}"
         )
     mean = rows.mean(dim=0, dtype=torch.float64)
     covariance = torch.zeros(rows.size(1), rows.size(1), dtype=torch.float64, device=rows.device)
@@ -136,24 +129,6 @@ def _linear(weight: Tensor, bias: Tensor) -> nn.Linear:
     return layer.requires_grad_(False)
 
 
-def array_shapes(size: int, dimension: int) -> Shapes:
-    """Return shapes and dtypes of the arrays of a token datastore of `size` entries."""
-    return {
-        KEYS: ((size, dimension), "float16"),
-        VALUES: ((size,), "int32"),
-        PROVENANCE: ((size, 2), "int32"),
-    }
-
-
-def part_files(section: TokenSection) -> list[str]:
-    """Return the names of all files of a token part, as its manifest lists them."""
-    others = [PROJECTION] if section.projection is not None else []
-    others += [DOMAIN] if section.domain else []
-    others += source_index.FILES if section.source_index is not None else ()
-    arrays = [name for name in array_shapes(0, 0) if name != KEYS or section.store is None]
-    return [*(f"{name}.npy" for name in arrays), SYMBOLS, *others, *section.index.files]
-
-
 class TokenDatastore(KeyedPart[TokenSection]):
     """A token datastore opened for reading: memory-mapped, checked for size and shape.
 
@@ -168,35 +143,33 @@ class TokenDatastore(KeyedPart[TokenSection]):
 
     def __init__(self, directory: Path | str, timeout: float = TIMEOUT) -> None:
         super().__init__(directory, TokenSection, timeout)
-        shapes = array_shapes(self.section.size, self.section.dimension)
-        self.values, self.provenance = (
-            open_array(self.folder / f"{name}.npy", *shapes[name]) for name in (VALUES, PROVENANCE)
-        )
+        self.values, self.provenance = self.arrays[VALUES], self.arrays[PROVENANCE]
         described = self.section.source_index
         self.source_index = SourceIndex(self.folder, described) if described is not None else None
 
     def rows_of_sources(self, hashes: Collection[int]) -> dict[int, np.ndarray]:
-        """Find the entries of the sentences with these sources: int64, ascending, by hash; it may have none of some."""
+        """Find the entries of the sentences with these sources: int64, ascending, by hash, as far as any."""
         if (index := self.source_index) is None:
             return {}
         return {one: index.entries(sentences) for one, sentences in index.find(hashes).items()}
 
     def open_projection(self) -> KeyProjection | None:
-        """Load the projection from the decoder's states to keys, on the CPU; None where the states are the keys."""
+        """Load the projection from the decoder's states to keys, on the CPU; None: the states are the keys."""
         described = self.section.projection
         if described is None:
             return None
-        projection = KeyProjection.load(self.folder / PROJECTION)
+        projection = KeyProjection.load(self.folder / PROJECTION_FILE)
         found = projection.hidden.in_features, projection.dimension
         if found != (described.query_dimension, self.section.dimension):
             raise DatastoreError(
-                f"{self.folder / PROJECTION} goes from width {found[0]} to {found[1]}, but the manifest says "
-                f"{described.query_dimension} to {self.section.dimension}: build the datastore again"
+                f"{self.folder / PROJECTION_FILE} goes from width {found[0]} to {found[1]}, but the "
+                f"manifest says {described.query_dimension} to {self.section.dimension}: build the "
+                "datastore again"
             )
         return projection
 
     def open_domain(self) -> Domain | None:
-        """Load the statistics of the datastore's own text, on the CPU; None if an earlier version built it."""
+        """Load the statistics of the datastore's own text, on the CPU; None in older ones."""
         if not self.section.domain:
             return None
         path = self.folder / DOMAIN
@@ -205,7 +178,8 @@ class TokenDatastore(KeyedPart[TokenSection]):
         width = described.query_dimension if described is not None else self.section.dimension
         if len(domain.mean) != width:
             raise DatastoreError(
-                f"{path} is of states {len(domain.mean)} wide, but the manifest says {width}: build the datastore again"
+                f"{path} is of states {len(domain.mean)} wide, but the manifest says {width}: build the "
+                "datastore again"
             )
         return domain
 
@@ -218,30 +192,23 @@ class TokenDatastore(KeyedPart[TokenSection]):
                 f"{short(expected)}, {option} gives {short(found)}; build a datastore for this one"
             )
 
-    def find_damage(self, block_rows: int = 1 << 16) -> list[str]:
-        """Read every byte; returns a sentence for each fault, none if the part is healthy."""
-        if faults := check_checksums(self.directory, self.section.files):
-            return faults  # what is damaged cannot be trusted to be read
-        faults += self.find_damaged_keys(block_rows)
+    def find_nonsense(self) -> Iterator[str]:
+        """Check also that the values are tokens, and that projection, domain and source index can be read."""
+        yield from super().find_nonsense()
         vocabulary = len(self.read_symbols())
-        for start in range(0, self.section.size, block_rows):
-            rows = slice(start, start + block_rows)
+        for rows, said in self.blocks():
             if self.values[rows].min() < 0 or self.values[rows].max() >= vocabulary:
-                faults.append(
-                    f"values: tokens outside the dictionary in rows {start:,} to {start + block_rows:,}"
-                )
+                yield f"values: tokens outside the dictionary in {said}"
         self.open_projection()
         self.open_domain()
         if self.source_index is not None:
-            faults += self.source_index.find_damage(self.section.size)
-        return faults
+            yield from self.source_index.find_damage(self.section.size)
 
     def count_unknown(self) -> int:
         """Count the entries of the unknown token, which are useless: it is never proposed."""
-        unknown = [number for number, symbol in enumerate(self.read_symbols()) if symbol == UNKNOWN]
+        unknown = [number for number, symbol in enumerate(self.read_symbols()) if symbol == UNKNOWN_SYMBOL]
         return int(np.count_nonzero(np.isin(self.values, unknown)))
 
     def read_symbols(self) -> list[str]:
-        """Read the target vocabulary, by token id."""
         with (self.folder / SYMBOLS).open(encoding="utf-8", newline="\n") as stream:
             return stream.read().split("\n")[:-1]

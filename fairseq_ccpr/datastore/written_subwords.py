@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fairseq_ccpr.datastore.phrase import SENTENCES as TEXT
+from fairseq_ccpr.datastore.parts import LINES as TEXT
 from fairseq_ccpr.datastore.phrase import SPANS, PhraseDatastore
 from fairseq_ccpr.errors import DatastoreError
 from fairseq_ccpr.storage.arrays import GrowingArray, check_space, open_array

@@ -317,7 +317,8 @@ class LearnedMemory:
         self._update()
 
     def _clear(self) -> None:
-        keys = torch.empty(0, self.store.datastore.section.dimension, dtype=torch.float16, device=self.device)
+        section = self.store.datastore.section
+        keys = section.KEY_FORM.none(section.dimension, self.device)
         values = torch.empty(0, dtype=torch.int32, device=self.device)
         self._grown = GrowingRows(keys, half_norms(keys), values)
         # of each pair, by its id: the first, and the one after its last
@@ -341,11 +342,10 @@ class LearnedMemory:
         if new := [number for number in kept if number not in self._rows]:
             ends = self._grown.size + np.cumsum([len(kept[number][0]) for number in new])
             self._rows |= zip(new, pairwise([self._grown.size, *ends.tolist()]))
-            values, keys = (
-                torch.from_numpy(np.concatenate(arrays)) for arrays in zip(*(kept[n] for n in new))
-            )
-            keys = keys.to(self.device)
-            self._grown.append(keys, half_norms(keys), values)
+            values, rows = (np.concatenate(arrays) for arrays in zip(*(kept[n] for n in new)))
+            form = self.store.datastore.section.KEY_FORM
+            keys = torch.from_numpy(form.decode(rows)).to(self.device)
+            self._grown.append(keys, half_norms(keys), torch.from_numpy(values))
         most = EXACT_ROWS if self._lists is None else LAST_ROWS
         if self._lists_help and self._grown.size - self._listed > most:
             self._grow()
@@ -404,8 +404,8 @@ class PhraseSegment:
         self._clear()
 
     def _clear(self) -> None:
-        dimension = self.datastore.section.dimension
-        self._grown = GrowingRows(torch.empty(0, dimension, dtype=torch.float16, device=self.device))
+        section = self.datastore.section
+        self._grown = GrowingRows(section.KEY_FORM.none(section.dimension, self.device))
         self._spans, self._hashes = np.empty((0, 3), np.int32), np.empty(0, np.uint64)
         self._ids: list[int] = []
 
@@ -423,7 +423,8 @@ class PhraseSegment:
             hashes = hash_strings(spans, LinesInMemory([pairs[number].target for number in new]))
             self._hashes = np.concatenate([self._hashes, hashes])
             self._spans = np.concatenate([self._spans, spans + np.array([len(self._ids), 0, 0], np.int32)])
-            self._grown.append(torch.from_numpy(np.concatenate([one.keys for one in found])))
+            keys = self.datastore.section.KEY_FORM.decode(np.concatenate([one.keys for one in found]))
+            self._grown.append(torch.from_numpy(keys))
             self._ids = ids
         moved = {pair.sentence: pair for pair in pairs.values() if pair.sentence is not None}
         own = frozenset(pair.target for pair in pairs.values() if pair.sentence == OWN_SENTENCE)

@@ -27,8 +27,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from fairseq_ccpr.datastore.manifest import TEXT
+from fairseq_ccpr.datastore.parts import PROJECTION_FILE
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
-from fairseq_ccpr.datastore.token import PROJECTION, TokenDatastore
+from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.datastore.tuned import Parts
 from fairseq_ccpr.decoding.memory import Memory
 from fairseq_ccpr.decoding.mixture import ModelEvidence, Vote, joined
@@ -250,7 +251,7 @@ def needs_of(parts: Parts) -> dict[str, str]:
                 "metric": section.index.metric,
                 "knowledge of its own text": "yes" if section.domain else "no",
                 "knowledge of its sources": "yes" if section.source_index is not None else "no",
-                "projection": section.digest(PROJECTION) or "none",
+                "projection": section.digest(PROJECTION_FILE) or "none",
             }
         elif isinstance(part, PhraseDatastore):
             needs |= {"phrase encoder": part.section.fingerprints["encoder"]}

@@ -17,17 +17,10 @@ from fairseq.data import Dictionary
 
 from fairseq_ccpr.building.adapter_build import AdapterTraining
 from fairseq_ccpr.building.corpus import PseudoPairs
-from fairseq_ccpr.building.part import (
-    BACK_TRANSLATIONS,
-    RAW,
-    TOKENS,
-    Processes,
-    refuse_differences,
-    refuse_foreign,
-)
+from fairseq_ccpr.building.part import BACK_TRANSLATIONS, RAW, Processes, refuse_differences, refuse_foreign
 from fairseq_ccpr.building.preparation import binarise
 from fairseq_ccpr.building.token_build import TRAINED_ADAPTER, TokenBuildSettings, load
-from fairseq_ccpr.datastore.manifest import REVERSE_MODEL, Manifest
+from fairseq_ccpr.datastore.manifest import REVERSE_MODEL, TOKEN, Manifest
 from fairseq_ccpr.datastore.preprocessing import Preprocessing, read_preprocessing
 from fairseq_ccpr.decoding.task import task_words
 from fairseq_ccpr.errors import CheckpointError, ConfigurationError, DatastoreError
@@ -196,7 +189,7 @@ class BackTranslation:
         output = self.settings.output
         refuse_foreign(output)
         published = Manifest.read(output).token if (output / MANIFEST).exists() else None
-        others = [output / name for name in (TOKENS.name, f"{TOKENS.name}.partial", RAW)]
+        others = [output / name for name in (TOKEN, f"{TOKEN}.partial", RAW)]
         if not self.begun and (published or any(path.exists() for path in others)):
             raise DatastoreError(
                 f"{output} holds tokens that were not built with --monolingual: give another --output, or delete it"

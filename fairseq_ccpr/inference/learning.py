@@ -12,12 +12,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
 
+import numpy as np
 import torch
 from fairseq import utils
 from torch import Tensor
 
 from fairseq_ccpr.building.phrase_build import without_repeats
 from fairseq_ccpr.datastore.learned import Learned, NewPair, PairPhrases
+from fairseq_ccpr.datastore.manifest import PhraseSection, TokenSection
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
 from fairseq_ccpr.decoding.learned_memory import LearnedMemory, why_not_learned
@@ -84,7 +86,7 @@ class Learner:
         if new and self._phrases is not None:
             targets = [pair.target for pair in new]
             found = without_repeats(self._phrases.find(targets), targets)
-            keys, numbers = found.vectors.half().cpu().numpy(), found.spans[:, 0]
+            keys, numbers = PhraseSection.KEY_FORM.encode(found.vectors), found.spans[:, 0]
             each = [PairPhrases(found.spans[numbers == n, 1:], keys[numbers == n]) for n in range(len(new))]
             new = [replace(pair, phrases=phrases) for pair, phrases in zip(new, each)]
         done = iter(self.memory.learn(new) if new else [])
@@ -93,7 +95,7 @@ class Learner:
     @torch.no_grad()
     def _with_keys(self, pairs: list[tuple[str, str]]) -> list[NewPair | str]:
         """Decode the targets for their keys; a few words in place of a pair say why it cannot be learned."""
-        system, task = self.system, self.system.task
+        system, task, form = self.system, self.system.task, TokenSection.KEY_FORM
         faults = [text_fault(*pair) for pair in pairs]
         tokens = {
             n: (encode(source, task), self._encode_target(target))
@@ -109,15 +111,15 @@ class Learner:
         for sample in batches_of(sources, system.cfg, task, targets):
             real = self.ensemble.real_tokens(sample["target"])
             queries = self.capture.force_decode(sample["net_input"])[real]
-            keys, values = self.retriever.project(queries).half().cpu(), sample["target"][real].int()
+            keys, values = form.encode(self.retriever.project(queries)), sample["target"][real].int()
             lengths = real.sum(dim=1).tolist()
-            for number, k, v in zip(sample["id"].tolist(), keys.split(lengths), values.split(lengths)):
-                source, target = pairs[fits[number]]
-                made[fits[number]] = NewPair(
-                    source, target, v.numpy(), k.numpy(), read_as=task.read_as(source)
-                )
-                if not k.isfinite().all():
-                    made[fits[number]] = "the model computes numbers that a key cannot hold"
+            each = np.split(keys, np.cumsum(lengths[:-1]))
+            for number, k, v in zip(sample["id"].tolist(), each, values.split(lengths)):
+                place: int = fits[number]
+                source, target = pairs[place]
+                made[place] = NewPair(source, target, v.numpy(), k, read_as=task.read_as(source))
+                if not np.isfinite(form.decode(k)).all():
+                    made[place] = "the model computes numbers that a key cannot hold"
         return made
 
     @cached_property

@@ -166,7 +166,7 @@ class Index(ABC):
         """Refuse to write keys where a database has others under the same name."""
 
     def read(self) -> Iterator[np.ndarray]:
-        """Read the keys that a database has, fp16 [n, d], block by block; missing ones are left out."""
+        """Read the keys that a database has, fp32 [n, d], block by block, in their order; missing ones are left out."""
         yield from ()
 
     def drop(self) -> None:

@@ -459,6 +459,7 @@ class MilvusIndex(Index):
             time.sleep(POLL)
 
     def read(self) -> Iterator[np.ndarray]:
+        """Read the keys, fp32 [n, d], block by block, in their order; missing ones are left out."""
         for first in range(0, self.size, BLOCK_ROWS):
             block = f"{ID} >= {first} and {ID} < {first + BLOCK_ROWS}"
             rows = self._ask(
@@ -470,7 +471,7 @@ class MilvusIndex(Index):
                 slow=True,
             )
             keys = [row[KEY] for row in sorted(rows, key=lambda row: row[ID])]
-            yield np.array(keys, np.float16).reshape(len(keys), self.dimension)
+            yield np.array(keys, np.float32).reshape(len(keys), self.dimension)
 
     def count(self) -> int:
         counted = self._ask("query", output_fields=["count(*)"], consistency_level="Strong", slow=True)

@@ -21,7 +21,8 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT))
 
 from fairseq_ccpr.datastore.manifest import Manifest
-from fairseq_ccpr.datastore.token import DOMAIN, TokenDatastore
+from fairseq_ccpr.datastore.parts import DOMAIN
+from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.datastore.tuned import write_tuned
 from fairseq_ccpr.text.pairs import read_pairs
 

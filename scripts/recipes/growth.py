@@ -36,10 +36,12 @@ import torch
 from matplotlib.figure import Figure
 
 from fairseq_ccpr.building.compact import CompactSettings, compact_datastore
-from fairseq_ccpr.building.part import TOKENS, Part
+from fairseq_ccpr.building.part import Part
 from fairseq_ccpr.building.rewrite import MergeSettings, merge_datastores
 from fairseq_ccpr.datastore.learned import LearnedStore, NewPair
-from fairseq_ccpr.datastore.token import SYMBOLS, TokenDatastore
+from fairseq_ccpr.datastore.manifest import TokenSection
+from fairseq_ccpr.datastore.parts import PROVENANCE, SYMBOLS, VALUES
+from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.search import IndexDescription, RemoteKeys, StoreAddress, build_index, open_index
 from fairseq_ccpr.search.exact import ExactIndex
 from fairseq_ccpr.search.index_plan import plan_index
@@ -167,12 +169,11 @@ def draw(
 
 def write_tokens(like: Path, real: np.ndarray, size: int, folder: Path) -> None:
     """Write a token datastore of these keys, with the tokens and sentences of another, over and over."""
-    base, part = TokenDatastore(like), Part(folder, TOKENS, False)
+    base, part = TokenDatastore(like), Part(folder, TokenSection, False)
     part.partial.mkdir(parents=True)
     write_keys(real, size, part.partial / "keys.npy")
     rounds, sentences = -(-size // base.section.size), sum(base.section.subsets.values())
-    arrays = {name: GrowingArray(part.partial / f"{name}.npy", shape[1:], dtype)
-              for name, (shape, dtype) in TOKENS.shapes(0, 0).items() if name != "keys"}  # fmt: skip
+    arrays = {name: base.section.grow(part.partial, name) for name in (VALUES, PROVENANCE)}
     for start in range(rounds):
         rows = min(base.section.size, size - start * base.section.size)
         arrays["values"].append(base.values[:rows])

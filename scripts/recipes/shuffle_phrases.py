@@ -12,9 +12,11 @@ from pathlib import Path
 
 import numpy as np
 
-from fairseq_ccpr.building.part import PHRASES, Part
+from fairseq_ccpr.building.part import Part
 from fairseq_ccpr.cli.command import run
-from fairseq_ccpr.datastore.phrase import HASHES, SPANS, PhraseDatastore
+from fairseq_ccpr.datastore.manifest import PhraseSection
+from fairseq_ccpr.datastore.parts import SPANS, STRING_HASHES
+from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.storage.arrays import save_array
 from fairseq_ccpr.storage.files import atomic_directory
 
@@ -23,12 +25,12 @@ def shuffle_phrases(source: Path, output: Path) -> int:
     store = PhraseDatastore(source)
     order = np.random.default_rng(0).permutation(len(store.keys))  # which are in a folder
     with atomic_directory(output) as folder:
-        part = Part(folder, PHRASES, show=False)
+        part = Part(folder, PhraseSection, show=False)
         part.partial.mkdir()
-        for name in PHRASES.files(store.section):
+        for name in store.section.names:
             shutil.copy(store.folder / name, part.partial / name)
         save_array(part.partial / f"{SPANS}.npy", store.spans[order])
-        if (hashes := part.partial / f"{HASHES}.npy").exists():
+        if (hashes := part.partial / f"{STRING_HASHES}.npy").exists():
             save_array(hashes, store.string_hashes(np.arange(store.section.size))[order])
         part.publish(replace(store.section, ancestors=[]))
     return 0

@@ -16,9 +16,9 @@ import pytest
 import torch
 
 from fairseq_ccpr.cli.planning import Limits, needs
-from fairseq_ccpr.datastore import source_index
 from fairseq_ccpr.datastore.manifest import TOKEN, Manifest
-from fairseq_ccpr.datastore.token import DOMAIN, SYMBOLS, TokenDatastore, array_shapes, part_files
+from fairseq_ccpr.datastore.parts import DOMAIN, SOURCE_FILES, SYMBOLS
+from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.search import ExactIndex, build_index, exact, faiss_index, open_index
 from fairseq_ccpr.search.index_plan import plan_index
 from fairseq_ccpr.storage.arrays import ArrayWriter
@@ -126,16 +126,14 @@ def repeated(store: TokenDatastore, times: int, output: Path) -> Path:
     """A datastore of the same entries many times over."""
     (output / TOKEN).mkdir(parents=True)
     section = replace(store.section, size=store.section.size * times, source_index=None, suits={})
-    arrays = {
-        name: np.concatenate([getattr(store, name.replace("-", "_"))] * times) for name in array_shapes(0, 0)
-    }
-    writer = ArrayWriter(output / TOKEN, array_shapes(section.size, section.dimension))
+    arrays = {name: np.concatenate([store.arrays[name]] * times) for name in section.ROWS}
+    writer = ArrayWriter(output / TOKEN, section.shapes(*section.ROWS))
     writer.create()
     writer.write_chunk(0, 0, arrays)
     shutil.rmtree(output / TOKEN / "done")
     for name in (SYMBOLS, DOMAIN):
         shutil.copy(store.directory / TOKEN / name, output / TOKEN)
-    section.files = describe_files(output, [f"{TOKEN}/{name}" for name in part_files(section)])
+    section.files = describe_files(output, [f"{TOKEN}/{name}" for name in section.names])
     Manifest(section).write(output)
     return output
 
@@ -201,9 +199,7 @@ def test_a_plan_says_what_each_way_to_search_needs(world: World) -> None:
     }
     width = TokenDatastore(world.datastore).section.dimension
     section = TokenDatastore(world.datastore).section
-    sources = sum(
-        file["bytes"] for name, file in section.files.items() if Path(name).name in source_index.FILES
-    )
+    sources = sum(section.files[f"{TOKEN}/{one.file}"]["bytes"] for one in SOURCE_FILES)
     disk = f"{2 * width + 12 + sources / section.size:,.4g} GB"
     assert rows["exact", "from disk, mapped"] == [disk, "0 GB", "0 GB", "64 GB", "32 s"]
     assert rows["exact", "on one GPU"] == [disk, "0 GB", "72 GB", "64 GB", "64 ms"]

@@ -207,7 +207,7 @@ def test_processes_share_the_parts(
     """The second of two translates every other part; the rest is the work of whoever comes next."""
     output = tmp_path / "store"
     settings = TokenBuildSettings(
-        world.data_bin, str(world.model), output, monolingual=text, reverse_model=reverse, max_tokens=1500, cpu=True,
+        world.data_bin, str(world.model), output=output, monolingual=text, reverse_model=reverse, max_tokens=1500, cpu=True,
         quiet=True,
     )  # fmt: skip
     forward = preprocessing_for_build(world.data_bin, world.model, "de", "en")

@@ -15,7 +15,8 @@ from fairseq_ccpr.building import corpus as building_corpus
 from fairseq_ccpr.building.corpus import join_domains, sample_domain
 from fairseq_ccpr.datastore.domain import Domain
 from fairseq_ccpr.datastore.manifest import TOKEN, Manifest
-from fairseq_ccpr.datastore.token import DOMAIN, TokenDatastore
+from fairseq_ccpr.datastore.parts import DOMAIN
+from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.errors import DatastoreError
 from fairseq_ccpr.models.token_adapter import TokenAdapter
 from fairseq_ccpr.storage.files import MANIFEST, describe_files
@@ -82,7 +83,7 @@ def projected(world: World, raw: dict[str, Path], adapter: list[object]) -> dict
 @pytest.mark.parametrize("limit", [1, 60, 400, 8192])
 def test_whole_sentences_are_drawn_evenly(rng: np.random.Generator, limit: int, block: int) -> None:
     keys, provenance = corpus(rng, 300)
-    with patch.object(building_corpus, "STATES", limit), patch.object(building_corpus, "BLOCK_ROWS", block):
+    with patch.object(building_corpus, "STATES", limit), patch.object(building_corpus, "READ_ROWS", block):
         domain = sample_domain(keys, provenance)
     assert np.array_equal(domain.states, of_sentences(keys, provenance, domain.numbers))
     assert domain.lengths.tolist() == [

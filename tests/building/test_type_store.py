@@ -198,7 +198,7 @@ def test_means_of_types_against_a_loop(rng: np.random.Generator, tmp_path: Path)
     hashes = rng.integers(0, 2**63, 30).astype(np.uint64)[strings]
     firsts = first_of_equal_numbers(iter(np.array_split(hashes, 9)), tmp_path)
     assert firsts.tolist() == [strings.tolist().index(string) for string in strings]
-    with patch.object(type_merge, "BLOCK", 7):
+    with patch.object(type_merge, "TYPED_ROWS", 7):
         types, count = number_types(firsts, tmp_path / "types.npy")
         found = np.concatenate([*mean_of_types(means, types, count, tmp_path)])
     order = [*dict.fromkeys(strings.tolist())]

@@ -18,7 +18,7 @@ import pytest
 import torch
 from fairseq import checkpoint_utils
 
-from fairseq_ccpr.datastore.manifest import FORMAT_VERSION, Manifest
+from fairseq_ccpr.datastore.manifest import MANIFEST_VERSION, Manifest
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.device import tell_slow_fp16
 from fairseq_ccpr.errors import DatastoreError
@@ -145,7 +145,7 @@ def test_decoding_refuses_a_datastore_that_is_missing_or_foreign(
     without = [word for word in world.options() if word not in ("--datastore", str(world.datastore))]
     refused(call("fairseq-generate", *without, check=False), "needs --datastore")
     edit_manifest(copied, format_version=99)
-    refused(generate(world, copied), f"format version 99.*reads up to {FORMAT_VERSION}.*upgrade")
+    refused(generate(world, copied), f"format version 99.*reads up to {MANIFEST_VERSION}.*upgrade")
     (copied / "manifest.json").write_text("{")
     refused(generate(world, copied), "manifest.json is damaged")
 

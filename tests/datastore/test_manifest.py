@@ -12,20 +12,20 @@ import numpy as np
 import pytest
 import torch
 
-from fairseq_ccpr.datastore import phrase, token
+from fairseq_ccpr.datastore import parts
 from fairseq_ccpr.datastore.domain import Domain
 from fairseq_ccpr.datastore.manifest import (
-    FORMAT_VERSION,
+    MANIFEST_VERSION,
     PHRASE,
     TOKEN,
     Manifest,
-    OpenedPart,
     PhraseSection,
     ProjectionDescription,
     Source,
     TextSection,
     TokenSection,
 )
+from fairseq_ccpr.datastore.opened_part import OpenedPart
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.errors import DatastoreError
@@ -61,12 +61,12 @@ def datastore(tmp_path_factory: pytest.TempPathFactory) -> Path:
         save_array(part / "keys.npy", keys)
     save_array(tokens / "values.npy", np.arange(ENTRIES, dtype=np.int32) % 4)
     save_array(tokens / "provenance.npy", np.zeros((ENTRIES, 2), np.int32))
-    (tokens / token.SYMBOLS).write_text("</s>\na\nb\nc\n")
+    (tokens / parts.SYMBOLS).write_text("</s>\na\nb\nc\n")
     save_array(phrases / "spans.npy", np.tile(np.array([[0, 0, 3], [2, 4, 7]], np.int32), (ENTRIES // 2, 1)))
-    write_lines(phrases / phrase.SENTENCES, phrases / f"{phrase.OFFSETS}.npy", SENTENCES)
-    write_json(phrases / phrase.TOTALS, {"sentences": len(SENTENCES), "phrases": ENTRIES, "too_long": 0})
+    write_lines(phrases / parts.LINES, phrases / f"{parts.LINE_OFFSETS}.npy", SENTENCES)
+    write_json(phrases / parts.TOTALS, {"sentences": len(SENTENCES), "phrases": ENTRIES, "too_long": 0})
     states = torch.from_numpy(keys)
-    Domain.of(states, torch.full((20,), ENTRIES // 20), torch.arange(20)).save(tokens / token.DOMAIN)
+    Domain.of(states, torch.full((20,), ENTRIES // 20), torch.arange(20)).save(tokens / parts.DOMAIN)
     in_memory, on_disk = (
         plan_index(choice, "ip", "", ENTRIES, WIDTH) for choice in ("IVF2,Flat", "disk:IVF2,SQ8")
     )
@@ -84,12 +84,8 @@ def datastore(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ),
     )  # fmt: skip
     assert manifest.token is not None and manifest.phrase is not None
-    manifest.token.files = describe_files(
-        folder, [f"token/{name}" for name in token.part_files(manifest.token)]
-    )
-    manifest.phrase.files = describe_files(
-        folder, [f"phrase/{name}" for name in phrase.part_files(manifest.phrase)]
-    )
+    manifest.token.files = describe_files(folder, [f"token/{name}" for name in manifest.token.names])
+    manifest.phrase.files = describe_files(folder, [f"phrase/{name}" for name in manifest.phrase.names])
     manifest.write(folder)
     assert "health         good" in call("inspect", folder).stdout
     return folder
@@ -178,8 +174,8 @@ def test_older_formats_open_unchanged(copied: Path, version: int):
         "format_version": version,
         "created_with": "fairseq-ccpr 0.1.0",
     }
-    del old["token"]["domain"], old["token"]["files"][f"token/{token.DOMAIN}"]
-    (copied / "token" / token.DOMAIN).unlink()
+    del old["token"]["domain"], old["token"]["files"][f"token/{parts.DOMAIN}"]
+    (copied / "token" / parts.DOMAIN).unlink()
     if version < 5:
         del (
             old["phrase"]["store"],
@@ -207,7 +203,7 @@ def test_older_formats_open_unchanged(copied: Path, version: int):
         )
         assert phrases.section.hashes is False
     Manifest.read(copied).write(copied)  # a part that is built beside it brings the new format
-    assert json.loads((copied / MANIFEST).read_text())["format_version"] == FORMAT_VERSION
+    assert json.loads((copied / MANIFEST).read_text())["format_version"] == MANIFEST_VERSION
     assert "health         good" in call("inspect", copied).stdout
 
 
@@ -220,7 +216,7 @@ def test_version_and_checksum_must_agree(copied: Path):
 
     write_json(copied / MANIFEST, {name: value for name, value in data.items() if name != CHECKSUM})
     opening_fails(
-        f"it lacks a checksum, unlike any of format version {FORMAT_VERSION}.*copy it again, or build the datastore again"
+        f"it lacks a checksum, unlike any of format version {MANIFEST_VERSION}.*copy it again, or build the datastore again"
     )
     write_json(copied / MANIFEST, data | {"format_version": 4})
     opening_fails("checksum is not that of its bytes")
@@ -235,7 +231,7 @@ def test_version_and_checksum_must_agree(copied: Path):
     edit_manifest(copied, format_version=6, token=data["token"] | {"colour": "red"})
     opening_fails("it has an unknown entry 'colour'")
     edit_manifest(copied, format_version=99)
-    opening_fails(f"format version 99.*reads up to {FORMAT_VERSION}: upgrade")
+    opening_fails(f"format version 99.*reads up to {MANIFEST_VERSION}: upgrade")
 
 
 TOKENS = TokenSection(
@@ -311,7 +307,7 @@ def test_keys_in_a_database_are_told_apart_by_what_they_were_built_from() -> Non
         index=kept.index,
         store=store,
     )
-    assert phrases.identity() == {
+    assert phrases.remote_keys(5.0).identity == {
         "dimension": 2, "segmentation": {}, "share": 1.0, "shard": None, "fingerprints": {}, "sentences": 3, "size": 1,
         "index": "HNSW",
     }  # fmt: skip
@@ -376,7 +372,7 @@ def test_a_checksum_whose_name_is_damaged_is_missed(tmp_path: Path) -> None:
 def test_the_page_of_formats_names_the_version_that_is_written() -> None:
     page = (ROOT / "datastores/README.md").read_text(encoding="utf-8")
     version, history = re.findall(r"^\| `format_version` \| (\d+): (.*)\|$", page, re.MULTILINE)[0]
-    assert int(version) == FORMAT_VERSION
+    assert int(version) == MANIFEST_VERSION
     assert [int(one) for one in re.findall(r"\b(\d+) (?:brought |a minimum|`)", history)] == [
-        *range(2, FORMAT_VERSION + 1)
+        *range(2, MANIFEST_VERSION + 1)
     ]

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from fairseq_ccpr.building.token_build import load_task
-from fairseq_ccpr.datastore import source_index
+from fairseq_ccpr.datastore import parts, source_index
 from fairseq_ccpr.datastore.manifest import Manifest, SourceIndexDescription
 from fairseq_ccpr.datastore.source_index import SentenceMemory, SourceIndex, write_source_index
 from fairseq_ccpr.datastore.token import TokenDatastore
@@ -21,6 +21,7 @@ from tests.small_models import World, build
 
 WORDS, UNKNOWN = 40, 3
 NOTHING = np.empty(0, np.int64)
+SOURCES = [one.file for one in parts.SOURCE_FILES]
 
 
 def texts(rng: np.random.Generator, count: int) -> list[np.ndarray]:
@@ -58,7 +59,7 @@ def plain(
 
     def idf(word: int) -> float:
         frequency = sum(word in one for one in everything)
-        if word == UNKNOWN or frequency > max(source_index.FEW, source_index.COMMON * total):
+        if word == UNKNOWN or frequency > max(source_index.FEW_SENTENCES, source_index.COMMON * total):
             return 0.0
         return math.log(1 + (total - frequency + 0.5) / (frequency + 0.5))
 
@@ -81,8 +82,8 @@ def test_likeness_is_bm25(
     tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, stored: int, few: int
 ) -> None:
     """With numbers that have no sentence, sentences that were learned, and some that do not count."""
-    monkeypatch.setattr(source_index, "FEW", few)
-    monkeypatch.setattr(source_index, "BLOCK", 50)
+    monkeypatch.setattr(source_index, "FEW_SENTENCES", few)
+    monkeypatch.setattr(source_index, "SORTED_ROWS", 50)
     numbers = np.sort(rng.choice(2 * stored + 1, stored, replace=False)).tolist()
     sentences = dict(zip(numbers, texts(rng, stored))) if stored else {}
     index, learned = written(tmp_path / "index", sentences, rng), texts(rng, 7)
@@ -106,9 +107,9 @@ def test_blocks_of_any_size_write_the_same(
     sentences = dict(enumerate(texts(rng, 200)))
     written(tmp_path / "one", sentences, np.random.default_rng(1))
     for block in (1, 60):
-        monkeypatch.setattr(source_index, "BLOCK", block)
+        monkeypatch.setattr(source_index, "SORTED_ROWS", block)
         written(tmp_path / f"{block}", sentences, np.random.default_rng(1))
-        for name in source_index.FILES:
+        for name in SOURCES:
             assert (tmp_path / f"{block}" / name).read_bytes() == (tmp_path / "one" / name).read_bytes(), name
 
 
@@ -125,11 +126,7 @@ def test_damage_is_found(tmp_path: Path, rng: np.random.Generator) -> None:
     index = written(tmp_path / "index", dict(enumerate(texts(rng, 30))), rng)
     entries = int(index.sentences[-1, 0])
     assert index.find_damage(entries + 1)
-    for name, value in (
-        (source_index.POSTINGS, 99),
-        (source_index.FIRSTS, -5),
-        (source_index.SENTENCES, 9999),
-    ):
+    for name, value in ((parts.POSTINGS, 99), (parts.FIRSTS, -5), (parts.PLACES, 9999)):
         array = np.load(tmp_path / "index" / f"{name}.npy")
         array[3] = value
         broken = SourceIndex(tmp_path / "index", index.described)
@@ -193,9 +190,7 @@ def test_an_older_datastore_works_without_its_sentences(
     folder = Path(shutil.copytree(world.datastore, tmp_path / "old"))
     section = Manifest.read(folder).token
     assert section is not None
-    without = {
-        name: file for name, file in section.files.items() if Path(name).name not in source_index.FILES
-    }
+    without = {name: file for name, file in section.files.items() if Path(name).name not in SOURCES}
     Manifest(replace(section, source_index=None, files=without)).write(folder)
     assert "health         good" in call("inspect", folder).stdout
     words = ["translate", "--datastore", folder, "--path", world.model, "--data", world.data_bin]

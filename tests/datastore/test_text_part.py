@@ -153,8 +153,8 @@ def test_chunks_and_ranges_change_nothing(
     texts: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counts_of(texts, tmp_path / "whole")
-    monkeypatch.setattr(text_build, "CHUNK", 37)
-    monkeypatch.setattr(text_build, "BLOCK", 500)
+    monkeypatch.setattr(text_build, "CHUNK_SENTENCES", 37)
+    monkeypatch.setattr(text_build, "MERGED_ROWS", 500)
     counts_of(texts, tmp_path / "parts")
     one, other = (contents(tmp_path / name / "text") for name in ("whole", "parts"))
     assert one == other
@@ -166,7 +166,7 @@ def test_chunks_and_ranges_change_nothing(
 def test_a_killed_build_resumes(
     texts: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(text_build, "CHUNK", 50)
+    monkeypatch.setattr(text_build, "CHUNK_SENTENCES", 50)
     counts_of(texts, tmp_path / "whole")
     save = text_build.save_array
     for _ in range(8):
@@ -189,7 +189,7 @@ def test_a_killed_build_resumes(
 
 
 def test_merging_runs_adds_equal_keys(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text_build, "BLOCK", 100)
+    monkeypatch.setattr(text_build, "MERGED_ROWS", 100)
     runs = []
     for _ in range(4):
         keys = np.unique(rng.integers(-(2**63), 2**63 - 1, 150) // 2**56 * 2**56)
@@ -274,8 +274,8 @@ def test_merged_texts_are_those_of_one_build(
     second = write_lines(tmp_path / "second", *sentences(rng, 200), *texts[0].read_text().splitlines()[:50])
     for output, own in (("one", [texts[0]]), ("two", [second]), ("both", [texts[0], second])):
         build_text_part(own, [texts[1]], tmp_path / output, vocabulary(), quiet=True)
-    monkeypatch.setattr(text_build, "CHUNK", 37)
-    monkeypatch.setattr(text_build, "BLOCK", 500)
+    monkeypatch.setattr(text_build, "CHUNK_SENTENCES", 37)
+    monkeypatch.setattr(text_build, "MERGED_ROWS", 500)
     call("merge", tmp_path / "one", tmp_path / "two", "--output", tmp_path / "merged", "--quiet")
     built, merged = contents(tmp_path / "both" / "text"), contents(tmp_path / "merged" / "text")
     assert merged == built

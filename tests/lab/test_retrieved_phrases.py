@@ -17,7 +17,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairseq_ccpr.datastore.phrase import PhraseDatastore, bytes_per_entry
+from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.decoding.phrase_retriever import PhraseRetriever
 from fairseq_ccpr.lab.accuracy.retrieved import (
     MEASURES,
@@ -31,6 +31,7 @@ from fairseq_ccpr.lab.accuracy.retrieved import (
 )
 from fairseq_ccpr.lab.accuracy.significance import resample
 from fairseq_ccpr.lab.commands import benchmark, evaluate
+from fairseq_ccpr.lab.speed.phrase_speed import bytes_per_entry
 from fairseq_ccpr.models.phrase_encoder import PhraseEncoder
 from fairseq_ccpr.models.phrase_finder import PhraseFinder, Segmentation
 from fairseq_ccpr.text.words import word_spans

@@ -305,7 +305,7 @@ def test_what_is_there_is_not_ours(ccpr: Ccpr, text: Path, stored: Path, tmp_pat
         made.create_collection(PREFIX + name, schema=schema, index_params=index, properties=properties)
 
     identity = json.dumps(
-        PhraseDatastore(stored).section.identity() | {"fingerprints": {"encoder": "0" * 64}}
+        PhraseDatastore(stored).section.remote_keys(1.0).identity | {"fingerprints": {"encoder": "0" * 64}}
     )
     make("wide", 24, "IP")
     make("far", 16, "L2")

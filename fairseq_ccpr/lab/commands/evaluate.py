@@ -15,7 +15,6 @@ from sacrebleu.metrics import BLEU
 
 from fairseq_ccpr.cli.command import check_folders, command, markdown_table, named
 from fairseq_ccpr.cli.retrieve import open_phrases
-from fairseq_ccpr.datastore.phrase import bytes_per_entry
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.decoding.options import PhraseSearchSettings
 from fairseq_ccpr.decoding.phrase_retriever import PhraseRetriever, find_encoder, query_segmentation
@@ -46,6 +45,7 @@ from fairseq_ccpr.lab.accuracy.type_accuracy import ORTHOGONAL, load_type_system
 from fairseq_ccpr.lab.commands.report import EncoderOptions, report
 from fairseq_ccpr.lab.plots import draw_clusters, draw_precision, draw_types
 from fairseq_ccpr.lab.sentence_encoders import MUSE
+from fairseq_ccpr.lab.speed.phrase_speed import bytes_per_entry
 from fairseq_ccpr.lab.xpr.lexicon import Lexicon
 from fairseq_ccpr.models.phrase_encoder import PhraseEncoder, load_phrase_encoder
 from fairseq_ccpr.models.phrase_finder import LEARNED, PhraseFinder, Segmentation, choose_segmentation

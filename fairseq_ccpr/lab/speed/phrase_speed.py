@@ -12,7 +12,8 @@ import torch
 
 from fairseq_ccpr.building.part import Processes
 from fairseq_ccpr.building.phrase_build import PhraseBuildSettings, build_phrase_datastore
-from fairseq_ccpr.datastore.phrase import bytes_per_entry
+from fairseq_ccpr.datastore.manifest import PhraseSection
+from fairseq_ccpr.datastore.parts import KEYS, SPANS
 from fairseq_ccpr.lab.machine import peak_bytes, start_peak
 from fairseq_ccpr.lab.speed.search_speed import time_search
 from fairseq_ccpr.search import TIMEOUT, Index, RemoteKeys, build_index, open_index, read_address
@@ -65,7 +66,7 @@ def measure_building(sentences: list[str], encoder: Path, device: torch.device, 
         text.write_text("".join(f"{sentence}\n" for sentence in sentences), encoding="utf-8")
         start = time.perf_counter()
         cpu, output = device.type == "cpu", Path(folder) / "datastore"
-        settings = PhraseBuildSettings([text], encoder, output, cpu=cpu, quiet=quiet)
+        settings = PhraseBuildSettings([text], encoder, output=output, cpu=cpu, quiet=quiet)
         built = build_phrase_datastore(settings, Processes())
         assert built is not None  # in the first process, which is the only one
         seconds = time.perf_counter() - start
@@ -124,3 +125,14 @@ def _random_directions(size: int, dimension: int, seed: int) -> np.ndarray:
         block = rng.standard_normal((min(BLOCK_ROWS, size - start), dimension), np.float32)
         vectors[start : start + BLOCK_ROWS] = block / np.linalg.norm(block, axis=1, keepdims=True)
     return vectors
+
+
+def bytes_per_entry(section: PhraseSection) -> dict[str, float]:
+    """Compute the bytes that an entry takes on disk, on average: of keys, spans, sentences and index."""
+    parts = {f"{section.folder}/{KEYS}.npy": KEYS, f"{section.folder}/{SPANS}.npy": SPANS}
+    parts |= {f"{section.folder}/{name}": "index" for name in section.index.files}
+    totals: dict[str, float] = {}
+    for name, file in section.files.items():
+        part = parts.get(name, "sentences")
+        totals[part] = totals.get(part, 0.0) + file["bytes"] / section.size
+    return totals
