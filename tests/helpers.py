@@ -297,7 +297,9 @@ def assert_learned_as_built(datastore: Path, rows: list[tuple[str, str]]) -> Non
     """Assert that its first sentences, learned alongside it, have its values and, but for others in a batch, its keys."""
     translator, built = Translator(datastore=datastore, device="cpu"), TokenDatastore(datastore)
     done = translator.learn_all(rows)
-    learned = translator.find_memory(TokenMemory).learned
+    memory = translator.find_memory(TokenMemory)
+    assert memory is not None
+    learned = memory.learned
     assert isinstance(learned, LearnedMemory)
     for sentence, one in enumerate(done):
         assert not isinstance(one, str), one
@@ -330,5 +332,6 @@ def neighbours_of(memory: TokenMemory, states: torch.Tensor) -> Neighbours:
 def held_out_text(ensemble: RetrievalEnsemble, samples: list[Any], k: int = 64) -> HeldOut:
     """What tuning keeps of batches, with k neighbours of each token."""
     tokens = ensemble.find(TokenMemory)
+    assert tokens is not None
     widest = ensemble.replacing(replace(tokens, settings=replace(tokens.settings, k=k)))
     return force_decode_text("test", samples, widest)

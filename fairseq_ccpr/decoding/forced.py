@@ -31,7 +31,8 @@ def joined(several: Sequence[T], join: Callable[[list[Tensor]], Tensor]) -> T:
     """Join records tensor by tensor, through tuples and records in them; what else they have is shared."""
     one: Any = several[0]
     if isinstance(one, Tensor):
-        found: Any = join(list(several))
+        tensors: Any = several
+        found: Any = join(list(tensors))
     elif isinstance(one, tuple):
         parts = [joined(each, join) for each in zip(*several)]
         found = type(one)(*parts) if hasattr(one, "_fields") else tuple(parts)
@@ -107,18 +108,19 @@ class ForcedText:
 
     def kept(self, first: int) -> ForcedText:
         """Return what tuning keeps of it, on the CPU, its sentences numbered from `first`."""
-        tokens = joined([self._tokens], lambda parts: parts[0].cpu())
+        targets, sentences, positions, log_probs, likeliest = joined(
+            [self._tokens], lambda parts: parts[0].cpu()
+        )
         records = {name: record.cpu() for name, record in self.records.items()}
-        kept = ForcedText(*tokens, records, self.mixture)
-        kept.sentences = kept.sentences + first  # not in place: on a CPU it is the same tensor
-        # of what the model rules out, which only memories name
-        kept.log_probs = kept.log_probs.clamp_min(SILENT)
-        return kept
+        said = log_probs.clamp_min(SILENT)  # of what the model rules out, which only memories name
+        return ForcedText(targets, sentences + first, positions, said, likeliest, records, self.mixture)
 
     def select(self, rows: Tensor) -> ForcedText:
-        tokens = joined([self._tokens], lambda parts: parts[0][rows])
+        targets, sentences, positions, log_probs, likeliest = joined(
+            [self._tokens], lambda parts: parts[0][rows]
+        )
         records = {name: record.select(rows) for name, record in self.records.items()}
-        return ForcedText(*tokens, records, self.mixture)
+        return ForcedText(targets, sentences, positions, log_probs, likeliest, records, self.mixture)
 
     @property
     def _tokens(self) -> tuple[Any, ...]:
