@@ -19,8 +19,7 @@ from fairseq_ccpr.datastore.tuned import trust_path, write_tuned
 from fairseq_ccpr.errors import ConfigurationError, installing
 from fairseq_ccpr.evaluation import tune as tuning
 from fairseq_ccpr.evaluation.explain import explain_subset
-from fairseq_ccpr.evaluation.test_set import BASE, RETRIEVAL, compare_decoding
-from fairseq_ccpr.evaluation.trust_training import OtherText, other_texts
+from fairseq_ccpr.evaluation.test_set import BASE, RETRIEVAL, OtherText, compare_decoding, other_texts
 from fairseq_ccpr.evaluation.tune import table
 from fairseq_ccpr.inference.system import WINDOW, System
 from fairseq_ccpr.server.access import KEY_VARIABLE, LOGS, LOOPBACK, NOTHING, Limits, origin_of, read_key
@@ -131,17 +130,19 @@ def _print_what_was_tried(tuned: tuning.Tuned, subset: str) -> None:
     if tuned.linear:
         print(f"{subset} is small: trust is a linear function of its features")
     print("\n".join(table(tuned.texts)))
-    base = tuned.scores[BASE]
+    trial = tuned.trial
+    base = trial.scores[BASE]
     print(f"   {base.metric} speed")
-    ranked = sorted(tuned.scores.items(), key=lambda item: -item[1].deciding)
+    ranked = sorted(trial.scores.items(), key=lambda item: -item[1].deciding)
     for name, scores in ranked:
         print(f"{scores.deciding:7.2f} {tuned.speeds[name]:5.0%}  {name}")
     described = base.bleu_signature if base.metric == "BLEU" else base.chrf_signature
-    print(f"{base.metric} {described}, of {tuned.sentences:,} sentences, a third of {subset}")
-    if tuned.sentences < FEW:
-        chance = CHANCE / tuned.sentences**0.5
+    sentences = sum(len(one["id"]) for one in trial.sample)
+    print(f"{base.metric} {described}, of {sentences:,} sentences, a third of {subset}")
+    if sentences < FEW:
+        chance = CHANCE / sentences**0.5
         print(
-            f"{tuned.sentences:,} sentences are few: differences of {chance:.0f} {base.metric} or less may be chance"
+            f"{sentences:,} sentences are few: differences of {chance:.0f} {base.metric} or less may be chance"
         )
     if tuned.helps and tuned.best.name != ranked[0][0]:
         print(
@@ -149,12 +150,12 @@ def _print_what_was_tried(tuned: tuning.Tuned, subset: str) -> None:
             "without which translations say more that the source does not"
         )
     print(f"retrieval {tuned.best.ensemble.signature()}")
-    scored, decoded = len(tuned.token_grid) + len(tuned.phrase_grid), len(tuned.scores) - 1
+    decoded = len(trial.scores) - 1
     print(
-        f"{scored:,} settings by likelihood, {decoded} by {base.metric}, in {tuned.seconds:.0f} s: "
+        f"{tuned.scored:,} settings by likelihood, {decoded} by {base.metric}, in {tuned.seconds:.0f} s: "
         f"{tuned.seconds / tuned.base_seconds:.1f} times a decoding of {subset} without retrieval"
     )
-    if tuned.left_out is not None and tuned.helps:
+    if tuned.left_out and tuned.helps:
         print("phrases bring nothing here: their weight is 0, and they are not retrieved")
     if not tuned.helps:
         print("nothing is better than the model alone here: the interpolation weights are 0")

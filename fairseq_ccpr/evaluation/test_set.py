@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import logging
 import time
 from dataclasses import asdict, dataclass, field
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from fairseq import utils
@@ -14,14 +17,20 @@ from fairseq_ccpr.decoding.retrieval_task import RetrievalTask
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.inference import system as inference
 from fairseq_ccpr.inference.system import System
+from fairseq_ccpr.storage import fingerprint
+from fairseq_ccpr.storage.data_bin import check_data_bin, has_subset
 from fairseq_ccpr.text.languages import script_of
 from fairseq_ccpr.timing import progress_bar, progress_over
 
 BASE, RETRIEVAL = "base", "retrieval"
+OTHER_SUBSET = "valid"
 # What sacrebleu divides a script without spaces into words with. Others of these are divided into characters.
 TOKENIZERS = {**dict.fromkeys(("Hani", "Hans", "Hant"), "zh"), "Jpan": "ja-mecab", "Kore": "ko-mecab"}
 CHARACTERS = "char"
 UNSPACED = {"Thai", "Laoo", "Khmr", "Mymr", "Tibt", "Bali", "Java", "Lana", "Talu", "Hira", "Kana", "Yiii"}
+
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -176,6 +185,71 @@ def batches(cfg: Any, task: Any, models: list[Any], at_least: int = 1) -> Any:
         for sample in made.next_epoch_itr(shuffle=False):
             yield utils.move_to_cuda(sample) if on_gpu else sample
             bar.update(len(sample["id"]))
+
+
+@dataclass(frozen=True)
+class OtherText:
+    """A subset of another DATA_BIN."""
+
+    data_bin: Path
+    subset: str
+
+    @classmethod
+    def parse(cls, word: str) -> OtherText:
+        """Read DATA_BIN or DATA_BIN:SUBSET."""
+        folder, colon, subset = word.rpartition(":")
+        if colon and "/" not in subset and not Path(word).exists():
+            return cls(Path(folder), subset)
+        return cls(Path(word), OTHER_SUBSET)
+
+    @property
+    def place(self) -> tuple[Path, str]:
+        """An identifier of the text that does not depend on the name of its folder."""
+        return self.data_bin.resolve(), self.subset
+
+    @property
+    def name(self) -> str:
+        """Its name in tables."""
+        return f"{self.data_bin}:{self.subset}"
+
+    def samples(self, system: System) -> list[Any]:
+        """Read its batches."""
+        task = self.check(system)
+        task.load_dataset(self.subset)
+        cfg = copy.deepcopy(system.cfg)
+        cfg.dataset.gen_subset = self.subset
+        return list(batches(cfg, task, system.models))
+
+    def check(self, system: System) -> Any:
+        """Return the task over its folder, once it is seen to be readable: before any long work begins."""
+        task = system.task.with_data(self.data_bin)
+        check_data_bin(self.data_bin, task.cfg.source_lang, task.cfg.target_lang)
+        sides = (task.cfg.source_lang, task.source_dictionary), (task.cfg.target_lang, task.target_dictionary)
+        for language, expected in sides:
+            found = task.load_dictionary(str(self.data_bin / f"dict.{language}.txt"))
+            if found.symbols != expected.symbols:
+                digests = (
+                    fingerprint.short(fingerprint.of_strings(one.symbols)) for one in (found, expected)
+                )
+                raise ConfigurationError(
+                    f"--also {self.data_bin} has another dictionary for {language} than the model ({', '.join(digests)}): "
+                    "prepare it with the model's"
+                )
+        if not has_subset(task, self.subset):
+            raise ConfigurationError(
+                f"--also {self.data_bin} has no subset {self.subset}: name another, {self.data_bin}:SUBSET"
+            )
+        return task
+
+
+def other_texts(words: list[str], home: OtherText) -> list[OtherText]:
+    """Read the texts that `--also` names, each once; skip the held-out text, which is not of another domain."""
+    texts = {home.place: home}
+    for text in map(OtherText.parse, words):
+        if text.place in texts:
+            logger.warning("--also %s is named twice, or is what is tuned on: it counts once", text.name)
+        texts.setdefault(text.place, text)
+    return list(texts.values())[1:]
 
 
 def decode(

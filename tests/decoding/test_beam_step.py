@@ -83,7 +83,7 @@ def make_ensemble(
     trust = None
     if trusting:
         trust = LearnedTrust(BOTH)
-        torch.nn.init.normal_(trust.output.weight)
+        torch.nn.init.normal_(trust.gate.output.weight)
         trust.requires_grad_(False).to(device)
     return RetrievalEnsemble([model], [tokens, phrases], dictionary.pad(), MixtureSettings(), trust)
 

@@ -341,12 +341,12 @@ def test_the_network_is_its_formula_and_its_attributions_are_slopes(hidden: int)
     trust.prepare(inputs)
     z, output = (
         ((3 * inputs - inputs.mean(0)) / inputs.std(0).clamp_min(1e-3)).clamp(-4, 4),
-        trust.output.weight,
+        trust.gate.output.weight,
     )
-    y = trust.hidden(z).tanh() if hidden else z
-    slopes = (output * (1 - y.square()).unsqueeze(1)) @ trust.hidden.weight if hidden else output
-    torch.testing.assert_close(trust.log_odds(3 * inputs), (y @ output.T + trust.output.bias).clamp(-6, 6))
-    torch.testing.assert_close(trust.attributions(3 * inputs), (slopes * z.unsqueeze(1)).detach())
+    y = trust.gate.hidden(z).tanh() if hidden else z
+    slopes = (output * (1 - y.square()).unsqueeze(1)) @ trust.gate.hidden.weight if hidden else output
+    torch.testing.assert_close(trust.gate(3 * inputs), (y @ output.T + trust.gate.output.bias).clamp(-6, 6))
+    torch.testing.assert_close(trust.gate.attributions(3 * inputs), (slopes * z.unsqueeze(1)).detach())
     LearnedTrust(**trust.arguments()).load_state_dict(trust.state_dict())
 
 

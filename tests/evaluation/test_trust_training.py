@@ -69,7 +69,7 @@ class Likelihood(torch.nn.Module):
 
 def test_the_gradient_of_the_likelihood_is_right_in_float64() -> None:
     trust = LearnedTrust(BOTH, hidden=3).double()
-    inputs, weights, model, retrieved, matches = random_rows(6, len(trust.names), memories=2)
+    inputs, weights, model, retrieved, matches = random_rows(6, len(trust.gate.names), memories=2)
     rows = Rows(inputs.double(), weights.double(), model.double(), retrieved.double(), matches)
     likelihood = Likelihood(trust, rows)
     names = [name for name, _ in likelihood.named_parameters()]
@@ -85,7 +85,7 @@ def test_the_gradient_of_the_likelihood_is_right_in_float64() -> None:
 @pytest.mark.parametrize("kind", [LearnedTrust, adaptive_trust()])
 def test_training_is_never_worse_than_its_start_on_sentences_held_out(kind: type[Trust]) -> None:
     trust = LearnedTrust(TOKENS) if kind is LearnedTrust else kind(TOKENS, neighbours=4, temperature=0.1)  # type: ignore[call-arg]
-    inputs = len(trust.names) if isinstance(trust, LearnedTrust) else 12
+    inputs = len(trust.gate.names) if isinstance(trust, LearnedTrust) else 12
     text = TrainingText("noise", False, random_rows(400, inputs, k=4), torch.arange(400) // 8)
     held_out = text.split()[1]
     trust.prepare(text.split()[0].inputs)
