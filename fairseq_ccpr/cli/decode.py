@@ -107,23 +107,30 @@ def tune(
         text.check(system)
     tuned = tuning.tune(system, others, combiner == LEARNED, decode, prefer)
     _print_what_was_tried(tuned, subset)
-    trust = tuned.best.ensemble.trust
+    path = _keep(tuned, system, output)
+    print(f"{path}: {tuned.best.name}")
+    return 0
+
+
+def _keep(tuned: tuning.Tuned, system: System, output: Path | None) -> Path:
+    """Write what was chosen, to a file of options or with the datastore; returns the file."""
+    trust, parts = tuned.best.ensemble.trust, system.task.parts
     if output is not None:
-        path, words = output, tuned.options
+        words = tuned.options
         if trust is not None:
             file = Path(f"{output}.trust")
             tuned.save_trust(parts, file)
             words += f" --trust {shlex.quote(str(file))}"
-        write_text(path, words + "\n")
-    else:  # with the datastore, which from now on is for the model that it was tuned with
-        if trust is not None:
-            tuned.save_trust(parts, trust_path(parts))
-        path = write_tuned(parts, tuned.settings, tuned.best.ensemble.signature(), trust is not None)
-        known = remembered(path.parent)
-        if known is None or not known.options or known.model != system.preprocessing.model:
-            remember(system.preprocessing, path.parent)
-    print(f"{path}: {tuned.best.name}")
-    return 0
+        write_text(output, words + "\n")
+        return output
+    # The datastore from now on is for the model that it was tuned with.
+    if trust is not None:
+        tuned.save_trust(parts, trust_path(parts))
+    path = write_tuned(parts, tuned.settings, tuned.best.ensemble.signature(), trust is not None)
+    known = remembered(path.parent)
+    if known is None or not known.options or known.model != system.preprocessing.model:
+        remember(system.preprocessing, path.parent)
+    return path
 
 
 def _print_what_was_tried(tuned: tuning.Tuned, subset: str) -> None:
@@ -362,8 +369,8 @@ are decoded. Without --datastore the base model decodes alone.
 )
 def compare(rest: list[str], data_bin: Path = data_bin_option()) -> int:
     system = System.of(rest, data_bin)
-    done = compare_decoding(system)
-    rows, decodings = done.rows(), done.decodings
+    decodings, signature = compare_decoding(system), system.signature
+    rows = decodings.rows()
     cells = [["system", "BLEU", "chrF", "seconds", "tokens/s", "speed"]]
     for row in rows:
         numbers = [
@@ -375,10 +382,10 @@ def compare(rest: list[str], data_bin: Path = data_bin_option()) -> int:
         cells.append([row["system"], *numbers, f"{row['speed']:.0%}"])
     print(f"{markdown_table(cells)}\n\n{len(decodings.references):,} sentences")
     print(f"BLEU {rows[0]['bleu_signature']}\nchrF {rows[0]['chrf_signature']}")
-    if done.retrieval_signature is not None:
-        print(f"retrieval {done.retrieval_signature}")
+    if signature is not None:
+        print(f"retrieval {signature}")
         print("\nThe three sentences that retrieval brought nearest to their references, by chrF gained:")
-        for i in done.examples(3):
+        for i in decodings.examples(3):
             print(f"\nsource     {decodings.sources[i]}")
             for name in (BASE, RETRIEVAL):
                 print(f"{name:10} {decodings.systems[name].hypotheses[i]}")
@@ -390,7 +397,5 @@ def compare(rest: list[str], data_bin: Path = data_bin_option()) -> int:
         texts |= {name: one.hypotheses for name, one in decodings.systems.items()}
         for name, sentences in texts.items():  # in the order of the corpus
             write_text(folder / f"{name}.txt", "".join(f"{sentences[i]}\n" for i in sorted(sentences)))
-        write_json(
-            folder / "comparison.json", {"retrieval_signature": done.retrieval_signature, "rows": rows}
-        )
+        write_json(folder / "comparison.json", {"retrieval_signature": signature, "rows": rows})
     return 0

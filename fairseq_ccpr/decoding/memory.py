@@ -19,6 +19,7 @@ from torch.nn.functional import pad
 from fairseq_ccpr.decoding.forced import GivenText, Record, VoteRecord
 from fairseq_ccpr.decoding.mixture import Distribution, Vote
 from fairseq_ccpr.errors import ConfigurationError
+from fairseq_ccpr.settings import as_options
 
 
 @dataclass
@@ -102,15 +103,12 @@ class RescoringRecord(Protocol):
     @property
     def model(self) -> Tensor:
         """log p_NMT, fp32 [N]."""
-        ...
 
     def weight(self, memory: Any) -> Tensor:
         """Compute how much the memory counts, fp32 [N]."""
-        ...
 
     def log_likelihood(self, memory: Any) -> Tensor:
         """Compute log p of the references, fp32 [N]; it can be differentiated."""
-        ...
 
 
 class Memory(ABC):
@@ -125,6 +123,7 @@ class Memory(ABC):
         unscored: why given targets cannot be scored with it; empty: they can.
         part: its part of a datastore.
         tuned: fields of its `settings` that tuning chooses; empty: it has none.
+        scale: the one of them that its weight is proportional to.
         quick: whether tuning asks it about all held-out tokens, and not about a sample.
     """
 
@@ -135,6 +134,7 @@ class Memory(ABC):
     unscored: ClassVar[str] = ""
     part: ClassVar[str] = ""
     tuned: ClassVar[tuple[str, ...]] = ()
+    scale: ClassVar[str] = "lambda_"
     quick: ClassVar[bool] = False
     settings: Any
 
@@ -172,17 +172,19 @@ class Memory(ABC):
         """Return it with settings under which its records serve all of its grid."""
         return self
 
-    def with_settings(self, settings: Any) -> Memory:
-        """Return it with other settings. For memories that have some."""
-        return replace(self, settings=settings)  # type: ignore[type-var]
+    def changed(self, **settings: Any) -> Self:
+        """Return it with other values of these settings."""
+        return replace(self, settings=replace(self.settings, **settings))  # type: ignore[type-var]
 
-    def scaled(self, factor: float) -> Memory:
+    def scaled(self, factor: float) -> Self:
         """Return it weighing so many times as much; with 0 it is silent."""
-        return self
+        return (
+            self.changed(**{self.scale: factor * getattr(self.settings, self.scale)}) if self.tuned else self
+        )
 
     def written(self) -> str:
         """Write the options that give its settings."""
-        return ""
+        return as_options(self.settings, self.tuned) if self.tuned else ""
 
     def kind(self) -> str:
         """Name what decides its weight, for tables."""

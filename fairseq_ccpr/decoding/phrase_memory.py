@@ -21,7 +21,7 @@ from fairseq_ccpr.decoding.mixture import LookedUp, ModelEvidence, ModelView, Vo
 from fairseq_ccpr.decoding.options import PhraseSettings
 from fairseq_ccpr.decoding.phrase_candidates import PhraseCandidates, RememberedCandidates, SentencePhrases
 from fairseq_ccpr.decoding.phrase_votes import Consent, PhraseState, PhraseTable, PhraseVotes, Proposals
-from fairseq_ccpr.settings import as_options, signed
+from fairseq_ccpr.settings import signed
 from fairseq_ccpr.timing import FINDING, PHRASES, phase
 
 logger = logging.getLogger(__name__)
@@ -130,19 +130,13 @@ class PhraseMemory(Memory):
         counting = {**signed(self.settings), "votes": self.votes.digest()}
         return self.candidates.retriever.signature(counting, self._learned)
 
-    def scaled(self, factor: float) -> PhraseMemory:
-        return replace(self, settings=replace(self.settings, lambda_=factor * self.settings.lambda_))
-
-    def written(self) -> str:
-        return as_options(self.settings, self.tuned)
-
     def kind(self) -> str:
         return "lambda of phrases"
 
     def grid(
         self, options: Any, records: Sequence[PhraseRecord], targets: Tensor
     ) -> Iterator[tuple[PhraseSettings, Tensor, Tensor]]:
-        full = replace(self, settings=replace(self.settings, lambda_=1.0))
+        full = self.changed(lambda_=1.0)
         votes = [record.vote(full, False) for record in records]
         parts = targets.split([len(vote.weight) for vote in votes])
         said = torch.cat([vote.log_prob(part) for vote, part in zip(votes, parts)])
@@ -158,12 +152,8 @@ class PhraseMemory(Memory):
     def variants(self, options: Any) -> list[Variant]:
         """Weigh less, since after references a phrase is right more often than after hypotheses; bound the votes."""
         less = Variant(partial(PhraseMemory.scaled, factor=HALF))
-        bound = Variant(PhraseMemory.bound, loss=CONSENT_LOSS)
+        bound = Variant(partial(PhraseMemory.changed, consent=CONSENT), loss=CONSENT_LOSS)
         return [less, bound] if options.phrase_consent is None else [less]
-
-    def bound(self) -> PhraseMemory:
-        """Return it with the bound on votes that tuning tries."""
-        return replace(self, settings=replace(self.settings, consent=CONSENT))
 
 
 @dataclass

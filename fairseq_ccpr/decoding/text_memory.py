@@ -29,7 +29,7 @@ from fairseq_ccpr.decoding.learned_memory import LearnedEntries, LearnedMemory
 from fairseq_ccpr.decoding.memory import Memory, MemoryBatch, Step, Variant
 from fairseq_ccpr.decoding.mixture import SILENT
 from fairseq_ccpr.decoding.options import TextSettings
-from fairseq_ccpr.settings import as_options, signature
+from fairseq_ccpr.settings import signature
 from fairseq_ccpr.storage.fingerprint import of_parameters, short
 from fairseq_ccpr.timing import TEXT, phase
 
@@ -179,6 +179,7 @@ class TextMemory(Memory):
     acts_on = "model"
     part = "text"
     tuned = ("alpha", "beta")
+    scale = "alpha"
 
     datastore: TextDatastore
     counts: Counts
@@ -264,12 +265,6 @@ class TextMemory(Memory):
     def on(self, device: torch.device) -> TextMemory:
         """Return a memory that weighs what was observed on another device."""
         return replace(self, weight=copy.deepcopy(self.weight).to(device))
-
-    def scaled(self, factor: float) -> TextMemory:
-        return replace(self, settings=replace(self.settings, alpha=factor * self.settings.alpha))
-
-    def written(self) -> str:
-        return as_options(self.settings, self.tuned)
 
     def alternatives(self) -> list[Memory]:
         beta, weight = BETA if self.datastore.section.general else 0.0, TextWeight().requires_grad_(False)

@@ -393,10 +393,7 @@ class TokenMemory(Memory):
         )
 
     def widest(self) -> TokenMemory:
-        return replace(self, settings=replace(self.settings, k=max(NEIGHBOURS)))
-
-    def scaled(self, factor: float) -> TokenMemory:
-        return replace(self, settings=replace(self.settings, lambda_=factor * self.settings.lambda_))
+        return self.changed(k=max(NEIGHBOURS))
 
     def written(self) -> str:
         automatic = automatic_token_settings(self.retriever.datastore, self.settings.confidence)

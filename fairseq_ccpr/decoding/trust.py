@@ -110,7 +110,6 @@ class Trust(nn.Module):
         raise NotImplementedError
 
     def forward(self, step: TrustStep) -> Decision:
-        """Decide for N tokens."""
         return self.decide(self.inputs(step), step.weights)
 
     def stored(self) -> dict[str, Tensor]:
@@ -141,14 +140,12 @@ class LearnedTrust(Trust):
         return {**super().arguments(), "hidden": hidden.out_features if hidden is not None else 0}
 
     def inputs(self, step: TrustStep) -> Tensor:
-        """Compute the features, fp32 [N, F]."""
         return trust_features(step.model, step.votes)
 
     def prepare(self, inputs: Tensor) -> None:
         self.gate.prepare(inputs)
 
     def decide(self, inputs: Tensor, weights: Tensor) -> Decision:
-        """Move the weights of N tokens."""
         return Decision(reweigh(weights, self.gate(inputs)))
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:

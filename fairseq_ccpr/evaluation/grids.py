@@ -227,7 +227,7 @@ class Grids:
             grid, (_, others) = self.of[memory.name], self._alongside(memory, text, ensemble)
             kinds: dict[str, Memory] = {}
             for settings in sorted(grid, key=lambda one: -grid[one]):
-                one = memory.with_settings(settings)
+                one = memory.changed(**vars(settings))
                 kinds.setdefault(one.kind(), one)
             for kind, one in sorted(kinds.items()):
                 votes = limited(ensemble, {**others, memory.name: text.said(one)})
@@ -240,10 +240,8 @@ class Grids:
 def with_settings(ensemble: RetrievalEnsemble, *settings: Any) -> RetrievalEnsemble:
     """Return an ensemble without trust, with other settings of the memories that have settings of these types."""
     kinds = {type(one): one for one in settings}
-    tuned = [memory for memory in ensemble.voting if memory.tuned]
-    return ensemble.replacing(
-        *(memory.with_settings(kinds.get(type(memory.settings), memory.settings)) for memory in tuned)
-    )
+    chosen = [memory for memory in ensemble.voting if memory.tuned and type(memory.settings) in kinds]
+    return ensemble.replacing(*(memory.changed(**vars(kinds[type(memory.settings)])) for memory in chosen))
 
 
 def candidates(grid: Grid, count: int) -> Sequence[Any]:

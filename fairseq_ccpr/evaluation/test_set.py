@@ -33,45 +33,13 @@ UNSPACED = {"Thai", "Laoo", "Khmr", "Mymr", "Tibt", "Bali", "Java", "Lana", "Tal
 logger = logging.getLogger(__name__)
 
 
-@dataclass
-class Comparison:
-    """Both systems on one test set, or the base model alone."""
-
-    retrieval_signature: str | None
-    decodings: Decodings
-
-    def rows(self) -> list[dict[str, Any]]:
-        """Return a row per system: scores, seconds, tokens per second, and those as a ratio to the base model's."""
-        base = self.decodings.systems[BASE]
-        return [
-            {
-                "system": name,
-                **asdict(self.decodings.scores(name)),
-                "seconds": round(system.seconds, 1),
-                "tokens_per_second": round(system.tokens_per_second),
-                "speed": round(system.tokens_per_second / base.tokens_per_second, 3),
-            }
-            for name, system in self.decodings.systems.items()
-        ]
-
-    def examples(self, count: int) -> list[int]:
-        """Choose the sentences whose translation retrieval brought nearest to the reference, by chrF gained."""
-        base, retrieval = (self.decodings.systems[name].hypotheses for name in (BASE, RETRIEVAL))
-        gains = {
-            i: sentence_chrf(retrieval[i], reference) - sentence_chrf(base[i], reference)
-            for i, reference in self.decodings.references.items()
-            if base[i] != retrieval[i]
-        }
-        return sorted(gains, key=lambda i: (-gains[i], i))[:count]
-
-
-def compare_decoding(system: System) -> Comparison:
-    """Decode a subset with fairseq's plain generator and with the retrieving one, in turns."""
+def compare_decoding(system: System) -> Decodings:
+    """Decode a subset with fairseq's plain generator and with the retrieving one, in turns; or with the plain one alone."""
     system.task.load_dataset(system.cfg.dataset.gen_subset)
     generators = {BASE: system.generator(retrieve=False)}
     if system.ensemble is not None:
         generators[RETRIEVAL] = system.generator()
-    return Comparison(system.signature, decode(system.cfg, system.task, system.models, generators))
+    return decode(system.cfg, system.task, system.models, generators)
 
 
 @cache
@@ -151,6 +119,30 @@ class Decodings:
         hypotheses = [self.systems[name].hypotheses[i] for i in ids]
         return score(hypotheses, [self.references[i] for i in ids], self.language)
 
+    def rows(self) -> list[dict[str, Any]]:
+        """Return a row per system: scores, seconds, tokens per second, and those as a ratio to the base model's."""
+        base = self.systems[BASE]
+        return [
+            {
+                "system": name,
+                **asdict(self.scores(name)),
+                "seconds": round(system.seconds, 1),
+                "tokens_per_second": round(system.tokens_per_second),
+                "speed": round(system.tokens_per_second / base.tokens_per_second, 3),
+            }
+            for name, system in self.systems.items()
+        ]
+
+    def examples(self, count: int) -> list[int]:
+        """Choose the sentences whose translation retrieval brought nearest to the reference, by chrF gained."""
+        base, retrieval = (self.systems[name].hypotheses for name in (BASE, RETRIEVAL))
+        gains = {
+            i: sentence_chrf(retrieval[i], reference) - sentence_chrf(base[i], reference)
+            for i, reference in self.references.items()
+            if base[i] != retrieval[i]
+        }
+        return sorted(gains, key=lambda i: (-gains[i], i))[:count]
+
 
 def load(cfg: Any) -> tuple[RetrievalTask, list[Any]]:
     """Load the task, the subset `--gen-subset`, and the models, as fairseq-generate does."""
@@ -209,11 +201,9 @@ class OtherText:
 
     @property
     def name(self) -> str:
-        """Its name in tables."""
         return f"{self.data_bin}:{self.subset}"
 
     def samples(self, system: System) -> list[Any]:
-        """Read its batches."""
         task = self.check(system)
         task.load_dataset(self.subset)
         cfg = copy.deepcopy(system.cfg)

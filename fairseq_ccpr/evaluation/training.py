@@ -54,15 +54,12 @@ class LearningText(Protocol):
     @property
     def sentences(self) -> Tensor:
         """int64 [N]."""
-        ...
 
     def select(self, rows: Tensor) -> Self:
         """Select some of the tokens, bool [N]."""
-        ...
 
     def draw(self, count: int, generator: torch.Generator) -> Self:
         """Draw some of the tokens for an update."""
-        ...
 
 
 T = TypeVar("T", bound=LearningText)

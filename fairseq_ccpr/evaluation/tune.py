@@ -189,9 +189,8 @@ class Tuning:
     """What the steps of tuning are given, and what they leave for later ones: each takes and returns candidates."""
 
     trial: Trial
-    texts: dict[
-        str, list[Any]
-    ]  # batches of held-out sentences by name, the first of the datastore's own domain
+    # batches of held-out sentences by name, the first of the datastore's own domain
+    texts: dict[str, list[Any]]
     trusting: bool
     count: int
     whole: RetrievalEnsemble  # all memories
