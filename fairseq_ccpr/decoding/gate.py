@@ -54,7 +54,7 @@ class Gate(nn.Module):
 
     @torch.enable_grad()
     def attributions(self, features: Tensor) -> Tensor:
-        """Compute how far each feature moves each output at N tokens, fp32 [N, O, F]: feature times gradient."""
+        """Compute how far each feature moves each output, fp32 [N, O, F]: feature times gradient."""
         z = self._standardised(features).requires_grad_()
         each = self._unclamped(z).unbind(dim=1)
         gradients = [torch.autograd.grad(one.sum(), z, retain_graph=True)[0] for one in each]

@@ -93,7 +93,9 @@ class Variant:
 
     change: Callable[[Any], Memory]
     otherwise: bool = False  # tried only where no variant before it was kept
-    leaves_out: bool = False  # leaves the memory out: tried where another was kept before, or for speed
+    leaves_out: bool = (
+        False  # leaves the memory out: tried where one before `otherwise` was kept, or for speed
+    )
     loss: float = 0.0  # of BLEU or chrF, up to which it is kept
 
 

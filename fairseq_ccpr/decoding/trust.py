@@ -171,7 +171,7 @@ def feature_names(memories: Features) -> tuple[str, ...]:
 
 
 def trust_features(model: ModelEvidence, votes: Sequence[Vote]) -> Tensor:
-    """Compute the features of N tokens, fp32 [N, F]: the model's, each memory's, and those of each two memories."""
+    """Compute the features, fp32 [N, F]: the model's, each memory's, and those of each two memories."""
     columns = [model.best.unsqueeze(1)]
     columns += [vote.evidence.features(model) for vote in votes if vote.evidence is not None]
     if len(votes) > 1:
@@ -186,7 +186,7 @@ def trust_features(model: ModelEvidence, votes: Sequence[Vote]) -> Tensor:
 
 
 def reweigh(weights: Tensor, log_odds: Tensor) -> Tensor:
-    """Multiply the odds of each memory against the model by exp(a), fp32 [N, M]; a = 0 leaves weights as they are.
+    """Multiply the odds of each memory against the model by exp(a), fp32 [N, M]; with a = 0 weights stay.
 
     >>> reweigh(torch.tensor([[0.5, 0.0]]), torch.tensor([[1.0986, 6.0]]))
     tensor([[0.7500, 0.0000]])
@@ -213,7 +213,7 @@ class TrustDescription:
     def of(
         cls, trust: Trust, identity: str, memories: Sequence[Memory], parts: Parts, **others: Any
     ) -> TrustDescription:
-        """Describe trust in memories, alongside models of this identity, for their parts among those of a datastore."""
+        """Describe trust in memories, alongside models of this identity, for their parts of a datastore."""
         known = [memory.part for memory in memories]
         parts = {name: part for name, part in parts.items() if name in known}
         keys = {name: part.keys_fingerprint for name, part in parts.items()}
@@ -261,7 +261,7 @@ def needs_of(parts: Parts) -> dict[str, str]:
 
 
 def trained_with(identity: str, memories: Iterable[Memory]) -> dict[str, str]:
-    """Name what trust learns to weigh: the models, and the classes of each memory and of what searches the tokens."""
+    """Name what trust learns to weigh: models, and the classes of memories and of what searches the tokens."""
     found = {"model": identity}
     for memory in memories:
         found[f"memory {memory.name}"] = type(memory).__name__

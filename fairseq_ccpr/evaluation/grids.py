@@ -41,7 +41,7 @@ class Worth(NamedTuple):
 
     @classmethod
     def measure(cls, model: Tensor, system: Tensor, weights: Mapping[str, Tensor]) -> Worth:
-        """Measure a system by log p_NMT and log p of N reference tokens, and each memory's weight there, fp32 [N]."""
+        """Measure a system by log p_NMT, log p and each memory's weight at N reference tokens, fp32 [N]."""
         gain = system - model
         means = {name: float(weight.mean()) for name, weight in weights.items()}
         return cls(float(gain.mean()), float((-gain).clamp_min(0).mean()), means)
@@ -89,7 +89,7 @@ class HeldOut:
         return torch.cat(log_probs), torch.cat(weights)
 
     def beside(self, memory: Memory, ensemble: RetrievalEnsemble) -> HeldOut:
-        """Keep what the other memories say of the references with their settings: `memory` alone can be asked again."""
+        """Keep what the other memories say of the references: `memory` alone can be asked with other settings."""
         texts = []
         for text in self.having(names_of(ensemble)).texts:
             records = dict(text.records)
@@ -132,7 +132,7 @@ def limited(ensemble: RetrievalEnsemble, said: Mapping[str, Said]) -> dict[str, 
 
 
 def log_likelihood(model: Tensor, said: Iterable[Said]) -> Tensor:
-    """Compute log p of N references by log p_NMT, fp32 [N], and what each memory says; it can be differentiated."""
+    """Compute log p of N references by log p_NMT and what memories say, fp32 [N]; it can be differentiated."""
     votes = [(one.clamp_min(SILENT), weight.clamp(LEAST_WEIGHT, ALMOST_ALL)) for one, weight in said]
     return interpolate_references(model, votes)
 
@@ -198,7 +198,7 @@ class Grids:
     def _alongside(
         self, memory: Memory, text: HeldOut, ensemble: RetrievalEnsemble
     ) -> tuple[HeldOut, dict[str, Said]]:
-        """Return the batches that a memory is scored on, and what the others say there: quick ones are scored apart."""
+        """Return what a memory is scored on, and what the others say there: quick ones are scored apart."""
         if memory.quick:
             return text, {}
         likeliest = with_settings(
@@ -238,14 +238,14 @@ class Grids:
 
 
 def with_settings(ensemble: RetrievalEnsemble, *settings: Any) -> RetrievalEnsemble:
-    """Return an ensemble without trust, with other settings of the memories that have settings of these types."""
+    """Return an ensemble without trust, with these settings of memories that have settings of their types."""
     kinds = {type(one): one for one in settings}
     chosen = [memory for memory in ensemble.voting if memory.tuned and type(memory.settings) in kinds]
     return ensemble.replacing(*(memory.changed(**vars(kinds[type(memory.settings)])) for memory in chosen))
 
 
 def candidates(grid: Grid, count: int) -> Sequence[Any]:
-    """Pick the likeliest points of a grid that have a k, a T or a lambda that none before has, for each kind of lambda.
+    """Pick the likeliest points of a grid that have a k, a T or a lambda that none before of their kind has.
 
     Likelihood and BLEU disagree on all three, and likelihood wants ever more neighbours.
     """

@@ -1,4 +1,4 @@
-"""Tuning memories that act on the model's distribution: by likelihood, then token by token, before others vote."""
+"""Tuning memories that act on the model's distribution, before others vote."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class RescoredText(NamedTuple):
 def tune_rescoring(
     ensemble: RetrievalEnsemble, texts: Mapping[str, Sequence[Any]], trusting: bool, quiet: bool
 ) -> tuple[RetrievalEnsemble, dict[str, TextWorth]]:
-    """Tune the memories that act on the model: the ensemble without trust, and what they are worth on each text.
+    """Tune the memories that act on the model; returns the ensemble without trust, and their worth on each text.
 
     Args:
         texts: batches of held-out sentences by name, the first of the datastore's own domain.
@@ -74,7 +74,7 @@ def _record(
     quiet: bool,
     foreign: bool,
 ) -> RescoredText:
-    """Force-decode references, and record what a memory makes of the model's distribution before each token."""
+    """Force-decode references, and record what a memory makes of the model's distributions."""
     sentences: list[Tensor] = []
     some = spread(list(samples), sum(int(sample["ntokens"]) for sample in samples), most)
 
@@ -113,8 +113,8 @@ def _tuned(memory: Memory, texts: Sequence[RescoredText], trusting: bool) -> Mem
     memory = max(memory.alternatives(), key=lambda one: float(own.log_likelihood(one).mean()))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
-        begun = memory.training([text.record for text in texts])
-    if not trusting or begun is None:
+        begun = memory.training([text.record for text in texts]) if trusting else None
+    if begun is None:
         return memory
     trained, module = begun
 

@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 
 def compare_decoding(system: System) -> Decodings:
-    """Decode a subset with fairseq's plain generator and with the retrieving one, in turns; or with the plain one alone."""
+    """Decode a subset with fairseq's plain generator and, if there is one, the retrieving one, in turns."""
     system.task.load_dataset(system.cfg.dataset.gen_subset)
     generators = {BASE: system.generator(retrieve=False)}
     if system.ensemble is not None:
@@ -69,7 +69,7 @@ class TranslationScores:
 
     @property
     def metric(self) -> str:
-        """Name the score that systems are chosen by: of characters instead of words, BLEU says little that chrF does not."""
+        """Name the score that systems are chosen by: BLEU of characters says little that chrF does not."""
         return "chrF" if f"|tok:{CHARACTERS}|" in self.bleu_signature else "BLEU"
 
     @property
@@ -120,7 +120,7 @@ class Decodings:
         return score(hypotheses, [self.references[i] for i in ids], self.language)
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return a row per system: scores, seconds, tokens per second, and those as a ratio to the base model's."""
+        """Return a row per system: scores, seconds, tokens per second, and these in proportion to the base's."""
         base = self.systems[BASE]
         return [
             {
@@ -134,7 +134,7 @@ class Decodings:
         ]
 
     def examples(self, count: int) -> list[int]:
-        """Choose the sentences whose translation retrieval brought nearest to the reference, by chrF gained."""
+        """Choose the sentences that retrieval brought nearest to the reference, by chrF gained."""
         base, retrieval = (self.systems[name].hypotheses for name in (BASE, RETRIEVAL))
         gains = {
             i: sentence_chrf(retrieval[i], reference) - sentence_chrf(base[i], reference)

@@ -84,7 +84,7 @@ def split(texts: Sequence[T], what: str) -> tuple[list[T], list[T]]:
 def fit(
     module: nn.Module, loss: Callable[[T], Tensor], parts: tuple[list[T], list[T]], training: Training
 ) -> None:
-    """Train by the mean loss of the texts' first parts, and keep the state that is best on the second, perhaps the start.
+    """Train by the mean loss of texts; keeps the state that is best on what is held out, perhaps the start.
 
     Args:
         parts: see `split`. All texts count alike.

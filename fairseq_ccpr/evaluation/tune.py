@@ -1,4 +1,4 @@
-"""Tuning a datastore's settings: grids by likelihood, trust where it helps, the choice by decoding a sample."""
+"""Tuning a datastore: grids by likelihood, trust where it helps, the choice by decoding a sample."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class Trial:
         return self.scores[candidate.name].deciding
 
     def choose(self, tried: list[Candidate]) -> Candidate:
-        """Choose the best; for speed, the fastest of those better than the base and at most `LEVEL` below the best."""
+        """Choose the best; for speed, the fastest at most `LEVEL` below it and better than the base."""
         best, base = max(tried, key=self.deciding), self.scores[BASE].deciding
         if self.prefer == QUALITY:
             return best
@@ -111,17 +111,20 @@ class Trial:
         for memory in memories:
             kept = False
             for variant in memory.variants(self.system.cfg.task):
-                started = [winner] if winner.has(memory) else [one for one in tried if one.has(memory)]
-                if started and self._worth_trying(variant, kept, winner.ensemble, winner.has(memory)):
-                    chosen = self._try(variant, memory, self.choose(started))
-                    kept = kept or chosen not in started
-                    winner = chosen if variant.loss else self.choose([winner, chosen])
+                if not self._is_worth_trying(variant, memory, winner, kept):
+                    continue
+                start = winner
+                if not winner.has(memory):
+                    start = self.choose([one for one in tried if one.has(memory)])
+                chosen = self._try(variant, memory, start)
+                kept = kept or (chosen is not start and not variant.otherwise)
+                winner = chosen if start is winner else self.choose([winner, chosen])
         return winner
 
-    def _worth_trying(self, variant: Variant, kept: bool, ensemble: RetrievalEnsemble, leads: bool) -> bool:
+    def _is_worth_trying(self, variant: Variant, memory: Memory, winner: Candidate, kept: bool) -> bool:
         if variant.leaves_out:
-            return bool(ensemble.voting) and (kept or self.prefer == SPEED)
-        return leads if variant.loss else not (variant.otherwise and kept)
+            return bool(winner.ensemble.voting) and (kept or self.prefer == SPEED)
+        return winner.has(memory) if variant.loss else not (variant.otherwise and kept)
 
     def _try(self, variant: Variant, memory: Memory, candidate: Candidate) -> Candidate:
         """Decode with a variant of a candidate; return the one that is kept."""
@@ -141,7 +144,7 @@ class Tuned:
 
     best: Candidate
     helps: bool  # whether it is better than the model alone; if not, the interpolation weights are 0
-    # settings with a weight of 0, and which of their fields are written, of memories without which others are best
+    # of memories without which others are best: settings with a weight of 0, and fields that are written
     left_out: list[tuple[Any, tuple[str, ...]]]
     trial: Trial
     scored: int  # settings, by likelihood
@@ -169,7 +172,7 @@ class Tuned:
         return {name: self.trial.seconds[BASE] / seconds for name, seconds in self.trial.seconds.items()}
 
     def save_trust(self, parts: Parts, path: Path) -> None:
-        """Write the trust of the best, and what was trained of its memories, for the parts of the datastore."""
+        """Write the trust of the best, and what was trained of its memories."""
         ensemble = self.best.ensemble
         assert ensemble.trust is not None  # or there is nothing to write
         texts = {
@@ -186,7 +189,7 @@ class Tuned:
 
 @dataclass
 class Tuning:
-    """What the steps of tuning are given, and what they leave for later ones: each takes and returns candidates."""
+    """The steps of tuning, each of which takes and returns candidates, and what they leave for later ones."""
 
     trial: Trial
     # batches of held-out sentences by name, the first of the datastore's own domain
@@ -211,7 +214,7 @@ class Tuning:
         return [Candidate(self.whole)]
 
     def ask(self, candidates: list[Candidate]) -> list[Candidate]:
-        """Keep what the model and each memory say of each reference token, of one teacher-forced pass over each text."""
+        """Keep what the model and memories say of the references, in one teacher-forced pass over each text."""
         widest = self.whole.replacing(*(memory.widest() for memory in self.whole.memories))
         share = HELD_OUT_TOKENS // max(1, len(self.texts) - 1)  # many others cost as much as one
         for place, (name, samples) in enumerate(self.texts.items()):
@@ -232,7 +235,7 @@ class Tuning:
         return [Candidate(with_settings(self.whole, *settings)) for settings in chosen]
 
     def train(self, candidates: list[Candidate]) -> list[Candidate]:
-        """Train the votes of memories, and trust: for each candidate, and for the first without what is not quick."""
+        """Train votes and trust: for each candidate, and for the first without memories that are not quick."""
         first = candidates[0].ensemble
         if not self.trusting:
             return candidates
@@ -259,7 +262,7 @@ class Tuning:
         return [self.trial.vary(candidates, self.whole.memories)]
 
     def measured(self, winner: Candidate) -> dict[str, TextWorth]:
-        """Measure the likeliest settings on each text, and what the winner is worth there; on top of what rescores."""
+        """Measure the likeliest settings and the winner on each text, on top of what rescores."""
         measured, held = {}, self.whole.on(CPU)
         for text in self.held_out:
             systems = self.grids.worths(text, held) | winner.texts.get(text.name, {})
@@ -357,10 +360,10 @@ def is_small(text: HeldOut) -> bool:
 
 
 def silenced(ensemble: RetrievalEnsemble) -> RetrievalEnsemble:
-    """Return the ensemble with weights of 0: it translates as the model alone, to the bit, but for what no weight turns off.
+    """Return the ensemble with weights of 0: it translates as the model alone, to the bit.
 
-    That is corrections, and memories of your own that act on the model or the mixture, or whose votes are not
-    `bounded`.
+    What no weight turns off stays: corrections, and memories of your own that act on the model or the mixture,
+    or whose votes are not `bounded`.
     """
     silent = ensemble.replacing(*(memory.scaled(0.0) for memory in ensemble.memories))
     if not all(memory.tuned for memory in ensemble.voting):  # of one's own, whose weights Lambda_max bounds
@@ -377,7 +380,7 @@ def options_of(ensemble: RetrievalEnsemble) -> str:
 def _decode(
     system: System, tried: list[Candidate], samples: list[Any], base: bool = True
 ) -> tuple[dict[str, TranslationScores], dict[str, float]]:
-    """Decode with each candidate in turns; returns scores and seconds by name, and those of the base if it takes part."""
+    """Decode with each candidate in turns, and with the base; returns scores and seconds by name."""
     generators = {BASE: system.generator(retrieve=False)} if base else {}
     for candidate in tried:
         generators[candidate.name] = system.generator(retrieve=False)
