@@ -12,11 +12,12 @@ from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
 from fairseq_ccpr.decoding.memory import Memory, RescoringRecord, Step
 from fairseq_ccpr.decoding.mixture import Distribution
 from fairseq_ccpr.device import one_thread
+from fairseq_ccpr.evaluation.fit import FOREIGN_HARM, SEED, Training, fit, lost, split
 from fairseq_ccpr.evaluation.grids import HELD_OUT_TOKENS, TextWorth, Worth, spread
-from fairseq_ccpr.evaluation.training import FOREIGN_HARM, OF_RESCORING, SEED, fit, lost, split
 from fairseq_ccpr.timing import progress_over
 
 CPU = torch.device("cpu")  # where held-out text is weighed
+OF_RESCORING = Training("weights", updates=400, every=20, rate=0.02, weight_decay=1e-2)
 
 
 class RescoredText(NamedTuple):

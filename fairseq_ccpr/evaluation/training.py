@@ -1,122 +1,27 @@
-"""Training on held-out references: trust, the votes of phrases, and what the text's weight depends on."""
+"""Training trust, and the votes of memories, on held-out references."""
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol, Self, TypeVar
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble, trust_step
 from fairseq_ccpr.decoding.forced import ForcedText
 from fairseq_ccpr.decoding.memory import Memory
 from fairseq_ccpr.decoding.trust import Trust
 from fairseq_ccpr.device import one_thread
-from fairseq_ccpr.errors import ConfigurationError
+from fairseq_ccpr.evaluation.fit import FOREIGN_HARM, Training, fit, lost, split
 from fairseq_ccpr.evaluation.grids import HeldOut, Said, Worth, limited, log_likelihood, names_of, said_of
-from fairseq_ccpr.timing import progress_bar
 
-SEED = 1
-ONE_HELD_OUT_IN = 5  # sentences: it is not trained on, but chooses when to stop
 WITHOUT, WITH = "without trust", "with trust"
-# Weight of what a token of another domain loses against the model, besides the likelihood of its text.
-FOREIGN_HARM = 0.5
-# The same of what a token loses against the system without phrases. References are kinder than the hypotheses
-# of beam search, after which a phrase's continuation is right less often.
+# Weight of what a token loses against the system without phrases, as `FOREIGN_HARM`. References are kinder than
+# the hypotheses of beam search, after which a phrase's continuation is right less often.
 VOTE_HARM = 1.0
-
-
-class Training(NamedTuple):
-    """How something is trained, by AdamW."""
-
-    what: str
-    updates: int
-    every: int  # updates, after which the sentences held out are scored, and the rate falls
-    tokens: int  # of each text in an update
-    rate: float
-    weight_decay: float
-    falls: float  # to so much of itself
-
-
-OF_TRUST = Training("trust", 400, 20, 8192, 5e-3, 3e-3, 1.0)
-OF_VOTES = Training("votes", 240, 60, 512, 0.05, 0.0, 0.6)
-OF_RESCORING = Training("weight", 400, 20, 0, 0.02, 1e-2, 1.0)  # on all tokens at once
-
-
-class LearningText(Protocol):
-    """N tokens of a text to train on."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def sentences(self) -> Tensor:
-        """int64 [N]."""
-
-    def select(self, rows: Tensor) -> Self:
-        """Select some of the tokens, bool [N]."""
-
-    def draw(self, count: int, generator: torch.Generator) -> Self:
-        """Draw some of the tokens for an update."""
-
-
-T = TypeVar("T", bound=LearningText)
-
-
-def split(texts: Sequence[T], what: str) -> tuple[list[T], list[T]]:
-    """Part the tokens of each text by sentence: to train on, and held out.
-
-    Raises:
-        ConfigurationError: a text has too few sentences.
-    """
-    held_out = [text.sentences % ONE_HELD_OUT_IN == 0 for text in texts]
-    for text, rows in zip(texts, held_out):
-        if rows.all() or not rows.any():
-            raise ConfigurationError(
-                f"{text.name} has too few sentences to learn {what} from: give at least {ONE_HELD_OUT_IN + 1} pairs"
-            )
-    trained = [text.select(~rows) for text, rows in zip(texts, held_out)]
-    return trained, [text.select(rows) for text, rows in zip(texts, held_out)]
-
-
-def fit(
-    module: nn.Module, loss: Callable[[T], Tensor], parts: tuple[list[T], list[T]], training: Training
-) -> None:
-    """Train by the mean loss of texts; keeps the state that is best on what is held out, perhaps the start.
-
-    Args:
-        parts: see `split`. All texts count alike.
-    """
-    trained, held_out = parts
-    generator = torch.Generator().manual_seed(SEED)
-    optimizer = torch.optim.AdamW(module.parameters(), training.rate, weight_decay=training.weight_decay)
-    schedule = torch.optim.lr_scheduler.StepLR(optimizer, training.every, training.falls)
-
-    def mean(texts: Sequence[T]) -> Tensor:
-        return torch.stack([loss(text) for text in texts]).mean()
-
-    best, least = copy.deepcopy(module.state_dict()), float("inf")
-    with torch.enable_grad():
-        for update in progress_bar(training.what, "update", range(training.updates + 1)):
-            if update % training.every == 0:
-                with torch.no_grad():
-                    measured = float(mean(held_out))
-                if measured < least:
-                    best, least = copy.deepcopy(module.state_dict()), measured
-            some = [text.draw(training.tokens, generator) for text in trained]
-            optimizer.zero_grad()
-            mean(some).backward()
-            optimizer.step()
-            schedule.step()
-    module.load_state_dict(best)
-    module.requires_grad_(False)
-
-
-def lost(likelihood: Tensor, without: Tensor, harm: float) -> Tensor:
-    """Weigh what N tokens lose against a system, log p fp32 [N] each, with their mean -log p."""
-    return harm * (without - likelihood).clamp_min(0).mean() - likelihood.mean()
+OF_TRUST = Training("trust", updates=400, every=20, tokens=8192, rate=5e-3, weight_decay=3e-3)
+OF_VOTES = Training("votes", updates=240, every=60, tokens=512, rate=0.05, falls=0.6)
 
 
 @one_thread()
@@ -129,7 +34,6 @@ def train_votes(memory: Memory, ensemble: RetrievalEnsemble, texts: Sequence[Hel
         return memory
     trained, module = begun
     parts = split([text.beside(memory, ensemble) for text in texts], OF_VOTES.what)
-
     others = [other for other in ensemble.voting if other.name != memory.name]
 
     def likelihood(text: ForcedText, its: Said) -> Tensor:

@@ -14,6 +14,7 @@ from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
 from fairseq_ccpr.decoding.memory import Memory, Variant
 from fairseq_ccpr.decoding.trust import LearnedTrust, Trust, TrustDescription, save_trust
 from fairseq_ccpr.errors import ConfigurationError
+from fairseq_ccpr.evaluation.fit import SEED
 from fairseq_ccpr.evaluation.grids import (
     HELD_OUT_TOKENS,
     Grids,
@@ -26,7 +27,7 @@ from fairseq_ccpr.evaluation.grids import (
 )
 from fairseq_ccpr.evaluation.rescoring import CPU, tune_rescoring
 from fairseq_ccpr.evaluation.test_set import BASE, OtherText, TranslationScores, batches, decode
-from fairseq_ccpr.evaluation.training import SEED, WeighedText, train_trust, train_votes, worths
+from fairseq_ccpr.evaluation.training import WeighedText, train_trust, train_votes, worths
 from fairseq_ccpr.inference.system import System
 from fairseq_ccpr.settings import as_options, automatic_values
 

@@ -24,9 +24,10 @@ from fairseq_ccpr.decoding.phrase_memory import CONSENT
 from fairseq_ccpr.decoding.token_memory import trusted_neighbours
 from fairseq_ccpr.decoding.trust import LearnedTrust, Trust
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
+from fairseq_ccpr.evaluation.fit import split
 from fairseq_ccpr.evaluation.grids import force_decode_text
 from fairseq_ccpr.evaluation.test_set import OtherText, TranslationScores, batches, decode, other_texts
-from fairseq_ccpr.evaluation.training import WeighedText, split, train_trust, worths
+from fairseq_ccpr.evaluation.training import WeighedText, train_trust, worths
 from fairseq_ccpr.evaluation.tune import BATCHES, SAMPLED, Candidate, tune
 from fairseq_ccpr.inference.system import System
 from fairseq_ccpr.text.pairs import read_pairs

@@ -14,9 +14,10 @@ from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
 from fairseq_ccpr.decoding.phrase_votes import PhraseVotes
 from fairseq_ccpr.decoding.trust import load_trust
 from fairseq_ccpr.errors import ConfigurationError
+from fairseq_ccpr.evaluation.fit import ONE_HELD_OUT_IN, split
 from fairseq_ccpr.evaluation.grids import HeldOut, force_decode_text, limited, log_likelihood
 from fairseq_ccpr.evaluation.test_set import TranslationScores, batches, load
-from fairseq_ccpr.evaluation.training import ONE_HELD_OUT_IN, split, train_votes
+from fairseq_ccpr.evaluation.training import train_votes
 from fairseq_ccpr.evaluation.tune import Candidate
 from fairseq_ccpr.inference.resources import parse_generation
 from fairseq_ccpr.inference.system import System
