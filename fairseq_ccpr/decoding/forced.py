@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Self, TypeVar
 
 from torch import Tensor
 
-from fairseq_ccpr.decoding.mixture import SILENT, Columns, Distribution, Mixture, ModelEvidence, Vote
+from fairseq_ccpr.decoding.mixture import SILENT, Columns, Distribution, Mixture, ModelEvidence, Said, Vote
 
 T = TypeVar("T")
 
@@ -98,9 +98,9 @@ class ForcedText:
     mixture: Mixture  # of what they say with the model
     whole: Whole | None = None  # where it is scored
 
-    def said(self, votes: Sequence[Vote]) -> list[tuple[Tensor, Tensor]]:
+    def said(self, votes: Sequence[Vote]) -> list[Said]:
         """Look up what votes say of the targets, and their weights, as `Mixture.of_targets` takes them."""
-        return [(vote.log_prob(self.targets), vote.weight) for vote in votes]
+        return [vote.said(self.targets) for vote in votes]
 
     def mixed(self, votes: Sequence[Vote]) -> Tensor:
         """Mix log p of the targets with votes, fp32 [N]."""

@@ -25,9 +25,7 @@ SILENT = -80.0  # in place of log 0, whose differences and gradients are not num
 
 
 NamedColumns = Mapping[tuple[str, ...], Tensor]  # features at N tokens: n names -> fp32 [N, n]
-Said = Sequence[
-    tuple[Tensor, Tensor]
-]  # of each memory log p_r of N given tokens, and its weight, fp32 [N] each
+Said = tuple[Tensor, Tensor]  # of a memory: log p_r of N given tokens, and its weight there, fp32 [N] each
 
 
 class ModelEvidence(NamedTuple):
@@ -122,6 +120,10 @@ class Vote(NamedTuple):
     def log_prob(self, tokens: Tensor) -> Tensor:
         """Look up log p_r of a given token a row, int64 [H] -> fp32 [H]; -inf where it is none of the C."""
         return self.log_probs.masked_fill(self.values != tokens.unsqueeze(1), float("-inf")).amax(dim=1)
+
+    def said(self, tokens: Tensor) -> Said:
+        """Look up log p_r of a given token a row, int64 [H], and the weight there."""
+        return self.log_prob(tokens), self.weight
 
 
 @dataclass
@@ -299,17 +301,17 @@ class Mixture:
             log_probs.scatter_(1, vote.values, mixed)
         return log_probs
 
-    def of_targets(self, log_p: Tensor, said: Said) -> Tensor:
+    def of_targets(self, log_p: Tensor, said: Sequence[Said]) -> Tensor:
         """Mix log p_NMT [N] of a given token a row with what each memory says of it."""
         return torch.stack(self._terms(log_p, said)).logsumexp(dim=0) if said else log_p
 
-    def shares(self, log_p: Tensor, said: Said) -> Tensor:
+    def shares(self, log_p: Tensor, said: Sequence[Said]) -> Tensor:
         """Compute what part of p of given tokens is owed to the model and to each memory, [N, 1 + M]."""
         # Not numbers where none gives it any: a memory that acts on the mixture alone does.
         return torch.stack(self._terms(log_p, said), dim=1).softmax(dim=1).nan_to_num(0.0)
 
     @staticmethod
-    def _terms(log_p: Tensor, said: Said) -> list[Tensor]:
+    def _terms(log_p: Tensor, said: Sequence[Said]) -> list[Tensor]:
         total = sum((weight for _, weight in said), torch.zeros_like(log_p))
         left = torch.log1p(-total.clamp_max(ALMOST_ALL))
         return [left + log_p, *(weight.log() + retrieved for retrieved, weight in said)]

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import copy
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
 from fairseq_ccpr.decoding.forced import GivenText, Record
 from fairseq_ccpr.decoding.learned_memory import LearnedEntries, LearnedMemory, LearnedPhrases
-from fairseq_ccpr.decoding.memory import Begun, Memory, MemoryBatch, Snapshot, Step
+from fairseq_ccpr.decoding.memory import Begun, Memory, MemoryBatch, Snapshot, Step, Variant
 from fairseq_ccpr.decoding.mixture import (
     LookedUp,
     ModelEvidence,
@@ -37,6 +37,13 @@ from fairseq_ccpr.decoding.phrase_retriever import PhraseRetriever
 from fairseq_ccpr.decoding.phrase_votes import Consent, PhraseState, PhraseTable, PhraseVotes, Proposals
 from fairseq_ccpr.settings import signed
 from fairseq_ccpr.timing import FINDING, PHRASES, phase
+
+# What tuning compares.
+PHRASE_LAMBDAS = (0.2, 0.4, 0.6, 0.8, 1.0)
+HALF = 0.5  # of the weight
+CONSENT = 3.0  # nats, the bound on votes
+# BLEU or chrF given up for that bound: without it translations say what the source does not.
+CONSENT_LOSS = 0.3
 
 
 class PhraseEvidence(NamedTuple):
@@ -83,6 +90,8 @@ class PhraseMemory(Memory):
 
     name = "phrases"
     features = PhraseEvidence.names()
+    part = "phrase"
+    tuned = ("lambda_", "consent")
 
     candidates: CandidateSource
     settings: PhraseSettings
@@ -143,6 +152,31 @@ class PhraseMemory(Memory):
         counting = {**signed(self.settings), "votes": self.votes.digest()}
         learned = self.learned.entries if self.learned is not None else None
         return self.retriever.signature(counting, _phrases(learned))
+
+    def kind(self) -> str:
+        return "lambda of phrases"
+
+    def grid(
+        self, options: Any, records: Sequence[PhraseRecord], targets: Tensor
+    ) -> Iterator[tuple[PhraseSettings, Tensor, Tensor]]:
+        full = self.changed(lambda_=1.0)
+        votes = [record.vote(full, False) for record in records]
+        parts = targets.split([len(vote.weight) for vote in votes])
+        said = torch.cat([vote.log_prob(part) for vote, part in zip(votes, parts)])
+        weight = torch.cat([vote.weight for vote in votes])
+        for lambda_ in PHRASE_LAMBDAS:
+            yield replace(self.settings, lambda_=lambda_), said, lambda_ * weight
+
+    def training(self, records: Sequence[PhraseRecord]) -> tuple[PhraseMemory, PhraseVotes]:
+        """Begin with the votes as they are."""
+        votes = copy.deepcopy(self.votes).requires_grad_(True)
+        return replace(self, votes=votes), votes
+
+    def variants(self, options: Any) -> list[Variant]:
+        """Weigh less, since after references a phrase is right more often than after hypotheses; bound the votes."""
+        less = Variant(partial(PhraseMemory.scaled, factor=HALF))
+        bound = Variant(partial(PhraseMemory.changed, consent=CONSENT), loss=CONSENT_LOSS)
+        return [less, bound] if options.phrase_consent is None else [less]
 
 
 @dataclass

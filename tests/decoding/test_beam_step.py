@@ -82,7 +82,7 @@ def make_ensemble(
     trust = None
     if trusting:
         trust = LearnedTrust(BOTH)
-        torch.nn.init.normal_(trust.output.weight)
+        torch.nn.init.normal_(trust.gate.output.weight)
         trust.requires_grad_(False).to(device)
     return RetrievalEnsemble([model], [tokens, phrases], dictionary.pad(), MixtureSettings(), trust)
 
@@ -161,7 +161,7 @@ class Deaf(Mixture):
     def mix(self, log_probs: Tensor, votes: Sequence[Vote]) -> Tensor:
         return log_probs
 
-    def of_targets(self, log_p: Tensor, said: Said) -> Tensor:
+    def of_targets(self, log_p: Tensor, said: Sequence[Said]) -> Tensor:
         return log_p
 
 
