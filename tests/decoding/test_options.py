@@ -179,7 +179,15 @@ def test_the_documentation_has_the_defaults_of_the_settings() -> None:
 
 
 def test_options_are_taken_by_their_former_names() -> None:
-    words = ["data-bin", "--path", "model.pt", "--{tokens}-k", "3", "--no-{tokens}-guard", "--{phrases}-lambda=0.25"]
+    words = [
+        "data-bin",
+        "--path",
+        "model.pt",
+        "--{tokens}-k",
+        "3",
+        "--no-{tokens}-guard",
+        "--{phrases}-lambda=0.25",
+    ]
     current, former = (
         parse_generation([word.format(tokens=tokens, phrases=phrases) for word in words]).task
         for tokens, phrases in (("tokens", "phrases"), ("knn", "phrase"))

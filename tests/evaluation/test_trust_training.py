@@ -90,7 +90,7 @@ def test_training_is_never_worse_than_its_start_on_sentences_held_out(kind: type
 def domain_text(name: str, foreign: bool, count: int = 3000) -> WeighedText:
     """A text whose neighbours are right at home and wrong abroad; one feature of many tells where it is."""
     generator = torch.Generator().manual_seed(SEED + foreign)
-    inputs = torch.randn(count, len(LearnedTrust(TOKENS).names), generator=generator)
+    inputs = torch.randn(count, len(LearnedTrust(TOKENS).gate.names), generator=generator)
     inputs[:, 5] += -3 if foreign else 3
     right = torch.rand(count, 1, generator=generator) < (0.02 if foreign else 0.98)
     retrieved = torch.where(right, torch.tensor(0.9), torch.tensor(1e-9)).log()
