@@ -20,12 +20,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from fairseq_ccpr.datastore.token import KeyProjection
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
-<<<<<<< ours
-from fairseq_ccpr.decoding.mixture import Mixture, Said, Vote
-=======
 from fairseq_ccpr.decoding.gate import Gate
-from fairseq_ccpr.decoding.mixture import interpolate_
->>>>>>> theirs
+from fairseq_ccpr.decoding.mixture import Mixture, Said, Vote
 from fairseq_ccpr.decoding.options import MixtureSettings, PhraseSettings, TokenRetrievalSettings
 from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
 from fairseq_ccpr.decoding.phrase_votes import PhraseState, PhraseVotes
