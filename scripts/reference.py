@@ -11,7 +11,6 @@ writes them, and a test fails where they are out of date. It also prints how man
 from __future__ import annotations
 
 import argparse
-import ast
 import inspect
 import json
 import re
