@@ -299,10 +299,10 @@ def sharded_store(ccpr: Ccpr, repeated_text: Path) -> Path:
 @pytest.fixture(scope="session")
 def phrases(world: World, phrase_store: Path) -> list[object]:
     """Options of decoding with the phrases alone."""
-    return ["--datastore", phrase_store, *subword_options(world), "--phrase-k", 3]
+    return ["--datastore", phrase_store, *subword_options(world), "--phrases-k", 3]
 
 
 @pytest.fixture(scope="session")
 def joint(world: World, both: Path) -> list[object]:
     """Options of decoding with tokens and phrases."""
-    return ["--datastore", both, *subword_options(world), "--phrase-k", 3, "--knn-lambda", 0.4]
+    return ["--datastore", both, *subword_options(world), "--phrases-k", 3, "--tokens-lambda", 0.4]

@@ -44,7 +44,7 @@ with Translator(
     "datastores/demo/model.pt",
     datastore="datastores/demo/ready",
     task="translation_cosine",
-    knn_temperature=0.1,
+    tokens_temperature=0.1,
 ) as translator:
     for translation in translator.translate(["Und es traten Pharisäer herzu und fragten ihn."]):
         print(translation.text)

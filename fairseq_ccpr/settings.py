@@ -2,10 +2,10 @@
 
     @dataclass(frozen=True)
     class Settings:
-        PREFIX: ClassVar[str] = "knn"
+        PREFIX: ClassVar[str] = "tokens"
         k: int = option(8, "neighbours retrieved for each token", within="[1, inf)", needs="at least 1 neighbour")
 
-gives argparse and fairseq the option `--knn-k` with its help and default, refuses `--knn-k 0` (`check`),
+gives argparse and fairseq the option `--tokens-k` with its help and default, refuses `--tokens-k 0` (`check`),
 reads the options back (`read_options`), writes them out (`as_options`), and names the value in signatures
 (`signed`).
 """
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, field, fields
 from enum import Enum
@@ -23,6 +24,8 @@ from typing import Any, Optional, TypeVar, get_args, get_origin, get_type_hints
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.version import __version__
 
+# What options of retrieval began with before; these names are taken as well, and no help shows them.
+FORMER_PREFIXES = {"knn": "tokens", "phrase": "phrases"}
 NUMBERS = {int: "N", float: "X"}  # what the value of an option is called, unless it says so
 
 S = TypeVar("S")
@@ -194,8 +197,8 @@ def as_options(
 def as_words(options: Mapping[str, Any]) -> list[str]:
     """Write options given by name as words of a command line: False and None are left out.
 
-    >>> as_words({"beam": 5, "knn_k": 8, "bf16": True, "quiet": False})
-    ['--beam', '5', '--knn-k', '8', '--bf16']
+    >>> as_words({"beam": 5, "tokens_k": 8, "bf16": True, "quiet": False})
+    ['--beam', '5', '--tokens-k', '8', '--bf16']
     """
     given = {
         f"--{_dashed(name)}": value
@@ -234,8 +237,20 @@ def signature(parts: Mapping[str, object]) -> str:
     return "|".join(f"{name}:{value}" for name, value in {**parts, "v": __version__}.items())
 
 
+def current_name(name: str) -> str:
+    """Return what an option of retrieval is called today, given as a word or as a name of Python.
+
+    >>> current_name("--knn-k=8"), current_name("no_knn_guard"), current_name("beam")
+    ('--tokens-k=8', 'no_tokens_guard', 'beam')
+    """
+    found = re.match(r"((?:--)?(?:no[-_])?)(\w+?)(?=[-_])", name)
+    if found is None or found[2] not in FORMER_PREFIXES:
+        return name
+    return found[1] + FORMER_PREFIXES[found[2]] + name[found.end() :]
+
+
 def option_name(kind: type, one: Field[Any]) -> str:
-    """As typed: --knn-lambda of `lambda_` with the prefix knn; --no-knn-guard of what is on by default."""
+    """As typed: --tokens-lambda of `lambda_` with the prefix tokens; --no-tokens-guard of what is on by default."""
     return f"--{_dashed(_dest(kind, one))}"
 
 

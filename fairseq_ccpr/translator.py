@@ -65,7 +65,7 @@ class Translator(System):
         device: such as "cpu" or "cuda:1"; left out, the GPU where there is one.
         precision: of the model, "fp32", "fp16" or "bf16".
         options: any other option of fairseq-generate by its name, and of retrieval, such as `lenpen=1.2` or
-            `knn_k=16`. Settings of retrieval that are left out are as `fairseq-ccpr tune` left them with the
+            `tokens_k=16`. Settings of retrieval that are left out are as `fairseq-ccpr tune` left them with the
             datastore.
 
     Raises:

@@ -44,7 +44,7 @@ KEYED = ("keys_fingerprint", "keys_fingerprints", "open_index", "find_damage")
 INHERITED = {  # what is public of the classes above
     "Translator": ("translate",), "TokenDatastore": KEYED, "PhraseDatastore": KEYED
 }  # fmt: skip
-OWN_OPTIONS = ("datastore", "untuned", "trust", "knn_log")  # of the task itself
+OWN_OPTIONS = ("datastore", "untuned", "trust", "tokens_log")  # of the task itself
 
 
 def pages() -> dict[str, str]:

@@ -344,4 +344,4 @@ def token_grid(
     """Mean log-likelihood of the references at points of a grid of the tokens, see `TokenMemory.points`."""
     found = joined([one.records[memory.name] for one in text.texts], torch.cat)
     points = memory.points(found, text.targets, *grid)
-    return {one: float(log_likelihood(text.mixture, text.log_probs, [said]).mean()) for one, *said in points}
+    return {one: float(log_likelihood(text.mixture, text.log_probs, [(p, w)]).mean()) for one, p, w in points}

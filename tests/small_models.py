@@ -70,7 +70,7 @@ class World:
             "-t",
             "en",
         ]
-        words += ["--path", self.model, "--datastore", self.datastore, "--cpu", "--knn-temperature", 5]
+        words += ["--path", self.model, "--datastore", self.datastore, "--cpu", "--tokens-temperature", 5]
         words += ["--max-len-b", 25, *extra]
         return [str(word) for word in words]
 

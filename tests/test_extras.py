@@ -124,4 +124,4 @@ def test_the_wheel_works_without_the_repository(published: Path, tmp_path: Path)
     folder = run("fairseq_ccpr", "--user-dir").strip()
     assert folder == str(tmp_path / "site/fairseq_ccpr")
     words = ["--user-dir", folder, "--task", "translation_retrieval"]
-    assert "--knn-k" in run("fairseq_cli.generate", *words, "--help")
+    assert "--tokens-k" in run("fairseq_cli.generate", *words, "--help")

@@ -23,9 +23,9 @@ from fairseq_ccpr.text.pairs import read_pairs
 from tests.helpers import call, write_lines
 from tests.small_models import World
 
-SHORT = {"max_len_b": 45, "device": "cpu", "knn_temperature": 5}
+SHORT = {"max_len_b": 45, "device": "cpu", "tokens_temperature": 5}
 # what it learned, it says
-KEEN: dict[str, Any] = {**SHORT, "knn_lambda": 0.95, "knn_k": 4, "knn_temperature": 0.5}
+KEEN: dict[str, Any] = {**SHORT, "tokens_lambda": 0.95, "tokens_k": 4, "tokens_temperature": 0.5}
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +73,7 @@ def test_the_last_correction_counts_and_an_earlier_one_can_be_brought_back(
 ) -> None:
     """Each as if the other had never been learned, to the bit, signature included."""
     folders = [Path(shutil.copytree(store, tmp_path / name)) for name in "ab"]
-    options = {**KEEN, "knn_k": 1}
+    options = {**KEEN, "tokens_k": 1}
     translator, first, second = (Translator(datastore=folder, **options) for folder in (store, *folders))
     (source, wrong), (_, right) = pairs[:2]
     for one, texts in ((translator, (pairs[2], (source, wrong))), (first, (pairs[2], (source, wrong)))):
@@ -146,7 +146,7 @@ def test_sources_that_differ_in_unknown_characters_are_two(store: Path) -> None:
 
 
 @pytest.mark.parametrize("parts", ["tokens", "all"])
-@pytest.mark.parametrize("settings", [KEEN, {**SHORT, "knn_k": 8}], ids=["keen", "defaults"])
+@pytest.mark.parametrize("settings", [KEEN, {**SHORT, "tokens_k": 8}], ids=["keen", "defaults"])
 def test_what_the_datastore_has_of_a_learned_source_gives_way_until_that_is_forgotten(
     world: World, store: Path, both: Path, mono: Path, tmp_path: Path, parts: str, settings: dict[str, Any]
 ) -> None:
@@ -159,7 +159,7 @@ def test_what_the_datastore_has_of_a_learned_source_gives_way_until_that_is_forg
         call(
             "build text", text, "--path", world.model, "--data", world.data_bin, "--output", store, "--quiet"
         )
-        settings = {**settings, "text_alpha": 0.3, "phrase_lambda": 0.3}
+        settings = {**settings, "text_alpha": 0.3, "phrases_lambda": 0.3}
     sources = [source for source, _ in rows]
     translator = Translator(datastore=store, **settings)
     before = outcome(translator, sources)

@@ -21,9 +21,9 @@ from tests.helpers import call, refused, write_lines
 from tests.killing import store_at
 from tests.small_models import Ccpr, World, Xpr, subword_options
 
-SHORT: dict[str, Any] = {"max_len_b": 25, "device": "cpu", "knn_temperature": 5, "phrase_k": 3}
+SHORT: dict[str, Any] = {"max_len_b": 25, "device": "cpu", "tokens_temperature": 5, "phrases_k": 3}
 # of the memories
-PHRASES_ALONE = {**SHORT, "knn_lambda": 0.0, "phrase_lambda": 0.9, "phrase_min_similarity": 0.0}
+PHRASES_ALONE = {**SHORT, "tokens_lambda": 0.0, "phrases_lambda": 0.9, "phrases_min_similarity": 0.0}
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +114,7 @@ def test_a_text_decoded_as_fairseq_does_has_what_was_learned_and_the_command_ret
     store: Path, world: World, ccpr: Ccpr, pairs: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = ["--datastore", store, "--cpu", "--quiet"]
-    (source, target), options = pairs[0], [store, "--cpu", "--phrase-k", 3, "--phrase-min-similarity", 0]
+    (source, target), options = pairs[0], [store, "--cpu", "--phrases-k", 3, "--phrases-min-similarity", 0]
     assert "learned 1 pair " in call("learn", *words, "--source", source, "--target", target).stdout
     shown = call("inspect", store).stdout
     assert "learned        1 pair, in addition to them, 1 of them with phrases (" in shown
@@ -159,7 +159,7 @@ def test_phrases_in_another_folder_do_not_learn_and_that_is_said(
 def test_phrases_that_are_left_out_do_not_learn_and_that_is_said(
     store: Path, pairs: list[tuple[str, str]], caplog: pytest.LogCaptureFixture
 ) -> None:
-    translator = Translator(datastore=store, phrase_lambda=0, **SHORT)
+    translator = Translator(datastore=store, phrases_lambda=0, **SHORT)
     assert " phrases:" not in (translator.signature or "") and translator.learn(*pairs[0]).id == 1
     assert "do not count: their weight is 0, and they are not loaded" in caplog.text
     translator.close()
@@ -187,7 +187,7 @@ def test_phrases_of_one_entry_a_string_do_not_learn_and_that_is_said(
         "--cpu",
         "--quiet",
     )
-    translator = Translator(datastore=folder, **SHORT, phrase_segmentation="all")
+    translator = Translator(datastore=folder, **SHORT, phrases_segmentation="all")
     translator.learn(*pairs[0])
     assert (
         "do not count: they are one entry a string, the mean over its places in one text (XPR)" in caplog.text
@@ -212,7 +212,7 @@ def test_phrases_alone_learn_once_they_have_an_empty_token_part(
     assert (
         TokenDatastore(folder).section.size == 0 and "health         good" in call("inspect", folder).stdout
     )
-    translator = Translator(datastore=folder, max_len_b=25, device="cpu", phrase_min_similarity=0.0)
+    translator = Translator(datastore=folder, max_len_b=25, device="cpu", phrases_min_similarity=0.0)
     number = translator.learn(*pairs[0]).id
     assert len(store_at(folder).phrases[number].spans) and str(translator.signature).count("|learned:1-") == 2
     refused(call("build memory", *words, "--output", folder, check=False), "exists: give a new folder")
@@ -225,12 +225,12 @@ def test_another_encoder_or_a_changed_lexicon_is_refused(
     shutil.copytree(world.datastore, folder)
     words = ["--encoder", ccpr.checkpoint, "--segmentation", f"lexicon:{lexicon}", "--cpu", "--quiet"]
     call("build phrases", mono, *words, "--output", folder)
-    translator = Translator(datastore=folder, **SHORT, phrase_segmentation="all")
+    translator = Translator(datastore=folder, **SHORT, phrases_segmentation="all")
     number = translator.learn("Haus und Hof", "the house and the yard").id
     assert store_at(folder).phrases[number].spans.tolist() == [[0, 9], [10, 13]]
     translator.close()
     write_lines(lexicon, "the yard")
-    translator = Translator(datastore=folder, **SHORT, phrase_segmentation="all")
+    translator = Translator(datastore=folder, **SHORT, phrases_segmentation="all")
     with pytest.raises(
         DatastoreError, match=r"lexicon.txt, which names the phrases of .*, has changed since they were"
     ):
@@ -242,9 +242,9 @@ def test_another_encoder_or_a_changed_lexicon_is_refused(
     with pytest.raises(
         DatastoreError, match=r"0.journal was learned with another segmentation of phrases than"
     ):
-        Translator(datastore=folder, **SHORT, phrase_segmentation="all")
+        Translator(datastore=folder, **SHORT, phrases_segmentation="all")
     shutil.rmtree(folder / LEARNED)
     lexicon.unlink()
-    translator = Translator(datastore=folder, **SHORT, phrase_segmentation="all")
+    translator = Translator(datastore=folder, **SHORT, phrases_segmentation="all")
     with pytest.raises(ConfigurationError, match=r"there is no lexicon .*lexicon.txt"):
         translator.learn(*pairs[0])

@@ -23,7 +23,7 @@ from fairseq_ccpr.errors import ConfigurationError
 from tests.helpers import PROGRAM, ROOT, call, hypotheses, own_bytes, refused, texts
 from tests.small_models import World, subword_options
 
-SHORT = {"max_len_b": 25, "device": "cpu", "knn_temperature": 5}
+SHORT = {"max_len_b": 25, "device": "cpu", "tokens_temperature": 5}
 
 
 @pytest.fixture(scope="module")
@@ -91,10 +91,10 @@ def test_without_a_datastore_the_model_translates_alone(
     world: World, translator: Translator, sentences: list[str], decode: Callable
 ) -> None:
     alone = Translator(
-        world.model, data=world.data_bin, **{k: v for k, v in SHORT.items() if k != "knn_temperature"}
+        world.model, data=world.data_bin, **{k: v for k, v in SHORT.items() if k != "tokens_temperature"}
     )
     assert alone.signature is None and texts(alone, sentences) != texts(translator, sentences)
-    silent = Translator(world.model, datastore=world.datastore, knn_lambda=0, **SHORT)
+    silent = Translator(world.model, datastore=world.datastore, tokens_lambda=0, **SHORT)
     assert texts(silent, sentences) == texts(alone, sentences)
 
 
@@ -127,7 +127,7 @@ def test_sentences_are_read_a_window_at_a_time(translator: Translator, sentences
 def test_threads_and_translators_do_not_mix_their_queries(
     world: World, translator: Translator, sentences: list[str]
 ) -> None:
-    other = Translator(datastore=world.datastore, knn_lambda=0.9, beam=2, **SHORT)
+    other = Translator(datastore=world.datastore, tokens_lambda=0.9, beam=2, **SHORT)
     wanted = [texts(translator, sentences), texts(other, sentences)]
     assert wanted[0] != wanted[1]
     found: dict[int, list[str]] = {}
@@ -150,10 +150,10 @@ def test_alternatives_and_other_options_of_fairseq(world: World, sentences: list
     assert len(scores) == 3 and scores == sorted(scores, reverse=True)
     for named, sentence in (
         ({"baem": 5}, "no option --baem; did you mean --beam"),
-        ({"knn_kk": 5}, "no option --knn-kk; did you mean --knn-k"),
-        ({"knn_k": 0}, "--knn-k is 0"),
+        ({"tokens_kk": 5}, "no option --tokens-kk; did you mean --tokens-k"),
+        ({"tokens_k": 0}, "--tokens-k is 0"),
         ({"baem": None}, "no option baem; did you mean beam"),
-        ({"knn_confidence": True}, "--knn-confidence needs keys of length 1"),
+        ({"tokens_confidence": True}, "--tokens-confidence needs keys of length 1"),
         ({"beam": "wide"}, "beam.*wide"),
         ({"beam": 0}, "--beam is 0: at least 1 is needed"),
         ({"score_reference": True}, "--score-reference is for fairseq-generate alone"),
@@ -208,7 +208,7 @@ def test_text_goes_from_standard_input_to_standard_output(
     world: World, translator: Translator, sentences: list[str]
 ) -> None:
     typed = "".join(f"{sentence}\n" for sentence in [*sentences[:3], "", *sentences[3:5]]).encode()
-    done = translate("--datastore", world.datastore, "--knn-temperature", 5, typed=typed)
+    done = translate("--datastore", world.datastore, "--tokens-temperature", 5, typed=typed)
     lines = done.stdout.decode().split("\n")
     assert lines == [*texts(translator, sentences[:3]), "", *texts(translator, sentences[3:5]), ""]
     assert b"retrieval signature: retriever:TokenRetriever|" in done.stderr
@@ -250,7 +250,7 @@ def test_bad_text_is_named_by_its_line(
 
 @pytest.mark.full
 def test_memory_of_a_long_run_is_flat(both: Path, sentences: list[str]) -> None:
-    translator = Translator(datastore=both, **SHORT, phrase_k=3)
+    translator = Translator(datastore=both, **SHORT, phrases_k=3)
     held = []
     for rounds in (3, 9):
         for _ in range(rounds):

@@ -107,13 +107,13 @@ def test_other_models_and_languages_are_refused(world: World, tmp_path: Path) ->
                 f"--{name.replace('_', '-')} has no effect",
             )
             for name, value in (
-                ("knn_k", 3),
-                ("phrase_reach", 1),
+                ("tokens_k", 3),
+                ("phrases_reach", 1),
                 ("text_alpha", 0.2),
                 ("text_beta", 1),
                 ("store_timeout", 3),
                 ("retrieval_lambda_max", 0.5),
-                ("knn_guard", True),
+                ("tokens_guard", True),
             )
         ),
         ({"bpe": "sentencepiece", "sentencepiece_model": "DAMAGED"}, "subwords cannot be loaded"),
@@ -183,10 +183,10 @@ def test_tuned_settings_stay_with_the_datastore(world: World, sentences: list[st
     assert "tuned, token   retriever:TokenRetriever|" in inspected
     # fairseq-generate takes them as well, unless told otherwise
     words = [*world.options("--datastore", store, "--batch-size", 1), *call_bpe(world)]
-    del words[words.index("--knn-temperature") : words.index("--knn-temperature") + 2]
+    del words[words.index("--tokens-temperature") : words.index("--tokens-temperature") + 2]
     found.cfg.dataset.batch_size = 1
     assert hypotheses(call("fairseq-generate", *words).stdout) == texts(found, sentences)
-    told = Translator(datastore=store, knn_lambda=0.3, device="cpu").signature
+    told = Translator(datastore=store, tokens_lambda=0.3, device="cpu").signature
     assert "|lambda:0.3|" in told and f"|k:{options['k']}|" in told
     assert "|k:8|lambda:0.5|T:10.0|" in Translator(datastore=store, untuned=True, device="cpu").signature
     # and they are not those of another datastore
@@ -223,7 +223,7 @@ def test_settings_of_other_keys_are_not_taken(
         signature = Translator(datastore=other, device="cpu").signature
     assert "|k:8|lambda:0.5|T:10.0|" in signature and "tune again" in caplog.text
     tuned = json.loads((store / TUNED).read_text())["tuned"]
-    tuned["token"]["settings"]["knn"]["of_old"] = 0.3
+    tuned["token"]["settings"]["tokens"]["of_old"] = 0.3
     write_checked_json(store / TUNED, {"format_version": 1, "tuned": tuned})
     with caplog.at_level("WARNING"):
         signature = Translator(datastore=store, device="cpu").signature
@@ -253,7 +253,7 @@ def test_where_retrieval_does_not_help_tuning_silences_it(world: World, tmp_path
     call("prepare", "--train", tmp_path / "foreign.tsv", *words, "--output", tmp_path / "data")
     call("build tokens", tmp_path / "data", "--path", world.model, "--output", foreign, "--cpu", "--quiet")
     shown = call(
-        "tune", world.data_bin, "--datastore", foreign, "--cpu", "--no-progress-bar", "--decode", 2, "--knn-k", 4
+        "tune", world.data_bin, "--datastore", foreign, "--cpu", "--no-progress-bar", "--decode", 2, "--tokens-k", 4
     ).stdout  # fmt: skip
     scores = {
         name: float(bleu) for bleu, name in re.findall(r"^ *(\d+\.\d\d) +\d+%  (.+)$", shown, re.MULTILINE)

@@ -75,7 +75,7 @@ def test_glossary_and_explanation_read_the_text_as_given(tmp_path: Path) -> None
     with Translator(MODEL, glossary=str(terms), device="cpu") as translator:
         found = [one.text for one in translator.translate(["Preis: 5 €", "Öffnen Sie {name}.", "Preis: 5 £"])]
     assert found[0] == "Preis: 5 euros" and "your name" in found[1] and found[2] == "Preis: 5 £"
-    with Translator(MODEL, datastore=DEMO / "ready", knn_lambda=0, trust="none", **OPTIONS) as translator:
+    with Translator(MODEL, datastore=DEMO / "ready", tokens_lambda=0, trust="none", **OPTIONS) as translator:
         explanation = translator.explain(["Preis: 5 €", "— 😀"])
     assert [(one.source, one.translation, one.plain) for one in explanation.sentences] == [
         ("Preis: 5 €", "Preis: 5 €", "Preis: 5 €"), ("— 😀", "— 😀", "— 😀"),

@@ -38,7 +38,7 @@ def agreement_weight(
     Args:
         scores, values: fp32 and int64 [N, k], the neighbours' scores, -inf where one is missing, and their tokens.
         model: what the model says of those tokens; not needed here.
-        settings: the `--knn-*` options.
+        settings: the `--tokens-*` options.
     """
     found = scores > float("-inf")
     same = (values.unsqueeze(2) == values.unsqueeze(1)) & found.unsqueeze(1)  # [N, k, k]

@@ -28,6 +28,7 @@ from fairseq_ccpr.datastore.manifest import REVERSE_MODEL, Manifest, ProjectionD
 from fairseq_ccpr.datastore.parts import KEYS, PROJECTION_FILE, PROVENANCE, VALUES
 from fairseq_ccpr.datastore.token import KeyProjection, TokenDatastore
 from fairseq_ccpr.datastore.tuned import UNTUNED, write_tuned
+from fairseq_ccpr.decoding.options import TokenRetrievalSettings
 from fairseq_ccpr.decoding.task import BILINGUAL, task_words
 from fairseq_ccpr.device import tell_slow_fp16
 from fairseq_ccpr.errors import CheckpointError, ConfigurationError, DatastoreError
@@ -503,5 +504,7 @@ def write_empty_store(
         part.lay_out({})
         KeyProjection.scaling(dimension).save(part.partial / PROJECTION_FILE)
         part.finish((), len(source), source.unk())
-        write_tuned({"token": TokenDatastore(folder)}, {"knn": EMPTY_SETTINGS}, UNTUNED)
+        write_tuned(
+            {"token": TokenDatastore(folder)}, {TokenRetrievalSettings.PREFIX: EMPTY_SETTINGS}, UNTUNED
+        )
     return section

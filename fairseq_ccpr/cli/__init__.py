@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fairseq_ccpr.errors import PROGRAM, CcprError, did_you_mean, explain_usage
+from fairseq_ccpr.settings import current_name
 from fairseq_ccpr.version import __version__
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def _main() -> None:
     gc.set_threshold(100_000)  # importing and loading make many objects and hardly a cycle
     # Before torch: otherwise its threads spin for each other, which on a busy machine takes most of the time.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    words = sys.argv[1:]
+    words = [current_name(word) if word.startswith("--") else word for word in sys.argv[1:]]
     command = next((name for name in (" ".join(words[:2]), " ".join(words[:1])) if name in COMMANDS), None)
     if words[:1] == [COMPLETION]:
         command = COMPLETION

@@ -52,8 +52,8 @@ EVERYDAY = {
     },
     "retrieval": dict.fromkeys(
         (
-            "--datastore", "--untuned", "--trust", "--glossary", "--knn-k", "--knn-lambda", "--knn-temperature",
-            "--knn-likeness", "--phrase-k", "--phrase-lambda", "--phrase-encoder", "--text-alpha", "--text-beta",
+            "--datastore", "--untuned", "--trust", "--glossary", "--tokens-k", "--tokens-lambda", "--tokens-temperature",
+            "--tokens-likeness", "--phrases-k", "--phrases-lambda", "--phrases-encoder", "--text-alpha", "--text-beta",
         ), ""
     ),
 }  # fmt: skip

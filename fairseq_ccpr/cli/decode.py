@@ -38,28 +38,30 @@ TEXT, JSONL = "text", "jsonl"
 
 @command(
     """\
-Tune retrieval on held-out pairs: settings (--knn-k, --knn-lambda, --knn-temperature, --knn-likeness for tokens;
---phrase-lambda with --combiner fixed), the votes of retrieved phrases, and trust, a small network that weighs model, tokens
-and phrases at each token. The result is stored with the datastore, where every command and fairseq-generate find it:
+Tune retrieval on held-out pairs: settings (--tokens-k, --tokens-lambda, --tokens-temperature, --tokens-likeness for
+tokens; --phrases-lambda with --combiner fixed), the votes of retrieved phrases, and trust, a small network that
+weighs model, tokens and phrases at each token. The result is stored with the datastore, where every command and
+fairseq-generate find it:
 
   fairseq-ccpr tune data-bin --path model.pt --datastore datastores/mine --also other-data-bin
   fairseq-ccpr translate --datastore datastores/mine < in.txt > out.txt
 
---also names pairs of other domains, a few hundred or more, whose translations should lose nothing. Trust that has seen only
-the datastore's domain helps there and harms elsewhere.
+--also names pairs of other domains, a few hundred or more, whose translations should lose nothing. Trust that has
+seen only the datastore's domain helps there and harms elsewhere.
 
-One teacher-forced pass over each text scores hundreds of settings by the likelihood of the references. Trust is learned
-with the best temperature, for 8 and for 32 neighbours, and starts from a weight of 0.5. A third of the held-out pairs is
-then decoded with each candidate and with the model alone. If none beats the model, the weights of tokens, phrases and text
-are set to 0. Trust in tokens and phrases together takes the number of neighbours that was tuned for the tokens alone, or
-else 32. Where the tokens alone are better, the weight of phrases becomes 0. A bound on their votes (--phrase-consent 3) is
-tried unless one is given, and kept unless it costs more than 0.3 BLEU or chrF. --output FILE writes the options there
-instead, for $(cat FILE), and trust to FILE.trust.
+One teacher-forced pass over each text scores hundreds of settings by the likelihood of the references. Trust is
+learned with the best temperature, for 8 and for 32 neighbours, and starts from a weight of 0.5. A third of the
+held-out pairs is then decoded with each candidate and with the model alone. If none beats the model, the weights of
+tokens, phrases and text are set to 0. Trust in tokens and phrases together takes the number of neighbours that was
+tuned for the tokens alone, or else 32. Where the tokens alone are better, the weight of phrases becomes 0. A bound on
+their votes (--phrases-consent 3) is tried unless one is given, and kept unless it costs more than 0.3 BLEU or chrF.
+--output FILE writes the options there instead, for $(cat FILE), and trust to FILE.trust.
 
-For an adapter's keys the grid has both a fixed lambda and lambda*; --knn-confidence or --no-knn-confidence restricts it to
-one of them, --knn-k, --knn-temperature and --knn-likeness to one value. These are not tuned, and are stored as given:
---knn-sentences, --knn-lambda-star, --knn-min-similarity, --knn-lambda-max, --knn-guard, --phrase-k, --phrase-min-similarity,
---phrase-threshold, --phrase-segmentation, --phrase-reach, --retrieval-lambda-max.
+For an adapter's keys the grid has both a fixed lambda and lambda*; --tokens-confidence or --no-tokens-confidence
+restricts it to one of them, --tokens-k, --tokens-temperature and --tokens-likeness to one value. These are not tuned,
+and are stored as given: --tokens-sentences, --tokens-lambda-star, --tokens-min-similarity, --tokens-lambda-max,
+--tokens-guard, --phrases-k, --phrases-min-similarity, --phrases-threshold, --phrases-segmentation, --phrases-reach,
+--retrieval-lambda-max.
 """,
     shown=SHOWN - {"--trust", "--glossary", "--untuned", "--nbest", "--replace-unk"},
 )
@@ -371,7 +373,7 @@ def explain(
     """\
 Decode a subset with the base model and with retrieval, in turns. Print BLEU, chrF and speed of both, and three
 sentences that retrieval improved. All options are those of fairseq-generate --task translation_retrieval:
---knn-k, --knn-lambda, --knn-temperature, --gen-subset, --beam, --max-tokens, --bpe and so on. With
+--tokens-k, --tokens-lambda, --tokens-temperature, --gen-subset, --beam, --max-tokens, --bpe and so on. With
 --results-path DIR it writes base.txt, retrieval.txt, source.txt, reference.txt and comparison.json there once both
 are decoded. Without --datastore the base model decodes alone.
 """,

@@ -75,7 +75,7 @@ are left out and counted by reason. An interrupted run may be run again.
 
 memory shows what was learned, and exports it; forget removes pairs.
 """,
-    shown=MODEL | {"--datastore", "--phrase-encoder", "--batch-size", "--max-tokens"} | DEVICE,
+    shown=MODEL | {"--datastore", "--phrases-encoder", "--batch-size", "--max-tokens"} | DEVICE,
 )
 def learn(
     rest: list[str],

@@ -1,4 +1,4 @@
-"""What each token of given targets owes to the model and to each memory, and the log of it (`--knn-log`)."""
+"""What each token of given targets owes to the model and to each memory, and the log of it (`--tokens-log`)."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class RetrievalLog:
         try:
             self.stream = path.open("w", encoding="utf-8")
         except OSError as error:
-            raise ConfigurationError(f"--knn-log {path} cannot be written ({error.strerror})") from None
+            raise ConfigurationError(f"--tokens-log {path} cannot be written ({error.strerror})") from None
 
     def write(self, ensemble: RetrievalEnsemble, sample: dict[str, Any], hypotheses: list[Tensor]) -> None:
         breakdown = break_down(ensemble, sample, hypotheses, self.dictionary)

@@ -2,7 +2,9 @@
 
 # No `from __future__ import annotations` here: fairseq makes its options from the types themselves.
 
+import argparse
 import logging
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Optional
@@ -15,7 +17,7 @@ from fairseq_ccpr.datastore.token import FAMILIAR, TokenDatastore
 from fairseq_ccpr.datastore.tuned import Parts
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.search import TIMEOUT
-from fairseq_ccpr.settings import check, option, read_options, with_options
+from fairseq_ccpr.settings import FORMER_PREFIXES, check, option, read_options, with_options
 
 logger = logging.getLogger(__name__)
 
@@ -29,9 +31,9 @@ SHARE = "a weight between 0 and 1"
 
 @dataclass(frozen=True)
 class TokenRetrievalSettings:
-    """The `--knn-*` options."""
+    """The `--tokens-*` options."""
 
-    PREFIX: ClassVar[str] = "knn"
+    PREFIX: ClassVar[str] = "tokens"
 
     k: int = option(
         8,
@@ -115,21 +117,21 @@ class TokenRetrievalSettings:
         for name, off in OF_LAMBDA_STAR.items():
             if getattr(self, name) != off and not self.confidence:
                 raise ConfigurationError(
-                    f"--knn-{name.replace('_', '-')} is for the lambda* of --knn-confidence, which is off: "
+                    f"--tokens-{name.replace('_', '-')} is for the lambda* of --tokens-confidence, which is off: "
                     "leave it out"
                 )
         if self.lambda_star == PUBLISHED and self.min_similarity:
             raise ConfigurationError(
-                f"--knn-min-similarity is {self.min_similarity:g}, and equation 8 of --knn-lambda-star "
+                f"--tokens-min-similarity is {self.min_similarity:g}, and equation 8 of --tokens-lambda-star "
                 f"{PUBLISHED} has no such bound: give 0"
             )
 
 
 @dataclass(frozen=True)
 class PhraseSearchSettings:
-    """The `--phrase-*` options that decide which phrases are retrieved."""
+    """The `--phrases-*` options that decide which phrases are retrieved."""
 
-    PREFIX: ClassVar[str] = "phrase"
+    PREFIX: ClassVar[str] = "phrases"
 
     encoder: Optional[str] = option(
         None,
@@ -183,7 +185,7 @@ class PhraseSearchSettings:
 
 @dataclass(frozen=True)
 class PhraseSettings(PhraseSearchSettings):
-    """The `--phrase-*` options: which phrases are retrieved, and how they count."""
+    """The `--phrases-*` options: which phrases are retrieved, and how they count."""
 
     lambda_: float = option(
         1.0,
@@ -291,6 +293,15 @@ RETRIEVAL: dict[type[Any], str] = {
 }  # fmt: skip
 
 
+def accept_former_names(parser: argparse.ArgumentParser) -> None:
+    """Let a parser take options of retrieval by the names that they had before, which no help shows."""
+    known = parser._option_string_actions
+    for former, prefix in FORMER_PREFIXES.items():
+        for name in [*known]:
+            if beginning := re.match(f"(--|--no-){prefix}-", name):
+                known[f"{beginning[1]}{former}-{name[beginning.end() :]}"] = known[name]
+
+
 @with_options(*RETRIEVAL)
 class RetrievalConfig(FairseqDataclass):
     """Retrieval options, in addition to those of a fairseq task."""
@@ -312,7 +323,7 @@ class RetrievalConfig(FairseqDataclass):
         "glossary, a TSV of source terms and their translations, which beam search then prefers; it needs "
         "no datastore",
     )
-    knn_log: Optional[str] = option(
+    tokens_log: Optional[str] = option(
         None,
         "file for one line of JSON per token of each best hypothesis: weights, probabilities, neighbours",
     )
@@ -351,7 +362,7 @@ def _guards(datastore: TokenDatastore) -> bool:
 def token_settings(
     cfg: RetrievalConfig, datastore: TokenDatastore, tuned: Mapping[str, object] | None = None
 ) -> TokenRetrievalSettings:
-    """Read the `--knn-*` options; those left out are as tuned, or else what suits a datastore's keys."""
+    """Read the `--tokens-*` options; those left out are as tuned, or else what suits a datastore's keys."""
     known = {
         name: value
         for name, value in (tuned or {}).items()
@@ -368,36 +379,36 @@ def token_settings(
     unit = datastore.section.projection is not None
     if settings.confidence and not unit:
         raise ConfigurationError(
-            f"--knn-confidence needs keys of length 1, but those of {datastore.directory} are the decoder's "
+            f"--tokens-confidence needs keys of length 1, but those of {datastore.directory} are the decoder's "
             "own states: build the datastore with --adapter clknn"
         )
     if settings.guard and not _guards(datastore):
         raise ConfigurationError(
-            f"--knn-guard needs to know how much the sentences of {datastore.directory} are like one "
+            f"--tokens-guard needs to know how much the sentences of {datastore.directory} are like one "
             "another, which is measured of 10,000 entries or more, when they are built: build it again, or "
             "leave the guard out"
         )
     if (settings.likeness or settings.sentences) and datastore.section.source_index is None:
         name = "likeness" if settings.likeness else "sentences"
         raise ConfigurationError(
-            f"--knn-{name} needs the source sentences, and {datastore.directory} was built before these "
+            f"--tokens-{name} needs the source sentences, and {datastore.directory} was built before these "
             "were kept: build it again, or give 0"
         )
     if settings.sentences and datastore.section.store is not None:
         raise ConfigurationError(
-            f"--knn-sentences needs keys in the folder, and those of {datastore.directory} are in "
+            f"--tokens-sentences needs keys in the folder, and those of {datastore.directory} are in "
             f"{datastore.section.store}: leave it out"
         )
     if unit and settings.temperature >= 1:
         logger.warning(
-            "--knn-temperature %g makes all neighbours count alike: the keys of %s are compared by inner "
+            "--tokens-temperature %g makes all neighbours count alike: the keys of %s are compared by inner "
             "products of at most 1, which need 0.01 to 0.5",
             settings.temperature,
             datastore.directory,
         )
     elif datastore.section.index.metric == "l2" and settings.temperature < 1:
         logger.warning(
-            "--knn-temperature %g leaves only the nearest neighbour: the keys of %s are compared by squared "
+            "--tokens-temperature %g leaves only the nearest neighbour: the keys of %s are compared by squared "
             "distances, which need about 10 to 100",
             settings.temperature,
             datastore.directory,

@@ -137,7 +137,7 @@ class PhraseCandidates(CandidateSource):
         if not found and not self.retriever.remote.skipped:  # which was said
             logger.warning(
                 "no phrase was retrieved for the first %d sentences: they are translated without the phrase datastore; lower "
-                "--phrase-min-similarity, or see with fairseq-ccpr retrieve what is found",
+                "--phrases-min-similarity, or see with fairseq-ccpr retrieve what is found",
                 len(batch),
             )
         self._checked = True

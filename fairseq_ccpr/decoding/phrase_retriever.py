@@ -83,7 +83,7 @@ class PhraseRetriever:
         waiting: StoreSettings | None = None,
     ) -> None:
         if k < 1:
-            raise ConfigurationError(f"--phrase-k is {k}: at least 1 phrase is needed")
+            raise ConfigurationError(f"--phrases-k is {k}: at least 1 phrase is needed")
         datastore.check_encoder(encoder.fingerprint())
         self.datastore, self.k, self.min_similarity, self.device = datastore, k, min_similarity, device
         self.encoder = encoder.to(device)
@@ -158,7 +158,7 @@ class PhraseRetriever:
         if not self.retrieved:
             raise ConfigurationError(
                 f"nothing was retrieved for any of {self.phrases:,} phrases: no entry scores "
-                f"{self.min_similarity} or more; lower --phrase-min-similarity"
+                f"{self.min_similarity} or more; lower --phrases-min-similarity"
             )
 
     def signature(
@@ -190,7 +190,7 @@ def find_encoder(datastore: PhraseDatastore, given: str | None) -> Path:
     if given is None and not path.is_file():
         raise ConfigurationError(
             f"the phrases of {datastore.directory} were built with the encoder {path}, which is not there: "
-            "say with --phrase-encoder where it is"
+            "say with --phrases-encoder where it is"
         )
     return path
 
@@ -202,7 +202,7 @@ def load_encoder(datastore: PhraseDatastore, settings: PhraseSearchSettings) -> 
         encoder = load_phrase_encoder(path, bf16=bf16)
     if getattr(encoder, "similarity", COSINE) != COSINE:
         logger.warning(
-            "the phrases of %s are compared by inner products without bounds: --phrase-min-similarity and "
+            "the phrases of %s are compared by inner products without bounds: --phrases-min-similarity and "
             "the weights of phrases are made for cosines, and weigh these wrongly until they are tuned",
             path,
         )

@@ -10,7 +10,7 @@ likeliest token, its vote is
     P(a) = exp(u_a) / (exp(u_0) + sum over b of exp(u_b))
 
 and the rest is the model's. A source phrase is covered once one of its phrases was written in full. Where
-p_NMT(v_a) is further than --phrase-consent below p_NMT(v*), in nats, u_a is -inf.
+p_NMT(v_a) is further than --phrases-consent below p_NMT(v*), in nats, u_a is -inf.
 
 Pure tensor maths, without a loop over hypotheses or phrases, and on a GPU without a host round trip. Letters:
 B sentences, H hypotheses, A phrases of a sentence, Q source phrases they were retrieved for, N subwords of
@@ -39,7 +39,7 @@ from fairseq_ccpr.text.decoder_subwords import WordBorders
 MAX_SUBWORDS = 48
 NO_TOKEN = -1
 SENTENCE = 2**32  # more than any token
-# Of the log probability of a token to that of the likeliest: less is as impossible. --phrase-consent has it
+# Of the log probability of a token to that of the likeliest: less is as impossible. --phrases-consent has it
 # as its default.
 LEAST_RATIO = -12.0
 LEAST_LEFT = 1e-6  # of a sum over phrases: less is what rounding leaves of one whose phrases have all begun

@@ -118,11 +118,11 @@ class RetrievalTask(FairseqTask):
         trusted = self.trust is None or PhraseMemory.name in self.trust.memories
         if phrases is not None and phrases.lambda_ > 0 and not trusted:
             raise ConfigurationError(
-                f"--phrase-lambda is {phrases.lambda_:g}, but tuning left phrases out and learned trust in "
+                f"--phrases-lambda is {phrases.lambda_:g}, but tuning left phrases out and learned trust in "
                 "the tokens alone: give --trust none, or tune again"
             )
         self.glossary = Glossary(Path(cfg.glossary)) if cfg.glossary else None
-        self.log = RetrievalLog(Path(cfg.knn_log), self.target_dictionary) if cfg.knn_log else None
+        self.log = RetrievalLog(Path(cfg.tokens_log), self.target_dictionary) if cfg.tokens_log else None
         self.bpe = self.tokenizer = None
         # digests
         self.splitting: dict[str, str | None] = {name: digest_options(None) for name in ("tokenizer", "bpe")}
@@ -297,7 +297,7 @@ class RetrievalTask(FairseqTask):
         return super().get_batch_iterator(*args, required_batch_size_multiple=1, **kwargs)
 
     def inference_step(self, generator: Any, models: list[Any], sample: dict[str, Any], **kwargs: Any) -> Any:
-        """Generate for a batch, and log what retrieval did where `--knn-log` wants it."""
+        """Generate for a batch, and log what retrieval did where `--tokens-log` wants it."""
         given = sample
         if isinstance(getattr(generator, "search", None), DiverseBeamSearch):
             # fairseq's diverse search takes a sentence's id for its place in the batch, and fails where they
@@ -396,7 +396,7 @@ class RetrievalTask(FairseqTask):
         if (
             self.token_datastore is not None
             and tokens.learned is not None
-            and getattr(self.cfg, "knn_lambda", None) != 0
+            and getattr(self.cfg, "tokens_lambda", None) != 0
         ):
             memories.append(CorrectionMemory(tokens.learned, self.source_subwords, self.read_as, end))
         return memories
@@ -435,7 +435,7 @@ class RetrievalTask(FairseqTask):
             and getattr(type(retriever), "search", None) is not TokenRetriever.search
         ):
             raise ConfigurationError(
-                f"--knn-sentences takes the place of the search of {TokenRetriever.__name__}, and the "
+                f"--tokens-sentences takes the place of the search of {TokenRetriever.__name__}, and the "
                 f"retriever is a {type(retriever).__name__}: leave it out"
             )
         learned = LearnedMemory(datastore, device, self._learning_phrases)

@@ -16,7 +16,7 @@ from fairseq.tasks.translation import TranslationTask
 from fairseq.tasks.translation_from_pretrained_bart import TranslationFromPretrainedBARTTask
 from fairseq.tasks.translation_multi_simple_epoch import TranslationMultiSimpleEpochTask
 
-from fairseq_ccpr.decoding.options import RetrievalConfig, TranslationRetrievalConfig
+from fairseq_ccpr.decoding.options import RetrievalConfig, TranslationRetrievalConfig, accept_former_names
 from fairseq_ccpr.decoding.retrieval_task import RetrievalTask
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.models.checkpoint import read_task
@@ -79,6 +79,11 @@ class TranslationRetrievalTask(RetrievalTask, TranslationTask):
         self.open_datastore(cfg)
 
     @classmethod
+    def add_args(cls, parser: argparse.ArgumentParser) -> None:
+        super().add_args(parser)
+        accept_former_names(parser)
+
+    @classmethod
     def setup_task(cls, cfg: TranslationRetrievalConfig, **kwargs: Any) -> Any:
         check_data_bin(Path(cfg.data), *(lang for lang in (cfg.source_lang, cfg.target_lang) if lang))
         return super().setup_task(cfg, **kwargs)
@@ -109,6 +114,7 @@ class MultilingualRetrievalTask(RetrievalTask, TranslationMultiSimpleEpochTask):
     def add_args(parser: argparse.ArgumentParser) -> None:
         TranslationMultiSimpleEpochTask.add_args(parser)
         gen_parser_from_dataclass(parser, RetrievalConfig())
+        accept_former_names(parser)
 
     @classmethod
     def setup_task(cls, args: Any, **kwargs: Any) -> Any:
@@ -161,6 +167,7 @@ class BartRetrievalTask(RetrievalTask, TranslationFromPretrainedBARTTask):
     def add_args(parser: argparse.ArgumentParser) -> None:
         TranslationFromPretrainedBARTTask.add_args(parser)
         gen_parser_from_dataclass(parser, RetrievalConfig())
+        accept_former_names(parser)
 
     @classmethod
     def setup_task(cls, args: Any, **kwargs: Any) -> Any:

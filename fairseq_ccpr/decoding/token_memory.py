@@ -192,7 +192,7 @@ class TokenRetriever:
         if (needed := len(entries) * most * keys.size(1) * dtype.itemsize) > MOST_BYTES:
             smaller = len(entries) * MOST_BYTES // needed
             raise ConfigurationError(
-                f"--knn-sentences gathers {most:,} keys for each of {len(entries):,} sentences, "
+                f"--tokens-sentences gathers {most:,} keys for each of {len(entries):,} sentences, "
                 f"{needed / 1e9:.0f} GB: give "
                 f"fewer{f', or a --batch-size of up to {smaller:,}' if smaller else ''}"
             )
@@ -324,7 +324,7 @@ class TokenMemory(Memory):
     """
 
     name = "tokens"
-    bounded = False  # --knn-lambda-max is its bound
+    bounded = False  # --tokens-lambda-max is its bound
     features = TokenEvidence.names()
     part = "token"
     tuned = ("k", "lambda_", "temperature", "likeness")
@@ -464,16 +464,16 @@ class TokenMemory(Memory):
         """Yield every k, T and likeness, with lambda fixed and, or, scaled to lambda*; what was given is not varied."""
         given, found = self.settings, joined(records, torch.cat)
         unit = self.retriever.datastore.section.projection is not None
-        kinds = (True, False) if unit and not options.knn_confidence else (given.confidence,)
+        kinds = (True, False) if unit and not options.tokens_confidence else (given.confidence,)
         temperatures = UNIT_TEMPERATURES if unit else TEMPERATURES
         likenesses = LIKENESSES if found.neighbours.likeness is not None else (0.0,)
         return self.points(
             found,
             targets,
-            NEIGHBOURS if options.knn_k is None else (given.k,),
-            temperatures if options.knn_temperature is None else (given.temperature,),
-            (False,) if options.no_knn_confidence else kinds,
-            likenesses if options.knn_likeness is None else (given.likeness,),
+            NEIGHBOURS if options.tokens_k is None else (given.k,),
+            temperatures if options.tokens_temperature is None else (given.temperature,),
+            (False,) if options.no_tokens_confidence else kinds,
+            likenesses if options.tokens_likeness is None else (given.likeness,),
         )
 
     def points(

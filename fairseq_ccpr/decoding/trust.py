@@ -30,7 +30,7 @@ from fairseq_ccpr.datastore.manifest import TEXT
 from fairseq_ccpr.datastore.parts import PROJECTION_FILE
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.datastore.token import TokenDatastore
-from fairseq_ccpr.datastore.tuned import Parts
+from fairseq_ccpr.datastore.tuned import Parts, by_current_prefix
 from fairseq_ccpr.decoding.gate import Gate
 from fairseq_ccpr.decoding.memory import Memory
 from fairseq_ccpr.decoding.mixture import ModelEvidence, Vote, joined
@@ -347,6 +347,7 @@ def _read(path: Path) -> tuple[dict[str, Tensor], TrustDescription]:
                 f"{path} was trained by another version of fairseq-ccpr (features {features}, here {NUMBERED}): "
                 "tune again, or give --trust none"
             )
+        said["settings"] = by_current_prefix(said["settings"])
         return tensors, TrustDescription(**said)
     except FileNotFoundError:
         raise ConfigurationError(

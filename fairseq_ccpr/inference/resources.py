@@ -26,7 +26,7 @@ from fairseq_ccpr.errors import ConfigurationError, did_you_mean, explain_usage
 from fairseq_ccpr.inference.unknown import OFF
 from fairseq_ccpr.models.checkpoint import read_task
 from fairseq_ccpr.paths import configuration, split_paths
-from fairseq_ccpr.settings import as_words
+from fairseq_ccpr.settings import FORMER_PREFIXES, as_words, current_name
 from fairseq_ccpr.storage.data_bin import but_found, check_data_bin
 from fairseq_ccpr.storage.fingerprint import of_file, of_files
 from fairseq_ccpr.text.schemes import implied_bpe, options_of_file, subword_files
@@ -36,7 +36,11 @@ BY_ATTENTION = "@@ "  # what fairseq takes for --replace-unk without a value
 NO_LANGUAGE = (
     "unknown"  # stands for a language that is not known yet, which fairseq's tokenizers want to have
 )
-OF_RETRIEVAL = tuple(f"--{no}{kind.PREFIX}-" for kind in RETRIEVAL for no in ("", "no-"))
+OF_RETRIEVAL = tuple(
+    f"--{no}{prefix}-"
+    for prefix in (*(kind.PREFIX for kind in RETRIEVAL), *FORMER_PREFIXES)
+    for no in ("", "no-")
+)
 
 
 def parse_generation(words: list[str]) -> Any:
@@ -65,7 +69,7 @@ def _parsed(words: list[str]) -> argparse.Namespace:
             f"--replace-unk is {given.replace_unk}, and dictionaries of alignments are for fairseq-generate alone: leave it "
             f"out, or give {OFF}, which leaves <unk> in translations"
         )
-    alone = "lm_path", "prefix_size", "score_reference", "constraints", "print_alignment", "knn_log"
+    alone = "lm_path", "prefix_size", "score_reference", "constraints", "print_alignment", "tokens_log"
     for name in alone:
         if getattr(given, name, None):
             raise ConfigurationError(
@@ -100,7 +104,7 @@ def words_by_name(named: Mapping[str, Any]) -> list[str]:
     """Return options given by name, such as `beam=5`, as words; False is the opposite, if there is one."""
     known = {action.dest for action in decoding_actions()}
     given = {}
-    for name, value in named.items():
+    for name, value in ((current_name(name), value) for name, value in named.items()):
         has_opposite = value is False and f"no_{name}" in known
         if value in (None, False) and name not in known and not has_opposite:
             raise ConfigurationError(f"there is no option {name}{did_you_mean(name, known)}")

@@ -2,7 +2,7 @@
 
 python scripts/recipes/copied_stretches.py LOG DATASTORE
 
-LOG is what fairseq-generate --knn-log wrote with the token datastore DATASTORE. Printed is, for 1, 8 and all of the logged
+LOG is what fairseq-generate --tokens-log wrote with the token datastore DATASTORE. Printed is, for 1, 8 and all of the logged
 neighbours, of how many tokens per neighbour is the word after a neighbour of the token before, in the same sentence.
 """
 

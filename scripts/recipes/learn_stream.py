@@ -3,7 +3,7 @@
 python scripts/recipes/learn_stream.py DATASTORE PAIRS.tsv [--most N] [--replace] [--results FOLDER] [NAME=VALUE ...]
 
 DATASTORE is copied first, and stays as it is; fairseq-ccpr build memory makes an empty one. NAME=VALUE are options of
-decoding, such as knn_k=4. Three systems translate the text:
+decoding, such as tokens_k=4. Three systems translate the text:
 
     alone    the model with DATASTORE as it is
     stream   with the pairs before the sentence learned as well

@@ -156,15 +156,15 @@ def test_decoding_is_plain_without_a_share_and_confident_by_default(
     clknn: Path, decode: Callable, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    store = ["--datastore", clknn, "--knn-temperature", 0.1]
-    assert equal(decode(*store, "--knn-lambda", 0), decode(base=True))
+    store = ["--datastore", clknn, "--tokens-temperature", 0.1]
+    assert equal(decode(*store, "--tokens-lambda", 0), decode(base=True))
     confident, fixed = (
-        decode(*store, "--knn-lambda", 0.6),
-        decode(*store, "--knn-lambda", 0.6, "--no-knn-confidence"),
+        decode(*store, "--tokens-lambda", 0.6),
+        decode(*store, "--tokens-lambda", 0.6, "--no-tokens-confidence"),
     )
     assert not equal(confident, fixed) and not equal(confident, decode(base=True))
-    assert equal(confident, decode(*store, "--knn-lambda", 0.6, "--knn-confidence"))
-    assert equal(confident, decode(*store, "--knn-lambda", 0.6, "--batch-size", 3), tolerance=1e-4)
+    assert equal(confident, decode(*store, "--tokens-lambda", 0.6, "--tokens-confidence"))
+    assert equal(confident, decode(*store, "--tokens-lambda", 0.6, "--batch-size", 3), tolerance=1e-4)
     assert re.search(
         r"keys:decoder_output\+clknn24\+pca\|.*\|lambda:0\.6\|T:0\.1\|lambda\*:yes\|lambda_max:1\.0\|s0:0\.0",
         caplog.text,
@@ -190,19 +190,19 @@ def test_the_log_tells_what_decoding_did(world: World, clknn: Path, decode: Call
     options = [
         "--datastore",
         clknn,
-        "--knn-temperature",
+        "--tokens-temperature",
         0.1,
-        "--knn-k",
+        "--tokens-k",
         4,
-        "--knn-lambda",
+        "--tokens-lambda",
         0.8,
-        "--knn-lambda-max",
+        "--tokens-lambda-max",
         0.7,
-        "--knn-min-similarity",
+        "--tokens-min-similarity",
         0.2,
-        "--no-knn-guard",
+        "--no-tokens-guard",
     ]
-    found = decode(*options, "--knn-log", tmp_path / "log.jsonl")
+    found = decode(*options, "--tokens-log", tmp_path / "log.jsonl")
     lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text(encoding="utf-8").splitlines()]
     for number, hypotheses in found.items():
         mine = [line for line in lines if line["sentence"] == number]
@@ -218,7 +218,7 @@ def test_the_log_tells_what_decoding_did(world: World, clknn: Path, decode: Call
 def test_interactive_logs_too(world: World, clknn: Path, tmp_path: Path) -> None:
     (tmp_path / "in").write_text("▁das ▁Haus\n▁der\n", encoding="utf-8")
     words = world.options(
-        "--datastore", clknn, "--input", tmp_path / "in", "--knn-log", tmp_path / "log.jsonl"
+        "--datastore", clknn, "--input", tmp_path / "in", "--tokens-log", tmp_path / "log.jsonl"
     )
     call("fairseq-interactive", *words, "--buffer-size", 2, "--max-tokens", 100)
     lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text(encoding="utf-8").splitlines()]
@@ -232,7 +232,7 @@ def test_interactive_logs_too(world: World, clknn: Path, tmp_path: Path) -> None
 def test_tuner_scores_equal_a_direct_computation(
     world: World, clknn: Path, decode: Callable, kind: dict[str, Any]
 ) -> None:
-    store = ["--datastore", clknn, "--knn-temperature", 0.07, "--knn-k", 16, "--knn-lambda", 0.7]
+    store = ["--datastore", clknn, "--tokens-temperature", 0.07, "--tokens-k", 16, "--tokens-lambda", 0.7]
     words = as_options(TokenRetrievalSettings(**kind), ("confidence",)).split()
     scored = decode(*store, *words, "--score-reference")
     wanted = torch.cat([hypotheses[0]["positional_scores"] for hypotheses in scored.values()]).mean()
@@ -253,19 +253,19 @@ def test_tuning_an_adapters_store_tries_both_kinds_of_share(
     world: World, clknn: Path, tmp_path: Path
 ) -> None:
     words = [*world.options("--datastore", clknn), "--remove-bpe", "sentencepiece", "--no-progress-bar"]
-    at = words.index("--knn-temperature")
+    at = words.index("--tokens-temperature")
     del words[at : at + 2]
     fixed = ["--combiner", "fixed"]
     shown = call("tune", *words, *fixed, "--output", tmp_path / "options", "--decode", 4).stdout
     assert "5,600 settings" in shown and "4 by BLEU" in shown
     assert (
-        "--knn-confidence" in (chosen := (tmp_path / "options").read_text())
-        or "--no-knn-confidence" in chosen
+        "--tokens-confidence" in (chosen := (tmp_path / "options").read_text())
+        or "--no-tokens-confidence" in chosen
     )
     shown = call(
-        "tune", *words, *fixed, "--no-knn-confidence", "--output", tmp_path / "fixed", "--decode", 1
+        "tune", *words, *fixed, "--no-tokens-confidence", "--output", tmp_path / "fixed", "--decode", 1
     ).stdout
-    assert "2,800 settings" in shown and "--no-knn-confidence" in (tmp_path / "fixed").read_text()
+    assert "2,800 settings" in shown and "--no-tokens-confidence" in (tmp_path / "fixed").read_text()
 
 
 @pytest.mark.full
@@ -373,33 +373,36 @@ def test_decoding_refuses_or_warns_of_settings_of_the_other_metric(
     world: World, clknn: Path, decode: Callable, caplog: pytest.LogCaptureFixture
 ) -> None:
     of_unit, of_raw = world.options("--datastore", clknn), world.options()
-    decode("--datastore", clknn, "--knn-temperature", 10)
-    assert "--knn-temperature 10" in caplog.text and "0.01 to 0.5" in caplog.text
-    decode("--knn-temperature", 0.05)
-    assert "--knn-temperature 0.05" in caplog.text and "10 to 100" in caplog.text
+    decode("--datastore", clknn, "--tokens-temperature", 10)
+    assert "--tokens-temperature 10" in caplog.text and "0.01 to 0.5" in caplog.text
+    decode("--tokens-temperature", 0.05)
+    assert "--tokens-temperature 0.05" in caplog.text and "10 to 100" in caplog.text
     refused(
-        call("fairseq-generate", *of_raw, "--knn-confidence", check=False),
-        "--knn-confidence needs keys of length 1",
+        call("fairseq-generate", *of_raw, "--tokens-confidence", check=False),
+        "--tokens-confidence needs keys of length 1",
     )
-    both = ["--knn-confidence", "--no-knn-confidence"]
+    both = ["--tokens-confidence", "--no-tokens-confidence"]
     refused(call("fairseq-generate", *of_unit, *both, check=False), "exclude each other")
-    refused(call("fairseq-generate", *of_unit, "--knn-lambda-max", 0, check=False), "--knn-lambda-max is 0")
-    refused(call("fairseq-generate", *of_raw, "--knn-lambda-max", 0.5, check=False), "which is off")
-    refused(call("fairseq-generate", *of_raw, "--knn-min-similarity", 0.5, check=False), "which is off")
     refused(
-        call("fairseq-generate", *of_unit, "--knn-min-similarity", 1, check=False),
-        "--knn-min-similarity is 1",
+        call("fairseq-generate", *of_unit, "--tokens-lambda-max", 0, check=False), "--tokens-lambda-max is 0"
     )
-    published = ["--knn-lambda-star", "published"]
+    refused(call("fairseq-generate", *of_raw, "--tokens-lambda-max", 0.5, check=False), "which is off")
+    refused(call("fairseq-generate", *of_raw, "--tokens-min-similarity", 0.5, check=False), "which is off")
     refused(
-        call("fairseq-generate", *of_raw, *published, check=False), "--knn-lambda-star is for .* which is off"
+        call("fairseq-generate", *of_unit, "--tokens-min-similarity", 1, check=False),
+        "--tokens-min-similarity is 1",
+    )
+    published = ["--tokens-lambda-star", "published"]
+    refused(
+        call("fairseq-generate", *of_raw, *published, check=False),
+        "--tokens-lambda-star is for .* which is off",
     )
     refused(
-        call("fairseq-generate", *of_unit, *published, "--knn-min-similarity", 0.5, check=False), "give 0"
+        call("fairseq-generate", *of_unit, *published, "--tokens-min-similarity", 0.5, check=False), "give 0"
     )
     refused(
-        call("fairseq-generate", *of_raw, "--knn-log", "/nowhere/log", check=False),
-        "--knn-log /nowhere/log cannot",
+        call("fairseq-generate", *of_raw, "--tokens-log", "/nowhere/log", check=False),
+        "--tokens-log /nowhere/log cannot",
     )
 
 
@@ -511,7 +514,7 @@ def test_what_is_learned_beside_an_adapters_keys(world: World, clknn: Path, tmp_
     """It is projected as they are, counts in text that the guard keeps them from, and moves in beside them."""
     store = Path(shutil.copytree(clknn, tmp_path / "store"))
     pairs = list(read_pairs(world.folder / "test.tsv"))[:2]
-    options = {"max_len_b": 45, "device": "cpu", "knn_k": 2, "knn_temperature": 0.01}
+    options = {"max_len_b": 45, "device": "cpu", "tokens_k": 2, "tokens_temperature": 0.01}
     translator = Translator(datastore=store, **options)
     before = [one.text for one in translator.translate([source for source, _ in pairs])]
     assert "|guard:yes|" in str(translator.signature)

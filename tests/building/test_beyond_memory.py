@@ -173,7 +173,7 @@ def test_a_store_three_times_the_memory_limit_is_built_and_decoded_from_disk(
     assert sum(path.stat().st_size for path in (large / TOKEN).glob("*.npy")) > 3 * LIMIT
     words = world.options("--datastore", large, "--max-tokens", 300, "--num-shards", 40, "--shard-id", 0)
     words += ["--beam", "1", "--max-len-b", "4"]
-    done = limited("generate.cli_main", *words, "--knn-k", 4)
+    done = limited("generate.cli_main", *words, "--tokens-k", 4)
     assert "disk:IVF64,SQ8;nprobe=1" in done.stdout + done.stderr and "\nH-" in done.stdout
     for path in (large / TOKEN).glob("index-*"):
         path.unlink()

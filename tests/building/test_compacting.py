@@ -19,7 +19,7 @@ from tests.helpers import call, contents, files_up_to, refused
 from tests.killing import ids_of, kill_beside, kill_compacting, new_pair, store_at
 from tests.small_models import World, build, subword_options
 
-SHORT = {"max_len_b": 45, "device": "cpu", "knn_temperature": 5}
+SHORT = {"max_len_b": 45, "device": "cpu", "tokens_temperature": 5}
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def outcome(folder: Path, sentences: list[str]) -> list[tuple[str, tuple[float, 
 
 def test_the_same_is_found_before_and_after(store: Path, rows: list[tuple[str, str]]) -> None:
     sentences = [source for source, _ in rows[:2]]
-    write_tuned({"token": TokenDatastore(store)}, {"knn": {"k": 5}}, "tuned before")
+    write_tuned({"token": TokenDatastore(store)}, {"tokens": {"k": 5}}, "tuned before")
     translator = Translator(datastore=store, **SHORT)
     ids = [translator.learn(*pair).id for pair in rows[:5]]
     translator.forget(ids[1])

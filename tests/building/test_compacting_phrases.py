@@ -19,7 +19,7 @@ from tests.helpers import call, contents, refused, write_lines
 from tests.killing import ids_of, kill_compacting, maker, new_pair, store_at
 from tests.small_models import Ccpr, World
 
-SHORT: dict[str, Any] = {"max_len_b": 25, "device": "cpu", "knn_temperature": 5, "phrase_k": 3}
+SHORT: dict[str, Any] = {"max_len_b": 25, "device": "cpu", "tokens_temperature": 5, "phrases_k": 3}
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def test_compacted_is_what_a_build_from_all_text_is(
     """Sentences, places and strings, keys but for the company in their batches; targets that are there already once."""
     sentences = [source for source, _ in pairs[:2]]
     own = PhraseDatastore(store)
-    write_tuned({"token": TokenDatastore(store), "phrase": own}, {"phrase": {"k": 2}}, "tuned before")
+    write_tuned({"token": TokenDatastore(store), "phrase": own}, {"phrases": {"k": 2}}, "tuned before")
     translator = Translator(datastore=store, **SHORT)
     targets = [pairs[0][1], own.sentence(7), pairs[1][1], pairs[0][1], pairs[2][1]]
     for number, target in enumerate(targets):
@@ -80,7 +80,7 @@ def test_compacted_is_what_a_build_from_all_text_is(
     assert sources[: own.section.sentences, 0].all() and not sources[own.section.sentences :, 0].any()
     first = own.section.sentences
     assert [one.sentence for one in store_at(store).pairs.values()] == [first, OWN_SENTENCE, first + 1, first]
-    assert read_tuned({"token": TokenDatastore(store), "phrase": found}) == {"phrase": {"k": 2}}
+    assert read_tuned({"token": TokenDatastore(store), "phrase": found}) == {"phrases": {"k": 2}}
     assert {"phrase-1", "token-1"} <= {path.name for path in store.iterdir()} and not (
         store / "phrase"
     ).exists()

@@ -81,11 +81,11 @@ def test_what_is_neither_given_nor_tuned_is_as_measured(world: World, tmp_path: 
         return settings.temperature, settings.lambda_
 
     assert used() == (suits["temperature"], suits["lambda_"]) and 0 < suits["lambda_"] < 1
-    assert used(knn_temperature=7) == (7, suits["lambda_"])
+    assert used(tokens_temperature=7) == (7, suits["lambda_"])
     signature = Translator(datastore=store, device="cpu").signature
     assert f"|lambda:{suits['lambda_']}|T:{suits['temperature']}|" in str(signature)
     assert f"T {suits['temperature']:g}, lambda {suits['lambda_']:g}" in call("inspect", store).stdout
-    write_tuned({"token": TokenDatastore(store)}, {"knn": {"temperature": 3.0}}, "tuned")
+    write_tuned({"token": TokenDatastore(store)}, {"tokens": {"temperature": 3.0}}, "tuned")
     assert used() == (3, suits["lambda_"]) and used(untuned=True) == (suits["temperature"], suits["lambda_"])
 
 

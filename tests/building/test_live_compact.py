@@ -28,8 +28,8 @@ from tests.killing import count_text, index_again
 from tests.small_models import World, build
 from tests.test_child_process import FORKED, running
 
-SHORT: dict[str, Any] = {"max_len_b": 45, "device": "cpu", "knn_temperature": 5}
-KEEN: dict[str, Any] = {**SHORT, "knn_lambda": 0.95, "knn_k": 4, "knn_temperature": 0.5}
+SHORT: dict[str, Any] = {"max_len_b": 45, "device": "cpu", "tokens_temperature": 5}
+KEEN: dict[str, Any] = {**SHORT, "tokens_lambda": 0.95, "tokens_k": 4, "tokens_temperature": 0.5}
 
 
 @pytest.fixture(scope="module")

@@ -76,7 +76,7 @@ def test_store_has_one_entry_a_string(xpr: Xpr, dictionary: Path, store: Path) -
 
 def retrieve(xpr: Xpr, store: Path, *extra: object) -> str:
     text = "\n".join(list(read_lines(xpr.texts[0]))[:8])
-    words = [*PROGRAM, "retrieve", store, "--phrase-encoder", xpr.checkpoint, "--cpu", *extra]
+    words = [*PROGRAM, "retrieve", store, "--phrases-encoder", xpr.checkpoint, "--cpu", *extra]
     done = subprocess.run(
         [*map(str, words)],
         input=text,
@@ -146,11 +146,11 @@ def test_decoder_uses_a_store_of_types(xpr: Xpr, world: World, store: Path) -> N
     ]
     done = call("fairseq-generate", *words, "--max-tokens", 2000, "--beam", 2)
     other = call(
-        "fairseq-generate", *words, "--max-tokens", 2000, "--beam", 2, "--phrase-segmentation", "all"
+        "fairseq-generate", *words, "--max-tokens", 2000, "--beam", 2, "--phrases-segmentation", "all"
     )
     assert other.stdout != done.stdout
     refused(
-        call("fairseq-generate", *words, "--phrase-segmentation", "learned", check=False),
+        call("fairseq-generate", *words, "--phrases-segmentation", "learned", check=False),
         "the segmentation learned asks for an encoder that has learned what a phrase is",
     )
 

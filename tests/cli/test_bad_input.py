@@ -240,11 +240,11 @@ def test_keys_that_are_not_numbers_are_found(copied: Path) -> None:
 @pytest.mark.parametrize(
     ("option", "value", "sentence"),
     [
-        ("--knn-k", 0, "--knn-k is 0"),
-        ("--knn-lambda", 1.5, "--knn-lambda is 1.5"),
-        ("--knn-lambda", "nan", "--knn-lambda is nan"),
-        ("--knn-temperature", 0, "--knn-temperature is 0"),
-        ("--knn-temperature", -1, "--knn-temperature is -1"),
+        ("--tokens-k", 0, "--tokens-k is 0"),
+        ("--tokens-lambda", 1.5, "--tokens-lambda is 1.5"),
+        ("--tokens-lambda", "nan", "--tokens-lambda is nan"),
+        ("--tokens-temperature", 0, "--tokens-temperature is 0"),
+        ("--tokens-temperature", -1, "--tokens-temperature is -1"),
     ],
 )
 def test_settings_out_of_range_are_refused(world: World, option: str, value: object, sentence: str) -> None:

@@ -44,10 +44,10 @@ def test_help_of_commands_that_decode_explains_what_people_use_and_help_all_the_
     shown, everything = call(name, "--help").stdout, call(name, "--help-all").stdout
     for option in ("--beam", "--lenpen", "--batch-size", "--cpu", "--fp16", "--bpe-codes", "--source-lang"):
         assert re.search(rf"^  {option} .*\n? +\w", shown, re.MULTILINE), option
-    for option in ("--datastore", "--knn-k", "--phrase-lambda", "--text-alpha"):
+    for option in ("--datastore", "--tokens-k", "--phrases-lambda", "--text-alpha"):
         assert re.search(rf"^  {option} .*\n? +\w", shown, re.MULTILINE), option
     assert len(re.findall(r"^  -", shown, re.MULTILINE)) < 50
-    for option in ("--phrase-reach", "--store-timeout", "--diverse-beam-groups", "--sampling-topp"):
+    for option in ("--phrases-reach", "--store-timeout", "--diverse-beam-groups", "--sampling-topp"):
         assert f"  {option} " in everything and f"  {option} " not in shown
     assert set(re.findall(r"^  (--[\w-]+)", shown, re.MULTILINE)) <= set(re.findall(r"--[\w-]+", everything))
 
@@ -56,7 +56,7 @@ def test_help_of_fairseqs_commands_has_the_options_of_our_tasks() -> None:
     shown = run(
         "fairseq-generate", "--user-dir", USER_DIR, "--task", "translation_retrieval", "--help"
     ).stdout
-    assert all(f"  {option} " in shown for option in ("--beam", "--knn-k", "--trust", "--glossary"))
+    assert all(f"  {option} " in shown for option in ("--beam", "--tokens-k", "--trust", "--glossary"))
     words = ["--arch", "token_adapter", "--criterion", "supervised_contrastive"]
     shown = run("fairseq-train", "--user-dir", USER_DIR, "--task", "token_contrast", *words, "--help").stdout
     assert "  --positives " in shown
@@ -66,7 +66,7 @@ def test_help_of_fairseqs_commands_has_the_options_of_our_tasks() -> None:
 def test_help_of_prepare_names_the_options_of_subwords_alone() -> None:
     shown, everything = call("prepare", "--help").stdout, call("prepare", "--help-all").stdout
     assert "--bpe-codes" in shown and "--sentencepiece-model" in shown and "--moses-no-escape" in everything
-    assert "--knn-k" not in everything and "--beam" not in everything
+    assert "--tokens-k" not in everything and "--beam" not in everything
 
 
 def test_overview_and_version() -> None:
@@ -88,7 +88,7 @@ def test_overview_and_version() -> None:
         (["inspect", "DIR", "other"], "'other' belongs to no option"),
         (["translate", str(ROOT / "README.md")], f"belongs to no option: give --input {ROOT / 'README.md'}"),
         (["tune", "DATA", "--outptu", "FILE"], "there is no option --outptu; did you mean --output?"),
-        (["compare", "DATA", "--phrse-k=3"], "there is no option --phrse-k; did you mean --phrase-k?"),
+        (["compare", "DATA", "--phrse-k=3"], "there is no option --phrse-k; did you mean --phrases-k?"),
         (["translate", "--gensubset", "x"], "there is no option --gensubset; did you mean --gen-subset?"),
         (["prepare", "-s", "a", "-t", "b", "--output", "D", "--bpe-code", "F"], "did you mean --bpe-codes?"),
         (

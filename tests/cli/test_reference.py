@@ -39,10 +39,10 @@ def test_help_shows_what_a_command_reads() -> None:
     decoding = {
         "--beam",
         "--lenpen",
-        "--knn-k",
+        "--tokens-k",
         "--trust",
         "--glossary",
-        "--phrase-lambda",
+        "--phrases-lambda",
         "--text-alpha",
         "--nbest",
     }
@@ -51,7 +51,7 @@ def test_help_shows_what_a_command_reads() -> None:
             shown[name] & (decoding | {"--untuned", "--replace-unk"}) == set() and "--bpe" in shown[name]
         ), name
     assert shown["build memory"] & {"--datastore"} == set() and "--datastore" in shown["learn"]
-    assert shown["tune"] & {"--trust", "--glossary", "--nbest"} == set() and "--knn-k" in shown["tune"]
+    assert shown["tune"] & {"--trust", "--glossary", "--nbest"} == set() and "--tokens-k" in shown["tune"]
     assert shown["translate"] >= decoding | {"--replace-unk"}
 
 

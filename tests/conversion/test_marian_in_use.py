@@ -118,7 +118,7 @@ def test_phrases_are_split_by_the_target_language(trained: Path, tmp_path: Path)
         datastore=tmp_path / "phrases",
         device="cpu",
         max_len_b=20,
-        phrase_min_similarity=0,
+        phrases_min_similarity=0,
     )
     assert system.ensemble is not None and system.ensemble.find(PhraseMemory) is not None
     subwords = system.ensemble.find(PhraseMemory).candidates.subwords

@@ -98,7 +98,7 @@ def test_phrases_with_keys_of_another_form(
         store.directory,
         "--path",
         world.model,
-        "--phrase-encoder",
+        "--phrases-encoder",
         ccpr.checkpoint,
         "--cpu",
     ]

@@ -194,10 +194,10 @@ def test_an_older_datastore_works_without_its_sentences(
     Manifest(replace(section, source_index=None, files=without)).write(folder)
     assert "health         good" in call("inspect", folder).stdout
     words = ["translate", "--datastore", folder, "--path", world.model, "--data", world.data_bin]
-    done = call(*words, "--knn-likeness", 3, check=False)
+    done = call(*words, "--tokens-likeness", 3, check=False)
     refused(
         done,
-        "--knn-likeness needs the source sentences",
+        "--tokens-likeness needs the source sentences",
         "was built before these were kept",
         "build it again",
     )

@@ -49,7 +49,7 @@ def make_table(batch: list[list[Found]], borders: np.ndarray = NOWHERE) -> Phras
 def weigh(
     votes: PhraseVotes, proposals: Proposals, log_probs: Tensor, prior: Tensor, bound: float = 12.0
 ) -> Tensor:
-    """What proposals give to their tokens, in a memory of these votes that has --phrase-consent."""
+    """What proposals give to their tokens, in a memory of these votes that has --phrases-consent."""
     no_candidates: Any = None
     memory = PhraseMemory(no_candidates, PhraseSettings(consent=bound), votes, torch.device("cpu"))
     return memory.weigh(proposals, Distribution(log_probs).view(proposals.values), prior)

@@ -39,7 +39,7 @@ def pairs(world: World) -> list[tuple[str, str]]:
     return list(read_pairs(world.folder / "test.tsv"))[:8]
 
 
-@pytest.mark.parametrize("settings", [{}, {"knn_k": 1, "knn_lambda": 0.1}, {"beam": 1}], ids=str)
+@pytest.mark.parametrize("settings", [{}, {"tokens_k": 1, "tokens_lambda": 0.1}, {"beam": 1}], ids=str)
 def test_a_correction_comes_out_as_it_was_learned(
     store: Path, pairs: list[tuple[str, str]], settings: dict[str, Any]
 ) -> None:
@@ -86,7 +86,7 @@ def test_sources_that_differ_in_unknown_characters_have_their_own(
 def test_corrections_count_where_tuning_set_the_weight_to_zero(
     store: Path, pairs: list[tuple[str, str]]
 ) -> None:
-    write_tuned({"token": TokenDatastore(store)}, {"knn": {"lambda_": 0.0}}, "tuned before")
+    write_tuned({"token": TokenDatastore(store)}, {"tokens": {"lambda_": 0.0}}, "tuned before")
     with Translator(datastore=store, device="cpu") as translator:
         plain = [
             one.text for one in translator.translate([source for source, _ in pairs[:2]], retrieve=False)
@@ -97,7 +97,7 @@ def test_corrections_count_where_tuning_set_the_weight_to_zero(
 
 
 def test_a_weight_of_zero_for_tokens_is_the_model_alone(store: Path, pairs: list[tuple[str, str]]) -> None:
-    with Translator(datastore=store, device="cpu", knn_lambda=0) as translator:
+    with Translator(datastore=store, device="cpu", tokens_lambda=0) as translator:
         plain = [(one.text, one.score) for one in translator.translate([pairs[0][0]], retrieve=False)]
         translator.learn(*pairs[0])
         assert [(one.text, one.score) for one in translator.translate([pairs[0][0]])] == plain

@@ -44,18 +44,18 @@ SEARCHES = [
 
 @pytest.mark.parametrize("search", SEARCHES, ids=lambda s: " ".join(map(str, s)) or "plain")
 def test_share_of_zero_equals_stock_fairseq_to_the_bit(decode: Callable, search: list) -> None:
-    assert equal(decode(*search, "--knn-lambda", 0), decode(*search, base=True))
+    assert equal(decode(*search, "--tokens-lambda", 0), decode(*search, base=True))
 
 
 @pytest.mark.parametrize("search", SEARCHES, ids=lambda s: " ".join(map(str, s)) or "plain")
 def test_retrieval_changes_every_kind_of_search(decode: Callable, search: list) -> None:
-    assert not equal(decode(*search, "--knn-lambda", 0.8), decode(*search, base=True), tolerance=1e-2)
+    assert not equal(decode(*search, "--tokens-lambda", 0.8), decode(*search, base=True), tolerance=1e-2)
 
 
 @pytest.mark.parametrize("sentences", [0, 400], ids=["all", "some sentences"])
 @pytest.mark.parametrize("likeness", [0, 6])
 def test_retrieval_does_not_depend_on_the_batch(decode: Callable, likeness: float, sentences: int) -> None:
-    words = ["--knn-lambda", 0.6, "--knn-likeness", likeness, "--knn-sentences", sentences]
+    words = ["--tokens-lambda", 0.6, "--tokens-likeness", likeness, "--tokens-sentences", sentences]
     together = decode(*words)
     for size in (1, 7):
         assert equal(decode(*words, "--batch-size", size), together, tolerance=2e-3)
@@ -71,7 +71,9 @@ def test_translations_of_the_default_index_are_nearly_those_of_exact_search(
     factory = automatic_factory(section.size, section.dimension, "l2")
     build(world, copied, "--index", factory, "--index-parameters", parameters)
     exact, approximate = (
-        output_of(call("fairseq-generate", *world.options("--datastore", folder, "--knn-lambda", 0.8)), "H")
+        output_of(
+            call("fairseq-generate", *world.options("--datastore", folder, "--tokens-lambda", 0.8)), "H"
+        )
         for folder in (world.datastore, copied)
     )
     texts = [
@@ -86,7 +88,7 @@ def test_translations_of_the_default_index_are_nearly_those_of_exact_search(
 def test_scores_equal_a_dense_float64_computation(world: World, decode: Callable, likeness: float) -> None:
     """p(y_t | x, y_<t) of what beam search wrote, computed again by brute force over the whole store and vocabulary."""
     k, lam, temperature = 8, 0.6, 5.0
-    found = decode("--knn-k", k, "--knn-lambda", lam, "--knn-likeness", likeness, "--batch-size", 1)
+    found = decode("--tokens-k", k, "--tokens-lambda", lam, "--tokens-likeness", likeness, "--batch-size", 1)
     store = TokenDatastore(world.datastore)
     assert store.source_index is not None
     sentences = SentenceMemory(store.source_index, [], np.empty(0, np.int64))
@@ -118,12 +120,12 @@ def test_scores_equal_a_dense_float64_computation(world: World, decode: Callable
 def test_scoring_a_hypothesis_gives_the_score_beam_search_gave(
     check_rescoring: Callable, likeness: float, sentences: int
 ) -> None:
-    check_rescoring("--knn-lambda", 0.6, "--knn-likeness", likeness, "--knn-sentences", sentences)
+    check_rescoring("--tokens-lambda", 0.6, "--tokens-likeness", likeness, "--tokens-sentences", sentences)
 
 
 @pytest.mark.parametrize("likeness", [0, 6])
 def test_among_all_sentences_is_exact_search(world: World, decode: Callable, likeness: float) -> None:
-    words = ["--knn-lambda", 0.6, "--knn-likeness", likeness, "--knn-sentences"]
+    words = ["--tokens-lambda", 0.6, "--tokens-likeness", likeness, "--tokens-sentences"]
     everything = decode(*words, 0)
     for more in (0, 10**6):
         assert equal(
@@ -136,7 +138,7 @@ def test_among_all_sentences_is_exact_search(world: World, decode: Callable, lik
 def test_among_sentences_of_any_datastore(world: World, decode: Callable, tmp_path: Path) -> None:
     """Of few numbers, through an approximate index, learned into, and empty."""
     build(world, few := tmp_path / "few", "--fraction", 0.1, "--index", "exact")
-    words = ["--datastore", few, "--knn-lambda", 0.6, "--beam", 2, "--knn-sentences"]
+    words = ["--datastore", few, "--tokens-lambda", 0.6, "--beam", 2, "--tokens-sentences"]
     assert equal(decode(*words, TokenDatastore(few).section.size), decode(*words, 0), tolerance=1e-4)
     call(
         "build memory",
@@ -148,13 +150,13 @@ def test_among_sentences_of_any_datastore(world: World, decode: Callable, tmp_pa
         empty := tmp_path / "empty",
     )
     source, target = next(iter(read_pairs(world.folder / "train.tsv")))
-    with Translator(datastore=empty, device="cpu", knn_sentences=100) as translator:
+    with Translator(datastore=empty, device="cpu", tokens_sentences=100) as translator:
         before = texts(translator, [source])
         translator.learn(source, target)
         assert texts(translator, [source]) == [target] != before
     shutil.copytree(world.datastore, copied := tmp_path / "copied")
     build(world, copied, "--index", "IVF16,SQ8", "--index-parameters", "nprobe=1")
-    with Translator(datastore=copied, device="cpu", knn_sentences=10**6, knn_lambda=0.6) as translator:
+    with Translator(datastore=copied, device="cpu", tokens_sentences=10**6, tokens_lambda=0.6) as translator:
         translator.learn(source, "Nothing like it.")
         among = translator.translate([source + " " + source])
         rows = translator.find_memory(TokenMemory).learned.entries.sentences
@@ -165,8 +167,8 @@ def test_among_sentences_of_any_datastore(world: World, decode: Callable, tmp_pa
 
 def test_keys_of_too_many_sentences_are_refused(world: World) -> None:
     with patch("fairseq_ccpr.decoding.token_memory.MOST_BYTES", 10**6):
-        done = call("fairseq-generate", *world.options("--knn-sentences", 5000), check=False)
-    refused(done, "--knn-sentences gathers 5,\\d+ keys for each of 20 sentences", "--batch-size")
+        done = call("fairseq-generate", *world.options("--tokens-sentences", 5000), check=False)
+    refused(done, "--tokens-sentences gathers 5,\\d+ keys for each of 20 sentences", "--batch-size")
 
 
 def test_what_was_learned_is_like_its_source_and_forgotten_as_if_it_never_was(
@@ -174,9 +176,9 @@ def test_what_was_learned_is_like_its_source_and_forgotten_as_if_it_never_was(
 ) -> None:
     """Its sentence counts as one of the datastore's own does, which no longer counts itself if its source is the same."""
     folder = Path(shutil.copytree(world.datastore, tmp_path / "store"))
-    words = ["--datastore", folder, "--knn-lambda", 0.6, "--knn-likeness", 6, "--beam", 2]
+    words = ["--datastore", folder, "--tokens-lambda", 0.6, "--tokens-likeness", 6, "--beam", 2]
     before = decode(*words)
-    with Translator(datastore=folder, device="cpu", knn_likeness=6) as translator:
+    with Translator(datastore=folder, device="cpu", tokens_likeness=6) as translator:
         own = TokenDatastore(folder)
         first, _ = next(iter(read_pairs(world.folder / "train.tsv")))
         source = translator.task.read_as(first).ids
@@ -196,11 +198,11 @@ def test_what_was_learned_is_like_its_source_and_forgotten_as_if_it_never_was(
 
 
 def test_ensembles_mix_with_the_member_the_datastore_belongs_to(world: World, decode: Callable) -> None:
-    single = decode("--knn-lambda", 1, "--beam", 1)
+    single = decode("--tokens-lambda", 1, "--beam", 1)
     for members in (f"{world.model}:{world.other_model}", f"{world.other_model}:{world.model}"):
         path = ["--path", members]
-        assert equal(decode(*path, "--knn-lambda", 0), decode(*path, base=True))
-        alone = decode(*path, "--knn-lambda", 1, "--beam", 1)
+        assert equal(decode(*path, "--tokens-lambda", 0), decode(*path, base=True))
+        alone = decode(*path, "--tokens-lambda", 1, "--beam", 1)
         assert all(torch.equal(alone[i][0]["tokens"], single[i][0]["tokens"]) for i in single)
 
 
@@ -215,7 +217,16 @@ def test_datastore_of_the_answers_gives_the_answers(world: World, decode: Callab
         return sum(torch.equal(found[i][0]["tokens"], targets[i]) for i in found)
 
     whole = ["--max-len-b", 45]
-    keen = ["--datastore", tmp_path / "oracle", "--knn-lambda", 0.95, "--knn-k", 4, "--knn-temperature", 0.5]
+    keen = [
+        "--datastore",
+        tmp_path / "oracle",
+        "--tokens-lambda",
+        0.95,
+        "--tokens-k",
+        4,
+        "--tokens-temperature",
+        0.5,
+    ]
     assert right(decode(*keen, *whole)) >= 0.6 * PAIRS["test"]
     assert right(decode(*whole, base=True)) <= 0.2 * PAIRS["test"]
 
@@ -237,7 +248,7 @@ def test_more_neighbours_than_the_store_has(world: World, decode: Callable, tmp_
     build(world, tmp_path / "small", "--subset", "valid")
     size = TokenDatastore(tmp_path / "small").section.size
     store = ["--datastore", tmp_path / "small", "--beam", 1, "--batch-size", 4]
-    assert equal(decode(*store, "--knn-k", size + 50), decode(*store, "--knn-k", size), tolerance=1e-5)
+    assert equal(decode(*store, "--tokens-k", size + 50), decode(*store, "--tokens-k", size), tolerance=1e-5)
 
 
 def signature(world: World, *extra: object) -> str:
@@ -253,7 +264,7 @@ def output(text: str, kind: str) -> dict[int, str]:
 
 
 def test_interactive_equals_generate_and_takes_empty_lines(world: World, tmp_path: Path) -> None:
-    settings = ["--knn-lambda", 0.6, "--knn-k", 4]
+    settings = ["--tokens-lambda", 0.6, "--tokens-k", 4]
     generated = call("fairseq-generate", *world.options(*settings, "--batch-size", 4)).stdout
     pieces = (world.data_bin / "text" / "test.de").read_text(encoding="utf-8").splitlines()
     (tmp_path / "input").write_text("\n".join([*pieces, "", pieces[0]]) + "\n", encoding="utf-8")
@@ -270,8 +281,8 @@ def test_approximate_index_translates_like_the_exact_one(
     world: World, decode: Callable, tmp_path: Path
 ) -> None:
     build(world, tmp_path / "ivf", "--index", "IVF32,Flat", "--index-parameters", "nprobe=32")
-    same = decode("--datastore", tmp_path / "ivf", "--knn-lambda", 0.6)
-    assert equal(same, decode("--knn-lambda", 0.6), tolerance=5e-3)
+    same = decode("--datastore", tmp_path / "ivf", "--tokens-lambda", 0.6)
+    assert equal(same, decode("--tokens-lambda", 0.6), tolerance=5e-3)
 
 
 def test_last_ffn_input_is_what_the_decoder_queries_with(
@@ -279,13 +290,15 @@ def test_last_ffn_input_is_what_the_decoder_queries_with(
 ) -> None:
     """An oracle store finds every reference token at distance zero only if queries are read where keys were."""
     build(world, tmp_path / "ffn", "--subset", "test", "--key-layer", "last_ffn_input")
-    found = decode("--datastore", tmp_path / "ffn", "--knn-lambda", 1, "--knn-k", 1, "--score-reference")
+    found = decode(
+        "--datastore", tmp_path / "ffn", "--tokens-lambda", 1, "--tokens-k", 1, "--score-reference"
+    )
     assert np.mean([(h[0]["positional_scores"] > -1e-3).float().mean().item() for h in found.values()]) > 0.99
 
 
 def test_share_of_one_can_end_a_sentence_whatever_the_policy(world: World) -> None:
     """At the greatest length only </s> may follow, and it need not be among the neighbours."""
-    words = user_dir_options(world, "--knn-lambda", 1, "--max-len-b", 3)
+    words = user_dir_options(world, "--tokens-lambda", 1, "--max-len-b", 3)
     assert len(output(run("fairseq-generate", *words).stdout, "H")) == PAIRS["test"]
 
 
@@ -303,7 +316,7 @@ def test_worked_example_of_a_user_dir(world: World) -> None:
 
 
 def test_half_precision_model_is_the_same_model(world: World) -> None:
-    words = world.options("--knn-lambda", 0.6, "--beam", 1)
+    words = world.options("--tokens-lambda", 0.6, "--beam", 1)
     whole, half = (
         {
             number: line.split("\t")

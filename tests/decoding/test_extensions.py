@@ -38,14 +38,14 @@ def reference_log_probs(decode: Callable, *words: object) -> float:
 
 
 def test_a_policy_of_ones_own_is_tuned_as_it_decodes(world: World, decode: Callable) -> None:
-    alone = ["--knn-likeness", 0, "--no-knn-guard"]  # as the grid has it
+    alone = ["--tokens-likeness", 0, "--no-tokens-guard"]  # as the grid has it
     cfg = parse_generation([*world.options("--no-progress-bar", *alone), *map(str, OF_THE_EXAMPLE)])
     task, models = load(cfg)
     ensemble = task.build_ensemble(models)
     text = held_out_text(ensemble, list(batches(cfg, task, models)))
     grid = token_grid(ensemble.find(TokenMemory), text, (8,), (5.0,), (False,))
     settings = TokenRetrievalSettings(8, 0.6, 5.0)
-    words = ["--knn-k", 8, "--knn-lambda", 0.6, "--knn-temperature", 5, *alone]
+    words = ["--tokens-k", 8, "--tokens-lambda", 0.6, "--tokens-temperature", 5, *alone]
     assert grid[settings] == pytest.approx(reference_log_probs(decode, *words, *OF_THE_EXAMPLE), abs=1e-4)
     assert abs(grid[settings] - reference_log_probs(decode, *words)) > 1e-2  # of lambda as it is
 
@@ -159,7 +159,7 @@ def test_it_is_tuned_logged_and_explained(
     words = [*world.options("--no-progress-bar", "--beam", 2), *map(str, avoiding[place])]
     shown = call("tune", *words, "--output", tmp_path / "options").stdout
     assert not re.search(r"\b(nan|inf)\b", shown), shown  # though references have the word
-    extra = ["--trust", tmp_path / "options.trust", "--knn-guard"]
+    extra = ["--trust", tmp_path / "options.trust", "--tokens-guard"]
     call(
         "explain",
         *words,
@@ -172,7 +172,7 @@ def test_it_is_tuned_logged_and_explained(
     )
     html = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert "avoided:1" in html and '"memories":["tokens"]' in html
-    call("fairseq-generate", *words, *extra, "--knn-log", tmp_path / "log")
+    call("fairseq-generate", *words, *extra, "--tokens-log", tmp_path / "log")
     lines = [json.loads(line) for line in (tmp_path / "log").read_text(encoding="utf-8").splitlines()]
     assert lines and all(line["mixed"] < 0 for line in lines)
     # which the datastore may propose again
@@ -186,7 +186,7 @@ def test_nothing_is_left_of_what_is_silenced(world: World, decode: Callable, big
     silent = silenced(task.build_ensemble(models))
     assert equal(decode(*words, *options_of(silent).split(), "--beam", 2), decode("--beam", 2, base=True))
     alone = [word for word in world.options() if word not in ("--datastore", str(world.datastore))]
-    at = alone.index("--knn-temperature")
+    at = alone.index("--tokens-temperature")
     # has an effect without a datastore
     given = [*alone[1:at], *alone[at + 2 :], *words, "--retrieval-lambda-max", "0"]
     assert System.of(given, world.data_bin).ensemble is not None
@@ -220,7 +220,9 @@ def plug_in(folder: Path, task: str) -> list[object]:
 
 def test_the_policy_of_the_page_halves_lambda(world: World, decode: Callable, tmp_path: Path) -> None:
     words = plug_in(tmp_path, "translation_cautious")
-    assert equal(decode(*words, "--beam", 1, "--knn-lambda", 0.8), decode("--beam", 1, "--knn-lambda", 0.4))
+    assert equal(
+        decode(*words, "--beam", 1, "--tokens-lambda", 0.8), decode("--beam", 1, "--tokens-lambda", 0.4)
+    )
 
 
 HEAD = """\
@@ -264,7 +266,7 @@ def test_what_a_plug_in_lacks_is_named(
 ) -> None:
     (tmp_path / f"of_{name}").mkdir()
     (tmp_path / f"of_{name}/__init__.py").write_text(HEAD + code, encoding="utf-8")
-    words = [*world.options("--no-progress-bar", "--knn-k", 4, "--beam", 1)]
+    words = [*world.options("--no-progress-bar", "--tokens-k", 4, "--beam", 1)]
     refused(
         call("compare", *words, "--user-dir", tmp_path / f"of_{name}", "--task", name, check=False), sentence
     )
@@ -279,7 +281,9 @@ def test_the_retriever_of_the_page_decodes_tunes_and_explains(
     assert "retriever:BruteForce|entries:" in call("compare", *words, "--beam", 1).stdout
     call("tune", *words, "--output", tmp_path / "options", "--decode", 1)
     call("explain", *words, "--output", tmp_path / "page.html", "--sentences", 2)
-    assert "--knn-k" in (tmp_path / "options").read_text() and (tmp_path / "page.html").stat().st_size > 1000
+    assert (
+        "--tokens-k" in (tmp_path / "options").read_text() and (tmp_path / "page.html").stat().st_size > 1000
+    )
 
 
 def test_the_extended_retriever_of_the_page_finds_four(
@@ -294,9 +298,9 @@ def test_the_extended_retriever_of_the_page_finds_four(
     (tmp_path / "nearest/__init__.py").write_text(
         HEAD + code + task + "    retriever_class = Nearest\n", encoding="utf-8"
     )
-    common = ["--beam", 1, "--knn-lambda", 0.6, "--knn-likeness", 0]
+    common = ["--beam", 1, "--tokens-lambda", 0.6, "--tokens-likeness", 0]
     words = ["--user-dir", tmp_path / "nearest", "--task", "nearest", *common]
-    assert equal(decode(*words, "--knn-k", 16), decode(*common, "--knn-k", 4))
+    assert equal(decode(*words, "--tokens-k", 16), decode(*common, "--tokens-k", 4))
 
 
 def test_threads_that_share_an_ensemble_do_not_mix_their_sentences(world: World, joint: list[object]) -> None:
@@ -348,5 +352,5 @@ def test_a_folder_imports_this_plugin_and_another(world: World, tmp_path: Path) 
     given = ["--data", world.data_bin, *subword_options(world), "--input", source]
     written = run("fairseq-ccpr translate", *words, *given, **path).stdout.splitlines()
     assert written == [generated[number].split("\t", 1)[1] for number in range(3)]
-    usual = Translator(datastore=world.datastore, device="cpu", beam=2, max_len_b=25, knn_temperature=5)
+    usual = Translator(datastore=world.datastore, device="cpu", beam=2, max_len_b=25, tokens_temperature=5)
     assert written == [one.text for one in usual.translate(source for source, _ in rows)]

@@ -46,7 +46,7 @@ def test_scores_agree_in_batches_of_any_size(
 ) -> None:
     """Of what beam search wrote: near ties may be decided otherwise in another batch."""
     for size in (40, 3):
-        words = ["--knn-lambda", 0.6, "--batch-size", size, "--knn-guard", "--datastore"]
+        words = ["--tokens-lambda", 0.6, "--batch-size", size, "--tokens-guard", "--datastore"]
         check_rescoring(*words, guarded_store(familiar=0.5))
 
 
@@ -54,7 +54,7 @@ def test_the_guard_keeps_sentences_like_none_of_the_datastores_from_it(
     world: World, decode: Callable, guarded_store: Callable[..., Path]
 ) -> None:
     """The weight falls with likeness, and sentences at its end are translated as without a datastore, unsearched."""
-    words = ["--knn-lambda", 0.6, "--knn-likeness", 4, "--datastore"]
+    words = ["--tokens-lambda", 0.6, "--tokens-likeness", 4, "--datastore"]
     without, plain = decode(*words, world.datastore), decode(base=True)
     task = load_task(world.data_bin, "de", "en")
     task.load_dataset("test")
@@ -91,15 +91,17 @@ def test_the_guard_keeps_sentences_like_none_of_the_datastores_from_it(
 def test_the_guard_wants_a_datastore_that_knows_its_text(
     world: World, guarded_store: Callable[..., Path]
 ) -> None:
-    words = world.options("--knn-guard", "--datastore", guarded_store())
+    words = world.options("--tokens-guard", "--datastore", guarded_store())
     refused(
-        call("fairseq-generate", *words, check=False), "--knn-guard needs to know how much", "build it again"
+        call("fairseq-generate", *words, check=False),
+        "--tokens-guard needs to know how much",
+        "build it again",
     )
 
 
 def test_temperature_is_the_same_after_beam_search(world: World, decode: Callable, tmp_path: Path) -> None:
-    words = ["--knn-lambda", 0.6, "--temperature", 0.5, "--beam", 2]
-    found = decode(*words, "--knn-log", tmp_path / "log")
+    words = ["--tokens-lambda", 0.6, "--temperature", 0.5, "--beam", 2]
+    found = decode(*words, "--tokens-log", tmp_path / "log")
     of_sentence: dict[int, float] = {}
     for line in (tmp_path / "log").read_text(encoding="utf-8").splitlines():
         token = json.loads(line)
@@ -125,7 +127,7 @@ def test_constraints_are_kept(world: World, tmp_path: Path) -> None:
     source = (world.data_bin / "text" / "test.de").read_text(encoding="utf-8").splitlines()[0]
     wanted = (world.data_bin / "text" / "test.en").read_text(encoding="utf-8").split()[2]
     (tmp_path / "in.txt").write_text(f"{source}\t{wanted}\n", encoding="utf-8")
-    options = world.options("--constraints", "--input", tmp_path / "in.txt", "--knn-lambda")
+    options = world.options("--constraints", "--input", tmp_path / "in.txt", "--tokens-lambda")
     for words in ([*options, "0.7"], [*options, "0"]):
         shown = run("fairseq-interactive", *words).stdout
         written = re.findall(r"^H-0\t\S+\t(.*)$", shown, flags=re.MULTILINE)

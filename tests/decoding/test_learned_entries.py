@@ -278,9 +278,9 @@ def test_scores_of_references_are_those_of_beam_search(
     memory.learn(
         [NewPair("eins", "one", own.values[rows[::-1]], (own.keys[rows] + noise).astype(np.float16))]
     )
-    words = ["--datastore", folder, "--knn-lambda", 0.7]
+    words = ["--datastore", folder, "--tokens-lambda", 0.7]
     check_rescoring(*words)
-    assert not same(decode(*words), decode("--knn-lambda", 0.7), tolerance=1e-2)
+    assert not same(decode(*words), decode("--tokens-lambda", 0.7), tolerance=1e-2)
 
 
 def test_memories_begin_with_one_snapshot(world: World, tmp_path: Path) -> None:

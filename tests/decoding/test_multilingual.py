@@ -88,11 +88,11 @@ class Several:
         return [
             "--datastore",
             self.datastore,
-            "--knn-lambda",
+            "--tokens-lambda",
             share,
-            "--knn-k",
+            "--tokens-k",
             2,
-            "--knn-temperature",
+            "--tokens-temperature",
             0.1,
             *extra,
         ]
@@ -257,9 +257,9 @@ def test_raw_text_is_translated_as_by_fairseq_and_without_tags(several: Several,
     texts = [source for source, _ in list(read_pairs(several.data_bin.parent / "rows.tsv"))[:6]]
     named = {
         "device": "cpu",
-        "knn_lambda": 0.9,
-        "knn_k": 2,
-        "knn_temperature": 0.1,
+        "tokens_lambda": 0.9,
+        "tokens_k": 2,
+        "tokens_temperature": 0.1,
         "max_len_b": 40,
         "beam": 2,
     }
@@ -310,7 +310,7 @@ def test_phrases_are_found_in_text_without_tags(several: Several, tmp_path: Path
     ]
     call("build phrases", text, "--output", tmp_path / "phrases", *words)
     subwords = ["--bpe", "sentencepiece", "--sentencepiece-model", several.data_bin / "spm.model"]
-    words = several.words("--datastore", tmp_path / "phrases", "--phrase-min-similarity", 0, *subwords)
+    words = several.words("--datastore", tmp_path / "phrases", "--phrases-min-similarity", 0, *subwords)
     system = System.of(words, several.data_bin)
     assert system.ensemble is not None and system.ensemble.find(PhraseMemory) is not None
     of_decoder, dictionary = (

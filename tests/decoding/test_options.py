@@ -15,6 +15,7 @@ import torch
 from fairseq.dataclass.utils import gen_parser_from_dataclass
 
 from fairseq_ccpr.datastore.token import FAMILIAR
+from fairseq_ccpr.datastore.tuned import by_current_prefix
 from fairseq_ccpr.decoding.mixture import Distribution
 from fairseq_ccpr.decoding.options import (
     MixtureSettings,
@@ -25,6 +26,7 @@ from fairseq_ccpr.decoding.options import (
     automatic_token_settings,
     token_settings,
 )
+from fairseq_ccpr.decoding.task import TranslationRetrievalTask
 from fairseq_ccpr.decoding.token_memory import Neighbours
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.test_set import load
@@ -35,17 +37,17 @@ from tests.small_models import World
 
 # Of each field the options that change it.
 TOKENS: dict[str, list[object]] = {
-    "k": ["--knn-k", 3], "lambda_": ["--knn-lambda", 0.9], "temperature": ["--knn-temperature", 50],
-    "likeness": ["--knn-likeness", 2], "sentences": ["--knn-sentences", 100],
+    "k": ["--tokens-k", 3], "lambda_": ["--tokens-lambda", 0.9], "temperature": ["--tokens-temperature", 50],
+    "likeness": ["--tokens-likeness", 2], "sentences": ["--tokens-sentences", 100],
 }  # fmt: skip
 OF_OTHER_TEXT = ("guard",)  # see test_followed_hypotheses
 OF_UNIT_KEYS = ("confidence", "lambda_max", "min_similarity", "lambda_star")
 PHRASES: dict[str, list[object]] = {
-    "k": ["--phrase-k", 1], "min_similarity": ["--phrase-min-similarity", 0.8], "threshold": ["--phrase-threshold", 0.2],
-    "segmentation": ["--phrase-segmentation", "ngram:1"], "bf16": ["--phrase-bf16"], "lambda_": ["--phrase-lambda", 0.3],
-    "reach": ["--phrase-reach", 0], "consent": ["--phrase-consent", 0.5],
+    "k": ["--phrases-k", 1], "min_similarity": ["--phrases-min-similarity", 0.8], "threshold": ["--phrases-threshold", 0.2],
+    "segmentation": ["--phrases-segmentation", "ngram:1"], "bf16": ["--phrases-bf16"], "lambda_": ["--phrases-lambda", 0.3],
+    "reach": ["--phrases-reach", 0], "consent": ["--phrases-consent", 0.5],
 }  # fmt: skip
-MATTERS_WITH: dict[str, list[object]] = {"threshold": ["--phrase-segmentation", "learned"]}
+MATTERS_WITH: dict[str, list[object]] = {"threshold": ["--phrases-segmentation", "learned"]}
 MIXTURE: dict[str, list[object]] = {"lambda_max": ["--retrieval-lambda-max", 0.4]}
 
 
@@ -69,7 +71,7 @@ def observe(world: World, decode: Callable) -> Callable[..., tuple[dict, str]]:
 def test_every_option_changes_something_and_is_in_the_signature(
     observe: Callable, joint: list[object], settings: dict[str, list[object]], name: str
 ) -> None:
-    words = [*joint, "--phrase-lambda", 0.9, "--beam", 2]
+    words = [*joint, "--phrases-lambda", 0.9, "--beam", 2]
     words += MATTERS_WITH.get(name, [])
     (usual, signature), (changed, other_signature) = observe(*words), observe(*words, *settings[name])
     assert not equal(changed, usual, tolerance=1e-4) and other_signature != signature
@@ -108,12 +110,12 @@ def test_options_of_unit_keys_change_the_weight(change: dict[str, Any]) -> None:
     [
         (False, "", {"lambda_": 0.5, "temperature": 10.0, "confidence": False, "guard": True}),
         (True, "", {"lambda_": 1.0, "temperature": 0.05, "confidence": True, "guard": True}),
-        (True, "--no-knn-guard", {"guard": False}),
-        (True, "--knn-confidence", {"lambda_": 1.0, "confidence": True}),
-        (True, "--no-knn-confidence", {"lambda_": 0.5, "temperature": 0.05, "confidence": False}),
-        (True, "--knn-lambda 0.5", {"lambda_": 0.5, "confidence": True}),
-        (True, "--knn-lambda 0", {"lambda_": 0.0}),
-        (True, "--knn-lambda 1 --no-knn-confidence", {"lambda_": 1.0, "confidence": False}),
+        (True, "--no-tokens-guard", {"guard": False}),
+        (True, "--tokens-confidence", {"lambda_": 1.0, "confidence": True}),
+        (True, "--no-tokens-confidence", {"lambda_": 0.5, "temperature": 0.05, "confidence": False}),
+        (True, "--tokens-lambda 0.5", {"lambda_": 0.5, "confidence": True}),
+        (True, "--tokens-lambda 0", {"lambda_": 0.0}),
+        (True, "--tokens-lambda 1 --no-tokens-confidence", {"lambda_": 1.0, "confidence": False}),
     ],
 )
 def test_what_is_left_out_suits_the_keys(unit: bool, words: str, wanted: dict[str, Any]) -> None:
@@ -128,7 +130,7 @@ def test_what_is_left_out_suits_the_keys(unit: bool, words: str, wanted: dict[st
     settings = token_settings(parser.parse_args(["data", *words.split()]), datastore)
     assert {name: getattr(settings, name) for name in wanted} == wanted
     written = as_options(settings, automatic=automatic_token_settings(datastore, settings.confidence))
-    assert set(written.split()) == set(words.split()) - ({"--knn-confidence"} if unit else set())
+    assert set(written.split()) == set(words.split()) - ({"--tokens-confidence"} if unit else set())
 
 
 def test_a_guard_of_older_datastores_is_left_out() -> None:
@@ -140,8 +142,8 @@ def test_a_guard_of_older_datastores_is_left_out() -> None:
     )
     datastore: Any = SimpleNamespace(section=section, directory="old")
     assert not token_settings(parser.parse_args(["data"]), datastore, {"guard": True}).guard
-    with pytest.raises(ConfigurationError, match="--knn-guard needs to know"):
-        token_settings(parser.parse_args(["data", "--knn-guard"]), datastore, {"guard": True})
+    with pytest.raises(ConfigurationError, match="--tokens-guard needs to know"):
+        token_settings(parser.parse_args(["data", "--tokens-guard"]), datastore, {"guard": True})
 
 
 def test_what_was_tuned_for_lambda_star_is_left_out_with_it() -> None:
@@ -154,7 +156,7 @@ def test_what_was_tuned_for_lambda_star_is_left_out_with_it() -> None:
     )
     tuned = {"confidence": True, "lambda_max": 0.9, "lambda_star": "published"}
     assert token_settings(parser.parse_args(["data"]), datastore, tuned).lambda_star == "published"
-    fixed = token_settings(parser.parse_args(["data", "--no-knn-confidence"]), datastore, tuned)
+    fixed = token_settings(parser.parse_args(["data", "--no-tokens-confidence"]), datastore, tuned)
     assert (fixed.confidence, fixed.lambda_max, fixed.lambda_star) == (False, 1, "nearest")
 
 
@@ -174,3 +176,28 @@ def test_the_documentation_has_the_defaults_of_the_settings() -> None:
             assert name in table, name
             written = table[name] if isinstance(one.default, str) else type(one.default)(table[name])
             assert written == one.default, name
+
+
+def test_options_are_taken_by_their_former_names() -> None:
+    words = [
+        "data-bin",
+        "--path",
+        "model.pt",
+        "--{tokens}-k",
+        "3",
+        "--no-{tokens}-guard",
+        "--{phrases}-lambda=0.25",
+    ]
+    current, former = (
+        parse_generation([word.format(tokens=tokens, phrases=phrases) for word in words]).task
+        for tokens, phrases in (("tokens", "phrases"), ("knn", "phrase"))
+    )
+    assert (former.tokens_k, former.no_tokens_guard, former.phrases_lambda) == (3, True, 0.25)
+    assert former == current
+    parser = argparse.ArgumentParser()
+    TranslationRetrievalTask.add_args(parser)
+    assert "--knn-k" not in parser.format_help() and "--tokens-k" in parser.format_help()
+
+
+def test_tuned_settings_are_read_by_their_former_prefixes() -> None:
+    assert by_current_prefix({"knn": {"k": 3}, "text": {}}) == {"tokens": {"k": 3}, "text": {}}

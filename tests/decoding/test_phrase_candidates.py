@@ -82,7 +82,7 @@ def test_candidates_are_what_the_decoder_writes_of_what_was_retrieved(
 ) -> None:
     """Compare with cutting every string out of its sentence, and tokenising it again where its pieces are
     those after a sign, or its source follows one; most strings are requested more than once."""
-    words = [*joint, "--phrase-k", 20, "--phrase-min-similarity", 0, "--phrase-threshold", 0]
+    words = [*joint, "--phrases-k", 20, "--phrases-min-similarity", 0, "--phrases-threshold", 0]
     cfg, task, models, ensemble = load_ensemble(world, words)
     candidates, seen, elsewhere = ensemble.find(PhraseMemory).candidates, 0, 0
     subwords = candidates.subwords

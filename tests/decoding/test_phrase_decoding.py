@@ -33,8 +33,8 @@ SEARCHES = [
 def test_share_of_zero_equals_stock_fairseq_and_token_retrieval_to_the_bit(
     decode: Callable, phrases: list[object], joint: list[object], search: list
 ) -> None:
-    assert equal(decode(*phrases, *search, "--phrase-lambda", 0), decode(*search, base=True))
-    assert equal(decode(*joint, *search, "--phrase-lambda", 0), decode(*search, "--knn-lambda", 0.4))
+    assert equal(decode(*phrases, *search, "--phrases-lambda", 0), decode(*search, base=True))
+    assert equal(decode(*joint, *search, "--phrases-lambda", 0), decode(*search, "--tokens-lambda", 0.4))
 
 
 def test_parts_in_two_folders_are_as_in_one(
@@ -50,27 +50,27 @@ def test_parts_in_two_folders_are_as_in_one(
 
 @pytest.mark.parametrize("search", SEARCHES, ids=lambda s: " ".join(map(str, s)) or "plain")
 def test_phrases_change_every_kind_of_search(decode: Callable, phrases: list[object], search: list) -> None:
-    changed = decode(*phrases, *search, "--phrase-lambda", 0.9)
+    changed = decode(*phrases, *search, "--phrases-lambda", 0.9)
     assert not equal(changed, decode(*search, base=True), tolerance=1e-2)
 
 
 def test_no_phrases_at_all_is_token_retrieval_to_the_bit(decode: Callable, joint: list[object]) -> None:
     with retrieving([], lambda source: 0):
-        assert equal(decode(*joint), decode("--knn-lambda", 0.4))
+        assert equal(decode(*joint), decode("--tokens-lambda", 0.4))
 
 
 def test_tokens_without_weight_leave_phrases_as_they_are_alone_to_the_bit(
     decode: Callable, phrases: list[object], joint: list[object]
 ) -> None:
-    alone = decode(*phrases, "--phrase-k", 3)
-    assert equal(decode(*joint, "--knn-lambda", 0), alone) and not equal(decode(*joint), alone)
+    alone = decode(*phrases, "--phrases-k", 3)
+    assert equal(decode(*joint, "--tokens-lambda", 0), alone) and not equal(decode(*joint), alone)
 
 
 @pytest.mark.parametrize("kind", ["phrases", "joint"])
 def test_phrases_do_not_depend_on_the_batch(
     decode: Callable, kind: str, request: pytest.FixtureRequest
 ) -> None:
-    words = [*request.getfixturevalue(kind), "--phrase-lambda", 0.8]
+    words = [*request.getfixturevalue(kind), "--phrases-lambda", 0.8]
     together = decode(*words, "--batch-size", 32)
     for size in (1, 7):
         assert equal(decode(*words, "--batch-size", size), together, tolerance=3e-3)
@@ -81,7 +81,7 @@ def test_scores_of_beam_search_are_those_of_one_pass_over_what_it_wrote(
     world: World, decode: Callable, joint: list[object], reach: int
 ) -> None:
     """Prefixes and coverage follow the beam, and the batch as it shrinks."""
-    words = [*joint, "--phrase-reach", reach, "--phrase-lambda", 0.8]
+    words = [*joint, "--phrases-reach", reach, "--phrases-lambda", 0.8]
     found = decode(*words)
     options = ["--max-tokens", 2000, "--gen-subset", "test", *words]
     cfg, task, models, ensemble = load_ensemble(world, options)
@@ -103,7 +103,7 @@ def test_scores_of_beam_search_are_those_of_one_pass_over_what_it_wrote(
 def test_probabilities_sum_to_one_and_phrases_give_none_to_specials(
     world: World, joint: list[object]
 ) -> None:
-    cfg, task, models, ensemble = load_ensemble(world, [*joint, "--phrase-lambda", 0.9])
+    cfg, task, models, ensemble = load_ensemble(world, [*joint, "--phrases-lambda", 0.9])
     dictionary = task.target_dictionary
     for sample in batches(cfg, task, models):
         mixed, said = mixed_and_phrase_vote(ensemble, sample)
@@ -119,7 +119,7 @@ def test_phrases_of_the_references_help_and_those_of_other_sentences_do_not(
     world: World, decode: Callable, phrases: list[object]
 ) -> None:
     pairs = list(read_pairs(world.folder / "test.tsv"))
-    words = [*phrases, "--phrase-lambda", 0.8, "--beam", 5]
+    words = [*phrases, "--phrases-lambda", 0.8, "--beam", 5]
     cfg = parse_generation(world.options("--no-progress-bar", *words))
     task, _ = load(cfg)
     references = {i: task.dataset("test").tgt[i] for i in range(PAIRS["test"])}
@@ -148,6 +148,6 @@ def test_phrases_of_the_references_help_and_those_of_other_sentences_do_not(
 
 def test_ensembles_take_phrases_beside_tokens(world: World, decode: Callable, joint: list[object]) -> None:
     members = ["--path", f"{world.other_model}:{world.model}"]
-    assert equal(decode(*joint, *members, "--phrase-lambda", 0), decode(*members, "--knn-lambda", 0.4))
-    changed = decode(*joint, *members, "--phrase-lambda", 0.9)
-    assert not equal(changed, decode(*members, "--knn-lambda", 0.4), tolerance=1e-2)
+    assert equal(decode(*joint, *members, "--phrases-lambda", 0), decode(*members, "--tokens-lambda", 0.4))
+    changed = decode(*joint, *members, "--phrases-lambda", 0.9)
+    assert not equal(changed, decode(*members, "--tokens-lambda", 0.4), tolerance=1e-2)

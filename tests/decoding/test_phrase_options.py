@@ -36,7 +36,7 @@ def test_bf16_is_said_and_changes_little(
     caplog.set_level(logging.INFO)
     whole = decode(*phrases)
     assert ",bf16|" not in caplog.text
-    half = decode(*phrases, "--phrase-bf16")
+    half = decode(*phrases, "--phrases-bf16")
     assert ",bf16|" in caplog.text
     assert not equal(half, whole)
     best = [(whole[number][0]["tokens"].tolist(), half[number][0]["tokens"].tolist()) for number in whole]
@@ -47,7 +47,7 @@ def test_bf16_is_left_out_where_it_is_slower(
     decode: Callable, phrases: list[object], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
-    assert equal(decode(*phrases, "--phrase-bf16"), decode(*phrases))
+    assert equal(decode(*phrases, "--phrases-bf16"), decode(*phrases))
     assert "bfloat16 is many times slower on a processor with AVX2 alone" in caplog.text
 
 
@@ -76,24 +76,24 @@ def test_tuning_chooses_tokens_and_phrases_together(
         )
 
     words = [*world.options("--no-progress-bar"), *map(str, joint)]
-    shaping = ["--phrase-threshold", "0.4", "--retrieval-lambda-max", "0.8"]
+    shaping = ["--phrases-threshold", "0.4", "--retrieval-lambda-max", "0.8"]
     with patch("fairseq_ccpr.evaluation.tune._decode", scored):
         shown = call("tune", *words, *shaping, "--output", tmp_path / "options", "--decode", 3).stdout
     assert "285 settings" in shown and "entries" in shown and "phrases:" in shown
     chosen = (tmp_path / "options").read_text().split()
-    assert "--knn-k" in chosen and options_in(chosen, shaping)
+    assert "--tokens-k" in chosen and options_in(chosen, shaping)
     *tried, halved, bounded = lambdas
     kept = min(tried) if half else max(tried)
     assert halved == 0.5 * kept and bounded == (halved if half else kept)
-    assert float(chosen[chosen.index("--phrase-lambda") + 1]) == bounded
-    assert options_in(chosen, ["--phrase-consent", "3"])
+    assert float(chosen[chosen.index("--phrases-lambda") + 1]) == bounded
+    assert options_in(chosen, ["--phrases-consent", "3"])
     generated = call("fairseq-generate", *words, *chosen)
     assert "Generate test" in generated.stdout
 
 
 def test_tuner_scores_equal_a_direct_computation(world: World, joint: list[object]) -> None:
-    settings = ["--phrase-lambda", 0.6, "--phrase-k", 2]
-    cfg, task, models, ensemble = load_ensemble(world, [*joint, *settings, "--phrase-min-similarity", 0.3])
+    settings = ["--phrases-lambda", 0.6, "--phrases-k", 2]
+    cfg, task, models, ensemble = load_ensemble(world, [*joint, *settings, "--phrases-min-similarity", 0.3])
     direct = []
     for sample in batches(cfg, task, models):
         mixed, _ = mixed_and_phrase_vote(ensemble, sample)
@@ -117,11 +117,11 @@ def test_log_tells_of_both_memories(
     world: World, joint: list[object], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    words = [*world.options("--no-progress-bar"), *map(str, joint), "--knn-log", tmp_path / "log"]
+    words = [*world.options("--no-progress-bar"), *map(str, joint), "--tokens-log", tmp_path / "log"]
     call("fairseq-generate", *words)
     assert any("Lambda_max:0.9" in record.message for record in caplog.records)
     lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
-    assert any(line["phrases"] is not None and line["phrase_lambda"] > 0 for line in lines)
+    assert any(line["phrases"] is not None and line["phrases_lambda"] > 0 for line in lines)
     assert any(line["neighbours"] for line in lines)
 
 
@@ -135,22 +135,22 @@ def test_what_does_not_fit_is_refused(
         generate("--datastore", phrase_store),
         "cannot be split into .* --bpe sentencepiece and --sentencepiece-model",
     )
-    refused(generate(*phrases, "--phrase-encoder", tmp_path / "none.pt"), "none.pt")
-    refused(generate(*phrases, "--phrase-k", 0), "--phrase-k is 0")
-    refused(generate(*phrases, "--phrase-lambda", 2), "--phrase-lambda is 2")
-    refused(generate(*phrases, "--phrase-reach", -1), "--phrase-reach is -1")
+    refused(generate(*phrases, "--phrases-encoder", tmp_path / "none.pt"), "none.pt")
+    refused(generate(*phrases, "--phrases-k", 0), "--phrases-k is 0")
+    refused(generate(*phrases, "--phrases-lambda", 2), "--phrases-lambda is 2")
+    refused(generate(*phrases, "--phrases-reach", -1), "--phrases-reach is -1")
     refused(generate(*phrases, "--retrieval-lambda-max", 1), "--retrieval-lambda-max is 1")
     other = other_encoder(ccpr, tmp_path / "other")
     refused(
-        generate(*phrases, "--phrase-encoder", other), "built with another encoder: they need [0-9a-f]{12}"
+        generate(*phrases, "--phrases-encoder", other), "built with another encoder: they need [0-9a-f]{12}"
     )
     moved = tmp_path / "moved"
     shutil.copytree(phrase_store, moved)
     phrase = json.loads((moved / MANIFEST).read_text())["phrase"]
     edit_manifest(moved, phrase=phrase | {"encoder": str(tmp_path / "gone.pt")})
     given = [*phrases, "--datastore", moved]
-    refused(generate(*given), "gone.pt, which is not there: say with --phrase-encoder")
-    assert generate(*given, "--phrase-encoder", ccpr.checkpoint, "--beam", 1).returncode == 0
+    refused(generate(*given), "gone.pt, which is not there: say with --phrases-encoder")
+    assert generate(*given, "--phrases-encoder", ccpr.checkpoint, "--beam", 1).returncode == 0
 
 
 def test_nothing_found_is_said_once(

@@ -40,10 +40,10 @@ def retrieve(ccpr: Ccpr, store: Path, text: str | bytes, *extra: object, check: 
     data = text if isinstance(text, bytes) else text.encode()
     words = [
         store,
-        "--phrase-encoder",
+        "--phrases-encoder",
         ccpr.checkpoint,
         "--cpu",
-        *(["--phrase-threshold", 0.5] if "--phrase-threshold" not in extra else []),
+        *(["--phrases-threshold", 0.5] if "--phrases-threshold" not in extra else []),
     ]
     with patch.object(sys, "stdin", io.TextIOWrapper(io.BytesIO(data))):
         return call("retrieve", *words, *extra, check=check)
@@ -106,7 +106,7 @@ def test_queries_in_bf16_are_nearly_the_same(ccpr: Ccpr, sharded_store: Path) ->
             for query in json.loads(line)["phrases"]
         }
 
-    whole, half = by_query("--phrase-threshold", 0), by_query("--phrase-threshold", 0, "--phrase-bf16")
+    whole, half = by_query("--phrases-threshold", 0), by_query("--phrases-threshold", 0, "--phrases-bf16")
     assert whole.keys() == half.keys()
     pairs = [
         (whole[at][string], score)
@@ -177,12 +177,12 @@ def test_formats_say_the_same(ccpr: Ccpr, sharded_store: Path) -> None:
     few = [
         json.loads(line)
         for line in retrieve(
-            ccpr, sharded_store, text, "--output-format", "jsonl", "--phrase-k", 1
+            ccpr, sharded_store, text, "--output-format", "jsonl", "--phrases-k", 1
         ).stdout.splitlines()
     ]
     assert max(len(query["retrieved"]) for row in few for query in row["phrases"]) == 1
     certain = retrieve(
-        ccpr, sharded_store, text, "--output-format", "jsonl", "--phrase-min-similarity", 0.999
+        ccpr, sharded_store, text, "--output-format", "jsonl", "--phrases-min-similarity", 0.999
     ).stdout
     assert sum(map(certain.count, ('"entry"',))) < sum(
         len(q["retrieved"]) for row in rows for q in row["phrases"]
@@ -207,21 +207,21 @@ def test_every_setting_is_in_the_signature(
         f"min_similarity:0.3|v:{__version__}"
     )
     changes: list[list[object]] = [
-        ["--phrase-k", 3], ["--phrase-min-similarity", 0.1], ["--phrase-segmentation", "all"], ["--phrase-threshold", 0.4],
-        ["--max-words", 6], ["--phrase-bf16"],
+        ["--phrases-k", 3], ["--phrases-min-similarity", 0.1], ["--phrases-segmentation", "all"],
+        ["--phrases-threshold", 0.4], ["--phrases-bf16"],
     ]  # fmt: skip
     build_phrases(ccpr, repeated_text, tmp_path / "other", "--threshold", 0.4)
     build_phrases(ccpr, repeated_text, tmp_path / "exact")
     others = [signature(folder=tmp_path / name) for name in ("other", "exact")]
-    assert len({signature(), *others, *(signature(*change) for change in changes)}) == 9
+    assert len({signature(), *others, *(signature(*change) for change in changes)}) == 8
 
 
 def test_what_tuning_left_is_what_is_retrieved(ccpr: Ccpr, sharded_store: Path, tmp_path: Path) -> None:
     shutil.copytree(sharded_store, store := tmp_path / "store")
     text = queries_of(ccpr)[0]
-    write_tuned({"phrase": PhraseDatastore(store)}, {"phrase": {"k": 2, "min_similarity": 0.1}}, "signature")
+    write_tuned({"phrase": PhraseDatastore(store)}, {"phrases": {"k": 2, "min_similarity": 0.1}}, "signature")
     assert "|k:2|min_similarity:0.1|" in retrieve(ccpr, store, text).stderr
-    assert "|k:3|min_similarity:0.1|" in retrieve(ccpr, store, text, "--phrase-k", 3).stderr
+    assert "|k:3|min_similarity:0.1|" in retrieve(ccpr, store, text, "--phrases-k", 3).stderr
 
 
 SENTENCE = "In the beginning God created the heavens and the earth. | Now the earth was formless and empty."
@@ -291,19 +291,21 @@ def test_retrieval_refuses_bad_input(ccpr: Ccpr, sharded_store: Path, tmp_path: 
 
     other = other_encoder(ccpr, tmp_path / "other")
     refused(
-        fails("--phrase-encoder", other),
+        fails("--phrases-encoder", other),
         "built with another encoder: they need [0-9a-f]{12}, the one given is [0-9a-f]{12}",
     )
-    refused(fails("--phrase-k", 0), "--phrase-k is 0")
-    refused(fails("--phrase-segmentation", "half"), "there is no segmentation 'half'")
+    refused(fails("--phrases-k", 0), "--phrases-k is 0")
+    refused(fails("--phrases-segmentation", "half"), "there is no segmentation 'half'")
     refused(
-        fails("--phrase-threshold", 0.9999999),
+        fails("--phrases-threshold", 0.9999999),
         r"no phrase was found in the input .*threshold 0\.9999999: lower",
     )
     refused(fails(data="\n\n"), "no phrase was found in the input")
-    refused(fails("--phrase-segmentation", "ngram:99"), "with the segmentation ngram:99: ask for fewer words")
     refused(
-        fails("--phrase-min-similarity", 0.99999),
+        fails("--phrases-segmentation", "ngram:99"), "with the segmentation ngram:99: ask for fewer words"
+    )
+    refused(
+        fails("--phrases-min-similarity", 0.99999),
         r"nothing was retrieved for any of \d+ phrases: no entry scores 0\.99999 or",
     )
     refused(

@@ -122,7 +122,7 @@ def test_phrases_are_whole_words_in_beam_search(
     def number(text: str) -> int:
         return sources.index(difflib.get_close_matches(text, sources, 1, 0)[0])
 
-    words = [*options, "--datastore", phrase_store, "--phrase-lambda", 0.9, "--beam", 4]
+    words = [*options, "--datastore", phrase_store, "--phrases-lambda", 0.9, "--beam", 4]
     with patch_data(world, data):
         base = decode(*words, base=True)
         with (

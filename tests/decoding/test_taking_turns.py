@@ -42,7 +42,9 @@ def test_generators_that_take_turns_do_what_each_does_alone(world: World, joint:
     cfg = configured(world, joint)
     task, models = load(cfg)
     other, _ = load(
-        other_cfg := configured(world, [*joint, "--knn-k", 3, "--knn-lambda", 0.7, "--phrase-lambda", 0.5])
+        other_cfg := configured(
+            world, [*joint, "--tokens-k", 3, "--tokens-lambda", 0.7, "--phrases-lambda", 0.5]
+        )
     )
     generators = [
         task.build_generator(models, cfg.generation),

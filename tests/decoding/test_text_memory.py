@@ -155,7 +155,7 @@ def test_tuning_stores_what_decoding_takes(
 
     words = [*world.options("--no-progress-bar"), *subword_options(world)]
     words[words.index(str(world.datastore))] = str(store)
-    del words[words.index("--knn-temperature") : words.index("--knn-temperature") + 2]
+    del words[words.index("--tokens-temperature") : words.index("--tokens-temperature") + 2]
     with patch("fairseq_ccpr.evaluation.tune._decode", scored):
         shown = call("tune", *words).stdout
     assert re.search(r"model alone +-\S+\n +text +\+[\d.]*[1-9]", shown), (
@@ -194,7 +194,12 @@ def test_what_is_learned_counts_and_what_is_forgotten_does_not(
     world: World, build_text: Callable, references: Path
 ) -> None:
     store, pairs = build_text(references, False), list(read_pairs(world.folder / "test.tsv"))
-    options = {"max_len_b": 25, "device": "cpu", "knn_lambda": 0, "text_alpha": 1.0}  # through the text alone
+    options = {
+        "max_len_b": 25,
+        "device": "cpu",
+        "tokens_lambda": 0,
+        "text_alpha": 1.0,
+    }  # through the text alone
     translator = Translator(datastore=store, **options)
     sources, target = (
         [source for source, _ in pairs[:3]],

@@ -148,7 +148,7 @@ def test_a_network_of_zeros_changes_nothing_to_the_bit(
     world: World, both: Path, decode: Callable, joint: list, tmp_path: Path
 ) -> None:
     zero = write(LearnedTrust(TOKENS), world.datastore, tmp_path / "zero.trust")
-    assert equal(decode("--knn-lambda", 0.6, "--trust", zero), decode("--knn-lambda", 0.6))
+    assert equal(decode("--tokens-lambda", 0.6, "--trust", zero), decode("--tokens-lambda", 0.6))
     zero = write(LearnedTrust(BOTH), both, tmp_path / "joint.trust")
     assert equal(decode(*joint, "--trust", zero), decode(*joint))
 
@@ -157,16 +157,16 @@ def test_phrases_that_tuning_left_out_are_not_retrieved(
     world: World, decode: Callable, joint: list, tmp_path: Path
 ) -> None:
     """Trust in the tokens alone, with a weight of phrases of 0, goes with a datastore that has both."""
-    trust, silent = randomised(LearnedTrust(TOKENS)), {"phrase": {"lambda_": 0.0}}
+    trust, silent = randomised(LearnedTrust(TOKENS)), {"phrases": {"lambda_": 0.0}}
     alone = write(trust, world.datastore, tmp_path / "alone.trust", silent)
-    assert equal(decode(*joint, "--trust", alone), decode("--knn-lambda", 0.4, "--trust", alone))
+    assert equal(decode(*joint, "--trust", alone), decode("--tokens-lambda", 0.4, "--trust", alone))
     done = run("fairseq-generate", *world.options(*joint, "--trust", alone))
     assert " phrases:" not in done.stdout + done.stderr and "trust:learned-" in done.stdout + done.stderr
     refused(
         call(
-            "fairseq-generate", *world.options(*joint, "--trust", alone, "--phrase-lambda", 0.5), check=False
+            "fairseq-generate", *world.options(*joint, "--trust", alone, "--phrases-lambda", 0.5), check=False
         ),
-        "--phrase-lambda is 0.5, but tuning left phrases out and learned trust in the tokens alone: give --trust none",
+        "--phrases-lambda is 0.5, but tuning left phrases out and learned trust in the tokens alone: give --trust none",
     )
     other = write(trust, world.datastore, tmp_path / "other.trust")
     refused(
@@ -177,15 +177,15 @@ def test_phrases_that_tuning_left_out_are_not_retrieved(
 
 @pytest.mark.parametrize("search", [*SEARCHES, ["--temperature", 1.3]], ids=str)
 def test_no_weight_stays_none_to_the_bit(decode: Callable, random_trust: Path, search: list) -> None:
-    assert equal(decode(*search, "--knn-lambda", 0, "--trust", random_trust), decode(*search, base=True))
-    changed = decode(*search, "--knn-lambda", 0.6, "--trust", random_trust)
-    assert not equal(changed, decode(*search, "--knn-lambda", 0.6), tolerance=1e-2)
+    assert equal(decode(*search, "--tokens-lambda", 0, "--trust", random_trust), decode(*search, base=True))
+    changed = decode(*search, "--tokens-lambda", 0.6, "--trust", random_trust)
+    assert not equal(changed, decode(*search, "--tokens-lambda", 0.6), tolerance=1e-2)
 
 
 def test_trust_does_not_depend_on_the_batch(
     decode: Callable, joint: list, random_trust: Path, joint_trust: Path
 ) -> None:
-    for words in (["--knn-lambda", 0.6, "--trust", random_trust], [*joint, "--trust", joint_trust]):
+    for words in (["--tokens-lambda", 0.6, "--trust", random_trust], [*joint, "--trust", joint_trust]):
         assert equal(decode(*words, "--batch-size", 3), decode(*words), tolerance=2e-3)
 
 
@@ -193,7 +193,7 @@ def test_scoring_a_hypothesis_gives_the_score_beam_search_gave(
     check_rescoring: Callable, random_trust: Path
 ) -> None:
     """Running means are carried along the beam, and computed at once over given targets."""
-    check_rescoring("--knn-lambda", 0.6, "--trust", random_trust)
+    check_rescoring("--tokens-lambda", 0.6, "--trust", random_trust)
 
 
 def test_the_same_with_phrases(check_rescoring: Callable, joint: list, joint_trust: Path) -> None:
@@ -204,7 +204,7 @@ def test_half_precision_changes_scores_little(
     decode: Callable, joint: list, random_trust: Path, joint_trust: Path
 ) -> None:
     """Features are computed in single precision, whatever the models are in."""
-    for words in (["--knn-lambda", 0.6, "--trust", random_trust], [*joint, "--trust", joint_trust]):
+    for words in (["--tokens-lambda", 0.6, "--trust", random_trust], [*joint, "--trust", joint_trust]):
         whole, half = (decode(*words, "--score-reference", *precision) for precision in ([], ["--fp16"]))
         differences = [
             half[i][0]["positional_scores"].float() - one[0]["positional_scores"] for i, one in whole.items()
@@ -217,7 +217,7 @@ def test_half_precision_changes_scores_little(
 
 
 def test_ensembles_work(world: World, decode: Callable, random_trust: Path) -> None:
-    words = ["--knn-lambda", 0.6, "--trust", random_trust, "--beam", 2]
+    words = ["--tokens-lambda", 0.6, "--trust", random_trust, "--beam", 2]
     path = ["--path", f"{world.other_model}:{world.model}"]
     assert not equal(decode(*words, *path), decode(*path, "--beam", 2, base=True), tolerance=1e-2)
 
@@ -485,9 +485,9 @@ def generate(world: World, trust: Path) -> object:
 
 def test_trust_of_other_text_warns_and_its_settings_are_taken(world: World, tmp_path: Path) -> None:
     build(world, tmp_path / "other", "--subset", "valid")
-    settings = {"knn": {"k": 3, "lambda_": 0.4, "temperature": 7.0}}
+    settings = {"tokens": {"k": 3, "lambda_": 0.4, "temperature": 7.0}}
     path = write(LearnedTrust(TOKENS), world.datastore, tmp_path / "a.trust", settings)
-    words = [word for word in world.options() if word not in ("--knn-temperature", "5")]
+    words = [word for word in world.options() if word not in ("--tokens-temperature", "5")]
     done = run("fairseq-generate", *words, "--datastore", tmp_path / "other", "--trust", path)
     shown = done.stdout + done.stderr
     assert (

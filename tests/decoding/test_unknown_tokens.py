@@ -90,7 +90,7 @@ def test_a_store_of_unknown_tokens_alone_is_plain_fairseq_to_the_bit(
     world: World, decode: Callable, tmp_path: Path
 ) -> None:
     folder = with_unknown(world, tmp_path / "store", 1)
-    assert equal(decode("--datastore", folder, "--knn-lambda", 1), decode(base=True))
+    assert equal(decode("--datastore", folder, "--tokens-lambda", 1), decode(base=True))
 
 
 def test_tuner_log_and_explanation_agree_with_decoding(
@@ -100,13 +100,13 @@ def test_tuner_log_and_explanation_agree_with_decoding(
     words = [
         "--datastore",
         store,
-        "--knn-k",
+        "--tokens-k",
         k,
-        "--knn-lambda",
+        "--tokens-lambda",
         lambda_,
-        "--knn-likeness",
+        "--tokens-likeness",
         0,
-        "--no-knn-guard",
+        "--no-tokens-guard",
     ]
     scored = decode(*words, "--score-reference")
     wanted = torch.cat([hypotheses[0]["positional_scores"] for hypotheses in scored.values()]).mean()
@@ -117,7 +117,7 @@ def test_tuner_log_and_explanation_agree_with_decoding(
     grid = token_grid(ensemble.find(TokenMemory), text, (k,), (5.0,), (False,))
     assert grid[TokenRetrievalSettings(k, lambda_, 5.0)] == pytest.approx(wanted.item(), abs=1e-4)
 
-    found = decode(*words, "--knn-log", tmp_path / "log")
+    found = decode(*words, "--tokens-log", tmp_path / "log")
     lines = [json.loads(line) for line in (tmp_path / "log").read_text(encoding="utf-8").splitlines()]
     counts = [len(line["neighbours"]) for line in lines]
     assert min(counts) < max(counts) <= k and sum(counts) < 0.9 * k * len(counts)

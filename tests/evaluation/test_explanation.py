@@ -77,7 +77,7 @@ def explain_with(world: World, output: Path, *extra: object, check: bool = True)
     words = [
         *world.options("--no-progress-bar"),
         *subword_options(world),
-        "--phrase-k",
+        "--phrases-k",
         3,
         "--output",
         output,
@@ -155,7 +155,7 @@ def test_neighbours_are_marked_in_their_sentences(world: World, explained: Calla
 def translator(world: World, tmp_path: Path) -> Translator:
     """Over a datastore that it may write to. What sentence a neighbour is from does not count, and is shown."""
     store = shutil.copytree(world.datastore, tmp_path / "store")
-    return Translator(datastore=store, device="cpu", max_len_b=25, knn_likeness=0)
+    return Translator(datastore=store, device="cpu", max_len_b=25, tokens_likeness=0)
 
 
 def long_pair(world: World) -> tuple[str, str]:
@@ -240,7 +240,9 @@ def test_of_equal_sentences_the_newest_comes_first_and_each_pair_once(
 def test_an_empty_datastore_shows_what_it_learns(world: World, tmp_path: Path, likeness: float) -> None:
     where = ["--path", world.model, "--data", world.data_bin, *subword_options(world)]
     call("build memory", *where, "--output", tmp_path / "empty", "--cpu")
-    translator = Translator(datastore=tmp_path / "empty", device="cpu", max_len_b=25, knn_likeness=likeness)
+    translator = Translator(
+        datastore=tmp_path / "empty", device="cpu", max_len_b=25, tokens_likeness=likeness
+    )
     assert matches_of(translator, "Er kam.") == [] and next(translator.translate(["Er kam."])).text
     number = translator.learn("Er kam.", "He came.").id
     assert matches_of(translator, "Er kam.") == [Match(1, "Er kam.", "He came.", number)]
@@ -372,8 +374,8 @@ def test_what_cannot_be_explained_is_refused(world: World, phrase_store: Path, t
     refused(explain("--datastore", tmp_path / "nowhere"), "no datastore at .*nowhere")
     refused(explain("--path", tmp_path / "no.pt"), r"no\.pt")
     refused(explain("--score-reference"), "--score-reference is for fairseq-generate alone")
-    refused(explain("--knn-log", tmp_path / "log"), "--knn-log is for fairseq-generate alone")
-    refused(explain("--datastore", phrase_store, "--phrase-encoder", tmp_path / "none.pt"), r"none\.pt")
+    refused(explain("--tokens-log", tmp_path / "log"), "--tokens-log is for fairseq-generate alone")
+    refused(explain("--datastore", phrase_store, "--phrases-encoder", tmp_path / "none.pt"), r"none\.pt")
     words = [word for word in world.options() if word not in ("--datastore", str(world.datastore))]
     refused(call("explain", *words, "--output", output, check=False), "give --datastore DIR")
     assert call("explain", *world.options(), check=False).returncode == 2

@@ -29,8 +29,8 @@ from tests.small_models import PAIRS, World, build
 def test_tuner_computes_the_likelihood_that_scoring_gives(
     world: World, decode: Callable, k: int, lambda_: float, temperature: float
 ) -> None:
-    options = ["--knn-k", k, "--knn-lambda", lambda_, "--knn-temperature", temperature]
-    options += ["--knn-likeness", 4, "--no-knn-guard"]
+    options = ["--tokens-k", k, "--tokens-lambda", lambda_, "--tokens-temperature", temperature]
+    options += ["--tokens-likeness", 4, "--no-tokens-guard"]
     scored = decode(*options, "--score-reference")
     wanted = torch.cat([hypotheses[0]["positional_scores"] for hypotheses in scored.values()]).mean()
     cfg = parse_generation(world.options("--no-progress-bar"))
@@ -56,8 +56,8 @@ def test_tuning_writes_options_that_decoding_takes(world: World, tmp_path: Path)
     )
     chosen = (tmp_path / "options").read_text().split()
     # 0 is the default of so small a datastore
-    likeness = ["--knn-likeness"] if "--knn-likeness" in chosen else []
-    assert chosen[::2] == ["--knn-k", "--knn-lambda", "--knn-temperature", *likeness, "--trust"]
+    likeness = ["--tokens-likeness"] if "--tokens-likeness" in chosen else []
+    assert chosen[::2] == ["--tokens-k", "--tokens-lambda", "--tokens-temperature", *likeness, "--trust"]
     with patch("fairseq_ccpr.evaluation.test_set.bleu_tokenizer", lambda language: "char"):
         shown = call(
             "tune", *words, "--combiner", "fixed", "--decode", 2, "--output", tmp_path / "fixed"
@@ -69,7 +69,7 @@ def test_tuning_writes_options_that_decoding_takes(world: World, tmp_path: Path)
 
 
 def test_comparison_shows_scores_speed_and_examples(world: World, tmp_path: Path) -> None:
-    words = [*world.options("--knn-lambda", 0.6), "--remove-bpe", "sentencepiece", "--no-progress-bar"]
+    words = [*world.options("--tokens-lambda", 0.6), "--remove-bpe", "sentencepiece", "--no-progress-bar"]
     shown = call("compare", *words, "--results-path", tmp_path).stdout
     assert "| base |" in shown and "| retrieval |" in shown and "nrefs:1|case:mixed" in shown
     assert shown.count("\nsource ") == 3 and "retrieval retriever:TokenRetriever|" in shown
@@ -88,8 +88,8 @@ def test_base_model_decodes_alone_without_a_datastore(world: World, tmp_path: Pa
     at = words.index("--datastore")
     call("compare", *words, "--results-path", tmp_path / "both")
     without = [*words[:at], *words[at + 2 :]]
-    refused(call("compare", *without, check=False), "--knn-temperature has no effect without a datastore")
-    at = without.index("--knn-temperature")
+    refused(call("compare", *without, check=False), "--tokens-temperature has no effect without a datastore")
+    at = without.index("--tokens-temperature")
     shown = call("compare", *without[:at], *without[at + 2 :], "--results-path", tmp_path / "alone").stdout
     assert (
         "| base |" in shown and "retrieval" not in shown and not (tmp_path / "alone/retrieval.txt").exists()

@@ -263,7 +263,7 @@ def test_phrases_begin_with_what_tuning_left_for_the_tokens(both: Path, tmp_path
     joint_parts = parts_of(shutil.copytree(both, tmp_path / "both"))
     tokens = {"token": joint_parts["token"]}
     assert trusted_neighbours(tokens) == (8, 32) and trusted_neighbours(joint_parts) == (32,)
-    write_tuned(tokens, {"knn": {"k": 16, "lambda_": 0.5}}, "signature")
+    write_tuned(tokens, {"tokens": {"k": 16, "lambda_": 0.5}}, "signature")
     assert trusted_neighbours(joint_parts) == (16,) and trusted_neighbours(tokens) == (8, 32)
 
 
@@ -386,7 +386,7 @@ def test_phrases_that_translate_worse_are_left_out(
         "better than the model alone" in shown
     ) != helps
     words = chosen.read_text().split()
-    assert words[words.index("--phrase-lambda") + 1] == "0" and ("--trust" in words) == helps
+    assert words[words.index("--phrases-lambda") + 1] == "0" and ("--trust" in words) == helps
     decoded = call("fairseq-generate", *options, *map(str, joint), *words)
     assert " phrases:" not in decoded.stdout + decoded.stderr
 
@@ -397,8 +397,8 @@ def test_phrases_that_translate_worse_are_left_out(
         (0.2, 1.0, [], "3"),
         (0.4, 1.0, [], "12"),
         (0.2, 4.9, [], "12"),  # or nothing would be left of what helps
-        (0.2, 1.0, ["--phrase-consent", 2], "2"),
-        (0.2, 1.0, ["--phrase-consent", 12], "12"),
+        (0.2, 1.0, ["--phrases-consent", 2], "2"),
+        (0.2, 1.0, ["--phrases-consent", 12], "12"),
     ],
 )
 def test_votes_are_bounded_where_that_costs_little(
@@ -418,14 +418,14 @@ def test_votes_are_bounded_where_that_costs_little(
     with patch("fairseq_ccpr.evaluation.tune._decode", scored):
         call("tune", *world.options("--no-progress-bar"), *map(str, phrases), *given, "--output", chosen)
     words = chosen.read_text().split()
-    assert words[words.index("--phrase-consent") + 1] == kept
+    assert words[words.index("--phrases-consent") + 1] == kept
 
 
 def test_phrases_that_are_left_out_by_hand_stay_out(world: World, joint: list, tmp_path: Path) -> None:
     options, chosen = world.options("--no-progress-bar"), tmp_path / "options"
-    call("tune", *options, *map(str, joint), "--phrase-lambda", 0, "--output", chosen)
+    call("tune", *options, *map(str, joint), "--phrases-lambda", 0, "--output", chosen)
     words = chosen.read_text().split()
-    assert words[words.index("--phrase-lambda") + 1] == "0"
+    assert words[words.index("--phrases-lambda") + 1] == "0"
     decoded = call("fairseq-generate", *options, *map(str, joint), *words)
     assert " phrases:" not in decoded.stdout + decoded.stderr
 

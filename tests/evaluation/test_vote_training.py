@@ -27,7 +27,7 @@ from tests.small_models import World
 
 def text_of(world: World, words: list[object]) -> tuple[HeldOut, PhraseMemory, RetrievalEnsemble]:
     """What memories say of the test set's references, batch by batch, and the memory of phrases beside the others."""
-    cfg = parse_generation(world.options("--no-progress-bar", *words, "--phrase-min-similarity", 0))
+    cfg = parse_generation(world.options("--no-progress-bar", *words, "--phrases-min-similarity", 0))
     task, models = load(cfg)
     ensemble = task.build_ensemble(models)
     text = force_decode_text("test", list(batches(cfg, task, models)), ensemble)

@@ -221,8 +221,8 @@ def test_a_sample_has_the_entries_of_whole_sentences(stores: tuple[Path, Path]) 
 
 
 def command(files: tuple[Path, Path], *extra: object) -> list[Any]:
-    words = ["--source", files[0], "--target", files[1], "--cpu", "--quiet", "--phrase-k", 3]
-    return ["evaluate retrieved", *words, "--phrase-min-similarity", 0, *extra]
+    words = ["--source", files[0], "--target", files[1], "--cpu", "--quiet", "--phrases-k", 3]
+    return ["evaluate retrieved", *words, "--phrases-min-similarity", 0, *extra]
 
 
 def test_the_command(stores: tuple[Path, Path], files: tuple[Path, Path], tmp_path: Path) -> None:
@@ -256,7 +256,7 @@ def test_the_command(stores: tuple[Path, Path], files: tuple[Path, Path], tmp_pa
     )
     assert call(*words).stdout == shown
     assert "held: coverage" in shown and 0 < pairs["held"]["coverage"] <= 100
-    small = call(*words, "--entries", 300, "--phrase-segmentation", "learned", "--phrase-k", 1).stdout
+    small = call(*words, "--entries", 300, "--phrases-segmentation", "learned", "--phrases-k", 1).stdout
     assert (
         "| entries | 300 | 300 | 300 |" in small
         and small.count("query:learned>0.5") == 3
@@ -299,16 +299,16 @@ def test_text_and_datastores_that_cannot_work(
     short.write_bytes(b"x\n\xff\n")
     refused(fails(target=short), r"short\.txt, line 2: the bytes are not UTF-8")
     refused(fails(target=tmp_path / "no.txt"), r"no\.txt: No such file")
-    unlikely = "--phrase-threshold", 0.9999999, "--phrase-segmentation", "learned"
+    unlikely = "--phrases-threshold", 0.9999999, "--phrases-segmentation", "learned"
     refused(fails(*unlikely), r"no phrase was found in .*source\.txt with")
-    refused(fails("--phrase-min-similarity", 2), "--phrase-min-similarity is 2.0: a cosine")
+    refused(fails("--phrases-min-similarity", 2), "--phrases-min-similarity is 2.0: a cosine")
     with patch.object(evaluate, "REFERENCE_THRESHOLD", 0.9999999):
         refused(fails(), "no phrase was found in the references")
     refused(
         fails("--entries", 10**6), "--entries is 1,000,000, but the datastore .* has .*: give a number from 1"
     )
-    refused(fails("--phrase-segmentation", "some"), "no segmentation 'some'")
-    refused(fails("--phrase-k", 0), "--phrase-k is 0: at least 1")
+    refused(fails("--phrases-segmentation", "some"), "no segmentation 'some'")
+    refused(fails("--phrases-k", 0), "--phrases-k is 0: at least 1")
     refused(fails("--json", tmp_path / "no" / "r.json"), "--json .*r.json: there is no folder .*no")
     refused(
         fails("--datastore", stores[0], stores[0]), "two datastores are called 'all': name them, as in NAME="
@@ -319,7 +319,7 @@ def test_text_and_datastores_that_cannot_work(
     state = torch.load(path := other / encoder.name)
     state["model"]["align.bias"] += 1
     torch.save(state, path)
-    refused(fails("--phrase-encoder", path), "were built with another encoder: they need")
+    refused(fails("--phrases-encoder", path), "were built with another encoder: they need")
 
 
 def test_the_benchmark(encoder: Path, tmp_path: Path) -> None:

@@ -125,7 +125,7 @@ def test_same_phrases_as_in_a_folder(ccpr: Ccpr, local: Path, stored: Path) -> N
     assert_same(one.retrieve(sources(ccpr, 4)), two.retrieve(sources(ccpr, 4)))
     assert "index:milvus:FLAT" in two.signature()
     assert two.signature().replace("milvus:FLAT", "exact") == one.signature()
-    words = ["--phrase-encoder", ccpr.checkpoint, "--phrase-segmentation", "all", "--max-words", 2, "--cpu"]
+    words = ["--phrases-encoder", ccpr.checkpoint, "--phrases-segmentation", "all", "--max-words", 2, "--cpu"]
     words += ["--store-timeout", LONG]
     line = sources(ccpr, 1)[0]
     with patch("fairseq_ccpr.cli.retrieve.read_standard_input", side_effect=lambda: iter([line])):
@@ -136,7 +136,7 @@ def test_same_phrases_as_in_a_folder(ccpr: Ccpr, local: Path, stored: Path) -> N
 def test_same_translations_as_from_a_folder(
     world: World, ccpr: Ccpr, decode: Callable, local: Path, stored: Path, text: Path
 ) -> None:
-    options = [*subword_options(world), "--phrase-k", 2, "--phrase-segmentation", "ngram:2"]
+    options = [*subword_options(world), "--phrases-k", 2, "--phrases-segmentation", "ngram:2"]
     options += ["--store-timeout", LONG]
     # each entry found takes the embedded one its time
     with patch.object(distinct_strings, "PHRASE_DEPTH", 4):
@@ -275,7 +275,7 @@ def test_decoding_when_the_server_is_killed(
         f"20 sentences went without phrases: the collection 's' of Milvus at {server.uri} did not answer"
         in told.stderr
     )
-    assert "--phrase-min-similarity" not in told.stderr
+    assert "--phrases-min-similarity" not in told.stderr
 
 
 def test_retrieval_waits_while_the_encoder_runs(ccpr: Ccpr, stored: Path) -> None:
@@ -443,7 +443,7 @@ def test_stack_traces_are_left_out() -> None:
 
 def test_other_encoder_is_refused(ccpr: Ccpr, stored: Path, tmp_path: Path) -> None:
     call(*ccpr.training(tmp_path / "other", 1, "--disable-validation"))
-    words = [stored, "--phrase-encoder", tmp_path / "other/checkpoint_last.pt", "--cpu"]
+    words = [stored, "--phrases-encoder", tmp_path / "other/checkpoint_last.pt", "--cpu"]
     refused(call("retrieve", *words, check=False), "built with another encoder")
 
 
@@ -515,7 +515,7 @@ def test_bad_options_are_refused_before_any_work(ccpr: Ccpr, text: Path, local: 
         fails("--store", tmp_path / "file.db"),
         r"file\.db cannot be opened: another process has it open, or it is no",
     )
-    words = [local, "--phrase-encoder", ccpr.checkpoint, "--cpu", "--store-timeout", 0]
+    words = [local, "--phrases-encoder", ccpr.checkpoint, "--cpu", "--store-timeout", 0]
     refused(call("retrieve", *words, check=False), "--store-timeout is 0")
     gone = StoreAddress(str(tmp_path / "gone.db"), "c")
     with pytest.raises(DatastoreError, match=r"gone\.db is missing"):

@@ -27,7 +27,7 @@ from tests.small_models import World, build
 pytestmark = [pytest.mark.full, pytest.mark.usefixtures("tidy")]
 # Embedded Milvus has squared distances, but not fast enough.
 METRIC = ["--metric", "l2" if URI else "ip"]
-OPTIONS = ["--knn-k", 4, "--store-timeout", LONG]
+OPTIONS = ["--tokens-k", 4, "--store-timeout", LONG]
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +98,7 @@ def test_the_collection_of_tokens_is_another_than_that_of_phrases(world: World, 
 
 def test_tuning_learning_and_explaining(world: World, local: Path, stored: Path, tmp_path: Path) -> None:
     (source, target), *others = list(read_pairs(world.folder / "test.tsv"))[:3]
-    keen = {"max_len_b": 45, "device": "cpu", "knn_lambda": 0.95, "knn_k": 4, "knn_temperature": 0.5}
+    keen = {"max_len_b": 45, "device": "cpu", "tokens_lambda": 0.95, "tokens_k": 4, "tokens_temperature": 0.5}
     texts = []
     for store in (local, stored):
         translator = Translator(datastore=Path(shutil.copytree(store, tmp_path / store.name)), **keen)
@@ -187,7 +187,7 @@ def test_decoding_when_the_server_is_killed(
 ) -> None:
     words = "--metric", "ip", "--fraction", 0.1, "--store", server.uri, "--store-timeout", LONG
     build(world, mine := tmp_path / "killed", *words)
-    options = ["--datastore", mine, "--knn-k", 4]
+    options = ["--datastore", mine, "--tokens-k", 4]
     before, search = decode(*options, "--store-timeout", LONG), MilvusIndex.search
     searched = list[int]()
 

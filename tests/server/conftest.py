@@ -26,9 +26,9 @@ from tests.small_models import World
 KEEN: dict[str, Any] = {
     "max_len_b": 25,
     "device": "cpu",
-    "knn_lambda": 0.95,
-    "knn_k": 4,
-    "knn_temperature": 0.5,
+    "tokens_lambda": 0.95,
+    "tokens_k": 4,
+    "tokens_temperature": 0.5,
 }
 
 

@@ -355,7 +355,7 @@ fairseq-ccpr retrieve, with the same options for all datastores; options not giv
 
   fairseq-ccpr evaluate retrieved --source test.de --target test.en --datastore mono=datastores/mono bitext=datastores/bitext
 
-For the first string of each query phrase, and for the first --phrase-k, each string once per sentence and without those of
+For the first string of each query phrase, and for the first --phrases-k, each string once per sentence and without those of
 punctuation alone:
 
   precision                  of the strings, how many are in the reference, case-sensitive, as whole words

@@ -21,7 +21,7 @@ from fairseq_ccpr.errors import ConfigurationError
 NAME = re.compile(r"\w[\w.+-]*")
 # Options that an experiment passes to its commands itself.
 RESERVED = {
-    "-s", "-t", "--source-lang", "--target-lang", "--path", "--output", "--datastore", "--results-path", "--phrase-encoder",
+    "-s", "-t", "--source-lang", "--target-lang", "--path", "--output", "--datastore", "--results-path", "--phrases-encoder",
     "--gen-subset", "--save-dir", "--fraction", "--raw-datastore", "--source", "--target", "--tune", "--settings",
     "--finetune-from-model", "--stop-time-hours",
 }  # fmt: skip

@@ -232,7 +232,7 @@ class Plan:
             words += ["--datastore", ":".join(str(store.outputs[0]) for store in stores)]
         if system.phrases is not None:
             encoder = self.encoder(system.phrases.encoder)
-            words += ["--phrase-encoder", encoder.path]
+            words += ["--phrases-encoder", encoder.path]
             reads.append(encoder)
         return words, reads
 

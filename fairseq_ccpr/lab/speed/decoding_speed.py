@@ -90,7 +90,7 @@ class SpeedTest:
                 )
             if tokens.settings.sentences:
                 raise ConfigurationError(
-                    "--knn-sentences reads keys of the datastore itself: benchmark without it"
+                    "--tokens-sentences reads keys of the datastore itself: benchmark without it"
                 )
             store = retriever.datastore
             if store.directory not in made:

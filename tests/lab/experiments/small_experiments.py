@@ -63,7 +63,7 @@ def settings_of(world: World, folder: Path) -> dict[str, Any]:
                 "tokens": {"options": store, "share": 0.1}, "tune_on": "few", "against": "knn-mt", "domains": ["verses"],
                 "tune_options": "--combiner learned", "also": ["verses"],
             },
-            "fixed": {"tokens": {"options": store}, "tune": False, "options": "--knn-k 2", "domains": ["verses"]},
+            "fixed": {"tokens": {"options": store}, "tune": False, "options": "--tokens-k 2", "domains": ["verses"]},
         },
     }  # fmt: skip
 

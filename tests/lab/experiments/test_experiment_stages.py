@@ -59,7 +59,7 @@ def test_phrases_of_an_encoder_that_is_trained_beside_tokens(
     }  # fmt: skip
     tokens = {"options": "--index exact --cpu"}
     phrases = {"options": "--segmentation all --max-words 2 --cpu", "share": 0.5}
-    untuned = {"tune": False, "options": "--phrase-k 2"}
+    untuned = {"tune": False, "options": "--phrases-k 2"}
     settings["systems"] = {
         "base": {}, "phrases": {"phrases": phrases, **untuned}, "both": {"tokens": tokens, "phrases": phrases, **untuned},
         "text": {"phrases": phrases, "text": {"against": [str(ccpr.pairs)]}, **untuned},
@@ -126,12 +126,12 @@ def test_models_that_are_fine_tuned_with_and_without_a_datastore(world: World, t
 def test_failed_stage_is_named_with_its_log(world: World, tmp_path: Path) -> None:
     config = tmp_path / "bad" / "experiment.yaml"
     settings = settings_of(world, config.parent)
-    settings["systems"]["fixed"]["options"] = "--knn-k 0"
+    settings["systems"]["fixed"]["options"] = "--tokens-k 0"
     write_config(config, settings)
     done = experiment(config, "--only", "fixed", check=False)
     refused(
         done,
-        r"stage decode/verses/fixed failed with exit code 1 \(.*--knn-k is 0.*\); its log is .*fixed\.log",
+        r"stage decode/verses/fixed failed with exit code 1 \(.*--tokens-k is 0.*\); its log is .*fixed\.log",
     )
     assert "[3/4] decode/verses/fixed" in done.stdout
     assert "tokens/verses/knn-mt" not in to_do(config, "--only", "fixed")

@@ -92,7 +92,7 @@ def test_what_has_changed_runs_again_with_what_depends_on_it(world: World, copie
     assert to_do(copied) == set()  # though it was moved
     settings = yaml.safe_load(copied.read_text())
     changed = {
-        "systems.fixed.options": ("--knn-k 4", {"decode/verses/fixed"}),
+        "systems.fixed.options": ("--tokens-k 4", {"decode/verses/fixed"}),
         "systems.tenth.tune_on": ("verses", {"tune/verses/tenth", "decode/verses/tenth"}),
         "systems.tenth.tokens.share": (
             0.2,
@@ -119,7 +119,7 @@ def test_what_has_changed_runs_again_with_what_depends_on_it(world: World, copie
 
 def test_changed_option_changes_its_results_alone(copied: Path) -> None:
     settings, before = yaml.safe_load(copied.read_text()), results_of(copied)
-    settings["systems"]["fixed"]["options"] = "--knn-k 1 --knn-lambda 0.9"
+    settings["systems"]["fixed"]["options"] = "--tokens-k 1 --tokens-lambda 0.9"
     settings["description"] = "other"
     write_config(copied, settings)
     shutil.rmtree(copied.parent / "out" / "stores" / "few")  # nothing needs it any more
@@ -281,7 +281,9 @@ def test_report_is_a_page_and_a_text(made: Path, tmp_path: Path) -> None:
         and "published are 99.00 (nowhere)" in outline.text
     )
     assert (
-        "--knn-k 2" in outline.text and "tuned on few" in outline.text and "bs:20|seed:12345" in outline.text
+        "--tokens-k 2" in outline.text
+        and "tuned on few" in outline.text
+        and "bs:20|seed:12345" in outline.text
     )
     assert not re.search(r"https?:|//|url\(|@import|<script", page)
     call("experiment report", out)

@@ -61,7 +61,7 @@ def test_a_dictionary_of_aligned_text(ccpr: Ccpr) -> None:
 
 def test_stretches_of_the_datastore(world: World, decode: Callable, tmp_path: Path) -> None:
     log = tmp_path / "log"
-    decode("--knn-k", 4, "--knn-lambda", 0.6, "--knn-log", log)
+    decode("--tokens-k", 4, "--tokens-lambda", 0.6, "--tokens-log", log)
     shown = run("scripts/recipes/copied_stretches.py", log, world.datastore).stdout.splitlines()
     places = [tuple(place) for place in TokenDatastore(world.datastore).provenance.tolist()]
     lines = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]

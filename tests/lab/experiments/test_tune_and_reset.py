@@ -101,7 +101,7 @@ def test_the_recipe_reports_all_systems(world: World, translator: Translator, tm
     state = torch.load(world.model)
     state["cfg"]["task"] |= {"source_lang": "de", "target_lang": "en"}
     torch.save(state, tmp_path / "model.pt")
-    words = ["--most", 4, "--datastore", world.datastore, "--knn-k", 4, "--no-knn-confidence"]
+    words = ["--most", 4, "--datastore", world.datastore, "--tokens-k", 4, "--no-tokens-confidence"]
     done = run(
         ROOT / "scripts/recipes/tune_and_reset.py", tmp_path / "model.pt", *texts, tmp_path / "out", *words
     ).stdout
