@@ -38,11 +38,12 @@ from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
 from fairseq_ccpr.decoding.learned_memory import LearnedMemory
 from fairseq_ccpr.decoding.mixture import Distribution, Vote
+from fairseq_ccpr.decoding.options import TokenRetrievalSettings
 from fairseq_ccpr.decoding.phrase_memory import PHRASE_FEATURES
-from fairseq_ccpr.decoding.token_memory import TOKEN_FEATURES, TokenMemory
+from fairseq_ccpr.decoding.token_memory import TOKEN_FEATURES, TokenMemory, TokenRecord
 from fairseq_ccpr.decoding.token_retriever import Neighbours
 from fairseq_ccpr.errors import install_report
-from fairseq_ccpr.evaluation.grids import HeldOut, force_decode_text
+from fairseq_ccpr.evaluation.grids import HeldOut, force_decode_text, log_likelihood
 from fairseq_ccpr.storage.files import CHECKSUM, MANIFEST, read_checked_json, write_checked_json
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -324,3 +325,12 @@ def held_out_text(ensemble: RetrievalEnsemble, samples: list[Any], k: int = 64) 
     tokens = ensemble.memory("tokens")
     widest = ensemble.replacing(replace(tokens, settings=replace(tokens.settings, k=k)))
     return force_decode_text("test", samples, widest)
+
+
+def token_grid(
+    memory: TokenMemory, text: HeldOut, *grid: Sequence[Any]
+) -> dict[TokenRetrievalSettings, float]:
+    """Mean log-likelihood of the references at points of a grid of the tokens, see `TokenMemory.points`."""
+    found = TokenRecord.joined([one.records[memory.name] for one in text.texts])
+    points = memory.points(found, text.targets, *grid)
+    return {one: float(log_likelihood(text.log_probs, [said]).mean()) for one, *said in points}

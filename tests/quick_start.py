@@ -24,7 +24,7 @@ from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from fairseq_ccpr.building import adapter_build
-from fairseq_ccpr.evaluation import trust_training
+from fairseq_ccpr.evaluation import training
 from tests.helpers import begin
 
 hydra_compose, hydra_initialize, fairseq_dataset_args = (
@@ -96,4 +96,5 @@ def install() -> None:
     utils.initialize = lambda config_path: nullcontext()  # which reads the source of each module on the stack
     options.add_dataset_args = add_dataset_args
     adapter_build.run_child = run_child
-    trust_training.UPDATES, trust_training.VOTE_UPDATES = 120, 60
+    training.OF_TRUST = training.OF_TRUST._replace(updates=120)
+    training.OF_VOTES = training.OF_VOTES._replace(updates=60)

@@ -82,7 +82,7 @@ class AdaptiveTrust(Trust):
         """Make one for the neighbours and the temperature of the settings."""
         if [memory.name for memory in memories] != [TokenMemory.name]:
             raise ConfigurationError("--task translation_adaptive is for tokens alone: leave out the phrases")
-        settings: TokenRetrievalSettings = memories[0].settings  # type: ignore[attr-defined]
+        settings: TokenRetrievalSettings = memories[0].settings
         return cls({TokenMemory.name: []}, settings.k, settings.temperature)
 
     def arguments(self) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from fairseq_ccpr.datastore.source_index import SentenceMemory, SourceIndex
 from fairseq_ccpr.datastore.token import FAMILIAR
 from fairseq_ccpr.decoding.mixture import target_log_probabilities
 from fairseq_ccpr.decoding.options import TokenRetrievalSettings
-from fairseq_ccpr.decoding.token_memory import DEEP, best_neighbours
+from fairseq_ccpr.decoding.token_memory import DEEP, LIKENESSES, best_neighbours
 from fairseq_ccpr.decoding.token_retriever import Neighbours
 from fairseq_ccpr.search import Index
 
@@ -28,7 +28,6 @@ OWN = 64  # entries beyond k that are asked for, as those of the own sentence ar
 LAMBDAS = tuple(round(0.1 * i, 1) for i in range(1, 10))
 # of how much worse than the nearest the last neighbour is
 FACTORS = tuple(2 ** (i / 2) for i in range(-10, 5))
-LIKENESSES = (0.0, 2.0, 4.0, 8.0)  # of gamma, in nats
 FLOOR = 0.01  # p of any token, where the model is not loaded
 
 # From N rows, their keys and their values to log p_NMT of these, fp32 [N].

@@ -19,8 +19,7 @@ from fairseq_ccpr.datastore.tuned import trust_path, write_tuned
 from fairseq_ccpr.errors import ConfigurationError, installing
 from fairseq_ccpr.evaluation import tune as tuning
 from fairseq_ccpr.evaluation.explain import explain_subset
-from fairseq_ccpr.evaluation.test_set import BASE, RETRIEVAL, compare_decoding
-from fairseq_ccpr.evaluation.trust_training import OtherText, other_texts
+from fairseq_ccpr.evaluation.test_set import BASE, RETRIEVAL, OtherText, compare_decoding, other_texts
 from fairseq_ccpr.evaluation.tune import table
 from fairseq_ccpr.inference.system import WINDOW, System
 from fairseq_ccpr.server.access import KEY_VARIABLE, LOGS, LOOPBACK, NOTHING, Limits, origin_of, read_key
@@ -108,40 +107,49 @@ def tune(
         text.check(system)
     tuned = tuning.tune(system, others, combiner == LEARNED, decode, prefer)
     _print_what_was_tried(tuned, subset)
-    trust = tuned.best.ensemble.trust
+    path = _keep(tuned, system, output)
+    print(f"{path}: {tuned.best.name}")
+    return 0
+
+
+def _keep(tuned: tuning.Tuned, system: System, output: Path | None) -> Path:
+    """Write what was chosen, to a file of options or with the datastore; returns the file."""
+    trust, parts = tuned.best.ensemble.trust, system.task.parts
     if output is not None:
-        path, words = output, tuned.options
+        words = tuned.options
         if trust is not None:
             file = Path(f"{output}.trust")
             tuned.save_trust(parts, file)
             words += f" --trust {shlex.quote(str(file))}"
-        write_text(path, words + "\n")
-    else:  # with the datastore, which from now on is for the model that it was tuned with
-        if trust is not None:
-            tuned.save_trust(parts, trust_path(parts))
-        path = write_tuned(parts, tuned.settings, tuned.best.ensemble.signature(), trust is not None)
-        known = remembered(path.parent)
-        if known is None or not known.options or known.model != system.preprocessing.model:
-            remember(system.preprocessing, path.parent)
-    print(f"{path}: {tuned.best.name}")
-    return 0
+        write_text(output, words + "\n")
+        return output
+    # The datastore from now on is for the model that it was tuned with.
+    if trust is not None:
+        tuned.save_trust(parts, trust_path(parts))
+    path = write_tuned(parts, tuned.settings, tuned.best.ensemble.signature(), trust is not None)
+    known = remembered(path.parent)
+    if known is None or not known.options or known.model != system.preprocessing.model:
+        remember(system.preprocessing, path.parent)
+    return path
 
 
 def _print_what_was_tried(tuned: tuning.Tuned, subset: str) -> None:
     if tuned.linear:
         print(f"{subset} is small: trust is a linear function of its features")
     print("\n".join(table(tuned.texts)))
-    base = tuned.scores[BASE]
+    trial = tuned.trial
+    base = trial.scores[BASE]
     print(f"   {base.metric} speed")
-    ranked = sorted(tuned.scores.items(), key=lambda item: -item[1].deciding)
+    ranked = sorted(trial.scores.items(), key=lambda item: -item[1].deciding)
     for name, scores in ranked:
         print(f"{scores.deciding:7.2f} {tuned.speeds[name]:5.0%}  {name}")
     described = base.bleu_signature if base.metric == "BLEU" else base.chrf_signature
-    print(f"{base.metric} {described}, of {tuned.sentences:,} sentences, a third of {subset}")
-    if tuned.sentences < FEW:
-        chance = CHANCE / tuned.sentences**0.5
+    sentences = sum(len(one["id"]) for one in trial.sample)
+    print(f"{base.metric} {described}, of {sentences:,} sentences, a third of {subset}")
+    if sentences < FEW:
+        chance = CHANCE / sentences**0.5
         print(
-            f"{tuned.sentences:,} sentences are few: differences of {chance:.0f} {base.metric} or less may be chance"
+            f"{sentences:,} sentences are few: differences of {chance:.0f} {base.metric} or less may be chance"
         )
     if tuned.helps and tuned.best.name != ranked[0][0]:
         print(
@@ -149,12 +157,12 @@ def _print_what_was_tried(tuned: tuning.Tuned, subset: str) -> None:
             "without which translations say more that the source does not"
         )
     print(f"retrieval {tuned.best.ensemble.signature()}")
-    scored, decoded = len(tuned.token_grid) + len(tuned.phrase_grid), len(tuned.scores) - 1
+    decoded = len(trial.scores) - 1
     print(
-        f"{scored:,} settings by likelihood, {decoded} by {base.metric}, in {tuned.seconds:.0f} s: "
+        f"{tuned.scored:,} settings by likelihood, {decoded} by {base.metric}, in {tuned.seconds:.0f} s: "
         f"{tuned.seconds / tuned.base_seconds:.1f} times a decoding of {subset} without retrieval"
     )
-    if tuned.left_out is not None and tuned.helps:
+    if tuned.left_out and tuned.helps:
         print("phrases bring nothing here: their weight is 0, and they are not retrieved")
     if not tuned.helps:
         print("nothing is better than the model alone here: the interpolation weights are 0")
@@ -361,8 +369,8 @@ are decoded. Without --datastore the base model decodes alone.
 )
 def compare(rest: list[str], data_bin: Path = data_bin_option()) -> int:
     system = System.of(rest, data_bin)
-    done = compare_decoding(system)
-    rows, decodings = done.rows(), done.decodings
+    decodings, signature = compare_decoding(system), system.signature
+    rows = decodings.rows()
     cells = [["system", "BLEU", "chrF", "seconds", "tokens/s", "speed"]]
     for row in rows:
         numbers = [
@@ -374,10 +382,10 @@ def compare(rest: list[str], data_bin: Path = data_bin_option()) -> int:
         cells.append([row["system"], *numbers, f"{row['speed']:.0%}"])
     print(f"{markdown_table(cells)}\n\n{len(decodings.references):,} sentences")
     print(f"BLEU {rows[0]['bleu_signature']}\nchrF {rows[0]['chrf_signature']}")
-    if done.retrieval_signature is not None:
-        print(f"retrieval {done.retrieval_signature}")
+    if signature is not None:
+        print(f"retrieval {signature}")
         print("\nThe three sentences that retrieval brought nearest to their references, by chrF gained:")
-        for i in done.examples(3):
+        for i in decodings.examples(3):
             print(f"\nsource     {decodings.sources[i]}")
             for name in (BASE, RETRIEVAL):
                 print(f"{name:10} {decodings.systems[name].hypotheses[i]}")
@@ -389,7 +397,5 @@ def compare(rest: list[str], data_bin: Path = data_bin_option()) -> int:
         texts |= {name: one.hypotheses for name, one in decodings.systems.items()}
         for name, sentences in texts.items():  # in the order of the corpus
             write_text(folder / f"{name}.txt", "".join(f"{sentences[i]}\n" for i in sorted(sentences)))
-        write_json(
-            folder / "comparison.json", {"retrieval_signature": done.retrieval_signature, "rows": rows}
-        )
+        write_json(folder / "comparison.json", {"retrieval_signature": signature, "rows": rows})
     return 0

@@ -35,7 +35,7 @@ class Breakdown:
     before: Tensor | None  # fp32 [N, M], the weights that the settings give, where there is trust
     names: tuple[str, ...] = ()  # of the F features; none where the kind of trust has no features
     features: Tensor | None = None  # fp32 [N, F]
-    attributions: Tensor | None = None  # fp32 [N, M, F], see `LearnedTrust.attributions`
+    attributions: Tensor | None = None  # fp32 [N, M, F], see `Gate.attributions`
     # fp32 [N, A], what each candidate phrase gave to the token it proposed
     phrase_votes: Tensor | None = None
     neighbours: Neighbours | None = None  # [N, k], those that voted, best first
@@ -65,8 +65,9 @@ def break_down(
         step = trust_step(text.likeliest, ensemble.limited(votes))
         made.before = step.weights
         if isinstance(ensemble.trust, LearnedTrust):
-            made.names, made.features = ensemble.trust.names, ensemble.trust.inputs(step)
-            made.attributions = ensemble.trust.attributions(made.features)
+            gate = ensemble.trust.gate
+            made.names, made.features = gate.names, ensemble.trust.inputs(step)
+            made.attributions = gate.attributions(made.features)
     for memory in ensemble.voting:
         if isinstance(memory, PhraseMemory):
             made.phrase_votes = text.records[memory.name].votes(memory)

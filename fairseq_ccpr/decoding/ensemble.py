@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from fairseq.search import BeamSearch
@@ -32,6 +32,8 @@ from fairseq_ccpr.timing import DECODER, MERGE, phase
 TEXTS = "texts"  # of a batch: its source sentences as they were given, where they are known
 RUN = 64  # neighbouring tokens that the likeliest of them stands for
 SMALL = 1 << 17  # log-probabilities of a batch that are compared with one another
+
+M = TypeVar("M", bound=Memory)
 
 
 class RunwiseBeamSearch(BeamSearch):
@@ -125,6 +127,10 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
     def memory(self, name: str) -> Any:
         """Look up a memory; None if it is not among them."""
         return next((memory for memory in self.memories if memory.name == name), None)
+
+    def find(self, kind: type[M]) -> M | None:
+        """Look up the memory of a class; None if there is none."""
+        return next((memory for memory in self.memories if isinstance(memory, kind)), None)
 
     def with_memories(self, memories: Sequence[Memory], trust: Trust | None) -> RetrievalEnsemble:
         """Return the same models with other memories, and trust in them."""

@@ -7,18 +7,19 @@ names, V target vocabulary.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Self
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, Protocol, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from fairseq_ccpr.decoding.forced import GivenText, Record, VoteRecord
 from fairseq_ccpr.decoding.mixture import Distribution, Vote
 from fairseq_ccpr.errors import ConfigurationError
+from fairseq_ccpr.settings import as_options
 
 
 @dataclass
@@ -86,6 +87,32 @@ class MemoryBatch:
         return VoteRecord(*(torch.stack(column, dim=1)[text.real] for column in zip(*steps)))
 
 
+@dataclass(frozen=True)
+class Variant:
+    """A change of a memory's settings that tuning decodes with, and keeps where translations are better."""
+
+    change: Callable[[Any], Memory]
+    otherwise: bool = False  # tried only where no variant before it was kept
+    leaves_out: bool = (
+        False  # leaves the memory out: tried where one before `otherwise` was kept, or for speed
+    )
+    loss: float = 0.0  # of BLEU or chrF, up to which it is kept
+
+
+class RescoringRecord(Protocol):
+    """What a memory that acts on the model makes of N reference tokens, with any settings."""
+
+    @property
+    def model(self) -> Tensor:
+        """log p_NMT, fp32 [N]."""
+
+    def weight(self, memory: Any) -> Tensor:
+        """Compute how much the memory counts, fp32 [N]."""
+
+    def log_likelihood(self, memory: Any) -> Tensor:
+        """Compute log p of the references, fp32 [N]; it can be differentiated."""
+
+
 class Memory(ABC):
     """What stands alongside the decoder, with the settings that decide how it counts. Immutable.
 
@@ -96,6 +123,10 @@ class Memory(ABC):
         bounded: whether --lambda-max bounds its weight, see `limit_weights`.
         features: the names of what its evidence shows trust.
         unscored: why given targets cannot be scored with it; empty: they can.
+        part: its part of a datastore.
+        tuned: fields of its `settings` that tuning chooses; empty: it has none.
+        scale: the one of them that its weight is proportional to.
+        quick: whether tuning asks it about all held-out tokens, and not about a sample.
     """
 
     name: ClassVar[str]
@@ -103,6 +134,11 @@ class Memory(ABC):
     bounded: ClassVar[bool] = True
     features: ClassVar[tuple[str, ...]] = ()
     unscored: ClassVar[str] = ""
+    part: ClassVar[str] = ""
+    tuned: ClassVar[tuple[str, ...]] = ()
+    scale: ClassVar[str] = "lambda_"
+    quick: ClassVar[bool] = False
+    settings: Any
 
     @abstractmethod
     def begin(self, sources: Tensor) -> MemoryBatch:
@@ -127,3 +163,63 @@ class Memory(ABC):
     def trained(self) -> dict[str, Tensor]:
         """Return what tuning trained of it besides trust, which is kept in trust's file."""
         return {}
+
+    # What tuning asks: a memory of your own has nothing that is tuned besides trust, unless it says so.
+
+    def remembering(self) -> Memory:
+        """Return the memory as it is now, which may be asked about the same batch again and again."""
+        return self
+
+    def widest(self) -> Memory:
+        """Return it with settings under which its records serve all of its grid."""
+        return self
+
+    def changed(self, **settings: Any) -> Self:
+        """Return it with other values of these settings."""
+        return replace(self, settings=replace(self.settings, **settings))  # type: ignore[type-var]
+
+    def scaled(self, factor: float) -> Self:
+        """Return it weighing so many times as much; with 0 it is silent."""
+        return (
+            self.changed(**{self.scale: factor * getattr(self.settings, self.scale)}) if self.tuned else self
+        )
+
+    def written(self) -> str:
+        """Write the options that give its settings."""
+        return as_options(self.settings, self.tuned) if self.tuned else ""
+
+    def kind(self) -> str:
+        """Name what decides its weight, for tables."""
+        return self.name
+
+    def grid(
+        self, options: Any, records: Sequence[Any], targets: Tensor
+    ) -> Iterator[tuple[Any, Tensor, Tensor]]:
+        """Yield the settings to choose among by likelihood, and with each log p_r and weight at N tokens, fp32 [N].
+
+        Args:
+            options: of the task; what was given is not varied.
+            records: of held-out batches.
+            targets: int64 [N], the reference tokens of them all.
+        """
+        return iter(())
+
+    def starts(self, grid: Mapping[Any, float], parts: Mapping[str, Any]) -> list[Any]:
+        """Pick settings of its grid that trust is trained on top of, each apart; none: they are as they are."""
+        return []
+
+    def training(self, records: Sequence[Any]) -> tuple[Memory, nn.Module] | None:
+        """Return a memory whose votes are to be trained on what it recorded, and the module of it that is."""
+        return None
+
+    def alternatives(self) -> list[Memory]:
+        """Return it with settings to choose among by likelihood. For memories that act on the model."""
+        return []
+
+    def recorded(self, steps: Iterable[tuple[Step, Tensor]]) -> RescoringRecord:
+        """Record what it makes of steps and their targets, int64 [H]. For memories that have alternatives."""
+        raise NotImplementedError
+
+    def variants(self, options: Any) -> list[Variant]:
+        """Return what to decode with besides what likelihood has chosen, in this order."""
+        return []

@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from fairseq_ccpr.decoding.forced import GivenText
 from fairseq_ccpr.decoding.learned_memory import LearnedEntries, LearnedMemory, LearnedPhrases
-from fairseq_ccpr.decoding.memory import Memory, MemoryBatch, Step
+from fairseq_ccpr.decoding.memory import Memory, MemoryBatch, Step, Variant
 from fairseq_ccpr.decoding.mixture import LookedUp, ModelEvidence, ModelView, Vote, distrust
 from fairseq_ccpr.decoding.options import PhraseSettings
 from fairseq_ccpr.decoding.phrase_candidates import PhraseCandidates, RememberedCandidates, SentencePhrases
@@ -33,6 +34,12 @@ PHRASE_FEATURES = (
     "phrases' agreement",
     "best similarity",
 )
+# What tuning compares.
+PHRASE_LAMBDAS = (0.2, 0.4, 0.6, 0.8, 1.0)
+HALF = 0.5  # of the weight
+CONSENT = 3.0  # nats, the bound on votes
+# BLEU or chrF given up for that bound: without it translations say what the source does not.
+CONSENT_LOSS = 0.3
 
 
 class PhraseEvidence(NamedTuple):
@@ -66,6 +73,8 @@ class PhraseMemory(Memory):
 
     name = "phrases"
     features = PHRASE_FEATURES
+    part = "phrase"
+    tuned = ("lambda_", "consent")
 
     candidates: PhraseCandidates
     settings: PhraseSettings
@@ -120,6 +129,31 @@ class PhraseMemory(Memory):
         """Return everything that decides what is retrieved and how it counts, as one line to print with results."""
         counting = {**signed(self.settings), "votes": self.votes.digest()}
         return self.candidates.retriever.signature(counting, self._learned)
+
+    def kind(self) -> str:
+        return "lambda of phrases"
+
+    def grid(
+        self, options: Any, records: Sequence[PhraseRecord], targets: Tensor
+    ) -> Iterator[tuple[PhraseSettings, Tensor, Tensor]]:
+        full = self.changed(lambda_=1.0)
+        votes = [record.vote(full, False) for record in records]
+        parts = targets.split([len(vote.weight) for vote in votes])
+        said = torch.cat([vote.log_prob(part) for vote, part in zip(votes, parts)])
+        weight = torch.cat([vote.weight for vote in votes])
+        for lambda_ in PHRASE_LAMBDAS:
+            yield replace(self.settings, lambda_=lambda_), said, lambda_ * weight
+
+    def training(self, records: Sequence[PhraseRecord]) -> tuple[PhraseMemory, PhraseVotes]:
+        """Begin with the votes as they are."""
+        votes = copy.deepcopy(self.votes).requires_grad_(True)
+        return replace(self, votes=votes), votes
+
+    def variants(self, options: Any) -> list[Variant]:
+        """Weigh less, since after references a phrase is right more often than after hypotheses; bound the votes."""
+        less = Variant(partial(PhraseMemory.scaled, factor=HALF))
+        bound = Variant(partial(PhraseMemory.changed, consent=CONSENT), loss=CONSENT_LOSS)
+        return [less, bound] if options.phrase_consent is None else [less]
 
 
 @dataclass

@@ -528,6 +528,11 @@ class RetrievalTask(FairseqTask):
         return both and not weighed and self.phrase_settings.lambda_ == 0
 
     @property
+    def unused(self) -> list[tuple[PhraseSettings, tuple[str, ...]]]:
+        """The settings of memories that these leave out, and which of their fields tuning writes."""
+        return [(self.phrase_settings, PhraseMemory.tuned)] if self.without_phrases else []
+
+    @property
     def _learning_phrases(self) -> PhraseDatastore | None:
         tokens, phrases = self.token_datastore, self.phrase_datastore
         if tokens is None or phrases is None or why_not_learned(tokens.directory, phrases):

@@ -13,17 +13,21 @@ Letters: H hypotheses, N tokens that are changed, F features.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import copy
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fairseq_ccpr.datastore.text import Counts, TextDatastore
+from fairseq_ccpr.decoding.gate import Gate
 from fairseq_ccpr.decoding.learned_memory import LearnedEntries, LearnedMemory
-from fairseq_ccpr.decoding.memory import Memory, MemoryBatch, Step
+from fairseq_ccpr.decoding.memory import Memory, MemoryBatch, Step, Variant
+from fairseq_ccpr.decoding.mixture import SILENT
 from fairseq_ccpr.decoding.options import TextSettings
 from fairseq_ccpr.settings import signature
 from fairseq_ccpr.storage.fingerprint import of_parameters, short
@@ -46,10 +50,14 @@ FEATURES = (
     "prefix",
 )
 HIDDEN = 8
+# What tuning compares.
+ALPHAS = 0.05, 0.1, 0.2, 0.3, 0.4, 0.6, 0.8
+BETA = 1.0  # references are likelier with 0.5, but translations are better with 1
+LESS, MORE, NONE = 0.5, 1.5, 0.0  # times alpha: likelihood wants more of it than translations do, or less
 PRIOR = 2  # tokens of a prefix that are of neither text
 UNSETTLED = 256  # sentences that are taken away again at each change
 PLACES = 64  # longer sentences that end as one that is looked for, at most
-MOST, FARTHEST = 4.0, 4.0  # of log alpha's change, and of a feature from its mean, in standard deviations
+MOST_LOG_FACTOR = 4.0  # of alpha's change, either way
 
 
 class Observed(NamedTuple):
@@ -87,25 +95,15 @@ class Observed(NamedTuple):
         return cls(rows, *(torch.cat(column) for column in list(zip(*parts))[1:]))
 
 
-class TextWeight(nn.Module):
-    """How much alpha changes with its features: exp(w tanh(V z + c) + b) of standardised features z, 1 as it is made."""
-
-    mean: Tensor
-    scale: Tensor
+class TextWeight(Gate):
+    """How much alpha changes with its features: exp of a gate's output, 1 as it is made."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("mean", torch.zeros(len(FEATURES)))
-        self.register_buffer("scale", torch.ones(len(FEATURES)))
-        self.hidden, self.output = nn.Linear(len(FEATURES), HIDDEN), nn.Linear(HIDDEN, 1)
-        nn.init.zeros_(self.output.weight)
-        nn.init.zeros_(self.output.bias)
+        super().__init__(FEATURES, 1, HIDDEN, MOST_LOG_FACTOR)
 
     def forward(self, features: Tensor) -> Tensor:
         """Compute the factor of alpha, fp32 [H]."""
-        z = ((features - self.mean) / self.scale).clamp(-FARTHEST, FARTHEST)
-        factor: Tensor = self.output(self.hidden(z).tanh()).squeeze(1).clamp(-MOST, MOST).exp()
-        return factor
+        return super().forward(features).squeeze(1).exp()
 
 
 class LearnedTargets:
@@ -179,6 +177,9 @@ class TextMemory(Memory):
 
     name = "text"
     acts_on = "model"
+    part = "text"
+    tuned = ("alpha", "beta")
+    scale = "alpha"
 
     datastore: TextDatastore
     counts: Counts
@@ -259,7 +260,53 @@ class TextMemory(Memory):
 
     def trained(self) -> dict[str, Tensor]:
         """Return the weight that tuning trained."""
-        return self.weight.state_dict()
+        return self.weight.stored()
+
+    def on(self, device: torch.device) -> TextMemory:
+        """Return a memory that weighs what was observed on another device."""
+        return replace(self, weight=copy.deepcopy(self.weight).to(device))
+
+    def alternatives(self) -> list[Memory]:
+        beta, weight = BETA if self.datastore.section.general else 0.0, TextWeight().requires_grad_(False)
+        return [replace(self, settings=TextSettings(alpha, beta), weight=weight) for alpha in ALPHAS]
+
+    def recorded(self, steps: Iterable[tuple[Step, Tensor]]) -> TextRecord:
+        """Look up what the text says before each token of given targets; on the CPU."""
+        memory, parts = self.now({}), []
+        for step, targets in steps:
+            model = step.model.log_probs.gather(1, targets.unsqueeze(1)).squeeze(1).clamp_min(SILENT)
+            found = Observed(*(part.cpu() for part in memory.observe(step)))
+            parts.append((found, targets.cpu(), model.cpu()))
+        each, *others = zip(*parts)
+        observed, (targets, model) = Observed.joined(list(each)), map(torch.cat, others)
+        is_target = (observed.tokens == targets[observed.rows]) & (observed.model > float("-inf"))
+        return TextRecord(observed, model, is_target.nonzero().squeeze(1))
+
+    def training(self, records: Sequence[TextRecord]) -> tuple[TextMemory, TextWeight]:
+        weight = TextWeight()
+        weight.prepare(torch.cat([record.observed.features for record in records]))
+        return replace(self, weight=weight), weight
+
+    def variants(self, options: Any) -> list[Variant]:
+        less, more, none = (partial(TextMemory.scaled, factor=factor) for factor in (LESS, MORE, NONE))
+        return [Variant(less), Variant(more, otherwise=True), Variant(none, leaves_out=True)]
+
+
+class TextRecord(NamedTuple):
+    """What the model and the text say before N reference tokens."""
+
+    observed: Observed  # H = N
+    model: Tensor  # fp32 [N], log p_NMT of them
+    named: Tensor  # int64, places of the references among the observed tokens
+
+    def weight(self, memory: TextMemory) -> Tensor:
+        """Compute alpha, fp32 [N]."""
+        return memory.settings.alpha * memory.weight(self.observed.features) * self.observed.found
+
+    def log_likelihood(self, memory: TextMemory) -> Tensor:
+        """Compute log p of the references, fp32 [N]; it can be differentiated."""
+        fused = self.observed.fused(self.weight(memory), memory.settings.beta).index_select(0, self.named)
+        return self.model.index_copy(0, self.observed.rows[self.named], fused)
 
 
 @dataclass

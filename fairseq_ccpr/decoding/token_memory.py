@@ -6,10 +6,11 @@ the vocabulary, and nothing goes back to the host. Letters: N tokens, k neighbou
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
+from itertools import product
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -19,6 +20,7 @@ from torch import Tensor
 from fairseq_ccpr.datastore.domain import Domain
 from fairseq_ccpr.datastore.source_index import Likeness
 from fairseq_ccpr.datastore.token import FAMILIAR
+from fairseq_ccpr.datastore.tuned import Parts, read_tuned
 from fairseq_ccpr.decoding.forced import GivenText
 from fairseq_ccpr.decoding.learned_memory import LearnedEntries, LearnedMemory
 from fairseq_ccpr.decoding.memory import Memory, MemoryBatch, Step
@@ -34,14 +36,14 @@ from fairseq_ccpr.decoding.mixture import (
     retrieval_confidence,
     target_log_probabilities,
 )
-from fairseq_ccpr.decoding.options import PUBLISHED, TokenRetrievalSettings
+from fairseq_ccpr.decoding.options import PUBLISHED, TokenRetrievalSettings, automatic_token_settings
 from fairseq_ccpr.decoding.remote_answers import RemoteAnswers
 from fairseq_ccpr.decoding.token_retriever import LearningRetriever, Neighbours, Retriever, TokenRetriever
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.models.key_layer import KeyCapture
 from fairseq_ccpr.search.candidates import Candidates
 from fairseq_ccpr.search.exact import largest
-from fairseq_ccpr.settings import signature, signed
+from fairseq_ccpr.settings import as_options, signature, signed
 from fairseq_ccpr.timing import LIKENESS, MERGE, phase
 
 RANKS = (1, 2, 4, 8, 16, 32, 64)
@@ -68,6 +70,19 @@ TOKEN_FEATURES = (
     *RUNNING_FEATURES,
     "position",
 )
+
+# What tuning compares: points of a grid.
+NEIGHBOURS = (1, 2, 4, 8, 16, 32, 64)
+TUNED_LAMBDAS = tuple(round(0.1 * i, 1) for i in range(1, 11))
+# In squared distances, of which the decoder's states lie some tens to hundreds apart.
+TEMPERATURES = (1.0, 2.0, 5.0, 10.0, 15.0, 20.0, 30.0, 50.0, 100.0, 200.0)
+# In inner products of unit vectors.
+UNIT_TEMPERATURES = (0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5)
+LIKENESSES = (0.0, 2.0, 4.0, 8.0)  # of gamma, in nats
+# The lambda that trust starts from: it multiplies odds, which can fall as far as they can rise from here. A
+# weight near 1 could never fall.
+TRUSTED_LAMBDA = 0.5
+TRUSTED_NEIGHBOURS = (8, 32)  # that trust is trained with: the more, the better and the slower
 
 # The nearest neighbours that lambda* averages, however many there are: of many, most are far whatever the
 # first are.
@@ -262,6 +277,9 @@ class TokenMemory(Memory):
     name = "tokens"
     bounded = False  # --knn-lambda-max is its bound
     features = TOKEN_FEATURES
+    part = "token"
+    tuned = ("k", "lambda_", "temperature", "likeness")
+    quick = True
 
     capture: KeyCapture
     retriever: Retriever
@@ -373,6 +391,81 @@ class TokenMemory(Memory):
         return signature(
             {**self.searched.describe(), **signed(self.settings), "weight": name_of(self.policy)}
         )
+
+    def widest(self) -> TokenMemory:
+        return self.changed(k=max(NEIGHBOURS))
+
+    def written(self) -> str:
+        automatic = automatic_token_settings(self.retriever.datastore, self.settings.confidence)
+        kind = ("confidence",) if automatic["confidence"] else ()  # the grid has both kinds
+        return as_options(self.settings, (*self.tuned, *kind), automatic)
+
+    def kind(self) -> str:
+        return "lambda*" if self.settings.confidence else "lambda"
+
+    def grid(
+        self, options: Any, records: Sequence[TokenRecord], targets: Tensor
+    ) -> Iterator[tuple[TokenRetrievalSettings, Tensor, Tensor]]:
+        """Yield every k, T and likeness, with lambda fixed and, or, scaled to lambda*; what was given is not varied."""
+        given, found = self.settings, TokenRecord.joined(records)
+        unit = self.retriever.datastore.section.projection is not None
+        kinds = (True, False) if unit and not options.knn_confidence else (given.confidence,)
+        temperatures = UNIT_TEMPERATURES if unit else TEMPERATURES
+        likenesses = LIKENESSES if found.neighbours.likeness is not None else (0.0,)
+        return self.points(
+            found,
+            targets,
+            NEIGHBOURS if options.knn_k is None else (given.k,),
+            temperatures if options.knn_temperature is None else (given.temperature,),
+            (False,) if options.no_knn_confidence else kinds,
+            likenesses if options.knn_likeness is None else (given.likeness,),
+        )
+
+    def points(
+        self,
+        found: TokenRecord,
+        targets: Tensor,
+        neighbours: Sequence[int],
+        temperatures: Sequence[float],
+        confidences: Sequence[bool],
+        likenesses: Sequence[float] = (0.0,),
+    ) -> Iterator[tuple[TokenRetrievalSettings, Tensor, Tensor]]:
+        """Yield points of a grid as `grid` does; whatever has none is as in the settings, and lambda is varied."""
+        given = self.settings
+        for k, temperature, likeness in product(neighbours, temperatures, likenesses):
+            shape: dict[str, Any] = {"k": k, "temperature": temperature, "likeness": likeness}
+            point = TokenRetrievalSettings(lambda_=1.0, guard=given.guard, sentences=given.sentences, **shape)
+            best = found.best(point)
+            retrieved = best.retrieved(targets, temperature)
+            for confidence, lambda_ in product(confidences, TUNED_LAMBDAS):
+                settings = replace(
+                    given if confidence else point, lambda_=lambda_, confidence=confidence, **shape
+                )
+                one = replace(self, settings=settings)
+                kept = one.kept(best.neighbours, best.course)
+                yield settings, retrieved, one.weight(best.neighbours, best.model, kept)
+
+    def starts(
+        self, grid: Mapping[TokenRetrievalSettings, float], parts: Parts
+    ) -> list[TokenRetrievalSettings]:
+        """Pick the likeliest settings for few neighbours and for many, as far as the grid has them."""
+        best: dict[int, TokenRetrievalSettings] = {}
+        for settings in sorted(grid, key=lambda one: -grid[one]):
+            if settings.lambda_ == TRUSTED_LAMBDA:
+                best.setdefault(settings.k, settings)
+        return [best[k] for k in trusted_neighbours(parts) if k in best] or list(best.values())
+
+
+def trusted_neighbours(parts: Parts) -> tuple[int, ...]:
+    """Name the k that trust is trained with; alongside phrases what tuning left for the tokens alone, or many.
+
+    Phrases cost more than neighbours, to learn as well as to decode with, and few neighbours can be worse by
+    far.
+    """
+    if not {"token", "phrase"} <= parts.keys():
+        return TRUSTED_NEIGHBOURS
+    tuned = read_tuned({"token": parts["token"]}).get(TokenRetrievalSettings.PREFIX, {})
+    return (tuned.get("k", max(TRUSTED_NEIGHBOURS)),)
 
 
 @dataclass

@@ -30,26 +30,27 @@ from fairseq_ccpr.datastore.manifest import TEXT
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.datastore.token import PROJECTION, TokenDatastore
 from fairseq_ccpr.datastore.tuned import Parts
+from fairseq_ccpr.decoding.gate import Gate
 from fairseq_ccpr.decoding.memory import Memory
 from fairseq_ccpr.decoding.mixture import ModelEvidence, Vote
 from fairseq_ccpr.decoding.options import PhraseSettings
 from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
-from fairseq_ccpr.decoding.token_memory import TokenMemory
+from fairseq_ccpr.decoding.token_memory import TokenMemory, name_of
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
 from fairseq_ccpr.storage import fingerprint
 from fairseq_ccpr.storage.files import atomic_file
 
 logger = logging.getLogger(__name__)
 
-VERSION = 2  # of the features: trust that was trained on others is refused
 HIDDEN = 32
-MOST = 6.0  # of a, either way: a factor of 400
-FARTHEST = 4.0  # of a feature from its mean, in standard deviations
-
-Features = Mapping[str, Sequence[str]]  # names of the features of each memory
+MOST_LOG_ODDS = 6.0  # of a, either way: a factor of 400
+NUMBERED = 2  # the features of files that do not name them: trust that was trained on others is refused
 DIGEST = 64  # digits of a fingerprint
 MEMORY = "memory."  # begins the names of what belongs to a memory, before the memory's name
 OLD_VOTES = "votes."  # the same for the phrases, in files of version 0.2
+
+Features = Mapping[str, Sequence[str]]  # names of the features of each memory
+Trained = Mapping[str, Mapping[str, Tensor]]  # by memory
 
 
 class TrustStep(NamedTuple):
@@ -109,8 +110,11 @@ class Trust(nn.Module):
         raise NotImplementedError
 
     def forward(self, step: TrustStep) -> Decision:
-        """Decide for N tokens."""
         return self.decide(self.inputs(step), step.weights)
+
+    def stored(self) -> dict[str, Tensor]:
+        """Return what a file keeps of it, as `load_state_dict` takes it."""
+        return dict(self.state_dict())
 
     def signature(self) -> str:
         """Name all that decides the weights, in one word."""
@@ -118,21 +122,13 @@ class Trust(nn.Module):
 
 
 class LearnedTrust(Trust):
-    """The network described above."""
+    """The network described above: a gate of which each memory has an output."""
 
     KIND = "learned"
-    mean: Tensor
-    scale: Tensor
 
     def __init__(self, memories: Features, hidden: int = HIDDEN) -> None:
         super().__init__(memories)
-        self.names = feature_names(memories)
-        self.register_buffer("mean", torch.zeros(len(self.names)))
-        self.register_buffer("scale", torch.ones(len(self.names)))
-        self.hidden = nn.Linear(len(self.names), hidden) if hidden else None
-        self.output = nn.Linear(hidden or len(self.names), len(memories))
-        nn.init.zeros_(self.output.weight)
-        nn.init.zeros_(self.output.bias)
+        self.gate = Gate(feature_names(memories), len(memories), hidden, MOST_LOG_ODDS)
 
     @classmethod
     def untrained(cls, memories: Sequence[Memory], small: bool) -> LearnedTrust:
@@ -140,40 +136,29 @@ class LearnedTrust(Trust):
         return cls({memory.name: memory.features for memory in memories}, 0 if small else HIDDEN)
 
     def arguments(self) -> dict[str, Any]:
-        """Return what makes another of the same shape."""
-        return {**super().arguments(), "hidden": self.hidden.out_features if self.hidden is not None else 0}
+        hidden = self.gate.hidden
+        return {**super().arguments(), "hidden": hidden.out_features if hidden is not None else 0}
 
     def inputs(self, step: TrustStep) -> Tensor:
-        """Compute the features, fp32 [N, F]."""
         return trust_features(step.model, step.votes)
 
     def prepare(self, inputs: Tensor) -> None:
-        """Take mean and standard deviation of the features."""
-        self.mean.copy_(inputs.mean(dim=0))
-        self.scale.copy_(inputs.std(dim=0).clamp_min(1e-3))
-
-    def log_odds(self, features: Tensor) -> Tensor:
-        """Compute a, fp32 [N, M], of features fp32 [N, F]."""
-        return self._unclamped(self._normalised(features)).clamp(-MOST, MOST)
-
-    def _normalised(self, features: Tensor) -> Tensor:
-        return ((features - self.mean) / self.scale).clamp(-FARTHEST, FARTHEST)
-
-    def _unclamped(self, z: Tensor) -> Tensor:
-        a: Tensor = self.output(self.hidden(z).tanh() if self.hidden is not None else z)
-        return a
-
-    @torch.enable_grad()
-    def attributions(self, features: Tensor) -> Tensor:
-        """Compute how far each feature moves each memory's a at N tokens, fp32 [N, M, F]: feature times gradient."""
-        z = self._normalised(features).requires_grad_()
-        each = self._unclamped(z).unbind(dim=1)
-        gradients = [torch.autograd.grad(one.sum(), z, retain_graph=True)[0] for one in each]
-        return (torch.stack(gradients, dim=1) * z.unsqueeze(1)).detach()
+        self.gate.prepare(inputs)
 
     def decide(self, inputs: Tensor, weights: Tensor) -> Decision:
-        """Move the weights of N tokens."""
-        return Decision(reweigh(weights, self.log_odds(inputs)))
+        return Decision(reweigh(weights, self.gate(inputs)))
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the gate's, under its names: files and signatures are older than the gate."""
+        return self.gate.state_dict(*args, **kwargs)
+
+    def stored(self) -> dict[str, Tensor]:
+        return self.gate.stored()
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        return self.gate.load_state_dict(state_dict, strict, assign)
 
 
 def feature_names(memories: Features) -> tuple[str, ...]:
@@ -186,7 +171,7 @@ def feature_names(memories: Features) -> tuple[str, ...]:
 
 
 def trust_features(model: ModelEvidence, votes: Sequence[Vote]) -> Tensor:
-    """Compute the features of N tokens, fp32 [N, F]: the model's, each memory's, and those of each two memories."""
+    """Compute the features, fp32 [N, F]: the model's, each memory's, and those of each two memories."""
     columns = [model.best.unsqueeze(1)]
     columns += [vote.evidence.features(model) for vote in votes if vote.evidence is not None]
     if len(votes) > 1:
@@ -201,16 +186,13 @@ def trust_features(model: ModelEvidence, votes: Sequence[Vote]) -> Tensor:
 
 
 def reweigh(weights: Tensor, log_odds: Tensor) -> Tensor:
-    """Multiply the odds of each memory against the model by exp(a), fp32 [N, M]; a = 0 leaves weights as they are.
+    """Multiply the odds of each memory against the model by exp(a), fp32 [N, M]; with a = 0 weights stay.
 
     >>> reweigh(torch.tensor([[0.5, 0.0]]), torch.tensor([[1.0986, 6.0]]))
     tensor([[0.7500, 0.0000]])
     """
     factors = log_odds.exp()
     return weights * factors / (1 + (weights * (factors - 1)).sum(dim=1, keepdim=True))
-
-
-Trained = Mapping[str, Mapping[str, Tensor]]  # by memory
 
 
 @dataclass(frozen=True)
@@ -224,9 +206,28 @@ class TrustDescription:
     settings: dict[str, dict[str, Any]]  # of retrieval it was trained with, by the prefix of their options
     # what it was worth when it was trained, by text and system
     texts: dict[str, Any] = field(default_factory=dict)
-    features: int = VERSION
     weight: str = ""  # the policy of the token memory's weight it was trained with; older files do not say
     classes: dict[str, str] = field(default_factory=dict)  # see `trained_with`; older files do not say
+
+    @classmethod
+    def of(
+        cls, trust: Trust, identity: str, memories: Sequence[Memory], parts: Parts, **others: Any
+    ) -> TrustDescription:
+        """Describe trust in memories, alongside models of this identity, for their parts of a datastore."""
+        known = [memory.part for memory in memories]
+        parts = {name: part for name, part in parts.items() if name in known}
+        keys = {name: part.keys_fingerprint for name, part in parts.items()}
+        weights = [name_of(memory.policy) for memory in memories if isinstance(memory, TokenMemory)]
+        classes = trained_with(identity, memories)
+        return cls(
+            trust.KIND,
+            trust.arguments(),
+            needs_of(parts),
+            keys,
+            weight="".join(weights),
+            classes=classes,
+            **others,
+        )
 
 
 class LoadedTrust(NamedTuple):
@@ -260,7 +261,7 @@ def needs_of(parts: Parts) -> dict[str, str]:
 
 
 def trained_with(identity: str, memories: Iterable[Memory]) -> dict[str, str]:
-    """Name what trust learns to weigh: the models, and the classes of each memory and of what searches the tokens."""
+    """Name what trust learns to weigh: models, and the classes of memories and of what searches the tokens."""
     found = {"model": identity}
     for memory in memories:
         found[f"memory {memory.name}"] = type(memory).__name__
@@ -271,7 +272,7 @@ def trained_with(identity: str, memories: Iterable[Memory]) -> dict[str, str]:
 
 def save_trust(trust: Trust, trained: Trained, described: TrustDescription, path: Path) -> None:
     """Write a safetensors file, under its final name only when it is complete."""
-    both = trust.state_dict() | {
+    both = trust.stored() | {
         f"{MEMORY}{memory}.{name}": one for memory, state in trained.items() for name, one in state.items()
     }
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in both.items()}
@@ -287,11 +288,6 @@ def load_trust(path: Path, parts: Parts, kind: type[Trust] = LearnedTrust) -> Lo
         raise ConfigurationError(
             f"{path} is trust of the kind {described.kind}, and --task takes {kind.KIND}: give the --task and --user-dir it "
             "was tuned with, tune again, or give --trust none"
-        )
-    if described.features != VERSION:
-        raise ConfigurationError(
-            f"{path} was trained by another version of fairseq-ccpr (features {described.features}, here {VERSION}): tune "
-            "again, or give --trust none"
         )
     if (
         "phrase" not in described.keys
@@ -344,7 +340,13 @@ def _read(path: Path) -> tuple[dict[str, Tensor], TrustDescription]:
             tensors = {name: stream.get_tensor(name) for name in stream.keys()}  # noqa: SIM118 - it is no mapping
         if metadata["checksum"] != _checksum(tensors, metadata["trust"]):
             raise ValueError("its checksum is not that of its content")
-        return tensors, TrustDescription(**json.loads(metadata["trust"]))
+        said = json.loads(metadata["trust"])
+        if (features := said.pop("features", NUMBERED)) != NUMBERED:
+            raise ConfigurationError(
+                f"{path} was trained by another version of fairseq-ccpr (features {features}, here {NUMBERED}): "
+                "tune again, or give --trust none"
+            )
+        return tensors, TrustDescription(**said)
     except FileNotFoundError:
         raise ConfigurationError(
             f"--trust {path} is missing: give a file that fairseq-ccpr tune wrote"

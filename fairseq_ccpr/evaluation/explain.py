@@ -11,13 +11,12 @@ import numpy as np
 from fairseq import utils
 from torch import Tensor
 
-from fairseq_ccpr.decoding.breakdown import break_down
-from fairseq_ccpr.decoding.ensemble import TEXTS
-from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
+from fairseq_ccpr.decoding.breakdown import Breakdown, break_down
+from fairseq_ccpr.decoding.ensemble import TEXTS, RetrievalEnsemble
 from fairseq_ccpr.decoding.text_memory import TextMemory
 from fairseq_ccpr.decoding.token_memory import TokenMemory
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.evaluation.explanation import CorpusText, Explainer, Explanation, SentenceExplanation, Texts
+from fairseq_ccpr.evaluation.explanation import CorpusText, Explainer, Explanation, SentenceExplanation
 from fairseq_ccpr.evaluation.test_set import BASE, RETRIEVAL, score
 from fairseq_ccpr.inference.system import System, batches_of, encode, length_limit
 from fairseq_ccpr.text.decoder_subwords import UNKNOWN
@@ -95,69 +94,70 @@ def _explain(system: System, samples: Iterable[dict[str, Any]], most_neighbours:
     """Explain the sentences of fairseq's batches, in their order; those with a `target` have a reference."""
     if system.ensemble is None:
         raise ConfigurationError("there is nothing to explain without a datastore: give --datastore DIR")
-    task, models, ensemble = system.task, system.models, system.ensemble.now()
-    baseline, retrieving = system.generator(retrieve=False), system.generator()
+    task, ensemble = system.task, system.ensemble.now()
+    generators = system.generator(retrieve=False), system.generator()
     # Breaking down does not retrieve phrases for a batch again.
-    remembering = [memory.remembering() for memory in ensemble.voting if isinstance(memory, PhraseMemory)]
-    ensemble = retrieving.model = ensemble.replacing(*remembering, trust=ensemble.trust)
-    source_text, target_text = (
-        partial(system.to_text, dictionary, unknown=repeat(UNKNOWN))
-        for dictionary in (task.source_dictionary, task.target_dictionary)
-    )
-    reference_text = partial(target_text, unknown=repeat(2 * UNKNOWN))  # which no translation has
-    corpus, score_name = None, SCORE_NAMES["ip"]
-    if (tokens := ensemble.memory(TokenMemory.name)) is not None:
-        datastore = tokens.retriever.datastore
-        learned = tokens.learned.entries if tokens.learned is not None else None
-        corpus = CorpusText(datastore, target_text, learned, source_text)
-        score_name = SCORE_NAMES[datastore.section.index.metric]
-    explainer = Explainer(
-        task.target_dictionary,
-        target_text,
-        corpus,
-        Texts(),
-        most_neighbours,
-        ensemble.memory(TextMemory.name),
-    )
+    remembering = [memory.remembering() for memory in ensemble.memories]
+    ensemble = generators[1].model = ensemble.replacing(*remembering, trust=ensemble.trust)
+    explainer = _explainer(system, ensemble, most_neighbours)
     explained: list[SentenceExplanation] = []
     for sample in samples:
         sample = utils.move_to_cuda(sample, system.device) if system.device.type == "cuda" else sample
         alone, written = (
-            [hypotheses[0] for hypotheses in task.inference_step(generator, models, sample)]
-            for generator in (baseline, retrieving)
+            [hypotheses[0] for hypotheses in task.inference_step(one, system.models, sample)]
+            for one in generators
         )
         broken_down = break_down(ensemble, sample, [one["tokens"] for one in written], task.target_dictionary)
-        given: list[str | None] = sample.get(TEXTS) or [None] * len(written)
-        for row, (number, tokens) in enumerate(zip(sample["id"].tolist(), sample["net_input"]["src_tokens"])):
-            reference = reference_text(sample["target"][row]) if sample["target"] is not None else None
-            if (text := given[row]) is not None and system.knows_nothing(text, tokens):
-                explained.append(
-                    SentenceExplanation(number, text, None, text, [], text, [], [], 0.0, None, [])
-                )
-                continue
-            source = text or source_text(tokens)
-            likeness = corpus.likeness(task.source_subwords(tokens), source) if corpus is not None else None
-            plain, translation = (
-                partial(system.to_text, task.target_dictionary, unknown=system.copied(text, tokens, one[row]))
-                for one in (alone, written)
-            )
-            explained.append(
-                explainer.sentence(
-                    broken_down,
-                    row,
-                    number,
-                    source,
-                    reference,
-                    plain(alone[row]["tokens"]),
-                    translation,
-                    likeness,
-                )
-            )
+        for row, both in enumerate(zip(alone, written)):
+            explained.append(_sentence(system, explainer, broken_down, sample, row, *both))
     languages = as_bcp47(task.cfg.source_lang), as_bcp47(task.cfg.target_lang)
-    names = [memory.name for memory in ensemble.voting]
-    texts = list(explainer.texts.numbers)
+    names, corpus = [memory.name for memory in ensemble.voting], explainer.corpus
+    score_name = SCORE_NAMES[corpus.datastore.section.index.metric if corpus is not None else "ip"]
+    texts = list(explainer.texts)
     return Explanation(
         "", *languages, len(explained), ensemble.signature(), names, score_name, explained, texts
+    )
+
+
+def _explainer(system: System, ensemble: RetrievalEnsemble, most_neighbours: int) -> Explainer:
+    source, target = (
+        partial(system.to_text, dictionary, unknown=repeat(UNKNOWN))
+        for dictionary in (system.task.source_dictionary, system.task.target_dictionary)
+    )
+    corpus = None
+    if (tokens := ensemble.find(TokenMemory)) is not None:
+        learned = tokens.learned.entries if tokens.learned is not None else None
+        corpus = CorpusText(tokens.retriever.datastore, target, learned, source)
+    text = ensemble.find(TextMemory)
+    return Explainer(system.task.target_dictionary, target, source, corpus, {}, most_neighbours, text)
+
+
+def _sentence(
+    system: System,
+    explainer: Explainer,
+    breakdown: Breakdown,
+    sample: dict[str, Any],
+    row: int,
+    alone: dict[str, Any],
+    written: dict[str, Any],
+) -> SentenceExplanation:
+    """Explain the sentence at a place in a batch, of which both hypotheses are given."""
+    task, dictionary = system.task, system.task.target_dictionary
+    number, tokens = int(sample["id"][row]), sample["net_input"]["src_tokens"][row]
+    reference = None
+    if sample["target"] is not None:  # an unknown token is written as no translation has it
+        reference = system.to_text(dictionary, sample["target"][row], unknown=repeat(2 * UNKNOWN))
+    text = sample[TEXTS][row] if sample.get(TEXTS) else None
+    if text is not None and system.knows_nothing(text, tokens):
+        return SentenceExplanation(number, text, None, text, [], text, [], [], 0.0, None, [])
+    source, corpus = text or explainer.source_text(tokens), explainer.corpus
+    likeness = corpus.likeness(task.source_subwords(tokens), source) if corpus is not None else None
+    plain, translation = (
+        partial(system.to_text, dictionary, unknown=system.copied(text, tokens, one))
+        for one in (alone, written)
+    )
+    return explainer.sentence(
+        breakdown, row, number, source, reference, plain(alone["tokens"]), translation, likeness
     )
 
 

@@ -49,6 +49,8 @@ DIGITS = 6  # significant, of a number that is kept
 # could end the script element that holds the data, or begin a comment in it, and the others end a line.
 ESCAPES = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}
 
+Texts = dict[str, int]  # sentences, each with its number
+
 
 def place(tokens: Tensor, position: int, text: str, to_text: Callable[[Tensor], str]) -> tuple[int, int]:
     """Return the characters of a sentence that one of its tokens stands for, without the space before it.
@@ -335,22 +337,11 @@ def unexplained(
     return Explanation("", *languages, len(sentences), signature, [], "", sentences, [])
 
 
-class Texts:
-    """Sentences by number, each once."""
-
-    def __init__(self) -> None:
-        self.numbers: dict[str, int] = {}
-
-    def number(self, text: str) -> int:
-        """Number a sentence; equal sentences share a number."""
-        return self.numbers.setdefault(text, len(self.numbers))
-
-
 def joined(parts: list[Explanation]) -> Explanation:
     """Join explanations of the sentences of a text, which then own theirs no longer; texts are kept once."""
-    texts = Texts()
+    texts: Texts = {}
     for part in parts:
-        numbers = [texts.number(text) for text in part.texts]
+        numbers = [texts.setdefault(text, len(texts)) for text in part.texts]
         for sentence in part.sentences:
             for neighbour in (n for token in sentence.tokens for n in token.neighbours):
                 neighbour.sentence = numbers[neighbour.sentence]
@@ -359,9 +350,7 @@ def joined(parts: list[Explanation]) -> Explanation:
             for found in (one for token in sentence.tokens if token.text for one in token.text.places):
                 found.sentence = numbers[found.sentence]
     sentences = [sentence for part in parts for sentence in part.sentences]
-    return replace(
-        parts[-1], sentences=sentences, sentences_in_subset=len(sentences), texts=list(texts.numbers)
-    )
+    return replace(parts[-1], sentences=sentences, sentences_in_subset=len(sentences), texts=list(texts))
 
 
 @dataclass
@@ -370,10 +359,15 @@ class Explainer:
 
     dictionary: Any
     to_text: Callable[[Tensor], str]
+    source_text: Callable[[Tensor], str]
     corpus: CorpusText | None
     texts: Texts
     most_neighbours: int
     text: TextMemory | None = None
+
+    def _number(self, text: str) -> int:
+        """Number a sentence of the datastore; equal sentences share a number."""
+        return self.texts.setdefault(text, len(self.texts))
 
     def sentence(
         self,
@@ -462,7 +456,7 @@ class Explainer:
             sentence = torch.from_numpy(memory.datastore.sentence(number).astype(np.int64))
             text = self.to_text(sentence)
             where = place(sentence, at, text, self.to_text)
-            places.append(TextPlace(self._symbol(gram[-1]), self.texts.number(text), *where))
+            places.append(TextPlace(self._symbol(gram[-1]), self._number(text), *where))
         return TextSupport(self.to_text(written[position - length : position]), counts[length], places)
 
     def _add_trust(self, explained: TokenExplanation, breakdown: Breakdown, row: int) -> None:
@@ -490,7 +484,7 @@ class Explainer:
         explained.neighbours_found = len(entries)
         for entry, value, score in zip(entries[: self.most_neighbours], values, scores):
             text, start, end = self.corpus.place(entry)
-            symbol, number = self._symbol(value), self.texts.number(text)
+            symbol, number = self._symbol(value), self._number(text)
             pair = self.corpus.learned_pair(entry)
             learned = pair.id if pair is not None else 0
             explained.neighbours.append(Neighbour(symbol, _short(score), number, start, end, learned))
@@ -531,7 +525,7 @@ class Explainer:
         usable = {*zip(found.candidates.queries.tolist(), found.candidates.ranks.tolist())}
 
         def shown(one: RetrievedPhrase, can_be_written: bool) -> ShownPhrase:
-            sentence = self.texts.number(one.sentence)
+            sentence = self._number(one.sentence)
             return ShownPhrase(_short(one.score), sentence, one.start, one.end, can_be_written, one.learned)
 
         return [

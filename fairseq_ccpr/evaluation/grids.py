@@ -1,8 +1,8 @@
-"""Settings scored by the likelihood of held-out references, from records of one teacher-forced pass."""
+"""Held-out references as model and memories see them, and settings scored by their likelihood."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
@@ -11,32 +11,25 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fairseq_ccpr.building.defaults import LIKENESSES
+from fairseq_ccpr.datastore.tuned import Parts
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
-from fairseq_ccpr.decoding.forced import ForcedText
-from fairseq_ccpr.decoding.mixture import SILENT, interpolate_references, limit_weights
-from fairseq_ccpr.decoding.options import PhraseSettings, TokenRetrievalSettings
-from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
-from fairseq_ccpr.decoding.token_memory import TokenMemory, TokenRecord
+from fairseq_ccpr.decoding.forced import ForcedText, VoteRecord
+from fairseq_ccpr.decoding.memory import Memory
+from fairseq_ccpr.decoding.mixture import ALMOST_ALL, SILENT, Vote, interpolate_references, limit_weights
 from fairseq_ccpr.timing import progress_over
 
 # Of the held-out text, and of all others together: more teach little, and cost as long as decoding them.
-TOKENS = 24_000
-# Of these, for other memories than the tokens': phrases have hundreds of candidates at each, for every point
-# of a grid.
+HELD_OUT_TOKENS = 24_000
+# Of these, for memories that are not quick: phrases have hundreds of candidates at each, for every point of a
+# grid.
 SAMPLED_TOKENS = 10_000
-NEIGHBOURS = (1, 2, 4, 8, 16, 32, 64)
-LAMBDAS = tuple(round(0.1 * i, 1) for i in range(1, 11))
-PHRASE_LAMBDAS = (0.2, 0.4, 0.6, 0.8, 1.0)
-# In squared distances, of which the decoder's states lie some tens to hundreds apart.
-TEMPERATURES = (1.0, 2.0, 5.0, 10.0, 15.0, 20.0, 30.0, 50.0, 100.0, 200.0)
-# In inner products of unit vectors.
-UNIT_TEMPERATURES = (0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5)
-# The lambda that trust starts from: it multiplies odds, which can fall as far as they can rise from here. A
-# weight near 1 could never fall.
-TRUSTED_LAMBDA = 0.5
-OF_PHRASES = "lambda of phrases"
-LEAST = 1e-12  # in place of a weight of 0, whose gradients are not numbers
+LEAST_WEIGHT = 1e-12  # in place of a weight of 0, whose gradients are not numbers
+TELLING = ("k", "temperature", "lambda_")  # settings of which candidates have all that are likely
+
+Said = tuple[
+    Tensor, Tensor
+]  # of a memory: log p_r of N reference tokens, and its weight there, fp32 [N] each
+Grid = dict[Any, float]  # mean log-likelihood of held-out references by a memory's settings
 
 
 class Worth(NamedTuple):
@@ -48,7 +41,7 @@ class Worth(NamedTuple):
 
     @classmethod
     def measure(cls, model: Tensor, system: Tensor, weights: Mapping[str, Tensor]) -> Worth:
-        """Measure a system by log p_NMT and log p of N reference tokens, and each memory's weight there, fp32 [N]."""
+        """Measure a system by log p_NMT, log p and each memory's weight at N reference tokens, fp32 [N]."""
         gain = system - model
         means = {name: float(weight.mean()) for name, weight in weights.items()}
         return cls(float(gain.mean()), float((-gain).clamp_min(0).mean()), means)
@@ -67,12 +60,12 @@ class HeldOut:
 
     name: str
     texts: list[ForcedText]
+    foreign: bool = False  # of another domain: it must not lose
 
     def having(self, names: Collection[str]) -> HeldOut:
         """Keep the batches that all these memories were asked about."""
-        return HeldOut(
-            self.name, [text for text in self.texts if all(name in text.records for name in names)]
-        )
+        texts = [text for text in self.texts if all(name in text.records for name in names)]
+        return replace(self, texts=texts)
 
     @cached_property
     def targets(self) -> Tensor:
@@ -89,30 +82,82 @@ class HeldOut:
         """log p_NMT of the targets, fp32 [N]."""
         return torch.cat([text.log_probs for text in self.texts])
 
-    @cached_property
-    def found(self) -> TokenRecord:
-        """What the token memory found at all of them."""
-        return TokenRecord.joined([text.records[TokenMemory.name] for text in self.texts])
+    def said(self, memory: Memory) -> Said:
+        """Ask a memory about the references."""
+        each = [said_of(text.records[memory.name].vote(memory, False), text.targets) for text in self.texts]
+        log_probs, weights = zip(*each)
+        return torch.cat(log_probs), torch.cat(weights)
+
+    def beside(self, memory: Memory, ensemble: RetrievalEnsemble) -> HeldOut:
+        """Keep what the other memories say of the references: `memory` alone can be asked with other settings."""
+        texts = []
+        for text in self.having(names_of(ensemble)).texts:
+            records = dict(text.records)
+            for other in ensemble.voting:
+                if other.name != memory.name:
+                    said, weight = said_of(records[other.name].vote(other, False), text.targets)
+                    columns = text.targets.unsqueeze(1), said.unsqueeze(1)
+                    records[other.name] = VoteRecord(*columns, weight, weight.new_empty(len(weight), 0))
+            texts.append(replace(text, records=records))
+        return replace(self, texts=texts)
+
+    def select(self, rows: Tensor) -> HeldOut:
+        """Select some of the tokens, bool [N]."""
+        each = zip(self.texts, rows.split([len(text.targets) for text in self.texts]))
+        return replace(self, texts=[text.select(some) for text, some in each if some.any()])
+
+    def draw(self, count: int, generator: torch.Generator) -> HeldOut:
+        """Draw tokens of one batch, with replacement."""
+        text = self.texts[int(torch.randint(len(self.texts), (), generator=generator))]
+        rows = torch.randint(len(text.targets), (count,), generator=generator)
+        return replace(self, texts=[text.select(rows)])
+
+
+def names_of(ensemble: RetrievalEnsemble) -> list[str]:
+    """Name the memories that vote."""
+    return [memory.name for memory in ensemble.voting]
+
+
+def said_of(vote: Vote, targets: Tensor) -> Said:
+    """Look up what a vote says of N reference tokens, int64 [N]."""
+    return vote.log_prob(targets), vote.weight
+
+
+def limited(ensemble: RetrievalEnsemble, said: Mapping[str, Said]) -> dict[str, Said]:
+    """Limit the weights of memories, by name, as an ensemble's settings have it."""
+    bounded = {memory.name: memory.bounded for memory in ensemble.voting}
+    weights = [weight.clamp_min(LEAST_WEIGHT) for _, weight in said.values()]
+    weights = limit_weights(weights, [bounded[name] for name in said], ensemble.settings.lambda_max)
+    return {name: (said[name][0], weight) for name, weight in zip(said, weights)}
+
+
+def log_likelihood(model: Tensor, said: Iterable[Said]) -> Tensor:
+    """Compute log p of N references by log p_NMT and what memories say, fp32 [N]; it can be differentiated."""
+    votes = [(one.clamp_min(SILENT), weight.clamp(LEAST_WEIGHT, ALMOST_ALL)) for one, weight in said]
+    return interpolate_references(model, votes)
 
 
 @torch.inference_mode()
 def force_decode_text(
-    name: str, samples: list[Any], ensemble: RetrievalEnsemble, most: int = TOKENS, quiet: bool = False
+    name: str,
+    samples: list[Any],
+    ensemble: RetrievalEnsemble,
+    most: int = HELD_OUT_TOKENS,
+    quiet: bool = False,
+    foreign: bool = False,
 ) -> HeldOut:
     """Force-decode batches of held-out sentences, keeping what model and memories say of the references.
 
     Args:
         samples: fairseq's batches, spread over all lengths; of many, some are left out.
-        ensemble: whose token memory has the largest k.
-        most: tokens, about, of which memories besides the tokens' are asked about as many as their share of
-            `TOKENS`.
+        ensemble: whose memories are `widest`.
+        most: tokens, about, of which memories that are not quick are asked about as many as their share of
+            `HELD_OUT_TOKENS`.
     """
     size = sum(int(sample["ntokens"]) for sample in samples)
     samples = spread(samples, size, most)
-    sampled = {id(one) for one in spread(samples, min(size, most), SAMPLED_TOKENS * most // TOKENS)}
-    always = [
-        memory for memory in ensemble.memories if memory.acts_on == "model" or isinstance(memory, TokenMemory)
-    ]
+    sampled = {id(one) for one in spread(samples, min(size, most), SAMPLED_TOKENS * most // HELD_OUT_TOKENS)}
+    always = [memory for memory in ensemble.memories if memory.acts_on == "model" or memory.quick]
     quick = ensemble.with_memories(always, None)
     # the rest only votes need
     samples = samples if quick.voting else [one for one in samples if id(one) in sampled]
@@ -122,7 +167,7 @@ def force_decode_text(
         text = (ensemble if id(sample) in sampled else quick).force_decode(sample)
         texts.append(text.kept(sentences))
         sentences += len(sample["target"])
-    return HeldOut(name, texts)
+    return HeldOut(name, texts, foreign)
 
 
 def spread(samples: list[Any], size: int, most: int) -> list[Any]:
@@ -130,199 +175,86 @@ def spread(samples: list[Any], size: int, most: int) -> list[Any]:
     return samples[:: max(1, round(size / most))]
 
 
-Settings = TokenRetrievalSettings | PhraseSettings
-
-
-@dataclass(frozen=True)
-class Alongside:
-    """N reference tokens as the model and all memories but one see them."""
-
-    text: ForcedText  # with the record of the one
-    # of each other memory log p_r of the references, and the weight, fp32 [N] each
-    others: list[tuple[Tensor, Tensor]]
-    bounded: list[bool]  # of each other
-    most: float  # Lambda_max
-
-    @classmethod
-    def of(cls, text: ForcedText, ensemble: RetrievalEnsemble, one: PhraseMemory) -> Alongside:
-        """See a text as the other memories of an ensemble do, with their settings."""
-        others = [memory for memory in ensemble.voting if memory.name != one.name]
-        votes = [text.records[memory.name].vote(memory, False) for memory in others]
-        alone = replace(text, records={one.name: text.records[one.name]})
-        said = [(vote.log_prob(text.targets), vote.weight) for vote in votes]
-        return cls(alone, said, [memory.bounded for memory in others], ensemble.settings.lambda_max)
-
-    def select(self, rows: Tensor) -> Alongside:
-        """Select some of the tokens, by number or by bool."""
-        others = [(said[rows], weight[rows]) for said, weight in self.others]
-        return replace(self, text=self.text.select(rows), others=others)
-
-    def weights(self, weight: Tensor) -> list[Tensor]:
-        """Limit the weights of all memories, that of the one last, fp32 [N] each."""
-        weights = [*(w for _, w in self.others), weight.clamp_min(LEAST)]
-        return limit_weights(weights, [*self.bounded, True], self.most)
-
-    def log_likelihood(self, said: Tensor, weight: Tensor) -> Tensor:
-        """Compute log p where the one says log p_r and weighs so much, fp32 [N] each."""
-        votes = zip([*(s for s, _ in self.others), said], self.weights(weight))
-        each = [(s.clamp_min(SILENT), w.clamp_min(LEAST)) for s, w in votes]
-        return interpolate_references(self.text.log_probs, each)
-
-
 @dataclass
 class Grids:
-    """Mean log-likelihoods of the held-out references by settings."""
+    """Mean log-likelihoods of held-out references by the settings of each memory that has a grid."""
 
-    tokens: dict[TokenRetrievalSettings, float]
-    phrases: dict[PhraseSettings, float]
+    of: dict[str, Grid]  # by memory, in the order in which they were scored
 
     @classmethod
-    def score(cls, cfg: Any, ensemble: RetrievalEnsemble, text: HeldOut) -> Grids:
-        """Score the settings of tokens, then of phrases alongside the likeliest of those, as far as there are any."""
-        grids = cls({}, {})
-        for memory in ensemble.voting:
-            if isinstance(memory, TokenMemory):
-                grids.tokens = _score_tokens(cfg, memory, text)
-        for memory, batches in grids._alongside(text, ensemble):
-            full = replace(memory, settings=replace(memory.settings, lambda_=1.0))
-            votes = [batch.text.records[memory.name].vote(full, False) for batch in batches]
-            said = [(vote.log_prob(batch.text.targets), vote.weight) for vote, batch in zip(votes, batches)]
-            for one in PHRASE_LAMBDAS:
-                each = [batch.log_likelihood(p, one * weight) for batch, (p, weight) in zip(batches, said)]
-                grids.phrases[replace(memory.settings, lambda_=one)] = float(torch.cat(each).mean())
+    def score(cls, options: Any, ensemble: RetrievalEnsemble, text: HeldOut) -> Grids:
+        """Score the settings of each memory, alongside the likeliest of those before it."""
+        grids = cls({})
+        for memory in (one for one in ensemble.voting if one.tuned):
+            shared, others = grids._alongside(memory, text, ensemble)
+            records = [one.records[memory.name] for one in shared.texts]
+            grid: Grid = {}
+            for settings, said, weight in memory.grid(options, records, shared.targets):
+                votes = limited(ensemble, {**others, memory.name: (said, weight)})
+                grid[settings] = float(log_likelihood(shared.log_probs, votes.values()).mean())
+            grids.of[memory.name] = grid
         return grids
 
     def _alongside(
-        self, text: HeldOut, ensemble: RetrievalEnsemble
-    ) -> list[tuple[PhraseMemory, list[Alongside]]]:
-        other = with_settings(ensemble, likeliest(self.tokens))
-        shared = text.having([memory.name for memory in ensemble.voting]).texts
-        phrases = [memory for memory in ensemble.voting if isinstance(memory, PhraseMemory)]
-        return [(memory, [Alongside.of(one, other, memory) for one in shared]) for memory in phrases]
+        self, memory: Memory, text: HeldOut, ensemble: RetrievalEnsemble
+    ) -> tuple[HeldOut, dict[str, Said]]:
+        """Return what a memory is scored on, and what the others say there: quick ones are scored apart."""
+        if memory.quick:
+            return text, {}
+        likeliest = with_settings(
+            ensemble, *(max(grid, key=lambda one: grid[one]) for grid in self.of.values())
+        )
+        shared = text.having(names_of(ensemble))
+        return shared, {one.name: shared.said(one) for one in likeliest.voting if one.name != memory.name}
 
-    def best_settings(self, count: int) -> list[list[Settings]]:
-        """Pick settings of tokens and phrases to decode with, the most promising first."""
-        tokens: list[list[Settings]] = [[one] for one in candidates(self.tokens, count)] or [[]]
-        by_likelihood = sorted(self.phrases, key=lambda one: -self.phrases[one])
-        phrases: list[list[Settings]] = [[one] for one in by_likelihood[:count]] or [[]]
-        pairs = [(i + j, i, j) for i in range(len(tokens)) for j in range(len(phrases))]
-        return [tokens[i] + phrases[j] for _, i, j in sorted(pairs)[:count]]
+    def best_settings(self, count: int) -> list[list[Any]]:
+        """Pick settings of all memories to decode with, the most promising first."""
+        each = [list(enumerate(candidates(grid, count))) for grid in self.of.values()]
+        ranked = sorted(
+            product(*each), key=lambda some: [sum(place for place, _ in some), *(i for i, _ in some)]
+        )
+        return [[settings for _, settings in some] for some in ranked[:count]]
 
-    def settings_for_trust(self, neighbours: Sequence[int]) -> list[list[Settings]]:
-        """Pick the likeliest settings of tokens for these k, as far as the grid has them; phrases have trained votes."""
-        if not self.tokens:
-            return [[]]
-        trusted = {one: value for one, value in self.tokens.items() if one.lambda_ == TRUSTED_LAMBDA}
-        best: dict[int, TokenRetrievalSettings] = {}
-        for settings in sorted(trusted, key=lambda one: -trusted[one]):
-            best.setdefault(settings.k, settings)
-        chosen = [best[k] for k in neighbours if k in best] or list(best.values())
-        return [[settings] for settings in chosen]
+    def settings_for_trust(self, ensemble: RetrievalEnsemble, parts: Parts) -> list[list[Any]]:
+        """Pick settings that trust is trained on top of."""
+        starts = [memory.starts(self.of.get(memory.name, {}), parts) for memory in ensemble.voting]
+        return [list(some) for some in product(*filter(None, starts))]
 
     def worths(self, text: HeldOut, ensemble: RetrievalEnsemble) -> dict[str, Worth]:
-        """Measure on a text the likeliest settings without trust: of tokens with either kind of lambda, and with phrases."""
-        measured, shared = {}, text.having([memory.name for memory in ensemble.voting])
-        for name, settings in likeliest_of_each_kind(self.tokens).items():
-            alone = with_settings(ensemble, settings).memory(TokenMemory.name)
-            vote = shared.found.vote(alone, False)
-            mixed = interpolate_references(shared.log_probs, [(vote.log_prob(shared.targets), vote.weight)])
-            measured[name] = Worth.measure(shared.log_probs, mixed, {alone.name: vote.weight})
-        for memory, batches in self._alongside(text, ensemble):
-            best = replace(memory, settings=likeliest(self.phrases))
-            votes = [batch.text.records[memory.name].vote(best, False) for batch in batches]
-            both = list(zip(batches, votes))
-            mixed = torch.cat(
-                [batch.log_likelihood(v.log_prob(batch.text.targets), v.weight) for batch, v in both]
-            )
-            weights = map(torch.cat, zip(*(batch.weights(v.weight) for batch, v in both)))
-            names = [*(one.name for one in ensemble.voting if one.name != memory.name), memory.name]
-            measured[OF_PHRASES] = Worth.measure(shared.log_probs, mixed, dict(zip(names, weights)))
+        """Measure on a text the likeliest settings of each memory without trust, of each kind of weight."""
+        measured, text = {}, text.having(names_of(ensemble))
+        for memory in (one for one in ensemble.voting if one.tuned):
+            grid, (_, others) = self.of[memory.name], self._alongside(memory, text, ensemble)
+            kinds: dict[str, Memory] = {}
+            for settings in sorted(grid, key=lambda one: -grid[one]):
+                one = memory.changed(**vars(settings))
+                kinds.setdefault(one.kind(), one)
+            for kind, one in sorted(kinds.items()):
+                votes = limited(ensemble, {**others, memory.name: text.said(one)})
+                weights = {name: weight for name, (_, weight) in votes.items()}
+                system = log_likelihood(text.log_probs, votes.values())
+                measured[kind] = Worth.measure(text.log_probs, system, weights)
         return measured
 
 
-def with_settings(ensemble: RetrievalEnsemble, *settings: Settings | None) -> RetrievalEnsemble:
-    """Return an ensemble without trust, with other settings of the memories that have settings of these types."""
-    kinds = {type(one): one for one in settings if one is not None}
-    memories = (memory for memory in ensemble.voting if isinstance(memory, TokenMemory | PhraseMemory))
-    chosen = [
-        replace(memory, settings=kinds.get(type(memory.settings), memory.settings))  # type: ignore[arg-type]
-        for memory in memories
-    ]
-    return ensemble.replacing(*chosen)
+def with_settings(ensemble: RetrievalEnsemble, *settings: Any) -> RetrievalEnsemble:
+    """Return an ensemble without trust, with these settings of memories that have settings of their types."""
+    kinds = {type(one): one for one in settings}
+    chosen = [memory for memory in ensemble.voting if memory.tuned and type(memory.settings) in kinds]
+    return ensemble.replacing(*(memory.changed(**vars(kinds[type(memory.settings)])) for memory in chosen))
 
 
-def likeliest(grid: dict[Any, float]) -> Any:
-    """Pick the likeliest point of a grid; None of an empty one."""
-    return max(grid, key=lambda one: grid[one], default=None)
-
-
-def candidates(grid: dict[TokenRetrievalSettings, float], count: int) -> list[TokenRetrievalSettings]:
-    """Pick the likeliest points of the grid that have a k, a T or a lambda that none before has, for each kind of lambda.
+def candidates(grid: Grid, count: int) -> Sequence[Any]:
+    """Pick the likeliest points of a grid that have a k, a T or a lambda that none before of their kind has.
 
     Likelihood and BLEU disagree on all three, and likelihood wants ever more neighbours.
     """
-    chosen: list[TokenRetrievalSettings] = []
+    chosen: list[Any] = []
     seen: set[tuple[object, ...]] = set()
     for settings in sorted(grid, key=lambda s: -grid[s]):
-        values = {
-            (settings.confidence, name, getattr(settings, name)) for name in ("k", "temperature", "lambda_")
-        }
+        kind = getattr(settings, "confidence", False)
+        values = {(kind, name, getattr(settings, name, None)) for name in TELLING}
         if not values <= seen:
             seen |= values
             chosen.append(settings)
     return chosen[:count]
-
-
-def likeliest_of_each_kind(grid: dict[TokenRetrievalSettings, float]) -> dict[str, TokenRetrievalSettings]:
-    """Pick the likeliest settings with a fixed lambda, and with lambda*, as far as the grid has both."""
-    chosen: dict[str, TokenRetrievalSettings] = {}
-    for settings in sorted(grid, key=lambda one: -grid[one]):
-        chosen.setdefault("lambda*" if settings.confidence else "lambda", settings)
-    return dict(sorted(chosen.items()))
-
-
-def _score_tokens(cfg: Any, memory: TokenMemory, text: HeldOut) -> dict[TokenRetrievalSettings, float]:
-    given = memory.settings
-    unit = memory.retriever.datastore.section.projection is not None
-    kinds = (True, False) if unit and not cfg.task.knn_confidence else (given.confidence,)
-    if cfg.task.no_knn_confidence:
-        kinds = (False,)
-    neighbours = NEIGHBOURS if cfg.task.knn_k is None else (given.k,)
-    temperatures: tuple[float, ...] = UNIT_TEMPERATURES if unit else TEMPERATURES
-    if cfg.task.knn_temperature is not None:
-        temperatures = (given.temperature,)
-    likenesses = LIKENESSES if text.found.neighbours.likeness is not None else (0.0,)
-    if cfg.task.knn_likeness is not None:
-        likenesses = (given.likeness,)
-    return score_grid(memory, text, neighbours, temperatures, kinds, likenesses)
-
-
-def score_grid(
-    memory: TokenMemory,
-    text: HeldOut,
-    neighbours: tuple[int, ...],
-    temperatures: tuple[float, ...],
-    confidences: tuple[bool, ...],
-    likenesses: tuple[float, ...] = (0.0,),
-) -> dict[TokenRetrievalSettings, float]:
-    """Mean log-likelihood of the references at every point of the grid, with lambda fixed and, or, scaled to lambda*.
-
-    Args:
-        memory: whatever has no grid is as in its settings.
-    """
-    grid, given = {}, memory.settings
-    for k, temperature, likeness in product(neighbours, temperatures, likenesses):
-        point = TokenRetrievalSettings(
-            k, 1.0, temperature, guard=given.guard, sentences=given.sentences, likeness=likeness
-        )
-        best = text.found.best(point)
-        retrieved = best.retrieved(text.targets, temperature)
-        for confidence, lambda_ in product(confidences, LAMBDAS):
-            settings = replace(given if confidence else point, k=k, lambda_=lambda_, temperature=temperature)
-            settings = replace(settings, confidence=confidence, likeness=likeness)
-            one = replace(memory, settings=settings)
-            kept = one.kept(best.neighbours, best.course)
-            weight = one.weight(best.neighbours, best.model, kept)
-            mixed = interpolate_references(text.log_probs, [(retrieved, weight)])
-            grid[one.settings] = float(mixed.mean())
-    return grid

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import logging
 import time
 from dataclasses import asdict, dataclass, field
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from fairseq import utils
@@ -14,55 +17,29 @@ from fairseq_ccpr.decoding.retrieval_task import RetrievalTask
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.inference import system as inference
 from fairseq_ccpr.inference.system import System
+from fairseq_ccpr.storage import fingerprint
+from fairseq_ccpr.storage.data_bin import check_data_bin, has_subset
 from fairseq_ccpr.text.languages import script_of
 from fairseq_ccpr.timing import progress_bar, progress_over
 
 BASE, RETRIEVAL = "base", "retrieval"
+OTHER_SUBSET = "valid"
 # What sacrebleu divides a script without spaces into words with. Others of these are divided into characters.
 TOKENIZERS = {**dict.fromkeys(("Hani", "Hans", "Hant"), "zh"), "Jpan": "ja-mecab", "Kore": "ko-mecab"}
 CHARACTERS = "char"
 UNSPACED = {"Thai", "Laoo", "Khmr", "Mymr", "Tibt", "Bali", "Java", "Lana", "Talu", "Hira", "Kana", "Yiii"}
 
 
-@dataclass
-class Comparison:
-    """Both systems on one test set, or the base model alone."""
-
-    retrieval_signature: str | None
-    decodings: Decodings
-
-    def rows(self) -> list[dict[str, Any]]:
-        """Return a row per system: scores, seconds, tokens per second, and those as a ratio to the base model's."""
-        base = self.decodings.systems[BASE]
-        return [
-            {
-                "system": name,
-                **asdict(self.decodings.scores(name)),
-                "seconds": round(system.seconds, 1),
-                "tokens_per_second": round(system.tokens_per_second),
-                "speed": round(system.tokens_per_second / base.tokens_per_second, 3),
-            }
-            for name, system in self.decodings.systems.items()
-        ]
-
-    def examples(self, count: int) -> list[int]:
-        """Choose the sentences whose translation retrieval brought nearest to the reference, by chrF gained."""
-        base, retrieval = (self.decodings.systems[name].hypotheses for name in (BASE, RETRIEVAL))
-        gains = {
-            i: sentence_chrf(retrieval[i], reference) - sentence_chrf(base[i], reference)
-            for i, reference in self.decodings.references.items()
-            if base[i] != retrieval[i]
-        }
-        return sorted(gains, key=lambda i: (-gains[i], i))[:count]
+logger = logging.getLogger(__name__)
 
 
-def compare_decoding(system: System) -> Comparison:
-    """Decode a subset with fairseq's plain generator and with the retrieving one, in turns."""
+def compare_decoding(system: System) -> Decodings:
+    """Decode a subset with fairseq's plain generator and, if there is one, the retrieving one, in turns."""
     system.task.load_dataset(system.cfg.dataset.gen_subset)
     generators = {BASE: system.generator(retrieve=False)}
     if system.ensemble is not None:
         generators[RETRIEVAL] = system.generator()
-    return Comparison(system.signature, decode(system.cfg, system.task, system.models, generators))
+    return decode(system.cfg, system.task, system.models, generators)
 
 
 @cache
@@ -92,7 +69,7 @@ class TranslationScores:
 
     @property
     def metric(self) -> str:
-        """Name the score that systems are chosen by: of characters instead of words, BLEU says little that chrF does not."""
+        """Name the score that systems are chosen by: BLEU of characters says little that chrF does not."""
         return "chrF" if f"|tok:{CHARACTERS}|" in self.bleu_signature else "BLEU"
 
     @property
@@ -142,6 +119,30 @@ class Decodings:
         hypotheses = [self.systems[name].hypotheses[i] for i in ids]
         return score(hypotheses, [self.references[i] for i in ids], self.language)
 
+    def rows(self) -> list[dict[str, Any]]:
+        """Return a row per system: scores, seconds, tokens per second, and these in proportion to the base's."""
+        base = self.systems[BASE]
+        return [
+            {
+                "system": name,
+                **asdict(self.scores(name)),
+                "seconds": round(system.seconds, 1),
+                "tokens_per_second": round(system.tokens_per_second),
+                "speed": round(system.tokens_per_second / base.tokens_per_second, 3),
+            }
+            for name, system in self.systems.items()
+        ]
+
+    def examples(self, count: int) -> list[int]:
+        """Choose the sentences that retrieval brought nearest to the reference, by chrF gained."""
+        base, retrieval = (self.systems[name].hypotheses for name in (BASE, RETRIEVAL))
+        gains = {
+            i: sentence_chrf(retrieval[i], reference) - sentence_chrf(base[i], reference)
+            for i, reference in self.references.items()
+            if base[i] != retrieval[i]
+        }
+        return sorted(gains, key=lambda i: (-gains[i], i))[:count]
+
 
 def load(cfg: Any) -> tuple[RetrievalTask, list[Any]]:
     """Load the task, the subset `--gen-subset`, and the models, as fairseq-generate does."""
@@ -176,6 +177,69 @@ def batches(cfg: Any, task: Any, models: list[Any], at_least: int = 1) -> Any:
         for sample in made.next_epoch_itr(shuffle=False):
             yield utils.move_to_cuda(sample) if on_gpu else sample
             bar.update(len(sample["id"]))
+
+
+@dataclass(frozen=True)
+class OtherText:
+    """A subset of another DATA_BIN."""
+
+    data_bin: Path
+    subset: str
+
+    @classmethod
+    def parse(cls, word: str) -> OtherText:
+        """Read DATA_BIN or DATA_BIN:SUBSET."""
+        folder, colon, subset = word.rpartition(":")
+        if colon and "/" not in subset and not Path(word).exists():
+            return cls(Path(folder), subset)
+        return cls(Path(word), OTHER_SUBSET)
+
+    @property
+    def place(self) -> tuple[Path, str]:
+        """An identifier of the text that does not depend on the name of its folder."""
+        return self.data_bin.resolve(), self.subset
+
+    @property
+    def name(self) -> str:
+        return f"{self.data_bin}:{self.subset}"
+
+    def samples(self, system: System) -> list[Any]:
+        task = self.check(system)
+        task.load_dataset(self.subset)
+        cfg = copy.deepcopy(system.cfg)
+        cfg.dataset.gen_subset = self.subset
+        return list(batches(cfg, task, system.models))
+
+    def check(self, system: System) -> Any:
+        """Return the task over its folder, once it is seen to be readable: before any long work begins."""
+        task = system.task.with_data(self.data_bin)
+        check_data_bin(self.data_bin, task.cfg.source_lang, task.cfg.target_lang)
+        sides = (task.cfg.source_lang, task.source_dictionary), (task.cfg.target_lang, task.target_dictionary)
+        for language, expected in sides:
+            found = task.load_dictionary(str(self.data_bin / f"dict.{language}.txt"))
+            if found.symbols != expected.symbols:
+                digests = (
+                    fingerprint.short(fingerprint.of_strings(one.symbols)) for one in (found, expected)
+                )
+                raise ConfigurationError(
+                    f"--also {self.data_bin} has another dictionary for {language} than the model ({', '.join(digests)}): "
+                    "prepare it with the model's"
+                )
+        if not has_subset(task, self.subset):
+            raise ConfigurationError(
+                f"--also {self.data_bin} has no subset {self.subset}: name another, {self.data_bin}:SUBSET"
+            )
+        return task
+
+
+def other_texts(words: list[str], home: OtherText) -> list[OtherText]:
+    """Read the texts that `--also` names, each once; skip the held-out text, which is not of another domain."""
+    texts = {home.place: home}
+    for text in map(OtherText.parse, words):
+        if text.place in texts:
+            logger.warning("--also %s is named twice, or is what is tuned on: it counts once", text.name)
+        texts.setdefault(text.place, text)
+    return list(texts.values())[1:]
 
 
 def decode(

@@ -1,4 +1,4 @@
-"""Tuning a datastore's settings: grids by likelihood, trust where it helps, the choice by decoding a sample."""
+"""Tuning a datastore: grids by likelihood, trust where it helps, the choice by decoding a sample."""
 
 from __future__ import annotations
 
@@ -9,53 +9,33 @@ from typing import Any
 
 import torch
 
-from fairseq_ccpr.datastore.tuned import Parts, read_tuned
+from fairseq_ccpr.datastore.tuned import Parts
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
-from fairseq_ccpr.decoding.options import PhraseSettings, TokenRetrievalSettings, automatic_token_settings
-from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
-from fairseq_ccpr.decoding.text_memory import TextMemory
-from fairseq_ccpr.decoding.token_memory import TokenMemory, name_of
-from fairseq_ccpr.decoding.trust import (
-    LearnedTrust,
-    Trust,
-    TrustDescription,
-    needs_of,
-    save_trust,
-    trained_with,
-)
+from fairseq_ccpr.decoding.memory import Memory, Variant
+from fairseq_ccpr.decoding.trust import LearnedTrust, Trust, TrustDescription, save_trust
 from fairseq_ccpr.errors import ConfigurationError
+from fairseq_ccpr.evaluation.fit import SEED
 from fairseq_ccpr.evaluation.grids import (
-    NEIGHBOURS,
-    TOKENS,
-    Alongside,
+    HELD_OUT_TOKENS,
     Grids,
     HeldOut,
     TextWorth,
     Worth,
     force_decode_text,
+    names_of,
     with_settings,
 )
-from fairseq_ccpr.evaluation.test_set import BASE, TranslationScores, batches, decode
-from fairseq_ccpr.evaluation.text_tuning import scaled_text, with_tuned_text
-from fairseq_ccpr.evaluation.trust_training import OtherText, TrainingText, train_trust, train_votes, worths
+from fairseq_ccpr.evaluation.rescoring import CPU, tune_rescoring
+from fairseq_ccpr.evaluation.test_set import BASE, OtherText, TranslationScores, batches, decode
+from fairseq_ccpr.evaluation.training import WeighedText, train_trust, train_votes, worths
 from fairseq_ccpr.inference.system import System
 from fairseq_ccpr.settings import as_options, automatic_values
 
-CPU = torch.device("cpu")  # where held-out text is weighed
-FEW, MANY = 8, 32  # neighbours that trust is trained with: the more, the better and the slower
 SAMPLED = 3  # one batch in so many is decoded
 BATCHES = 12  # at least, so that those are of all lengths
-# Fields that the grids have: written into FILE even where they are at their default.
-TUNED_TOKEN_FIELDS = ("k", "lambda_", "temperature", "likeness")
-TUNED_PHRASE_FIELDS = ("lambda_", "consent")
-SEED = 1  # of what is trained
-LESS, NONE, MORE = 0.5, 0.0, 1.5  # times alpha, that are tried
 LEAST_TOKENS = 5000  # of the held-out text, for a hidden layer
 QUALITY, SPEED = "quality", "speed"
-CONSENT = 3.0  # nats, the bound on votes of phrases that is tried
-# BLEU given up for speed, where that is preferred, and for that bound: without it translations say what the
-# source does not.
-LEVEL = 0.3
+LEVEL = 0.3  # BLEU or chrF given up for speed, where that is preferred
 
 
 def table(texts: dict[str, TextWorth]) -> list[str]:
@@ -86,6 +66,78 @@ class Candidate:
         """Its options, and what was trained."""
         return f"{options_of(self.ensemble)} {self.trained}".strip()
 
+    def has(self, memory: Memory) -> bool:
+        return memory.name in [one.name for one in self.ensemble.memories]
+
+
+@dataclass
+class Trial:
+    """A sample of held-out sentences, and how systems translate it."""
+
+    system: System
+    sample: list[Any]
+    prefer: str  # quality or speed
+    # by name of the system, including the base
+    scores: dict[str, TranslationScores] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def decode(self, tried: list[Candidate]) -> None:
+        """Decode with each candidate and the model alone, in turns."""
+        self.scores, self.seconds = _decode(self.system, tried, self.sample)
+
+    def decode_another(self, candidate: Candidate, other: Candidate, timed: bool) -> None:
+        """Decode with other settings of a candidate's memories; they take as long unless they are `timed`."""
+        scores, seconds = _decode(self.system, [other], self.sample, base=timed)
+        self.scores[other.name], took = scores[other.name], self.seconds[candidate.name]
+        if timed:
+            took = seconds[other.name] * self.seconds[BASE] / seconds[BASE]
+        self.seconds[other.name] = took
+
+    def deciding(self, candidate: Candidate) -> float:
+        """Return the score of a candidate, see `TranslationScores.deciding`."""
+        return self.scores[candidate.name].deciding
+
+    def choose(self, tried: list[Candidate]) -> Candidate:
+        """Choose the best; for speed, the fastest at most `LEVEL` below it and better than the base."""
+        best, base = max(tried, key=self.deciding), self.scores[BASE].deciding
+        if self.prefer == QUALITY:
+            return best
+        least = self.deciding(best) - LEVEL
+        near = [one for one in tried if least <= self.deciding(one) > base or one is best]
+        return min(near, key=lambda one: (self.seconds[one.name], -self.deciding(one)))
+
+    def vary(self, tried: list[Candidate], memories: tuple[Memory, ...]) -> Candidate:
+        """Choose a candidate, and decode with the variants of each memory; return the winner of all."""
+        winner = self.choose(tried)
+        for memory in memories:
+            kept = False
+            for variant in memory.variants(self.system.cfg.task):
+                if not self._is_worth_trying(variant, memory, winner, kept):
+                    continue
+                start = winner
+                if not winner.has(memory):
+                    start = self.choose([one for one in tried if one.has(memory)])
+                chosen = self._try(variant, memory, start)
+                kept = kept or (chosen is not start and not variant.otherwise)
+                winner = chosen if start is winner else self.choose([winner, chosen])
+        return winner
+
+    def _is_worth_trying(self, variant: Variant, memory: Memory, winner: Candidate, kept: bool) -> bool:
+        if variant.leaves_out:
+            return bool(winner.ensemble.voting) and (kept or self.prefer == SPEED)
+        return winner.has(memory) if variant.loss else not (variant.otherwise and kept)
+
+    def _try(self, variant: Variant, memory: Memory, candidate: Candidate) -> Candidate:
+        """Decode with a variant of a candidate; return the one that is kept."""
+        ensemble = candidate.ensemble
+        changed = variant.change(ensemble.find(type(memory)))
+        other = replace(candidate, ensemble=ensemble.replacing(changed, trust=ensemble.trust))
+        self.decode_another(candidate, other, timed=variant.leaves_out)
+        if not variant.loss:
+            return self.choose([candidate, other])
+        least = max(self.scores[BASE].deciding, self.deciding(candidate) - variant.loss)
+        return other if self.deciding(other) > least else candidate
+
 
 @dataclass
 class Tuned:
@@ -93,17 +145,12 @@ class Tuned:
 
     best: Candidate
     helps: bool  # whether it is better than the model alone; if not, the interpolation weights are 0
-    left_out: PhraseSettings | None  # of phrases, with weight 0, where the tokens alone are best
-    # by name of the system, including the base; on a sample of the subset
-    scores: dict[str, TranslationScores]
-    token_grid: dict[TokenRetrievalSettings, float]  # empty without a token memory
-    # alongside the best of the token grid; empty without a phrase memory
-    phrase_grid: dict[PhraseSettings, float]
-    speeds: dict[str, float]  # of each system in that decoding, 1 being the base's
+    # of memories without which others are best: settings with a weight of 0, and fields that are written
+    left_out: list[tuple[Any, tuple[str, ...]]]
+    trial: Trial
+    scored: int  # settings, by likelihood
     seconds: float  # of everything
     base_seconds: float  # of decoding the whole subset without retrieval
-    decoded: float  # how often the subset was decoded, all systems together
-    sentences: int  # that were decoded
     linear: bool  # whether there were too few tokens for a hidden layer
     texts: dict[str, TextWorth]  # what settings and the best are worth, by text
 
@@ -111,56 +158,145 @@ class Tuned:
     def settings(self) -> dict[str, dict[str, Any]]:
         """The best settings, as `datastore.tuned` keeps them."""
         ensemble = self.best.ensemble
-        kinds = TokenMemory | PhraseMemory | TextMemory
-        kept = [memory.settings for memory in ensemble.memories if isinstance(memory, kinds)]
-        kept += [self.left_out] if self.left_out is not None else []
-        return {one.PREFIX: automatic_values(one) for one in (*kept, ensemble.settings)}
+        kept = [memory.settings for memory in ensemble.memories if memory.tuned]
+        left_out = [settings for settings, _ in self.left_out]
+        return {one.PREFIX: automatic_values(one) for one in (*kept, *left_out, ensemble.settings)}
 
     @property
     def options(self) -> str:
         """Options of fairseq-generate for them, but for trust."""
-        left_out = [as_options(self.left_out, TUNED_PHRASE_FIELDS)] if self.left_out is not None else []
-        return " ".join([options_of(self.best.ensemble), *left_out])
+        return " ".join([options_of(self.best.ensemble), *(as_options(*one) for one in self.left_out)])
 
-    def description(self, parts: Any) -> TrustDescription:
-        """Describe the trust of the best, for the parts of the datastore."""
-        trust = self.best.ensemble.trust
-        assert trust is not None
-        weighed = {"token": TokenMemory.name, "phrase": PhraseMemory.name, "text": TextMemory.name}
-        known = [*trust.memories, TextMemory.name]
-        parts = {name: part for name, part in parts.items() if weighed[name] in known}
-        keys = {name: part.keys_fingerprint for name, part in parts.items()}
+    @property
+    def speeds(self) -> dict[str, float]:
+        """The speed of each system that was decoded with, 1 being the base's."""
+        return {name: self.trial.seconds[BASE] / seconds for name, seconds in self.trial.seconds.items()}
+
+    def save_trust(self, parts: Parts, path: Path) -> None:
+        """Write the trust of the best, and what was trained of its memories."""
+        ensemble = self.best.ensemble
+        assert ensemble.trust is not None  # or there is nothing to write
         texts = {
             text: {name: one._asdict() for name, one in each.items()}
             for text, each in self.best.texts.items()
         }
-        tokens = self.best.ensemble.memory(TokenMemory.name)
-        weight = name_of(tokens.policy) if tokens is not None else ""
-        arguments = trust.arguments()
-        classes = trained_with(self.best.ensemble.identity, self.best.ensemble.memories)
-        return TrustDescription(
-            trust.KIND, arguments, needs_of(parts), keys, self.settings, texts, weight=weight, classes=classes
+        described = TrustDescription.of(
+            ensemble.trust, ensemble.identity, ensemble.memories, parts, settings=self.settings, texts=texts
+        )
+        save_trust(
+            ensemble.trust, {memory.name: memory.trained() for memory in ensemble.memories}, described, path
         )
 
-    def save_trust(self, parts: Any, path: Path) -> None:
-        """Write the trust of the best, and what was trained of its memories, for the parts of the datastore."""
-        ensemble = self.best.ensemble
-        assert ensemble.trust is not None  # or there is nothing to write
-        trained = {memory.name: memory.trained() for memory in ensemble.memories}
-        save_trust(ensemble.trust, trained, self.description(parts), path)
+
+@dataclass
+class Tuning:
+    """The steps of tuning, each of which takes and returns candidates, and what they leave for later ones."""
+
+    trial: Trial
+    # batches of held-out sentences by name, the first of the datastore's own domain
+    texts: dict[str, list[Any]]
+    trusting: bool
+    count: int
+    whole: RetrievalEnsemble  # all memories
+    rescored: dict[str, TextWorth] = field(default_factory=dict)
+    held_out: list[HeldOut] = field(default_factory=list)
+    grids: Grids = field(default_factory=lambda: Grids({}))
+
+    @property
+    def quiet(self) -> bool:
+        return bool(self.trial.system.cfg.common.no_progress_bar)
+
+    def rescore(self, candidates: list[Candidate]) -> list[Candidate]:
+        """Tune memories that act on the model alone, before others vote."""
+        ensemble, self.rescored = tune_rescoring(
+            candidates[0].ensemble, self.texts, self.trusting, self.quiet
+        )
+        self.whole = ensemble.replacing(*(memory.remembering() for memory in ensemble.memories))
+        return [Candidate(self.whole)]
+
+    def ask(self, candidates: list[Candidate]) -> list[Candidate]:
+        """Keep what the model and memories say of the references, in one teacher-forced pass over each text."""
+        widest = self.whole.replacing(*(memory.widest() for memory in self.whole.memories))
+        share = HELD_OUT_TOKENS // max(1, len(self.texts) - 1)  # many others cost as much as one
+        for place, (name, samples) in enumerate(self.texts.items()):
+            most = share if place else HELD_OUT_TOKENS
+            self.held_out.append(force_decode_text(name, samples, widest, most, self.quiet, place > 0))
+        return candidates
+
+    def score(self, candidates: list[Candidate]) -> list[Candidate]:
+        """Choose settings by likelihood: those to decode with, or to train trust on top of."""
+        system = self.trial.system
+        self.grids = Grids.score(system.cfg.task, self.whole.on(CPU), self.held_out[0])
+        if not self.whole.voting:
+            return candidates
+        if self.trusting:
+            chosen = self.grids.settings_for_trust(self.whole, system.task.parts)
+        else:
+            chosen = self.grids.best_settings(self.count)
+        return [Candidate(with_settings(self.whole, *settings)) for settings in chosen]
+
+    def train(self, candidates: list[Candidate]) -> list[Candidate]:
+        """Train votes and trust: for each candidate, and for the first without memories that are not quick."""
+        first = candidates[0].ensemble
+        if not self.trusting:
+            return candidates
+        if not first.voting:  # it keeps what was trained of the others
+            trust = LearnedTrust({}, hidden=0).requires_grad_(False)
+            return [Candidate(first.with_memories(first.memories, trust))]
+        kind, names = self.trial.system.task.trust_class, names_of(first)
+        tried = [with_trust(kind, one.ensemble, self.held_out, names) for one in candidates]
+        others = [one for one in first.memories if one.quick or one.acts_on != "vote" or not one.tuned]
+        if not any(memory.quick for memory in first.voting):
+            # Phrases alone are often best as their votes have them.
+            tried.append(with_votes(tried[0].ensemble, self.held_out))
+        elif len(others) < len(first.memories):  # which may be likelier together, and translate worse
+            tried.append(with_trust(kind, first.with_memories(others, None), self.held_out, names))
+        return tried
+
+    def decode(self, candidates: list[Candidate]) -> list[Candidate]:
+        """Decode a sample with each candidate, and by the model alone."""
+        self.trial.decode(candidates)
+        return candidates
+
+    def vary(self, candidates: list[Candidate]) -> list[Candidate]:
+        """Decode with variants, and keep the winner of all."""
+        return [self.trial.vary(candidates, self.whole.memories)]
+
+    def measured(self, winner: Candidate) -> dict[str, TextWorth]:
+        """Measure the likeliest settings and the winner on each text, on top of what rescores."""
+        measured, held = {}, self.whole.on(CPU)
+        for text in self.held_out:
+            systems = self.grids.worths(text, held) | winner.texts.get(text.name, {})
+            model = float(text.having(names_of(held)).log_probs.mean())
+            if (alone := self.rescored.get(text.name)) is not None:
+                added = {f"+ {name}": worth for name, worth in systems.items()}
+                model, systems = alone.model, alone.systems | added
+            measured[text.name] = TextWorth(model, systems)
+        return measured
+
+    def outcome(self, winner: Candidate, start: float) -> Tuned:
+        """Return what was tuned, silent if nothing beats the model alone; it began at this moment."""
+        trial, samples = self.trial, next(iter(self.texts.values()))
+        helps = trial.deciding(winner) > trial.scores[BASE].deciding
+        missing = [one.scaled(0.0) for one in self.whole.memories if one.tuned and not winner.has(one)]
+        tokens, sampled = (sum(int(one["ntokens"]) for one in some) for some in (samples, trial.sample))
+        return Tuned(
+            winner if helps else Candidate(silenced(winner.ensemble)),
+            helps,
+            [*((one.settings, one.tuned) for one in missing), *trial.system.task.unused],
+            trial,
+            sum(map(len, self.grids.of.values())),
+            time.perf_counter() - start,
+            trial.seconds[BASE] * tokens / sampled,
+            linear=self.trusting and is_small(self.held_out[0]),
+            texts=self.measured(winner),
+        )
 
 
 def tune(system: System, also: list[OtherText], trusting: bool, count: int, prefer: str = QUALITY) -> Tuned:
     """Choose by likelihood what to decode with, and by the score of translations what of that to keep.
 
-    0. The text memory is tuned alone: it acts on the model before others vote.
-    1. A teacher-forced pass over each text keeps what the model and each memory say of each reference token.
-    2. The token memory's grid is scored, then the phrase memory's together with the likeliest token settings.
-    3. The phrases' votes are trained, and trust, on top of the likeliest settings for few neighbours, and for
-       many; of tokens with phrases and of tokens alone for one number of neighbours.
-    4. A sample of the subset is decoded with each candidate, with other weights of phrases and text, and by
-       the model alone. Keep the best by `TranslationScores.deciding`, or for speed the fastest within `LEVEL`
-       of it; if none beats the model alone, see `silenced`.
+    See the steps of `Tuning`, and `Trial.vary`. If nothing beats the model alone, see `silenced`.
 
     Args:
         also: text of other domains, which must not suffer.
@@ -169,222 +305,54 @@ def tune(system: System, also: list[OtherText], trusting: bool, count: int, pref
         count: settings that are decoded with, where trust is not trained.
         prefer: quality or speed.
     """
-    cfg, task, ensemble = system.cfg, system.task, system.ensemble
-    if ensemble is None:
+    start, subset = time.perf_counter(), system.cfg.dataset.gen_subset
+    if system.ensemble is None:
         raise ConfigurationError("there is nothing to tune without a datastore: give --datastore DIR")
-    task.load_dataset(cfg.dataset.gen_subset)
-    samples = list(batches(cfg, task, system.models, at_least=BATCHES))
-    start = time.perf_counter()
-    name, quiet = cfg.dataset.gen_subset, cfg.common.no_progress_bar
-    batched = {name: samples, **{one.name: one.samples(system) for one in also}}
-    ensemble, text_worth = with_tuned_text(ensemble, batched, trusting, quiet)  # before others vote, so first
-    # One search for phrases serves all settings.
-    remembering = [memory.remembering() for memory in ensemble.voting if isinstance(memory, PhraseMemory)]
-    ensemble = ensemble.replacing(*remembering)
-    found = ensemble.memory(TokenMemory.name)
-    widest = with_settings(
-        ensemble, replace(found.settings, k=max(NEIGHBOURS)) if found is not None else None
-    )
-    texts = [force_decode_text(name, samples, widest, quiet=quiet)]
-    for other in list(batched)[1:]:  # many cost as much as one
-        texts.append(force_decode_text(other, batched[other], widest, TOKENS // len(also), quiet))
-    grids = Grids.score(cfg, ensemble.on(CPU), texts[0])
-    if not ensemble.voting:
-        # It keeps what was trained of the text.
-        trust = LearnedTrust({}, hidden=0).requires_grad_(False) if trusting else None
-        tried = [Candidate(ensemble.with_memories(ensemble.memories, trust))]
-    elif not trusting:
-        tried = [Candidate(with_settings(ensemble, *chosen)) for chosen in grids.best_settings(count)]
-    else:
-        choices = grids.settings_for_trust(trusted_neighbours(task.parts))
-        tried = [
-            with_trust(task.trust_class, with_settings(ensemble, *chosen), texts, ensemble)
-            for chosen in choices
-        ]
-        names = {memory.name for memory in ensemble.voting}
-        if TokenMemory.name not in names:  # phrases alone are often best as their votes have them
-            tried.append(with_votes(tried[0].ensemble, texts))
-        elif PhraseMemory.name in names:  # which may be likelier together with tokens, and translate worse
-            chosen = with_settings(ensemble, *choices[0]).memories
-            others = [memory for memory in chosen if memory.name != PhraseMemory.name]
-            tried.append(with_trust(task.trust_class, ensemble.with_memories(others, None), texts, ensemble))
-    sample = samples[::SAMPLED]
-    scores, took = _decode(system, tried, sample)
-    winner = choose(tried, scores, took, prefer)
-    # After references a phrase or the text is right more often than after the hypotheses of beam search.
-    if having := [one for one in tried if one.ensemble.memory(PhraseMemory.name) is not None]:
-        likeliest = choose(having, scores, took, prefer)
-        phrases = likeliest.ensemble.memory(PhraseMemory.name)
-        halved = replace(phrases, settings=replace(phrases.settings, lambda_=LESS * phrases.settings.lambda_))
-        weighed = likeliest.ensemble.replacing(halved, trust=likeliest.ensemble.trust)
-        likeliest = _or_with(system, likeliest, weighed, sample, scores, took, prefer)
-        winner = choose([winner, likeliest], scores, took, prefer)
-    phrases = winner.ensemble.memory(PhraseMemory.name)
-    if phrases is not None and system.cfg.task.phrase_consent is None:
-        bounded = replace(phrases, settings=replace(phrases.settings, consent=CONSENT))
-        other = replace(winner, ensemble=winner.ensemble.replacing(bounded, trust=winner.ensemble.trust))
-        _decode_as(winner, other, system, sample, scores, took)
-        if scores[other.name].deciding > max(scores[BASE].deciding, scores[winner.name].deciding - LEVEL):
-            winner = other
-    # likelihood wants more of it than translations do, or less
-    if ensemble.memory(TextMemory.name) is not None:
-        likeliest, tried_with = (
-            winner,
-            [scaled_text(winner.ensemble, factor) for factor in (LESS, MORE, NONE)],
-        )
-        winner = _or_with(system, likeliest, tried_with[0], sample, scores, took, prefer)
-        halved = winner is not likeliest
-        if not halved:
-            winner = _or_with(system, likeliest, tried_with[1], sample, scores, took, prefer)
-        if ensemble.voting and (halved or prefer == SPEED):
-            winner = _or_with(system, winner, tried_with[2], sample, scores, took, prefer)
-    helps = scores[winner.name].deciding > scores[BASE].deciding
-    left_out = None
-    if task.phrase_datastore is not None and winner.ensemble.memory(PhraseMemory.name) is None:
-        left_out = replace(task.phrase_settings, lambda_=0.0)
-    tokens, sampled = (sum(int(one["ntokens"]) for one in some) for some in (samples, sample))
-    measured = {}
-    for text in texts:
-        systems = grids.worths(text, ensemble.on(CPU)) | winner.texts.get(text.name, {})
-        shared = text.having([memory.name for memory in ensemble.voting])
-        measured[text.name] = TextWorth(float(shared.log_probs.mean()), systems)
-        if (alone := text_worth.get(text.name)) is not None:  # the others are measured on top of it
-            added = {f"+ {name}": worth for name, worth in systems.items()}
-            measured[text.name] = TextWorth(alone.model, alone.systems | added)
-    return Tuned(
-        winner if helps else Candidate(silenced(winner.ensemble)),
-        helps,
-        left_out,
-        scores,
-        grids.tokens,
-        grids.phrases,
-        {name: took[BASE] / seconds for name, seconds in took.items()},
-        time.perf_counter() - start,
-        took[BASE] * tokens / sampled,
-        len(scores) * sampled / tokens,
-        sentences=sum(len(one["id"]) for one in sample),
-        linear=trusting and is_small(texts[0]),
-        texts=measured,
-    )
-
-
-def trusted_neighbours(parts: Parts) -> tuple[int, ...]:
-    """Name the k that trust is trained with: few and many; alongside phrases what tuning left for the tokens alone, or many.
-
-    Phrases cost more than neighbours, to learn as well as to decode with, and few neighbours can be worse by
-    far.
-    """
-    if not {"token", "phrase"} <= parts.keys():
-        return FEW, MANY
-    return (read_tuned({"token": parts["token"]}).get(TokenRetrievalSettings.PREFIX, {}).get("k", MANY),)
-
-
-def choose(
-    tried: list[Candidate], scores: dict[str, TranslationScores], seconds: dict[str, float], prefer: str
-) -> Candidate:
-    """Choose the best; for speed, the fastest of those better than the base and at most `LEVEL` below the best."""
-    best = max(tried, key=lambda one: scores[one.name].deciding)
-    if prefer == QUALITY:
-        return best
-    least, base = scores[best.name].deciding - LEVEL, scores[BASE].deciding
-    near = [one for one in tried if least <= scores[one.name].deciding > base or one is best]
-    return min(near, key=lambda one: (seconds[one.name], -scores[one.name].deciding))
-
-
-def _or_with(
-    system: System,
-    candidate: Candidate,
-    weighed: RetrievalEnsemble,
-    sample: list[Any],
-    scores: dict[str, TranslationScores],
-    took: dict[str, float],
-    prefer: str,
-) -> Candidate:
-    """Decode with other weights of the same memories as well, adding their scores; returns the better candidate."""
-    other = replace(candidate, ensemble=weighed)
-    _decode_as(candidate, other, system, sample, scores, took)
-    return choose([candidate, other], scores, took, prefer)
-
-
-def _decode_as(
-    candidate: Candidate,
-    other: Candidate,
-    system: System,
-    sample: list[Any],
-    scores: dict[str, TranslationScores],
-    took: dict[str, float],
-) -> None:
-    text, faster = other.ensemble.memory(TextMemory.name), False
-    if text is not None:
-        # nothing is looked up, which the base takes turns with to be compared
-        faster = not text.settings.alpha
-    found, seconds = _decode(system, [other], sample, base=faster)
-    scores[other.name] = found[other.name]
-    took[other.name] = seconds[other.name] * took[BASE] / seconds[BASE] if faster else took[candidate.name]
-
-
-def _decode(
-    system: System, tried: list[Candidate], samples: list[Any], base: bool = True
-) -> tuple[dict[str, TranslationScores], dict[str, float]]:
-    """Decode with each candidate in turns; returns scores and seconds by name, and those of the base if it takes part."""
-    generators = {BASE: system.generator(retrieve=False)} if base else {}
-    for candidate in tried:
-        generators[candidate.name] = system.generator(retrieve=False)
-        system.task.equip(generators[candidate.name], candidate.ensemble)
-    decodings = decode(system.cfg, system.task, system.models, generators, samples)
-    return {name: decodings.scores(name) for name in generators}, {
-        n: one.seconds for n, one in decodings.systems.items()
-    }
+    system.task.load_dataset(subset)
+    samples = list(batches(system.cfg, system.task, system.models, at_least=BATCHES))
+    texts = {subset: samples, **{one.name: one.samples(system) for one in also}}
+    tuning = Tuning(Trial(system, samples[::SAMPLED], prefer), texts, trusting, count, system.ensemble)
+    candidates = [Candidate(system.ensemble)]
+    for step in (tuning.rescore, tuning.ask, tuning.score, tuning.train, tuning.decode, tuning.vary):
+        candidates = step(candidates)
+    return tuning.outcome(candidates[0], start)
 
 
 def with_trust(
-    kind: type[Trust], ensemble: RetrievalEnsemble, texts: list[HeldOut], whole: RetrievalEnsemble
+    kind: type[Trust], ensemble: RetrievalEnsemble, texts: list[HeldOut], names: list[str]
 ) -> Candidate:
-    """Train the votes of phrases, then trust, on top of an ensemble's settings.
+    """Train the votes of memories, then trust, on top of an ensemble's settings.
 
     Args:
         texts: the first is of the datastore's domain.
-        whole: with all memories; what was trained is measured where all of them were asked.
+        names: of all memories; what was trained is measured where all of them were asked.
     """
     if issubclass(kind, LearnedTrust):
-        ensemble = _with_trained_votes(ensemble, texts)
+        held, device = ensemble.on(CPU), next(ensemble.models[0].parameters()).device
+        ensemble = ensemble.replacing(*(train_votes(one, held, texts).on(device) for one in held.voting))
     held = ensemble.on(CPU)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
         trust = kind.untrained(ensemble.voting, is_small(texts[0]))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
-        train_trust(
-            trust, [TrainingText.weigh(trust, text, place > 0, held) for place, text in enumerate(texts)]
-        )
-    return _measured(trust, ensemble, texts, whole, f"trust:{kind.KIND}")
+        train_trust(trust, [WeighedText.of(text, trust, held) for text in texts])
+    return _candidate(trust, ensemble, texts, names, f"trust:{kind.KIND}")
 
 
 def with_votes(ensemble: RetrievalEnsemble, texts: list[HeldOut]) -> Candidate:
     """Leave the weights to an ensemble's trained votes: trust is a network of zeros."""
     trust = LearnedTrust({memory.name: memory.features for memory in ensemble.voting}, hidden=0)
-    return _measured(trust, ensemble, texts, ensemble, "votes")
+    return _candidate(trust, ensemble, texts, names_of(ensemble), "votes")
 
 
-def _measured(
-    trust: Trust, ensemble: RetrievalEnsemble, texts: list[HeldOut], whole: RetrievalEnsemble, trained: str
+def _candidate(
+    trust: Trust, ensemble: RetrievalEnsemble, texts: list[HeldOut], names: list[str], trained: str
 ) -> Candidate:
-    held, names = ensemble.on(CPU), [memory.name for memory in whole.voting]
-    worth = {
-        one.name: worths(trust, TrainingText.weigh(trust, one.having(names), False, held)) for one in texts
-    }
+    held = ensemble.on(CPU)
+    worth = {one.name: worths(trust, WeighedText.of(one.having(names), trust, held)) for one in texts}
     trust = trust.requires_grad_(False).to(next(ensemble.models[0].parameters()).device)
     return Candidate(ensemble.with_memories(ensemble.memories, trust), worth, trained)
-
-
-def _with_trained_votes(ensemble: RetrievalEnsemble, texts: list[HeldOut]) -> RetrievalEnsemble:
-    held, names = ensemble.on(CPU), [memory.name for memory in ensemble.voting]
-    for memory in ensemble.voting:
-        if isinstance(memory, PhraseMemory):
-            alone = held.memory(memory.name)
-            seen = [[Alongside.of(one, held, alone) for one in text.having(names).texts] for text in texts]
-            ensemble = ensemble.replacing(replace(memory, votes=train_votes(alone, seen).to(memory.device)))
-    return ensemble
 
 
 def is_small(text: HeldOut) -> bool:
@@ -393,29 +361,31 @@ def is_small(text: HeldOut) -> bool:
 
 
 def silenced(ensemble: RetrievalEnsemble) -> RetrievalEnsemble:
-    """Return the ensemble with weights of 0: it translates as the model alone, to the bit, but for what no weight turns off.
+    """Return the ensemble with weights of 0: it translates as the model alone, to the bit.
 
-    That is corrections, and memories of your own that act on the model or the mixture, or whose votes are not
-    `bounded`.
+    What no weight turns off stays: corrections, and memories of your own that act on the model or the mixture,
+    or whose votes are not `bounded`.
     """
-    ours = [memory for memory in ensemble.voting if isinstance(memory, TokenMemory | PhraseMemory)]
-    silent = with_settings(ensemble, *(replace(memory.settings, lambda_=0.0) for memory in ours))
-    silent = scaled_text(silent, 0.0) if silent.memory(TextMemory.name) is not None else silent
-    if len(ours) < len(ensemble.voting):  # memories of one's own, whose weights Lambda_max bounds
+    silent = ensemble.replacing(*(memory.scaled(0.0) for memory in ensemble.memories))
+    if not all(memory.tuned for memory in ensemble.voting):  # of one's own, whose weights Lambda_max bounds
         silent.settings = replace(silent.settings, lambda_max=0.0)
     return silent
 
 
 def options_of(ensemble: RetrievalEnsemble) -> str:
     """Write the options of fairseq-generate that give an ensemble's settings."""
-    options = []
-    for memory in ensemble.voting:
-        if isinstance(memory, TokenMemory):
-            automatic = automatic_token_settings(memory.retriever.datastore, memory.settings.confidence)
-            kind = ("confidence",) if automatic["confidence"] else ()  # the grid has both kinds
-            options.append(as_options(memory.settings, (*TUNED_TOKEN_FIELDS, *kind), automatic))
-        elif isinstance(memory, PhraseMemory):
-            options.append(as_options(memory.settings, TUNED_PHRASE_FIELDS))
-    if (text := ensemble.memory(TextMemory.name)) is not None:
-        options.append(as_options(text.settings, ("alpha", "beta")))
-    return " ".join([*options, as_options(ensemble.settings)]).strip()
+    options = [memory.written() for memory in ensemble.memories]
+    return " ".join(filter(None, [*options, as_options(ensemble.settings)]))
+
+
+def _decode(
+    system: System, tried: list[Candidate], samples: list[Any], base: bool = True
+) -> tuple[dict[str, TranslationScores], dict[str, float]]:
+    """Decode with each candidate in turns, and with the base; returns scores and seconds by name."""
+    generators = {BASE: system.generator(retrieve=False)} if base else {}
+    for candidate in tried:
+        generators[candidate.name] = system.generator(retrieve=False)
+        system.task.equip(generators[candidate.name], candidate.ensemble)
+    decodings = decode(system.cfg, system.task, system.models, generators, samples)
+    scores = {name: decodings.scores(name) for name in generators}
+    return scores, {name: one.seconds for name, one in decodings.systems.items()}

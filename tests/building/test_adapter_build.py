@@ -28,13 +28,22 @@ from fairseq_ccpr.decoding.options import TokenRetrievalSettings
 from fairseq_ccpr.decoding.token_memory import TokenMemory
 from fairseq_ccpr.decoding.token_retriever import TokenRetriever
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.evaluation.grids import score_grid
 from fairseq_ccpr.evaluation.test_set import batches, load
 from fairseq_ccpr.inference.resources import parse_generation
 from fairseq_ccpr.models.token_adapter import TokenAdapter, default_output
 from fairseq_ccpr.settings import as_options
 from fairseq_ccpr.text.pairs import read_pairs
-from tests.helpers import USER_DIR, begin, call, equal, held_out_text, refused, run_two_processes, vote
+from tests.helpers import (
+    USER_DIR,
+    begin,
+    call,
+    equal,
+    held_out_text,
+    refused,
+    run_two_processes,
+    token_grid,
+    vote,
+)
 from tests.small_models import World, build, build_options
 
 TRAINING = (
@@ -231,7 +240,7 @@ def test_tuner_scores_equal_a_direct_computation(
     likeness = ensemble.memory("tokens").settings.likeness
     settings = TokenRetrievalSettings(16, 0.7, 0.07, guard=True, likeness=likeness, **kind)
     memory = replace(ensemble.memory("tokens"), settings=TokenRetrievalSettings(guard=True, **kind))
-    grid = score_grid(memory, text, (16,), (0.07,), (kind["confidence"],), (likeness,))
+    grid = token_grid(memory, text, (16,), (0.07,), (kind["confidence"],), (likeness,))
     assert likeness
     assert grid[settings] == pytest.approx(wanted.item(), abs=1e-4)
 

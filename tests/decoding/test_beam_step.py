@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from fairseq_ccpr.datastore.token import KeyProjection
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
+from fairseq_ccpr.decoding.gate import Gate
 from fairseq_ccpr.decoding.mixture import interpolate_
 from fairseq_ccpr.decoding.options import MixtureSettings, PhraseSettings, TokenRetrievalSettings
 from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
@@ -83,7 +84,7 @@ def make_ensemble(
     trust = None
     if trusting:
         trust = LearnedTrust(BOTH)
-        torch.nn.init.normal_(trust.output.weight)
+        torch.nn.init.normal_(trust.gate.output.weight)
         trust.requires_grad_(False).to(device)
     return RetrievalEnsemble([model], [tokens, phrases], dictionary.pad(), MixtureSettings(), trust)
 
@@ -194,9 +195,7 @@ def test_round_trip_of_a_memory_is_seen(place: tuple[type, str]) -> None:
 
 def test_round_trip_of_trust_is_seen() -> None:
     with (
-        patch.object(
-            LearnedTrust, "log_odds", lambda trust, features: features[:, :2] * features.sum().item()
-        ),
+        patch.object(Gate, "forward", lambda gate, features: features[:, :2] * features.sum().item()),
         watching(NoRoundTrip),
         pytest.raises(AssertionError, match="asks the device"),
     ):

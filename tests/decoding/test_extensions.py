@@ -19,13 +19,12 @@ from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.decoding.mixture import Distribution
 from fairseq_ccpr.decoding.options import TokenRetrievalSettings
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.evaluation.grids import score_grid
 from fairseq_ccpr.evaluation.test_set import batches, load
 from fairseq_ccpr.evaluation.tune import options_of, silenced
 from fairseq_ccpr.inference.resources import parse_generation
 from fairseq_ccpr.inference.system import System, encode
 from fairseq_ccpr.text.pairs import read_pairs
-from tests.helpers import ROOT, call, equal, held_out_text, output_of, refused, run, write_lines
+from tests.helpers import ROOT, call, equal, held_out_text, output_of, refused, run, token_grid, write_lines
 from tests.small_models import World, subword_options
 
 OF_THE_EXAMPLE = ["--user-dir", ROOT / "user_dir", "--task", "translation_agreement"]
@@ -43,7 +42,7 @@ def test_a_policy_of_ones_own_is_tuned_as_it_decodes(world: World, decode: Calla
     task, models = load(cfg)
     ensemble = task.build_ensemble(models)
     text = held_out_text(ensemble, list(batches(cfg, task, models)))
-    grid = score_grid(ensemble.memory("tokens"), text, (8,), (5.0,), (False,))
+    grid = token_grid(ensemble.memory("tokens"), text, (8,), (5.0,), (False,))
     settings = TokenRetrievalSettings(8, 0.6, 5.0)
     words = ["--knn-k", 8, "--knn-lambda", 0.6, "--knn-temperature", 5, *alone]
     assert grid[settings] == pytest.approx(reference_log_probs(decode, *words, *OF_THE_EXAMPLE), abs=1e-4)

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
-from fairseq_ccpr.evaluation.grids import Alongside, force_decode_text, with_settings
+from fairseq_ccpr.evaluation.grids import force_decode_text, limited, log_likelihood, with_settings
 from fairseq_ccpr.evaluation.test_set import TranslationScores, batches
 from fairseq_ccpr.evaluation.tune import Candidate
 from fairseq_ccpr.inference.system import System
@@ -100,14 +100,13 @@ def test_tuner_scores_equal_a_direct_computation(world: World, joint: list[objec
     text = force_decode_text("test", list(batches(cfg, task, models)), ensemble)
     # few as they are, all are kept
     assert len(text.having(["tokens", "phrases"]).targets) == len(text.targets)
-    found = []
-    for one in text.texts:
-        vote = one.records["phrases"].vote(phrases, False)
-        seen = Alongside.of(
-            one, with_settings(ensemble, replace(task.token_settings, temperature=5.0)), phrases
-        )
-        found.append(seen.log_likelihood(vote.log_prob(one.targets), vote.weight))
-    assert float(torch.cat(found).mean()) == pytest.approx(float(torch.cat(direct).mean()), abs=1e-4)
+    other = with_settings(ensemble, replace(task.token_settings, temperature=5.0))
+    beside = text.beside(phrases, other)
+    votes = limited(
+        other, {memory.name: beside.said(memory) for memory in (ensemble.memory("tokens"), phrases)}
+    )
+    found = log_likelihood(text.log_probs, votes.values())
+    assert float(found.mean()) == pytest.approx(float(torch.cat(direct).mean()), abs=1e-4)
 
 
 def test_log_tells_of_both_memories(

@@ -17,9 +17,17 @@ import torch
 from fairseq_ccpr import Translator
 from fairseq_ccpr.decoding.memory import Step
 from fairseq_ccpr.decoding.mixture import Distribution
-from fairseq_ccpr.decoding.text_memory import LAST, STEPS, TOKENS, TextBatch, TextMemory, TextWeight
+from fairseq_ccpr.decoding.text_memory import (
+    ALPHAS,
+    BETA,
+    LAST,
+    STEPS,
+    TOKENS,
+    TextBatch,
+    TextMemory,
+    TextWeight,
+)
 from fairseq_ccpr.evaluation.test_set import TranslationScores
-from fairseq_ccpr.evaluation.text_tuning import ALPHAS, BETA
 from fairseq_ccpr.evaluation.tune import Candidate
 from fairseq_ccpr.inference.system import System
 from fairseq_ccpr.text.pairs import read_pairs

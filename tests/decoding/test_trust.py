@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -341,12 +342,12 @@ def test_the_network_is_its_formula_and_its_attributions_are_slopes(hidden: int)
     trust.prepare(inputs)
     z, output = (
         ((3 * inputs - inputs.mean(0)) / inputs.std(0).clamp_min(1e-3)).clamp(-4, 4),
-        trust.output.weight,
+        trust.gate.output.weight,
     )
-    y = trust.hidden(z).tanh() if hidden else z
-    slopes = (output * (1 - y.square()).unsqueeze(1)) @ trust.hidden.weight if hidden else output
-    torch.testing.assert_close(trust.log_odds(3 * inputs), (y @ output.T + trust.output.bias).clamp(-6, 6))
-    torch.testing.assert_close(trust.attributions(3 * inputs), (slopes * z.unsqueeze(1)).detach())
+    y = trust.gate.hidden(z).tanh() if hidden else z
+    slopes = (output * (1 - y.square()).unsqueeze(1)) @ trust.gate.hidden.weight if hidden else output
+    torch.testing.assert_close(trust.gate(3 * inputs), (y @ output.T + trust.gate.output.bias).clamp(-6, 6))
+    torch.testing.assert_close(trust.gate.attributions(3 * inputs), (slopes * z.unsqueeze(1)).detach())
     LearnedTrust(**trust.arguments()).load_state_dict(trust.state_dict())
 
 
@@ -407,8 +408,15 @@ def test_other_models_layers_metrics_and_features_are_refused(
     for name, said in needs.items():
         wrong = write(trust, world.datastore, tmp_path / "wrong.trust", needs=needs | {name: f"not {said}"})
         refused(generate(world, wrong), f"wrong.trust was trained with another {name} .*--trust none")
-    newer = write(trust, world.datastore, tmp_path / "newer.trust", features=99)
+    with patch("fairseq_ccpr.decoding.trust.asdict", lambda described: {**asdict(described), "features": 99}):
+        newer = write(trust, world.datastore, tmp_path / "newer.trust")
     refused(generate(world, newer), "another version of fairseq-ccpr .features 99")
+    other = LearnedTrust(TOKENS)
+    other.gate.names = "highest p_NMT of 2", *other.gate.names[1:]
+    path = write(other, world.datastore, tmp_path / "other.trust")
+    refused(
+        generate(world, path), "with other features than this version has .highest p_NMT, highest p_NMT of 2."
+    )
     joint = write(LearnedTrust(BOTH), both, tmp_path / "joint.trust")
     refused(generate(world, joint), "trust in token and phrase parts, but --datastore has token")
 
@@ -416,7 +424,8 @@ def test_other_models_layers_metrics_and_features_are_refused(
 def test_files_of_version_0_2_are_read(both: Path, tmp_path: Path) -> None:
     trust, votes, parts = randomised(LearnedTrust(BOTH)), PhraseVotes().state_dict(), parts_of(both)
     arguments = {"tokens": True, "phrases": True, "hidden": trust.arguments()["hidden"]}
-    with patch("fairseq_ccpr.decoding.trust.MEMORY", ""):
+    old = patch.object(LearnedTrust, "stored", LearnedTrust.state_dict)  # without the features' names
+    with patch("fairseq_ccpr.decoding.trust.MEMORY", ""), old:
         path = write(trust, both, tmp_path / "old.trust", None, {"votes": votes}, arguments=arguments)
     loaded = load_trust(path, parts)
     assert loaded.trust.signature() == trust.signature() and loaded.trust.memories == trust.memories

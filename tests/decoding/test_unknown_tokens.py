@@ -20,13 +20,12 @@ from fairseq_ccpr.decoding.mixture import interpolate_
 from fairseq_ccpr.decoding.options import TokenRetrievalSettings
 from fairseq_ccpr.decoding.token_memory import TokenMemory
 from fairseq_ccpr.decoding.token_retriever import TokenRetriever
-from fairseq_ccpr.evaluation.explanation import CorpusText, Explainer, Texts
-from fairseq_ccpr.evaluation.grids import score_grid
+from fairseq_ccpr.evaluation.explanation import CorpusText, Explainer
 from fairseq_ccpr.evaluation.test_set import batches, load
 from fairseq_ccpr.inference.resources import parse_generation
 from fairseq_ccpr.search import ExactIndex
 from fairseq_ccpr.storage.files import describe_files
-from tests.helpers import call, equal, held_out_text, neighbours_of, vote
+from tests.helpers import call, equal, held_out_text, neighbours_of, token_grid, vote
 from tests.small_models import World, build
 
 UNKNOWN = 3
@@ -116,7 +115,7 @@ def test_tuner_log_and_explanation_agree_with_decoding(
     task, models = load(cfg)
     ensemble = task.build_ensemble(models)
     text = held_out_text(ensemble, list(batches(cfg, task, models)))
-    grid = score_grid(ensemble.memory("tokens"), text, (k,), (5.0,), (False,))
+    grid = token_grid(ensemble.memory("tokens"), text, (k,), (5.0,), (False,))
     assert grid[TokenRetrievalSettings(k, lambda_, 5.0)] == pytest.approx(wanted.item(), abs=1e-4)
 
     found = decode(*words, "--knn-log", tmp_path / "log")
@@ -134,7 +133,7 @@ def test_tuner_log_and_explanation_agree_with_decoding(
     places = {(line["sentence"], line["position"]): line for line in lines}
     dictionary, ensemble = task.target_dictionary, task.build_ensemble(models)
     corpus = CorpusText(TokenDatastore(store), dictionary.string)
-    explainer = Explainer(dictionary, dictionary.string, corpus, Texts(), k)
+    explainer = Explainer(dictionary, dictionary.string, dictionary.string, corpus, {}, k)
     for sample in batches(cfg, task, models):
         numbers = sample["id"].tolist()
         hypotheses = [found[number][0]["tokens"] for number in numbers]

@@ -10,7 +10,12 @@ import pytest
 from fairseq_ccpr.evaluation import tune
 from fairseq_ccpr.evaluation.grids import TextWorth, Worth
 from fairseq_ccpr.evaluation.test_set import TranslationScores
-from fairseq_ccpr.evaluation.tune import QUALITY, SPEED, choose
+from fairseq_ccpr.evaluation.tune import QUALITY, SPEED, Trial
+
+
+def trial(prefer: str, scores: dict[str, TranslationScores], seconds: dict[str, float]) -> Trial:
+    system: Any = None
+    return Trial(system, [], prefer, scores, seconds)
 
 
 @pytest.mark.parametrize(
@@ -27,13 +32,12 @@ def test_the_best_or_the_fastest_beside_it(bleu: dict[str, float], quality: str,
     scores = {name: TranslationScores(value, 0.0, "", "") for name, value in bleu.items()}
     seconds = {"a": 3.0, "b": 2.0, "c": 1.0, "base": 0.5}
     for prefer, name in {QUALITY: quality, SPEED: speed}.items():
-        assert choose(tried, scores, seconds, prefer).name == name
+        assert trial(prefer, scores, seconds).choose(tried).name == name
 
 
 def test_leaving_the_text_out_is_timed_and_other_weights_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    def candidate(name: str, alpha: float) -> Any:
-        memory = SimpleNamespace(settings=SimpleNamespace(alpha=alpha))
-        return SimpleNamespace(name=name, ensemble=SimpleNamespace(memory=lambda name: memory))
+    def candidate(name: str) -> Any:
+        return SimpleNamespace(name=name)
 
     def decoded(system: Any, tried: list[Any], samples: Any, base: bool) -> Any:
         names = [one.name for one in tried] + ["base"] * base
@@ -42,15 +46,16 @@ def test_leaving_the_text_out_is_timed_and_other_weights_are_not(monkeypatch: py
         )
 
     monkeypatch.setattr(tune, "_decode", decoded)
-    whole, half, none = candidate("whole", 0.4), candidate("half", 0.2), candidate("none", 0.0)
+    whole, half, none = map(candidate, ("whole", "half", "none"))
     scores = {
         name: TranslationScores(value, 0.0, "", "") for name, value in {"base": 20.0, "whole": 30.0}.items()
     }
     took = {"base": 2.0, "whole": 3.5}  # of another decoding, on a machine that was less busy
+    decoded_before = trial(SPEED, scores, took)
     for other in (half, none):
-        tune._decode_as(whole, other, None, [], scores, took)  # type: ignore[arg-type]
+        decoded_before.decode_another(whole, other, timed=other is none)
     assert took == {"base": 2.0, "whole": 3.5, "half": 3.5, "none": 3.0} and scores["base"].bleu == 20
-    assert choose([whole, half, none], scores, took, SPEED) is none
+    assert decoded_before.choose([whole, half, none]) is none
 
 
 def test_columns_of_a_table_stay_apart() -> None:
@@ -67,4 +72,4 @@ def test_of_equally_fast_ones_the_better_one() -> None:
         name: TranslationScores(value, 0.0, "", "")
         for name, value in {"a": 9.9, "b": 10.0, "base": 7.0}.items()
     }
-    assert choose(tried, scores, {"a": 2.0, "b": 2.0, "base": 1.0}, SPEED).name == "b"
+    assert trial(SPEED, scores, {"a": 2.0, "b": 2.0, "base": 1.0}).choose(tried).name == "b"

@@ -15,8 +15,8 @@ import torch
 from sacrebleu.metrics import BLEU, CHRF, TER
 from sacrebleu.significance import PairedTest
 
-from fairseq_ccpr.decoding.mixture import interpolate_references
 from fairseq_ccpr.decoding.options import TokenRetrievalSettings
+from fairseq_ccpr.evaluation.grids import log_likelihood
 from fairseq_ccpr.evaluation.test_set import batches, load
 from fairseq_ccpr.inference.resources import parse_generation
 from fairseq_ccpr.lab.accuracy.significance import compare_systems
@@ -37,9 +37,8 @@ def test_tuner_computes_the_likelihood_that_scoring_gives(
     ensemble = task.build_ensemble(models)
     text = held_out_text(ensemble, list(batches(cfg, task, models)))
     settings = TokenRetrievalSettings(k, lambda_, temperature, confidence=False, likeness=4.0)
-    vote = text.found.vote(replace(ensemble.memory("tokens"), settings=settings), False)
-    votes = [(vote.log_prob(text.targets), vote.weight)]
-    assert abs(interpolate_references(text.log_probs, votes).mean().item() - wanted.item()) < 1e-4
+    said = text.said(replace(ensemble.memory("tokens"), settings=settings))
+    assert abs(log_likelihood(text.log_probs, [said]).mean().item() - wanted.item()) < 1e-4
 
 
 def test_tuning_writes_options_that_decoding_takes(world: World, tmp_path: Path) -> None:

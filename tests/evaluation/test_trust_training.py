@@ -20,20 +20,15 @@ from safetensors import safe_open
 from fairseq_ccpr import Translator
 from fairseq_ccpr.datastore.tuned import TUNED, write_tuned
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
+from fairseq_ccpr.decoding.phrase_memory import CONSENT
+from fairseq_ccpr.decoding.token_memory import trusted_neighbours
 from fairseq_ccpr.decoding.trust import LearnedTrust, Trust
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
+from fairseq_ccpr.evaluation.fit import split
 from fairseq_ccpr.evaluation.grids import force_decode_text
-from fairseq_ccpr.evaluation.test_set import TranslationScores, batches, decode
-from fairseq_ccpr.evaluation.trust_training import (
-    OtherText,
-    Rows,
-    TrainingText,
-    log_likelihood,
-    other_texts,
-    train_trust,
-    worths,
-)
-from fairseq_ccpr.evaluation.tune import BATCHES, CONSENT, SAMPLED, Candidate, trusted_neighbours, tune
+from fairseq_ccpr.evaluation.test_set import OtherText, TranslationScores, batches, decode, other_texts
+from fairseq_ccpr.evaluation.training import WeighedText, train_trust, worths
+from fairseq_ccpr.evaluation.tune import BATCHES, SAMPLED, Candidate, tune
 from fairseq_ccpr.inference.system import System
 from fairseq_ccpr.text.pairs import read_pairs
 from tests.decoding.test_trust import parts_of
@@ -44,34 +39,33 @@ SEED = 20261123
 COMMON = ("--cpu", "--no-progress-bar", "--max-len-b", 30)
 
 
-def random_rows(count: int, inputs: int, memories: int = 1, k: int = 0) -> Rows:
+def random_rows(count: int, inputs: int, memories: int = 1, k: int = 0) -> WeighedText:
     torch.manual_seed(SEED)
     print("seed", SEED)
     weights = torch.rand(count, memories) / memories
     retrieved = (
         torch.rand(count, memories).log().masked_fill(torch.rand(count, memories) < 0.3, float("-inf"))
     )
-    return Rows(
-        torch.randn(count, inputs), weights, torch.rand(count).log(), retrieved, torch.rand(count, k) < 0.3
-    )
+    columns = torch.randn(count, inputs), weights, torch.rand(count).log(), retrieved
+    return WeighedText("noise", False, torch.arange(count) // 8, *columns, torch.rand(count, k) < 0.3)
 
 
 class Likelihood(torch.nn.Module):
     """The likelihood of some rows as a function of trust's parameters."""
 
-    def __init__(self, trust: Trust, rows: Rows) -> None:
+    def __init__(self, trust: Trust, rows: WeighedText) -> None:
         super().__init__()
         self.trust, self.rows = trust, rows
 
     def forward(self) -> torch.Tensor:
-        return log_likelihood(self.trust, self.rows).mean()
+        return self.rows.log_likelihood(self.trust).mean()
 
 
 def test_the_gradient_of_the_likelihood_is_right_in_float64() -> None:
     trust = LearnedTrust(BOTH, hidden=3).double()
-    inputs, weights, model, retrieved, matches = random_rows(6, len(trust.names), memories=2)
-    rows = Rows(inputs.double(), weights.double(), model.double(), retrieved.double(), matches)
-    likelihood = Likelihood(trust, rows)
+    rows = random_rows(6, len(trust.gate.names), memories=2)
+    doubled = {name: getattr(rows, name).double() for name in ("inputs", "weights", "model", "retrieved")}
+    likelihood = Likelihood(trust, rows._replace(**doubled))
     names = [name for name, _ in likelihood.named_parameters()]
     values = [(torch.randn_like(one) * 0.3).requires_grad_() for one in likelihood.parameters()]
 
@@ -85,24 +79,24 @@ def test_the_gradient_of_the_likelihood_is_right_in_float64() -> None:
 @pytest.mark.parametrize("kind", [LearnedTrust, adaptive_trust()])
 def test_training_is_never_worse_than_its_start_on_sentences_held_out(kind: type[Trust]) -> None:
     trust = LearnedTrust(TOKENS) if kind is LearnedTrust else kind(TOKENS, neighbours=4, temperature=0.1)  # type: ignore[call-arg]
-    inputs = len(trust.names) if isinstance(trust, LearnedTrust) else 12
-    text = TrainingText("noise", False, random_rows(400, inputs, k=4), torch.arange(400) // 8)
-    held_out = text.split()[1]
-    trust.prepare(text.split()[0].inputs)
-    start = float(log_likelihood(trust, held_out).mean().detach())
-    assert float(log_likelihood(train_trust(trust, [text]), held_out).mean().detach()) >= start - 1e-6
+    inputs = len(trust.gate.names) if isinstance(trust, LearnedTrust) else 12
+    text = random_rows(400, inputs, k=4)
+    (trained,), (held_out,) = split([text], "trust")
+    trust.prepare(trained.inputs)
+    start = float(held_out.log_likelihood(trust).mean().detach())
+    assert float(held_out.log_likelihood(train_trust(trust, [text])).mean().detach()) >= start - 1e-6
 
 
-def domain_text(name: str, foreign: bool, count: int = 3000) -> TrainingText:
+def domain_text(name: str, foreign: bool, count: int = 3000) -> WeighedText:
     """A text whose neighbours are right at home and wrong abroad; one feature of many tells where it is."""
     generator = torch.Generator().manual_seed(SEED + foreign)
-    inputs = torch.randn(count, len(LearnedTrust(TOKENS).names), generator=generator)
+    inputs = torch.randn(count, len(LearnedTrust(TOKENS).gate.names), generator=generator)
     inputs[:, 5] += -3 if foreign else 3
     right = torch.rand(count, 1, generator=generator) < (0.02 if foreign else 0.98)
     retrieved = torch.where(right, torch.tensor(0.9), torch.tensor(1e-9)).log()
     model = torch.full((count,), 0.5).log()
-    rows = Rows(inputs, torch.full((count, 1), 0.5), model, retrieved, torch.zeros(count, 0).bool())
-    return TrainingText(name, foreign, rows, torch.arange(count) // 10)
+    columns = inputs, torch.full((count, 1), 0.5), model, retrieved, torch.zeros(count, 0).bool()
+    return WeighedText(name, foreign, torch.arange(count) // 10, *columns)
 
 
 def test_a_text_of_one_sentence_is_refused() -> None:
@@ -243,7 +237,7 @@ def test_what_tuning_computes_is_about_two_plain_decodings(
         )
     with counting_steps() as counted:
         tuned = tune(system, [OtherText(world.data_bin, "test")], "learned", 1)
-    assert len(tuned.scores) == systems and plain["decoded"] and not plain["forced"]
+    assert len(tuned.trial.scores) == systems and plain["decoded"] and not plain["forced"]
     # Hypotheses end at other steps, by far in so small a model
     assert 0.6 * systems / SAMPLED < counted["decoded"] / plain["decoded"] < 1.4 * systems / SAMPLED
     assert counted["forced"] > 0 and counted.total() < 2.25 * plain.total(), (counted, plain)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -10,13 +9,15 @@ from unittest.mock import patch
 import pytest
 import torch
 
+from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
 from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
 from fairseq_ccpr.decoding.phrase_votes import PhraseVotes
 from fairseq_ccpr.decoding.trust import load_trust
-from fairseq_ccpr.evaluation import trust_training
-from fairseq_ccpr.evaluation.grids import Alongside, force_decode_text
+from fairseq_ccpr.errors import ConfigurationError
+from fairseq_ccpr.evaluation.fit import ONE_HELD_OUT_IN, split
+from fairseq_ccpr.evaluation.grids import HeldOut, force_decode_text, limited, log_likelihood
 from fairseq_ccpr.evaluation.test_set import TranslationScores, batches, load
-from fairseq_ccpr.evaluation.trust_training import HELD_OUT, train_votes
+from fairseq_ccpr.evaluation.training import train_votes
 from fairseq_ccpr.evaluation.tune import Candidate
 from fairseq_ccpr.inference.resources import parse_generation
 from fairseq_ccpr.inference.system import System
@@ -24,31 +25,38 @@ from tests.helpers import call
 from tests.small_models import World
 
 
-def text_of(world: World, words: list[object]) -> tuple[list[Alongside], PhraseMemory]:
-    """What phrases propose at the test set's references, batch by batch, and the memory they come from."""
+def text_of(world: World, words: list[object]) -> tuple[HeldOut, PhraseMemory, RetrievalEnsemble]:
+    """What memories say of the test set's references, batch by batch, and the memory of phrases beside the others."""
     cfg = parse_generation(world.options("--no-progress-bar", *words, "--phrase-min-similarity", 0))
     task, models = load(cfg)
     ensemble = task.build_ensemble(models)
     text = force_decode_text("test", list(batches(cfg, task, models)), ensemble)
-    memory = ensemble.memory("phrases")
-    return [Alongside.of(one, ensemble, memory) for one in text.texts], memory
+    return text, ensemble.memory("phrases"), ensemble
 
 
 @pytest.mark.parametrize("kind", ["phrases", "joint"])
 def test_votes_are_better_than_their_start_on_sentences_held_out(
     world: World, kind: str, request: pytest.FixtureRequest
 ) -> None:
-    text, memory = text_of(world, request.getfixturevalue(kind))
+    text, memory, ensemble = text_of(world, request.getfixturevalue(kind))
     before = {name: value.clone() for name, value in memory.votes.state_dict().items()}
-    learned = train_votes(memory, [text])
+    trained: Any = train_votes(memory, ensemble, [text])
+    learned = trained.votes
     assert all(torch.equal(before[name], value) for name, value in memory.votes.state_dict().items())
     assert not any(torch.isnan(value).any() for value in learned.state_dict().values())
     assert any(not torch.equal(before[name], value) for name, value in learned.state_dict().items())
 
-    def loss(one: PhraseMemory) -> float:
-        return float(trust_training._vote_loss(one, trust_training._split(text)[1]))
+    _, (held_out,) = split([text], "votes")
 
-    assert loss(replace(memory, votes=learned)) < loss(memory)
+    def likelihood(one: PhraseMemory) -> torch.Tensor:
+        said = {other.name: held_out.said(other) for other in ensemble.replacing(one).voting}
+        return log_likelihood(held_out.log_probs, limited(ensemble, said).values())
+
+    def loss(one: PhraseMemory) -> torch.Tensor:
+        with_it, without = likelihood(one), likelihood(one.scaled(0.0))
+        return (without - with_it).clamp_min(0).mean() - with_it.mean()
+
+    assert loss(trained) < loss(memory)
 
 
 def test_votes_go_with_trust_and_decode(world: World, phrases: list[object], tmp_path: Path) -> None:
@@ -75,12 +83,14 @@ def test_votes_go_with_trust_and_decode(world: World, phrases: list[object], tmp
     assert untrusted.votes.digest() != memory.votes.digest()
 
 
-def test_sentences_held_out_are_those_of_trust_and_too_few_teach_nothing(
+def test_sentences_held_out_are_those_of_trust_and_too_few_are_refused(
     world: World, phrases: list[object]
 ) -> None:
-    text, memory = text_of(world, phrases)
-    trained, judged = trust_training._split(text)
-    assert {int(n) % HELD_OUT for batch in judged for n in batch.text.sentences} == {0}
-    assert 0 not in {int(n) % HELD_OUT for batch in trained for n in batch.text.sentences}
-    learned = train_votes(memory, [judged])  # all of it is held out
-    assert learned.digest() == memory.votes.digest() and learned is not memory.votes
+    text, memory, ensemble = text_of(world, phrases)
+    (trained,), (judged,) = split([text], "votes")
+    assert {int(n) % ONE_HELD_OUT_IN for n in judged.sentences} == {0}
+    assert 0 not in {int(n) % ONE_HELD_OUT_IN for n in trained.sentences}
+    with pytest.raises(
+        ConfigurationError, match="test has too few sentences to learn votes from: give at least 6"
+    ):
+        train_votes(memory, ensemble, [judged])  # all of it is held out
