@@ -192,8 +192,8 @@ def _allow_settings() -> None:
     # not dropped silently, as other code in the process may rely on it
     if os.environ.get(UNSAFE, "0").lower() in ("1", "y", "yes", "true"):
         raise ConfigurationError(
-            f"{UNSAFE} is set in the environment, which lets checkpoints run code: unset it, as fairseq-ccpr reads "
-            "nothing but tensors and plain settings from them"
+            "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD is set in the environment, which lets checkpoints run code: unset "
+            "it, as fairseq-ccpr reads nothing but tensors and plain settings from them"
         )
     scalar: Any = np.float64(0).__reduce__()[0]
     kinds = (type(np.dtype(code)) for code in f"?SUMm{np.typecodes['AllInteger']}{np.typecodes['AllFloat']}")

@@ -11,11 +11,9 @@ writes them, and a test fails where they are out of date. It also prints how man
 from __future__ import annotations
 
 import argparse
-import ast
 import inspect
 import json
 import re
-from collections import Counter
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
@@ -77,30 +75,6 @@ def options() -> str:
         said = {"text": command.text, "own": own, "of_fairseq": sorted(command.passed_on())}
         lines.append(f"{json.dumps(name)}: {json.dumps(said)}")
     return "{\n" + ",\n".join(lines) + "\n}\n"
-
-
-def declared() -> Counter[str]:
-    """Count the options that are declared, by folder: each `option(...)`, or one made of it, and each field of fairseq with
-    a help. One that commands share counts once."""
-    counts: Counter[str] = Counter()
-    for path in {*PACKAGE.rglob("*.py")} - {PACKAGE / "settings.py"}:  # which makes them
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        makers = [
-            one for one in ast.walk(tree) if isinstance(one, ast.FunctionDef) and one.name.endswith("_option")
-        ]
-        inside = {id(call) for maker in makers for call in ast.walk(maker)}
-        for call in ast.walk(tree):
-            if isinstance(call, ast.Call) and id(call) not in inside and _declares(call):
-                counts[path.relative_to(PACKAGE).parts[0]] += 1
-    return counts
-
-
-def _declares(call: ast.Call) -> bool:
-    name = call.func.id if isinstance(call.func, ast.Name) else ""
-    metadata = next((ast.unparse(one.value) for one in call.keywords if one.arg == "metadata"), "")
-    return (
-        name == "option" or name.endswith("_option") or (name == "field" and metadata.startswith("{'help'"))
-    )
 
 
 def decoding_options() -> str:
@@ -219,6 +193,3 @@ def _page(parts: list[str]) -> str:
 
 if __name__ == "__main__":
     OPTIONS.write_text(options(), encoding="utf-8")
-    for group, count in sorted(declared().items()):
-        print(f"{group:12}{count:5}")
-    print(f"{'options':12}{declared().total():5}")

@@ -193,10 +193,10 @@ def read_pairs(
         if len(columns) == 3 and _SCORE.fullmatch(columns[2]):
             del columns[2]
         if len(columns) != 2:
-            reason = "is empty" if empty else f"has {len(columns)} columns, and a pair has 2"
+            reason = "a line is empty" if empty else f"a line has {len(columns)} columns, and a pair has 2"
             found = f"{len(columns)} column{'' if len(columns) == 1 else 's'}"
             refusal = f"{path}, line {number}: {found}, and a pair has 2: source, tab, target"
-            _leave_out(skipped, f"a line {reason}", refusal)
+            _leave_out(skipped, reason, refusal)
             continue
         yield columns[0], columns[1]
 

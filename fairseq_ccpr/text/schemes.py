@@ -22,6 +22,8 @@ from fairseq_ccpr.text.sentencepiece import BLANK, piece_spans
 from fairseq_ccpr.text.words import SPACE, kinds_of
 
 SENTENCEPIECE_PAIR = "sentencepiece_pair"
+# of fairseq's other kinds
+OTHER_FILE_OPTIONS = ("bpe_vocab", "bpe_merges", "gpt2_encoder_json", "gpt2_vocab_bpe")
 ENOUGH_KNOWN = (
     0.5  # fraction of a dictionary that its own SentencePiece model has; the rest are rare characters
 )
@@ -385,17 +387,9 @@ SUBWORD_SCHEMES: dict[str, type[Scheme]] = {
     "fastbpe": Separated,
 }
 KINDS = tuple(dict.fromkeys(SUBWORD_SCHEMES.values()))
-OTHER_FILE_OPTIONS = (
-    "bpe_vocab",
-    "bpe_merges",
-    "gpt2_encoder_json",
-    "gpt2_vocab_bpe",
-)  # of fairseq's other kinds
 FILE_OPTIONS = frozenset(OTHER_FILE_OPTIONS).union(*(kind.file_options for kind in KINDS))
-REMOVED_BY: dict[str | None, type[Scheme]] = {
-    None: Words,
-    "sentencepiece": SentencePiece,
-}  # or else a mark is
+# what `--post-process` removes; any other a mark
+REMOVED_BY: dict[str | None, type[Scheme]] = {None: Words, "sentencepiece": SentencePiece}
 
 
 def scheme_of(bpe: Any) -> Scheme:
