@@ -176,7 +176,7 @@ class PhraseMemory(Memory):
         """Weigh less, since after references a phrase is right more often than after hypotheses; bound the votes."""
         less = Variant(partial(PhraseMemory.scaled, factor=HALF))
         bound = Variant(partial(PhraseMemory.changed, consent=CONSENT), loss=CONSENT_LOSS)
-        return [less, bound] if options.phrase_consent is None else [less]
+        return [less, bound] if options.phrases_consent is None else [less]
 
 
 @dataclass

@@ -20,6 +20,7 @@ from safetensors import safe_open
 from fairseq_ccpr import Translator
 from fairseq_ccpr.datastore.tuned import TUNED, write_tuned
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
+from fairseq_ccpr.decoding.mixture import Mixture
 from fairseq_ccpr.decoding.phrase_memory import CONSENT, PhraseMemory
 from fairseq_ccpr.decoding.token_memory import trusted_neighbours
 from fairseq_ccpr.decoding.trust import LearnedTrust, Trust
@@ -47,7 +48,9 @@ def random_rows(count: int, inputs: int, memories: int = 1, k: int = 0) -> Weigh
         torch.rand(count, memories).log().masked_fill(torch.rand(count, memories) < 0.3, float("-inf"))
     )
     columns = torch.randn(count, inputs), weights, torch.rand(count).log(), retrieved
-    return WeighedText("noise", False, torch.arange(count) // 8, *columns, torch.rand(count, k) < 0.3)
+    return WeighedText(
+        "noise", False, Mixture(), torch.arange(count) // 8, *columns, torch.rand(count, k) < 0.3
+    )
 
 
 class Likelihood(torch.nn.Module):
@@ -96,7 +99,7 @@ def domain_text(name: str, foreign: bool, count: int = 3000) -> WeighedText:
     retrieved = torch.where(right, torch.tensor(0.9), torch.tensor(1e-9)).log()
     model = torch.full((count,), 0.5).log()
     columns = inputs, torch.full((count, 1), 0.5), model, retrieved, torch.zeros(count, 0).bool()
-    return WeighedText(name, foreign, torch.arange(count) // 10, *columns)
+    return WeighedText(name, foreign, Mixture(), torch.arange(count) // 10, *columns)
 
 
 def test_a_text_of_one_sentence_is_refused() -> None:

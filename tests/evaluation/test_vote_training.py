@@ -50,7 +50,7 @@ def test_votes_are_better_than_their_start_on_sentences_held_out(
 
     def likelihood(one: PhraseMemory) -> torch.Tensor:
         said = {other.name: held_out.said(other) for other in ensemble.replacing(one).voting}
-        return log_likelihood(held_out.log_probs, limited(ensemble, said).values())
+        return log_likelihood(held_out.mixture, held_out.log_probs, limited(ensemble, said).values())
 
     def loss(one: PhraseMemory) -> torch.Tensor:
         with_it, without = likelihood(one), likelihood(one.scaled(0.0))
