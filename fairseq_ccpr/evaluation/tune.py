@@ -404,7 +404,8 @@ def silenced(ensemble: RetrievalEnsemble) -> RetrievalEnsemble:
     silent = with_settings(ensemble, *(replace(memory.settings, lambda_=0.0) for memory in ours))
     silent = scaled_text(silent, 0.0) if silent.find(TextMemory) is not None else silent
     if len(ours) < len(ensemble.voting):  # memories of one's own, whose weights Lambda_max bounds
-        silent.settings = replace(silent.settings, lambda_max=0.0)
+        settings = replace(silent.mixture.settings, lambda_max=0.0)
+        silent.mixture = replace(silent.mixture, settings=settings)
     return silent
 
 

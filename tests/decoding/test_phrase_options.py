@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from fairseq_ccpr.decoding.options import TokenRetrievalSettings
+from fairseq_ccpr.decoding.phrase_candidates import PhraseCandidates
 from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
 from fairseq_ccpr.evaluation.grids import Alongside, force_decode_text, with_settings
 from fairseq_ccpr.evaluation.test_set import TranslationScores, batches
@@ -160,4 +161,4 @@ def test_nothing_found_is_said_once(
     with retrieving([], lambda source: 0):
         assert equal(decode(*phrases, *size), decode(*size, base=True))
     assert sum("no phrase was retrieved" in record.message for record in caplog.records) == 1
-    assert PhraseMemory.__module__ in {record.name for record in caplog.records}
+    assert PhraseCandidates.__module__ in {record.name for record in caplog.records}
