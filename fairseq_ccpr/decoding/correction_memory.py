@@ -83,7 +83,8 @@ class CorrectionBatch(MemoryBatch):
 
     memory: CorrectionMemory
     sources: Tensor  # int64 [B, S]
-    table: Tensor  # int64 [B, L + 1], the tokens of its corrections, then `AFTER_END`; [B, 0] where there are none
+    # int64 [B, L + 1], the tokens of its corrections, then `AFTER_END`; [B, 0] where there are none
+    table: Tensor
     rows: Tensor  # int64 [H], the sentence of each hypothesis
     following: Tensor  # bool [H], which hypotheses have followed a correction so far
 
