@@ -210,8 +210,8 @@ def test_what_is_learned_counts_and_what_is_forgotten_does_not(
         return [(one.text, one.score) for one in translator.translate(sources)]
 
     before = outcome()
-    number = translator.learn("Etwas anderes.", target).id
     snapshot = translator.ensemble.snapshot()  # type: ignore[union-attr]
+    number = translator.learn("Etwas anderes.", target).id
     batch = translator.find_memory(TextMemory).begin(torch.zeros(1, 1), snapshot)  # type: ignore[union-attr]
     assert not batch.memory.counts.more  # it is a snapshot that counts
     assert translator.ensemble.now().find(TextMemory).counts.more  # type: ignore[union-attr]
