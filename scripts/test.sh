@@ -17,7 +17,7 @@ trap 'rm -f "$checks"' EXIT
 (mypy && lint-imports --no-cache && python scripts/docs.py && zensical build --clean --strict) >"$checks" 2>&1 &
 # In their order, a share to each process; one that is done takes over from the others.
 tests=0
-pytest -n "${TEST_PROCESSES:-$(nproc)}" --dist worksteal "$@" || tests=$?
+pytest -n "${TEST_PROCESSES:-$(env -u OMP_NUM_THREADS nproc)}" --dist worksteal "$@" || tests=$?
 if ! wait $!; then
   cat "$checks" >&2
   echo "types, imports or documentation: see above" >&2

@@ -30,7 +30,7 @@ from fairseq_ccpr.settings import signature
 
 WEIGHT = 0.99  # w; a hypothesis that leaves a correction loses 4.6 nats at once
 END_COST = 20.0  # in nats, of ending before it
-NOTHING = -1  # after the end of a target
+AFTER_END = -1  # in place of tokens after the end of a target
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class CorrectionBatch(MemoryBatch):
 
     memory: CorrectionMemory
     sources: Tensor  # int64 [B, S]
-    # int64 [B, L + 1], the tokens of its corrections, then `NOTHING`; [B, 0] where there are none
+    # int64 [B, L + 1], the tokens of its corrections, then `AFTER_END`; [B, 0] where there are none
     table: Tensor
     rows: Tensor  # int64 [H], the sentence of each hypothesis
     following: Tensor  # bool [H], which hypotheses have followed a correction so far
@@ -95,8 +95,8 @@ class CorrectionBatch(MemoryBatch):
         found = [self.memory.target(*one) for one in zip(self.sources.cpu(), known)]
         if any(target is not None for target in found):
             targets = [torch.tensor(target.tolist() if target is not None else []).long() for target in found]
-            table = pad_sequence(targets, batch_first=True, padding_value=NOTHING)
-            self.table = pad(table, (0, 1), value=NOTHING).to(self.rows.device)
+            table = pad_sequence(targets, batch_first=True, padding_value=AFTER_END)
+            self.table = pad(table, (0, 1), value=AFTER_END).to(self.rows.device)
 
     def rescore(self, step: Step) -> Tensor:
         """Mix in the next token of corrections that hypotheses follow, in place: log p fp32 [H, V]."""
@@ -106,11 +106,11 @@ class CorrectionBatch(MemoryBatch):
         if place:
             self.following = self.following & (targets[:, place - 1] == step.tokens[:, -1])
         next_token = targets[:, place]
-        follows = self.following & (next_token != NOTHING)
+        follows = self.following & (next_token != AFTER_END)
         said = torch.zeros_like(follows, dtype=torch.float32).masked_fill(~follows, float("-inf"))
         vote = Vote(next_token.clamp_min(0).unsqueeze(1), said.unsqueeze(1), WEIGHT * follows)
         mixed, end = step.mix([vote]), self.memory.end_token
-        mixed[:, end] -= END_COST * ((next_token != NOTHING) & (next_token != end))
+        mixed[:, end] -= END_COST * ((next_token != AFTER_END) & (next_token != end))
         return mixed
 
     def reorder(self, order: Tensor) -> Self:

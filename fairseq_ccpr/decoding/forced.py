@@ -29,16 +29,16 @@ class GivenText:
 
 def joined(several: Sequence[T], join: Callable[[list[Tensor]], Tensor]) -> T:
     """Join records tensor by tensor, through tuples and records in them; what else they have is shared."""
-    one: Any = several[0]
+    records: list[Any] = list(several)
+    one = records[0]
     if isinstance(one, Tensor):
-        tensors: Any = several
-        found: Any = join(list(tensors))
+        found: Any = join(records)
     elif isinstance(one, tuple):
-        parts = [joined(each, join) for each in zip(*several)]
+        parts = [joined(each, join) for each in zip(*records)]
         found = type(one)(*parts) if hasattr(one, "_fields") else tuple(parts)
     elif isinstance(one, Record):
         names = [part.name for part in fields(one)]
-        each = {name: joined([getattr(record, name) for record in several], join) for name in names}
+        each = {name: joined([getattr(record, name) for record in records], join) for name in names}
         found = replace(one, **each)
     else:
         found = one
@@ -123,5 +123,5 @@ class ForcedText:
         return ForcedText(targets, sentences, positions, log_probs, likeliest, records, self.mixture)
 
     @property
-    def _tokens(self) -> tuple[Any, ...]:
+    def _tokens(self) -> tuple[Tensor, Tensor, Tensor, Tensor, ModelEvidence]:
         return self.targets, self.sentences, self.positions, self.log_probs, self.likeliest

@@ -67,8 +67,6 @@ class CandidateSource:
         make_subwords: called at the first sentence.
     """
 
-    remote = False  # whether another machine searches, while this one goes on
-
     def __init__(self, make_subwords: Callable[[], DecoderSubwords], source_dictionary: Any) -> None:
         self.make_subwords, self.source_dictionary = make_subwords, source_dictionary
 
@@ -81,6 +79,11 @@ class CandidateSource:
             given: their texts, where they are known.
         """
         raise NotImplementedError
+
+    @property
+    def remote(self) -> bool:
+        """Whether another machine searches, while this one goes on."""
+        return False
 
     def check(self, batch: list[SentencePhrases]) -> None:
         """See what was found for a batch."""
@@ -124,12 +127,16 @@ class PhraseCandidates(CandidateSource):
         reach: int,
     ) -> None:
         super().__init__(make_subwords, source_dictionary)
-        self.retriever, self.reach, self.remote = retriever, reach, retriever.index.remote
+        self.retriever, self.reach = retriever, reach
         self._checked = False  # whether a first batch was seen to have phrases, or was warned of
         # As it was when it last changed: without what it supersedes, and cut.
         self._current: tuple[LearnedPhrases, LearnedPhrases] | None = None
         self._learned: tuple[LearnedPhrases, CutEntries] | None = None
         self._write_variant = lru_cache(KEPT_VARIANTS)(self._write)
+
+    @property
+    def remote(self) -> bool:
+        return self.retriever.index.remote
 
     def check(self, batch: list[SentencePhrases]) -> None:
         """Warn where nothing was found for the first one."""

@@ -271,7 +271,7 @@ def test_tuning_an_adapters_store_tries_both_kinds_of_share(
 @pytest.mark.full
 def test_retrieval_is_measured_and_drawn(world: World, clknn: Path, tmp_path: Path) -> None:
     build(world, queries := tmp_path / "valid", "--subset", "valid")
-    options = [world.datastore, f"clknn={clknn}", "--count", 60, "--plots", tmp_path / "out"]
+    options = [world.datastore, f"clknn={clknn}", "--plots", tmp_path / "out"]
     options += ["--json", tmp_path / "accuracy.json", "--quiet"]
     shown = call("evaluate keys", *options).stdout
     assert "| raw, PCA 16 |" in shown and shown.count("| clknn |") == 4
@@ -281,10 +281,7 @@ def test_retrieval_is_measured_and_drawn(world: World, clknn: Path, tmp_path: Pa
             assert len(values) == 64 and 0 <= min(values) <= max(values) <= 100
     pictures = sorted((tmp_path / "out").glob("*.png"))
     assert len(pictures) == 5 and all(path.read_bytes().startswith(b"\x89PNG") for path in pictures)
-    assert (
-        "| raw |"
-        in call("evaluate keys", world.datastore, "--held-out", queries, "--count", 30, "--quiet").stdout
-    )
+    assert "| raw |" in call("evaluate keys", world.datastore, "--held-out", queries, "--quiet").stdout
     build(world, other := tmp_path / "other", "--subset", "valid", "--key-layer", "last_ffn_input")
     refused(
         call("evaluate keys", world.datastore, "--held-out", other, check=False),
@@ -485,7 +482,7 @@ def test_systems_are_compared_with_significance(tmp_path: Path) -> None:
     for name, lines in {"reference": reference, "better": better, "worse": worse, "short": worse[:5]}.items():
         (tmp_path / f"{name}.txt").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     words = [tmp_path / "reference.txt", f"base={tmp_path / 'worse.txt'}", tmp_path / "better.txt"]
-    shown = call("evaluate systems", *words, "--json", tmp_path / "out.json", "--samples", 100).stdout
+    shown = call("evaluate systems", *words, "--json", tmp_path / "out.json").stdout
     assert (
         "| system | BLEU | BLEU difference | BLEU p | chrF |" in shown
         and "60 sentences; p against base" in shown

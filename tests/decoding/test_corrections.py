@@ -14,8 +14,8 @@ from fairseq_ccpr import Translator
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.datastore.tuned import write_tuned
 from fairseq_ccpr.decoding.correction_memory import (
+    AFTER_END,
     END_COST,
-    NOTHING,
     WEIGHT,
     CorrectionBatch,
     CorrectionMemory,
@@ -115,7 +115,7 @@ def test_it_is_followed_and_left_as_a_plain_loop_says(rng: np.random.Generator) 
     """Hypotheses of three sentences, one of which has no correction, through steps at which beams are reordered."""
     memory = CorrectionMemory(*[None] * 3, END)  # type: ignore[arg-type]
     targets = [[5, 6, 7, END], [], [5, END]]
-    table = torch.full((3, 5), NOTHING)
+    table = torch.full((3, 5), AFTER_END)
     for row, target in zip(table, targets):
         row[: len(target)] = torch.tensor(target, dtype=torch.int64)
     batch = CorrectionBatch(memory, table, table, torch.arange(3), torch.ones(3, dtype=torch.bool))

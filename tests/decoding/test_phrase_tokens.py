@@ -116,7 +116,7 @@ WAYS: dict[str, Callable[[PhraseDatastore, DecoderSubwords], CutEntries]] = {
 def test_entries_are_what_each_would_be_alone(
     way: str, longest: int, store: PhraseDatastore, subwords: DecoderSubwords, rng: np.random.Generator
 ) -> None:
-    with patch.object(written_subwords, "BLOCK", 37):
+    with patch.object(written_subwords, "ROWS_PER_BLOCK", 37):
         cut = WAYS[way](store, subwords)
     with (
         patch("fairseq_ccpr.decoding.phrase_candidates.MAX_SUBWORDS", longest),
@@ -148,7 +148,7 @@ def test_subwords_are_written_once_for_a_store_and_a_model(
     ]
     open_or_write(store, subwords, "another model")
     assert len(folders()) == 2 and first in folders()
-    with patch.object(written_subwords, "FORMAT_VERSION", 99):
+    with patch.object(written_subwords, "SUBWORDS_VERSION", 99):
         open_or_write(store, subwords, "spm")
     assert len(folders()) == 1 and first not in folders()  # what was cut otherwise is of no use any more
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from fairseq_ccpr import Translator
-from fairseq_ccpr.decoding.memory import Step
+from fairseq_ccpr.decoding.memory import Snapshot, Step
 from fairseq_ccpr.decoding.mixture import Distribution
 from fairseq_ccpr.decoding.text_memory import (
     ALPHAS,
@@ -210,11 +210,12 @@ def test_what_is_learned_counts_and_what_is_forgotten_does_not(
         return [(one.text, one.score) for one in translator.translate(sources)]
 
     before = outcome()
-    snapshot = translator.ensemble.snapshot()  # type: ignore[union-attr]
     number = translator.learn("Etwas anderes.", target).id
-    batch = translator.find_memory(TextMemory).begin(torch.zeros(1, 1), snapshot)  # type: ignore[union-attr]
-    assert not batch.memory.counts.more  # it is a snapshot that counts
-    assert translator.ensemble.now().find(TextMemory).counts.more  # type: ignore[union-attr]
+    memory, ensemble = translator.find_memory(TextMemory), translator.ensemble
+    assert memory is not None and ensemble is not None
+    begun = [memory.begin(torch.zeros(1, 1), one) for one in (Snapshot(), ensemble.snapshot())]
+    assert [bool(batch.memory.counts.more) for batch in begun] == [False, True]  # a snapshot counts
+    assert ensemble.now().find(TextMemory).counts.more and not memory.counts.more  # type: ignore[union-attr]
     learned = outcome()
     translator.learn("Etwas anderes.", "Now go down.")  # which replaces it
     (other,) = (translator.memory()[0],)

@@ -476,7 +476,7 @@ def test_credentials_are_used_and_never_shown(
 
 
 def test_benchmark_searches_milvus_too(tmp_path: Path) -> None:
-    words = ["--sizes", 300, "--dimension", 8, "--queries", 4, "--repeats", 1, "--quiet", "--cpu"]
+    words = ["--sizes", 300, "--quiet", "--cpu"]
     shown = call("benchmark phrases", *words, "--store", address(tmp_path, "").uri).stdout
     assert "| exact | 300 |" in shown and "| milvus:exact | 300 |" in shown
     assert "benchmark_300" not in client(tmp_path).list_collections()
