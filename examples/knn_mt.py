@@ -46,7 +46,7 @@ def vote(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     """Compute p_kNN, [V]: the nearest neighbours of a state [1, d] vote for their tokens."""
     distances, entries = (
         torch.cdist(query, keys)[0].square().topk(K, largest=False)
-    )  # -> search/, token_retriever.py
+    )  # -> search/, token_memory.py
     shares = torch.softmax(-distances / TEMPERATURE, dim=0)  # -> decoding/mixture.py
     return torch.zeros(len(hub.tgt_dict)).index_add(0, values[entries], shares)  # of equal tokens the sum
 

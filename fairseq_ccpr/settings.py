@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, Field, field, fields
 from enum import Enum
 from functools import partial
@@ -237,16 +237,22 @@ def signature(parts: Mapping[str, object]) -> str:
     return "|".join(f"{name}:{value}" for name, value in {**parts, "v": __version__}.items())
 
 
-def current_name(name: str) -> str:
-    """Return what an option of retrieval is called today, given as a word or as a name of Python.
+def current_name(word: str, known: Collection[str]) -> str:
+    """Return an option by the name that it has today, where it is known by that and not by its own.
 
-    >>> current_name("--knn-k=8"), current_name("no_knn_guard"), current_name("beam")
-    ('--tokens-k=8', 'no_tokens_guard', 'beam')
+    Args:
+        word: of a command line, perhaps with a value, or a name of Python.
+
+    >>> known = "--tokens-k", "no_tokens_guard"
+    >>> [current_name(word, known) for word in ("--knn-k=8", "no_knn_guard", "--knn-window", "beam")]
+    ['--tokens-k=8', 'no_tokens_guard', '--knn-window', 'beam']
     """
-    found = re.match(r"((?:--)?(?:no[-_])?)(\w+?)(?=[-_])", name)
-    if found is None or found[2] not in FORMER_PREFIXES:
-        return name
-    return found[1] + FORMER_PREFIXES[found[2]] + name[found.end() :]
+    name, equals, value = word.partition("=")
+    found = re.match(r"((?:--)?(?:no[-_])?)([a-z]+)(?=[-_])", name)
+    if found is None or found[2] not in FORMER_PREFIXES or name in known:
+        return word
+    current = found[1] + FORMER_PREFIXES[found[2]] + name[found.end() :]
+    return current + equals + value if current in known else word
 
 
 def option_name(kind: type, one: Field[Any]) -> str:

@@ -17,28 +17,28 @@ from collections.abc import Iterator
 from pathlib import Path
 
 BOUNDS = {  # each at most
-    "statements in decoding": 3705,
-    "statements in building": 2218,
+    "statements in decoding": 3719,
+    "statements in building": 2221,
     "statements in text": 1897,
-    "statements in datastore": 1797,
+    "statements in datastore": 1804,
     "statements in evaluation": 1353,
     "statements in search": 1213,
-    "statements in models": 1039,
+    "statements in models": 1040,
     "statements in training": 1032,
-    "statements in cli": 1262,
-    "statements in inference": 982,
-    "statements in ground": 1040,
+    "statements in cli": 1267,
+    "statements in inference": 985,
+    "statements in ground": 1042,
     "statements in server": 787,
     "statements in storage": 689,
     "statements in phrases": 520,
-    "statements in the core": 19534,
+    "statements in the core": 19569,
     "names of constants with more than two values": 0,
     "names of constants with two values": 42,
     "constants below a definition they do not need": 0,
     "functions above 60 lines": 0,
     "# fmt: skip": 30,
     "lines above 110 columns": 300,
-    "public names that several modules define": 14,
+    "public names that several modules define": 15,
     "options": 300,  # one that commands share counts once
 }
 ROOT = Path(__file__).resolve().parent.parent

@@ -31,7 +31,12 @@ from fairseq_ccpr.search import IndexDescription
 from fairseq_ccpr.search.base import Progress
 from fairseq_ccpr.storage import fingerprint
 from fairseq_ccpr.storage.files import MANIFEST, PLAN, write_json
-from fairseq_ccpr.training.token_contrast import SupervisedContrastiveConfig, TokenContrastConfig
+from fairseq_ccpr.training.contrast_sampler import VALID_KEYS
+from fairseq_ccpr.training.token_contrast import (
+    VALID_NEIGHBOURS,
+    SupervisedContrastiveConfig,
+    TokenContrastConfig,
+)
 from fairseq_ccpr.version import __version__
 
 BEST, LAST = "checkpoint_best.pt", "checkpoint_last.pt"
@@ -80,7 +85,8 @@ class AdapterTraining:
         """Digest all that the outcome depends on: fingerprints of raw keys and their origin, and all options."""
         configs = (TokenContrastConfig, TokenAdapterConfig, SupervisedContrastiveConfig)
         defaults = [f"{config.__name__}.{f.name}={f.default}" for config in configs for f in fields(config)]
-        return fingerprint.of_strings([*keys, *self.words, *defaults, __version__])
+        fixed = [str(one) for one in (VALID_KEYS, VALID_NEIGHBOURS)]
+        return fingerprint.of_strings([*keys, *self.words, *defaults, *fixed, __version__])
 
     def run(self, stores: list[Path], save_dir: Path, identity: str, cpu: bool, quiet: bool) -> Path:
         """Train on one store, perhaps validating on a second; resume a run that was killed, keep a finished one.

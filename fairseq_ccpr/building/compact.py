@@ -240,7 +240,8 @@ def _write_tokens(
     sources = [source for source in sources if source.size]
     corpus = fingerprint.of_strings(text for pair in pairs.values() for text in (pair.source, pair.target))
     sentences = first_sentence + len(blocks) - sum(source.sentences for source in sources)
-    size = sum(pair.tokens for pair in pairs.values())
+    left, new = section.size - sum(n for _, n in learned.gone), sum(len(block[VALUES]) for block in blocks)
+    size = left + new - sum(source.size for source in sources)  # also of pairs that a damaged journal lost
     sources.append(Source(name, corpus, size, sentences, 1.0, {LEARNED: sentences}))
     if section.domain:  # of the decoder's states, which keys of an adapter are not; replaced where they are
         copyfile(datastore.folder / DOMAIN, folder / DOMAIN)

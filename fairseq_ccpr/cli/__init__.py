@@ -87,7 +87,7 @@ def _main() -> None:
     gc.set_threshold(100_000)  # importing and loading make many objects and hardly a cycle
     # Before torch: otherwise its threads spin for each other, which on a busy machine takes most of the time.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    words = [current_name(word) if word.startswith("--") else word for word in sys.argv[1:]]
+    words = sys.argv[1:]
     command = next((name for name in (" ".join(words[:2]), " ".join(words[:1])) if name in COMMANDS), None)
     if words[:1] == [COMPLETION]:
         command = COMPLETION
@@ -97,7 +97,9 @@ def _main() -> None:
             if {"-h", "--help"} & {*sys.argv[1:]} and "--help-all" not in sys.argv:
                 print_help(command)
                 return
-            refuse_misspelt(command, sys.argv[1:])
+            known = options_of(command)
+            sys.argv[1:] = [current_name(word, known) if word[:2] == "--" else word for word in sys.argv[1:]]
+            refuse_misspelt(known, sys.argv[1:], command)
         try:
             load(command)()
         except KeyboardInterrupt:  # before the command itself would notice
@@ -170,11 +172,14 @@ def print_help(command: str) -> None:
     print(parser.format_help(), end="")
 
 
-def refuse_misspelt(command: str, words: list[str]) -> None:
+def options_of(command: str) -> list[str]:
+    """Return the names of all options that a command takes."""
+    its = declared()[command]
+    return [name for _, names, *_ in its["own"] for name in names] + its["of_fairseq"]
+
+
+def refuse_misspelt(known: list[str], words: list[str], command: str) -> None:
     """Refuse an option that does not exist and looks like one that does, as the command's parser would seconds later."""
-    known = [name for _, names, *_ in declared()[command]["own"] for name in names] + declared()[command][
-        "of_fairseq"
-    ]
     names = [word.partition("=")[0] for word in words[: words.index("--") if "--" in words else None]]
     for name in names if "--user-dir" not in names else ():  # whose tasks may have options of their own
         if name.startswith("--") and " " not in name and name not in known and did_you_mean(name, known):

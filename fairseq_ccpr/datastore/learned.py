@@ -71,7 +71,9 @@ _PLACES = {
 }  # first entry and sentence
 _PHRASES = struct.Struct("<II")  # P and o
 _INTEGER = np.dtype("<i4")
-_KEY, _PHRASE_KEY = (np.dtype(kind.KEY_FORM.dtype) for kind in (TokenSection, PhraseSection))
+_KEY, _PHRASE_KEY = (
+    np.dtype(kind.KEY_FORM.dtype).newbyteorder("<") for kind in (TokenSection, PhraseSection)
+)
 
 NAMED_PAIRS = 10  # that a message names
 
@@ -129,7 +131,7 @@ class LearnedPair:
     # What is in the journal, and not in the datastore: values int32 [n] and keys fp16 [n, d]; phrases.
     entries: tuple[np.ndarray, np.ndarray] | None = field(default=None, compare=False, repr=False)
     phrases: PairPhrases | None = field(default=None, compare=False, repr=False)
-    forgotten: bool = field(default=False, compare=False, repr=False)
+    forgotten: int = field(default=0, compare=False, repr=False)  # what is left of its texts: their hash
 
 
 class Learned(NamedTuple):
@@ -186,7 +188,7 @@ class LearnedStore:
     def gone(self) -> list[tuple[int, int]]:
         """Entries of the datastore itself that do not count: the first, and how many; ascending."""
         moved = ((pair.first_entry, pair) for pair in self._all.values() if pair.id not in self.pairs)
-        return sorted((first, pair.tokens) for first, pair in moved if first is not None)
+        return sorted((first, pair.tokens) for first, pair in moved if first is not None and pair.tokens)
 
     @property
     def gone_sentences(self) -> list[int]:
@@ -298,7 +300,7 @@ class LearnedStore:
     def _listed(self, number: int) -> LearnedPair:
         pair = self._kept[number]
         last = self._counting[_source(pair)].id
-        return pair if last == number else replace(pair, replaced_by=last)
+        return replace(pair, replaced_by=None if last == number else last, entries=None, phrases=None)
 
     def records_after_compaction(
         self, token: TokenSection, phrase: PhraseSection | None, moved: Sequence[LearnedPair]
@@ -502,7 +504,10 @@ class LearnedStore:
         if (pair := self._all.get(number)) is None or pair.forgotten:
             return  # it was learned in a record that is lost
         if kind == Kind.FORGOTTEN:
-            pair = replace(pair, forgotten=True, entries=None, phrases=None)
+            texts = _texts_of(pair)
+            pair = replace(
+                pair, source="", target="", read_as=None, entries=None, phrases=None, forgotten=texts
+            )
         elif kind == Kind.READ_AS:
             ids = np.frombuffer(record, _INTEGER, offset=_READ_AS.size)
             pair = replace(pair, read_as=ReadAs(_READ_AS.unpack_from(record)[2], tuple(ids.tolist())))
@@ -531,9 +536,10 @@ class LearnedStore:
         in a record that is missing, as a pair that is there is not learned as a new one.
         """
         moment = attrgetter("moment")
-        last = {(pair.source, pair.target): pair for pair in sorted(self._all.values(), key=moment)}
-        self._known = {texts: pair for texts, pair in last.items() if not pair.forgotten}
-        kept = sorted(self._known.values(), key=moment)
+        last = {_texts_of(pair): pair for pair in sorted(self._all.values(), key=moment)}
+        kept = [pair for pair in last.values() if not pair.forgotten]
+        kept.sort(key=moment)
+        self._known = {(pair.source, pair.target): pair for pair in kept}
         self._kept = {pair.id: pair for pair in kept}
         self._counting = {_source(pair): pair for pair in kept}
         self.pairs = {pair.id: pair for pair in sorted(self._counting.values(), key=attrgetter("id"))}
@@ -559,6 +565,11 @@ class LearnedStore:
 
 
 _hash_ids = lru_cache(1 << 17)(hash_source)
+
+
+def _texts_of(pair: LearnedPair) -> int:
+    """Identify the texts of a pair in this process, not 0; a forgotten pair has them no longer."""
+    return pair.forgotten or hash((pair.source, pair.target)) or 1
 
 
 def first_records(section: TokenSection, first_id: int, phrases: PhraseSection | None = None) -> list[bytes]:

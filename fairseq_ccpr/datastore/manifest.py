@@ -177,7 +177,8 @@ class Section(Described):
             "source_index": SourceIndexDescription,
         }
         for name in nested.keys() & values.keys():
-            values[name] = values[name] and nested[name](**values[name])
+            if values[name] is not None:
+                values[name] = nested[name](**values[name])
         return cls(**values)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from fairseq_ccpr.datastore.manifest import PhraseSection
 from fairseq_ccpr.datastore.opened_part import KeyedPart
-from fairseq_ccpr.datastore.parts import LINE_OFFSETS, LINES, MEMBERS, SPANS, STRING_HASHES
+from fairseq_ccpr.datastore.parts import KEYS, LINE_OFFSETS, LINES, MEMBERS, SPANS, STRING_HASHES
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
 from fairseq_ccpr.search import TIMEOUT, IndexDescription
 from fairseq_ccpr.storage.equal_strings import HASHED, hash_strings
@@ -78,6 +78,7 @@ class PhraseDatastore(KeyedPart[PhraseSection]):
         smaller = copy(self)
         smaller.section = replace(self.section, size=size, index=IndexDescription("exact", "ip"))
         smaller.keys, smaller.spans = self.keys[entries], self.spans[entries]
+        smaller.arrays = self.arrays | {KEYS: self.arrays[KEYS][entries], SPANS: smaller.spans}
         smaller.hashes = None if self.hashes is None else self.hashes[entries]
         return smaller
 

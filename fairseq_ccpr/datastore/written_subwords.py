@@ -22,7 +22,9 @@ from pathlib import Path
 import numpy as np
 
 from fairseq_ccpr.datastore.parts import LINES as TEXT
-from fairseq_ccpr.datastore.phrase import SPANS, PhraseDatastore
+from fairseq_ccpr.datastore.parts import SPANS
+from fairseq_ccpr.datastore.phrase import PhraseDatastore
+from fairseq_ccpr.datastore.schema import token_type
 from fairseq_ccpr.errors import DatastoreError
 from fairseq_ccpr.storage.arrays import GrowingArray, check_space, open_array
 from fairseq_ccpr.storage.files import (
@@ -103,7 +105,9 @@ def _open(
         check_sizes(folder, described["files"])
         size = datastore.section.size
         return WrittenSubwords(
-            open_array(folder / f"{SUBWORD_IDS}.npy", (described["tokens"],), _dtype(subwords)),
+            open_array(
+                folder / f"{SUBWORD_IDS}.npy", (described["tokens"],), token_type(len(subwords.dictionary))
+            ),
             open_array(folder / f"{FIRST}.npy", (size,), "int64"),
             open_array(folder / f"{COUNTS}.npy", (size, 2), "uint8"),
         )
@@ -151,7 +155,7 @@ def _store_of(folder: Path) -> object:
 def _split_sentences(partial: Path, datastore: PhraseDatastore, subwords: DecoderSubwords) -> tuple[int, int]:
     count = datastore.section.sentences
     arrays = {name: GrowingArray(partial / f"{name}.npy", (), "int32") for name in ("starts", "ends")}
-    arrays["ids"] = GrowingArray(partial / f"{SUBWORD_IDS}.npy", (), _dtype(subwords))
+    arrays["ids"] = GrowingArray(partial / f"{SUBWORD_IDS}.npy", (), token_type(len(subwords.dictionary)))
     bounds = GrowingArray(partial / "bounds.npy", (), "int64")
     bounds.append(np.zeros(1))
     total = unknown = 0
@@ -194,7 +198,3 @@ def _cut_entries(partial: Path, datastore: PhraseDatastore, subwords: DecoderSub
         counts.append(np.stack([kept, np.minimum(cuts.following, MOST_COUNTED)], axis=1))
     first.close()
     counts.close()
-
-
-def _dtype(subwords: DecoderSubwords) -> str:
-    return "uint16" if len(subwords.dictionary) <= 1 << 16 else "int32"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
@@ -120,6 +121,7 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
 
     def with_memories(self, memories: Sequence[Memory], trust: Trust | None) -> RetrievalEnsemble:
         other = RetrievalEnsemble(list(self.models), memories, self.pad, self.mixture.settings, trust)
+        other.mixture = replace(self.mixture, bounded=other.mixture.bounded)
         for name in ("temperature", "forced", "end", "identity"):
             setattr(other, name, getattr(self, name))
         return other
@@ -227,7 +229,7 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
         real = self.real_tokens(target)
         previous, after = net_input["prev_output_tokens"][:, self.forced :], log_probs[:, self.forced :]
         for batch in heard["model"]:
-            batch.rescore_given(previous, after)
+            batch.rescore_given(previous, after, self.mixture)
         text = GivenText(previous, real[:, self.forced :], after, Distribution(log_probs[real]))
         records = {memory.name: one.force(text) for memory, one in zip(self.voting, heard["vote"])}
         (sentences, positions), targets = text.real.nonzero().unbind(dim=1), target[real]
@@ -240,7 +242,7 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
         """Mix the distributions of given targets in place with votes, as beam search does: [B, T, V]."""
         whole.log_probs[whole.real] = self.mixture.mix(whole.log_probs[whole.real], votes)
         for batch in whole.after:
-            batch.rescore_given(whole.previous, whole.log_probs[:, self.forced :])
+            batch.rescore_given(whole.previous, whole.log_probs[:, self.forced :], self.mixture)
         return whole.log_probs
 
     def real_tokens(self, targets: Tensor) -> Tensor:

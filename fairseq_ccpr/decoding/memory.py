@@ -79,14 +79,15 @@ class MemoryBatch:
         """Follow the beam: hypothesis i continues what hypothesis order[i] was, int64 [H']."""
         return self
 
-    def rescore_given(self, previous: Tensor, log_probs: Tensor) -> None:
+    def rescore_given(self, previous: Tensor, log_probs: Tensor, mixture: Mixture) -> None:
         """Change the distributions of given targets, fp32 [B, T, V], in place and position by position.
 
         Args:
             previous: int64 [B, T], see `GivenText`.
         """
         for position in range(previous.size(1)):
-            step = Step(previous[:, : position + 1], Distribution(log_probs[:, position]))
+            model = Distribution(log_probs[:, position])
+            step = Step(previous[:, : position + 1], model, mixture=mixture)
             log_probs[:, position] = self.rescore(step)
 
     def force(self, text: GivenText) -> Record:
@@ -238,7 +239,7 @@ class Memory(ABC):
         """Pick settings of its grid that trust is trained on top of, each apart; none: they are as they are."""
         return []
 
-    def training(self, records: Sequence[Any]) -> tuple[Memory, nn.Module] | None:
+    def trainable(self, records: Sequence[Any]) -> tuple[Memory, nn.Module] | None:
         """Return a memory whose votes are to be trained on what it recorded, and the module of it that is."""
         return None
 

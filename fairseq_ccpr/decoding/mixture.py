@@ -269,16 +269,16 @@ class Mixture:
         """
         if not any(self.bounded):
             return list(weights)
-        total, free = torch.zeros_like(weights[0]), torch.zeros_like(weights[0])
+        total = sum(weights[1:], weights[0])
+        free = torch.zeros_like(total)
         for weight, bounded in zip(weights, self.bounded):
-            total = total + weight
             free = free if bounded else free + weight
         # Where no weight is above 0, the scale is 1; it would be 0 / 0 if Lambda_max is 0 as well.
         scale = (free.clamp_min(self.settings.lambda_max) / total).nan_to_num(1.0).clamp_max(1.0)
         return [weight * scale for weight in weights]
 
     def limited(self, votes: Sequence[Vote]) -> list[Vote]:
-        if not any(self.bounded):
+        if not (votes and any(self.bounded)):
             return list(votes)
         weights = self.limit([vote.weight for vote in votes])
         return [vote._replace(weight=weight) for vote, weight in zip(votes, weights)]

@@ -299,7 +299,7 @@ def accept_former_names(parser: argparse.ArgumentParser) -> None:
     for former, prefix in FORMER_PREFIXES.items():
         for name in [*known]:
             if beginning := re.match(f"(--|--no-){prefix}-", name):
-                known[f"{beginning[1]}{former}-{name[beginning.end() :]}"] = known[name]
+                known.setdefault(f"{beginning[1]}{former}-{name[beginning.end() :]}", known[name])
 
 
 @with_options(*RETRIEVAL)

@@ -167,7 +167,7 @@ class PhraseMemory(Memory):
         for lambda_ in PHRASE_LAMBDAS:
             yield replace(self.settings, lambda_=lambda_), said, lambda_ * weight
 
-    def training(self, records: Sequence[PhraseRecord]) -> tuple[PhraseMemory, PhraseVotes]:
+    def trainable(self, records: Sequence[PhraseRecord]) -> tuple[PhraseMemory, PhraseVotes]:
         """Begin with the votes as they are."""
         votes = copy.deepcopy(self.votes).requires_grad_(True)
         return replace(self, votes=votes), votes

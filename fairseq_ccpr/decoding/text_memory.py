@@ -277,7 +277,7 @@ class TextMemory(Memory):
         is_target = (observed.tokens == targets[observed.rows]) & (observed.model > float("-inf"))
         return TextRecord(observed, model, is_target.nonzero().squeeze(1))
 
-    def training(self, records: Sequence[TextRecord]) -> tuple[TextMemory, TextWeight]:
+    def trainable(self, records: Sequence[TextRecord]) -> tuple[TextMemory, TextWeight]:
         weight = TextWeight()
         weight.prepare(torch.cat([record.observed.features for record in records]))
         return replace(self, weight=weight), weight

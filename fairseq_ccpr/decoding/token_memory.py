@@ -340,6 +340,12 @@ class TokenMemory(Memory):
     remote: RemoteAnswers | None = None
     read_tokens: Callable[[Tensor], np.ndarray] | None = None
 
+    def at(self, snapshot: Snapshot) -> TokenMemory:
+        """Return the memory as of a snapshot; its datastore may have been compacted since it was opened."""
+        if (learned := snapshot.learned) is None or self.learned is None:
+            return self
+        return replace(self, learned=learned, retriever=learned.retriever or self.retriever)
+
     def begin(self, sources: Tensor, snapshot: Snapshot) -> TokenBatch:
         memory = self.at(snapshot)
         find = memory.searched.search
@@ -581,9 +587,11 @@ class TokenBatch(MemoryBatch):
         """
         settings, strange = self.memory.settings, self.likeness.strange
         k = max(settings.k, DEEP) if settings.likeness else settings.k
+        if strange is not None and strange[0]:
+            return Neighbours.missing(queries, k)
         some, asked, of = None, queries, rows
-        if strange is not None and (strange[0] or not queries.is_cuda):
-            some = rows[:0] if strange[0] else (~strange[1][rows]).nonzero()[:, 0]
+        if strange is not None and not queries.is_cuda:
+            some = (~strange[1][rows]).nonzero()[:, 0]
             asked, of = queries[some], rows[some]
         if some is not None and not len(some):
             found = Neighbours.missing(asked, k)

@@ -114,7 +114,7 @@ def _tuned(memory: Memory, texts: Sequence[RescoredText], trusting: bool) -> Mem
     memory = max(memory.alternatives(), key=lambda one: float(own.log_likelihood(one).mean()))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
-        begun = memory.training([text.record for text in texts]) if trusting else None
+        begun = memory.trainable([text.record for text in texts]) if trusting else None
     if begun is None:
         return memory
     trained, module = begun

@@ -31,7 +31,7 @@ def train_votes(memory: Memory, ensemble: RetrievalEnsemble, texts: Sequence[Hel
 
     The loss of a text is its mean -log p, and what its tokens lose against the system without this memory.
     """
-    if (begun := memory.training([])) is None:
+    if (begun := memory.trainable([])) is None:
         return memory
     trained, module = begun
     parts = split([text.beside(memory, ensemble) for text in texts], OF_VOTES.what)

@@ -104,7 +104,10 @@ def words_by_name(named: Mapping[str, Any]) -> list[str]:
     """Return options given by name, such as `beam=5`, as words; False is the opposite, if there is one."""
     known = {action.dest for action in decoding_actions()}
     given = {}
-    for name, value in ((current_name(name), value) for name, value in named.items()):
+    for typed, value in named.items():
+        name = current_name(typed, known)
+        if name != typed and name in named:
+            raise ConfigurationError(f"{typed} and {name} are one option: give {name} alone")
         has_opposite = value is False and f"no_{name}" in known
         if value in (None, False) and name not in known and not has_opposite:
             raise ConfigurationError(f"there is no option {name}{did_you_mean(name, known)}")

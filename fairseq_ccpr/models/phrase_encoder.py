@@ -227,9 +227,7 @@ class PhraseEncoder(SpanEncoder):
     def restore(
         cls, context: ContextEncoder, weights: dict[str, Tensor], settings: dict[str, Any]
     ) -> "PhraseEncoder":
-        # the options of a student do not name it
-        similarity = str(settings.get("similarity", COSINE))
-        model = cls(context, len(weights["align.weight"]), similarity, 1.0)
+        model = cls(context, len(weights["align.weight"]), str(settings["similarity"]), 1.0)
         model.load_state_dict(weights)
         return model
 
@@ -266,6 +264,13 @@ class PhraseStudent(PhraseEncoder):
         for frozen in (transformer.embed_tokens, transformer.embed_positions, *biases):
             frozen.requires_grad_(False)
         return student
+
+    @classmethod
+    def restore(
+        cls, context: ContextEncoder, weights: dict[str, Tensor], settings: dict[str, Any]
+    ) -> "PhraseEncoder":
+        # its options do not name what the teacher's do
+        return super().restore(context, weights, {"similarity": COSINE} | settings)
 
     def forward(self, tokens: Tensor) -> Tensor:  # type: ignore[override]
         return span_ends(self, tokens)

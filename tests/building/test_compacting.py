@@ -92,6 +92,16 @@ def test_the_same_is_found_before_and_after(store: Path, rows: list[tuple[str, s
     assert contents(store)["tuned.json"] == unchanged["tuned.json"]
 
 
+def test_entries_whose_pairs_are_lost_are_counted_still(store: Path, rows: list[tuple[str, str]]) -> None:
+    for some in (rows[:4], rows[4:6]):
+        with Translator(datastore=store, **SHORT) as translator:
+            translator.learn_all(some)
+        call("compact", store, "--quiet", "--cpu")
+        section = TokenDatastore(store).section
+        assert sum(source.size for source in section.sources) == section.size
+        shutil.rmtree(store / LEARNED)  # all that knows which pairs they were
+
+
 def test_a_pair_that_has_moved_is_forgotten_as_if_it_never_had_been_learned(
     store: Path, rows: list[tuple[str, str]]
 ) -> None:

@@ -8,7 +8,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from stat import S_IMODE
 
@@ -59,6 +59,23 @@ def test_what_is_learned_is_read_again_and_what_is_forgotten_is_not(folder: Path
     assert same(store_at(folder), {**left, 6: new_pair(2)})
     assert [one.id for one in store.find("QUELLE 中")] == [6, 5, 3, 1]
     assert [one.id for one in store.find("target 5")] == [5] and not store.find("target 2 4")
+
+
+def test_the_text_of_what_was_forgotten_is_not_kept_in_memory(folder: Path) -> None:
+    store = store_at(folder)
+    store.learn([new_pair(1), new_pair(2)])
+    json.dumps(asdict(store.find("target 1")[0]))  # a pair that is shown has texts and numbers alone
+    store.forget([1])
+    for one in (store, store_at(folder)):
+        forgotten = one._all[1]
+        assert (forgotten.source, forgotten.target, forgotten.read_as) == (
+            "",
+            "",
+            None,
+        ) and one.forgotten == 1
+    assert ids_of(store.learn([new_pair(1)])) == [3] and store.pairs[3].source == new_pair(1).source
+    store.forget([3])
+    assert list(store_at(folder).pairs) == [2]
 
 
 def test_a_pair_that_is_learned_again_is_counted(folder: Path) -> None:

@@ -170,6 +170,11 @@ def test_references_are_mixed_as_their_tokens_are_in_the_whole_distribution() ->
     assert torch.equal(Mixture().of_targets(log_probs[0], []), log_probs[0])
 
 
+def test_where_nothing_votes_nothing_is_bounded() -> None:
+    """As at the language tag that a multilingual model is made to begin with."""
+    assert mixture.Mixture(bounded=(False, True)).limited([]) == []
+
+
 def test_a_weight_of_1_rules_nothing_out() -> None:
     """And no vote changes nothing. Some of the hypotheses are mixed as they are among all."""
     log_probs = torch.randn(3, 20).log_softmax(dim=1)
