@@ -355,14 +355,6 @@ class TokenMemory(Memory):
         likeness = SourceLikeness(memory, sources.cpu(), sources.device)
         return TokenBatch(memory, find, likeness, rows)
 
-    def at(self, snapshot: Snapshot) -> Self:
-        """Return it as of a snapshot, over the datastore as it was then: it may have been compacted since."""
-        pinned = super().at(snapshot)
-        entries = pinned.learned.entries if pinned.learned is not None else None
-        if entries is None or entries.retriever is None:
-            return pinned
-        return replace(pinned, retriever=entries.retriever)
-
     @property
     def searched(self) -> Retriever:
         """The retriever, with what was learned up to now."""
