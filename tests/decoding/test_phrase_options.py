@@ -121,7 +121,7 @@ def test_log_tells_of_both_memories(
     call("fairseq-generate", *words)
     assert any("Lambda_max:0.9" in record.message for record in caplog.records)
     lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
-    assert any(line["phrases"] is not None and line["phrases_lambda"] > 0 for line in lines)
+    assert any(line["phrases"] is not None and line["phrase_lambda"] > 0 for line in lines)
     assert any(line["neighbours"] for line in lines)
 
 
