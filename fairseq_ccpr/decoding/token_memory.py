@@ -321,6 +321,13 @@ class TokenMemory(Memory):
     remote: RemoteAnswers | None = None
     read_tokens: Callable[[Tensor], np.ndarray] | None = None
 
+    def at(self, snapshot: Snapshot) -> Self:
+        """Return the memory as of a snapshot, with the retriever of what the datastore was compacted to by then."""
+        if self.learned is None or snapshot.learned is None:
+            return self
+        retriever = snapshot.learned.retriever or self.retriever
+        return replace(self, learned=snapshot.learned, retriever=retriever)
+
     def begin(self, sources: Tensor, snapshot: Snapshot) -> TokenBatch:
         memory = self.at(snapshot)
         find = memory.searched.search
