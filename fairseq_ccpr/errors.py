@@ -57,9 +57,8 @@ def explain_usage(message: str, known: Iterable[str]) -> str:
 
     >>> explain_usage("unrecognized arguments: --baem 5", ["--beam"])
     'there is no option --baem; did you mean --beam?'
-    >>> explain_usage("argument --task: invalid choice: 'tranlation' (choose from 'denoising', 'translation')", [])
-    '--task tranlation: there is no such choice (a task of your own needs --user-dir); did you mean
-    translation?'
+    >>> explain_usage("argument --bpe: invalid choice: 'byte' (choose from 'bytes', 'gpt2')", [])
+    '--bpe byte: there is no such choice; did you mean bytes?'
     """
     if choice := re.fullmatch(
         r"argument (\S+): invalid choice: '(.*?)' \(choose from (.*)\)", message, re.DOTALL

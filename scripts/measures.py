@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 BOUNDS = {  # each at most
-    "statements in decoding": 3719,
+    "statements in decoding": 3724,
     "statements in building": 2221,
     "statements in text": 1897,
     "statements in datastore": 1804,
@@ -29,9 +29,9 @@ BOUNDS = {  # each at most
     "statements in inference": 985,
     "statements in ground": 1042,
     "statements in server": 787,
-    "statements in storage": 689,
+    "statements in storage": 691,
     "statements in phrases": 520,
-    "statements in the core": 19569,
+    "statements in the core": 19576,
     "names of constants with more than two values": 0,
     "names of constants with two values": 42,
     "constants below a definition they do not need": 0,

@@ -19,8 +19,8 @@ REGISTERED = {
         "phrase_contrast", "phrase_distillation", "token_contrast", "translation_cpu_bf16",
         "translation_retrieval", "translation_retrieval_bart", "translation_retrieval_multi",
     },
-    "models": {"marian", "phrase_encoder", "phrase_encoder_xpr", "phrase_student", "token_adapter"},
-    "architectures": {"marian", "phrase_encoder", "phrase_encoder_xpr", "phrase_student", "token_adapter"},
+    "models": {"marian", "phrase_encoder", "phrase_student", "token_adapter"},
+    "architectures": {"marian", "phrase_encoder", "phrase_student", "token_adapter"},
     "criterions": {"ccpr", "phrase_distillation", "supervised_contrastive"},
 }  # fmt: skip
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -133,12 +134,16 @@ class PhraseRetriever:
         self, sentences: list[str], retrieved: RetrievedEntries, learned: LearnedPhrases | None = None
     ) -> list[list[QueryPhrase]]:
         """Look up the strings and sentences of what was retrieved."""
-        phrases = learned if learned is not None else self.datastore
+        read_sentence, size = cache(self.datastore.sentence), self.datastore.section.size
 
         def phrase(entry: int, score: float) -> RetrievedPhrase:
             pair = learned.pair(entry) if learned is not None else None
             source = pair.id if pair is not None else 0
-            return RetrievedPhrase(entry, *phrases.phrase(entry), score, source)
+            if learned is not None and entry >= size:
+                return RetrievedPhrase(entry, *learned.phrase(entry), score, source)
+            number, start, end = self.datastore.spans[entry].tolist()
+            sentence = read_sentence(number)
+            return RetrievedPhrase(entry, sentence[start:end], sentence, start, end, score, source)
 
         results: list[list[QueryPhrase]] = [[] for _ in sentences]
         columns = (part.tolist() for part in retrieved)

@@ -270,7 +270,7 @@ class PhraseStudent(PhraseEncoder):
         cls, context: ContextEncoder, weights: dict[str, Tensor], settings: dict[str, Any]
     ) -> "PhraseEncoder":
         # its options do not name what the teacher's do
-        return super().restore(context, weights, {"similarity": COSINE} | settings)
+        return super().restore(context, weights, {"similarity": COSINE, **settings})
 
     def forward(self, tokens: Tensor) -> Tensor:  # type: ignore[override]
         return span_ends(self, tokens)

@@ -85,9 +85,9 @@ def foreign(headers: Mapping[str, str], limits: Limits) -> str:
     Browsers name the page's site as `Origin`, or say of a request without it that it is `cross-site`; a site
     whose name was made to lead here is named as `Host`.
 
-    >>> foreign({"host": "localhost:5000", "origin": "https://example.org"}, Limits())
-    'requests from pages of https://example.org are refused: start the server with --allow-origin
-    https://example.org' >>> foreign({"host": "example.org:5000"}, Limits())
+    >>> foreign({"host": "localhost:5000", "origin": "https://a.org"}, Limits())
+    'requests from pages of https://a.org are refused: start the server with --allow-origin https://a.org'
+    >>> foreign({"host": "example.org:5000"}, Limits())
     'this server is not example.org:5000: ask for it as localhost, or start it with --public-url'
     >>> foreign({"host": "localhost:5000", "origin": "http://localhost:5000"}, Limits())
     ''

@@ -49,16 +49,16 @@ def atomic_file(path: Path, mode: int = 0o666, follow: bool = False) -> Iterator
         return
     path = path.resolve() if follow else path
     partial = partial_path(path)
-    partial.unlink(
-        missing_ok=True
-    )  # left by a run that was killed, or a link, which would be written through
-    # to learn what permissions a new file gets
-    os.close(unfollowed(str(partial), os.O_CREAT | os.O_EXCL, mode))
-    permissions = S_IMODE(partial.stat().st_mode)
-    partial.unlink()
+    new = partial.with_name(f"{partial.name}.new")
     try:
+        for left in (partial, new):  # by a run that was killed, or links, which would be written through
+            left.unlink(missing_ok=True)
         with naming(path):
             yield partial
+        # to learn what permissions a new file gets
+        os.close(unfollowed(str(new), os.O_CREAT | os.O_EXCL, mode))
+        permissions = S_IMODE(new.stat().st_mode)
+        new.unlink()
         partial.chmod(permissions)
         move_into_place(partial, path)
     except BaseException:

@@ -125,7 +125,7 @@ def test_same_phrases_as_in_a_folder(ccpr: Ccpr, local: Path, stored: Path) -> N
     assert_same(one.retrieve(sources(ccpr, 4)), two.retrieve(sources(ccpr, 4)))
     assert "index:milvus:FLAT" in two.signature()
     assert two.signature().replace("milvus:FLAT", "exact") == one.signature()
-    words = ["--phrases-encoder", ccpr.checkpoint, "--phrases-segmentation", "all", "--max-words", 2, "--cpu"]
+    words = ["--phrases-encoder", ccpr.checkpoint, "--phrases-segmentation", "all", "--cpu"]
     words += ["--store-timeout", LONG]
     line = sources(ccpr, 1)[0]
     with patch("fairseq_ccpr.cli.retrieve.read_standard_input", side_effect=lambda: iter([line])):

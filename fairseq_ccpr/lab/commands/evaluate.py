@@ -86,41 +86,52 @@ def evaluate_systems(
         f"sentences: with a word-set Jaccard similarity of {NEAR} or more",
         metavar="TEXT",
     ),
+    more_references: list[Path] = option(
+        [], "further references of the same sentences", nargs="+", metavar="FILE"
+    ),
+    target_lang: str = option(
+        "",
+        "language of the translations, which BLEU's tokenizer is chosen for (identified by the reference)",
+        flags=("-t",),
+        metavar="LANG",
+    ),
     tokenize: Optional[str] = option(
         None,
-        "tokenizer of sacrebleu for BLEU, such as flores200 (that of the reference's language, which is identified)",
+        "tokenizer of sacrebleu for BLEU, such as flores200 (the language's)",
         choices=tuple(BLEU.TOKENIZERS),
     ),
     json: Optional[Path] = None,
 ) -> int:
-    references = _read(reference)
+    references = [_read(path) for path in (reference, *more_references)]
     texts = {name: _read(Path(path)) for name, path in named(systems, "systems").items()}
-    for name, lines in texts.items():
-        if len(lines) != len(references):
+    for name, lines in (*texts.items(), *zip(map(str, more_references), references[1:])):
+        if len(lines) != len(references[0]):
             raise ConfigurationError(
-                f"'{name}' has {len(lines):,} lines, but {reference} has {len(references):,}: "
+                f"'{name}' has {len(lines):,} lines, but {reference} has {len(references[0]):,}: "
                 "give translations of the same sentences"
             )
-    tokenizer = tokenize or bleu_tokenizer(identify(" ".join(references[:IDENTIFYING])))
+    tokenizer = tokenize or bleu_tokenizer(target_lang or identify(" ".join(references[0][:IDENTIFYING])))
     try:
-        comparison = compare_systems(texts, [references], SAMPLES, tokenizer)
+        comparison = compare_systems(texts, references, SAMPLES, tokenizer)
     except (RuntimeError, ImportError, OSError) as error:  # as sacrebleu has it
         raise ConfigurationError(
             f"--tokenize {tokenizer} is not installed: {' '.join(str(error).split())}"
         ) from None
     print(_compared(comparison))
-    print(f"\n{len(references):,} sentences; p against {next(iter(texts))}, {SAMPLES:,} bootstrap samples")
+    print(f"\n{len(references[0]):,} sentences; p against {next(iter(texts))}, {SAMPLES:,} bootstrap samples")
     results = asdict(comparison)
     if unlike is not None:
         targets = [line.split("\t")[1] if "\t" in line else line for line in _read(unlike)]
-        rest = np.flatnonzero(highest_resemblance(references, targets) < NEAR).tolist()
+        rest = np.flatnonzero(highest_resemblance(references[0], targets) < NEAR).tolist()
         if not rest:
             raise ConfigurationError(
                 f"--unlike {unlike}: every reference has a near-duplicate there, so there is nothing to score; is it the "
                 "test set?"
             )
         chosen = {name: [lines[i] for i in rest] for name, lines in texts.items()}
-        apart = compare_systems(chosen, [[references[i] for i in rest]], SAMPLES, tokenizer)
+        apart = compare_systems(
+            chosen, [[lines[i] for i in rest] for lines in references], SAMPLES, tokenizer
+        )
         print(f"\n{_compared(apart)}\n\n{len(rest):,} sentences without a near-duplicate in {unlike}")
         results["unlike"] = {"text": unlike.name, "below": NEAR, "sentences": len(rest), "rows": apart.rows}
     notes = (f"{metric} {described}" for metric, described in comparison.signatures.items())
