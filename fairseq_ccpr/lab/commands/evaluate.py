@@ -100,6 +100,7 @@ def evaluate_systems(
         "tokenizer of sacrebleu for BLEU, such as flores200 (the language's)",
         choices=tuple(BLEU.TOKENIZERS),
     ),
+    samples: int = count_option(SAMPLES, "bootstrap samples"),
     json: Optional[Path] = None,
 ) -> int:
     references = [_read(path) for path in (reference, *more_references)]
@@ -112,13 +113,13 @@ def evaluate_systems(
             )
     tokenizer = tokenize or bleu_tokenizer(target_lang or identify(" ".join(references[0][:IDENTIFYING])))
     try:
-        comparison = compare_systems(texts, references, SAMPLES, tokenizer)
+        comparison = compare_systems(texts, references, samples, tokenizer)
     except (RuntimeError, ImportError, OSError) as error:  # as sacrebleu has it
         raise ConfigurationError(
             f"--tokenize {tokenizer} is not installed: {' '.join(str(error).split())}"
         ) from None
     print(_compared(comparison))
-    print(f"\n{len(references[0]):,} sentences; p against {next(iter(texts))}, {SAMPLES:,} bootstrap samples")
+    print(f"\n{len(references[0]):,} sentences; p against {next(iter(texts))}, {samples:,} bootstrap samples")
     results = asdict(comparison)
     if unlike is not None:
         targets = [line.split("\t")[1] if "\t" in line else line for line in _read(unlike)]
@@ -130,7 +131,7 @@ def evaluate_systems(
             )
         chosen = {name: [lines[i] for i in rest] for name, lines in texts.items()}
         apart = compare_systems(
-            chosen, [[lines[i] for i in rest] for lines in references], SAMPLES, tokenizer
+            chosen, [[lines[i] for i in rest] for lines in references], samples, tokenizer
         )
         print(f"\n{_compared(apart)}\n\n{len(rest):,} sentences without a near-duplicate in {unlike}")
         results["unlike"] = {"text": unlike.name, "below": NEAR, "sentences": len(rest), "rows": apart.rows}
