@@ -134,12 +134,12 @@ class PhraseRetriever:
         self, sentences: list[str], retrieved: RetrievedEntries, learned: LearnedPhrases | None = None
     ) -> list[list[QueryPhrase]]:
         """Look up the strings and sentences of what was retrieved."""
-        read_sentence, size = cache(self.datastore.sentence), self.datastore.section.size
+        read_sentence = cache(self.datastore.sentence)
 
         def phrase(entry: int, score: float) -> RetrievedPhrase:
             pair = learned.pair(entry) if learned is not None else None
             source = pair.id if pair is not None else 0
-            if learned is not None and entry >= size:
+            if learned is not None and entry >= self.datastore.section.size:
                 return RetrievedPhrase(entry, *learned.phrase(entry), score, source)
             number, start, end = self.datastore.spans[entry].tolist()
             sentence = read_sentence(number)
