@@ -74,7 +74,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """Say which tests were run, on what examples, and by which seed: `-q` leaves out pytest's own header."""
     tier = "all tests" if config.getoption("--all") else "what every change needs, all tests with --all"
-    drawn = "drawn anew" if config.getoption("--free-seeds") else "the same in each run"
+    drawn = "different in each run" if config.getoption("--free-seeds") else "the same in each run"
     examples, seed = hypothesis.settings().max_examples, config.getoption("--seed")
     terminalreporter.write_line(f"{tier}; {examples} examples of each property, {drawn}; --seed {seed}")
 

@@ -354,7 +354,7 @@ def _inspect(directory: Path, part: str) -> bool:
 
 
 def _print_rows(rows: Rows) -> bool:
-    """Print what there is of names and values; returns whether none is damage."""
+    """Print rows that have a value; returns False if one of them reports damage."""
     names = set()
     for name, value in rows:
         if value:

@@ -163,14 +163,12 @@ def _with_lists(
     # of keys, which a list of 4-bit codes ends with
     block = getattr(import_faiss().downcast_index(ivf), "bbs", 0)
     whole = size * (entry + again) + coarse + block // 2 * ivf.nlist * ivf.code_size
-    mapped = (
-        section.KEY_FORM.row_bytes(d) * size if planned.backend == RESCORED else 0
-    )  # from which candidates are scored again
+    # from which candidates are scored again
+    mapped = section.KEY_FORM.row_bytes(d) * size if planned.backend == RESCORED else 0
     held = {"host": (whole + mapped, 0), "devices": (0, whole + 4 * size * is_token), "disk": (coarse, 0)}
     lists = queries * probed / ivf.nlist * size * entry
-    read = (
-        min(lists, size * entry) if place == "disk" else lists + coarse
-    )  # a list for several queries is read once
+    # a list that several queries want is read once
+    read = min(lists, size * entry) if place == "disk" else lists + coarse
     limits = speeds.get(place.removesuffix("s"))
     seconds = read / limits.bytes_per_second if limits else None
     return Need(str(planned), place, size * _stored_bytes(section) + whole, *held[place], read, seconds)

@@ -100,7 +100,7 @@ class PhraseTable:
     following: Tensor
     # The same sorted by sentence * SENTENCE + token, and a last one that equals none: int64 [N + 1]; and of
     # each its phrase, which of its subwords it is, whether the phrase ends there, and 1 where it begins a
-    # phrase and goes on with a word that is not finished: int32 [N + 1, 4].
+    # phrase and continues an unfinished word: int32 [N + 1, 4].
     codes: Tensor
     subwords: Tensor
     # What phrases begin with, int64 [3, B, F]: the token, its slot, and 1 where it continues an unfinished

@@ -1,4 +1,4 @@
-"""How much a datastore's sentences are like the sources of a batch, and what trust is told of these."""
+"""How similar a datastore's sentences are to the sources of a batch, and the features of these for trust."""
 
 from __future__ import annotations
 

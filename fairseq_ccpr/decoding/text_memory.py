@@ -3,7 +3,7 @@
     p(v) ~ p_NMT(v | x, y<t) (p_text(v | y<t) / p_general(v | y<t)^beta)^alpha
 
 over the model's likeliest tokens, whose mass stays what p_NMT gives them, before any memory votes. That is a
-density ratio in the place of shallow fusion: frequent words are not rewarded twice, by the model and by the
+density ratio instead of shallow fusion: frequent words are not rewarded twice, by the model and by the
 text (Herold et al. 2023 subtract the model's own expectation of the language for the same reason). Both
 distributions are counts, see `datastore.text`. alpha is 0 where the text has not even the last subword, and
 moves token by token where tuning trained it to.

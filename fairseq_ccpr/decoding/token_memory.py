@@ -491,7 +491,7 @@ class TokenMemory(Memory):
         confidences: Sequence[bool],
         likenesses: Sequence[float] = (0.0,),
     ) -> Iterator[tuple[TokenRetrievalSettings, Tensor, Tensor]]:
-        """Yield points of a grid as `grid` does; whatever has none is as in the settings, and lambda is varied."""
+        """Yield the points of a grid as `grid` does, lambda varied too; other settings keep their values."""
         given = self.settings
         for k, temperature, likeness in product(neighbours, temperatures, likenesses):
             shape: dict[str, Any] = {"k": k, "temperature": temperature, "likeness": likeness}

@@ -30,9 +30,8 @@ ENOUGH_KNOWN = (
 # Fraction of a dictionary's symbols that may be before the one above; in a shuffled one, half of them are.
 IN_ORDER = 0.2
 RARE = 0.001  # fraction of a dictionary's symbols below which a mark in them is chance
-_SOURCE_TAG = re.compile(
-    r"\s*(>>[\w-]+<<)\s*"
-)  # what names the target language, in front of a source sentence
+# what names the target language, in front of a source sentence
+_SOURCE_TAG = re.compile(r"\s*(>>[\w-]+<<)\s*")
 
 # What Moses writes for a character, and for a hyphen within a word.
 MOSES = {
