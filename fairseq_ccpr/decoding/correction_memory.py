@@ -98,10 +98,10 @@ class CorrectionBatch(MemoryBatch):
             table = pad_sequence(targets, batch_first=True, padding_value=AFTER_END)
             self.table = pad(table, (0, 1), value=AFTER_END).to(self.rows.device)
 
-    def rescore(self, step: Step) -> Tensor:
+    def rescore(self, step: Step) -> Tensor | None:
         """Mix in the next token of corrections that hypotheses follow, in place: log p fp32 [H, V]."""
         if (place := step.tokens.size(1) - 1) >= self.table.size(1):
-            return step.model.log_probs
+            return None
         targets = self.table.index_select(0, self.rows)
         if place:
             self.following = self.following & (targets[:, place - 1] == step.tokens[:, -1])

@@ -1,4 +1,4 @@
-"""Beam search over models and memories, and a search that reads the vocabulary once a step."""
+"""One step of models and memories, and all tokens of given targets."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
-from fairseq.search import BeamSearch
 from fairseq.sequence_generator import EnsembleModelWithAlignment
 from fairseq.sequence_scorer import SequenceScorer
 from torch import Tensor
@@ -20,73 +19,35 @@ from fairseq_ccpr.decoding.mixture import Distribution, Mixture, ModelEvidence, 
 from fairseq_ccpr.decoding.options import MixtureSettings
 from fairseq_ccpr.decoding.trust import Trust, TrustStep
 from fairseq_ccpr.errors import ConfigurationError
+from fairseq_ccpr.models.step_decoder import StepDecoder
 from fairseq_ccpr.settings import signed
 from fairseq_ccpr.timing import DECODER, MERGE, phase
 
 TEXTS = "texts"  # of a batch: its source sentences as they were given, where they are known
-RUN = 64  # neighbouring tokens that the likeliest of them stands for
-SMALL = 1 << 17  # log-probabilities of a batch that are compared with one another
 M = TypeVar("M", bound=Memory)
 
 
-class RunwiseBeamSearch(BeamSearch):
-    """Selects what fairseq's `BeamSearch` selects, but for the order of equal scores.
-
-    The best continuations lie in the runs whose own best are best, and adding a hypothesis's score to all of
-    a run leaves their order. So nothing as wide as the vocabulary is added up or sorted.
-    """
-
-    def step(
-        self,
-        step: int,
-        lprobs: Tensor,
-        scores: Tensor | None,
-        prev_output_tokens: Tensor | None = None,
-        original_batch_idxs: Tensor | None = None,
-        candidate_multiple: int = 2,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Select the best continuations of [B, beam, V]; hypotheses have `scores` [B, beam, step] so far."""
-        sentences, beam, words = lprobs.shape
-        count = candidate_multiple * beam
-        if step == 0 or lprobs.numel() < SMALL or beam * (words // RUN) < count:
-            selected: tuple[Tensor, Tensor, Tensor] = super().step(
-                step, lprobs, scores, prev_output_tokens, original_batch_idxs, candidate_multiple
-            )
-            return selected
-        assert scores is not None
-        so_far = scores[:, :, step - 1]
-        places = _best_runs(lprobs, so_far, count)
-        likely = lprobs.view(sentences, -1).gather(1, places) + so_far.gather(1, places // words)
-        best, chosen = likely.topk(count, dim=1)
-        places = places.gather(1, chosen)
-        return best, places % words, places // words
-
-
-def _best_runs(lprobs: Tensor, so_far: Tensor, count: int) -> Tensor:
-    """Find where the best `count` continuations of each sentence may be: places in [beam * V], int64 [B, C]."""
-    sentences, beam, words = lprobs.shape
-    runs = words // RUN
-    whole = runs * RUN
-    likeliest = lprobs[:, :, :whole].unflatten(2, (runs, RUN)).amax(dim=3) + so_far.unsqueeze(2)
-    best = likeliest.flatten(1).topk(count, dim=1).indices
-    begins = best // runs * words + best % runs * RUN
-    device = lprobs.device
-    inside = (begins.unsqueeze(2) + torch.arange(RUN, device=device)).flatten(1)
-    rest = torch.arange(beam, device=device).unsqueeze(1) * words + torch.arange(whole, words, device=device)
-    return torch.cat([inside, rest.flatten().expand(sentences, -1)], dim=1)
-
-
 class EncodedBatch(list[Any]):
-    """fairseq's encoder outputs, one a model, with what the memories know of the batch.
+    """What each model encoded, with what the memories know of the batch.
 
     It travels where fairseq passes encoder outputs, from step to step of one beam search: so generators and
     threads that share an ensemble share no mutable state. `hypotheses` counts those in the beams, None before
     there are any.
+
+    Args:
+        outputs: fairseq's encoder outputs, one a model.
+        decoders: that compute its steps, one a model; None: the models do.
     """
 
-    def __init__(self, outputs: list[Any], batches: list[MemoryBatch], hypotheses: int | None = None) -> None:
+    def __init__(
+        self,
+        outputs: list[Any],
+        batches: list[MemoryBatch],
+        hypotheses: int | None = None,
+        decoders: list[StepDecoder] | None = None,
+    ) -> None:
         super().__init__(outputs)
-        self.batches, self.hypotheses = batches, hypotheses
+        self.batches, self.hypotheses, self.decoders = batches, hypotheses, decoders
 
 
 class RetrievalEnsemble(EnsembleModelWithAlignment):
@@ -114,6 +75,7 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
         # target tokens at the beginning that are language tags; nothing is retrieved for them
         self.forced = 0
         self.end: int | None = None  # the token that target sentences end with; </s> where None
+        self.precision: torch.dtype | None = None  # of the models' products in beam search; None: their own
         self.identity = ""  # of the models, by their parameters as they were loaded
 
     def find(self, kind: type[M]) -> M | None:
@@ -122,7 +84,7 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
     def with_memories(self, memories: Sequence[Memory], trust: Trust | None) -> RetrievalEnsemble:
         other = RetrievalEnsemble(list(self.models), memories, self.pad, self.mixture.settings, trust)
         other.mixture = replace(self.mixture, bounded=other.mixture.bounded)
-        for name in ("temperature", "forced", "end", "identity"):
+        for name in ("temperature", "forced", "end", "precision", "identity"):
             setattr(other, name, getattr(self, name))
         return other
 
@@ -149,8 +111,14 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
         snapshot = self.snapshot(net_input.get(TEXTS))
         batches = [memory.begin(net_input["src_tokens"], snapshot) for memory in self.memories]
         given = {name: x for name, x in net_input.items() if name != TEXTS}
-        outputs: list[Any] = super().forward_encoder(given)
-        return EncodedBatch(outputs, [batch.encoded() for batch in batches])
+        low = self.precision is not None and net_input["src_tokens"].is_cpu
+        with torch.autocast("cpu", self.precision, enabled=low):
+            outputs: list[Any] = super().forward_encoder(given)
+        decoders = [decoder for model in self.models if (decoder := StepDecoder.of(model, self.precision)) is not None]
+        if len(decoders) < len(outputs):
+            return EncodedBatch(outputs, [batch.encoded() for batch in batches])
+        outputs = [decoder.begin(output) for decoder, output in zip(decoders, outputs)]
+        return EncodedBatch(outputs, [batch.encoded() for batch in batches], decoders=decoders)
 
     def reorder_encoder_out(self, encoder_outs: EncodedBatch, new_order: Tensor) -> EncodedBatch:
         """Follow the beam, and the batch as its sentences end.
@@ -158,15 +126,30 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
         Hypotheses change places within their sentence only, and share its encoding: that is copied when
         sentences have ended.
         """
-        same = len(new_order) == encoder_outs.hypotheses
-        outputs = list(encoder_outs) if same else super().reorder_encoder_out(encoder_outs, new_order)
+        outputs = list(encoder_outs)
+        if encoder_outs.decoders is not None:
+            for state in outputs:
+                state.reorder(new_order)
+        elif len(new_order) != encoder_outs.hypotheses:
+            outputs = super().reorder_encoder_out(encoder_outs, new_order)
         batches = [batch.reorder(new_order) for batch in encoder_outs.batches]
-        return EncodedBatch(outputs, batches, len(new_order))
+        return EncodedBatch(outputs, batches, len(new_order), encoder_outs.decoders)
+
+    def reorder_incremental_state(self, incremental_states: list[Any], new_order: Tensor) -> None:
+        if any(incremental_states):
+            super().reorder_incremental_state(incremental_states, new_order)
 
     def forward_decoder(
         self, tokens: Tensor, encoder_outs: EncodedBatch, incremental_states: Any, temperature: float = 1.0
     ) -> tuple[Tensor, Tensor | None]:
-        """Compute one step: log p [H, V] and the attention.
+        """Compute one step as fairseq's generators ask for it: log p [H, V] and the attention."""
+        model, attention = self.step(tokens, encoder_outs, incremental_states, temperature)
+        return model.log_probs, attention
+
+    def step(
+        self, tokens: Tensor, encoded: EncodedBatch, incremental_states: Any, temperature: float = 1.0
+    ) -> tuple[Distribution, Tensor | None]:
+        """Compute one step: the distribution and the attention, fp32 [H, S].
 
         1. p_NMT from the models, as without retrieval; memories listen, and the token memory searches as soon
            as the model of its datastore knows the queries: a GPU searches while the models project to the
@@ -174,21 +157,39 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
         2. memories that act on the model's distribution change it, the others vote;
         3. mix, and let those that act on the mixture change it.
         """
-        batches = encoder_outs.batches if tokens.size(1) > self.forced else []
+        batches = encoded.batches if tokens.size(1) > self.forced else []
         with self._listening(batches) as heard, phase(DECODER):
-            log_probs, attention = super().forward_decoder(
-                tokens, encoder_outs, incremental_states, temperature
-            )
-        model = Distribution(log_probs.float())
-        step = Step(tokens[:, self.forced :], model, self.trust is not None, self.mixture)
-        for batch in heard["model"]:
-            step.model = Distribution(batch.rescore(step))
+            if encoded.decoders is None:
+                log_probs, attention = super().forward_decoder(tokens, encoded, incremental_states, temperature)
+            else:
+                log_probs, attention = self._decoded(tokens, encoded, encoded.decoders, temperature)
+        step = Step(
+            tokens[:, self.forced :], Distribution(log_probs.float()), self.trust is not None, self.mixture
+        )
+        self._rescore(step, heard["model"])
         votes = [batch.vote(step) for batch in heard["vote"]]
-        decided = self.decided(step.model, votes)
-        step.model = Distribution(self.mixture.mix(step.model.log_probs, decided))
-        for batch in heard["mixture"]:
-            step.model = Distribution(batch.rescore(step))
-        return step.model.log_probs, attention
+        step.model = self.mixture.mix(step.model, self.decided(step.model, votes))
+        self._rescore(step, heard["mixture"])
+        return step.model, attention
+
+    @staticmethod
+    def _rescore(step: Step, batches: Sequence[MemoryBatch]) -> None:
+        for batch in batches:
+            if (rescored := batch.rescore(step)) is not None:
+                step.model = Distribution(rescored)
+
+    @staticmethod
+    def _decoded(
+        tokens: Tensor, encoded: EncodedBatch, decoders: list[StepDecoder], temperature: float
+    ) -> tuple[Tensor, Tensor]:
+        """Average the models' p_NMT, and their attention."""
+        each, attentions = zip(*(one.step(tokens, state) for one, state in zip(decoders, encoded)))
+        each = [logits / temperature for logits in each] if temperature != 1 else each
+        log_probs = [torch.log_softmax(logits, dim=1, dtype=torch.float32) for logits in each]
+        if len(log_probs) == 1:
+            return log_probs[0], attentions[0]
+        mean = torch.stack(log_probs).logsumexp(dim=0) - math.log(len(log_probs))
+        return mean, torch.stack(attentions).mean(dim=0)
 
     @contextmanager
     def _listening(
@@ -240,7 +241,7 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
 
     def mixed(self, whole: Whole, votes: list[Vote]) -> Tensor:
         """Mix the distributions of given targets in place with votes, as beam search does: [B, T, V]."""
-        whole.log_probs[whole.real] = self.mixture.mix(whole.log_probs[whole.real], votes)
+        whole.log_probs[whole.real] = self.mixture.mix(Distribution(whole.log_probs[whole.real]), votes).log_probs
         for batch in whole.after:
             batch.rescore_given(whole.previous, whole.log_probs[:, self.forced :], self.mixture)
         return whole.log_probs

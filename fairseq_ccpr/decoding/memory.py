@@ -41,7 +41,7 @@ class Step:
     mixture: Mixture = field(default_factory=Mixture)
 
     def mix(self, votes: Sequence[Vote]) -> Tensor:
-        return self.mixture.mix(self.model.log_probs, votes)
+        return self.mixture.mix(self.model, votes).log_probs
 
 
 class MemoryBatch:
@@ -64,9 +64,9 @@ class MemoryBatch:
         """
         return nullcontext(self)
 
-    def rescore(self, step: Step) -> Tensor:
-        """Change the distribution of a step, in place or not: log p, fp32 [H, V]."""
-        return step.model.log_probs
+    def rescore(self, step: Step) -> Tensor | None:
+        """Change the distribution of a step, in place or not: log p, fp32 [H, V]; None: it stays as it is."""
+        return None
 
     def vote(self, step: Step) -> Vote:
         """Vote for the next token, once a step. For memories that vote."""
@@ -88,7 +88,8 @@ class MemoryBatch:
         for position in range(previous.size(1)):
             model = Distribution(log_probs[:, position])
             step = Step(previous[:, : position + 1], model, mixture=mixture)
-            log_probs[:, position] = self.rescore(step)
+            if (rescored := self.rescore(step)) is not None:
+                log_probs[:, position] = rescored
 
     def force(self, text: GivenText) -> Record:
         """Vote at each token of given targets, position by position."""

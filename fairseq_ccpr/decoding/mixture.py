@@ -16,7 +16,7 @@ from torch import Tensor
 from fairseq_ccpr.decoding.options import MixtureSettings
 from fairseq_ccpr.timing import MERGE, phase
 
-RUN = 64  # neighbouring tokens whose highest is found first
+RUN = 64  # neighbouring tokens whose highest is found first, as torch tracks the place of a maximum slowly
 FEW = 32  # neighbours that are compared with one another; more are sorted
 # A weight of 1 would rule out all that was not retrieved, even the end of a sentence that has reached its
 # full length.
@@ -126,19 +126,49 @@ class Vote(NamedTuple):
         return self.log_prob(tokens), self.weight
 
 
-@dataclass
 class Distribution:
-    """The model's distribution at N tokens, shared so that its likeliest token is found once."""
+    """The model's distribution at N tokens, shared so that the vocabulary is swept once for all questions.
 
-    log_probs: Tensor  # fp32 [N, V], log p_NMT
+    Args:
+        log_probs: fp32 [N, V], log p_NMT.
+        peaks: the highest of each run of `RUN` tokens, fp32 [N, R], where they are known.
+    """
+
+    def __init__(self, log_probs: Tensor, peaks: Tensor | None = None) -> None:
+        self.log_probs, self._peaks = log_probs, peaks
+
+    @property
+    def peaks(self) -> Tensor:
+        if self._peaks is None:
+            self._peaks = run_peaks(self.log_probs)
+        return self._peaks
 
     @cached_property
     def likeliest(self) -> ModelEvidence:
         """The likeliest token, and its log p_NMT; must first be read before `log_probs` is mixed in place."""
-        return ModelEvidence(*likeliest(self.log_probs))
+        best, run = self.peaks.max(dim=1)
+        begins = (run * RUN).unsqueeze(1)
+        inside = (begins + torch.arange(RUN, device=run.device)).clamp_max(self.log_probs.size(1) - 1)
+        place = self.log_probs.gather(1, inside).argmax(dim=1, keepdim=True)
+        return ModelEvidence(best, inside.gather(1, place).squeeze(1))
+
+    def again(self, tokens: set[int]) -> Distribution:
+        """Return the same after the log p of some tokens were changed in place."""
+        for run in {token // RUN for token in tokens}:
+            self.peaks[:, run] = self.log_probs[:, run * RUN : (run + 1) * RUN].amax(dim=1)
+        return Distribution(self.log_probs, self.peaks)
 
     def view(self, values: Tensor) -> DistributionView:
         return DistributionView(self, values)
+
+
+def run_peaks(log_probs: Tensor) -> Tensor:
+    """Find the highest of each run of `RUN` neighbouring tokens, [N, V] -> [N, R]; the last run may be shorter."""
+    runs = log_probs.size(1) // RUN
+    peaks = log_probs[:, : runs * RUN].unflatten(1, (runs, RUN)).amax(dim=2)
+    if runs * RUN == log_probs.size(1):
+        return peaks
+    return torch.cat([peaks, log_probs[:, runs * RUN :].amax(dim=1, keepdim=True)], dim=1)
 
 
 @dataclass
@@ -159,26 +189,6 @@ class DistributionView:
     @property
     def favourite(self) -> Tensor:
         return self.distribution.likeliest.favourite
-
-
-def likeliest(log_probs: Tensor) -> tuple[Tensor, Tensor]:
-    """Find what `log_probs.max(dim=1)` finds in [N, V], fp32 [N] and int64 [N]: of equal ones the first.
-
-    On a CPU torch tracks the place of a maximum number by number, which takes five times as long as the
-    maxima of runs; only one run of each row is then looked through for its place.
-    """
-    rows, words = log_probs.shape
-    if log_probs.is_cuda or words < 2 * RUN or not rows:
-        best, favourite = log_probs.max(dim=1)
-        return best, favourite
-    # The last run ends with the row: it may share tokens with the one before, which then is found first.
-    whole = words // RUN * RUN
-    last = log_probs[:, words - RUN :]
-    runs = log_probs[:, :whole].unflatten(1, (-1, RUN)).amax(dim=2)
-    best, run = torch.cat([runs, last.amax(dim=1, keepdim=True)], dim=1).max(dim=1)
-    begins = (run * RUN).clamp_max(words - RUN)
-    inside = log_probs.gather(1, begins.unsqueeze(1) + torch.arange(RUN, device=run.device)).argmax(dim=1)
-    return best, begins + inside
 
 
 def neighbour_log_probabilities(scores: Tensor, values: Tensor, temperature: float) -> Tensor:
@@ -284,22 +294,25 @@ class Mixture:
         return [vote._replace(weight=weight) for vote, weight in zip(votes, weights)]
 
     @phase(MERGE)
-    def mix(self, log_probs: Tensor, votes: Sequence[Vote]) -> Tensor:
+    def mix(self, model: Distribution, votes: Sequence[Vote]) -> Distribution:
         """Mix votes into log p_NMT [H, V], in place and only where p_r is not zero.
 
         No vote leaves log p_NMT as it was, and weights of 0 leave their row as it was, to the bit.
         """
         if not votes:
-            return log_probs
+            return model
         total = votes[0].weight
         for vote in votes[1:]:
             total = total + vote.weight
-        log_probs += torch.log1p(-total.clamp_max(ALMOST_ALL)).unsqueeze(1)
+        left = torch.log1p(-total.clamp_max(ALMOST_ALL)).unsqueeze(1)
+        log_probs, peaks = model.log_probs.add_(left), model.peaks + left
         for vote in votes:
             named = log_probs.gather(1, vote.values)
             mixed = torch.logaddexp(named, vote.weight.log().unsqueeze(1) + vote.log_probs)
             log_probs.scatter_(1, vote.values, mixed)
-        return log_probs
+            # which only rise, beside the others
+            peaks.scatter_reduce_(1, vote.values // RUN, mixed, "amax")
+        return Distribution(log_probs, peaks)
 
     def of_targets(self, log_p: Tensor, said: Sequence[Said]) -> Tensor:
         """Mix log p_NMT [N] of a given token a row with what each memory says of it."""

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 from fairseq.data import LanguagePairDataset
-from fairseq.search import BeamSearch, DiverseBeamSearch
+from fairseq.search import DiverseBeamSearch
+from fairseq.sequence_generator import SequenceGenerator, SequenceGeneratorWithAlignment
 from fairseq.tasks import FairseqTask
 from omegaconf import DictConfig
 from torch import Tensor
@@ -29,7 +30,8 @@ from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.datastore.tuned import Datastore, read_tuned, tuned_trust
 from fairseq_ccpr.decoding.breakdown import RetrievalLog
 from fairseq_ccpr.decoding.correction_memory import CorrectionMemory
-from fairseq_ccpr.decoding.ensemble import TEXTS, RetrievalEnsemble, RetrievalScorer, RunwiseBeamSearch
+from fairseq_ccpr.decoding.beam_search import AlignedBeamGenerator, BeamGenerator
+from fairseq_ccpr.decoding.ensemble import TEXTS, RetrievalEnsemble, RetrievalScorer
 from fairseq_ccpr.decoding.glossary_memory import GlossaryCandidates, GlossaryMemory
 from fairseq_ccpr.decoding.learned_memory import LearnedEntries, LearnedMemory, why_not_learned
 from fairseq_ccpr.decoding.memory import Memory
@@ -284,10 +286,10 @@ class RetrievalTask(FairseqTask):
         return generator
 
     def equip(self, generator: Any, ensemble: RetrievalEnsemble) -> None:
-        """Give a generator an ensemble that retrieves, and a faster beam search with equal results."""
+        """Give a generator of fairseq an ensemble that retrieves, and a faster beam search with equal results."""
         generator.model = ensemble
-        if type(generator.search) is BeamSearch:
-            generator.search = RunwiseBeamSearch(self.target_dictionary)
+        ours = {SequenceGenerator: BeamGenerator, SequenceGeneratorWithAlignment: AlignedBeamGenerator}
+        generator.__class__ = ours.get(type(generator), type(generator))
 
     def get_batch_iterator(self, *args: Any, required_batch_size_multiple: int = 1, **kwargs: Any) -> Any:
         """Iterate over all sentences.

@@ -311,10 +311,10 @@ class TextBatch(MemoryBatch):
     memory: TextMemory
 
     @phase(TEXT)
-    def rescore(self, step: Step) -> Tensor:
+    def rescore(self, step: Step) -> Tensor | None:
         memory, log_probs = self.memory, step.model.log_probs
         if not memory.settings.alpha:
-            return log_probs
+            return None
         observed = memory.observe(step)
         fused = observed.fused(memory.settings.alpha * memory.weight(observed.features), memory.settings.beta)
         unchanged = log_probs[observed.rows, observed.tokens]

@@ -161,9 +161,10 @@ class System:
         if memories := self.task.build_memories(self.models):
             self.ensemble = self.task.join(self.models, memories)
             self.ensemble.temperature = cfg.generation.temperature
-        if precision == BF16:  # after the models were identified by their parameters, which bf16 rounds
-            for model in self.models:
-                model.bfloat16()
+        self.alone = self.task.join(self.models, [])
+        if precision == BF16:
+            for each in filter(None, (self.ensemble, self.alone)):
+                each.precision = torch.bfloat16
         self.to_text = detokeniser(cfg, self.task)
         self.replaces_unknown = cfg.generation.replace_unk != OFF
         for dictionary in (self.task.source_dictionary, self.task.target_dictionary):
@@ -190,8 +191,7 @@ class System:
     def generator(self, retrieve: bool = True) -> Any:
         """Make a generator of fairseq, with retrieval where there is a datastore."""
         made = self.task.build_base_generator(self.models, self.cfg.generation)
-        if retrieve and self.ensemble is not None:
-            self.task.equip(made, self.ensemble)
+        self.task.equip(made, self.ensemble if retrieve and self.ensemble is not None else self.alone)
         return made
 
     def learned_text(self, source: str, tokens: Tensor) -> str | None:

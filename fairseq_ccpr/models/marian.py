@@ -29,11 +29,13 @@ SILU = "swish"  # as fairseq calls it
 class MarianDecoder(TransformerDecoderBase):
     """fairseq's decoder with Marian's start, and a bias on its logits."""
 
+    def given(self, tokens: Tensor) -> Tensor:
+        """Return prefixes with <s> in place of their first </s>, which fairseq starts from."""
+        return tokens.masked_fill(tokens == self.dictionary.eos(), self.dictionary.bos())
+
     def extract_features_scriptable(self, prev_output_tokens: Tensor, *args: Any, **named: Any) -> Any:
-        """Compute the states [B, T, d] after prefixes; their first </s>, as fairseq has it, becomes <s>."""
-        start = prev_output_tokens == self.dictionary.eos()
-        tokens = prev_output_tokens.masked_fill(start, self.dictionary.bos())
-        return super().extract_features_scriptable(tokens, *args, **named)
+        """Compute the states [B, T, d] after prefixes."""
+        return super().extract_features_scriptable(self.given(prev_output_tokens), *args, **named)
 
     def build_output_projection(self, cfg: Any, dictionary: Any, embed_tokens: nn.Embedding) -> None:
         super().build_output_projection(cfg, dictionary, embed_tokens)

@@ -1,0 +1,268 @@
+"""One step of a fairseq Transformer decoder for all hypotheses of a beam, with the model's own modules.
+
+fairseq copies the keys and values of all hypotheses at each step, those of the source too. Here hypotheses of
+a sentence share them: what they attend to is stored once, in the order in which it was computed, and a mask
+says which of it belongs to the past of which hypothesis.
+
+Letters: B sentences, n hypotheses of each, H = B n, S source subwords, t steps so far, d width.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import torch
+from fairseq.models.transformer import TransformerDecoderBase
+from fairseq.modules.multihead_attention import MultiheadAttention
+from fairseq.modules.transformer_layer import TransformerDecoderLayerBase
+from torch import Tensor
+from torch.nn.functional import linear
+
+STEPS_AT_FIRST = 32  # that room is made for; later for twice as many
+ROWS = 64  # that weights are laid out for; others are multiplied as well
+EXTRAS = ("c_attn", "attn_ln", "ffn_layernorm", "w_resid")  # of layers, which no translation model has
+
+
+class Product:
+    """Multiplies with the weights of linear layers side by side, in their dtype or in bfloat16.
+
+    In bfloat16 the weights are laid out beforehand as the processor multiplies them, where torch can.
+    """
+
+    def __init__(self, modules: list[Any], precision: torch.dtype) -> None:
+        weight, bias = modules[0].weight.detach(), modules[0].bias
+        if len(modules) > 1:
+            weight = torch.cat([one.weight.detach() for one in modules])
+            bias = torch.cat([one.bias.detach() for one in modules])
+        self.low = precision != weight.dtype
+        self.packed = self.low and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+        self.weight = weight.to(precision)
+        self.bias = bias.detach().to(precision) if bias is not None else None
+        if self.packed:
+            self.weight = torch.ops.mkldnn._reorder_linear_weight(self.weight, ROWS)
+        self.hooks = modules[-1]._forward_pre_hooks if len(modules) == 1 else {}
+        self.module = modules[-1]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        for hook in tuple(self.hooks.values()):
+            hook(self.module, (x,))
+        if self.packed:
+            made: Tensor = torch.ops.mkldnn._linear_pointwise(
+                x.bfloat16(), self.weight, self.bias, "none", [], ""
+            )
+            return made
+        return linear(x.to(self.weight.dtype) if self.low else x, self.weight, self.bias)
+
+
+class LayerProducts(NamedTuple):
+    """The products of a layer."""
+
+    queries_keys_values: Product
+    heard: Product
+    source_queries: Product
+    source_heard: Product
+    fc1: Product
+    fc2: Product
+
+
+class StepDecoder:
+    """Computes what a decoder computes, but for rounding, for the last token of each hypothesis.
+
+    Hooks of the decoder's `fc1` and `output_projection` see what they see in fairseq.
+
+    Args:
+        precision: of the products with weights; all else is computed in the dtype of the model.
+    """
+
+    _known: WeakKeyDictionary[Any, tuple[tuple[Any, ...], StepDecoder]] = WeakKeyDictionary()
+
+    def __init__(self, decoder: Any, precision: torch.dtype) -> None:
+        self.decoder = decoder
+        self.width = decoder.layers[0].self_attn.head_dim
+        self.layers = [
+            LayerProducts(
+                *(
+                    Product(modules, precision)
+                    for modules in (
+                        [one.self_attn.q_proj, one.self_attn.k_proj, one.self_attn.v_proj],
+                        [one.self_attn.out_proj],
+                        [one.encoder_attn.q_proj],
+                        [one.encoder_attn.out_proj],
+                        [one.fc1],
+                        [one.fc2],
+                    )
+                )
+            )
+            for one in decoder.layers
+        ]
+        self.output = Product([decoder.output_projection], precision)
+
+    @classmethod
+    def of(cls, model: Any, precision: torch.dtype | None = None) -> StepDecoder | None:
+        """Return the step decoder of a model; None where its decoder computes anything else than fairseq's own."""
+        decoder = getattr(model, "decoder", None)
+        if decoder is None or not _is_plain(decoder):
+            return None
+        own = decoder.output_projection.weight.dtype
+        precision = own if precision is None or not decoder.output_projection.weight.is_cpu else precision
+        now = precision, *((one.data_ptr(), one._version, one.dtype) for one in decoder.parameters())
+        known, made = cls._known.get(decoder, (None, None))
+        if made is None or known != now:
+            made = cls(decoder, precision)
+            cls._known[decoder] = now, made
+        return made
+
+    def begin(self, encoded: dict[str, list[Tensor]]) -> StepState:
+        """Begin a batch with what fairseq's encoder gives."""
+        states, padding = encoded["encoder_out"][0].transpose(0, 1), encoded["encoder_padding_mask"]
+        hidden = padding[0] if padding and padding[0].any() else None
+        sources = []
+        for attention in (layer.encoder_attn for layer in self.decoder.layers):
+            keys, values = attention.k_proj(states), attention.v_proj(states)
+            sources.append((self._split(keys).transpose(2, 3).contiguous(), self._split(values).contiguous()))
+        return StepState(sources, hidden)
+
+    def _split(self, states: Tensor) -> Tensor:
+        """Split states [B, T, d] into heads, [B, heads, T, d / heads]: fp32 on CPUs, which attend faster in it."""
+        states = states.float() if states.is_cpu else states
+        return states.unflatten(2, (-1, self.width)).transpose(1, 2)
+
+    def step(self, tokens: Tensor, state: StepState) -> tuple[Tensor, Tensor]:
+        """Compute the logits of the next token [H, V], and the last layer's mean attention, fp32 [H, S].
+
+        Args:
+            tokens: int64 [H, t], the hypotheses so far.
+        """
+        decoder = self.decoder
+        x, seen = self._embed(tokens), state.grow()
+        for i, (layer, products) in enumerate(zip(decoder.layers, self.layers)):
+            before = layer.normalize_before
+            y = layer.self_attn_layer_norm(x) if before else x
+            new = self._split(products.queries_keys_values(y).unflatten(0, (-1, state.beam)))
+            queries, keys, values = new.chunk(3, dim=1)
+            heard, _ = attend(queries, *state.keep(i, keys, values), seen)
+            x = x + products.heard(heard)
+            x = x if before else layer.self_attn_layer_norm(x)
+            y = layer.encoder_attn_layer_norm(x) if before else x
+            queries = self._split(products.source_queries(y).unflatten(0, (-1, state.beam)))
+            heard, shares = attend(queries, *state.sources[i], state.visible)
+            x = x + products.source_heard(heard)
+            x = x if before else layer.encoder_attn_layer_norm(x)
+            y = (layer.final_layer_norm(x) if before else x).unsqueeze(0)  # time first, as in fairseq
+            x = x + products.fc2(layer.activation_fn(products.fc1(y))).squeeze(0)
+            x = x if before else layer.final_layer_norm(x)
+        x = decoder.layer_norm(x) if decoder.layer_norm is not None else x
+        x = decoder.project_out_dim(x) if decoder.project_out_dim is not None else x
+        return self.output(x.unsqueeze(1)).squeeze(1), shares.mean(dim=1).flatten(0, 1)
+
+    def _embed(self, tokens: Tensor) -> Tensor:
+        decoder = self.decoder
+        given = tokens if (rename := getattr(decoder, "given", None)) is None else rename(tokens)
+        x = decoder.embed_scale * decoder.embed_tokens(given[:, -1])
+        x = decoder.project_in_dim(x) if decoder.project_in_dim is not None else x
+        if decoder.embed_positions is not None:
+            x = x + decoder.embed_positions(given, incremental_state={})[:, -1]
+        return decoder.layernorm_embedding(x) if decoder.layernorm_embedding is not None else x
+
+
+def attend(queries: Tensor, keys: Tensor, values: Tensor, seen: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Attend to keys, transposed, [B, heads, d', T]: what was heard [B n, heads d'], and the shares [B, heads, n, T].
+
+    Args:
+        queries: fp32 [B, heads, n, d'].
+        values: fp32 [B, heads, T, d'].
+        seen: 0 for what counts, -inf for what does not, [B, 1, n or 1, T]; None: all counts.
+    """
+    scores = (queries * keys.size(2) ** -0.5) @ keys
+    shares = (scores if seen is None else scores.add_(seen)).softmax(dim=3)
+    return (shares @ values).transpose(1, 2).flatten(2).flatten(0, 1), shares
+
+
+class StepState:
+    """What the hypotheses of a batch attend to.
+
+    Args:
+        sources: keys, transposed, [B, heads, d', S], and values [B, heads, S, d'] of the sources in each layer.
+        hidden: bool [B, S], which of them are padding; None where none is.
+    """
+
+    def __init__(self, sources: list[tuple[Tensor, Tensor]], hidden: Tensor | None) -> None:
+        self.sources, self.beam, self.steps = sources, 1, 0
+        self.visible = torch.zeros_like(hidden, dtype=torch.float32) if hidden is not None else None
+        if hidden is not None and self.visible is not None:
+            self.visible = self.visible.masked_fill_(hidden, float("-inf"))[:, None, None]
+        # keys and values of each layer in the order of steps, as those of the sources, with room for more
+        self.past: list[tuple[Tensor, Tensor]] = []
+        self.seen = torch.empty(0)  # 0 where a hypothesis has something in its past, else -inf: [H, room]
+
+    def reorder(self, order: Tensor) -> None:
+        """Let hypothesis i continue what hypothesis order[i] was, int64 [H']: sentences may end, or first grow beams."""
+        sentences = len(self.sources[0][0])
+        if not self.steps:
+            self.beam = len(order) // sentences
+            return
+        self.seen = self.seen.index_select(0, order)
+        if len(order) < sentences * self.beam:
+            rows = order[:: self.beam] // self.beam
+            self.sources, self.past = (
+                [(keys.index_select(0, rows), values.index_select(0, rows)) for keys, values in both]
+                for both in (self.sources, self.past)
+            )
+            self.visible = self.visible.index_select(0, rows) if self.visible is not None else None
+
+    def grow(self) -> Tensor:
+        """Make room for a step; returns what each hypothesis sees, [B, 1, n, steps * n]."""
+        begin, beam = self.steps * self.beam, self.beam
+        self.steps += 1
+        if begin == self.seen.size(-1):
+            self._make_room(max(2 * begin, STEPS_AT_FIRST * beam))
+        seen = self.seen.view(-1, beam, self.seen.size(1))[:, :, : begin + beam]
+        seen[:, :, begin:].diagonal(dim1=1, dim2=2).zero_()
+        return seen.unsqueeze(1)
+
+    def _make_room(self, room: int) -> None:
+        keys, used = self.sources[0][0], self.seen.size(-1)
+        sentences, heads, width, _ = keys.shape
+        past = self.past or [(keys[..., :0], keys.transpose(2, 3)[:, :, :0])] * len(self.sources)
+        self.past = [
+            (
+                torch.cat([old_keys, keys.new_empty(sentences, heads, width, room - used)], dim=3),
+                torch.cat([old_values, keys.new_empty(sentences, heads, room - used, width)], dim=2),
+            )
+            for old_keys, old_values in past
+        ]
+        fresh = keys.new_full((sentences * self.beam, room - used), float("-inf"))
+        self.seen = torch.cat([self.seen.view(len(fresh), used), fresh], dim=1)
+
+    def keep(self, layer: int, new_keys: Tensor, new_values: Tensor) -> tuple[Tensor, Tensor]:
+        """Add keys and values [B, heads, n, d'] of a step; returns all so far."""
+        keys, values = self.past[layer]
+        end = self.steps * self.beam
+        keys[..., end - self.beam : end], values[:, :, end - self.beam : end] = new_keys.transpose(2, 3), new_values
+        return keys[..., :end], values[:, :, :end]
+
+
+def _is_plain(decoder: Any) -> bool:
+    """Tell whether a decoder is of the parts that `StepDecoder` computes."""
+    return (
+        isinstance(decoder, TransformerDecoderBase)
+        and (
+            type(decoder).extract_features_scriptable is TransformerDecoderBase.extract_features_scriptable
+            or hasattr(decoder, "given")
+        )
+        and decoder.adaptive_softmax is None
+        and not decoder.cross_self_attention
+        and all(_is_plain_layer(layer) for layer in decoder.layers)
+    )
+
+
+def _is_plain_layer(layer: Any) -> bool:
+    attentions = [getattr(layer, name, None) for name in ("self_attn", "encoder_attn")]
+    return (
+        isinstance(layer, TransformerDecoderLayerBase)
+        and type(layer).forward is TransformerDecoderLayerBase.forward
+        and not any(getattr(layer, name, None) is not None for name in EXTRAS)
+        and all(type(one) is MultiheadAttention for one in attentions)
+        and all(one.bias_k is None and not one.add_zero_attn and one.q_proj.bias is not None for one in attentions)
+    )
