@@ -29,7 +29,12 @@ class BeamGenerator(SequenceGenerator):
     ) -> list[list[dict[str, Tensor]]]:
         model, net_input = self.model, sample["net_input"]
         ours = isinstance(model, RetrievalEnsemble) and "src_tokens" in net_input
-        if not ours or type(self.search) is not BeamSearch or constraints is not None or self.lm_model is not None:
+        if (
+            not ours
+            or type(self.search) is not BeamSearch
+            or constraints is not None
+            or self.lm_model is not None
+        ):
             found: list[list[dict[str, Tensor]]] = super()._generate(
                 sample, prefix_tokens, constraints, bos_token
             )
@@ -59,7 +64,12 @@ class BeamGenerator(SequenceGenerator):
             found_model, attended = model.step(tokens[:, : step + 1], encoded, states, self.temperature)
             if prefix_tokens is not None and step < min(prefix_tokens.size(1), most):
                 log_probs, tokens, scores = self._prefix_tokens(
-                    step, self._allowed(found_model, step, most).log_probs, scores, tokens, prefix_tokens, beam
+                    step,
+                    self._allowed(found_model, step, most).log_probs,
+                    scores,
+                    tokens,
+                    prefix_tokens,
+                    beam,
                 )
                 found_model = Distribution(log_probs)
             else:

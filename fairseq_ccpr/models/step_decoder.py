@@ -9,7 +9,7 @@ Letters: B sentences, n hypotheses of each, H = B n, S source subwords, t steps 
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -36,7 +36,7 @@ class Product:
             weight = torch.cat([one.weight.detach() for one in modules])
             bias = torch.cat([one.bias.detach() for one in modules])
         self.low = precision != weight.dtype
-        self.packed = self.low and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+        self.packed = self.low and torch.backends.mkldnn.is_available()
         self.weight = weight.to(precision)
         self.bias = bias.detach().to(precision) if bias is not None else None
         if self.packed:
@@ -75,7 +75,7 @@ class StepDecoder:
         precision: of the products with weights; all else is computed in the dtype of the model.
     """
 
-    _known: WeakKeyDictionary[Any, tuple[tuple[Any, ...], StepDecoder]] = WeakKeyDictionary()
+    _known: ClassVar[WeakKeyDictionary[Any, tuple[tuple[Any, ...], StepDecoder]]] = WeakKeyDictionary()
 
     def __init__(self, decoder: Any, precision: torch.dtype) -> None:
         self.decoder = decoder
@@ -99,13 +99,16 @@ class StepDecoder:
         self.output = Product([decoder.output_projection], precision)
 
     @classmethod
-    def of(cls, model: Any, precision: torch.dtype | None = None) -> StepDecoder | None:
-        """Return the step decoder of a model; None where its decoder computes anything else than fairseq's own."""
+    def of(cls, model: Any, bf16: bool = False) -> StepDecoder | None:
+        """Return the step decoder of a model; None where its decoder computes anything else than fairseq's own.
+
+        Args:
+            bf16: whether products with weights are computed in bfloat16, whatever the dtype of the model.
+        """
         decoder = getattr(model, "decoder", None)
         if decoder is None or not _is_plain(decoder):
             return None
-        own = decoder.output_projection.weight.dtype
-        precision = own if precision is None or not decoder.output_projection.weight.is_cpu else precision
+        precision = torch.bfloat16 if bf16 else decoder.output_projection.weight.dtype
         now = precision, *((one.data_ptr(), one._version, one.dtype) for one in decoder.parameters())
         known, made = cls._known.get(decoder, (None, None))
         if made is None or known != now:
@@ -239,7 +242,10 @@ class StepState:
         """Add keys and values [B, heads, n, d'] of a step; returns all so far."""
         keys, values = self.past[layer]
         end = self.steps * self.beam
-        keys[..., end - self.beam : end], values[:, :, end - self.beam : end] = new_keys.transpose(2, 3), new_values
+        keys[..., end - self.beam : end], values[:, :, end - self.beam : end] = (
+            new_keys.transpose(2, 3),
+            new_values,
+        )
         return keys[..., :end], values[:, :, :end]
 
 
@@ -258,11 +264,16 @@ def _is_plain(decoder: Any) -> bool:
 
 
 def _is_plain_layer(layer: Any) -> bool:
-    attentions = [getattr(layer, name, None) for name in ("self_attn", "encoder_attn")]
+    attentions: list[Any] = [getattr(layer, name, None) for name in ("self_attn", "encoder_attn")]
     return (
         isinstance(layer, TransformerDecoderLayerBase)
         and type(layer).forward is TransformerDecoderLayerBase.forward
         and not any(getattr(layer, name, None) is not None for name in EXTRAS)
-        and all(type(one) is MultiheadAttention for one in attentions)
-        and all(one.bias_k is None and not one.add_zero_attn and one.q_proj.bias is not None for one in attentions)
+        and all(
+            type(one) is MultiheadAttention
+            and one.bias_k is None
+            and not one.add_zero_attn
+            and one.q_proj.bias is not None
+            for one in attentions
+        )
     )
