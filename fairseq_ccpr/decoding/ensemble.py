@@ -24,6 +24,7 @@ from fairseq_ccpr.models.step_decoder import StepDecoder
 from fairseq_ccpr.settings import signed
 from fairseq_ccpr.timing import DECODER, MERGE, phase
 
+WORTH_CASTING = 128  # source tokens, of which on casting an encoder's weights costs less than it saves
 TEXTS = "texts"  # of a batch: its source sentences as they were given, where they are known
 M = TypeVar("M", bound=Memory)
 
@@ -112,8 +113,9 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
         snapshot = self.snapshot(net_input.get(TEXTS))
         batches = [memory.begin(net_input["src_tokens"], snapshot) for memory in self.memories]
         given = {name: x for name, x in net_input.items() if name != TEXTS}
-        low = self.precision == BF16 and net_input["src_tokens"].is_cpu
-        with torch.autocast("cpu", torch.bfloat16, enabled=low):
+        sources = net_input["src_tokens"]
+        low = self.precision == BF16 and sources.is_cpu
+        with torch.autocast("cpu", torch.bfloat16, enabled=low and sources.numel() >= WORTH_CASTING):
             outputs: list[Any] = super().forward_encoder(given)
         decoders = [decoder for model in self.models if (decoder := StepDecoder.of(model, low)) is not None]
         if len(decoders) < len(outputs):
