@@ -353,7 +353,9 @@ class System:
         return made[name]
 
 
-def load(cfg: Any, device: torch.device | None = None, half: bool = False) -> tuple[RetrievalTask, list[Any]]:
+def load(
+    cfg: Any, device: torch.device | None = None, half: bool | None = None
+) -> tuple[RetrievalTask, list[Any]]:
     """Load task and models, as fairseq-generate does."""
     task = tasks.setup_task(cfg.task)
     if not isinstance(task, RetrievalTask):
@@ -365,7 +367,7 @@ def load(cfg: Any, device: torch.device | None = None, half: bool = False) -> tu
     models = load_models(split_paths(cfg.common_eval.path), task, overrides)
     utils.set_torch_seed(cfg.common.seed)
     for model in models:
-        if half:
+        if cfg.common.fp16 if half is None else half:
             model.half()
         model.to(device or choose_device(cfg.common.cpu))
         model.prepare_for_inference_(cfg)

@@ -43,7 +43,7 @@ Measure, for token datastores of any size, decoding speed relative to plain fair
 
 A system is a name and the --datastore of fairseq-generate; its token part is cut down or filled up to each of the
 sizes, with keys around its own and tokens as frequent as its own. Two systems are always measured: base, which is plain
-fairseq, and base+, the same with the beam search that retrieval brings along. Systems take turns, repeat by
+fairseq, and base+, the same with the beam search and the --precision of the others. Systems take turns, repeat by
 repeat. All other options are those of fairseq-generate --task translation_retrieval, and hold for every system.
 
 Decoding is measured with the first --index, in batches of sentences of about the median length; a batch of 1 token is a
@@ -130,7 +130,7 @@ def benchmark_decoding(
 
 
 def _decoding_table(rows: list[DecodingSpeed]) -> list[list[Any]]:
-    head = ["keys", "batch", "hypotheses", "system", "tokens/s", "slowest–fastest", "speed"]
+    head = ["keys", "batch", "hypotheses", "system", "tokens/s", "slowest–fastest", "speed", "of base+"]
     head += [f"{phase}, ms per step" for phase in PHASES]
     table: list[list[Any]] = [[*head, "search ÷ floor", "peak memory"]]
     for row in rows:
@@ -138,7 +138,7 @@ def _decoding_table(rows: list[DecodingSpeed]) -> list[list[Any]]:
         what = [f"{row.entries:,}" if row.entries else "", f"{row.batch:,}", row.hypotheses, row.system]
         phases = [f"{row.parts[phase]:.2f}" if phase in row.parts else "" for phase in PHASES]
         floor = f"{row.parts[SEARCH] / row.floor:.1f}" if row.floor else ""
-        speeds = [f"{row.tokens_per_second:,.0f}", around, f"{row.speed:.0%}"]
+        speeds = [f"{row.tokens_per_second:,.0f}", around, f"{row.speed:.0%}", f"{row.speed_equipped:.0%}"]
         table.append([*what, *speeds, *phases, floor, gigabytes(row.peak_bytes)])
     return table
 

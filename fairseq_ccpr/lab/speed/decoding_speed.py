@@ -18,8 +18,8 @@ from fairseq_ccpr.cli.planning import Limits, synchronise
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
 from fairseq_ccpr.decoding.learned_memory import LearnedEntries
-from fairseq_ccpr.decoding.options import MixtureSettings
 from fairseq_ccpr.decoding.token_memory import TokenMemory, TokenRetriever
+from fairseq_ccpr.device import FP32
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.lab.machine import peak_bytes, start_peak
 from fairseq_ccpr.lab.speed.search_speed import grow, make_index
@@ -44,6 +44,7 @@ class DecodingSpeed:
     slowest: float  # tokens per second
     fastest: float
     speed: float  # as a fraction of the base model's, measured in the same repeat
+    speed_equipped: float  # the same, of that of `EQUIPPED`
     # milliseconds per step by phase, from one more run that waits for the device after each
     parts: dict[str, float]
     floor: float  # milliseconds that exact search takes a step at least; 0 without search
@@ -61,8 +62,8 @@ class SpeedTest:
         plain.forward_decoder = phase(DECODER)(plain.forward_decoder)
         # The base model with retrieval's beam search: what that saves is not due to retrieval.
         self.generators[EQUIPPED] = task.build_base_generator(models, cfg.generation)
-        alone = RetrievalEnsemble(models, [], task.target_dictionary.pad(), MixtureSettings())
-        task.equip(self.generators[EQUIPPED], alone)
+        task.choose_precision(cfg.task.precision or FP32, models)
+        task.equip(self.generators[EQUIPPED], task.alone(models))
         self.generators |= {name: self._build_generator(datastore) for name, datastore in datastores.items()}
         self.signatures: dict[str, str] = {}  # of each system and size that `resize` made
 
@@ -142,7 +143,9 @@ class SpeedTest:
         rows = []
         for name, repeated in speeds.items():
             phases, floor = self._time_phases(name, samples, hypotheses, limits)
-            ratios = np.array(repeated) / np.array(speeds[BASE])
+            ratio, ratio_equipped = (
+                float(np.median(np.array(repeated) / np.array(speeds[base]))) for base in (BASE, EQUIPPED)
+            )
             rows.append(
                 DecodingSpeed(
                     name,
@@ -152,7 +155,8 @@ class SpeedTest:
                     float(np.median(repeated)),
                     min(repeated),
                     max(repeated),
-                    float(np.median(ratios)),
+                    ratio,
+                    ratio_equipped,
                     phases,
                     floor,
                     peaks[name],
