@@ -62,18 +62,13 @@ class BeamGenerator(SequenceGenerator):
         ranks = torch.arange(2 * beam, device=device)
         for step in range(most + 1):  # one more for the end
             found_model, attended = model.step(tokens[:, : step + 1], encoded, states, self.temperature)
-            if prefix_tokens is not None and step < min(prefix_tokens.size(1), most):
+            prefixed = prefix_tokens is not None and step < min(prefix_tokens.size(1), most)
+            found_model = self._allowed(found_model, step, most, prefixed)
+            if prefixed:
                 log_probs, tokens, scores = self._prefix_tokens(
-                    step,
-                    self._allowed(found_model, step, most).log_probs,
-                    scores,
-                    tokens,
-                    prefix_tokens,
-                    beam,
+                    step, found_model.log_probs, scores, tokens, prefix_tokens, beam
                 )
                 found_model = Distribution(log_probs)
-            else:
-                found_model = self._allowed(found_model, step, most, self.min_len)
             if attended is not None:
                 if attention is None:
                     attention = torch.empty(most + 2, *attended.shape, device=device)
@@ -130,21 +125,26 @@ class BeamGenerator(SequenceGenerator):
                 attention[: step + 2] = heard
             model.reorder_incremental_state(states, kept)
             encoded = model.reorder_encoder_out(encoded, kept)
+        if not all(finalized):
+            raise FloatingPointError(
+                "the model's output is not a number, so that no translation ends: try fp32"
+            )
         return [sorted(each, key=lambda one: float(one["score"]), reverse=True) for each in finalized]
 
-    def _allowed(self, model: Distribution, step: int, most: int, least: int = 0) -> Distribution:
-        """Rule out, in place, what may not be written at a step."""
+    def _allowed(self, model: Distribution, step: int, most: int, prefixed: bool) -> Distribution:
+        """Rule out, in place, what may not be written at a step, where a prefix does not say what is."""
         log_probs = model.log_probs
         log_probs[:, self.pad] = -math.inf
         if self.unk_penalty:
             log_probs[:, self.unk] -= self.unk_penalty
         if step >= most:
             log_probs[:, : self.eos] = log_probs[:, self.eos + 1 :] = -math.inf
-            return Distribution(log_probs)
-        if step < least:
+        if step < self.min_len and not prefixed:
             log_probs[:, self.eos] = -math.inf
-        if self.token_indices_to_suppress is not None:
-            log_probs[:, self.token_indices_to_suppress] = -math.inf
+        suppressed = self.token_indices_to_suppress if not prefixed else None
+        if suppressed is not None:
+            log_probs[:, suppressed] = -math.inf
+        if step >= most or suppressed is not None:
             return Distribution(log_probs)
         return model.again({self.pad, self.unk, self.eos})
 

@@ -9,18 +9,19 @@ Letters: B sentences, n hypotheses of each, H = B n, S source subwords, t steps 
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, NamedTuple
-from weakref import WeakKeyDictionary
+from typing import Any, NamedTuple
 
 import torch
 from fairseq.models.transformer import TransformerDecoderBase
 from fairseq.modules.multihead_attention import MultiheadAttention
 from fairseq.modules.transformer_layer import TransformerDecoderLayerBase
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import linear
 
 STEPS_AT_FIRST = 32  # that room is made for; later for twice as many
 ROWS = 64  # that weights are laid out for; others are multiplied as well
+MADE = "_step_decoders"  # attribute of a decoder, with the ones made of it
+METHODS = ("forward", "extract_features", "output_layer")
 EXTRAS = ("c_attn", "attn_ln", "ffn_layernorm", "w_resid")  # of layers, which no translation model has
 
 
@@ -36,7 +37,7 @@ class Product:
             weight = torch.cat([one.weight.detach() for one in modules])
             bias = torch.cat([one.bias.detach() for one in modules])
         self.low = precision != weight.dtype
-        self.packed = self.low and torch.backends.mkldnn.is_available()
+        self.packed = self.low and hasattr(torch.ops.mkldnn, "_linear_pointwise")
         self.weight = weight.to(precision)
         self.bias = bias.detach().to(precision) if bias is not None else None
         if self.packed:
@@ -75,8 +76,6 @@ class StepDecoder:
         precision: of the products with weights; all else is computed in the dtype of the model.
     """
 
-    _known: ClassVar[WeakKeyDictionary[Any, tuple[tuple[Any, ...], StepDecoder]]] = WeakKeyDictionary()
-
     def __init__(self, decoder: Any, precision: torch.dtype) -> None:
         self.decoder = decoder
         self.width = decoder.layers[0].self_attn.head_dim
@@ -105,16 +104,16 @@ class StepDecoder:
         Args:
             bf16: whether products with weights are computed in bfloat16, whatever the dtype of the model.
         """
-        decoder = getattr(model, "decoder", None)
-        if decoder is None or not _is_plain(decoder):
+        decoder: Any = getattr(model, "decoder", None)
+        if decoder is None or not _is_plain(model, decoder):
             return None
         precision = torch.bfloat16 if bf16 else decoder.output_projection.weight.dtype
-        now = precision, *((one.data_ptr(), one._version, one.dtype) for one in decoder.parameters())
-        known, made = cls._known.get(decoder, (None, None))
-        if made is None or known != now:
-            made = cls(decoder, precision)
-            cls._known[decoder] = now, made
-        return made
+        now = tuple((one.data_ptr(), one._version, one.dtype) for one in decoder.parameters())
+        made: dict[torch.dtype, Any] = vars(decoder).setdefault(MADE, {})
+        if made.get(precision, (None,))[0] != now:
+            made[precision] = now, cls(decoder, precision)
+        found: StepDecoder = made[precision][1]
+        return found
 
     def begin(self, encoded: dict[str, list[Tensor]]) -> StepState:
         """Begin a batch with what fairseq's encoder gives."""
@@ -249,16 +248,21 @@ class StepState:
         return keys[..., :end], values[:, :, :end]
 
 
-def _is_plain(decoder: Any) -> bool:
-    """Tell whether a decoder is of the parts that `StepDecoder` computes."""
+def _is_plain(model: Any, decoder: Any) -> bool:
+    """Tell whether a decoder is of the parts that `StepDecoder` computes, and nothing changes their results."""
     return (
         isinstance(decoder, TransformerDecoderBase)
+        and all(getattr(type(decoder), name) is getattr(TransformerDecoderBase, name) for name in METHODS)
         and (
             type(decoder).extract_features_scriptable is TransformerDecoderBase.extract_features_scriptable
             or hasattr(decoder, "given")
         )
+        and all(
+            type(one).get_normalized_probs.__module__.startswith("fairseq.models") for one in (model, decoder)
+        )
         and decoder.adaptive_softmax is None
         and not decoder.cross_self_attention
+        and _are_linear([decoder.output_projection])
         and all(_is_plain_layer(layer) for layer in decoder.layers)
     )
 
@@ -268,12 +272,19 @@ def _is_plain_layer(layer: Any) -> bool:
     return (
         isinstance(layer, TransformerDecoderLayerBase)
         and type(layer).forward is TransformerDecoderLayerBase.forward
+        and type(layer).residual_connection is TransformerDecoderLayerBase.residual_connection
         and not any(getattr(layer, name, None) is not None for name in EXTRAS)
+        and _are_linear([layer.fc1, layer.fc2])
         and all(
             type(one) is MultiheadAttention
             and one.bias_k is None
             and not one.add_zero_attn
+            and _are_linear([one.q_proj, one.k_proj, one.v_proj, one.out_proj])
             and one.q_proj.bias is not None
             for one in attentions
         )
     )
+
+
+def _are_linear(modules: list[Any]) -> bool:
+    return all(type(one) is nn.Linear and not one._forward_hooks for one in modules)
