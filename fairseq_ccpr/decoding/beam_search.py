@@ -29,7 +29,12 @@ class BeamGenerator(SequenceGenerator):
     ) -> list[list[dict[str, Tensor]]]:
         model, net_input = self.model, sample["net_input"]
         ours = isinstance(model, RetrievalEnsemble) and "src_tokens" in net_input
-        if not ours or type(self.search) is not BeamSearch or constraints is not None or self.lm_model is not None:
+        if (
+            not ours
+            or type(self.search) is not BeamSearch
+            or constraints is not None
+            or self.lm_model is not None
+        ):
             found: list[list[dict[str, Tensor]]] = super()._generate(
                 sample, prefix_tokens, constraints, bos_token
             )
@@ -58,12 +63,13 @@ class BeamGenerator(SequenceGenerator):
         for step in range(most + 1):  # one more for the end
             found_model, attended = model.step(tokens[:, : step + 1], encoded, states, self.temperature)
             if prefix_tokens is not None and step < min(prefix_tokens.size(1), most):
+                allowed = self._allowed(found_model, step, most, forced=True).log_probs
                 log_probs, tokens, scores = self._prefix_tokens(
-                    step, self._allowed(found_model, step, most).log_probs, scores, tokens, prefix_tokens, beam
+                    step, allowed, scores, tokens, prefix_tokens, beam
                 )
                 found_model = Distribution(log_probs)
             else:
-                found_model = self._allowed(found_model, step, most, self.min_len)
+                found_model = self._allowed(found_model, step, most)
             if attended is not None:
                 if attention is None:
                     attention = torch.empty(most + 2, *attended.shape, device=device)
@@ -122,8 +128,8 @@ class BeamGenerator(SequenceGenerator):
             encoded = model.reorder_encoder_out(encoded, kept)
         return [sorted(each, key=lambda one: float(one["score"]), reverse=True) for each in finalized]
 
-    def _allowed(self, model: Distribution, step: int, most: int, least: int = 0) -> Distribution:
-        """Rule out, in place, what may not be written at a step."""
+    def _allowed(self, model: Distribution, step: int, most: int, forced: bool = False) -> Distribution:
+        """Rule out, in place, what may not be written at a step; little where a prefix is forced."""
         log_probs = model.log_probs
         log_probs[:, self.pad] = -math.inf
         if self.unk_penalty:
@@ -131,9 +137,9 @@ class BeamGenerator(SequenceGenerator):
         if step >= most:
             log_probs[:, : self.eos] = log_probs[:, self.eos + 1 :] = -math.inf
             return Distribution(log_probs)
-        if step < least:
+        if step < self.min_len and not forced:
             log_probs[:, self.eos] = -math.inf
-        if self.token_indices_to_suppress is not None:
+        if self.token_indices_to_suppress is not None and not forced:
             log_probs[:, self.token_indices_to_suppress] = -math.inf
             return Distribution(log_probs)
         return model.again({self.pad, self.unk, self.eos})

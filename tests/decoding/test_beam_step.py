@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from fairseq_ccpr.datastore.token import KeyProjection
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
 from fairseq_ccpr.decoding.gate import Gate
-from fairseq_ccpr.decoding.mixture import Mixture, Said, Vote
+from fairseq_ccpr.decoding.mixture import Distribution, Mixture, Said, Vote
 from fairseq_ccpr.decoding.options import MixtureSettings, PhraseSettings, TokenRetrievalSettings
 from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
 from fairseq_ccpr.decoding.phrase_votes import PhraseState, PhraseVotes
@@ -159,8 +159,8 @@ def watching(watch: Callable[[], AbstractContextManager[Any]], search: bool = Tr
 class Deaf(Mixture):
     """Leaves the model's distribution as it is."""
 
-    def mix(self, log_probs: Tensor, votes: Sequence[Vote]) -> Tensor:
-        return log_probs
+    def mix(self, model: Distribution, votes: Sequence[Vote]) -> Distribution:
+        return model
 
     def of_targets(self, log_p: Tensor, said: Sequence[Said]) -> Tensor:
         return log_p
@@ -272,9 +272,8 @@ def test_a_store_smaller_than_k_is_looked_up() -> None:
     wanted = 0.6 * log_probs.exp()
     wanted[:, 5] += 0.4 * (weights[:, 0] + weights[:, 2])
     wanted[:, 6] += 0.4 * weights[:, 1]
-    torch.testing.assert_close(
-        Mixture().mix(log_probs, [vote(memory, states, log_probs)]).exp(), wanted, rtol=1e-4, atol=1e-6
-    )
+    mixed = Mixture().mix(Distribution(log_probs), [vote(memory, states, log_probs)])
+    torch.testing.assert_close(mixed.log_probs.exp(), wanted, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
