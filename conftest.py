@@ -271,7 +271,7 @@ def decode(world: World) -> Callable[..., dict[int, list[dict[str, Any]]]]:
         make = task.build_base_generator if base else task.build_generator
         generator = make(models, cfg.generation)
         if base and not stock and not cfg.generation.score_reference:
-            task.equip(generator, task.join(models, []))
+            task.equip(generator, task.alone(models))
         found = {}
         iterator = task.get_batch_iterator(
             task.dataset("test"), max_tokens=cfg.dataset.max_tokens, max_sentences=cfg.dataset.batch_size

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -10,8 +11,12 @@ from itertools import accumulate
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 logger = logging.getLogger(__name__)
+AUTO, FP32, FP16, BF16 = PRECISIONS = "auto", "fp32", "fp16", "bf16"
+FASTER = 1.3  # times that bf16 is to be as fast as fp32
+LARGE = 1 << 20  # weights of a projection
 ALIGN = 16  # bytes; every dtype may begin at a multiple
 
 
@@ -20,9 +25,15 @@ def choose_device(cpu: bool) -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() and not cpu else "cpu")
 
 
+@cache
 def has_bf16(device: torch.device) -> bool:
-    """Return whether products in bfloat16 are worth it; with AVX2 alone they take many times as long."""
-    return device.type != "cpu" or torch.backends.cpu.get_cpu_capability() != "AVX2"
+    """Return whether products in bfloat16 are worth it: on a CPU, whether a large one is faster in it, as measured."""
+    if device.type != "cpu":
+        return True
+    if torch.backends.cpu.get_cpu_capability() == "AVX2":  # many times as slow
+        return False
+    seconds = [_seconds_of_product(dtype) for dtype in (torch.float32, torch.bfloat16)]
+    return seconds[0] > FASTER * seconds[1]
 
 
 @cache
@@ -30,6 +41,30 @@ def tell_slow_fp16(device: torch.device) -> None:
     """Warn, once, where half precision makes computing slower."""
     if device.type == "cpu":
         logger.warning("--fp16 makes a CPU many times slower than fp32: leave it out")
+
+
+def _seconds_of_product(dtype: torch.dtype) -> float:
+    rows, weights = (torch.ones(count, 512, dtype=dtype) for count in (128, 2048))
+    times = []
+    with one_thread():
+        for _ in range(4):  # the first prepares
+            begin = time.perf_counter()
+            functional.linear(rows, weights)
+            times.append(time.perf_counter() - begin)
+    return min(times)
+
+
+def choose_precision(wanted: str, device: torch.device, weights: int) -> str:
+    """Return the precision to translate in: of `AUTO`, bf16 where a CPU is faster in it, and else fp32.
+
+    Args:
+        weights: numbers of the projection to the vocabulary; for small ones bf16 gains nothing.
+    """
+    if wanted == FP16:
+        tell_slow_fp16(device)
+    if wanted != AUTO:
+        return wanted
+    return BF16 if device.type == "cpu" and weights >= LARGE and has_bf16(device) else FP32
 
 
 @contextmanager

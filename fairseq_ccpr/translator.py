@@ -14,12 +14,13 @@ from fairseq_ccpr.building.live_compact import LiveCompaction
 from fairseq_ccpr.datastore.learned import Learned, LearnedPair
 from fairseq_ccpr.decoding.learned_memory import LearnedMemory
 from fairseq_ccpr.decoding.token_memory import TokenMemory
+from fairseq_ccpr.device import AUTO, PRECISIONS
 from fairseq_ccpr.errors import ConfigurationError, NotWritableError
 from fairseq_ccpr.evaluation.explain import explain_sentences
 from fairseq_ccpr.evaluation.explanation import Explanation
 from fairseq_ccpr.inference.learning import Learner, learned_memory
 from fairseq_ccpr.inference.resources import configure_system, words_by_name
-from fairseq_ccpr.inference.system import FP32, PRECISIONS, System
+from fairseq_ccpr.inference.system import System
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +64,8 @@ class Translator(System):
             `bpe_codes` name them.
         beam: width of beam search.
         device: such as "cpu" or "cuda:1"; left out, the GPU where there is one.
-        precision: of the model, "fp32", "fp16" or "bf16".
+        precision: "auto", which is bf16 where the processor is faster in it and fp32 elsewhere; "fp32", "bf16", or
+            "fp16", for GPUs.
         options: any other option of fairseq-generate by its name, and of retrieval, such as `lenpen=1.2` or
             `tokens_k=16`. Settings of retrieval that are left out are as `fairseq-ccpr tune` left them with the
             datastore.
@@ -82,14 +84,20 @@ class Translator(System):
         data: str | Path | None = None,
         beam: int = 5,
         device: str | torch.device | None = None,
-        precision: str = FP32,
+        precision: str = AUTO,
         **options: Any,
     ) -> None:
         if precision not in PRECISIONS:
             raise ConfigurationError(f"precision is {precision}: choose one of {', '.join(PRECISIONS)}")
-        named = {"path": path, "datastore": datastore, "beam": beam, "no_progress_bar": True, **options}
-        cfg = configure_system(words_by_name(named), Path(data) if data is not None else None)
-        super().__init__(cfg, choose(device), precision)
+        named = {
+            "path": path,
+            "datastore": datastore,
+            "beam": beam,
+            "precision": precision,
+            "no_progress_bar": True,
+        }
+        cfg = configure_system(words_by_name(named | options), Path(data) if data is not None else None)
+        super().__init__(cfg, choose(device))
 
     _compaction: LiveCompaction | None = None  # the last one
 

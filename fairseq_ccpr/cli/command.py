@@ -47,8 +47,7 @@ EVERYDAY = {
         "--batch-size": "sentences in a batch, at most",
         "--max-tokens": "source subwords in a batch, at most (12000, unless there is a --batch-size)",
         "--cpu": "use the CPU even where there is a GPU",
-        "--fp16": "compute in half precision",
-        "--bf16": "compute in bfloat16",
+        "--precision": "",
     },
     "retrieval": dict.fromkeys(
         (
@@ -59,7 +58,7 @@ EVERYDAY = {
 }  # fmt: skip
 # What commands show of these that do not read all.
 MODEL, SHOWN = frozenset(EVERYDAY["model"]), frozenset(name for group in EVERYDAY.values() for name in group)
-DEVICE = frozenset({"--cpu", "--fp16", "--bf16"})
+DEVICE = frozenset({"--cpu", "--precision"})
 
 
 @dataclass

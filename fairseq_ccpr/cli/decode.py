@@ -203,7 +203,7 @@ def translate(
         if not path.is_file():
             raise ConfigurationError(f"--input: there is no file {path}")
     system = System.of(rest, data)
-    print(f"retrieval signature: {system.signature or 'none, the model translates alone'}", file=sys.stderr)
+    print(_described(system), file=sys.stderr)
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # as the input is read, whatever the locale
     terminal = not input and sys.stdin.isatty()
@@ -233,6 +233,12 @@ def translate(
             file=sys.stderr,
         )
     return 1 if faults else 0
+
+
+def _described(system: System) -> str:
+    """Say in one line what affects translations."""
+    alone = f"none, the model translates alone, precision:{system.task.precision}"
+    return f"retrieval signature: {system.signature or alone}"
 
 
 def _tell_unexpected(lines: list[str], language: str) -> None:
@@ -305,10 +311,7 @@ def serve(
         translator.check_encoding()
         translator.lock()
         print(f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}", flush=True)
-        print(
-            f"retrieval signature: {translator.signature or 'none, the model translates alone'}",
-            file=sys.stderr,
-        )
+        print(_described(translator), file=sys.stderr)
         app.serve(translator, limits, listening)
     return 0
 

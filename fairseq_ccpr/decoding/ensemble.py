@@ -18,6 +18,7 @@ from fairseq_ccpr.decoding.memory import Memory, MemoryBatch, Snapshot, Step
 from fairseq_ccpr.decoding.mixture import Distribution, Mixture, ModelEvidence, Vote, merge_equal
 from fairseq_ccpr.decoding.options import MixtureSettings
 from fairseq_ccpr.decoding.trust import Trust, TrustStep
+from fairseq_ccpr.device import BF16, FP32
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.models.step_decoder import StepDecoder
 from fairseq_ccpr.settings import signed
@@ -75,7 +76,7 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
         # target tokens at the beginning that are language tags; nothing is retrieved for them
         self.forced = 0
         self.end: int | None = None  # the token that target sentences end with; </s> where None
-        self.precision: torch.dtype | None = None  # of the models' products in beam search; None: their own
+        self.precision = FP32  # of beam search; a model on a GPU is in it already
         self.identity = ""  # of the models, by their parameters as they were loaded
 
     def find(self, kind: type[M]) -> M | None:
@@ -111,10 +112,10 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
         snapshot = self.snapshot(net_input.get(TEXTS))
         batches = [memory.begin(net_input["src_tokens"], snapshot) for memory in self.memories]
         given = {name: x for name, x in net_input.items() if name != TEXTS}
-        low = self.precision is not None and net_input["src_tokens"].is_cpu
-        with torch.autocast("cpu", self.precision, enabled=low):
+        low = self.precision == BF16 and net_input["src_tokens"].is_cpu
+        with torch.autocast("cpu", torch.bfloat16, enabled=low):
             outputs: list[Any] = super().forward_encoder(given)
-        decoders = [decoder for model in self.models if (decoder := StepDecoder.of(model, self.precision)) is not None]
+        decoders = [decoder for model in self.models if (decoder := StepDecoder.of(model, low)) is not None]
         if len(decoders) < len(outputs):
             return EncodedBatch(outputs, [batch.encoded() for batch in batches])
         outputs = [decoder.begin(output) for decoder, output in zip(decoders, outputs)]
@@ -160,7 +161,9 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
         batches = encoded.batches if tokens.size(1) > self.forced else []
         with self._listening(batches) as heard, phase(DECODER):
             if encoded.decoders is None:
-                log_probs, attention = super().forward_decoder(tokens, encoded, incremental_states, temperature)
+                log_probs, attention = super().forward_decoder(
+                    tokens, encoded, incremental_states, temperature
+                )
             else:
                 log_probs, attention = self._decoded(tokens, encoded, encoded.decoders, temperature)
         step = Step(
@@ -184,8 +187,8 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
     ) -> tuple[Tensor, Tensor]:
         """Average the models' p_NMT, and their attention."""
         each, attentions = zip(*(one.step(tokens, state) for one, state in zip(decoders, encoded)))
-        each = [logits / temperature for logits in each] if temperature != 1 else each
-        log_probs = [torch.log_softmax(logits, dim=1, dtype=torch.float32) for logits in each]
+        heated = each if temperature == 1 else tuple(logits / temperature for logits in each)
+        log_probs = [torch.log_softmax(logits, dim=1, dtype=torch.float32) for logits in heated]
         if len(log_probs) == 1:
             return log_probs[0], attentions[0]
         mean = torch.stack(log_probs).logsumexp(dim=0) - math.log(len(log_probs))
@@ -241,7 +244,9 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
 
     def mixed(self, whole: Whole, votes: list[Vote]) -> Tensor:
         """Mix the distributions of given targets in place with votes, as beam search does: [B, T, V]."""
-        whole.log_probs[whole.real] = self.mixture.mix(Distribution(whole.log_probs[whole.real]), votes).log_probs
+        whole.log_probs[whole.real] = self.mixture.mix(
+            Distribution(whole.log_probs[whole.real]), votes
+        ).log_probs
         for batch in whole.after:
             batch.rescore_given(whole.previous, whole.log_probs[:, self.forced :], self.mixture)
         return whole.log_probs
@@ -280,7 +285,8 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
         if any(memory.bounded for memory in self.voting):
             parts["vote"] += [f"{name}:{value}" for name, value in signed(self.mixture.settings).items()]
         trust = [self.trust.signature()] if self.trust is not None else []
-        return " ".join(filter(None, [*parts["model"], *parts["vote"], *trust, *parts["mixture"]]))
+        precision = f"precision:{self.precision}"
+        return " ".join(filter(None, [*parts["model"], *parts["vote"], *trust, *parts["mixture"], precision]))
 
 
 def trust_step(model: ModelEvidence, votes: list[Vote]) -> TrustStep:

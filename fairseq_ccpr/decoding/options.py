@@ -15,6 +15,7 @@ from fairseq.tasks.translation import TranslationConfig
 from fairseq_ccpr.datastore.text import TextDatastore
 from fairseq_ccpr.datastore.token import FAMILIAR, TokenDatastore
 from fairseq_ccpr.datastore.tuned import Parts
+from fairseq_ccpr.device import PRECISIONS
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.search import TIMEOUT
 from fairseq_ccpr.settings import FORMER_PREFIXES, check, option, read_options, with_options
@@ -310,6 +311,12 @@ class RetrievalConfig(FairseqDataclass):
         None,
         "the datastore, a folder made by fairseq-ccpr build, with tokens, phrases, text or several of them; "
         "TOKENS:PHRASES if they are in two folders",
+    )
+    precision: Optional[str] = option(
+        None,
+        "numbers to compute translations in: auto, which is bf16 where the processor is faster in it and fp32 "
+        "elsewhere; fp32; bf16; or fp16, for GPUs (default: auto; of fairseq's own commands, fp32)",
+        choices=PRECISIONS,
     )
     untuned: bool = option(
         False, "use the defaults of retrieval for options not given, instead of the tuned settings"

@@ -28,9 +28,9 @@ from fairseq_ccpr.datastore.preprocessing import digest_options
 from fairseq_ccpr.datastore.text import TextDatastore
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.datastore.tuned import Datastore, read_tuned, tuned_trust
+from fairseq_ccpr.decoding.beam_search import AlignedBeamGenerator, BeamGenerator
 from fairseq_ccpr.decoding.breakdown import RetrievalLog
 from fairseq_ccpr.decoding.correction_memory import CorrectionMemory
-from fairseq_ccpr.decoding.beam_search import AlignedBeamGenerator, BeamGenerator
 from fairseq_ccpr.decoding.ensemble import TEXTS, RetrievalEnsemble, RetrievalScorer
 from fairseq_ccpr.decoding.glossary_memory import GlossaryCandidates, GlossaryMemory
 from fairseq_ccpr.decoding.learned_memory import LearnedEntries, LearnedMemory, why_not_learned
@@ -62,6 +62,7 @@ from fairseq_ccpr.decoding.token_memory import (
     name_of,
 )
 from fairseq_ccpr.decoding.trust import LearnedTrust, LoadedTrust, Trained, Trust, load_trust, trained_with
+from fairseq_ccpr.device import BF16, FP16, FP32, choose_precision
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
 from fairseq_ccpr.models.key_layer import KeyCapture
 from fairseq_ccpr.paths import literal, split_paths
@@ -87,10 +88,12 @@ class RetrievalTask(FairseqTask):
 
     Attributes:
         tags: the language tags of the model.
+        precision: that beam search computes in.
     """
 
     name: str  # of the task, for fairseq's --task
     tags: LanguageTags = LanguageTags()
+    precision: str = FP32
     retriever_class: Callable[[TokenDatastore, torch.device], Retriever] = TokenRetriever
     token_weight: WeightPolicy = staticmethod(confidence_weight)
     trust_class: type[Trust] = LearnedTrust
@@ -271,6 +274,9 @@ class RetrievalTask(FairseqTask):
         """fairseq's own generator or scorer, with an ensemble that retrieves in place of the plain one."""
         generator = self.build_base_generator(models, args, **kwargs)
         scoring = getattr(args, "score_reference", False)
+        if (wanted := getattr(self.cfg, "precision", None) or FP32) == FP16:
+            raise ConfigurationError("--precision fp16 is for fairseq-ccpr translate: give fairseq's --fp16")
+        self.choose_precision(wanted, models)
         ensemble = self.build_ensemble(models)
         ensemble.temperature = getattr(args, "temperature", 1.0)
         logger.info("retrieval signature: %s", ensemble.signature())
@@ -346,11 +352,8 @@ class RetrievalTask(FairseqTask):
         Raises:
             ConfigurationError: trust was trained in other memories.
         """
-        dictionary = self.target_dictionary
         trust = self.trust.to(next(models[0].parameters()).device) if self.trust is not None else None
-        ensemble = RetrievalEnsemble(
-            models, memories, dictionary.pad(), self.settings[MixtureSettings], trust
-        )
+        ensemble = self.alone(models).with_memories(memories, trust)
         voting = {memory.name: list(memory.features) for memory in ensemble.voting}
         if trust is not None and list(trust.memories) != list(voting):
             raise ConfigurationError(
@@ -375,8 +378,21 @@ class RetrievalTask(FairseqTask):
                     known,
                     found[what],
                 )
-        ensemble.forced, ensemble.end = self.tags.forced, self.tags.end_of(dictionary)
         return ensemble
+
+    def alone(self, models: list[Any]) -> RetrievalEnsemble:
+        """Make an ensemble of models without memories."""
+        dictionary = self.target_dictionary
+        ensemble = RetrievalEnsemble(models, [], dictionary.pad(), self.settings[MixtureSettings])
+        ensemble.forced, ensemble.end = self.tags.forced, self.tags.end_of(dictionary)
+        ensemble.precision = self.precision
+        return ensemble
+
+    def choose_precision(self, wanted: str, models: list[Any]) -> None:
+        """Choose the precision to translate in with models, see `device.choose_precision`."""
+        projection = getattr(getattr(models[0], "decoder", None), "output_projection", None)
+        weights = projection.weight.numel() if projection is not None else 0
+        self.precision = choose_precision(wanted, next(models[0].parameters()).device, weights)
 
     def build_memories(self, models: list[Any]) -> list[Memory]:
         """Build the memories, in the order in which they act; a task of your own may add some."""
@@ -496,7 +512,8 @@ class RetrievalTask(FairseqTask):
 
     def _phrase_memory(self, models: list[Any], datastore: PhraseDatastore) -> PhraseMemory:
         device, settings = next(models[0].parameters()).device, self.settings[PhraseSettings]
-        encoder = load_encoder(datastore, settings)
+        low = replace(settings, bf16=settings.bf16 or self.precision == BF16)
+        encoder = load_encoder(datastore, low)
         segmentation = query_segmentation(datastore, settings.threshold, settings.segmentation)
         retriever = PhraseRetriever(
             datastore,

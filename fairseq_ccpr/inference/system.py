@@ -7,8 +7,9 @@ import logging
 import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from fairseq_ccpr.decoding.ensemble import TEXTS, M, RetrievalEnsemble
 from fairseq_ccpr.decoding.learned_memory import LearnedMemory
 from fairseq_ccpr.decoding.retrieval_task import RetrievalTask
 from fairseq_ccpr.decoding.token_memory import TokenMemory
-from fairseq_ccpr.device import choose_device, tell_slow_fp16
+from fairseq_ccpr.device import AUTO, BF16, FP16, choose_device
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.inference.resources import configure_system, preprocessing_of
 from fairseq_ccpr.inference.unknown import OFF, copies, given_text, nothing_known
@@ -36,7 +37,6 @@ from fairseq_ccpr.text.schemes import check_subwords, looks_shuffled
 MAX_UNKNOWN = 0.1  # fraction of unknown subwords above which something is wrong
 HELD = "\0"  # in place of an unknown token, until it is known as what it is written
 WINDOW = 4096  # sentences that are read at once, and sorted by length
-FP32, FP16, BF16 = PRECISIONS = "fp32", "fp16", "bf16"
 logger = logging.getLogger(__name__)
 
 
@@ -141,30 +141,31 @@ class System:
     Threads may share one: each has a generator of its own, and what a batch retrieves stays with the batch.
 
     Args:
-        precision: of the models, fp32, fp16 or bf16.
+        device: where the models are; None: the GPU where there is one.
 
     Attributes:
         ensemble: the models with the memories of the datastore; None without a datastore and a glossary.
+        alone: the models without memories.
         closed: whether it does no more work.
     """
 
     closed = False
 
-    def __init__(self, cfg: Any, device: torch.device | None = None, precision: str = FP32) -> None:
+    def __init__(self, cfg: Any, device: torch.device | None = None) -> None:
         self.cfg = cfg
         self.device = device or choose_device(cfg.common.cpu)
-        precision = FP16 if cfg.common.fp16 else BF16 if cfg.common.bf16 else precision
-        if precision == FP16:
-            tell_slow_fp16(self.device)
-        self.task, self.models = load(cfg, self.device, precision)
+        wanted = FP16 if cfg.common.fp16 else BF16 if cfg.common.bf16 else cfg.task.precision or AUTO
+        self.task, self.models = load(cfg, self.device, wanted == FP16)
+        self.task.choose_precision(wanted, self.models)
+        self.alone = self.task.alone(self.models)
+        self.alone.temperature = cfg.generation.temperature
         self.ensemble: RetrievalEnsemble | None = None
         if memories := self.task.build_memories(self.models):
             self.ensemble = self.task.join(self.models, memories)
             self.ensemble.temperature = cfg.generation.temperature
-        self.alone = self.task.join(self.models, [])
-        if precision == BF16:
-            for each in filter(None, (self.ensemble, self.alone)):
-                each.precision = torch.bfloat16
+        if self.device.type != "cpu" and self.task.precision == BF16:
+            for model in self.models:  # after they were identified by their parameters, which bf16 rounds
+                model.bfloat16()
         self.to_text = detokeniser(cfg, self.task)
         self.replaces_unknown = cfg.generation.replace_unk != OFF
         for dictionary in (self.task.source_dictionary, self.task.target_dictionary):
@@ -266,18 +267,44 @@ class System:
             elif 1 < len(ids) <= most:
                 fits.append(i)
         done(len(sentences) - len(fits))
-        generator = self._generator() if retrieve else self.generator(retrieve=False)
         sources = [sentences[i] for i in fits]
-        for sample in (
-            batches_of([tokens[i] for i in fits], self.cfg, self.task, sources=sources) if fits else ()
-        ):
+        samples = batches_of([tokens[i] for i in fits], self.cfg, self.task, sources=sources) if fits else ()
+        for sample, hypotheses in self._decoded(list(samples), retrieve):
             places = [fits[i] for i in sample["id"].tolist()]
-            sample = utils.move_to_cuda(sample, self.device) if self.device.type == "cuda" else sample
-            hypotheses = self.task.inference_step(generator, self.models, sample)
             for place, row, found in zip(places, sample["net_input"]["src_tokens"], hypotheses):
                 translations[place] = Translation.of(sentences[place], row, found[:nbest], self)
             done(len(places))
         return translations
+
+    def _decoded(
+        self, samples: list[dict[str, Any]], retrieve: bool
+    ) -> Iterator[tuple[dict[str, Any], list[list[dict[str, Any]]]]]:
+        """Decode batches in their order; on a CPU as many at once as it has threads, where there are so many.
+
+        A step is of many small operations, which a thread each wait less for than several for each other.
+        """
+        workers = torch.get_num_threads() if self.device.type == "cpu" else 1
+        ordered = self.cfg.generation.sampling or self.task.log is not None
+        if workers == 1 or len(samples) < workers or ordered:
+            yield from ((sample, self._decode(sample, retrieve)) for sample in samples)
+            return
+        ready = threading.Barrier(workers + 1)
+
+        def begin() -> None:
+            torch.set_num_threads(1)
+            ready.wait()
+
+        with ThreadPoolExecutor(workers, initializer=begin) as pool:
+            found = pool.map(self._decode, samples, repeat(retrieve))
+            ready.wait()
+            torch.set_num_threads(workers)  # for threads that begin later, which the others have changed
+            yield from zip(samples, found)
+
+    def _decode(self, sample: dict[str, Any], retrieve: bool) -> list[list[dict[str, Any]]]:
+        generator = self._generator(retrieve)
+        sample = utils.move_to_cuda(sample, self.device) if self.device.type == "cuda" else sample
+        hypotheses: list[list[dict[str, Any]]] = self.task.inference_step(generator, self.models, sample)
+        return hypotheses
 
     def target_encoder(self) -> Callable[[str], Tensor]:
         """Return a function from a target sentence to its tokens, with its end, int64 [L]."""
@@ -319,15 +346,14 @@ class System:
                 100 * unknown / pieces,
             )
 
-    def _generator(self) -> Any:
-        if not hasattr(self._of_thread, "generator"):
-            self._of_thread.generator = self.generator()
-        return self._of_thread.generator
+    def _generator(self, retrieve: bool) -> Any:
+        made = vars(self._of_thread)
+        if (name := str(retrieve)) not in made:
+            made[name] = self.generator(retrieve)
+        return made[name]
 
 
-def load(
-    cfg: Any, device: torch.device | None = None, precision: str = FP32
-) -> tuple[RetrievalTask, list[Any]]:
+def load(cfg: Any, device: torch.device | None = None, half: bool = False) -> tuple[RetrievalTask, list[Any]]:
     """Load task and models, as fairseq-generate does."""
     task = tasks.setup_task(cfg.task)
     if not isinstance(task, RetrievalTask):
@@ -339,7 +365,7 @@ def load(
     models = load_models(split_paths(cfg.common_eval.path), task, overrides)
     utils.set_torch_seed(cfg.common.seed)
     for model in models:
-        if precision == FP16:
+        if half:
             model.half()
         model.to(device or choose_device(cfg.common.cpu))
         model.prepare_for_inference_(cfg)

@@ -38,7 +38,7 @@ class Product:
             weight = torch.cat([one.weight.detach() for one in modules])
             bias = torch.cat([one.bias.detach() for one in modules])
         low = precision != weight.dtype
-        self.packed = low and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+        self.packed = low and torch.backends.mkldnn.is_available()
         self.weight = weight.to(precision)
         self.bias = bias.detach().to(precision) if bias is not None else None
         if self.packed:
@@ -102,13 +102,16 @@ class StepDecoder:
         self.output = Product([decoder.output_projection], precision)
 
     @classmethod
-    def of(cls, model: Any, precision: torch.dtype | None = None) -> StepDecoder | None:
-        """Return the step decoder of a model; None where its decoder computes anything else than fairseq's own."""
+    def of(cls, model: Any, bf16: bool = False) -> StepDecoder | None:
+        """Return the step decoder of a model; None where its decoder computes anything else than fairseq's own.
+
+        Args:
+            bf16: whether products with weights are computed in bfloat16, whatever the dtype of the model.
+        """
         decoder = getattr(model, "decoder", None)
         if decoder is None or not _is_plain(decoder):
             return None
-        own = decoder.output_projection.weight.dtype
-        precision = own if precision is None or not decoder.output_projection.weight.is_cpu else precision
+        precision = torch.bfloat16 if bf16 else decoder.output_projection.weight.dtype
         now = precision, *((one.data_ptr(), one._version, one.dtype) for one in decoder.parameters())
         known, made = cls._known.get(decoder, (None, None))
         if made is None or known != now:
@@ -269,13 +272,16 @@ def _has(module: Any, base: type, *methods: str) -> bool:
 
 
 def _is_plain_layer(layer: Any) -> bool:
-    attentions = [getattr(layer, name, None) for name in ("self_attn", "encoder_attn")]
+    attentions: list[Any] = [getattr(layer, name, None) for name in ("self_attn", "encoder_attn")]
     return (
         isinstance(layer, TransformerDecoderLayerBase)
         and _has(layer, TransformerDecoderLayerBase, "forward", "residual_connection")
         and not any(getattr(layer, name, None) is not None for name in EXTRAS)
-        and all(type(one) is MultiheadAttention for one in attentions)
         and all(
-            one.bias_k is None and not one.add_zero_attn and one.q_proj.bias is not None for one in attentions
+            type(one) is MultiheadAttention
+            and one.bias_k is None
+            and not one.add_zero_attn
+            and one.q_proj.bias is not None
+            for one in attentions
         )
     )

@@ -20,6 +20,7 @@ from fairseq_ccpr.decoding.ensemble import EncodedBatch, RetrievalEnsemble
 from fairseq_ccpr.decoding.memory import Memory, MemoryBatch, Snapshot, Step
 from fairseq_ccpr.decoding.mixture import RUN, Distribution, Vote
 from fairseq_ccpr.decoding.options import MixtureSettings
+from fairseq_ccpr.device import BF16, FP32
 from tests.decoding.test_beam_step import CPU, make_ensemble
 from tests.random_transformers import WORDS, dictionary_of, sources, transformer
 
@@ -208,9 +209,9 @@ def test_what_memories_change_is_among_the_best(acts: str, words: int) -> None:
     assert_same(*(generated(kind, ensemble, words, given) for kind in (BeamGenerator, SequenceGenerator)))
 
 
-@pytest.mark.parametrize("precision", [None, torch.bfloat16])
+@pytest.mark.parametrize("precision", [FP32, BF16])
 @torch.no_grad()
-def test_memories_without_weight_leave_the_model_alone_to_the_bit(precision: torch.dtype | None) -> None:
+def test_memories_without_weight_leave_the_model_alone_to_the_bit(precision: str) -> None:
     ensemble, given = make_ensemble("l2", CPU), sources([4, 3], 7)
     ensemble.precision = precision
     loud: list[Any] = list(ensemble.memories)
@@ -218,9 +219,9 @@ def test_memories_without_weight_leave_the_model_alone_to_the_bit(precision: tor
     silent, plain = ensemble.with_memories(memories, None), ensemble.with_memories([], None)
     found = [generated(BeamGenerator, one, 7, given, beam_size=4) for one in (silent, plain)]
     assert_same(*found, tolerance=0)
-    plain.precision = None
+    plain.precision = FP32
     exact = generated(BeamGenerator, plain, 7, given, beam_size=4)
-    assert (str(exact) == str(found[1])) == (precision is None)
+    assert (str(exact) == str(found[1])) == (precision == FP32)
 
 
 @pytest.mark.parametrize("words", [3, RUN, RUN + 1, 3 * RUN + 7, 5000])

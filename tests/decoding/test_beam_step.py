@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 from fairseq.data import Dictionary
-from fairseq.models.transformer import TransformerDecoderBase, TransformerModel, base_architecture
-from fairseq.sequence_generator import EnsembleModelWithAlignment
+from fairseq.models.transformer import TransformerModel, base_architecture
+from fairseq.modules import SinusoidalPositionalEmbedding
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -27,10 +27,13 @@ from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
 from fairseq_ccpr.decoding.phrase_votes import PhraseState, PhraseVotes
 from fairseq_ccpr.decoding.token_memory import TokenBatch, TokenMemory, TokenRetriever
 from fairseq_ccpr.decoding.trust import LearnedTrust, Trust
+from fairseq_ccpr.models import step_decoder
 from fairseq_ccpr.models.key_layer import KeyCapture
+from fairseq_ccpr.models.step_decoder import StepDecoder, StepState
 from fairseq_ccpr.search import ExactIndex
 from tests.decoding.phrase_tables import Found, make_table
 from tests.helpers import BOTH, adaptive_trust, vote
+from tests.small_models import World
 from tests.torch_operations import NoRoundTrip, Operations, no_synchronisation
 
 CPU = torch.device("cpu")
@@ -137,8 +140,8 @@ def within(
 
 
 @contextmanager
-def watching(watch: Callable[[], AbstractContextManager[Any]], search: bool = True) -> Iterator[None]:
-    """Watch all that an ensemble adds to its models' own steps, with or without the search."""
+def watching(watch: Callable[[], AbstractContextManager[Any]], steps: bool = True) -> Iterator[None]:
+    """Watch all that an ensemble does in its steps, with or without those of its models, and the search."""
     telling = KeyCapture.telling
 
     def watched(capture: KeyCapture, listener: Callable[[], None]) -> AbstractContextManager[None]:
@@ -146,10 +149,10 @@ def watching(watch: Callable[[], AbstractContextManager[Any]], search: bool = Tr
 
     with ExitStack() as patches:
         for place, name, context in (
-            (RetrievalEnsemble, "forward_decoder", watch), (RetrievalEnsemble, "reorder_encoder_out", watch),
-            (EnsembleModelWithAlignment, "forward_decoder", unwatched),
-            (EnsembleModelWithAlignment, "reorder_encoder_out", unwatched),
-            *([] if search else [(ExactIndex, "search", unwatched)]),
+            (RetrievalEnsemble, "step", watch), (RetrievalEnsemble, "reorder_encoder_out", watch),
+            (SinusoidalPositionalEmbedding, "forward", unwatched),  # which looks at the host's numbers
+            *([] if steps else [(StepDecoder, "step", unwatched), (StepState, "reorder", unwatched)]),
+            *([] if steps else [(ExactIndex, "search", unwatched)]),
         ):  # fmt: skip
             patches.enter_context(patch.object(place, name, within(context, getattr(place, name))))
         patches.enter_context(patch.object(KeyCapture, "telling", watched))
@@ -238,7 +241,7 @@ def operations(phrases: bool = True, trusting: bool = False, **sizes: int) -> in
         ensemble = ensemble.with_memories([ensemble.find(TokenMemory)], None)
     steps = two_steps(ensemble, CPU, sizes.get("batch", 2), beam)
     next(steps)
-    with watching(lambda: counted, search=False):
+    with watching(lambda: counted, steps=False):
         next(steps)
     return counted.count
 
@@ -312,7 +315,7 @@ def test_round_trips_are_seen(asks: Callable[[Tensor], Any]) -> None:
 
 
 def test_decoding_makes_no_round_trip_of_its_own(decode: Callable, joint: list[object]) -> None:
-    """All that the ensemble adds to the models' steps, in fairseq's beam search with tokens and phrases."""
+    """All that the ensemble does in its steps, in beam search with tokens and phrases."""
     watches: list[NoRoundTrip] = []
 
     def watch() -> NoRoundTrip:
@@ -325,21 +328,22 @@ def test_decoding_makes_no_round_trip_of_its_own(decode: Callable, joint: list[o
 
 
 def test_search_begins_before_the_projection_to_the_vocabulary(
-    decode: Callable, monkeypatch: pytest.MonkeyPatch
+    world: World, decode: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events: list[str] = []
-    project, search = TransformerDecoderBase.output_layer, ExactIndex.search
+    multiply, search = step_decoder.linear, ExactIndex.search
 
-    def projecting(*args: Any) -> Any:
-        logits = project(*args)
-        events.append("projected")
-        return logits
+    def multiplying(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        product = multiply(x, weight, bias)
+        events.extend(["projected"] * (len(weight) == words))
+        return product
 
     def searching(*args: Any) -> Any:
         events.append("searched")
         return search(*args)
 
-    monkeypatch.setattr(TransformerDecoderBase, "output_layer", projecting)
+    words = len((world.data_bin / "dict.en.txt").read_text().splitlines()) + 4
+    monkeypatch.setattr(step_decoder, "linear", multiplying)
     monkeypatch.setattr(ExactIndex, "search", searching)
     decode("--beam", 3)
     assert events and events == ["searched", "projected"] * (len(events) // 2)

@@ -111,7 +111,7 @@ class Several:
         make = task.build_base_generator if base or stock else task.build_generator
         generator = make(models, cfg.generation)
         if base and not scoring:
-            task.equip(generator, task.join(models, []))
+            task.equip(generator, task.alone(models))
         found = {}
         for sample in task.get_batch_iterator(task.dataset("test"), max_tokens=1000).next_epoch_itr(
             shuffle=False

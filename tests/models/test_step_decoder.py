@@ -18,6 +18,7 @@ from torch import Tensor
 
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
 from fairseq_ccpr.decoding.options import MixtureSettings
+from fairseq_ccpr.device import BF16, FP32
 from fairseq_ccpr.models.key_layer import KEY_LAYERS, KeyCapture
 from fairseq_ccpr.models.marian import MarianModel, marian_architecture
 from fairseq_ccpr.models.step_decoder import STEPS_AT_FIRST, StepDecoder
@@ -199,7 +200,7 @@ def test_keys_are_heard_as_from_the_decoder(layer: str, settings: dict[str, bool
 def test_products_in_bfloat16_round_and_nothing_else(settings: dict[str, bool]) -> None:
     model, given = transformer(**settings), sources(LENGTHS)
     before = {name: parameter.clone() for name, parameter in model.named_parameters()}
-    decoder = StepDecoder.of(model, torch.bfloat16)
+    decoder = StepDecoder.of(model, bf16=True)
     for (ours, shares), (wanted, all_shares) in both_ways(model, 4, given, decoder):
         spread = float(wanted.std())
         assert 0 < (ours.float() - wanted).abs().max() < 0.15 * spread
@@ -208,7 +209,7 @@ def test_products_in_bfloat16_round_and_nothing_else(settings: dict[str, bool]) 
         torch.testing.assert_close(shares, all_shares, rtol=0, atol=0.05)
     ensemble = RetrievalEnsemble([model], [], 1, MixtureSettings())
     tokens, found = torch.full((len(LENGTHS), 1), 2), []
-    for ensemble.precision in (None, torch.bfloat16):
+    for ensemble.precision in (FP32, BF16):
         found.append(ensemble.forward_decoder(tokens, ensemble.forward_encoder(given), [{}])[0])
     assert all(one.dtype == torch.float32 for one in found) and not torch.equal(*found)
     assert (found[0] - found[1]).abs().mean() < 0.1
