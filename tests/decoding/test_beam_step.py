@@ -132,9 +132,9 @@ def within(
 ) -> Callable[..., Any]:
     """The function, run within a context each time."""
 
-    def run(*args: Any) -> Any:
+    def run(*args: Any, **named: Any) -> Any:
         with context():
-            return function(*args)
+            return function(*args, **named)
 
     return run
 
