@@ -22,6 +22,7 @@ from fairseq_ccpr.decoding.mixture import RUN, Distribution, Vote
 from fairseq_ccpr.decoding.options import MixtureSettings
 from fairseq_ccpr.device import BF16, FP32
 from tests.decoding.test_beam_step import CPU, make_ensemble
+from tests.models.test_step_decoder import KINDS, OTHERS
 from tests.random_transformers import WORDS, dictionary_of, sources, transformer
 
 LENGTHS, MOST = [14, 2, 9, 3, 1, 6], 12
@@ -101,6 +102,14 @@ SETTINGS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 def test_all_settings_are_kept(settings: dict[str, Any]) -> None:
     compare([transformer()], **settings)
+
+
+@pytest.mark.parametrize("kind", ["pre-norm", "widths of their own", "marian", "bart", "adaptive softmax"])
+def test_any_decoder_is_searched_with(kind: str) -> None:
+    """Also with one that fairseq goes on computing, and with both kinds together."""
+    model = {**KINDS, **OTHERS}[kind]()
+    compare([model])
+    compare([model, transformer()], beam_size=2)
 
 
 @pytest.mark.parametrize("words", [8, RUN - 1, 2 * RUN, 2 * RUN + 1])
