@@ -245,18 +245,24 @@ def both(phrase_store: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def decode(world: World) -> Callable[..., dict[int, list[dict[str, Any]]]]:
-    """Decode the test subset as fairseq-generate does; gives the hypotheses of each sentence."""
-    of_base: dict[tuple[str, ...], dict[int, list[dict[str, Any]]]] = {}  # which several tests compare with
+    """Decode the test subset as fairseq-generate does; gives the hypotheses of each sentence.
 
-    def decode(*extra: object, base: bool = False) -> dict[int, list[dict[str, Any]]]:
+    `base`: with the model alone, and the beam search that retrieval has. `stock`: as fairseq does it.
+    """
+    # what several tests compare with
+    of_model: dict[tuple[tuple[str, ...], bool], dict[int, list[dict[str, Any]]]] = {}
+
+    def decode(*extra: object, base: bool = False, stock: bool = False) -> dict[int, list[dict[str, Any]]]:
         words = tuple(map(str, extra))
-        if not base:
+        if not (base or stock):
             return run_generator(*words)
-        if words not in of_base:
-            of_base[words] = run_generator(*words, base=True)
-        return of_base[words]
+        if (words, stock) not in of_model:
+            of_model[words, stock] = run_generator(*words, base=True, stock=stock)
+        return of_model[words, stock]
 
-    def run_generator(*extra: object, base: bool = False) -> dict[int, list[dict[str, Any]]]:
+    def run_generator(
+        *extra: object, base: bool = False, stock: bool = False
+    ) -> dict[int, list[dict[str, Any]]]:
         parser = options.get_generation_parser()
         words = world.options("--max-tokens", 2000, *extra)
         cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, input_args=words))
@@ -264,6 +270,8 @@ def decode(world: World) -> Callable[..., dict[int, list[dict[str, Any]]]]:
         task, models = load(cfg)
         make = task.build_base_generator if base else task.build_generator
         generator = make(models, cfg.generation)
+        if base and not stock and not cfg.generation.score_reference:
+            task.equip(generator, task.alone(models))
         found = {}
         iterator = task.get_batch_iterator(
             task.dataset("test"), max_tokens=cfg.dataset.max_tokens, max_sentences=cfg.dataset.batch_size

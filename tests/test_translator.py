@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ import torch
 from fairseq.search import BeamSearch
 
 from fairseq_ccpr import Translator
-from fairseq_ccpr.decoding.ensemble import RunwiseBeamSearch
+from fairseq_ccpr.decoding import beam_search
 from fairseq_ccpr.errors import ConfigurationError
 from tests.helpers import PROGRAM, ROOT, call, hypotheses, own_bytes, refused, texts
 from tests.small_models import World, subword_options
@@ -53,29 +52,30 @@ def test_every_door_searches_by_runs(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """With and without retrieval."""
     searched: list[str] = []
-    for kind in (BeamSearch, RunwiseBeamSearch):
-        monkeypatch.setattr(kind, "step", partialmethod(_noted, kind.step, searched))
+
+    def noted(name: str, search: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *given, **named: searched.append(name) or search(*given, **named)
+
+    monkeypatch.setattr(BeamSearch, "step", noted("fairseq", BeamSearch.step))
+    monkeypatch.setattr(beam_search, "best_continuations", noted("runs", beam_search.best_continuations))
     doors: dict[str, list[object]] = {
         "compare": [], "tune": ["--combiner", "fixed", "--decode", 1, "--output", tmp_path / "options"],
         "explain": [*subword_options(world), "--sentences", 1, "--output", tmp_path / "page.html"], "fairseq-generate": [],
     }  # fmt: skip
     texts(translator, sentences[:1])  # as translate and serve do
-    assert {*searched} == {"RunwiseBeamSearch"}
+    assert {*searched} == {"runs"}
+    searched.clear()
+    list(translator.translate(sentences[:1], retrieve=False))
+    assert {*searched} == {"runs"}
     for command, extra in doors.items():
         searched.clear()
         call(command, *world.options("--no-progress-bar", *extra))
-        assert "RunwiseBeamSearch" in searched, command
-        # the model alone, which is fairseq's own
-        assert ("BeamSearch" in searched) == (command != "fairseq-generate")
+        assert {*searched} == {"runs"}, command
     searched.clear()
     texts(Translator(datastore=world.datastore, sampling=True, **SHORT), sentences[:1])
     assert not searched  # another search than the beam's is left as it is
-
-
-def _noted(self: BeamSearch, step: Callable[..., Any], searched: list[str], *given: Any, **named: Any) -> Any:
-    searched.append(type(self).__name__)
-    return step(self, *given, **named)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")

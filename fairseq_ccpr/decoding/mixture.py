@@ -305,7 +305,8 @@ class Mixture:
         for vote in votes[1:]:
             total = total + vote.weight
         left = torch.log1p(-total.clamp_max(ALMOST_ALL)).unsqueeze(1)
-        log_probs, peaks = model.log_probs.add_(left), model.peaks + left
+        peaks = model.peaks + left  # which may be found only now
+        log_probs = model.log_probs.add_(left)
         for vote in votes:
             named = log_probs.gather(1, vote.values)
             mixed = torch.logaddexp(named, vote.weight.log().unsqueeze(1) + vote.log_probs)

@@ -9,7 +9,9 @@ Letters: B sentences, n hypotheses of each, H = B n, S source subwords, t steps 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
+from weakref import ref
 
 import torch
 from fairseq.models.transformer import TransformerDecoderBase
@@ -36,8 +38,8 @@ class Product:
         if len(modules) > 1:
             weight = torch.cat([one.weight.detach() for one in modules])
             bias = torch.cat([one.bias.detach() for one in modules])
-        self.low = precision != weight.dtype
-        self.packed = self.low and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+        low = precision != weight.dtype
+        self.packed = low and hasattr(torch.ops.mkldnn, "_linear_pointwise")
         self.weight = weight.to(precision)
         self.bias = bias.detach().to(precision) if bias is not None else None
         if self.packed:
@@ -53,7 +55,7 @@ class Product:
                 x.bfloat16(), self.weight, self.bias, "none", [], ""
             )
             return made
-        return linear(x.to(self.weight.dtype) if self.low else x, self.weight, self.bias)
+        return linear(x.to(self.weight.dtype), self.weight, self.bias)
 
 
 class LayerProducts(NamedTuple):
@@ -77,7 +79,8 @@ class StepDecoder:
     """
 
     def __init__(self, decoder: Any, precision: torch.dtype) -> None:
-        self.decoder = decoder
+        # weakly, as what is known of a decoder would keep it alive
+        self.decoder: Callable[[], Any] = ref(decoder)
         self.width = decoder.layers[0].self_attn.head_dim
         self.layers = [
             LayerProducts(
@@ -120,7 +123,7 @@ class StepDecoder:
         states, padding = encoded["encoder_out"][0].transpose(0, 1), encoded["encoder_padding_mask"]
         hidden = padding[0] if padding and padding[0].any() else None
         sources = []
-        for attention in (layer.encoder_attn for layer in self.decoder.layers):
+        for attention in (layer.encoder_attn for layer in self.decoder().layers):
             keys, values = attention.k_proj(states), attention.v_proj(states)
             sources.append((self._split(keys).transpose(2, 3).contiguous(), self._split(values).contiguous()))
         return StepState(sources, hidden)
@@ -136,7 +139,7 @@ class StepDecoder:
         Args:
             tokens: int64 [H, t], the hypotheses so far.
         """
-        decoder = self.decoder
+        decoder = self.decoder()
         x, seen = self._embed(tokens), state.grow()
         for i, (layer, products) in enumerate(zip(decoder.layers, self.layers)):
             before = layer.normalize_before
@@ -159,7 +162,7 @@ class StepDecoder:
         return self.output(x.unsqueeze(1)).squeeze(1), shares.mean(dim=1).flatten(0, 1)
 
     def _embed(self, tokens: Tensor) -> Tensor:
-        decoder = self.decoder
+        decoder = self.decoder()
         given = tokens if (rename := getattr(decoder, "given", None)) is None else rename(tokens)
         x = decoder.embed_scale * decoder.embed_tokens(given[:, -1])
         x = decoder.project_in_dim(x) if decoder.project_in_dim is not None else x
@@ -196,7 +199,8 @@ class StepState:
             self.visible = self.visible.masked_fill_(hidden, float("-inf"))[:, None, None]
         # keys and values of each layer in the order of steps, as those of the sources, with room for more
         self.past: list[tuple[Tensor, Tensor]] = []
-        self.seen = torch.empty(0)  # 0 where a hypothesis has something in its past, else -inf: [H, room]
+        # 0 where a hypothesis has something in its past, else -inf: [H, room]
+        self.seen = sources[0][0].new_empty(0)
 
     def reorder(self, order: Tensor) -> None:
         """Let hypothesis i continue what hypothesis order[i] was, int64 [H']: sentences may end, or first grow beams."""
@@ -252,10 +256,9 @@ def _is_plain(model: Any, decoder: Any) -> bool:
     """Tell whether a decoder is of the parts that `StepDecoder` computes, and nothing changes their results."""
     return (
         isinstance(decoder, TransformerDecoderBase)
-        and all(getattr(type(decoder), name) is getattr(TransformerDecoderBase, name) for name in METHODS)
+        and _has(decoder, TransformerDecoderBase, *METHODS)
         and (
-            type(decoder).extract_features_scriptable is TransformerDecoderBase.extract_features_scriptable
-            or hasattr(decoder, "given")
+            _has(decoder, TransformerDecoderBase, "extract_features_scriptable") or hasattr(decoder, "given")
         )
         and all(
             type(one).get_normalized_probs.__module__.startswith("fairseq.models") for one in (model, decoder)
@@ -267,12 +270,15 @@ def _is_plain(model: Any, decoder: Any) -> bool:
     )
 
 
+def _has(module: Any, base: type, *methods: str) -> bool:
+    return all(getattr(type(module), name) is getattr(base, name) for name in methods)
+
+
 def _is_plain_layer(layer: Any) -> bool:
     attentions: list[Any] = [getattr(layer, name, None) for name in ("self_attn", "encoder_attn")]
     return (
         isinstance(layer, TransformerDecoderLayerBase)
-        and type(layer).forward is TransformerDecoderLayerBase.forward
-        and type(layer).residual_connection is TransformerDecoderLayerBase.residual_connection
+        and _has(layer, TransformerDecoderLayerBase, "forward", "residual_connection")
         and not any(getattr(layer, name, None) is not None for name in EXTRAS)
         and _are_linear([layer.fc1, layer.fc2])
         and all(

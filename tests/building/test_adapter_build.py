@@ -23,7 +23,7 @@ from fairseq_ccpr import Translator
 from fairseq_ccpr.building import adapter_build, part
 from fairseq_ccpr.building.adapter_build import AdapterTraining
 from fairseq_ccpr.datastore.token import TokenDatastore, fit_pca
-from fairseq_ccpr.decoding.mixture import Mixture
+from fairseq_ccpr.decoding.mixture import Distribution, Mixture
 from fairseq_ccpr.decoding.options import TokenRetrievalSettings
 from fairseq_ccpr.decoding.token_memory import TokenMemory, TokenRetriever
 from fairseq_ccpr.errors import ConfigurationError
@@ -180,7 +180,7 @@ def test_mixture_sums_to_one(world: World, clknn: Path) -> None:
     log_probs = torch.randn(len(states), int(retriever.values.max()) + 9).log_softmax(1)
     given = vote(memory, states, log_probs)
     assert given.weight.min() < given.weight.max() <= 0.9
-    mixed = Mixture().mix(log_probs, [given])
+    mixed = Mixture().mix(Distribution(log_probs), [given]).log_probs
     torch.testing.assert_close(
         mixed.double().exp().sum(1), torch.ones(len(states)).double(), rtol=0, atol=1e-5
     )

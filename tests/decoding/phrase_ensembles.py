@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
+from fairseq_ccpr.decoding.mixture import Distribution
 from fairseq_ccpr.decoding.phrase_retriever import PhraseRetriever, RetrievedEntries
 from fairseq_ccpr.evaluation.test_set import load
 from fairseq_ccpr.inference.resources import parse_generation
@@ -31,7 +32,8 @@ def mixed_and_phrase_vote(ensemble: RetrievalEnsemble, sample: dict[str, Any]) -
     text = ensemble.force_decode(sample)
     assert text.whole is not None
     votes = ensemble.decided(text, ensemble.votes(text))
-    return ensemble.mixture.mix(text.whole.log_probs[text.whole.real], votes), votes[-1]
+    model = Distribution(text.whole.log_probs[text.whole.real])
+    return ensemble.mixture.mix(model, votes).log_probs, votes[-1]
 
 
 @contextmanager

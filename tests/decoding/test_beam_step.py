@@ -13,24 +13,27 @@ import numpy as np
 import pytest
 import torch
 from fairseq.data import Dictionary
-from fairseq.models.transformer import TransformerDecoderBase, TransformerModel, base_architecture
-from fairseq.sequence_generator import EnsembleModelWithAlignment
+from fairseq.models.transformer import TransformerModel, base_architecture
+from fairseq.modules import SinusoidalPositionalEmbedding
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fairseq_ccpr.datastore.token import KeyProjection
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
 from fairseq_ccpr.decoding.gate import Gate
-from fairseq_ccpr.decoding.mixture import Mixture, Said, Vote
+from fairseq_ccpr.decoding.mixture import Distribution, Mixture, Said, Vote
 from fairseq_ccpr.decoding.options import MixtureSettings, PhraseSettings, TokenRetrievalSettings
 from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
 from fairseq_ccpr.decoding.phrase_votes import PhraseState, PhraseVotes
 from fairseq_ccpr.decoding.token_memory import TokenBatch, TokenMemory, TokenRetriever
 from fairseq_ccpr.decoding.trust import LearnedTrust, Trust
+from fairseq_ccpr.models import step_decoder
 from fairseq_ccpr.models.key_layer import KeyCapture
+from fairseq_ccpr.models.step_decoder import StepDecoder, StepState
 from fairseq_ccpr.search import ExactIndex
 from tests.decoding.phrase_tables import Found, make_table
 from tests.helpers import BOTH, adaptive_trust, vote
+from tests.small_models import World
 from tests.torch_operations import NoRoundTrip, Operations, no_synchronisation
 
 CPU = torch.device("cpu")
@@ -129,16 +132,16 @@ def within(
 ) -> Callable[..., Any]:
     """The function, run within a context each time."""
 
-    def run(*args: Any) -> Any:
+    def run(*args: Any, **named: Any) -> Any:
         with context():
-            return function(*args)
+            return function(*args, **named)
 
     return run
 
 
 @contextmanager
-def watching(watch: Callable[[], AbstractContextManager[Any]], search: bool = True) -> Iterator[None]:
-    """Watch all that an ensemble adds to its models' own steps, with or without the search."""
+def watching(watch: Callable[[], AbstractContextManager[Any]], steps: bool = True) -> Iterator[None]:
+    """Watch all that an ensemble does in its steps, with or without those of its models, and the search."""
     telling = KeyCapture.telling
 
     def watched(capture: KeyCapture, listener: Callable[[], None]) -> AbstractContextManager[None]:
@@ -146,10 +149,10 @@ def watching(watch: Callable[[], AbstractContextManager[Any]], search: bool = Tr
 
     with ExitStack() as patches:
         for place, name, context in (
-            (RetrievalEnsemble, "forward_decoder", watch), (RetrievalEnsemble, "reorder_encoder_out", watch),
-            (EnsembleModelWithAlignment, "forward_decoder", unwatched),
-            (EnsembleModelWithAlignment, "reorder_encoder_out", unwatched),
-            *([] if search else [(ExactIndex, "search", unwatched)]),
+            (RetrievalEnsemble, "step", watch), (RetrievalEnsemble, "reorder_encoder_out", watch),
+            (SinusoidalPositionalEmbedding, "forward", unwatched),  # which looks at the host's numbers
+            *([] if steps else [(StepDecoder, "step", unwatched), (StepState, "reorder", unwatched)]),
+            *([] if steps else [(ExactIndex, "search", unwatched)]),
         ):  # fmt: skip
             patches.enter_context(patch.object(place, name, within(context, getattr(place, name))))
         patches.enter_context(patch.object(KeyCapture, "telling", watched))
@@ -159,8 +162,8 @@ def watching(watch: Callable[[], AbstractContextManager[Any]], search: bool = Tr
 class Deaf(Mixture):
     """Leaves the model's distribution as it is."""
 
-    def mix(self, log_probs: Tensor, votes: Sequence[Vote]) -> Tensor:
-        return log_probs
+    def mix(self, model: Distribution, votes: Sequence[Vote]) -> Distribution:
+        return model
 
     def of_targets(self, log_p: Tensor, said: Sequence[Said]) -> Tensor:
         return log_p
@@ -238,7 +241,7 @@ def operations(phrases: bool = True, trusting: bool = False, **sizes: int) -> in
         ensemble = ensemble.with_memories([ensemble.find(TokenMemory)], None)
     steps = two_steps(ensemble, CPU, sizes.get("batch", 2), beam)
     next(steps)
-    with watching(lambda: counted, search=False):
+    with watching(lambda: counted, steps=False):
         next(steps)
     return counted.count
 
@@ -272,9 +275,8 @@ def test_a_store_smaller_than_k_is_looked_up() -> None:
     wanted = 0.6 * log_probs.exp()
     wanted[:, 5] += 0.4 * (weights[:, 0] + weights[:, 2])
     wanted[:, 6] += 0.4 * weights[:, 1]
-    torch.testing.assert_close(
-        Mixture().mix(log_probs, [vote(memory, states, log_probs)]).exp(), wanted, rtol=1e-4, atol=1e-6
-    )
+    mixed = Mixture().mix(Distribution(log_probs), [vote(memory, states, log_probs)])
+    torch.testing.assert_close(mixed.log_probs.exp(), wanted, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
@@ -313,7 +315,7 @@ def test_round_trips_are_seen(asks: Callable[[Tensor], Any]) -> None:
 
 
 def test_decoding_makes_no_round_trip_of_its_own(decode: Callable, joint: list[object]) -> None:
-    """All that the ensemble adds to the models' steps, in fairseq's beam search with tokens and phrases."""
+    """All that the ensemble does in its steps, in beam search with tokens and phrases."""
     watches: list[NoRoundTrip] = []
 
     def watch() -> NoRoundTrip:
@@ -326,21 +328,22 @@ def test_decoding_makes_no_round_trip_of_its_own(decode: Callable, joint: list[o
 
 
 def test_search_begins_before_the_projection_to_the_vocabulary(
-    decode: Callable, monkeypatch: pytest.MonkeyPatch
+    world: World, decode: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events: list[str] = []
-    project, search = TransformerDecoderBase.output_layer, ExactIndex.search
+    multiply, search = step_decoder.linear, ExactIndex.search
 
-    def projecting(*args: Any) -> Any:
-        logits = project(*args)
-        events.append("projected")
-        return logits
+    def multiplying(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        product = multiply(x, weight, bias)
+        events.extend(["projected"] * (len(weight) == words))
+        return product
 
     def searching(*args: Any) -> Any:
         events.append("searched")
         return search(*args)
 
-    monkeypatch.setattr(TransformerDecoderBase, "output_layer", projecting)
+    words = len((world.data_bin / "dict.en.txt").read_text().splitlines()) + 4
+    monkeypatch.setattr(step_decoder, "linear", multiplying)
     monkeypatch.setattr(ExactIndex, "search", searching)
     decode("--beam", 3)
     assert events and events == ["searched", "projected"] * (len(events) // 2)

@@ -124,6 +124,7 @@ def test_it_is_followed_and_left_as_a_plain_loop_says(rng: np.random.Generator) 
     for step in range(6):
         log_probs = torch.from_numpy(rng.normal(size=(12, WORDS))).log_softmax(1)
         found = batch.rescore(Step(hypotheses, Distribution(log_probs.float())))
+        found = found if found is not None else log_probs.float()  # which stay as they are
         for row, before, after, hypothesis in zip(rows, log_probs, found, hypotheses[:, 1:].tolist()):
             target, expected = targets[row], before.exp()
             if len(hypothesis) < len(target):

@@ -43,8 +43,10 @@ SEARCHES = [
 
 
 @pytest.mark.parametrize("search", SEARCHES, ids=lambda s: " ".join(map(str, s)) or "plain")
-def test_share_of_zero_equals_stock_fairseq_to_the_bit(decode: Callable, search: list) -> None:
+def test_share_of_zero_equals_the_model_alone_to_the_bit(decode: Callable, search: list) -> None:
+    """And that is stock fairseq, but for rounding."""
     assert equal(decode(*search, "--tokens-lambda", 0), decode(*search, base=True))
+    assert equal(decode(*search, base=True), decode(*search, stock=True), tolerance=1e-4)
 
 
 @pytest.mark.parametrize("search", SEARCHES, ids=lambda s: " ".join(map(str, s)) or "plain")

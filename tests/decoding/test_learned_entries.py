@@ -253,7 +253,7 @@ def test_the_guard_is_for_the_datastores_own_entries_alone(metric: str) -> None:
     queries, log_probs = torch.randn(3, 16), torch.randn(3, 9).log_softmax(dim=1)
     neighbours = neighbours_of(memory, queries)
     given = memory.vote(neighbours, Distribution(log_probs).view(neighbours.values), course, False)
-    mixed = Mixture().mix(log_probs.clone(), [given]).exp()
+    mixed = Mixture().mix(Distribution(log_probs.clone()), [given]).log_probs.exp()
     shares = (neighbours.scores / 0.3).softmax(dim=1)
     for row in range(3):
         wanted = log_probs[row].exp()

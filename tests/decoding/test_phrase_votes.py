@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fairseq_ccpr.decoding import phrase_votes
-from fairseq_ccpr.decoding.mixture import ALMOST_ALL, Mixture, Vote
+from fairseq_ccpr.decoding.mixture import ALMOST_ALL, Distribution, Mixture, Vote
 from fairseq_ccpr.decoding.options import MixtureSettings
 from fairseq_ccpr.decoding.phrase_votes import (
     BARRED,
@@ -273,7 +273,7 @@ def test_shares_are_limited_and_sum_to_one(token: float, phrase: float, most: fl
         Vote(one, torch.tensor([[0.4, 0.4, 0.6]]).log(), shares[0]),
         Vote(other, torch.tensor([[0.0, 1.0]]).log(), shares[1]),
     ]
-    mixed = Mixture().mix(log_probs.clone(), votes).exp()
+    mixed = Mixture().mix(Distribution(log_probs.clone()), votes).log_probs.exp()
     expected = (1 - sum(shares)) * log_probs.exp()
     expected[0, 3] += 0.4 * shares[0].item()
     expected[0, 5] += 0.6 * shares[0].item()

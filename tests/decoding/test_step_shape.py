@@ -1,4 +1,4 @@
-"""A step of plain kNN-MT is short: tokens alone, exact search on the CPU, no guard, no trust, no likeness."""
+"""A step of plain kNN-MT is short, with the decoder: tokens alone, exact search, no guard, no trust, no likeness."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fairseq_ccpr.timing import phase
 from tests.decoding.step_shape import shape_of, watched
 from tests.decoding.test_beam_step import CPU, make_ensemble, two_steps
 
-FUNCTIONS, FILES, DEPTH = 30, 6, 8
+FUNCTIONS, FILES, DEPTH = 44, 7, 11
 
 
 def test_a_step_calls_few_functions() -> None:
@@ -18,7 +18,7 @@ def test_a_step_calls_few_functions() -> None:
     tokens = [memory for memory in ensemble.memories if isinstance(memory, TokenMemory)]
     ensemble = ensemble.with_memories(tokens, None)
     steps, shapes = two_steps(ensemble, CPU), []
-    with patch.object(ensemble, "forward_decoder", watched(ensemble.forward_decoder, shapes)):
+    with patch.object(ensemble, "step", watched(ensemble.step, shapes)):
         list(steps)  # what is computed once is computed in the first
     print("own functions, files, depth:", *shapes[1].numbers)
     print(shapes[1])

@@ -19,6 +19,7 @@ from fairseq_ccpr.datastore.manifest import TEXT
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.decoding.mixture import (
+    Distribution,
     Mixture,
     ModelEvidence,
     Vote,
@@ -512,7 +513,9 @@ def test_mixture_with_a_spread_sums_to_one() -> None:
     values = step.votes[0].values
     log_probs = torch.randn(30, 12).log_softmax(dim=1)
     vote = Vote(values, merge_equal(spread, values).log(), weights[:, 0])
-    assert torch.allclose(Mixture().mix(log_probs, [vote]).exp().sum(dim=1), torch.ones(30), atol=1e-5)
+    assert torch.allclose(
+        Mixture().mix(Distribution(log_probs), [vote]).log_probs.exp().sum(dim=1), torch.ones(30), atol=1e-5
+    )
 
 
 def test_the_page_shows_trust_beside_phrases(

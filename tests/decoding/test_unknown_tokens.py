@@ -16,7 +16,7 @@ import torch
 from fairseq_ccpr.datastore.manifest import Manifest
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.decoding.breakdown import break_down
-from fairseq_ccpr.decoding.mixture import Mixture
+from fairseq_ccpr.decoding.mixture import Distribution, Mixture
 from fairseq_ccpr.decoding.options import TokenRetrievalSettings
 from fairseq_ccpr.decoding.token_memory import TokenMemory, TokenRetriever
 from fairseq_ccpr.evaluation.explanation import CorpusText, Explainer
@@ -79,7 +79,7 @@ def test_the_vote_is_that_of_the_other_neighbours(metric: str, k: int) -> None:
         weight = 0.7 * confidence if metric == "ip" else 0.7
         wanted[row] *= 1 - weight
         wanted[row].index_add_(0, values[kept].long(), weight * (scores / 0.3).softmax(dim=0))
-    mixed = Mixture().mix(log_probs.clone(), [vote(memory, states, log_probs)])
+    mixed = Mixture().mix(Distribution(log_probs.clone()), [vote(memory, states, log_probs)]).log_probs
     torch.testing.assert_close(mixed.exp(), wanted, rtol=1e-4, atol=1e-6)
     assert (mixed[:, UNKNOWN] <= log_probs[:, UNKNOWN]).all()
     if k <= 6:
