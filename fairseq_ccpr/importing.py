@@ -24,17 +24,22 @@ While `plug_in.py` loads fairseq and torch (`load_plug_in`):
 5. sklearn.metrics, scipy.stats and lxml.etree, which fairseq and sacreBLEU import for other work than
    translation, are put off until a function of theirs is called (`_deferred`): a third of the start-up
    time.
+6. In our own commands, but for those that load a plug-in, so is torch._meta_registrations: what operations
+   do to tensors without data, which only compiling asks for, and then imports itself. A quarter of a second.
+7. What fairseq describes to Hydra, all of its dataclasses, is kept, and told when anything asks for Hydra's
+   `ConfigStore` (`_described_later`), as its own commands do: `paths.py` makes configurations without. A
+   third of a second.
 
 At the end of `plug_in.py`, when all of them are there (`change_fairseq`):
 
-6. torch may build the few classes that fairseq keeps in checkpoints (`_allow_settings`), so that they load
+8. torch may build the few classes that fairseq keeps in checkpoints (`_allow_settings`), so that they load
    with weights_only on. Its opposite switch in the environment is refused.
-7. `utils.split_paths` takes a colon inside the name of a file that exists for a part of the name
+9. `utils.split_paths` takes a colon inside the name of a file that exists for a part of the name
    (`paths.py`).
-8. `checkpoint_utils.load_model_ensemble_and_task` refuses a datastore (`_refuse_retrieval_by_hub`):
-   fairseq's hub drops our options, and would translate without retrieval, silently.
-9. `options.parse_args_and_arch` completes `--help` (`_show_options_of_tasks`), which fairseq prints before
-   it has added the options of `--task` and of other choices.
+10. `checkpoint_utils.load_model_ensemble_and_task` refuses a datastore (`_refuse_retrieval_by_hub`):
+    fairseq's hub drops our options, and would translate without retrieval, silently.
+11. `options.parse_args_and_arch` completes `--help` (`_show_options_of_tasks`), which fairseq prints before
+    it has added the options of `--task` and of other choices.
 """
 
 from __future__ import annotations
@@ -49,7 +54,7 @@ from functools import wraps
 from importlib import import_module
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import ModuleType, TracebackType
+from types import ModuleType, SimpleNamespace, TracebackType
 from typing import Any
 
 from fairseq_ccpr.errors import PROGRAM, ConfigurationError, describe
@@ -59,6 +64,7 @@ PLUG_IN = f"{PACKAGE}.plug_in"
 # of this package, what needs nothing registered
 LIGHT = ("__main__", "cli", "errors", "extras", "importing", "plug_in", "settings", "version")
 PUT_OFF = ("sklearn.metrics", "scipy.stats", "lxml.etree")
+PUT_OFF_BY_COMMANDS = "torch._meta_registrations"
 NOISY = ("hydra", "matplotlib")
 UNSAFE = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"  # which torch refuses beside the other, if only when it loads
 
@@ -77,7 +83,8 @@ def prepare_fairseq() -> None:
 
 def load_plug_in() -> ModuleType:
     """Load and register everything; returns `plug_in.py`, which has the public names."""
-    with _quietly(), _deferred(*PUT_OFF):
+    command = f"{PACKAGE}.cli" in sys.modules and "--user-dir" not in sys.argv
+    with _quietly(), _deferred(*PUT_OFF, *([PUT_OFF_BY_COMMANDS] if command else [])), _described_later():
         return import_module(PLUG_IN)
 
 
@@ -145,7 +152,7 @@ def _deferred(*names: str) -> Iterator[None]:
         package, _, module = name.partition(".")
         if name in sys.modules:
             continue
-        if package not in sys.modules:
+        if package not in sys.modules and package != "torch":  # of which all else is imported
             made[package] = sys.modules[package] = ModuleType(package)
         made[name] = sys.modules[name] = _Deferred(name)
         if package in made:
@@ -155,6 +162,28 @@ def _deferred(*names: str) -> Iterator[None]:
     finally:
         for name in made:
             del sys.modules[name]
+
+
+@contextmanager
+def _described_later() -> Iterator[None]:
+    from hydra.core import config_store
+
+    known: Any = config_store.ConfigStore
+    instance, waiting = known.instance, []
+    later = SimpleNamespace(store=lambda **described: waiting.append(described))
+
+    def told() -> Any:
+        store = instance()
+        for described in waiting:
+            store.store(**described)
+        known.instance = staticmethod(instance)
+        return store
+
+    known.instance = staticmethod(lambda: later)
+    try:
+        yield
+    finally:
+        known.instance = staticmethod(told)
 
 
 def install_report() -> bool:
