@@ -14,6 +14,11 @@ from tests.helpers import ROOT, USER_DIR
 from tests.small_models import World
 
 HEAVY = {"fairseq", "torch", "numpy", "faiss", "matplotlib", "sklearn"}
+# What a translation does not need, and takes a quarter of a second or more to load.
+UNNEEDED = {
+    "lxml.etree", "matplotlib", "pandas", "py3langid", "scipy", "sklearn", "torch._decomp", "torch._dynamo",
+    "torch._inductor", "torch._meta_registrations", "torch._prims", "torchaudio", "transformers",
+}  # fmt: skip
 REGISTERED = {
     "tasks": {
         "phrase_contrast", "phrase_distillation", "token_contrast", "translation_cpu_bf16",
@@ -137,6 +142,71 @@ assert not {"lxml", "lxml.etree"} & set(sys.modules)
 print(wmt.ET.parse(io.BytesIO(b"<a>b</a>")).getroot().text, "lxml.etree" in sys.modules)
 """
     assert python(program).stdout == "b True\n"
+
+
+def test_translating_a_sentence_loads_what_it_needs(world: World) -> None:
+    """Neither other packages, nor fairseq's description of all its options for Hydra, nor the checkpoint twice."""
+    program = """
+import atexit, json, sys
+from fairseq_ccpr.cli import main
+def tell():
+    import torch
+    from hydra.core.config_store import ConfigStore
+    from hydra.core.singleton import Singleton
+    described = [*Singleton.instance(ConfigStore).repo]
+    print(json.dumps([[*sys.modules], described]), file=sys.stderr)
+atexit.register(tell)
+main()
+"""
+    words = ["--path", world.model, "--datastore", world.datastore, "--cpu"]
+    line = [sys.executable, "-c", program, "translate", *map(str, words)]
+    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, input="Guten Morgen.\n")
+    assert done.returncode == 0 and len(done.stdout.splitlines()) == 1, done.stderr
+    loaded, described = json.loads(done.stderr.splitlines()[-1])
+    assert not UNNEEDED & set(loaded) and "fairseq_ccpr.translator" in loaded
+    assert "task" not in described and "model" not in described
+
+
+def test_hydra_is_told_what_fairseq_describes_when_it_asks() -> None:
+    program = """
+import fairseq_ccpr
+fairseq_ccpr.Translator
+from hydra.core.config_store import ConfigStore
+from fairseq import models, registry, tasks
+from fairseq.dataclass.configs import FairseqConfig
+store = ConfigStore.instance()
+assert store is ConfigStore.instance() and set(FairseqConfig.__dataclass_fields__) <= {
+    name.removesuffix(".yaml") for name in store.list("")}
+for group, known in {"task": tasks.TASK_DATACLASS_REGISTRY, "model": models.MODEL_DATACLASS_REGISTRY,
+                     **{name: one["dataclass_registry"] for name, one in registry.REGISTRIES.items()}}.items():
+    assert {f"{name}.yaml" for name in known} == set(store.list(group) if known else ()), group
+print(store.load("task/translation_retrieval.yaml").node.datastore, store.load("criterion/ccpr.yaml").node._name)
+"""
+    assert python(program).stdout == "None ccpr\n"
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("words", [["translate"], ["translate", "--user-dir", "mine"], []])
+def test_what_compiling_needs_is_put_off_by_commands_alone_and_loaded_when_it_compiles(
+    words: list[str],
+) -> None:
+    program = f"""
+import sys
+if {bool(words)}:
+    import fairseq_ccpr.cli
+import fairseq_ccpr
+fairseq_ccpr.Translator
+import torch
+print("torch._meta_registrations" in sys.modules)
+def work(table, rows):
+    return torch.nn.functional.embedding_bag(rows, table).softmax(-1)
+table, rows = torch.randn(9, 4), torch.tensor([[1, 2], [3, 4]])
+assert torch.equal(torch.compile(work, backend="aot_eager")(table, rows), work(table, rows))
+assert sys.modules["torch._meta_registrations"].activate_meta
+print(torch.cdist(table.to("meta"), table.to("meta")).shape)
+"""
+    done = python(program, *words)
+    assert done.stdout.split("\n", 1) == [str(words != ["translate"]), "torch.Size([9, 9])\n"], done.stderr
 
 
 def test_public_names_are_declared() -> None:

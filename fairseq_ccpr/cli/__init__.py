@@ -84,7 +84,7 @@ def main() -> None:
 
 def _main() -> None:
     in_utf8()
-    gc.set_threshold(100_000)  # importing and loading make many objects and hardly a cycle
+    gc.set_threshold(100_000)  # loading makes many objects and hardly a cycle
     # Before torch: otherwise its threads spin for each other, which on a busy machine takes most of the time.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     words = sys.argv[1:]
@@ -136,7 +136,13 @@ def in_utf8() -> None:
 def load(command: str) -> Command:
     """Import the module of a command; this is what takes seconds."""
     module = MODULES.get(command) or MODULES.get(command.split()[0], "cli.memory")
-    found: Command = getattr(import_module(f"fairseq_ccpr.{module}"), command.replace(" ", "_"))
+    gc.disable()
+    try:
+        found: Command = getattr(import_module(f"fairseq_ccpr.{module}"), command.replace(" ", "_"))
+    finally:
+        gc.enable()
+    if not gc.get_freeze_count():
+        gc.freeze()  # what was imported stays: not even as Python ends are its cycles looked for, for most of a second
     return found
 
 

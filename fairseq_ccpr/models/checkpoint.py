@@ -5,15 +5,17 @@ from __future__ import annotations
 import pickle
 import zipfile
 from argparse import Namespace
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import torch
 from fairseq import checkpoint_utils
 from fairseq.data import Dictionary
-from torch import Tensor
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from fairseq_ccpr.errors import CheckpointError, describe
 
@@ -22,6 +24,11 @@ ENCODER_TASKS = ("phrase_contrast", "phrase_lexicon", "phrase_distillation", "to
 FAULTS = (KeyError, TypeError, ValueError, AttributeError, EOFError, RuntimeError, AssertionError)
 OTHER_DATA = "give the DATA_BIN it was trained for, or another checkpoint"
 MESSAGE_CHARACTERS = 200  # of such a fault that are shown
+# what draws the first values of parameters, which takes longer than reading the last ones
+DRAWING = {
+    nn.init.uniform_, nn.init.normal_, nn.init.trunc_normal_, nn.init.kaiming_uniform_, nn.init.kaiming_normal_,
+    Tensor.uniform_, Tensor.normal_,
+}  # fmt: skip
 
 
 def load_models(paths: list[str], task: Any, overrides: Mapping[str, Any] | None = None) -> list[Any]:
@@ -39,13 +46,14 @@ def load_models(paths: list[str], task: Any, overrides: Mapping[str, Any] | None
                 f"{path} was trained with --task {task_name}: it is not a translation model; give the "
                 "model's checkpoint"
             )
-    with reading(", ".join(paths), "no fairseq model for these dictionaries", OTHER_DATA):
+    with reading(", ".join(paths), "no fairseq model for these dictionaries", OTHER_DATA), _Undrawn():
         models, _ = checkpoint_utils.load_model_ensemble(
             paths, arg_overrides=dict(overrides) if overrides else None, task=task
         )
     for path, model in zip(paths, models):
         for name, weights in model.named_parameters():
-            if not weights.isfinite().all():  # beam search would end without a hypothesis, or write anything
+            # beam search would end without a hypothesis, or write anything; the sum is a fast answer, and may overflow
+            if not weights.detach().sum().isfinite() and not weights.isfinite().all():
                 raise CheckpointError(
                     f"{path}: its weights {name} hold NaN or infinity, as after training that diverged: "
                     "give a checkpoint from before that"
@@ -53,8 +61,27 @@ def load_models(paths: list[str], task: Any, overrides: Mapping[str, Any] | None
     return list(models)
 
 
+class _Undrawn(TorchFunctionMode):
+    """Leaves the parameters of models that are made at 0, as a checkpoint is about to fill all of them."""
+
+    def __torch_function__(
+        self, function: Any, kinds: Any, args: Sequence[Any] = (), named: Mapping[str, Any] | None = None
+    ) -> Any:
+        weights = args[0] if args else (named or {}).get("tensor")
+        if isinstance(weights, nn.Parameter) and function in DRAWING:
+            weights.data.zero_()
+            return weights
+        return function(*args, **(named or {}))
+
+
 def read_task(path: Path) -> Mapping[str, Any]:
     """Read the options of the task that a checkpoint was trained with; its weights are not read."""
+    found = path.stat()
+    return _read_task(path, found.st_mtime_ns, found.st_size, found.st_ino)
+
+
+@lru_cache(4)
+def _read_task(path: Path, *version: int) -> Mapping[str, Any]:
     with reading(path, "no checkpoint of fairseq", OTHER_DATA):
         state = _read_state(path)
         options = (state.get("cfg") or {}).get("task") or state.get("args") or {}

@@ -201,8 +201,10 @@ def look_foreign(lines: Sequence[str], expected: str) -> str:
     >>> look_foreign(["Das ist ein Satz auf Deutsch.", "Hier ist noch einer."] * 5, "en_GB")
     'de'
     """
+    if len(lines) < ENOUGH_LINES:  # before half a second for what identifies them
+        return ""
     identifier, language = _identifier(), _identified(expected)
-    if len(lines) < ENOUGH_LINES or language not in identifier.nb_classes:
+    if language not in identifier.nb_classes:
         return ""
     # one line says little
     parts = [" ".join(lines[first : first + ENOUGH_LINES]) for first in range(0, len(lines), ENOUGH_LINES)]
