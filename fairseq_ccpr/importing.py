@@ -7,7 +7,7 @@ At once, when `fairseq_ccpr` is imported, which loads neither torch nor fairseq:
 1. `TORCH_FORCE_WEIGHTS_ONLY_LOAD=1` in the environment. fairseq passes weights_only=False to torch.load;
    this switch of torch overrides callers, here and in child processes. So no checkpoint is ever loaded
    without it.
-2. A finder, first in `sys.meta_path` (`_Before`). It waits for the import of fairseq, or of a module
+2. A finder, first in `sys.meta_path` (`_Registration`). It waits for the import of fairseq, or of a module
    of this package that needs it, and loads `plug_in.py` first, whose imports register our tasks, models and
    criterions. fairseq would do so for `--user-dir fairseq_ccpr`, but not where a program has imported this
    package before: it skips a user directory whose module is loaded. A command answers `--help` at once, as
@@ -24,22 +24,19 @@ While `plug_in.py` loads fairseq and torch (`load_plug_in`):
 5. sklearn.metrics, scipy.stats and lxml.etree, which fairseq and sacreBLEU import for other work than
    translation, are put off until a function of theirs is called (`_deferred`): a third of the start-up
    time.
-6. In our own commands, but for those that load a plug-in, so is torch._meta_registrations, until another
-   module of torch is imported than translating needs (`_Before` again): it says what operations do to tensors
-   without data, which is for compiling. A quarter of a second.
-7. What fairseq describes to Hydra, all of its dataclasses, is kept, and told when anything asks for Hydra's
+6. What fairseq describes to Hydra, all of its dataclasses, is kept, and told when anything asks for Hydra's
    `ConfigStore` (`_described_later`), as its own commands do: `paths.py` makes configurations without. A
    third of a second.
 
 At the end of `plug_in.py`, when all of them are there (`change_fairseq`):
 
-8. torch may build the few classes that fairseq keeps in checkpoints (`_allow_settings`), so that they load
+7. torch may build the few classes that fairseq keeps in checkpoints (`_allow_settings`), so that they load
    with weights_only on. Its opposite switch in the environment is refused.
-9. `utils.split_paths` takes a colon inside the name of a file that exists for a part of the name
+8. `utils.split_paths` takes a colon inside the name of a file that exists for a part of the name
    (`paths.py`).
-10. `checkpoint_utils.load_model_ensemble_and_task` refuses a datastore (`_refuse_retrieval_by_hub`):
-    fairseq's hub drops our options, and would translate without retrieval, silently.
-11. `options.parse_args_and_arch` completes `--help` (`_show_options_of_tasks`), which fairseq prints before
+9. `checkpoint_utils.load_model_ensemble_and_task` refuses a datastore (`_refuse_retrieval_by_hub`):
+   fairseq's hub drops our options, and would translate without retrieval, silently.
+10. `options.parse_args_and_arch` completes `--help` (`_show_options_of_tasks`), which fairseq prints before
     it has added the options of `--task` and of other choices.
 """
 
@@ -49,7 +46,7 @@ import logging
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import wraps
 from importlib import import_module
@@ -65,7 +62,6 @@ PLUG_IN = f"{PACKAGE}.plug_in"
 # of this package, what needs nothing registered
 LIGHT = ("__main__", "cli", "errors", "extras", "importing", "plug_in", "settings", "version")
 PUT_OFF = ("sklearn.metrics", "scipy.stats", "lxml.etree")
-FOR_COMPILING, OF_READING = "torch._meta_registrations", "torch.utils.serialization"
 NOISY = ("hydra", "matplotlib")
 UNSAFE = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"  # which torch refuses beside the other, if only when it loads
 
@@ -74,7 +70,7 @@ def prepare_fairseq() -> None:
     """Make the changes that are made at once, and see that the others follow."""
     os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = "1"
     if "fairseq" not in sys.modules:
-        sys.meta_path.insert(0, _Before(_needs_plug_in, load_plug_in))
+        sys.meta_path.insert(0, _Registration())
         return
     if install_report():
         for noisy in NOISY:
@@ -86,10 +82,7 @@ def load_plug_in() -> ModuleType:
     """Load and register everything; returns `plug_in.py`, which has the public names."""
     if PLUG_IN in sys.modules:
         return import_module(PLUG_IN)  # once another thread has loaded it
-    command = f"{PACKAGE}.cli" in sys.modules and "--user-dir" not in sys.argv
-    if command:
-        sys.meta_path.insert(0, _Before(_compiles, lambda: import_module(FOR_COMPILING)))
-    with _quietly(), _deferred(*PUT_OFF, *([FOR_COMPILING] if command else [])), _described_later():
+    with _quietly(), _deferred(*PUT_OFF), _described_later():
         return import_module(PLUG_IN)
 
 
@@ -105,31 +98,19 @@ def change_fairseq() -> None:
     _show_options_of_tasks()
 
 
-def _needs_plug_in(name: str) -> bool:
-    package, _, module = name.partition(".")
-    needed = name == "fairseq" or (package == PACKAGE and module.partition(".")[0] not in LIGHT)
-    return needed and PLUG_IN not in sys.modules
-
-
-def _compiles(name: str) -> bool:
-    of_torch = name.startswith("torch.") and not name.startswith(OF_READING) and name != FOR_COMPILING
-    return of_torch and FOR_COMPILING not in sys.modules
-
-
-class _Before:
-    """A finder that loads something before the modules that need it are imported."""
-
-    def __init__(self, needed: Callable[[str], bool], load: Callable[[], object]) -> None:
-        self.needed, self.load = needed, load
+class _Registration:
+    """A finder that loads the plug-in before fairseq, or a module of ours that needs it, is imported."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
+        package, _, module = name.partition(".")
+        needed = name == "fairseq" or (package == PACKAGE and module.partition(".")[0] not in LIGHT)
         loader: Any = self  # by duck typing, as importlib.abc is slow to import
-        return ModuleSpec(name, loader) if self.needed(name) else None
+        return ModuleSpec(name, loader) if needed and PLUG_IN not in sys.modules else None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        self.load()
+        load_plug_in()
         module = import_module(spec.name)
         spec.loader_state = module.__spec__
         return module
@@ -169,7 +150,7 @@ def _deferred(*names: str) -> Iterator[None]:
         package, _, module = name.partition(".")
         if name in sys.modules:
             continue
-        if package not in sys.modules and package != "torch":  # of which all else is imported
+        if package not in sys.modules:
             made[package] = sys.modules[package] = ModuleType(package)
         made[name] = sys.modules[name] = _Deferred(name)
         if package in made:
