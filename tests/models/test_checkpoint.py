@@ -40,7 +40,8 @@ def test_large_weights_are_numbers(world: World, tmp_path: Path) -> None:
 def test_the_task_of_a_checkpoint_that_was_replaced_is_read_again(world: World, tmp_path: Path) -> None:
     path = tmp_path / "model.pt"
     shutil.copy(world.model, path)
-    assert read_task(path)["source_lang"] == "de" and read_task(path) is read_task(path)
+    before = read_task(path)
+    assert before["source_lang"] != "nl" and read_task(path) is before
     state = torch.load(path, map_location="cpu")
     state["cfg"]["task"]["source_lang"] = "nl"
     torch.save(state, tmp_path / "other.pt")
