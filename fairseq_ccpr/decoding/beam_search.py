@@ -14,6 +14,66 @@ from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
 from fairseq_ccpr.decoding.mixture import RUN, Distribution
 
 
+class Beams:
+    """The hypotheses of a batch while they grow: H = B n of B sentences.
+
+    Attributes:
+        tokens: int64 [H, L + 2], after what they begin with.
+        scores: fp32 [H, L + 1], log p up to each token.
+        attention: fp32 [L + 2, H, S]; None before the first step, and of models without.
+        ignored: bool [B, n], what has ended and only fills its place.
+        lengths: of the sources, int64 [B].
+    """
+
+    def __init__(self, first: int, padding: int, most: int, beam: int, lengths: Tensor) -> None:
+        device, self.beam, self.most = lengths.device, beam, most
+        self.tokens = torch.full((len(lengths) * beam, most + 2), padding, device=device)
+        self.tokens[:, 0] = first
+        self.scores = torch.zeros(len(self.tokens), most + 1, device=device)
+        self.attention: Tensor | None = None
+        self.ignored = torch.zeros(len(lengths), beam, dtype=torch.bool, device=device)
+        self.lengths = lengths
+        self.ranks = torch.arange(2 * beam, device=device)
+
+    def hear(self, step: int, attention: Tensor | None) -> None:
+        """Keep the attention of a step, fp32 [H, S]."""
+        if attention is not None:
+            if self.attention is None:
+                self.attention = attention.new_empty(self.most + 2, *attention.shape)
+            self.attention[step + 1] = attention
+
+    def so_far(self, step: int) -> Tensor:
+        """Return log p of the hypotheses, fp32 [B, n]; of equal ones, as there are at first, only the first counts."""
+        scores = self.scores.view(-1, self.beam, self.most + 1)[:, :, step - 1]
+        return scores if step else scores.index_fill(1, self.ranks[1 : self.beam], -math.inf)
+
+    def keep(
+        self, step: int, going: Tensor | None, best: Tensor, tokens: Tensor, ends: Tensor, rows: Tensor
+    ) -> Tensor:
+        """Go on with the best continuations that have not ended, in their order; returns what they continue, int64 [H'].
+
+        Args:
+            going: int64 [B'], the sentences that have not ended; None: none has.
+            best: fp32 [B, 2 n], log p of the continuations, whose last `tokens` and `rows` are, int64 [B, 2 n].
+            ends: bool [B, 2 n], which of them end a hypothesis.
+        """
+        ends[:, : self.beam] |= self.ignored
+        if going is not None:
+            best, tokens, ends, rows = (one.index_select(0, going) for one in (best, tokens, ends, rows))
+            self.lengths = self.lengths.index_select(0, going)
+        order, chosen = (self.ranks + ends * len(self.ranks)).topk(self.beam, dim=1, largest=False)
+        self.ignored = order >= len(self.ranks)
+        kept = rows.gather(1, chosen).flatten()
+        self.tokens, self.scores = self.tokens.index_select(0, kept), self.scores.index_select(0, kept)
+        self.tokens[:, step + 1] = tokens.gather(1, chosen).flatten()
+        self.scores[:, step] = best.gather(1, chosen).flatten()
+        if self.attention is not None:
+            heard = self.attention[: step + 2].index_select(1, kept)
+            self.attention = self.attention[:, : len(kept)]
+            self.attention[: step + 2] = heard
+        return kept
+
+
 class BeamGenerator(SequenceGenerator):
     """Generates what fairseq's generator does, but for rounding and the order of equal scores.
 
@@ -27,126 +87,97 @@ class BeamGenerator(SequenceGenerator):
         constraints: Tensor | None = None,
         bos_token: int | None = None,
     ) -> list[list[dict[str, Tensor]]]:
-        model, net_input = self.model, sample["net_input"]
-        ours = isinstance(model, RetrievalEnsemble) and "src_tokens" in net_input
-        if (
-            not ours
-            or type(self.search) is not BeamSearch
-            or constraints is not None
-            or self.lm_model is not None
-        ):
-            found: list[list[dict[str, Tensor]]] = super()._generate(
-                sample, prefix_tokens, constraints, bos_token
-            )
+        net_input, found = sample["net_input"], []
+        ours = isinstance(self.model, RetrievalEnsemble) and "src_tokens" in net_input
+        plain = type(self.search) is BeamSearch and constraints is None and self.lm_model is None
+        if not (ours and plain):
+            found = super()._generate(sample, prefix_tokens, constraints, bos_token)
             return found
-        sources = net_input["src_tokens"]
-        lengths = net_input.get("src_lengths")
+        sources, lengths = net_input["src_tokens"], net_input.get("src_lengths")
         if lengths is None:
             lengths = (sources.ne(self.eos) & sources.ne(self.pad)).sum(dim=1)
-        beam, device = self.beam_size, sources.device
-        sentences, longest = sources.shape
-        most = min(int(self.max_len_a * longest + self.max_len_b), self.max_len - 1)
+        most = min(int(self.max_len_a * sources.size(1) + self.max_len_b), self.max_len - 1)
         most = int(lengths.max()) if self.match_source_len else most
         assert self.min_len <= most, "min_len cannot be larger than max_len, please adjust these!"
+        first = self.eos if bos_token is None else bos_token
+        beams = Beams(first, self.pad, most, self.beam_size, lengths)
+        found = self._grow(beams, net_input, prefix_tokens)
+        if not all(found):
+            raise FloatingPointError(
+                "the model's output is not a number, so that no translation ends: try --precision fp32"
+            )
+        return [sorted(each, key=lambda one: float(one["score"]), reverse=True) for each in found]
+
+    def _grow(
+        self, beams: Beams, net_input: dict[str, Any], prefix: Tensor | None
+    ) -> list[list[dict[str, Tensor]]]:
+        """Search; returns the hypotheses of each sentence as they ended."""
+        model, beam, most, sentences = self.model, beams.beam, beams.most, len(beams.lengths)
         states: list[dict[str, Any]] = [{} for _ in model.models]
-        encoded = model.forward_encoder(net_input)
-        rows = torch.arange(sentences, device=device).repeat_interleave(beam)
-        encoded = model.reorder_encoder_out(encoded, rows)
-        tokens = torch.full((len(rows), most + 2), self.pad, device=device)
-        tokens[:, 0] = self.eos if bos_token is None else bos_token
-        scores = torch.zeros(len(rows), most + 1, device=device)
-        attention: Tensor | None = None  # [most + 2, H, S]
-        ignored = torch.zeros(sentences, beam, dtype=torch.bool, device=device)
-        finalized: list[list[dict[str, Tensor]]] = [[] for _ in range(sentences)]
+        rows = torch.arange(sentences, device=beams.tokens.device).repeat_interleave(beam)
+        encoded = model.reorder_encoder_out(model.forward_encoder(net_input), rows)
+        found: list[list[dict[str, Tensor]]] = [[] for _ in range(sentences)]
         finished = [False] * sentences
-        ranks = torch.arange(2 * beam, device=device)
         for step in range(most + 1):  # one more for the end
-            found_model, attended = model.step(tokens[:, : step + 1], encoded, states, self.temperature)
-            prefixed = prefix_tokens is not None and step < min(prefix_tokens.size(1), most)
-            found_model = self._allowed(found_model, step, most, prefixed)
-            if prefixed:
-                log_probs, tokens, scores = self._prefix_tokens(
-                    step, found_model.log_probs, scores, tokens, prefix_tokens, beam
-                )
-                found_model = Distribution(log_probs)
-            if attended is not None:
-                if attention is None:
-                    attention = torch.empty(most + 2, *attended.shape, device=device)
-                attention[step + 1] = attended
-            if self.repeat_ngram_blocker is not None:
-                blocked = self.repeat_ngram_blocker(tokens, found_model.log_probs, sentences, beam, step)
-                found_model = Distribution(blocked)
-            so_far = scores.view(sentences, beam, -1)[:, :, step - 1]
-            if not step:  # all hypotheses are the same
-                so_far = so_far.index_fill(1, ranks[1:beam], -math.inf)
-            best, next_tokens, beams = best_continuations(found_model, so_far, 2 * beam)
-            rows = beams + beam * torch.arange(sentences, device=device).unsqueeze(1)
-            ends = next_tokens.eq(self.eos) & best.ne(-math.inf)
-            ends[:, :beam] &= ~ignored
-            ended = rows[:, :beam][ends[:, :beam]]
+            said, attention = model.step(beams.tokens[:, : step + 1], encoded, states, self.temperature)
+            beams.hear(step, attention)
+            said = self._allowed(said, beams, step, prefix)
+            best, tokens, parents = best_continuations(said, beams.so_far(step), 2 * beam)
+            rows = parents + beam * torch.arange(len(parents), device=parents.device).unsqueeze(1)
+            ends = tokens.eq(self.eos) & best.ne(-math.inf)
+            ended = ends[:, :beam] & ~beams.ignored
             done: list[int] = []
-            if len(ended):
-                in_fairseqs_order = attention.permute(1, 2, 0) if attention is not None else None
+            if ended.any():
+                places, scores = rows[:, :beam][ended], best[:, :beam][ended]
+                heard = beams.attention.permute(1, 2, 0) if beams.attention is not None else None
                 done = self.finalize_hypos(
                     step,
-                    ended,
-                    best[:, :beam][ends[:, :beam]],
-                    tokens,
+                    places,
                     scores,
-                    finalized,
+                    beams.tokens,
+                    beams.scores,
+                    found,
                     finished,
                     beam,
-                    in_fairseqs_order,
-                    lengths,
+                    heard,
+                    beams.lengths,
                     most,
                 )
-            if len(done) == sentences or step == most:
+            if len(done) == len(best) or step == most:
                 break
+            going = None
             if done:
-                left = torch.ones(sentences, dtype=torch.bool)
+                left = torch.ones(len(best), dtype=torch.bool)
                 left[done] = False
-                going = left.nonzero().squeeze(1).to(device)
-                best, next_tokens, rows, ends, ignored, lengths = (
-                    one.index_select(0, going) for one in (best, next_tokens, rows, ends, ignored, lengths)
-                )
-                prefix_tokens = prefix_tokens.index_select(0, going) if prefix_tokens is not None else None
-                sentences = len(going)
-            # the best that have not ended, in their order
-            ends[:, :beam] |= ignored
-            order, chosen = (ranks + ends * len(ranks)).topk(beam, dim=1, largest=False)
-            ignored = order >= len(ranks)
-            kept = rows.gather(1, chosen).flatten()
-            tokens, scores = tokens.index_select(0, kept), scores.index_select(0, kept)
-            tokens[:, step + 1] = next_tokens.gather(1, chosen).flatten()
-            scores[:, step] = best.gather(1, chosen).flatten()
-            if attention is not None:
-                heard = attention[: step + 2].index_select(1, kept)
-                attention = attention[:, : len(kept)]
-                attention[: step + 2] = heard
+                going = left.nonzero().squeeze(1).to(rows.device)
+                prefix = prefix.index_select(0, going) if prefix is not None else None
+            kept = beams.keep(step, going, best, tokens, ends, rows)
             model.reorder_incremental_state(states, kept)
             encoded = model.reorder_encoder_out(encoded, kept)
-        if not all(finalized):
-            raise FloatingPointError(
-                "the model's output is not a number, so that no translation ends: try fp32"
-            )
-        return [sorted(each, key=lambda one: float(one["score"]), reverse=True) for each in finalized]
+        return found
 
-    def _allowed(self, model: Distribution, step: int, most: int, prefixed: bool) -> Distribution:
-        """Rule out, in place, what may not be written at a step, where a prefix does not say what is."""
-        log_probs = model.log_probs
+    def _allowed(self, model: Distribution, beams: Beams, step: int, prefix: Tensor | None) -> Distribution:
+        """Rule out, in place, what may not be written at a step, and where there is a prefix, all but that."""
+        log_probs, prefixed = model.log_probs, prefix is not None and step < min(prefix.size(1), beams.most)
         log_probs[:, self.pad] = -math.inf
         if self.unk_penalty:
             log_probs[:, self.unk] -= self.unk_penalty
-        if step >= most:
+        if step >= beams.most:
             log_probs[:, : self.eos] = log_probs[:, self.eos + 1 :] = -math.inf
-        if step < self.min_len and not prefixed:
+        if prefixed:
+            log_probs, beams.tokens, beams.scores = self._prefix_tokens(
+                step, log_probs, beams.scores, beams.tokens, prefix, beams.beam
+            )
+        elif step < self.min_len:
             log_probs[:, self.eos] = -math.inf
         suppressed = self.token_indices_to_suppress if not prefixed else None
         if suppressed is not None:
             log_probs[:, suppressed] = -math.inf
-        if step >= most or suppressed is not None:
-            return Distribution(log_probs)
-        return model.again({self.pad, self.unk, self.eos})
+        if self.repeat_ngram_blocker is not None:
+            sentences = len(beams.lengths)
+            log_probs = self.repeat_ngram_blocker(beams.tokens, log_probs, sentences, beams.beam, step)
+        few = not prefixed and step < beams.most and suppressed is None and self.repeat_ngram_blocker is None
+        return model.again({self.pad, self.unk, self.eos}) if few else Distribution(log_probs)
 
 
 class AlignedBeamGenerator(SequenceGeneratorWithAlignment, BeamGenerator):
