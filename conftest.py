@@ -6,7 +6,7 @@ import itertools
 import random
 import shutil
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import torch
 from fairseq import options, utils
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 
+from fairseq_ccpr import device
 from fairseq_ccpr.datastore.manifest import Manifest
 from fairseq_ccpr.evaluation.test_set import load
 from fairseq_ccpr.phrases.pair_store import PhrasePairs
@@ -116,9 +117,22 @@ def names_in_doctests(request: pytest.FixtureRequest, doctest_namespace: dict[st
 
 
 @pytest.fixture
-def with_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
+def with_bf16(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Compute in bfloat16 where that is asked for, however long it takes here."""
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
+    monkeypatch.setattr(device, "_seconds_of_product", lambda dtype: 2.0 if dtype == torch.float32 else 1.0)
+    device.has_bf16.cache_clear()
+    yield
+    device.has_bf16.cache_clear()
+
+
+@pytest.fixture
+def without_bf16(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Be a processor that is many times slower in it."""
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
+    device.has_bf16.cache_clear()
+    yield
+    device.has_bf16.cache_clear()
 
 
 @pytest.fixture

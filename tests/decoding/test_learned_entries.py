@@ -140,7 +140,7 @@ def test_a_step_makes_no_round_trip_and_as_many_operations_whatever_was_learned(
                 torch.testing.assert_close(log_probs.exp().sum(dim=1), torch.ones(6))
         steps, counted = two_steps(learning(make_ensemble(metric, CPU), count), CPU), Operations()
         next(steps)
-        with watching(lambda counted=counted: counted, search=False):
+        with watching(lambda counted=counted: counted, steps=False):
             next(steps)
         counts.append(counted.count)
     assert counts[0] == counts[1] > 0

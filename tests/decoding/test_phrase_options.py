@@ -43,10 +43,10 @@ def test_bf16_is_said_and_changes_little(
     assert sum(one == other for one, other in best) > 0.7 * len(best)
 
 
+@pytest.mark.usefixtures("without_bf16")
 def test_bf16_is_left_out_where_it_is_slower(
-    decode: Callable, phrases: list[object], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    decode: Callable, phrases: list[object], caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
     assert equal(decode(*phrases, "--phrases-bf16"), decode(*phrases))
     assert "bfloat16 is many times slower on a processor with AVX2 alone" in caplog.text
 

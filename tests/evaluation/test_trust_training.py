@@ -14,7 +14,6 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from fairseq.sequence_generator import EnsembleModel
 from safetensors import safe_open
 
 from fairseq_ccpr import Translator
@@ -207,7 +206,7 @@ def table(shown: str) -> dict[str, float]:
 def counting_steps() -> Iterator[Counter[str]]:
     """Count what models compute: hypotheses times steps of decoding, and tokens of teacher-forced passes."""
     counted: Counter[str] = Counter()
-    step, force = EnsembleModel.forward_decoder, RetrievalEnsemble.force_models
+    step, force = RetrievalEnsemble.step, RetrievalEnsemble.force_models
 
     def stepping(self: Any, tokens: torch.Tensor, *others: Any) -> Any:
         counted["decoded"] += len(tokens)
@@ -218,7 +217,7 @@ def counting_steps() -> Iterator[Counter[str]]:
         return force(self, sample, *others)
 
     with (
-        patch.object(EnsembleModel, "forward_decoder", stepping),
+        patch.object(RetrievalEnsemble, "step", stepping),
         patch.object(RetrievalEnsemble, "force_models", forcing),
     ):
         yield counted
@@ -301,7 +300,7 @@ def test_the_held_out_text_is_no_text_of_another_domain(
     shown = call("tune", data, *words, "--also", data, f"{data / '..' / data.name}:valid").stdout
     assert caplog.text.count("is what is tuned on: it counts once") == 2
     signatures = [
-        re.findall(r"^retrieval .* (trust:learned-\w+)$", one, re.MULTILINE)
+        re.findall(r"^retrieval .* (trust:learned-\w+) precision:fp32$", one, re.MULTILINE)
         for one in (shown, tuned_alone[0])
     ]
     assert signatures[0] == signatures[1] != [] and worths_in(shown) == worths_in(tuned_alone[0])
