@@ -59,11 +59,19 @@ class SourceLikeness:
 
     @cached_property
     def _columns(self) -> Tensor:
-        return torch.stack([column(self) for column in SOURCE_COLUMNS.values()], dim=1)
+        columns = [column(self) for column in SOURCE_COLUMNS.values()]
+        guarding = [self.memory.familiarity(self.best)] if self.memory.settings.guard else []
+        return torch.stack([*columns, *guarding], dim=1)
 
-    def columns(self, rows: Tensor) -> Tensor:
-        """Return `SOURCE_FEATURES`, fp32 [N, S], of the sources in these rows of the batch, int64 [N]."""
-        return self._columns[rows]
+    def columns(self, rows: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Look up what is known of the sources in these rows of the batch, int64 [N].
+
+        Returns:
+            `SOURCE_FEATURES`, fp32 [N, S], and what the guard leaves of the weight, fp32 [N]; None without it.
+        """
+        columns = self._columns[rows]
+        features = columns[:, : len(SOURCE_FEATURES)]
+        return features, columns[:, -1] if self.memory.settings.guard else None
 
     def prepare(self) -> None:
         _ = self.strange, self._sims, self._columns
@@ -86,7 +94,7 @@ class SourceLikeness:
         if found.likeness is not None or self._sims is None or self.memory.learned is None:
             return found
         sentences = self.memory.learned.entries.sentences_of(found.ids)
-        return found._replace(likeness=self._sims[rows.unsqueeze(1), sentences].float())
+        return found._replace(likeness=self._sims[rows.unsqueeze(1), sentences])
 
     @cached_property
     def strange(self) -> tuple[bool, Tensor] | None:
