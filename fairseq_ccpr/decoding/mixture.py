@@ -227,7 +227,9 @@ def merge_equal(weights: Tensor, values: Tensor) -> Tensor:
     """Give each of k neighbours the weight of all that share its value, fp32 [H, k]."""
     # each is compared with each: few operations, which is what counts for so few numbers
     if values.size(1) <= FEW:
-        equal = values.unsqueeze(2) == values.unsqueeze(1)
+        numbers = values.float()  # which tell all tokens apart, and are compared and multiplied faster
+        equal = weights.new_empty(*values.shape, values.size(1))
+        torch.eq(numbers.unsqueeze(2), numbers.unsqueeze(1), out=equal)
         return (equal * weights.unsqueeze(1)).sum(dim=2)
     # Equal values become neighbours, and each run of them is added up.
     ordered, order = values.sort(dim=1)

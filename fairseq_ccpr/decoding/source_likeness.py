@@ -63,15 +63,9 @@ class SourceLikeness:
         guarding = [self.memory.familiarity(self.best)] if self.memory.settings.guard else []
         return torch.stack([*columns, *guarding], dim=1)
 
-    def columns(self, rows: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Look up what is known of the sources in these rows of the batch, int64 [N].
-
-        Returns:
-            `SOURCE_FEATURES`, fp32 [N, S], and what the guard leaves of the weight, fp32 [N]; None without it.
-        """
-        columns = self._columns[rows]
-        features = columns[:, : len(SOURCE_FEATURES)]
-        return features, columns[:, -1] if self.memory.settings.guard else None
+    def columns(self, rows: Tensor) -> Tensor:
+        """Look up what is known of the sources in these rows of the batch, int64 [N]: see `Course.of`."""
+        return self._columns[rows]
 
     def prepare(self) -> None:
         _ = self.strange, self._sims, self._columns

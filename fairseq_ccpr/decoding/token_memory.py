@@ -38,7 +38,7 @@ from fairseq_ccpr.decoding.mixture import (
 from fairseq_ccpr.decoding.options import PUBLISHED, TokenRetrievalSettings, automatic_token_settings
 from fairseq_ccpr.decoding.remote_answers import RemoteAnswers
 from fairseq_ccpr.decoding.source_likeness import SourceLikeness
-from fairseq_ccpr.decoding.token_features import Course, TokenEvidence, along_sentences, observed
+from fairseq_ccpr.decoding.token_features import OBSERVED, Course, TokenEvidence, along_sentences, observed
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.models.key_layer import KeyCapture
 from fairseq_ccpr.search import EXACT, ExactIndex, Index
@@ -563,7 +563,8 @@ class TokenBatch(MemoryBatch):
     rows: Tensor  # int64 [H], the sentence of each hypothesis
     _stream: torch.cuda.Stream | None = None
     _beam: int = 0  # hypotheses of a sentence; 0 before the first step
-    _sums: Tensor | None = None  # fp32 [H, 6], see `Course.of`
+    # fp32 [H, 6 + S], what was `observed` so far, summed up, and what is known of the source
+    _followed: Tensor | None = None
 
     def encoded(self) -> TokenBatch:
         """Compare the sources with the datastore's sentences, while a GPU encodes them."""
@@ -614,8 +615,12 @@ class TokenBatch(MemoryBatch):
             found = everything
         elif strange is not None:  # to leave some out, a GPU would have to be asked how many
             found = found.without(strange[1][rows].unsqueeze(1))
-        scores = found.scores.masked_fill(found.values == self.memory.unknown, float("-inf"))
-        found = found._replace(scores=scores)
+        if (
+            not phrase_votes.sync_is_free(queries.device)
+            or (found.values.numpy() == self.memory.unknown).any()
+        ):
+            unknown = found.values == self.memory.unknown
+            found = found._replace(scores=found.scores.masked_fill(unknown, float("-inf")))
         return self.likeness.of(found, rows) if settings.likeness else found
 
     @contextmanager
@@ -629,8 +634,8 @@ class TokenBatch(MemoryBatch):
             yield
 
     def reorder(self, order: Tensor) -> Self:
-        sums = self._sums.index_select(0, order) if self._sums is not None else None
-        return replace(self, rows=self.rows.index_select(0, order), _sums=sums)
+        followed = self._followed.index_select(0, order) if self._followed is not None else None
+        return replace(self, rows=self.rows.index_select(0, order), _followed=followed)
 
 
 class Found(NamedTuple):
@@ -662,7 +667,9 @@ class TokenStep(MemoryBatch):
             if copies > 1:
                 found = found.changed(lambda part: part.repeat_interleave(copies, dim=0))
             best, _ = best_neighbours(found, settings)
-            complete = phrase_votes.sync_is_free(queries.device) and found.scores.numpy().min() > float("-inf")
+            complete = phrase_votes.sync_is_free(queries.device) and found.scores.numpy().min() > float(
+                "-inf"
+            )
             scores, values, temperature = best.scores, best.values, settings.temperature
             retrieved = neighbour_log_probabilities(scores, values, temperature, complete)
         self.found = Found(queries, found, best, retrieved, complete)
@@ -676,8 +683,11 @@ class TokenStep(MemoryBatch):
             return memory.vote(best, model.view(best.values), None, False, retrieved, complete)
         state, favourite = memory.observe(queries), model.likeliest.favourite
         seen = observed(found.scores, found.values, state, favourite, complete)
-        batch._sums = seen if batch._sums is None else batch._sums + seen
-        course = Course.of(state, batch._sums, *batch.likeness.columns(batch.rows), complete)
+        if batch._followed is None:
+            source = batch.likeness.columns(batch.rows)
+            batch._followed = torch.cat([torch.zeros_like(seen), source], dim=1)
+        sums, source = batch._followed.tensor_split([OBSERVED], dim=1)
+        course = Course.of(state, sums.add_(seen), source, complete)
         if step.trusted:
             best = batch.likeness.of(best, batch.rows)
         return memory.vote(best, model.view(best.values), course, step.trusted, retrieved, complete)
@@ -692,7 +702,7 @@ class TokenStep(MemoryBatch):
         found = batch.search(queries, rows)
         found = batch.likeness.of(found.without(found.scores == float("-inf")), rows)
         seen = observed(found.scores, found.values, state, favourite)
-        course = Course.of(state, along_sentences(seen, positions), *batch.likeness.columns(rows))
+        course = Course.of(state, along_sentences(seen, positions), batch.likeness.columns(rows))
         view = model.view(found.values)
         said = LookedUp(view.neighbours, view.best, view.favourite)
         return TokenRecord(found, said, course)

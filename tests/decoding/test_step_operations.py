@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from unittest.mock import patch
 
 import pytest
@@ -11,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from fairseq_ccpr.datastore.manifest import Manifest
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
 from fairseq_ccpr.decoding.mixture import ModelEvidence, neighbour_log_probabilities, neighbour_shares
 from fairseq_ccpr.decoding.options import TokenRetrievalSettings
@@ -76,7 +74,9 @@ def third_step(ensemble: RetrievalEnsemble, sample: dict, beam: int = 5) -> Coun
 
 @pytest.mark.parametrize("likeness", [0, 4])
 def test_guard_trust_and_interpolation_take_few_operations(world: World, likeness: int) -> None:
-    cfg = parse_generation(world.options("--tokens-lambda", 0.6, "--tokens-likeness", likeness, "--tokens-k", 8))
+    cfg = parse_generation(
+        world.options("--tokens-lambda", 0.6, "--tokens-likeness", likeness, "--tokens-k", 8)
+    )
     task, models = load(cfg)
     ensemble = task.build_generator(models, cfg.generation).model
     memory = ensemble.find(TokenMemory)
@@ -87,13 +87,17 @@ def test_guard_trust_and_interpolation_take_few_operations(world: World, likenes
     for parameter in trust.parameters():
         torch.nn.init.normal_(parameter, std=0.5)
     guarding = memory.changed(guard=True)
-    sample = next(task.get_batch_iterator(task.dataset("test"), max_sentences=8).next_epoch_itr(shuffle=False))
+    sample = next(
+        task.get_batch_iterator(task.dataset("test"), max_sentences=8).next_epoch_itr(shuffle=False)
+    )
     with patch.dict(section.suits, {"familiar": 1e-3}):
         full = third_step(ensemble.with_memories([guarding], trust.requires_grad_(False)), sample)
     alone = third_step(ensemble.with_memories([], None), sample)
     made, views = full.made - alone.made, full.views - alone.views
-    print(f"likeness {likeness}: {made} operations and {views} views besides {alone.made} and {alone.views} of the model")
-    assert 0 < made <= MOST + 10 * (likeness > 0)
+    print(
+        f"likeness {likeness}: {made} operations and {views} views besides {alone.made} and {alone.views} of the model"
+    )
+    assert 0 < made <= MOST + 6 * (likeness > 0)
 
 
 def similarity(score: float) -> float:
@@ -105,7 +109,8 @@ def plain_features(evidence: TokenEvidence, model: ModelEvidence) -> list[list[f
     rows = []
     for row in range(len(evidence.scores)):
         scores, values, log_probs, model_probs = (
-            part[row].tolist() for part in (evidence.scores, evidence.values, evidence.log_probs, evidence.model)
+            part[row].tolist()
+            for part in (evidence.scores, evidence.values, evidence.log_probs, evidence.model)
         )
         k = len(scores)
         there = [place for place in range(k) if scores[place] > NONE]
@@ -127,7 +132,9 @@ def plain_features(evidence: TokenEvidence, model: ModelEvidence) -> list[list[f
     return rows
 
 
-def drawn(k: int, metric: str, missing: float, seed: int, rows: int = 40) -> tuple[TokenEvidence, ModelEvidence]:
+def drawn(
+    k: int, metric: str, missing: float, seed: int, rows: int = 40
+) -> tuple[TokenEvidence, ModelEvidence]:
     """Random evidence; with missing neighbours the last row has none at all."""
     torch.manual_seed(seed)
     scores = torch.rand(rows, k) * 2 - 0.5 if metric == "ip" else -200 * torch.rand(rows, k)
@@ -142,7 +149,9 @@ def drawn(k: int, metric: str, missing: float, seed: int, rows: int = 40) -> tup
     some = torch.ones(rows, 3)
     course = Course(some, some, some[:, 0], some[:, :1])
     likeness = torch.rand(rows, k).half()
-    evidence = TokenEvidence(scores, values, likeness, log_probs, model.gather(1, values), course, not missing)
+    evidence = TokenEvidence(
+        scores, values, likeness, log_probs, model.gather(1, values), course, not missing
+    )
     return evidence, ModelEvidence(*model.max(dim=1))
 
 
@@ -188,7 +197,9 @@ def test_shares_and_weights_are_the_same_where_it_is_known_that_none_is_missing(
             neighbour_shares(scores, 0.05, complete).double(), wanted, rtol=1e-4, atol=1e-7
         )
     for confidence in (True, False):
-        weight = confidence_weight(scores, scores.long(), None, TokenRetrievalSettings(8, 1.0, 0.1, confidence))  # type: ignore[arg-type]
+        weight = confidence_weight(
+            scores, scores.long(), None, TokenRetrievalSettings(8, 1.0, 0.1, confidence)
+        )  # type: ignore[arg-type]
         assert bool(((weight >= 0) & (weight < 1)).all())
 
 

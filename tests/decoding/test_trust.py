@@ -365,7 +365,7 @@ def test_running_means_equal_a_plain_loop() -> None:
     scores[5] = float("-inf")
     state, favourite = torch.randn(12, 3), torch.randint(0, 3, (12,))
     seen = observed(scores, values, state, favourite)
-    course = Course.of(state, along_sentences(seen, positions), torch.zeros(12, 1), None)
+    course = Course.of(state, along_sentences(seen, positions), torch.zeros(12, 1))
     start = 0
     for length in lengths:
         for t in range(length):
