@@ -54,14 +54,15 @@ def joined(columns: NamedColumns) -> Tensor:
     return torch.cat(list(columns.values()), dim=1)
 
 
-def distrust(model: ModelEvidence, log_probs: Tensor, found: Tensor) -> Tensor:
+def distrust(model: ModelEvidence, log_probs: Tensor, found: Tensor | None) -> Tensor:
     """Compute how many nats a memory's favourite is below the model's, fp32 [N, 1]: 80 at most; 0 without one.
 
     Args:
         log_probs: log p_NMT of the memory's favourite, fp32 [N, 1]; -inf where the model rules it out.
-        found: whether it has one, bool [N, 1].
+        found: whether it has one, bool [N, 1]; None: everywhere.
     """
-    return (model.best.unsqueeze(1) - log_probs.clamp_min(SILENT)).masked_fill(~found, 0.0)
+    below = model.best.unsqueeze(1) - log_probs.clamp_min(SILENT)
+    return below if found is None else below.masked_fill(~found, 0.0)
 
 
 class ModelView(Protocol):
@@ -191,7 +192,9 @@ class DistributionView:
         return self.distribution.likeliest.favourite
 
 
-def neighbour_log_probabilities(scores: Tensor, values: Tensor, temperature: float) -> Tensor:
+def neighbour_log_probabilities(
+    scores: Tensor, values: Tensor, temperature: float, complete: bool = False
+) -> Tensor:
     """Compute log p_r of each neighbour's value, duplicates merged: equations 4 and 7 of the CLKNN paper.
 
     p_r(v) = sum_i 1[v_i = v] exp(score_i / T) / sum_i exp(score_i / T), scores being minus squared distances
@@ -200,6 +203,7 @@ def neighbour_log_probabilities(scores: Tensor, values: Tensor, temperature: flo
     Args:
         scores: fp32 [H, k]; -inf marks a missing neighbour, which gets no weight.
         values: int64 [H, k], tokens; anything where the neighbour is missing.
+        complete: whether it is known that none is missing, and that the first is the best.
 
     Returns:
         fp32 [H, k]; -inf throughout where all neighbours of a row are missing.
@@ -208,14 +212,15 @@ def neighbour_log_probabilities(scores: Tensor, values: Tensor, temperature: flo
     >>> neighbour_log_probabilities(scores, values, 1.0).exp()
     tensor([[0.6667, 0.6667, 0.3333, 0.0000]])
     """
-    return merge_equal(neighbour_shares(scores, temperature), values).log()
+    return merge_equal(neighbour_shares(scores, temperature, complete), values).log()
 
 
-def neighbour_shares(scores: Tensor, temperature: float) -> Tensor:
+def neighbour_shares(scores: Tensor, temperature: float, complete: bool = False) -> Tensor:
     """Compute the weight of each neighbour in p_r, fp32 [H, k]; 0 where all of a row are missing."""
+    highest = scores[:, :1] if complete else scores.amax(dim=1, keepdim=True)
     # Only differences count, and before the division they lose nothing. Not numbers where all are -inf.
-    logits = (scores - scores.amax(dim=1, keepdim=True)) / temperature
-    return torch.softmax(logits, dim=1).nan_to_num(0.0)
+    shares = torch.softmax((scores - highest) / temperature, dim=1)
+    return shares if complete else shares.nan_to_num(0.0)
 
 
 def merge_equal(weights: Tensor, values: Tensor) -> Tensor:

@@ -59,10 +59,12 @@ class SourceLikeness:
 
     @cached_property
     def _columns(self) -> Tensor:
-        return torch.stack([column(self) for column in SOURCE_COLUMNS.values()], dim=1)
+        columns = [column(self) for column in SOURCE_COLUMNS.values()]
+        guarding = [self.memory.familiarity(self.best)] if self.memory.settings.guard else []
+        return torch.stack([*columns, *guarding], dim=1)
 
     def columns(self, rows: Tensor) -> Tensor:
-        """Return `SOURCE_FEATURES`, fp32 [N, S], of the sources in these rows of the batch, int64 [N]."""
+        """Look up what is known of the sources in these rows of the batch, int64 [N]: see `Course.of`."""
         return self._columns[rows]
 
     def prepare(self) -> None:
@@ -86,7 +88,7 @@ class SourceLikeness:
         if found.likeness is not None or self._sims is None or self.memory.learned is None:
             return found
         sentences = self.memory.learned.entries.sentences_of(found.ids)
-        return found._replace(likeness=self._sims[rows.unsqueeze(1), sentences].float())
+        return found._replace(likeness=self._sims[rows.unsqueeze(1), sentences])
 
     @cached_property
     def strange(self) -> tuple[bool, Tensor] | None:

@@ -12,10 +12,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fairseq_ccpr.decoding.mixture import ModelEvidence, NamedColumns, distrust, joined, names_in
+from fairseq_ccpr.decoding.mixture import FEW, ModelEvidence, NamedColumns, distrust, joined, names_in
 from fairseq_ccpr.decoding.source_likeness import SOURCE_FEATURES
 
 RANKS = (1, 2, 4, 8, 16, 32, 64)
+OBSERVED = 6  # numbers, see `observed`
 TYPICAL_RANK = 8  # whose score is followed along a hypothesis
 
 
@@ -24,17 +25,25 @@ class Course(NamedTuple):
 
     state: Tensor  # fp32 [N, 3] of this token alone, see `TokenMemory.observe`
     running: Tensor  # fp32 [N, 3] of all so far, see `observed`
-    position: Tensor  # fp32 [N], tokens before this one
+    length: Tensor  # fp32 [N], tokens so far
     # fp32 [N, S], what is known of the source sentence, see `SourceLikeness.columns`
     source: Tensor
+    # fp32 [N], what the guard leaves of the weight, see `TokenMemory.familiarity`; None: not computed yet
+    familiar: Tensor | None = None
 
     @classmethod
-    def of(cls, state: Tensor, sums: Tensor, length: Tensor | int, source: Tensor) -> Course:
-        """Make it of the sums of what was `observed` at each token, fp32 [N, 4], and their number."""
-        running = sums[:, :3] / sums[:, 3:].clamp_min(1)
-        running[:, 1] = sums[:, 1] / length
-        position = length - 1.0 if isinstance(length, Tensor) else sums.new_full((len(sums),), length - 1.0)
-        return cls(state, running, position, source)
+    def of(cls, state: Tensor, sums: Tensor, source: Tensor, complete: bool = False) -> Course:
+        """Make it of what was summed up and of what is known of the source.
+
+        Args:
+            sums: fp32 [N, 6], of what was `observed` at each token.
+            source: fp32 [N, S], and with a guard [N, S + 1], where its factor stands last.
+            complete: whether it is known that no neighbour is missing at this token.
+        """
+        counts, known = sums[:, 3:], len(SOURCE_FEATURES)
+        running = sums[:, :3] / (counts if complete else counts.clamp_min(1))
+        familiar = source[:, known] if source.size(1) > known else None
+        return cls(state, running, sums[:, 4], source[:, :known], familiar)
 
     @property
     def best(self) -> Tensor:
@@ -48,10 +57,11 @@ class TokenEvidence(NamedTuple):
     # fp32 [N, k], inner products or minus squared distances; -inf where a neighbour is missing
     scores: Tensor
     values: Tensor  # int64 [N, k]
-    likeness: Tensor | None  # fp32 [N, k], of their sentences
+    likeness: Tensor | None  # fp16 or fp32 [N, k], of their sentences
     log_probs: Tensor  # fp32 [N, k], log p_tok, duplicates merged
     model: Tensor  # fp32 [N, k], log p_NMT of `values`
     course: Course
+    complete: bool = False  # whether it is known that no neighbour is missing
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
@@ -66,61 +76,76 @@ class TokenEvidence(NamedTuple):
 
     def columns(self, model: ModelEvidence) -> NamedColumns:
         """Compute what trust looks at; a feature of tokens is a line here, and nothing elsewhere."""
-        found = self.scores > float("-inf")
-        count = found.sum(dim=1, keepdim=True)
-        some, at_least_one = count > 0, count.clamp_min(1)
-        # A rank that was not found has the score of the last one that was.
-        ranks = torch.minimum(_ranks(count.device), at_least_one)
-        places = ranks - 1
-        scores = self.scores.sort(dim=1, descending=True).values.gather(1, places)
-        values = torch.where(found, self.values, -1)
-        first = (first_occurrences(values) & found).float()
-        distinct = first.cumsum(dim=1).gather(1, places) / ranks
+        scores, values, (rows, k) = self.scores, self.values, self.scores.shape
+        likeness = torch.zeros_like(scores) if self.likeness is None else self.likeness
+        ranks, places = _ranks(scores.device, k)
+        if self.complete:
+            first, there, some = first_occurrences(values), ranks[:, :1], None
+        else:
+            found = scores > float("-inf")
+            count = found.sum(dim=1, keepdim=True)
+            there, some = count / k, count > 0
+            # A rank that was not found has the score of the last one that was.
+            ranks = torch.minimum(ranks, count.clamp_min(1))
+            places = ranks - 1
+            scores = scores.sort(dim=1, descending=True).values.masked_fill(~some, 0.0)
+            values, likeness = torch.where(found, values, -1), likeness * found
+            first = first_occurrences(values) & found
+        places = places[:, : len(RANKS)].expand(rows, -1)
+        distinct = first.cumsum(dim=1).gather(1, places[:, 1:]) / ranks[:, 1 : len(RANKS)]
         probabilities = self.log_probs.exp() * first
         highest, place = probabilities.max(dim=1, keepdim=True)
-        favourite = values.gather(1, place)
-        named = torch.eq(values, favourite, out=torch.empty_like(probabilities))
+        favourite = self.values.gather(1, place)
+        agreement = favourite == model.favourite.unsqueeze(1)
         entropies = torch.special.entr(probabilities)
-        sums = torch.stack([entropies, named, probabilities * self.model.exp()], dim=1).sum(dim=2)
-        entropy, same, overlap = sums.split(1, dim=1)
-        likeness = torch.zeros_like(self.scores) if self.likeness is None else self.likeness * found
+        each = [entropies, probabilities * self.model.exp(), values == favourite, likeness]
+        sums = torch.stack(each, dim=1).sum(dim=2)
+        means = sums[:, 2:] / ranks[:, -1:]  # over those found
         return {
-            tuple(f"score {rank}" for rank in RANKS): similarities(scores).nan_to_num(neginf=0.0),
-            ("found",): count / self.scores.size(1),
-            tuple(f"distinct {rank}" for rank in RANKS[1:]): distinct[:, 1:],
+            tuple(f"score {rank}" for rank in RANKS): similarities(scores.gather(1, places)),
+            ("found",): there.expand(rows, -1),
+            tuple(f"distinct {rank}" for rank in RANKS[1:]): distinct,
             ("highest p_tok",): highest,
-            ("entropy of p_tok",): entropy,
-            ("count of favourite",): same / at_least_one * some,
+            ("entropy of p_tok",): sums[:, :1],
+            ("count of favourite",): means[:, :1],
             ("model of favourite",): distrust(model, self.model.gather(1, place), some),
-            ("agreement",): favourite == model.favourite.unsqueeze(1),
-            ("overlap",): overlap,
+            ("agreement",): agreement if some is None else agreement & some,
+            ("overlap",): sums[:, 1:2],
             ("likeness of nearest",): likeness[:, :1],
             ("highest likeness",): likeness.amax(dim=1, keepdim=True),
-            ("mean likeness",): likeness.sum(dim=1, keepdim=True) / at_least_one,
+            ("mean likeness",): means[:, 1:],
             SOURCE_FEATURES: self.course.source,
             ("state distance", "state cosine", "state norm"): self.course.state,
             ("running score", "running distance", "running agreement"): self.course.running,
-            ("position",): torch.log1p(self.course.position).unsqueeze(1),
+            ("position",): self.course.length.log().unsqueeze(1),
         }
 
 
-def observed(scores: Tensor, values: Tensor, state: Tensor, favourite: Tensor) -> Tensor:
-    """What of N tokens is followed along hypotheses, fp32 [N, 4]; without neighbours, the distance alone.
+def observed(
+    scores: Tensor, values: Tensor, state: Tensor, favourite: Tensor, complete: bool = False
+) -> Tensor:
+    """What of N tokens is followed along hypotheses, fp32 [N, 6]; without neighbours, the distance alone.
 
     Columns: the similarity of a neighbour of typical rank, the distance of the
-    state to the datastore's text, and whether the nearest neighbour names the model's favourite; then whether
-    there are neighbours.
+    state to the datastore's text, and whether the nearest neighbour names the model's favourite; then for each
+    of these whether it is there.
+
+    Args:
+        complete: whether it is known that no neighbour is missing.
     """
-    near = scores[:, :TYPICAL_RANK]
-    least = near.masked_fill(near == float("-inf"), float("inf")).amin(dim=1)
-    typical = similarities(least).nan_to_num(posinf=0.0)
-    agrees = (values[:, 0] == favourite) & (scores[:, 0] > float("-inf"))
-    some = scores.amax(dim=1) > float("-inf")
-    return torch.stack([typical, state[:, 0], agrees, some], dim=1)
+    near, agrees = scores[:, :TYPICAL_RANK], values[:, 0] == favourite
+    always = some = _ranks(scores.device, 1)[0][0, :1].expand(len(scores))  # 1
+    if complete:
+        least = near[:, -1]
+    else:
+        some = scores.amax(dim=1) > float("-inf")
+        agrees = agrees & (scores[:, 0] > float("-inf"))
+        least = near.masked_fill(near == float("-inf"), float("inf")).amin(dim=1).masked_fill(~some, 0.0)
+    return torch.stack([similarities(least), state[:, 0], agrees, some, always, some], dim=1)
 
 
 def along_sentences(seen: Tensor, positions: Tensor) -> Tensor:
-    """Sum what was `observed`, fp32 [N, 4], from the beginning of each sentence to each token."""
+    """Sum what was `observed`, fp32 [N, 6], from the beginning of each sentence to each token."""
     sums = seen.double().cumsum(dim=0)
     start = torch.arange(len(positions), device=positions.device) - positions
     before = torch.cat([sums.new_zeros(1, sums.size(1)), sums])[start]
@@ -133,17 +158,34 @@ def similarities(scores: Tensor) -> Tensor:
     Scores of a metric have one sign but for inner products below 0, which say as much as 0; missing ones are
     -inf.
     """
-    return torch.where(scores < 0, -torch.log1p(-scores), scores)
+    # of a score below 0 the logarithm is the higher, of others the score itself
+    return torch.maximum(scores, torch.special.xlog1py(-1, scores.abs()))
 
 
 def first_occurrences(values: Tensor) -> Tensor:
     """Tell which of k values of each row no earlier one equals, bool [N, k]."""
+    if (k := values.size(1)) <= FEW:
+        different = values.unsqueeze(2) != values.unsqueeze(1)
+        new = different | _not_before(values.device, k)
+        return new.view(torch.int8).amin(dim=2).view(torch.bool)  # faster than `all`
     ordered, order = values.sort(dim=1, stable=True)
     new = torch.ones_like(ordered, dtype=torch.bool)
     torch.ne(ordered[:, 1:], ordered[:, :-1], out=new[:, 1:])
     return torch.empty_like(new).scatter_(1, order, new)
 
 
+# Made on the device, as a copy would be waited for, and once.
+
+
 @cache
-def _ranks(device: torch.device) -> Tensor:
-    return 2 ** torch.arange(len(RANKS), device=device)  # made there: a copy would be waited for
+def _ranks(device: torch.device, k: int) -> tuple[Tensor, Tensor]:
+    """Return `RANKS` as far as there are k neighbours, and k, and their places: int64 [1, 8] each."""
+    ranks = (2 ** torch.arange(len(RANKS) + 1, device=device)).clamp_max(k)
+    ranks[-1] = k
+    return ranks.unsqueeze(0), ranks.unsqueeze(0) - 1
+
+
+@cache
+def _not_before(device: torch.device, k: int) -> Tensor:
+    """Mark what does not stand before each of k, bool [k, k]."""
+    return torch.ones(k, k, dtype=torch.bool, device=device).triu()

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from fairseq_ccpr.datastore.domain import Domain
 from fairseq_ccpr.datastore.token import FAMILIAR, TokenDatastore
 from fairseq_ccpr.datastore.tuned import Parts, read_tuned
+from fairseq_ccpr.decoding import phrase_votes
 from fairseq_ccpr.decoding.forced import GivenText, Record, joined
 from fairseq_ccpr.decoding.learned_memory import LearnedEntries, LearnedMemory
 from fairseq_ccpr.decoding.memory import Memory, MemoryBatch, Snapshot, Step
@@ -37,7 +38,7 @@ from fairseq_ccpr.decoding.mixture import (
 from fairseq_ccpr.decoding.options import PUBLISHED, TokenRetrievalSettings, automatic_token_settings
 from fairseq_ccpr.decoding.remote_answers import RemoteAnswers
 from fairseq_ccpr.decoding.source_likeness import SourceLikeness
-from fairseq_ccpr.decoding.token_features import Course, TokenEvidence, along_sentences, observed
+from fairseq_ccpr.decoding.token_features import OBSERVED, Course, TokenEvidence, along_sentences, observed
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.models.key_layer import KeyCapture
 from fairseq_ccpr.search import EXACT, ExactIndex, Index
@@ -79,8 +80,8 @@ class Neighbours(NamedTuple):
         ids: int64 [N, k], entries; -1 where one is missing.
         scores: fp32 [N, k], inner products or minus squared distances; -inf where one is missing.
         values: int64 [N, k], their tokens; any token where one is missing.
-        likeness: fp32 [N, k], how much their source sentences are like the one that is translated, 0 to 1;
-            None: not known.
+        likeness: fp16 or fp32 [N, k], how much their source sentences are like the one that is translated, 0
+            to 1; None: not known.
     """
 
     ids: Tensor
@@ -262,8 +263,10 @@ def best_neighbours(found: Neighbours, settings: TokenRetrievalSettings) -> tupl
     k = settings.k
     if not settings.likeness or found.likeness is None:
         return found if k >= found.ids.size(1) else found.changed(lambda part: part[:, :k]), None
-    scores = found.scores + settings.temperature * settings.likeness * (found.likeness - 1)
-    best, places = largest(scores, min(k, scores.size(1)))
+    most = settings.temperature * settings.likeness
+    scores = found.scores.add(found.likeness, alpha=most) - most
+    best, places = scores.sort(dim=1, descending=True, stable=True)
+    best, places = best[:, :k], places[:, :k]
     ids, values, likeness = (part.gather(1, places) for part in (found.ids, found.values, found.likeness))
     return Neighbours(ids, best, values, likeness), places
 
@@ -304,8 +307,8 @@ def confidence_weight(
             confidence = scores.masked_fill(scores == float("-inf"), 0).sum(dim=1) / settings.k
         else:
             confidence = retrieval_confidence(scores[:, :CONFIDENT], settings.min_similarity)
-        return (settings.lambda_ * confidence).clamp(0, settings.lambda_max)
-    return scores.new_full((len(scores),), settings.lambda_)
+        return (settings.lambda_ * confidence).clamp(0, min(settings.lambda_max, ALMOST_ALL))
+    return scores.new_full((len(scores),), min(settings.lambda_, ALMOST_ALL))
 
 
 @dataclass(frozen=True)
@@ -393,13 +396,19 @@ class TokenMemory(Memory):
         """Compute what fraction of each neighbour the guard keeps, fp32 [N, k] or [N, 1]; None: all."""
         if not self.settings.guard:
             return None
-        familiarity = self.familiarity(course.best).unsqueeze(1)
+        familiar = course.familiar if course.familiar is not None else self.familiarity(course.best)
+        familiarity = familiar.unsqueeze(1)
         if self.first_learned is None:
             return familiarity
         return familiarity.expand_as(neighbours.scores).masked_fill(neighbours.ids >= self.first_learned, 1.0)
 
-    def weight(self, neighbours: Neighbours, model: ModelView, kept: Tensor | None = None) -> Tensor:
+    def weight(
+        self, neighbours: Neighbours, model: ModelView, kept: Tensor | None = None, complete: bool = False
+    ) -> Tensor:
         """Compute the weight of N tokens by policy and guard, fp32 [N] in [0, 1); 0 where nothing was found.
+
+        Args:
+            complete: whether it is known that no neighbour is missing.
 
         Raises:
             ConfigurationError: the policy returned no weight for each token.
@@ -412,7 +421,10 @@ class TokenMemory(Memory):
                 f"the weight {name_of(self.policy)} returned {found} for neighbours {list(scores.shape)}: "
                 f"return a tensor [{len(scores)}], a weight for each hypothesis"
             )
-        weight = weight.clamp(0, ALMOST_ALL).masked_fill(scores.amax(dim=1) == float("-inf"), 0.0)
+        if self.policy is not confidence_weight:  # which sees to it
+            weight = weight.clamp(0, ALMOST_ALL)
+        if not complete:
+            weight = weight.masked_fill(scores.amax(dim=1) == float("-inf"), 0.0)
         if kept is None:
             return weight
         if kept.size(1) == 1:
@@ -426,23 +438,26 @@ class TokenMemory(Memory):
         course: Course | None,
         trusted: bool,
         retrieved: Tensor | None = None,
+        complete: bool = False,
     ) -> Vote:
         """Weigh neighbours at N tokens against the model.
 
         Args:
             course: of the hypotheses; None where neither guard nor trust looks at it.
             retrieved: log p_r of the neighbours' values, fp32 [N, k], if it was computed before.
+            complete: whether it is known that no neighbour is missing.
         """
         scores, values, temperature = neighbours.scores, neighbours.values, self.settings.temperature
         kept = self.kept(neighbours, course) if course is not None else None
-        weight = self.weight(neighbours, model, kept)
+        weight = self.weight(neighbours, model, kept, complete)
         if kept is not None and self.first_learned is not None:
             retrieved = neighbour_log_probabilities(scores + temperature * kept.log(), values, temperature)
         elif retrieved is None:
             retrieved = neighbour_log_probabilities(scores, values, temperature)
         evidence = None
         if trusted and course is not None:
-            evidence = TokenEvidence(scores, values, neighbours.likeness, retrieved, model.neighbours, course)
+            said = retrieved, model.neighbours
+            evidence = TokenEvidence(scores, values, neighbours.likeness, *said, course, complete)
         return Vote(values, retrieved, weight, evidence)
 
     def on(self, device: torch.device) -> TokenMemory:
@@ -548,7 +563,8 @@ class TokenBatch(MemoryBatch):
     rows: Tensor  # int64 [H], the sentence of each hypothesis
     _stream: torch.cuda.Stream | None = None
     _beam: int = 0  # hypotheses of a sentence; 0 before the first step
-    _sums: Tensor | None = None  # fp32 [H, 4], see `Course.of`
+    # fp32 [H, 6 + S], what was `observed` so far, summed up, and what is known of the source
+    _followed: Tensor | None = None
 
     def encoded(self) -> TokenBatch:
         """Compare the sources with the datastore's sentences, while a GPU encodes them."""
@@ -572,7 +588,7 @@ class TokenBatch(MemoryBatch):
         """Find the entries nearest to queries [N, d] of the sentences in these rows of the batch, int64 [N].
 
         They are k, or as many as the best k are chosen among where their sentences count. Those of the
-        unknown token count as missing, in their places.
+        unknown token count as missing, in their places: their scores are -inf.
 
         Args:
             each: how many queries each sentence has that has any; None: they differ.
@@ -599,7 +615,12 @@ class TokenBatch(MemoryBatch):
             found = everything
         elif strange is not None:  # to leave some out, a GPU would have to be asked how many
             found = found.without(strange[1][rows].unsqueeze(1))
-        found = found.without(found.values == self.memory.unknown)
+        if (
+            not phrase_votes.sync_is_free(queries.device)
+            or (found.values.numpy() == self.memory.unknown).any()
+        ):
+            unknown = found.values == self.memory.unknown
+            found = found._replace(scores=found.scores.masked_fill(unknown, float("-inf")))
         return self.likeness.of(found, rows) if settings.likeness else found
 
     @contextmanager
@@ -613,8 +634,8 @@ class TokenBatch(MemoryBatch):
             yield
 
     def reorder(self, order: Tensor) -> Self:
-        sums = self._sums.index_select(0, order) if self._sums is not None else None
-        return replace(self, rows=self.rows.index_select(0, order), _sums=sums)
+        followed = self._followed.index_select(0, order) if self._followed is not None else None
+        return replace(self, rows=self.rows.index_select(0, order), _followed=followed)
 
 
 class Found(NamedTuple):
@@ -624,6 +645,7 @@ class Found(NamedTuple):
     everything: Neighbours
     best: Neighbours  # k, see `best_neighbours`
     retrieved: Tensor  # fp32 [H, k], log p_r of these
+    complete: bool  # whether it is known that none is missing: a GPU would be waited for
 
 
 @dataclass
@@ -645,23 +667,30 @@ class TokenStep(MemoryBatch):
             if copies > 1:
                 found = found.changed(lambda part: part.repeat_interleave(copies, dim=0))
             best, _ = best_neighbours(found, settings)
-            retrieved = neighbour_log_probabilities(best.scores, best.values, settings.temperature)
-        self.found = Found(queries, found, best, retrieved)
+            complete = phrase_votes.sync_is_free(queries.device) and found.scores.numpy().min() > float(
+                "-inf"
+            )
+            scores, values, temperature = best.scores, best.values, settings.temperature
+            retrieved = neighbour_log_probabilities(scores, values, temperature, complete)
+        self.found = Found(queries, found, best, retrieved, complete)
 
     @phase(MERGE)
     def vote(self, step: Step) -> Vote:
         assert self.found is not None  # the models have computed the step
-        queries, found, best, retrieved = self.found
+        queries, found, best, retrieved, complete = self.found
         batch, memory, model = self.batch, self.batch.memory, step.model
         if not step.trusted and not memory.settings.guard:
-            return memory.vote(best, model.view(best.values), None, False, retrieved)
+            return memory.vote(best, model.view(best.values), None, False, retrieved, complete)
         state, favourite = memory.observe(queries), model.likeliest.favourite
-        seen = observed(found.scores, found.values, state, favourite)
-        batch._sums = seen if batch._sums is None else batch._sums + seen
-        course = Course.of(state, batch._sums, step.tokens.size(1), batch.likeness.columns(batch.rows))
+        seen = observed(found.scores, found.values, state, favourite, complete)
+        if batch._followed is None:
+            source = batch.likeness.columns(batch.rows)
+            batch._followed = torch.cat([torch.zeros_like(seen), source], dim=1)
+        sums, source = batch._followed.tensor_split([OBSERVED], dim=1)
+        course = Course.of(state, sums.add_(seen), source, complete)
         if step.trusted:
             best = batch.likeness.of(best, batch.rows)
-        return memory.vote(best, model.view(best.values), course, step.trusted, retrieved)
+        return memory.vote(best, model.view(best.values), course, step.trusted, retrieved, complete)
 
     def force(self, text: GivenText) -> TokenRecord:
         """Search, and follow given targets as beam search does, for all tokens at once."""
@@ -670,12 +699,13 @@ class TokenStep(MemoryBatch):
         state, favourite = batch.memory.observe(queries), model.likeliest.favourite
         positions = (real.long().cumsum(dim=1) - 1)[real]
         rows = real.nonzero()[:, 0]
-        found = batch.likeness.of(batch.search(queries, rows), rows)
+        found = batch.search(queries, rows)
+        found = batch.likeness.of(found.without(found.scores == float("-inf")), rows)
         seen = observed(found.scores, found.values, state, favourite)
-        sums, source = along_sentences(seen, positions), batch.likeness.columns(rows)
+        course = Course.of(state, along_sentences(seen, positions), batch.likeness.columns(rows))
         view = model.view(found.values)
         said = LookedUp(view.neighbours, view.best, view.favourite)
-        return TokenRecord(found, said, Course.of(state, sums, positions + 1, source))
+        return TokenRecord(found, said, course)
 
 
 @dataclass

@@ -33,7 +33,7 @@ from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.datastore.tuned import Parts, by_current_prefix
 from fairseq_ccpr.decoding.gate import Gate
 from fairseq_ccpr.decoding.memory import Memory
-from fairseq_ccpr.decoding.mixture import ModelEvidence, Vote, joined
+from fairseq_ccpr.decoding.mixture import ModelEvidence, Vote
 from fairseq_ccpr.decoding.options import PhraseSettings
 from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
 from fairseq_ccpr.decoding.token_memory import TokenMemory, name_of
@@ -173,7 +173,7 @@ def feature_names(memories: Features) -> tuple[str, ...]:
 
 def trust_features(model: ModelEvidence, votes: Sequence[Vote]) -> Tensor:
     """Compute the features, fp32 [N, F]: the model's, each memory's, and those of each two memories."""
-    columns = [joined(model.columns())]
+    columns = list(model.columns().values())
     columns += [vote.evidence.features(model) for vote in votes if vote.evidence is not None]
     if len(votes) > 1:
         highest = [vote.log_probs.max(dim=1, keepdim=True) for vote in votes]
@@ -192,8 +192,9 @@ def reweigh(weights: Tensor, log_odds: Tensor) -> Tensor:
     >>> reweigh(torch.tensor([[0.5, 0.0]]), torch.tensor([[1.0986, 6.0]]))
     tensor([[0.7500, 0.0000]])
     """
-    factors = log_odds.exp()
-    return weights * factors / (1 + (weights * (factors - 1)).sum(dim=1, keepdim=True))
+    more = weights * log_odds.expm1()
+    total = more.sum(dim=1, keepdim=True) if more.size(1) > 1 else more
+    return (weights + more) / (1 + total)
 
 
 @dataclass(frozen=True)

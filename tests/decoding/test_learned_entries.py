@@ -246,7 +246,7 @@ def test_the_guard_is_for_the_datastores_own_entries_alone(metric: str) -> None:
     made = entries(keys[30:], values[30:], metric, first=30)
     settings = TokenRetrievalSettings(6, 0.8, 0.3, confidence=False, guard=True)
     familiarity = torch.tensor([0.0, 0.3, 1.0])
-    course: Any = SimpleNamespace(best=0.4 + 0.1 * familiarity)
+    course: Any = SimpleNamespace(best=0.4 + 0.1 * familiarity, familiar=None)
     retriever, capture = retriever_over(keys[:30], values[:30], metric), cast(Any, None)
     retriever.datastore.section.suits = {FAMILIAR: 0.5}
     memory = TokenMemory(capture, retriever, settings, 3, learned=made)

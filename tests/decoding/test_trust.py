@@ -235,7 +235,7 @@ def evidence(count: int, k: int, phrases: int = 0, ruled_out: tuple[int, ...] = 
     distribution = torch.randn(count, 12).log_softmax(dim=1)
     distribution[:, ruled_out] = -torch.inf
     course = Course(
-        torch.randn(count, 3), torch.randn(count, 3), torch.arange(count).float(), torch.rand(count, 1)
+        torch.randn(count, 3), torch.randn(count, 3), 1.0 + torch.arange(count), torch.rand(count, 1)
     )
     tokens = TokenEvidence(
         scores, values, torch.rand(count, k), log_probs, distribution.gather(1, values), course
@@ -279,9 +279,9 @@ def rename(step: TrustStep, names: torch.Tensor) -> TrustStep:
 
 def at(step: TrustStep, order: torch.Tensor) -> TrustStep:
     tokens, phrases = (vote.evidence for vote in step.votes)
-    course = Course(*(part[order] for part in tokens.course))
+    course = Course(*(part[order] for part in tokens.course[:-1]))
     evidence = (
-        TokenEvidence(*(part[order] for part in tokens[:-1]), course),
+        TokenEvidence(*(part[order] for part in tokens[:5]), course),
         PhraseEvidence(*(p[order] for p in phrases)),
     )
     votes = [vote.select(order)._replace(evidence=one) for vote, one in zip(step.votes, evidence)]
@@ -366,7 +366,7 @@ def test_running_means_equal_a_plain_loop() -> None:
     scores[5] = float("-inf")
     state, favourite = torch.randn(12, 3), torch.randint(0, 3, (12,))
     seen = observed(scores, values, state, favourite)
-    course = Course.of(state, along_sentences(seen, positions), positions + 1, torch.zeros(12, 1))
+    course = Course.of(state, along_sentences(seen, positions), torch.zeros(12, 1))
     start = 0
     for length in lengths:
         for t in range(length):
