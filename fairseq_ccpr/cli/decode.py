@@ -50,12 +50,12 @@ fairseq-generate find it:
 seen only the datastore's domain helps there and harms elsewhere.
 
 One teacher-forced pass over each text scores hundreds of settings by the likelihood of the references. Trust is
-learned with the best temperature, for 8 and for 32 neighbours, and starts from a weight of 0.5. A third of the
-held-out pairs is then decoded with each candidate and with the model alone. If none beats the model, the weights of
-tokens, phrases and text are set to 0. Trust in tokens and phrases together takes the number of neighbours that was
-tuned for the tokens alone, or else 32. Where the tokens alone are better, the weight of phrases becomes 0. A bound on
-their votes (--phrases-consent 3) is tried unless one is given, and kept unless it costs more than 0.3 BLEU or chrF.
---output FILE writes the options there instead, for $(cat FILE), and trust to FILE.trust.
+learned with the best temperature, for 8 and for 32 neighbours, and starts from a weight of 0.5. 32 must gain 0.2
+BLEU. A third of the held-out pairs is then decoded with each candidate and with the model alone. If none beats the
+model, the weights of tokens, phrases and text are set to 0. Trust in tokens and phrases together takes the number of
+neighbours that was tuned for the tokens alone, or else 32. Where the tokens alone are better, the weight of phrases
+becomes 0. A bound on their votes (--phrases-consent 3) is tried unless one is given, and kept unless it costs more
+than 0.3 BLEU or chrF. --output FILE writes the options there instead, for $(cat FILE), and trust to FILE.trust.
 
 For an adapter's keys the grid has both a fixed lambda and lambda*; --tokens-confidence or --no-tokens-confidence
 restricts it to one of them, --tokens-k, --tokens-temperature and --tokens-likeness to one value. These are not tuned,

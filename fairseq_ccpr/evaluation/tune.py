@@ -12,6 +12,7 @@ import torch
 from fairseq_ccpr.datastore.tuned import Parts
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
 from fairseq_ccpr.decoding.memory import Memory, Variant
+from fairseq_ccpr.decoding.token_memory import TokenMemory
 from fairseq_ccpr.decoding.trust import LearnedTrust, Trust, TrustDescription, save_trust
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.fit import SEED
@@ -35,6 +36,7 @@ SAMPLED = 3  # one batch in so many is decoded
 BATCHES = 12  # at least, so that those are of all lengths
 LEAST_TOKENS = 5000  # of the held-out text, for a hidden layer
 QUALITY, SPEED = "quality", "speed"
+MORE_NEIGHBOURS = 0.2  # BLEU or chrF that more neighbours must gain, which are slower
 LEVEL = 0.3  # BLEU or chrF given up for speed, where that is preferred
 
 
@@ -98,10 +100,15 @@ class Trial:
         return self.scores[candidate.name].deciding
 
     def choose(self, tried: list[Candidate]) -> Candidate:
-        """Choose the best; for speed, the fastest at most `LEVEL` below it and better than the base."""
+        """Choose the best; for speed, the fastest at most `LEVEL` below it and better than the base.
+
+        Of the best's memories with trust, fewer neighbours are better that lose less than `MORE_NEIGHBOURS`.
+        """
         best, base = max(tried, key=self.deciding), self.scores[BASE].deciding
         if self.prefer == QUALITY:
-            return best
+            least = max(base, self.deciding(best) - MORE_NEIGHBOURS)
+            near = [one for one in tried if one is best or (self.deciding(one) > least and alike(one, best))]
+            return min(near, key=lambda one: (neighbours(one), -self.deciding(one)))
         least = self.deciding(best) - LEVEL
         near = [one for one in tried if least <= self.deciding(one) > base or one is best]
         return min(near, key=lambda one: (self.seconds[one.name], -self.deciding(one)))
@@ -358,6 +365,18 @@ def _candidate(
 def is_small(text: HeldOut) -> bool:
     """Check whether a text has too few tokens for a hidden layer."""
     return len(text.targets) < LEAST_TOKENS
+
+
+def alike(one: Candidate, other: Candidate) -> bool:
+    """Check whether trust decides in both, and over the same memories."""
+    trusting = one.ensemble.trust is not None and other.ensemble.trust is not None
+    return trusting and names_of(one.ensemble) == names_of(other.ensemble)
+
+
+def neighbours(candidate: Candidate) -> int:
+    """Return k of its token memory; 0 without one."""
+    tokens = candidate.ensemble.find(TokenMemory)
+    return tokens.settings.k if tokens is not None else 0
 
 
 def silenced(ensemble: RetrievalEnsemble) -> RetrievalEnsemble:

@@ -13,6 +13,15 @@ from fairseq_ccpr.evaluation.test_set import TranslationScores
 from fairseq_ccpr.evaluation.tune import QUALITY, SPEED, Trial
 
 
+def candidate(name: str, k: int = 0, trust: bool = False) -> Any:
+    """Make a stand-in for a candidate: what `choose` asks of its ensemble."""
+    tokens = SimpleNamespace(name="tokens", settings=SimpleNamespace(k=k)) if k else None
+    voting = [tokens] if tokens is not None else []
+    return SimpleNamespace(
+        name=name, ensemble=SimpleNamespace(find=lambda kind: tokens, trust=trust or None, voting=voting)
+    )
+
+
 def trial(prefer: str, scores: dict[str, TranslationScores], seconds: dict[str, float]) -> Trial:
     system: Any = None
     return Trial(system, [], prefer, scores, seconds)
@@ -28,17 +37,30 @@ def trial(prefer: str, scores: dict[str, TranslationScores], seconds: dict[str, 
     ],
 )
 def test_the_best_or_the_fastest_beside_it(bleu: dict[str, float], quality: str, speed: str) -> None:
-    tried: Any = [SimpleNamespace(name=name) for name in "abc"]
+    tried = [candidate(name) for name in "abc"]
     scores = {name: TranslationScores(value, 0.0, "", "") for name, value in bleu.items()}
     seconds = {"a": 3.0, "b": 2.0, "c": 1.0, "base": 0.5}
     for prefer, name in {QUALITY: quality, SPEED: speed}.items():
         assert trial(prefer, scores, seconds).choose(tried).name == name
 
 
-def test_leaving_the_text_out_is_timed_and_other_weights_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    def candidate(name: str) -> Any:
-        return SimpleNamespace(name=name)
+@pytest.mark.parametrize(
+    ("many", "few", "trust", "chosen"),
+    [
+        (30.0, 29.9, True, "few"),
+        (30.0, 29.7, True, "many"),
+        (30.0, 29.9, False, "many"),  # points of a grid, of which likelihood has chosen
+        (20.1, 20.0, True, "many"),  # not better than the base
+    ],
+)
+def test_more_neighbours_must_gain(many: float, few: float, trust: bool, chosen: str) -> None:
+    tried = [candidate("many", 32, trust), candidate("few", 8, trust)]
+    values = {"many": many, "few": few, "base": 20.0}
+    scores = {name: TranslationScores(value, 0.0, "", "") for name, value in values.items()}
+    assert trial(QUALITY, scores, {}).choose(tried).name == chosen
 
+
+def test_leaving_the_text_out_is_timed_and_other_weights_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
     def decoded(system: Any, tried: list[Any], samples: Any, base: bool) -> Any:
         names = [one.name for one in tried] + ["base"] * base
         return dict.fromkeys(names, TranslationScores(29.9, 0.0, "", "")), {"base": 4.0} | dict.fromkeys(
@@ -67,7 +89,7 @@ def test_columns_of_a_table_stay_apart() -> None:
 
 
 def test_of_equally_fast_ones_the_better_one() -> None:
-    tried: Any = [SimpleNamespace(name=name) for name in "ab"]
+    tried = [candidate(name) for name in "ab"]
     scores = {
         name: TranslationScores(value, 0.0, "", "")
         for name, value in {"a": 9.9, "b": 10.0, "base": 7.0}.items()
