@@ -160,19 +160,20 @@ def test_alternatives_and_other_options_of_fairseq(world: World, sentences: list
     ):
         with pytest.raises(ConfigurationError, match=sentence):
             Translator(datastore=world.datastore, **named)
-    with pytest.raises(ConfigurationError, match="precision is int8: choose one of fp32"):
+    with pytest.raises(ConfigurationError, match="precision is int8: choose one of auto, fp32"):
         Translator(datastore=world.datastore, precision="int8")
 
 
 def test_bf16_is_the_same_model(world: World, translator: Translator, sentences: list[str]) -> None:
     half = Translator(datastore=world.datastore, precision="bf16", **SHORT)
-    assert next(half.models[0].parameters()).dtype == torch.bfloat16
-    assert half.signature == translator.signature
+    # whose parameters, and so its identity, stay what they are
+    assert all(parameter.dtype == torch.float32 for parameter in half.models[0].parameters())
+    assert str(half.signature).replace(" precision:bf16", " precision:fp32") == translator.signature
     alike = [
         a.token_scores[0] - b.token_scores[0]
         for a, b in zip(half.translate(sentences), translator.translate(sentences))
     ]
-    assert sum(map(abs, alike)) / len(alike) < 0.2
+    assert 0 < sum(map(abs, alike)) / len(alike) < 0.2
 
 
 def test_explanation_of_a_sentence(translator: Translator, sentences: list[str], tmp_path: Path) -> None:
