@@ -65,6 +65,7 @@ from fairseq_ccpr.decoding.trust import LearnedTrust, LoadedTrust, Trained, Trus
 from fairseq_ccpr.device import BF16, FP16, FP32, choose_precision
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
 from fairseq_ccpr.models.key_layer import KeyCapture
+from fairseq_ccpr.models.step_decoder import is_plain
 from fairseq_ccpr.paths import literal, split_paths
 from fairseq_ccpr.settings import read_options
 from fairseq_ccpr.storage import fingerprint
@@ -390,9 +391,14 @@ class RetrievalTask(FairseqTask):
 
     def choose_precision(self, wanted: str, models: list[Any]) -> None:
         """Choose the precision to translate in with models, see `device.choose_precision`."""
-        projection = getattr(getattr(models[0], "decoder", None), "output_projection", None)
-        weights = projection.weight.numel() if projection is not None else 0
-        self.precision = choose_precision(wanted, next(models[0].parameters()).device, weights)
+        plain, device = all(map(is_plain, models)), next(models[0].parameters()).device
+        if wanted == BF16 and device.type == "cpu" and not plain:
+            logger.warning(
+                "bf16 on a CPU is for fairseq's own Transformer decoders: this model computes in fp32"
+            )
+            wanted = FP32
+        weights = models[0].decoder.output_projection.weight.numel() if plain else 0
+        self.precision = choose_precision(wanted, device, weights)
 
     def build_memories(self, models: list[Any]) -> list[Memory]:
         """Build the memories, in the order in which they act; a task of your own may add some."""

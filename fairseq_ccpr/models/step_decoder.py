@@ -107,9 +107,9 @@ class StepDecoder:
         Args:
             bf16: whether products with weights are computed in bfloat16, whatever the dtype of the model.
         """
-        decoder: Any = getattr(model, "decoder", None)
-        if decoder is None or not _is_plain(model, decoder):
+        if not is_plain(model):
             return None
+        decoder: Any = model.decoder
         precision = torch.bfloat16 if bf16 else decoder.output_projection.weight.dtype
         now = tuple((one.data_ptr(), one._version, one.dtype) for one in decoder.parameters())
         made: dict[torch.dtype, Any] = vars(decoder).setdefault(MADE, {})
@@ -124,6 +124,7 @@ class StepDecoder:
         hidden = padding[0] if padding and padding[0].any() else None
         sources = []
         for attention in (layer.encoder_attn for layer in self.decoder().layers):
+            states = states.to(attention.k_proj.weight.dtype)  # of an encoder in another precision
             keys, values = attention.k_proj(states), attention.v_proj(states)
             sources.append((self._split(keys).transpose(2, 3).contiguous(), self._split(values).contiguous()))
         return StepState(sources, hidden)
@@ -159,7 +160,7 @@ class StepDecoder:
             x = x if before else layer.final_layer_norm(x)
         x = decoder.layer_norm(x) if decoder.layer_norm is not None else x
         x = decoder.project_out_dim(x) if decoder.project_out_dim is not None else x
-        return self.output(x.unsqueeze(1)).squeeze(1), shares.mean(dim=1).flatten(0, 1)
+        return self.output(x.unsqueeze(1)).squeeze(1), shares.mean(dim=1).flatten(0, 1).float()
 
     def _embed(self, tokens: Tensor) -> Tensor:
         decoder = self.decoder()
@@ -252,8 +253,9 @@ class StepState:
         return keys[..., :end], values[:, :, :end]
 
 
-def _is_plain(model: Any, decoder: Any) -> bool:
-    """Tell whether a decoder is of the parts that `StepDecoder` computes, and nothing changes their results."""
+def is_plain(model: Any) -> bool:
+    """Tell whether a model's decoder is of the parts that `StepDecoder` computes, and nothing changes their results."""
+    decoder: Any = getattr(model, "decoder", None)
     return (
         isinstance(decoder, TransformerDecoderBase)
         and _has(decoder, TransformerDecoderBase, *METHODS)
