@@ -89,13 +89,9 @@ class Translator(System):
     ) -> None:
         if precision not in PRECISIONS:
             raise ConfigurationError(f"precision is {precision}: choose one of {', '.join(PRECISIONS)}")
-        named = {
-            "path": path,
-            "datastore": datastore,
-            "beam": beam,
-            "precision": precision,
-            "no_progress_bar": True,
-        }
+        named = {"path": path, "datastore": datastore, "beam": beam, "no_progress_bar": True}
+        if precision != AUTO:  # the default, and tasks that do not retrieve have no such option
+            named["precision"] = precision
         cfg = configure_system(words_by_name(named | options), Path(data) if data is not None else None)
         super().__init__(cfg, choose(device))
 
