@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -62,9 +63,18 @@ def choose_precision(wanted: str, device: torch.device, weights: int) -> str:
     """
     if wanted == FP16:
         tell_slow_fp16(device)
+    if wanted == BF16 and not has_bf16(device):
+        logger.warning("this processor is slower in bf16 than in fp32: leave --precision bf16 out")
     if wanted != AUTO:
         return wanted
     return BF16 if device.type == "cpu" and weights >= LARGE and has_bf16(device) else FP32
+
+
+def compute_on_one_thread() -> None:
+    """Let this thread of a pool compute alone: torch, and FAISS, whose threads are others."""
+    torch.set_num_threads(1)
+    if "faiss" in sys.modules:
+        sys.modules["faiss"].omp_set_num_threads(1)
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
 from fairseq_ccpr.decoding.mixture import RUN, Distribution
+from fairseq_ccpr.errors import ConfigurationError
 
 
 class Beams:
@@ -103,8 +104,9 @@ class BeamGenerator(SequenceGenerator):
         beams = Beams(first, self.pad, most, self.beam_size, lengths)
         found = self._grow(beams, net_input, prefix_tokens)
         if not all(found):
-            raise FloatingPointError(
-                "the model's output is not a number, so that no translation ends: try --precision fp32"
+            raise ConfigurationError(
+                "no translation of a sentence ends: the model's output is not a number (try --precision fp32), "
+                "or a memory rules out the end of the sentence"
             )
         return [sorted(each, key=lambda one: float(one["score"]), reverse=True) for each in found]
 
@@ -188,7 +190,8 @@ def best_continuations(model: Distribution, so_far: Tensor, count: int) -> tuple
     """Find the best continuations of each sentence: log p, tokens and hypotheses, [B, count] each, best first.
 
     The best lie in the runs whose own best are best, and adding a hypothesis's score to all of a run leaves
-    their order. So nothing as wide as the vocabulary is added up or sorted. What is no number counts as -inf.
+    their order. So nothing as wide as the vocabulary is added up or sorted. A run with what is no number counts as
+    -inf.
 
     Args:
         so_far: fp32 [B, n], log p of the hypotheses; -inf for those that are not to be continued.

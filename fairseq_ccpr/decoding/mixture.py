@@ -136,13 +136,13 @@ class Distribution:
     """
 
     def __init__(self, log_probs: Tensor, peaks: Tensor | None = None) -> None:
-        self.log_probs, self._peaks = log_probs, peaks
+        self.log_probs, self.known_peaks = log_probs, peaks
 
     @property
     def peaks(self) -> Tensor:
-        if self._peaks is None:
-            self._peaks = run_peaks(self.log_probs)
-        return self._peaks
+        if self.known_peaks is None:
+            self.known_peaks = run_peaks(self.log_probs)
+        return self.known_peaks
 
     @cached_property
     def likeliest(self) -> ModelEvidence:
@@ -310,14 +310,15 @@ class Mixture:
         for vote in votes[1:]:
             total = total + vote.weight
         left = torch.log1p(-total.clamp_max(ALMOST_ALL)).unsqueeze(1)
-        peaks = model.peaks + left  # which may be found only now
+        # kept where they were looked for, as not all ask for them
+        peaks = model.known_peaks + left if model.known_peaks is not None else None
         log_probs = model.log_probs.add_(left)
         for vote in votes:
             named = log_probs.gather(1, vote.values)
             mixed = torch.logaddexp(named, vote.weight.log().unsqueeze(1) + vote.log_probs)
             log_probs.scatter_(1, vote.values, mixed)
-            # which only rise, beside the others
-            peaks.scatter_reduce_(1, vote.values // RUN, mixed, "amax")
+            if peaks is not None:  # what is named only rises beside the others
+                peaks.scatter_reduce_(1, vote.values // RUN, mixed, "amax")
         return Distribution(log_probs, peaks)
 
     def of_targets(self, log_p: Tensor, said: Sequence[Said]) -> Tensor:

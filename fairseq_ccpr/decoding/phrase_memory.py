@@ -273,8 +273,8 @@ def _phrases(learned: LearnedEntries | None) -> LearnedPhrases | None:
 def _without_collections() -> Iterator[None]:
     # Allocation bursts trigger the cyclic garbage collector, which has nothing to free, and walks all that is
     # loaded.
-    enabled = gc.isenabled()
-    gc.disable()
+    if enabled := gc.isenabled():  # or another thread enables it again
+        gc.disable()
     try:
         yield
     finally:

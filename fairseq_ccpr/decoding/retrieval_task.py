@@ -277,7 +277,7 @@ class RetrievalTask(FairseqTask):
         scoring = getattr(args, "score_reference", False)
         if (wanted := getattr(self.cfg, "precision", None) or FP32) == FP16:
             raise ConfigurationError("--precision fp16 is for fairseq-ccpr translate: give fairseq's --fp16")
-        self.choose_precision(wanted, models)
+        self.choose_precision(FP32 if scoring else wanted, models)
         ensemble = self.build_ensemble(models)
         ensemble.temperature = getattr(args, "temperature", 1.0)
         logger.info("retrieval signature: %s", ensemble.signature())
@@ -316,8 +316,9 @@ class RetrievalTask(FairseqTask):
             # of which it has no more
             given = {**given, "net_input": {**sample["net_input"], TEXTS: sample[TEXTS]}}
         hypotheses = super().inference_step(generator, models, given, **kwargs)
-        if self.log is not None and isinstance(getattr(generator, "model", None), RetrievalEnsemble):
-            self.log.write(generator.model, sample, [best[0]["tokens"] for best in hypotheses])
+        ensemble = getattr(generator, "model", None)
+        if self.log is not None and isinstance(ensemble, RetrievalEnsemble) and ensemble.memories:
+            self.log.write(ensemble, sample, [best[0]["tokens"] for best in hypotheses])
         return hypotheses
 
     def build_tokenizer(self, args: Any) -> Any:
@@ -392,6 +393,9 @@ class RetrievalTask(FairseqTask):
     def choose_precision(self, wanted: str, models: list[Any]) -> None:
         """Choose the precision to translate in with models, see `device.choose_precision`."""
         plain, device = all(map(is_plain, models)), next(models[0].parameters()).device
+        if (own := next(models[0].parameters()).dtype) != torch.float32:  # as fairseq's options have it
+            self.precision = FP16 if own == torch.float16 else BF16
+            return
         if wanted == BF16 and device.type == "cpu" and not plain:
             logger.warning(
                 "bf16 on a CPU is for fairseq's own Transformer decoders: this model computes in fp32"

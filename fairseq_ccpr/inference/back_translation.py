@@ -146,7 +146,7 @@ class BackTranslation:
         self.settings, self.forward, self.processes = settings, forward, processes
         assert settings.reverse_model is not None  # `settings.check` has seen to it
         words = ["--beam", str(BEAM), "--max-tokens", str(settings.max_tokens)]
-        words += ["--fp16"] if settings.fp16 else []
+        words += ["--fp16"] if settings.fp16 else ["--precision", "fp32"]  # the same on every processor
         words += ["--user-dir", settings.user_dir] if settings.user_dir else []
         self.system = load_reverse_model(
             settings.reverse_model, forward, words, processes.device(settings.cpu)

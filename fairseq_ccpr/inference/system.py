@@ -24,7 +24,7 @@ from fairseq_ccpr.decoding.ensemble import TEXTS, M, RetrievalEnsemble
 from fairseq_ccpr.decoding.learned_memory import LearnedMemory
 from fairseq_ccpr.decoding.retrieval_task import RetrievalTask
 from fairseq_ccpr.decoding.token_memory import TokenMemory
-from fairseq_ccpr.device import AUTO, BF16, FP16, choose_device
+from fairseq_ccpr.device import AUTO, BF16, FP16, choose_device, compute_on_one_thread
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.inference.resources import configure_system, preprocessing_of
 from fairseq_ccpr.inference.unknown import OFF, copies, given_text, nothing_known
@@ -36,6 +36,7 @@ from fairseq_ccpr.text.schemes import check_subwords, looks_shuffled
 
 MAX_UNKNOWN = 0.1  # fraction of unknown subwords above which something is wrong
 HELD = "\0"  # in place of an unknown token, until it is known as what it is written
+NUMBERS_AT_ONCE = 1 << 28  # of the distributions of batches that are decoded at once
 WINDOW = 4096  # sentences that are read at once, and sorted by length
 logger = logging.getLogger(__name__)
 
@@ -154,7 +155,13 @@ class System:
     def __init__(self, cfg: Any, device: torch.device | None = None) -> None:
         self.cfg = cfg
         self.device = device or choose_device(cfg.common.cpu)
-        wanted = FP16 if cfg.common.fp16 else BF16 if cfg.common.bf16 else cfg.task.precision or AUTO
+        wanted = (
+            FP16
+            if cfg.common.fp16
+            else BF16
+            if cfg.common.bf16
+            else getattr(cfg.task, "precision", None) or AUTO
+        )
         self.task, self.models = load(cfg, self.device, wanted == FP16)
         self.task.choose_precision(wanted, self.models)
         self.alone = self.task.alone(self.models)
@@ -281,24 +288,35 @@ class System:
     ) -> Iterator[tuple[dict[str, Any], list[list[dict[str, Any]]]]]:
         """Decode batches in their order; on a CPU as many at once as it has threads, where there are so many.
 
-        A step is of many small operations, which a thread each wait less for than several for each other.
+        A step is of many small operations, which a thread each wait less for than several for each other. Not
+        where their order counts, a database answers, or their distributions would take too much memory.
         """
-        workers = torch.get_num_threads() if self.device.type == "cpu" else 1
-        ordered = self.cfg.generation.sampling or self.task.log is not None
-        if workers == 1 or len(samples) < workers or ordered:
+        generation, parts = self.cfg.generation, self.task.parts.values()
+        ordered = generation.sampling or generation.retain_dropout or self.task.log is not None
+        remote = any(getattr(part.section, "store", None) is not None for part in parts)
+        most = max((sample["id"].numel() for sample in samples), default=1)
+        numbers = most * generation.beam * len(self.task.target_dictionary)
+        workers = min(torch.get_num_threads(), NUMBERS_AT_ONCE // numbers)
+        if self.device.type != "cpu" or ordered or remote or not 1 < workers <= len(samples):
             yield from ((sample, self._decode(sample, retrieve)) for sample in samples)
             return
-        ready = threading.Barrier(workers + 1)
+        ready, threads = threading.Barrier(workers + 1, timeout=60), torch.get_num_threads()
+        # made here, as fairseq changes models for a moment when it makes one
+        generators = [self.generator(retrieve) for _ in range(workers)]
 
         def begin() -> None:
-            torch.set_num_threads(1)
+            vars(self._of_thread)[str(retrieve)] = generators.pop()
+            compute_on_one_thread()
             ready.wait()
 
-        with ThreadPoolExecutor(workers, initializer=begin) as pool:
+        pool = ThreadPoolExecutor(workers, initializer=begin)
+        try:
             found = pool.map(self._decode, samples, repeat(retrieve))
             ready.wait()
-            torch.set_num_threads(workers)  # for threads that begin later, which the others have changed
+            torch.set_num_threads(threads)  # for threads that begin later, which the others have changed
             yield from zip(samples, found)
+        finally:
+            pool.shutdown(cancel_futures=True)
 
     def _decode(self, sample: dict[str, Any], retrieve: bool) -> list[list[dict[str, Any]]]:
         generator = self._generator(retrieve)

@@ -39,7 +39,7 @@ class Product:
             weight = torch.cat([one.weight.detach() for one in modules])
             bias = torch.cat([one.bias.detach() for one in modules])
         low = precision != weight.dtype
-        self.packed = low and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+        self.packed = low and torch.ops.mkldnn._is_mkldnn_bf16_supported()
         self.weight = weight.to(precision)
         self.bias = bias.detach().to(precision) if bias is not None else None
         if self.packed:
@@ -49,7 +49,8 @@ class Product:
 
     def __call__(self, x: Tensor) -> Tensor:
         for hook in tuple(self.hooks.values()):
-            hook(self.module, (x,))
+            changed = hook(self.module, (x,))
+            x = x if changed is None else changed[0] if isinstance(changed, tuple) else changed
         if self.packed:
             made: Tensor = torch.ops.mkldnn._linear_pointwise(
                 x.bfloat16(), self.weight, self.bias, "none", [], ""
@@ -111,7 +112,12 @@ class StepDecoder:
             return None
         decoder: Any = model.decoder
         precision = torch.bfloat16 if bf16 else decoder.output_projection.weight.dtype
-        now = tuple((one.data_ptr(), one._version, one.dtype) for one in decoder.parameters())
+        # An optimiser that changes parameters as `data` leaves their versions, and changes all of them.
+        ends = decoder.layers[0].self_attn.q_proj.weight, decoder.layers[-1].fc1.weight
+        now: tuple[Any, ...] = tuple(
+            (one.data_ptr(), one._version, one.dtype) for one in decoder.parameters()
+        )
+        now = *now, *(float(one[0, 0]) for one in ends)
         made: dict[torch.dtype, Any] = vars(decoder).setdefault(MADE, {})
         if made.get(precision, (None,))[0] != now:
             made[precision] = now, cls(decoder, precision)
@@ -266,6 +272,8 @@ def is_plain(model: Any) -> bool:
             type(one).get_normalized_probs.__module__.startswith("fairseq.models") for one in (model, decoder)
         )
         and decoder.adaptive_softmax is None
+        and decoder.quant_noise is None
+        and not any(getattr(one, "apply_during_inference", False) for one in decoder.modules())
         and not decoder.cross_self_attention
         and _are_linear([decoder.output_projection])
         and all(_is_plain_layer(layer) for layer in decoder.layers)
@@ -280,6 +288,7 @@ def _is_plain_layer(layer: Any) -> bool:
     attentions: list[Any] = [getattr(layer, name, None) for name in ("self_attn", "encoder_attn")]
     return (
         isinstance(layer, TransformerDecoderLayerBase)
+        and not any(_is_changed(one) for one in (layer, *attentions))
         and _has(layer, TransformerDecoderLayerBase, "forward", "residual_connection")
         and not any(getattr(layer, name, None) is not None for name in EXTRAS)
         and _are_linear([layer.fc1, layer.fc2])
@@ -296,3 +305,9 @@ def _is_plain_layer(layer: Any) -> bool:
 
 def _are_linear(modules: list[Any]) -> bool:
     return all(type(one) is nn.Linear and not one._forward_hooks for one in modules)
+
+
+def _is_changed(module: Any) -> bool:
+    return bool(
+        module is None or module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module)
+    )

@@ -62,7 +62,7 @@ class SpeedTest:
         plain.forward_decoder = phase(DECODER)(plain.forward_decoder)
         # The base model with retrieval's beam search: what that saves is not due to retrieval.
         self.generators[EQUIPPED] = task.build_base_generator(models, cfg.generation)
-        task.choose_precision(cfg.task.precision or FP32, models)
+        task.choose_precision(getattr(cfg.task, "precision", None) or FP32, models)
         task.equip(self.generators[EQUIPPED], task.alone(models))
         self.generators |= {name: self._build_generator(datastore) for name, datastore in datastores.items()}
         self.signatures: dict[str, str] = {}  # of each system and size that `resize` made
