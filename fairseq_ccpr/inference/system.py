@@ -8,6 +8,7 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import chain, islice, repeat
 from pathlib import Path
@@ -24,7 +25,7 @@ from fairseq_ccpr.decoding.ensemble import TEXTS, M, RetrievalEnsemble
 from fairseq_ccpr.decoding.learned_memory import LearnedMemory
 from fairseq_ccpr.decoding.retrieval_task import RetrievalTask
 from fairseq_ccpr.decoding.token_memory import TokenMemory
-from fairseq_ccpr.device import AUTO, BF16, FP16, choose_device, compute_on_one_thread
+from fairseq_ccpr.device import AUTO, BF16, FP16, choose_device, compute_on_one_thread, one_thread
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.inference.resources import configure_system, preprocessing_of
 from fairseq_ccpr.inference.unknown import OFF, copies, given_text, nothing_known
@@ -37,6 +38,7 @@ from fairseq_ccpr.text.schemes import check_subwords, looks_shuffled
 MAX_UNKNOWN = 0.1  # fraction of unknown subwords above which something is wrong
 HELD = "\0"  # in place of an unknown token, until it is known as what it is written
 NUMBERS_AT_ONCE = 1 << 28  # of the distributions of batches that are decoded at once
+FEW_HYPOTHESES = 16  # up to which one thread is faster than several
 WINDOW = 4096  # sentences that are read at once, and sorted by length
 logger = logging.getLogger(__name__)
 
@@ -321,8 +323,10 @@ class System:
     def _decode(self, sample: dict[str, Any], retrieve: bool) -> list[list[dict[str, Any]]]:
         generator = self._generator(retrieve)
         sample = utils.move_to_cuda(sample, self.device) if self.device.type == "cuda" else sample
-        hypotheses: list[list[dict[str, Any]]] = self.task.inference_step(generator, self.models, sample)
-        return hypotheses
+        few = len(sample["id"]) * self.cfg.generation.beam <= FEW_HYPOTHESES and self.device.type == "cpu"
+        with one_thread() if few and torch.get_num_threads() > 1 else nullcontext():
+            found: list[list[dict[str, Any]]] = self.task.inference_step(generator, self.models, sample)
+        return found
 
     def target_encoder(self) -> Callable[[str], Tensor]:
         """Return a function from a target sentence to its tokens, with its end, int64 [L]."""
