@@ -394,7 +394,7 @@ class RetrievalTask(FairseqTask):
         """Choose the precision to translate in with models, see `device.choose_precision`."""
         plain, device = all(map(is_plain, models)), next(models[0].parameters()).device
         if (own := next(models[0].parameters()).dtype) != torch.float32:  # as fairseq's options have it
-            self.precision = FP16 if own == torch.float16 else BF16
+            self.precision = choose_precision(FP16 if own == torch.float16 else BF16, device, 0)
             return
         if wanted == BF16 and device.type == "cpu" and not plain:
             logger.warning(

@@ -181,7 +181,7 @@ def first_occurrences(values: Tensor) -> Tensor:
 def _ranks(device: torch.device, k: int) -> tuple[Tensor, Tensor]:
     """Return `RANKS` as far as there are k neighbours, and k, and their places: int64 [1, 8] each."""
     ranks = (2 ** torch.arange(len(RANKS) + 1, device=device)).clamp_max(k)
-    ranks[-1] = k
+    ranks[-1:].fill_(k)
     return ranks.unsqueeze(0), ranks.unsqueeze(0) - 1
 
 

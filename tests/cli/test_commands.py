@@ -42,7 +42,15 @@ def test_help_names_the_command_and_explains_every_option(name: str) -> None:
 @pytest.mark.parametrize("name", ["translate", "tune", "compare", "explain", "benchmark decoding"])
 def test_help_of_commands_that_decode_explains_what_people_use_and_help_all_the_rest(name: str) -> None:
     shown, everything = call(name, "--help").stdout, call(name, "--help-all").stdout
-    for option in ("--beam", "--lenpen", "--batch-size", "--cpu", "--fp16", "--bpe-codes", "--source-lang"):
+    for option in (
+        "--beam",
+        "--lenpen",
+        "--batch-size",
+        "--cpu",
+        "--precision",
+        "--bpe-codes",
+        "--source-lang",
+    ):
         assert re.search(rf"^  {option} .*\n? +\w", shown, re.MULTILINE), option
     for option in ("--datastore", "--tokens-k", "--phrases-lambda", "--text-alpha"):
         assert re.search(rf"^  {option} .*\n? +\w", shown, re.MULTILINE), option
