@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from fairseq_ccpr.errors import ConfigurationError
+
 logger = logging.getLogger(__name__)
 AUTO, FP32, FP16, BF16 = PRECISIONS = "auto", "fp32", "fp16", "bf16"
 FASTER = 1.3  # times that bf16 is to be as fast as fp32
@@ -61,6 +63,8 @@ def choose_precision(wanted: str, device: torch.device, weights: int) -> str:
     Args:
         weights: numbers of the projection to the vocabulary; for small ones bf16 gains nothing.
     """
+    if wanted not in PRECISIONS:
+        raise ConfigurationError(f"--precision {wanted}: choose one of {', '.join(PRECISIONS)}")
     if wanted == FP16:
         tell_slow_fp16(device)
     if wanted == BF16 and not has_bf16(device):

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairseq_ccpr import device
-from fairseq_ccpr.errors import describe
+from fairseq_ccpr.errors import ConfigurationError, describe
 from tests.torch_operations import no_synchronisation
 from tests.vectors import DEVICE
 
@@ -129,3 +129,14 @@ def test_a_full_gpu_is_one_sentence(said: str) -> None:
     sentence = describe(RuntimeError(said))
     assert sentence is not None and "the GPU is out of memory" in sentence and "--max-tokens" in sentence
     assert describe(RuntimeError("a fault of the program")) is None
+
+
+def test_auto_is_bf16_where_a_large_product_is_faster_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu = torch.device("cpu")
+    for faster in (True, False):
+        monkeypatch.setattr(device, "has_bf16", lambda where, faster=faster: faster)
+        large, small = (device.choose_precision(device.AUTO, cpu, count) for count in (device.LARGE, 100))
+        assert (large, small) == (device.BF16 if faster else device.FP32, device.FP32)
+    assert device.choose_precision(device.AUTO, torch.device("cuda"), device.LARGE) == device.FP32
+    with pytest.raises(ConfigurationError, match="--precision fp64: choose one of auto, fp32, fp16, bf16"):
+        device.choose_precision("fp64", cpu, device.LARGE)
