@@ -203,7 +203,7 @@ def neighbour_log_probabilities(
     Args:
         scores: fp32 [H, k]; -inf marks a missing neighbour, which gets no weight.
         values: int64 [H, k], tokens; anything where the neighbour is missing.
-        complete: whether it is known that none is missing, and that the first is the best.
+        complete: whether no neighbour is missing and the best comes first; False where that is not known.
 
     Returns:
         fp32 [H, k]; -inf throughout where all neighbours of a row are missing.

@@ -645,7 +645,7 @@ class Found(NamedTuple):
     everything: Neighbours
     best: Neighbours  # k, see `best_neighbours`
     retrieved: Tensor  # fp32 [H, k], log p_r of these
-    complete: bool  # whether it is known that none is missing: a GPU would be waited for
+    complete: bool  # no neighbour is missing; False on a GPU, which is not asked
 
 
 @dataclass

@@ -196,7 +196,7 @@ class StepState:
 
     Args:
         sources: keys, transposed, [B, heads, d', S], and values [B, heads, S, d'] of the sources in each layer.
-        hidden: bool [B, S], which of them are padding; None where none is.
+        hidden: bool [B, S], True at padding; None without padding.
     """
 
     def __init__(self, sources: list[tuple[Tensor, Tensor]], hidden: Tensor | None) -> None:

@@ -42,7 +42,11 @@ def assert_same(found: Found, wanted: Found, tolerance: float = 1e-5) -> None:
 
 
 def generated(
-    kind: type[SequenceGenerator], models: Any, words: int = WORDS, given: Any = None, **settings: Any
+    kind: Callable[..., SequenceGenerator],
+    models: Any,
+    words: int = WORDS,
+    given: Any = None,
+    **settings: Any,
 ) -> Found:
     """Translate sources of very different lengths; `prefix`, `bos` and `ngrams` are what a caller may add."""
     prefix, bos, ngrams = (settings.pop(name, None) for name in ("prefix", "bos", "ngrams"))
@@ -121,14 +125,14 @@ def test_a_vocabulary_has_any_size(words: int) -> None:
 @torch.no_grad()
 def test_alignments_are_those_of_fairseq(kind: str) -> None:
     model, given = transformer(), sources(LENGTHS)
-    wanted = generated(partial(SequenceGeneratorWithAlignment, print_alignment=kind), [model], given=given)  # type: ignore[arg-type]
+    wanted = generated(partial(SequenceGeneratorWithAlignment, print_alignment=kind), [model], given=given)
 
     def ours(ensemble: RetrievalEnsemble, dictionary: Any, **settings: Any) -> AlignedBeamGenerator:
         generator = AlignedBeamGenerator([model], dictionary, print_alignment=kind, **settings)
         generator.model = ensemble
         return generator
 
-    found = generated(ours, alone(model), given=given)  # type: ignore[arg-type]
+    found = generated(ours, alone(model), given=given)
     for one, two in zip((one for each in found for one in each), (two for each in wanted for two in each)):
         pairs = ([[float(x) for x in row] for row in each.pop("alignment")] for each in (one, two))
         torch.testing.assert_close(*map(torch.tensor, pairs), rtol=0, atol=1e-5)

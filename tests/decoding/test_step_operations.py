@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -159,7 +160,7 @@ def drawn(
 @pytest.mark.parametrize("metric", ["ip", "l2"])
 @pytest.mark.parametrize("k", [1, 5, 8, 32, 33, 64])
 def test_features_equal_plain_loops(k: int, metric: str, missing: float) -> None:
-    """Of both ways: where neighbours may be missing, and where it is known that none is."""
+    """Compare both paths: with neighbours that may be missing, and with none missing."""
     seed = int(torch.randint(1 << 31, ()))
     print("seed", seed)
     evidence, model = drawn(k, metric, missing, seed)
@@ -196,10 +197,10 @@ def test_shares_and_weights_are_the_same_where_it_is_known_that_none_is_missing(
         torch.testing.assert_close(
             neighbour_shares(scores, 0.05, complete).double(), wanted, rtol=1e-4, atol=1e-7
         )
+    unread: Any = None  # what the model says, which neither asks for
     for confidence in (True, False):
-        weight = confidence_weight(
-            scores, scores.long(), None, TokenRetrievalSettings(8, 1.0, 0.1, confidence)
-        )  # type: ignore[arg-type]
+        settings = TokenRetrievalSettings(8, 1.0, 0.1, confidence)
+        weight = confidence_weight(scores, scores.long(), unread, settings)
         assert bool(((weight >= 0) & (weight < 1)).all())
 
 
