@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -67,7 +68,8 @@ def test_a_decoded_set_is_scored_by_the_target_language_and_tune_chooses_by_chrf
     outputs = {"base": THAI[1][:20], "a": THAI[1][:-6], "b": THAI[1]}
     systems = {name: SystemOutput({0: text}) for name, text in outputs.items()}
     scores = {name: Decodings(systems, {}, {0: THAI[1]}, "th").scores(name) for name in systems}
-    tried: Any = [type("Tried", (), {"name": name})() for name in "ab"]
+    plain = SimpleNamespace(find=lambda kind: None, trust=None)
+    tried: Any = [SimpleNamespace(name=name, ensemble=plain) for name in "ab"]
     system: Any = None
     trial = tune.Trial(system, [], tune.QUALITY, scores, dict.fromkeys(outputs, 1.0))
     assert trial.choose(tried).name == "b"

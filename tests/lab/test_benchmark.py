@@ -11,7 +11,6 @@ import torch
 
 from fairseq_ccpr.cli.planning import Limits
 from fairseq_ccpr.datastore.manifest import Manifest
-from fairseq_ccpr.decoding import ensemble
 from fairseq_ccpr.decoding.token_memory import TokenMemory
 from fairseq_ccpr.evaluation.test_set import load
 from fairseq_ccpr.inference.resources import parse_generation
@@ -141,10 +140,7 @@ def test_systems_share_a_store_of_the_size_asked_for(speed_test: SpeedTest) -> N
         assert f"|entries:{size}|" in signature and "|index:exact|" in signature
 
 
-def test_our_beam_search_translates_as_fairseq_does(
-    speed_test: SpeedTest, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ensemble, "SMALL", 0)
+def test_our_beam_search_translates_as_fairseq_does(speed_test: SpeedTest) -> None:
     for sample in speed_test.batches(100):
         own, fairseqs = (
             speed_test.task.inference_step(speed_test.generators[name], speed_test.models, sample)
