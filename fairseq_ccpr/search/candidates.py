@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fairseq_ccpr.search.exact import LARGEST_HALF, SPARE, half_norms, largest, scores_of
+from fairseq_ccpr.search.exact import SPARE, half_norms, largest, products, rounded, scores_of
 from fairseq_ccpr.timing import SEARCH, phase
 
 
@@ -64,11 +64,7 @@ class Candidates:
         """Search for queries [B, n, d]."""
         sentences, each, width = queries.shape
         most = self.entries.size(1)
-        if self.keys.is_cuda:  # as `ExactIndex` does
-            rounded = queries.clamp(-LARGEST_HALF, LARGEST_HALF).to(self.keys.dtype)
-            near = torch.bmm(rounded, self.keys.transpose(1, 2), out_dtype=torch.float32)
-        else:
-            near = torch.bmm(queries, self.keys.transpose(1, 2))
+        near = products(rounded(queries, self.keys), self.keys)
         near -= self.less.unsqueeze(1)
         near, places = near.flatten(0, 1).topk(min(k + SPARE, most), dim=1)
         places += torch.arange(sentences, device=places.device).repeat_interleave(each).unsqueeze(1) * most

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from fairseq_ccpr.device import to_device
 from fairseq_ccpr.errors import ConfigurationError
@@ -20,13 +21,13 @@ SPARE = 8  # keys that are scored again beyond k, since products and differences
 QUERIES = 1 << 12  # at a time
 TILE_NUMBERS = 1 << 24  # numbers in a tile of keys, or of scores: 64 MB in fp32
 CACHE_NUMBERS = 1 << 20  # the same where a CPU converts them, whose cache holds 4 MB
-# the same on a GPU, where a tile is a dozen kernels whatever its size: 1 GB of scores at most
-GPU_NUMBERS = 1 << 28
+GPU_NUMBERS = 1 << 28  # the same on a GPU: 1 GB of scores, or half of it of keys
+PEAKS = 1 << 24  # numbers that stand for a run each, at a time: 24 bytes while the best are selected
 RUN = 64  # scores of a GPU, of which the largest stands for all
 LARGEST_HALF = 65504.0
 KEPT_NORMS = 1 << 27  # keys, up to which a CPU keeps their norms: 512 MB
-_LAST_PLACE = 2**32 - 1
-_MAGNITUDE = 0x7FFFFFFF  # all bits of a float but its sign
+LARGEST_SINGLE = torch.finfo(torch.float32).max
+HALVES = (torch.float16, torch.bfloat16)
 
 
 class ExactIndex(Index):
@@ -44,6 +45,7 @@ class ExactIndex(Index):
         self.metric = metric
         self.size, self.dimension = self.keys.shape
         self.on_host = self.keys.device.type == "cpu"
+        self.by_runs = self.keys.is_cuda  # how it selects
 
     @classmethod
     def plan(cls, request: IndexRequest) -> IndexDescription:
@@ -75,72 +77,109 @@ class ExactIndex(Index):
             scores, ids = to_device(self.search(queries.cpu(), k), queries.device)
             return scores, ids
         count = min(k, self.size)
-        found = queries.new_full((len(queries), k), float("-inf"), dtype=torch.float32)
-        found_ids = torch.full_like(found, -1, dtype=torch.int64)
-        halves = self.keys.is_cuda and self.keys.dtype in (torch.float16, torch.bfloat16)
-        # no tile is converted in a CPU's cache
-        whole = self.keys.is_cuda or self._single.dtype == torch.float32
-        numbers = GPU_NUMBERS if halves else TILE_NUMBERS if whole else CACHE_NUMBERS
-        for start in range(0, len(queries), QUERIES):
-            block = queries[start : start + QUERIES].float()
-            # Tensor cores multiply halves exactly and add in fp32. Rounding the queries costs no neighbour that
-            # SPARE keys do not make up for, and keys in fp32 would be read and written five times over.
-            rounded = block.clamp(-LARGEST_HALF, LARGEST_HALF).to(self.keys.dtype) if halves else block
-            products, ids = block.new_empty(len(block), 0), found_ids.new_empty(len(block), 0)
-            rows = max(RUN, numbers // max(self.dimension, len(block)) // RUN * RUN)
-            for first in range(0, self.size, rows):
-                tile = slice(first, first + rows)
-                if halves:
-                    scores = torch.mm(rounded, self.keys[tile].T, out_dtype=torch.float32)
-                else:
-                    scores = block @ self._single[tile].float().T
-                if self.metric == "l2":
-                    # -|q-x|^2 / 2 = q.x - |x|^2 / 2 - |q|^2 / 2, and the last is the same for every key.
-                    kept = self.keys.is_cuda or self.size <= KEPT_NORMS
-                    scores -= self.half_norms[tile] if kept else half_norms(self.keys[tile])
-                select = _best_by_runs if scores.is_cuda else _best
-                best, places = select(scores, min(count + SPARE, scores.size(1)))
-                products, ids = torch.cat([products, best], dim=1), torch.cat([ids, places + first], dim=1)
-                if ids.size(1) > count + SPARE:
-                    products, places = _best(products, count + SPARE)
-                    ids = ids.gather(1, places)
-            scores, places = largest(scores_of(self.keys, block, ids, self.metric), count)
-            found[start : start + QUERIES, :count] = scores
-            found_ids[start : start + QUERIES, :count] = ids.gather(1, places)
-        return found, found_ids
+        near, at_once = self._near_by_tiles, QUERIES
+        if self.by_runs:
+            near, at_once = self._near_by_runs, min(QUERIES, 1 + RUN * PEAKS // max(1, self.size))
+        found = []
+        for block in queries.split(at_once):
+            block = block.float()
+            ids = near(block, min(count + SPARE, self.size))
+            scores = scores_of(self.keys, block, ids, self.metric)
+            scores = scores.nan_to_num(float("-inf"), float("inf"), float("-inf"))
+            scores, places = scores.sort(dim=1, descending=True, stable=True)
+            found.append((scores[:, :count], ids.gather(1, places[:, :count])))
+        scores, ids = found[0] if len(found) == 1 else map(torch.cat, zip(*found))
+        if (missing := k - count) > 0:
+            scores, ids = pad(scores, (0, missing), value=float("-inf")), pad(ids, (0, missing), value=-1)
+        return scores, ids
+
+    def _near_by_tiles(self, queries: Tensor, count: int) -> Tensor:
+        """Select the keys of the largest products with queries [H, d] on a CPU, int64 [H, count], ascending."""
+        numbers = TILE_NUMBERS if self._single.dtype == torch.float32 else CACHE_NUMBERS
+        rows = max(RUN, numbers // max(self.dimension, len(queries)) // RUN * RUN)
+        products, ids = queries.new_empty(len(queries), 0), queries.new_empty(len(queries), 0).long()
+        for first in range(0, self.size, rows):
+            tile = slice(first, first + rows)
+            scores = queries @ self._single[tile].float().T
+            if self.metric == "l2":
+                kept = self.size <= KEPT_NORMS
+                scores -= self.half_norms[tile] if kept else half_norms(self.keys[tile])
+            best, places = _best(scores, min(count, scores.size(1)))
+            products, ids = torch.cat([products, best], dim=1), torch.cat([ids, places + first], dim=1)
+            if ids.size(1) > count:
+                products, places = _best(products, count)
+                ids = ids.gather(1, places)
+        return ids
+
+    def _near_by_runs(self, queries: Tensor, count: int) -> Tensor:
+        """Select the same on a GPU, where few operations count, as the host has to launch each.
+
+        1. Of the products, tile by tile, only the largest of each run of keys is kept.
+        2. The best are in the runs whose largest are the best, of equal ones the first, or after the last run.
+        3. Of these, products are looked up, or computed again where there was more than one tile.
+        """
+        whole, peaks = self.size // RUN * RUN, []
+        rows = max(RUN, GPU_NUMBERS // max(self.dimension, len(queries)) // RUN * RUN)
+        queries = rounded(queries, self.keys)
+        for first in range(0, max(1, self.size), rows):
+            tile = slice(first, first + rows)
+            scores = products(queries, self.keys[tile])
+            if self.metric == "l2":
+                scores -= self.half_norms[tile]
+            runs = (min(first + rows, whole) - first) // RUN
+            peaks.append(scores[:, : runs * RUN].unflatten(1, (runs, RUN)).amax(dim=2))
+        highest = peaks[0] if len(peaks) == 1 else torch.cat(peaks, dim=1)
+        runs = first_largest(highest, min(count, whole // RUN)).sort(dim=1).values.unsqueeze(2)
+        ids = torch.add(self._within_run, runs, alpha=RUN).flatten(1)
+        near = scores.gather(1, ids) if len(peaks) == 1 else self._products_of(queries, ids)
+        if whole < self.size:
+            near = torch.cat([near, scores[:, whole - self.size :]], dim=1)
+            ids = torch.cat([ids, self._after_runs.expand(len(ids), -1)], dim=1)
+        return ids.gather(1, first_largest(near, count).sort(dim=1).values)
+
+    def _products_of(self, queries: Tensor, ids: Tensor) -> Tensor:
+        """Compute products with given keys for each of queries [H, d], less half the norm, fp32 [H, n]."""
+        at_once = max(1, GPU_NUMBERS // max(1, ids.size(1) * self.dimension))
+        blocks = zip(queries.unsqueeze(1).split(at_once), ids.split(at_once))
+        near = torch.cat([products(query, self.keys[some]) for query, some in blocks]).squeeze(1)
+        return near - self.half_norms[ids] if self.metric == "l2" else near
+
+    @cached_property
+    def _within_run(self) -> Tensor:
+        return torch.arange(RUN, device=self.keys.device)
+
+    @cached_property
+    def _after_runs(self) -> Tensor:
+        return torch.arange(self.size // RUN * RUN, self.size, device=self.keys.device)
 
     def to(self, device: torch.device) -> ExactIndex:
         return self if self.keys.device == device else ExactIndex(self.keys.to(device), self.metric)
 
 
 def _best(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The largest of each row, of equal ones the first: fp32 and int64 [H, count], by columns."""
-    size = scores.size(1)
-    best, columns = scores.topk(min(count + 1, size), dim=1)
-    last = best[:, count - 1 : count]
-    # Which of equal scores topk takes is undefined. A CPU looks whether that matters; a GPU would have to be
-    # waited for.
-    if size > count and (scores.is_cuda or np.any(last.numpy() == best[:, count:].numpy())):
-        order = torch.arange(size, 0, -1, device=scores.device)  # the first columns have the most
-        order = torch.where(scores == last, order, 0).masked_fill(scores > last, size + 1)
-        columns = order.topk(count, dim=1).indices
+    """The largest of each row on a CPU, of equal ones the first: fp32 and int64 [H, count], by columns."""
+    best, columns = scores.topk(min(count + 1, scores.size(1)), dim=1)
+    # Which of equal scores topk takes is undefined; they are looked at where that matters.
+    if np.any(best[:, count - 1 : count].numpy() == best[:, count:].numpy()):
+        columns = first_largest(scores, count)
     columns = columns[:, :count].sort(dim=1).values
     return scores.gather(1, columns), columns
 
 
-def _best_by_runs(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The same in one pass: the best are in the runs whose largest score is among the best."""
-    size = scores.size(1)
-    if size <= RUN * count:
-        return _best(scores, count)
-    whole = size // RUN * RUN  # the columns after it are looked at one by one: padding would copy all scores
-    runs = scores[:, :whole].unflatten(1, (-1, RUN))
-    places = _best(runs.amax(dim=2), count)[1].unsqueeze(2)
-    near = torch.cat([runs.gather(1, places.expand(-1, -1, RUN)).flatten(1), scores[:, whole:]], dim=1)
-    best, columns = _best(near, count)
-    ids = (places * RUN + torch.arange(RUN, device=scores.device)).flatten(1)
-    rest = torch.arange(whole, size, device=scores.device).expand(len(scores), -1)
-    return best, torch.cat([ids, rest], dim=1).gather(1, columns)
+def rounded(queries: Tensor, keys: Tensor) -> Tensor:
+    """Round queries, fp32, to keys where those are halves, as Tensor cores multiply halves exactly.
+
+    That costs no neighbour that SPARE keys do not make up for; keys in fp32 would be read and written five times over.
+    """
+    return queries.clamp(-LARGEST_HALF, LARGEST_HALF).to(keys.dtype) if keys.dtype in HALVES else queries
+
+
+def products(queries: Tensor, keys: Tensor) -> Tensor:
+    """Multiply queries [H, d] with keys [N, d] of one dtype, or batches of both: fp32 [H, N]; halves only on a GPU."""
+    multiply, transposed = (torch.mm if keys.dim() == 2 else torch.bmm), keys.transpose(-1, -2)
+    if keys.dtype in HALVES:
+        return multiply(queries, transposed, out_dtype=torch.float32)
+    return multiply(queries, transposed)
 
 
 def half_norms(keys: Tensor) -> Tensor:
@@ -151,17 +190,24 @@ def half_norms(keys: Tensor) -> Tensor:
 
 def scores_of(keys: Tensor, queries: Tensor, ids: Tensor, metric: str) -> Tensor:
     """Score given keys [N, d] for queries [H, d], fp32 [H, n], squared distances by differences."""
-    scores = torch.empty(ids.shape, device=keys.device)
-    rows = max(1, (TILE_NUMBERS if keys.is_cuda else CACHE_NUMBERS) // max(1, ids.size(1) * keys.size(1)))
-    for start in range(0, len(queries), rows):
-        block = slice(start, start + rows)
-        found = keys[ids[block]].float()  # [rows, n, d], a copy
-        query = queries[block].float().unsqueeze(1)
-        if metric == "ip":
-            scores[block] = found.mul_(query).sum(2)
-        else:
-            scores[block] = found.sub_(query).square_().sum(2).neg_()
-    return scores
+    numbers = TILE_NUMBERS if keys.is_cuda else CACHE_NUMBERS
+    at_once = max(1, numbers // max(1, ids.size(1) * keys.size(1)))
+    scores = []
+    for query, some in zip(queries.float().unsqueeze(1).split(at_once), ids.split(at_once)):
+        found = keys[some]  # [rows, n, d], a copy
+        scores.append((found * query).sum(2) if metric == "ip" else 0 - (found - query).square_().sum(2))
+    return scores[0] if len(scores) == 1 else torch.cat(scores)
+
+
+def first_largest(scores: Tensor, k: int) -> Tensor:
+    """Find the k largest of each row, [H, n], largest first and of equal ones the first: places, int64 [H, k].
+
+    What is not a number, or infinite, may come anywhere. fp64 has 29 bits more than fp32: a score less its place times 2^-52 of
+    itself, and of next to nothing where it is 0, stays between those that it was between, for 2^27 places.
+    """
+    places = torch.arange(1, scores.size(1) + 1, dtype=torch.float64, device=scores.device)
+    order = torch.sub(scores, places, alpha=1e-300)
+    return order.addcmul_(order.abs(), places, value=-(2.0**-52)).topk(k, dim=1).indices
 
 
 def largest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -173,12 +219,6 @@ def largest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     >>> largest(torch.tensor([[0.5, 2.0, 2.0, -1.0]]), 3)
     (tensor([[2.0000, 2.0000, 0.5000]]), tensor([[1, 2, 0]]))
     """
-    # One number carries both: the score in its upper half, in an order that integers keep, and its place
-    # below.
-    # + 0.0: -0 is 0
-    bits = (scores.nan_to_num(float("-inf"), float("inf"), float("-inf")) + 0.0).view(torch.int32)
-    places = torch.arange(scores.size(1), device=scores.device)
-    both = ((bits ^ ((bits >> 31) & _MAGNITUDE)).long() << 32) | (_LAST_PLACE - places)
-    best = both.topk(k, dim=1).values
-    high = (best >> 32).int()
-    return (high ^ ((high >> 31) & _MAGNITUDE)).view(torch.float32), _LAST_PLACE - (best & _LAST_PLACE)
+    scores = scores.nan_to_num(float("-inf"), float("inf"), float("-inf"))
+    places = first_largest(scores.clamp(-LARGEST_SINGLE, LARGEST_SINGLE), k)
+    return scores.gather(1, places), places

@@ -27,9 +27,9 @@ from fairseq_ccpr.search.faiss_index import RESCORED, SUFFIX, automatic_factory
 
 CPU = torch.device("cpu")
 MANY = 1_000_000  # keys; to compare with as many takes a CPU ten steps of a small decoder
-# Of a GPU's free memory, what keys may take: decoding wants a fifth, and a search its scores. They stay free
-# when further datastores are placed, each of which finds less.
-SHARE, SCRATCH = 0.8, 4 * GPU_NUMBERS
+# Of a GPU's free memory, what keys may take: decoding wants a fifth, and a search its scores, and half as
+# much to select them. They stay free when further datastores are placed, each of which finds less.
+SHARE, SCRATCH = 0.8, 6 * GPU_NUMBERS
 # A token memory searches at each step. docs/speed.md, Effort, has speed and BLEU for other settings.
 TOKEN_EFFORT = Effort(probes=16, candidates=4, min_candidates=64)
 # Once per sentence, more inverted lists can be searched than at each step, and fewer candidates rescored for

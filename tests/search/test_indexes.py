@@ -14,6 +14,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
 from fairseq_ccpr.search import (
@@ -29,7 +31,8 @@ from fairseq_ccpr.search.faiss_index import automatic_factory, inverted_lists
 from fairseq_ccpr.search.index_plan import Effort, plan_index
 from fairseq_ccpr.search.recall import recall
 from tests.helpers import own_bytes
-from tests.vectors import brute_force, clustered
+from tests.torch_operations import Operations
+from tests.vectors import all_scores, brute_force, clustered
 
 
 @given(
@@ -85,17 +88,90 @@ def test_exact_finds_entries_of_the_store_for_what_is_no_number() -> None:
     assert ((ids >= 0) & (ids < 140)).all()
 
 
+def as_a_gpu_selects(keys: Tensor, metric: str) -> ExactIndex:
+    """Exact search in a GPU's form, on a CPU."""
+    index = ExactIndex(keys, metric)
+    index.by_runs = True
+    return index
+
+
+def multiplied(queries: Tensor, keys: Tensor) -> Tensor:
+    """What Tensor cores make of halves, which a CPU has no such product of."""
+    return queries.float() @ keys.float().transpose(-1, -2)
+
+
 @given(
-    size=st.integers(1, 200),
-    count=st.integers(1, 9),
+    size=st.integers(0, 300),
+    dimension=st.integers(1, 20),
+    rows=st.integers(1, 9),
+    k=st.sampled_from([1, 2, 8, 64]),
+    metric=st.sampled_from(["l2", "ip"]),
     run=st.sampled_from([2, 8, 64]),
-    kinds=st.integers(1, 99),
+    tile=st.sampled_from([1, 1 << 9, 1 << 24]),
+    kinds=st.sampled_from([1, 2, 5, 60]),
+    dtype=st.sampled_from([torch.float16, torch.float32]),
+    seed=st.integers(0, 2**31),
 )
-def test_a_gpu_selects_by_runs_what_a_cpu_selects(size, count, run, kinds) -> None:
-    count, scores = min(count, size), torch.randint(kinds, (3, size)).float()  # many are equal
-    with patch.object(exact, "RUN", run):
-        assert all(map(torch.equal, exact._best_by_runs(scores, count), exact._best(scores, count)))
-        assert (exact._best_by_runs(scores * float("nan"), count)[1] < size).all()
+def test_a_gpu_finds_what_brute_force_finds(
+    size, dimension, rows, k, metric, run, tile, kinds, dtype, seed
+) -> None:
+    """Of whole numbers, so that many keys are exactly as near, and the first of them are wanted."""
+    chance = torch.Generator().manual_seed(seed)
+    keys, queries = (
+        torch.randint(-kinds, kinds, (count, dimension), generator=chance) for count in (size, rows)
+    )
+    queries[0] = 0
+    wanted = all_scores(keys, queries, metric).sort(dim=1, descending=True, stable=True)
+    real = min(k, size)
+    with patch.multiple(exact, RUN=run, GPU_NUMBERS=tile, PEAKS=8 * tile, products=multiplied):
+        scores, ids = as_a_gpu_selects(keys.to(dtype), metric).search(queries.float(), k)
+    assert torch.equal(ids[:, :real], wanted.indices[:, :real]) and (ids[:, real:] == -1).all()
+    assert torch.equal(scores[:, :real], wanted.values[:, :real].float()) and scores.shape == (rows, k)
+    assert torch.isneginf(scores[:, real:]).all()
+
+
+@pytest.mark.parametrize("metric", ["l2", "ip"])
+@pytest.mark.parametrize("tile", [1 << 14, 1 << 24])
+def test_a_gpu_finds_near_duplicates_and_large_numbers(metric, tile, monkeypatch) -> None:
+    monkeypatch.setattr(exact, "GPU_NUMBERS", tile)
+    monkeypatch.setattr(exact, "products", multiplied)
+    keys = clustered(5000, 16)
+    keys[2500:] = keys[:2500] + (np.random.default_rng(1).normal(size=(2500, 16)) / 500).astype(np.float16)
+    queries = torch.from_numpy(clustered(40, 16, seed=1)).float()
+    found = as_a_gpu_selects(torch.from_numpy(keys), metric).search(queries, 8)[0]
+    np.testing.assert_allclose(found, brute_force(keys, queries, 8, metric), rtol=1e-4, atol=1e-3)
+    wide = (torch.arange(300.0).view(-1, 1) * exact.LARGEST_HALF / 300).half().repeat(1, 16)
+    found = as_a_gpu_selects(wide, metric).search(wide[-3:].float() * 1e3, 1)
+    assert (found[1] == 299).all() and found[0].isfinite().all()
+
+
+@pytest.mark.parametrize("metric", ["l2", "ip"])
+def test_a_search_of_a_gpu_has_few_operations_whatever_its_sizes(metric) -> None:
+    """Each is a kernel to launch: with more tiles, a product and a maximum for each, and by distance a difference."""
+
+    def operations(size: int, rows: int, k: int, tile: int) -> int:
+        def one(queries: Tensor, keys: Tensor) -> Tensor:
+            counted.count += 1
+            with _disable_current_modes():
+                return multiplied(queries, keys)
+
+        index, counted = as_a_gpu_selects(torch.randn(size, 8).half(), metric), Operations()
+        with patch.multiple(exact, GPU_NUMBERS=tile, products=one):
+            index.search(torch.randn(1, 8), k)  # what is computed once
+            counted.count = 0
+            with counted:
+                index.search(torch.randn(rows, 8), k)
+        return counted.count - 1  # the queries
+
+    distances = metric == "l2"
+    most = operations(64_001, 5, 8, 1 << 28)
+    assert 20 < most <= 27 + 3 * distances
+    assert {operations(*sizes, 1 << 28) for sizes in ((64_003, 50, 8), (64_009, 5, 64), (640_063, 3, 8))} == {
+        most
+    }
+    assert operations(64_000, 5, 8, 1 << 28) == most - 2
+    tiles = [operations(64_001, 8, 8, 8 * rows) for rows in (64_001 // number + 64 for number in range(2, 6))]
+    assert set(np.diff(tiles)) == {2 + distances} and tiles[0] - most <= 8 + distances
 
 
 def test_largest_keeps_the_order_of_floats() -> None:
