@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fairseq_ccpr.decoding.options import MixtureSettings
+from fairseq_ccpr.device import sync_is_free
 from fairseq_ccpr.timing import MERGE, phase
 
 RUN = 64  # neighbouring tokens whose highest is found first, as torch tracks the place of a maximum slowly
@@ -146,7 +147,12 @@ class Distribution:
 
     @cached_property
     def likeliest(self) -> ModelEvidence:
-        """The likeliest token, and its log p_NMT; must first be read before `log_probs` is mixed in place."""
+        """The likeliest token, and its log p_NMT; must first be read before `log_probs` is mixed in place.
+
+        A GPU sweeps the vocabulary in one operation, and is asked for the peaks of what was mixed alone.
+        """
+        if not sync_is_free(self.log_probs.device):
+            return ModelEvidence(*self.log_probs.max(dim=1))
         best, run = self.peaks.max(dim=1)
         begins = (run * RUN).unsqueeze(1)
         inside = (begins + torch.arange(RUN, device=run.device)).clamp_max(self.log_probs.size(1) - 1)

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_ccpr.decoding.mixture import ModelView
-from fairseq_ccpr.device import to_device, to_host
+from fairseq_ccpr.device import sync_is_free, to_device, to_host
 from fairseq_ccpr.storage.fingerprint import of_parameters, short
 from fairseq_ccpr.text.decoder_subwords import WordBorders
 
@@ -480,11 +480,6 @@ def _by_row(rows: np.ndarray, size: int, *columns: np.ndarray) -> Tensor:
 def _ended(*columns: np.ndarray) -> Tensor:
     """Put columns [N] beside one another, and zeros behind the last row: int32 [N + 1, columns]."""
     return torch.from_numpy(np.pad(np.stack(columns), ((0, 0), (0, 1))).astype(np.int32).T.copy())
-
-
-def sync_is_free(device: torch.device) -> bool:
-    """Check whether a step may read sizes off tensors: a CPU has them, a GPU would have to be waited for."""
-    return device.type == "cpu"
 
 
 def _weights(*values: float) -> nn.Parameter:

@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from fairseq_ccpr.datastore.domain import Domain
 from fairseq_ccpr.datastore.token import FAMILIAR, TokenDatastore
 from fairseq_ccpr.datastore.tuned import Parts, read_tuned
-from fairseq_ccpr.decoding import phrase_votes
 from fairseq_ccpr.decoding.forced import GivenText, Record, joined
 from fairseq_ccpr.decoding.learned_memory import LearnedEntries, LearnedMemory
 from fairseq_ccpr.decoding.memory import Memory, MemoryBatch, Snapshot, Step
@@ -39,6 +38,7 @@ from fairseq_ccpr.decoding.options import PUBLISHED, TokenRetrievalSettings, aut
 from fairseq_ccpr.decoding.remote_answers import RemoteAnswers
 from fairseq_ccpr.decoding.source_likeness import SourceLikeness
 from fairseq_ccpr.decoding.token_features import OBSERVED, Course, TokenEvidence, along_sentences, observed
+from fairseq_ccpr.device import sync_is_free
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.models.key_layer import KeyCapture
 from fairseq_ccpr.search import EXACT, ExactIndex, Index
@@ -166,6 +166,13 @@ class TokenRetriever:
             return self._search_both(keys, k, self.learned)
         scores, ids = self.index.search(keys, k)
         return Neighbours(ids, scores, self.values[ids].long())
+
+    def always_finds(self, k: int, unknown: int) -> bool:
+        """Tell whether no search for k neighbours leaves one out, nor names a token; a GPU is waited for."""
+        own = type(self).search is TokenRetriever.search and isinstance(self.index, ExactIndex)
+        return (
+            own and self.learned is None and k <= self.index.size and not bool((self.values == unknown).any())
+        )
 
     def _search_both(self, keys: Tensor, k: int, learned: LearnedEntries) -> Neighbours:
         """Find the k nearest of the datastore's entries that count, and of those that were learned."""
@@ -356,7 +363,16 @@ class TokenMemory(Memory):
             find = AnsweredSearch(find, self.remote, len(sources))
         rows = torch.arange(len(sources), device=sources.device)
         likeness = SourceLikeness(memory, sources.cpu(), sources.device)
-        return TokenBatch(memory, find, likeness, rows)
+        certain = False
+        if not sync_is_free(sources.device) and not memory.settings.sentences:
+            asked = memory.searched
+            certain = isinstance(asked, TokenRetriever) and asked.always_finds(memory.asked_for, self.unknown)
+        return TokenBatch(memory, find, likeness, rows, certain)
+
+    @property
+    def asked_for(self) -> int:
+        """How many neighbours a search is asked for: more than k where their sentences count."""
+        return max(self.settings.k, DEEP) if self.settings.likeness else self.settings.k
 
     @property
     def searched(self) -> Retriever:
@@ -561,6 +577,7 @@ class TokenBatch(MemoryBatch):
     find: Callable[[Tensor, int], Neighbours]  # the search of its retriever
     likeness: SourceLikeness
     rows: Tensor  # int64 [H], the sentence of each hypothesis
+    certain: bool = False  # whether searches leave no neighbour out
     _stream: torch.cuda.Stream | None = None
     _beam: int = 0  # hypotheses of a sentence; 0 before the first step
     # fp32 [H, 6 + S], what was `observed` so far, summed up, and what is known of the source
@@ -584,6 +601,11 @@ class TokenBatch(MemoryBatch):
     def sentences(self) -> int:
         return len(self.likeness.sources)
 
+    @property
+    def complete(self) -> bool:
+        """Whether no neighbour is missing, as far as that is known without asking a GPU."""
+        return self.certain and self.likeness.strange is None
+
     def search(self, queries: Tensor, rows: Tensor, each: int | None = None) -> Neighbours:
         """Find the entries nearest to queries [N, d] of the sentences in these rows of the batch, int64 [N].
 
@@ -594,7 +616,7 @@ class TokenBatch(MemoryBatch):
             each: how many queries each sentence has that has any; None: they differ.
         """
         settings, strange = self.memory.settings, self.likeness.strange
-        k = max(settings.k, DEEP) if settings.likeness else settings.k
+        k = self.memory.asked_for
         if strange is not None and strange[0]:
             return Neighbours.missing(queries, k)
         some, asked, of = None, queries, rows
@@ -615,10 +637,8 @@ class TokenBatch(MemoryBatch):
             found = everything
         elif strange is not None:  # to leave some out, a GPU would have to be asked how many
             found = found.without(strange[1][rows].unsqueeze(1))
-        if (
-            not phrase_votes.sync_is_free(queries.device)
-            or (found.values.numpy() == self.memory.unknown).any()
-        ):
+        asks = sync_is_free(queries.device)
+        if not self.complete and (not asks or (found.values.numpy() == self.memory.unknown).any()):
             unknown = found.values == self.memory.unknown
             found = found._replace(scores=found.scores.masked_fill(unknown, float("-inf")))
         return self.likeness.of(found, rows) if settings.likeness else found
@@ -645,7 +665,7 @@ class Found(NamedTuple):
     everything: Neighbours
     best: Neighbours  # k, see `best_neighbours`
     retrieved: Tensor  # fp32 [H, k], log p_r of these
-    complete: bool  # no neighbour is missing; False on a GPU, which is not asked
+    complete: bool  # whether it is known that no neighbour is missing
 
 
 @dataclass
@@ -667,9 +687,9 @@ class TokenStep(MemoryBatch):
             if copies > 1:
                 found = found.changed(lambda part: part.repeat_interleave(copies, dim=0))
             best, _ = best_neighbours(found, settings)
-            complete = phrase_votes.sync_is_free(queries.device) and found.scores.numpy().min() > float(
-                "-inf"
-            )
+            complete = batch.complete
+            if not complete and sync_is_free(queries.device):
+                complete = found.scores.numpy().min() > float("-inf")
             scores, values, temperature = best.scores, best.values, settings.temperature
             retrieved = neighbour_log_probabilities(scores, values, temperature, complete)
         self.found = Found(queries, found, best, retrieved, complete)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -25,7 +26,7 @@ from fairseq_ccpr.decoding.mixture import Distribution, Mixture, Said, Vote
 from fairseq_ccpr.decoding.options import MixtureSettings, PhraseSettings, TokenRetrievalSettings
 from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
 from fairseq_ccpr.decoding.phrase_votes import PhraseState, PhraseVotes
-from fairseq_ccpr.decoding.token_memory import TokenBatch, TokenMemory, TokenRetriever
+from fairseq_ccpr.decoding.token_memory import Neighbours, TokenBatch, TokenMemory, TokenRetriever
 from fairseq_ccpr.decoding.trust import LearnedTrust, Trust
 from fairseq_ccpr.models import step_decoder
 from fairseq_ccpr.models.key_layer import KeyCapture
@@ -257,6 +258,40 @@ def test_a_step_has_as_many_operations_whatever_its_sizes(trusting: bool) -> Non
 
 def test_trust_adds_few_operations_to_a_step() -> None:
     assert 0 < operations(trusting=True) - operations() < 200
+
+
+@pytest.mark.parametrize("trusting", [False, True])
+@pytest.mark.parametrize("metric", ["l2", "ip"])
+def test_knowing_that_none_is_missing_changes_nothing(metric: str, trusting: bool) -> None:
+    """Where the store names the unknown token it is not known, and where it is smaller than k it is not so."""
+    ensemble = make_ensemble(metric, CPU, trusting=trusting)
+    certain = list(two_steps(ensemble, CPU))
+    with patch.object(TokenRetriever, "always_finds", lambda *_: False):
+        unsure = list(two_steps(ensemble, CPU))
+    assert torch.equal(certain[0], unsure[0])
+    torch.testing.assert_close(certain[1], unsure[1], rtol=1e-6, atol=1e-6)
+    retriever = make_retriever(metric, CPU)
+    assert (
+        retriever.always_finds(900, 3)
+        and not retriever.always_finds(901, 3)
+        and not retriever.always_finds(8, 5)
+    )
+
+
+class Choosy(TokenRetriever):
+    """One of somebody's own, that leaves neighbours out."""
+
+    def search(self, queries: Tensor, k: int) -> Neighbours:
+        found = super().search(queries, k)
+        return found.without(found.scores < found.scores[:, :1])
+
+
+def test_another_search_may_leave_neighbours_out() -> None:
+    ensemble = make_ensemble("l2", CPU)
+    memory = ensemble.find(TokenMemory)
+    choosy = Choosy(memory.retriever.datastore, CPU)
+    steps = list(two_steps(ensemble.replacing(replace(memory, retriever=choosy)), CPU))
+    assert all(step.isfinite().all() for step in steps) and not choosy.always_finds(8, 3)
 
 
 @torch.no_grad()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -29,7 +30,8 @@ from fairseq_ccpr.search.exact import largest
 from tests.helpers import TOKENS
 from tests.small_models import World
 
-MOST = 100  # operations, besides those of the model; the search is one
+MOST = 100, 90  # operations on a CPU and on a GPU, besides those of the model; the search is one
+UNSURE = 124  # on a GPU whose neighbours may be missing: it is not asked
 NONE = float("-inf")
 
 
@@ -74,7 +76,12 @@ def third_step(ensemble: RetrievalEnsemble, sample: dict, beam: int = 5) -> Coun
 
 
 @pytest.mark.parametrize("likeness", [0, 4])
-def test_guard_trust_and_interpolation_take_few_operations(world: World, likeness: int) -> None:
+@pytest.mark.parametrize("kind", ["cpu", "gpu", "gpu that may find the unknown token"])
+def test_guard_trust_and_interpolation_take_few_operations(
+    world: World, likeness: int, kind: str, request: pytest.FixtureRequest
+) -> None:
+    if gpu := kind != "cpu":
+        request.getfixturevalue("as_on_a_gpu")
     cfg = parse_generation(
         world.options("--tokens-lambda", 0.6, "--tokens-likeness", likeness, "--tokens-k", 8)
     )
@@ -87,7 +94,10 @@ def test_guard_trust_and_interpolation_take_few_operations(world: World, likenes
     torch.manual_seed(7)
     for parameter in trust.parameters():
         torch.nn.init.normal_(parameter, std=0.5)
-    guarding = memory.changed(guard=True)
+    guarding, tokens = memory.changed(guard=True), memory.retriever.datastore.values
+    if kind == "gpu":
+        guarding = replace(guarding, unknown=task.target_dictionary.pad())
+        assert guarding.unknown not in tokens and memory.unknown in tokens
     sample = next(
         task.get_batch_iterator(task.dataset("test"), max_sentences=8).next_epoch_itr(shuffle=False)
     )
@@ -96,9 +106,10 @@ def test_guard_trust_and_interpolation_take_few_operations(world: World, likenes
     alone = third_step(ensemble.with_memories([], None), sample)
     made, views = full.made - alone.made, full.views - alone.views
     print(
-        f"likeness {likeness}: {made} operations and {views} views besides {alone.made} and {alone.views} of the model"
+        f"{kind}, likeness {likeness}: {made} operations and {views} views besides {alone.made} and {alone.views} of the model"
     )
-    assert 0 < made <= MOST + 6 * (likeness > 0)
+    most = UNSURE if "may" in kind else MOST[gpu]
+    assert most - 10 < made <= most + 6 * (likeness > 0)
 
 
 def similarity(score: float) -> float:
