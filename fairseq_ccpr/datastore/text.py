@@ -36,11 +36,13 @@ from fairseq_ccpr.datastore.parts import (
     TEXT_OFFSETS,
     TEXT_TOKENS,
 )
-from fairseq_ccpr.errors import DatastoreError
+from fairseq_ccpr.errors import ConfigurationError, DatastoreError
+from fairseq_ccpr.search.index_plan import CPU, room
 from fairseq_ccpr.storage.arrays import as_tensor
 from fairseq_ccpr.storage.fingerprint import short
 
 ORDER = 5
+LOOKED_UP = CONTEXTS, PREFIXES, FOLLOWING, GRAMS, COUNTS
 SEARCHED = 1 << 26  # tokens that an explanation looks through
 LANGUAGE = "target_language"  # among the fingerprints, where the model is multilingual
 GENERAL = "general"  # among them, where there are general counts
@@ -147,8 +149,7 @@ class Counts:
 
     def to(self, device: torch.device) -> Counts:
         rows = self.following, self.counts
-        # Few operations of a GPU take uint32.
-        following, counts = rows if self.grams.device == device else (one.long().to(device) for one in rows)
+        following, counts = rows if self.grams.device == device else (_signed(one).to(device) for one in rows)
         contexts, grams = self.contexts.to(device), self.grams.to(device)
         more = tuple(one.to(device) for one in self.more)
         return Counts(contexts, following, grams, counts, self.order, self.words, more)
@@ -263,6 +264,14 @@ class Counts:
         return counts.unflatten(0, places.shape)
 
 
+def _signed(counts: Tensor) -> Tensor:
+    """Give uint32, which few operations of a GPU take, another type: int32, the same bytes, where no count is too large."""
+    if counts.dtype != torch.uint32:
+        return counts
+    narrow = counts.view(torch.int32)
+    return narrow if not len(narrow) or int(narrow.min()) >= 0 else counts.long()
+
+
 def _added(tensors: Iterable[Tensor]) -> Tensor:
     return reduce(torch.add, tensors)
 
@@ -316,13 +325,27 @@ class TextDatastore(OpenedPart[TextSection]):
         super().__init__(directory, TextSection)
         self.tokens, self.offsets = self.arrays[TEXT_TOKENS], self.arrays[TEXT_OFFSETS]
 
-    def open_counts(self) -> Counts:
+    @property
+    def counted_bytes(self) -> int:
+        """Bytes of what is looked up, in memory or on a GPU."""
+        return sum(self.arrays[name].nbytes for name in LOOKED_UP)
+
+    def open_counts(self, device: torch.device = CPU) -> Counts:
+        """Open what is looked up, on the device of the models.
+
+        Raises:
+            ConfigurationError: a GPU has no room for it.
+        """
+        if device.type != "cpu" and self.counted_bytes > (left := room(device)):
+            raise ConfigurationError(
+                f"the text of {self.directory} takes {self.counted_bytes / 1e9:,.3g} GB of the GPU, which has "
+                f"{max(0, left) / 1e9:,.3g} GB for datastores: leave it out of --datastore, build it of less text, or "
+                "give --cpu"
+            )
         section, arrays = self.section, self.arrays
-        contexts, prefixes, following, grams, counts = (
-            as_tensor(arrays[name]) for name in (CONTEXTS, PREFIXES, FOLLOWING, GRAMS, COUNTS)
-        )
+        contexts, prefixes, following, grams, counts = (as_tensor(arrays[name]) for name in LOOKED_UP)
         known = Hashes(contexts, prefixes, section.tables[CONTEXTS][2])
-        return Counts(known, following, grams, counts, section.order, section.words)
+        return Counts(known, following, grams, counts, section.order, section.words).to(device)
 
     def sentence(self, number: int) -> np.ndarray:
         return self.tokens[self.offsets[number] : self.offsets[number + 1]]

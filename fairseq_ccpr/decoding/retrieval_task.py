@@ -25,7 +25,7 @@ from fairseq_ccpr.datastore.learned import ReadAs
 from fairseq_ccpr.datastore.manifest import Manifest
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.datastore.preprocessing import digest_options
-from fairseq_ccpr.datastore.text import TextDatastore
+from fairseq_ccpr.datastore.text import Counts, TextDatastore
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.datastore.tuned import Datastore, read_tuned, tuned_trust
 from fairseq_ccpr.decoding.beam_search import AlignedBeamGenerator, BeamGenerator
@@ -408,6 +408,10 @@ class RetrievalTask(FairseqTask):
         """Build the memories, in the order in which they act; a task of your own may add some."""
         memories: list[Memory] = []
         learned, end = None, self.tags.end_of(self.target_dictionary)
+        if (
+            self.text_datastore is not None
+        ):  # which has no other place; a CPU searches keys that a GPU has no room for
+            counts = self.text_datastore.open_counts(next(models[0].parameters()).device)
         if self.token_datastore is not None:
             memories.append(tokens := self._token_memory(models, self.token_datastore))
             learned = tokens.learned if self._learning_phrases is not None else None
@@ -415,7 +419,8 @@ class RetrievalTask(FairseqTask):
             memories.append(replace(self._phrase_memory(models, self.phrase_datastore), learned=learned))
         if self.text_datastore is not None:
             both = self.token_datastore is not None
-            memories.append(self._text_memory(models, self.text_datastore, tokens.learned if both else None))
+            learned_text = tokens.learned if both else None
+            memories.append(self._text_memory(self.text_datastore, counts, learned_text))
         if self.glossary is not None:
             candidates = GlossaryCandidates(self.glossary, self._decoder_subwords, self.source_dictionary)
             unknown, device = self.target_dictionary.unk(), next(models[0].parameters()).device
@@ -430,12 +435,12 @@ class RetrievalTask(FairseqTask):
         return memories
 
     def _text_memory(
-        self, models: list[Any], datastore: TextDatastore, learned: LearnedMemory | LearnedEntries | None
+        self, datastore: TextDatastore, counts: Counts, learned: LearnedMemory | LearnedEntries | None
     ) -> TextMemory:
-        dictionary, device = self.target_dictionary, next(models[0].parameters()).device
+        dictionary, device = self.target_dictionary, counts.grams.device
         ids = {dictionary.pad(), dictionary.bos(), dictionary.unk(), *self.tags.ids(dictionary)}
         special = torch.tensor(sorted(ids), device=device)
-        counts, weight = datastore.open_counts().to(device), TextWeight()
+        weight = TextWeight()
         weight.load_state_dict(self.trained.get(TextMemory.name, weight.state_dict()))
         weight = weight.requires_grad_(False).to(device)
         end = self.tags.end_of(dictionary)

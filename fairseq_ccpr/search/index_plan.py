@@ -63,9 +63,7 @@ def open_for_device(
                 rebuild,
             )
         return index
-    fits = not isinstance(keys, RemoteKeys) and keys.nbytes + 4 * len(keys) <= SHARE * (
-        free_bytes(device) - SCRATCH
-    )
+    fits = not isinstance(keys, RemoteKeys) and keys.nbytes + 4 * len(keys) <= room(device)
     try:
         index = open_index(description, keys, folder)
         if fits or description.backend != EXACT:  # FAISS says itself what it has no room for
@@ -93,6 +91,11 @@ def _stand_in(keys: np.ndarray | RemoteKeys, description: IndexDescription, devi
     index = ExactIndex(keys, description.metric).to(device)
     index.stands_in = True
     return index
+
+
+def room(device: torch.device) -> float:
+    """Return the bytes that one more datastore may take of a GPU's memory."""
+    return SHARE * (free_bytes(device) - SCRATCH)
 
 
 def free_bytes(device: torch.device) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import shutil
 from collections import Counter, defaultdict
@@ -17,9 +18,11 @@ from nltk.util import everygrams
 
 from fairseq_ccpr.building import text_build
 from fairseq_ccpr.building.text_build import Vocabulary, build_text_part, merge
+from fairseq_ccpr.datastore import text
 from fairseq_ccpr.datastore.manifest import Manifest
 from fairseq_ccpr.datastore.text import ORDER, Counts, Hashes, TextDatastore
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
+from fairseq_ccpr.search import index_plan
 from tests.helpers import call, contents, write_lines
 
 END, UNKNOWN, WORDS = 2, 3, 40
@@ -106,6 +109,47 @@ def test_probabilities_are_those_of_the_formula(
                 for said, reference in ((found.text, own), (found.general, general)):
                     expected = reference.probability(history, token, longest)
                     assert float(said[row * WORDS + token].exp()) == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_gpu_needs_room_for_a_text(
+    texts: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`meta` is a device of tensors without numbers."""
+    counts, store = counts_of(texts, tmp_path / "store"), TextDatastore(tmp_path / "store")
+    elsewhere, needed = torch.device("meta"), store.counted_bytes
+    kept = counts.contexts.hashes, counts.contexts.index, counts.following, counts.grams, counts.counts
+    assert needed == sum(one.nbytes for one in kept)
+    planned = call("inspect", tmp_path / "store", "--plan").stdout
+    assert (
+        f"text of {store.section.size:,} tokens: {needed / 1e9:,.4g} GB in memory, mapped, or on one GPU"
+        in planned
+    )
+
+    def with_free(free: float) -> Counts:
+        monkeypatch.setattr(index_plan, "free_bytes", lambda _: index_plan.SCRATCH + free / index_plan.SHARE)
+        return store.open_counts(elsewhere)
+
+    moved = with_free(needed + 1)
+    assert moved.grams.device == moved.counts.device == elsewhere
+    assert moved.counts.dtype == moved.following.dtype == torch.int32  # as many bytes
+    with pytest.raises(
+        ConfigurationError, match=r"the text of .*store takes .* GB of the GPU, which has .* GB"
+    ):
+        with_free(needed - 1)
+    assert store.open_counts().grams.device == torch.device("cpu")  # which pages it in
+
+
+def test_counts_of_a_gpu_say_the_same(
+    rng: np.random.Generator, texts: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """Which takes no uint32; too large a count is wider."""
+    counts = counts_of(texts, tmp_path / "store")
+    signed = copy.copy(counts)
+    signed.following, signed.counts = text._signed(counts.following), text._signed(counts.counts)
+    given = histories(rng, 4), torch.arange(20).repeat_interleave(WORDS), torch.arange(WORDS).repeat(20)
+    assert all(map(torch.equal, signed.look_up(*given), counts.look_up(*given)))
+    large = torch.from_numpy(np.array([[1, 2**31], [3, 2**32 - 1]], np.uint32))
+    assert text._signed(large).tolist() == [[1, 2**31], [3, 2**32 - 1]]
 
 
 def test_perplexity_is_that_of_nltk(

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr import device
+from fairseq_ccpr.datastore.token import TokenDatastore
 from tests.helpers import call, run
 from tests.small_models import World
 
