@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten
 
 aten = torch.ops.aten
 # What has to know numbers, be it only to know how large its result is.
@@ -34,6 +35,21 @@ class NoRoundTrip(TorchDispatchMode):
             )
         assert func is not aten.repeat_interleave.Tensor, f"{func} asks for the sum of its repeats"
         return func(*args, **(kwargs or {}))
+
+
+class Traced(NoRoundTrip):
+    """Notes each operation with the shapes and types of what it takes and gives: what a CUDA graph would replay."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.notes: list[object] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = super().__torch_dispatch__(func, types, args, kwargs)
+        tensors, _ = tree_flatten((args, kwargs, made))
+        noted = [(one.shape, one.dtype) if isinstance(one, torch.Tensor) else one for one in tensors]
+        self.notes.append((str(func), noted))
+        return made
 
 
 class Operations(TorchDispatchMode):

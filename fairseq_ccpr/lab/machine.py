@@ -5,10 +5,12 @@ from __future__ import annotations
 import platform
 import resource
 import shlex
+import subprocess
 import sys
 from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
+from shutil import which
 
 import torch
 
@@ -28,10 +30,18 @@ def machine_name(device: torch.device) -> str:
 
 
 def describe_run(device: torch.device) -> dict[str, str]:
-    """Describe how figures were measured: the device, versions, the command line, and the time."""
+    """Describe how figures were measured: the device, versions, the commit, the command line, and the time."""
+    git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--exclude=*"]
+    commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout if which("git") else ""
     command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
     date = datetime.now(UTC).isoformat(timespec="seconds")
-    return {"device": machine_name(device), **versions(), "command": command, "date": date}
+    return {
+        "device": machine_name(device),
+        **versions(),
+        "commit": commit.strip(),
+        "command": command,
+        "date": date,
+    }
 
 
 def gigabytes(count: int) -> str:

@@ -202,8 +202,8 @@ def scores_of(keys: Tensor, queries: Tensor, ids: Tensor, metric: str) -> Tensor
 def first_largest(scores: Tensor, k: int) -> Tensor:
     """Find the k largest of each row, [H, n], largest first and of equal ones the first: places, int64 [H, k].
 
-    What is not a number, or infinite, may come anywhere. fp64 has 29 bits more than fp32: a score less its place times 2^-52 of
-    itself, and of next to nothing where it is 0, stays between those that it was between, for 2^27 places.
+    What is not a number, or infinite, may come anywhere. fp64 has 29 bits more than fp32: a score less its place times
+    2^-52 of itself, and of next to nothing where it is 0, stays between those that it was between, for 2^27 places.
     """
     places = torch.arange(1, scores.size(1) + 1, dtype=torch.float64, device=scores.device)
     order = torch.sub(scores, places, alpha=1e-300)

@@ -1,20 +1,24 @@
 #!/usr/bin/env bash
 # Everything that needs a GPU, in ten minutes: is search right there, how fast is it, does decoding wait for the host, and how
-# fast does it translate. Leaves the rows of docs/speed.md in OUTPUT.
+# fast does it translate with a million and ten million keys. All of docs/speed.md's GPU section is made of OUTPUT/gpu.json.
 #
-#   scripts/recipes/gpu_check.sh OUTPUT [DATA_BIN and options of `fairseq-ccpr benchmark decoding`]
+#   scripts/recipes/gpu_check.sh OUTPUT [STORES DATA_BIN and options of `fairseq-ccpr benchmark decoding`]
 #
-# Without a data folder decoding is not measured; without fairseq, search alone is, with nothing but torch.
+# STORES has datastores, tuned or not, of those called raw, clknn, text and phrases. Without it decoding is not measured;
+# without fairseq, search alone is, with nothing but torch. REHEARSE=1 goes through everything on a CPU with a few keys.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
 if [ $# -lt 1 ]; then
-  sed -n '2,7s/^# \{0,1\}//p' "$0" >&2
+  sed -n '2,8s/^# \{0,1\}//p' "$0" >&2
   exit 2
 fi
 output=$1
 shift
-if ! python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null; then
+sizes=(1000000 10000000) batches=(1 800 12800) repeats=3 faster=(--fp16) lists=IVF1024,SQfp16
+if [ -n "${REHEARSE:-}" ]; then
+  sizes=(3000 6000) batches=(1 60) repeats=1 faster=(--cpu) lists=IVF16,SQfp16
+elif ! python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null; then
   echo "gpu_check.sh needs a GPU that torch can use, and here is none: run it where there is one, with torch for CUDA" >&2
   exit 1
 fi
@@ -28,19 +32,40 @@ stage() { # SECONDS NAME COMMAND...
   timeout "$limit" "$@" || { echo "== $name failed: exit code $?" >&2; failed="$failed $name"; }
 }
 
-stage 210 search python scripts/recipes/gpu_search.py "$output"
+measure() { # SECONDS NAME OPTIONS OF BENCHMARK...
+  local limit=$1 name=$2
+  shift 2
+  stage "$limit" "$name" python -m fairseq_ccpr benchmark decoding "$@" "${faster[@]}" --only decoding --quiet \
+    --batches "${batches[@]}" --repeats "$repeats" --json "$output/$name.json" > "$output/$name.md"
+}
+
+stage 150 search python scripts/recipes/gpu_search.py "$output"
 if python -c 'import fairseq, pytest' 2>/dev/null; then
-  stage 150 tests python -m pytest -q -x -p no:cacheprovider tests/test_device.py tests/decoding/test_beam_step.py \
+  stage 120 tests python -m pytest -q -x -p no:cacheprovider tests/test_device.py tests/decoding/test_beam_step.py \
     tests/search/test_placement.py tests/search/test_indexes.py \
     tests/test_translator.py::test_a_gpu_translates_as_the_cpu_does
   if [ $# -gt 0 ]; then
-    stage 240 decoding python -m fairseq_ccpr benchmark decoding "$@" --fp16 --only decoding --quiet \
-      --json "$output/decoding.json" > "$output/decoding.md"
-    cat "$output/decoding.md"
+    stores=$1
+    shift
+    systems=() tokens=() all=
+    for name in raw clknn text phrases; do
+      [ -d "$stores/$name" ] || continue
+      systems+=("$name=$stores/$name")
+      case $name in raw | clknn) tokens+=("$name=$stores/$name") ;; esac
+      [ "$name" = raw ] || all="$all${all:+:}$stores/$name"
+    done
+    measure 240 exact "$@" --systems "${systems[@]}" "all=$all" --sizes "${sizes[@]}" --index exact
+    if [ ${#tokens[@]} -gt 0 ]; then
+      measure 60 sentences "$@" --systems "${tokens[@]}" --sizes "${sizes[0]}" --index exact --tokens-sentences 64
+      if [ -n "${REHEARSE:-}" ] || python -c 'import faiss; faiss.StandardGpuResources' 2>/dev/null; then
+        measure 90 faiss "$@" --systems "${tokens[@]}" --sizes "${sizes[0]}" --index "$lists"
+      fi
+    fi
   fi
 else
   echo "== without fairseq and pytest, search alone was checked" >&2
 fi
+python scripts/recipes/gpu_section.py "$output"
 if [ -n "$failed" ]; then
   echo "failed:$failed" >&2
   exit 1

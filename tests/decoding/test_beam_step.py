@@ -31,11 +31,11 @@ from fairseq_ccpr.decoding.trust import LearnedTrust, Trust
 from fairseq_ccpr.models import step_decoder
 from fairseq_ccpr.models.key_layer import KeyCapture
 from fairseq_ccpr.models.step_decoder import StepDecoder, StepState
-from fairseq_ccpr.search import ExactIndex
+from fairseq_ccpr.search import ExactIndex, exact
 from tests.decoding.phrase_tables import Found, make_table
 from tests.helpers import BOTH, adaptive_trust, vote
 from tests.small_models import World
-from tests.torch_operations import NoRoundTrip, Operations, no_synchronisation
+from tests.torch_operations import NoRoundTrip, Operations, Traced, no_synchronisation
 
 CPU = torch.device("cpu")
 pytestmark = pytest.mark.usefixtures("as_on_a_gpu")
@@ -141,8 +141,10 @@ def within(
 
 
 @contextmanager
-def watching(watch: Callable[[], AbstractContextManager[Any]], steps: bool = True) -> Iterator[None]:
-    """Watch all that an ensemble does in its steps, with or without those of its models, and the search."""
+def watching(
+    watch: Callable[[], AbstractContextManager[Any]], steps: bool = True, search: bool | None = None
+) -> Iterator[None]:
+    """Watch all that an ensemble does in its steps, with or without those of its models, and the search as them."""
     telling = KeyCapture.telling
 
     def watched(capture: KeyCapture, listener: Callable[[], None]) -> AbstractContextManager[None]:
@@ -153,7 +155,7 @@ def watching(watch: Callable[[], AbstractContextManager[Any]], steps: bool = Tru
             (RetrievalEnsemble, "step", watch), (RetrievalEnsemble, "reorder_encoder_out", watch),
             (SinusoidalPositionalEmbedding, "forward", unwatched),  # which looks at the host's numbers
             *([] if steps else [(StepDecoder, "step", unwatched), (StepState, "reorder", unwatched)]),
-            *([] if steps else [(ExactIndex, "search", unwatched)]),
+            *([] if (steps if search is None else search) else [(ExactIndex, "search", unwatched)]),
         ):  # fmt: skip
             patches.enter_context(patch.object(place, name, within(context, getattr(place, name))))
         patches.enter_context(patch.object(KeyCapture, "telling", watched))
@@ -258,6 +260,44 @@ def test_a_step_has_as_many_operations_whatever_its_sizes(trusting: bool) -> Non
 
 def test_trust_adds_few_operations_to_a_step() -> None:
     assert 0 < operations(trusting=True) - operations() < 200
+
+
+def traced_step(metric: str, trusting: bool, seed: int) -> list[object]:
+    """All that a step does besides its models, with a search in a GPU's form, for a model and hypotheses of this seed."""
+    torch.manual_seed(seed)
+    ensemble, traced = make_ensemble(metric, CPU, trusting=trusting), Traced()
+    ensemble.find(TokenMemory).retriever.index.by_runs = True
+    with patch.object(
+        exact, "products", lambda queries, keys: queries.float() @ keys.float().transpose(-1, -2)
+    ):
+        steps = two_steps(ensemble, CPU)
+        next(steps)
+        with watching(lambda: traced, steps=False, search=True):
+            next(steps)
+    return traced.notes
+
+
+@pytest.mark.parametrize("trusting", [False, True])
+@pytest.mark.parametrize("metric", ["l2", "ip"])
+def test_a_step_is_the_same_whatever_the_numbers_are(metric: str, trusting: bool) -> None:
+    """No shape, and no number of the host's, depends on what is found: for so many hypotheses a step could be replayed."""
+    first, *others = (traced_step(metric, trusting, seed) for seed in range(3))
+    assert len(first) > 100 and all(other == first for other in others)
+
+
+@pytest.mark.parametrize("metric", ["l2", "ip"])
+def test_hypotheses_beyond_those_there_are_change_nothing(metric: str) -> None:
+    """So that one replay serves all numbers of hypotheses up to its own."""
+    retriever, states = make_retriever(metric, CPU), torch.randn(5, 24 if metric == "ip" else 16)
+    retriever.index.by_runs = True
+    with patch.object(
+        exact, "products", lambda queries, keys: queries.float() @ keys.float().transpose(-1, -2)
+    ):
+        alone, padded = (
+            retriever.search(torch.nn.functional.pad(states, (0, 0, 0, more)), 8) for more in (0, 3)
+        )
+    assert torch.equal(padded.ids[:5], alone.ids) and torch.equal(padded.values[:5], alone.values)
+    torch.testing.assert_close(padded.scores[:5], alone.scores, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("trusting", [False, True])

@@ -44,7 +44,8 @@ Measure, for token datastores of any size, decoding speed relative to plain fair
 A system is a name and the --datastore of fairseq-generate; its token part is cut down or filled up to each of the
 sizes, with keys around its own and tokens as frequent as its own. Two systems are always measured: base, which is plain
 fairseq, and base+, the same with the beam search and the --precision of the others. Systems take turns, repeat by
-repeat. All other options are those of fairseq-generate --task translation_retrieval, and hold for every system.
+repeat; those without a token part, and with --tokens-sentences, keep their size. All other options are those of
+fairseq-generate --task translation_retrieval, and hold for every system.
 
 Decoding is measured with the first --index, in batches of sentences of about the median length; a batch of 1 token is a
 single sentence. Search alone is measured with every --index, for every number of --queries and every --k. --only leaves out
@@ -84,11 +85,8 @@ def benchmark_decoding(
     opened: dict[str, tuple[str, TokenDatastore]] = {}
     for name, paths in by_name.items():
         parts = find_parts(paths)
-        if "token" not in parts:
-            raise ConfigurationError(
-                f"{name}={paths} has no token part: give TOKENS:PHRASES, or leave it out"
-            )
-        opened.setdefault(parts["token"], (name, TokenDatastore(parts["token"])))
+        if "token" in parts:
+            opened.setdefault(parts["token"], (name, TokenDatastore(parts["token"])))
     for _, store in opened.values():
         for choice, size in ((choice, size) for choice in index for size in sizes):
             # A typing error shows now.
@@ -113,7 +111,7 @@ def benchmark_decoding(
             for size in sorted(sizes):
                 test.resize(size, index[0])
                 for batch in batches:
-                    decoding += test.measure(batch, size, repeats, limits)
+                    decoding += test.measure(batch, repeats, limits)
                     bar.update()
         signatures = test.signatures
     described = {**machine, "limits": str(limits)}
@@ -132,14 +130,14 @@ def benchmark_decoding(
 def _decoding_table(rows: list[DecodingSpeed]) -> list[list[Any]]:
     head = ["keys", "batch", "hypotheses", "system", "tokens/s", "slowest–fastest", "speed", "of base+"]
     head += [f"{phase}, ms per step" for phase in PHASES]
-    table: list[list[Any]] = [[*head, "search ÷ floor", "peak memory"]]
+    table: list[list[Any]] = [[*head, "operations per step", "search ÷ floor", "peak memory"]]
     for row in rows:
         around = f"{row.slowest:,.0f}–{row.fastest:,.0f}"
         what = [f"{row.entries:,}" if row.entries else "", f"{row.batch:,}", row.hypotheses, row.system]
         phases = [f"{row.parts[phase]:.2f}" if phase in row.parts else "" for phase in PHASES]
-        floor = f"{row.parts[SEARCH] / row.floor:.1f}" if row.floor else ""
+        floor = f"{row.parts[SEARCH] / row.floor:.1f}" if row.floor and SEARCH in row.parts else ""
         speeds = [f"{row.tokens_per_second:,.0f}", around, f"{row.speed:.0%}", f"{row.speed_equipped:.0%}"]
-        table.append([*what, *speeds, *phases, floor, gigabytes(row.peak_bytes)])
+        table.append([*what, *speeds, *phases, f"{row.operations:.0f}", floor, gigabytes(row.peak_bytes)])
     return table
 
 

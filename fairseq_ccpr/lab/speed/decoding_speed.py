@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from fairseq import tasks, utils
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fairseq_ccpr.cli.planning import Limits, synchronise
 from fairseq_ccpr.datastore.token import TokenDatastore
@@ -47,8 +48,19 @@ class DecodingSpeed:
     speed_equipped: float  # the same, of that of `EQUIPPED`
     # milliseconds per step by phase, from one more run that waits for the device after each
     parts: dict[str, float]
+    operations: float  # a step, see `Operations`
     floor: float  # milliseconds that exact search takes a step at least; 0 without search
     peak_bytes: int  # see `peak_bytes`
+
+
+class Operations(TorchDispatchMode):
+    """Counts operations of torch that make or change a tensor: on a GPU, about as many kernels to launch."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += not func.is_view
+        return func(*args, **(kwargs or {}))
 
 
 class SpeedTest:
@@ -76,22 +88,23 @@ class SpeedTest:
         return task.build_generator(self.models, self.cfg.generation)
 
     def resize(self, entries: int, choice: str) -> None:
-        """Give every system a token datastore of so many entries, made from its own; systems that share one still do."""
+        """Give every system a token datastore of so many entries, made from its own; systems that share one still do.
+
+        With `--tokens-sentences` they keep their own, whose size does not matter: all its keys are compared with none.
+        """
         made: dict[Path, tuple[Index, Tensor, Tensor, str]] = {}
         for name, generator in self.generators.items():
             if name in ALONE:
                 continue
             ensemble: RetrievalEnsemble = generator.model
             tokens = ensemble.find(TokenMemory)
-            assert tokens is not None
+            if tokens is None or tokens.settings.sentences:
+                self.signatures[name] = ensemble.signature()
+                continue
             retriever = tokens.retriever
             if not isinstance(retriever, TokenRetriever):
                 raise ConfigurationError(
                     f"the retriever {type(retriever).__name__} cannot be given entries: benchmark TokenRetriever"
-                )
-            if tokens.settings.sentences:
-                raise ConfigurationError(
-                    "--tokens-sentences reads keys of the datastore itself: benchmark without it"
                 )
             store = retriever.datastore
             if store.directory not in made:
@@ -127,7 +140,12 @@ class SpeedTest:
             sentences += len(rows)
         return batches
 
-    def measure(self, batch: int, entries: int, repeats: int, limits: Limits) -> list[DecodingSpeed]:
+    def _index(self, name: str) -> Index | None:
+        """The index that a system searches each step, if it does."""
+        tokens = self.generators[name].model.find(TokenMemory) if name not in ALONE else None
+        return tokens.retriever.index if tokens is not None else None
+
+    def measure(self, batch: int, repeats: int, limits: Limits) -> list[DecodingSpeed]:
         """Time every system on the same batches: once to warm up, then `repeats` times in turns."""
         samples = self.batches(batch)
         for name in self.generators:
@@ -142,14 +160,15 @@ class SpeedTest:
         hypotheses = len(samples[0]["net_input"]["src_tokens"]) * self.cfg.generation.beam
         rows = []
         for name, repeated in speeds.items():
-            phases, floor = self._time_phases(name, samples, hypotheses, limits)
+            phases, operations = self._time_phases(name, samples)
+            index = self._index(name)
             ratio, ratio_equipped = (
                 float(np.median(np.array(repeated) / np.array(speeds[base]))) for base in (BASE, EQUIPPED)
             )
             rows.append(
                 DecodingSpeed(
                     name,
-                    0 if name in ALONE else entries,
+                    index.size if index is not None else 0,
                     batch,
                     hypotheses,
                     float(np.median(repeated)),
@@ -158,7 +177,10 @@ class SpeedTest:
                     ratio,
                     ratio_equipped,
                     phases,
-                    floor,
+                    operations,
+                    1000 * limits.floor(index.size, index.dimension, hypotheses)
+                    if index is not None
+                    else 0.0,
                     peaks[name],
                 )
             )
@@ -173,19 +195,17 @@ class SpeedTest:
         synchronise(self.device)
         return tokens / (time.perf_counter() - start)
 
-    def _time_phases(
-        self, name: str, samples: list[dict[str, Any]], hypotheses: int, limits: Limits
-    ) -> tuple[dict[str, float], float]:
+    def _time_phases(self, name: str, samples: list[dict[str, Any]]) -> tuple[dict[str, float], float]:
+        """Time phases in milliseconds a step, and count a step's operations, the encoder's and the beam search's too."""
         with PhaseTimer(self.device) as timer:
             start = time.perf_counter()
             self._decode(name, samples)
             total = time.perf_counter() - start
         phases = {**timer.seconds, REST: total - sum(timer.seconds.values())}
-        floor = 0.0
-        if name not in ALONE:
-            index = self.generators[name].model.find(TokenMemory).retriever.index
-            floor = limits.floor(index.size, index.dimension, hypotheses)
-        return {name: 1000 * seconds / timer.calls[DECODER] for name, seconds in phases.items()}, 1000 * floor
+        with (counted := Operations()):
+            self._decode(name, samples)
+        steps = timer.calls[DECODER]
+        return {name: 1000 * seconds / steps for name, seconds in phases.items()}, counted.count / steps
 
 
 def nothing_learned(datastore: TokenDatastore, sentences: Tensor, device: torch.device) -> LearnedEntries:
