@@ -15,9 +15,9 @@ if [ $# -lt 1 ]; then
 fi
 output=$1
 shift
-sizes=(1000000 10000000) batches=(1 800 12800) repeats=3 faster=(--fp16) lists=IVF1024,SQfp16
+sizes=(1000000 10000000) batches=(1 800 12800) repeats=3 faster=(--fp16) lists=IVF1024,SQfp16 patience=1
 if [ -n "${REHEARSE:-}" ]; then
-  sizes=(3000 6000) batches=(1 60) repeats=1 faster=(--cpu) lists=IVF16,SQfp16
+  sizes=(3000 6000) batches=(1 60) repeats=1 faster=(--cpu) lists=IVF16,SQfp16 patience=10
 elif ! python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null; then
   echo "gpu_check.sh needs a GPU that torch can use, and here is none: run it where there is one, with torch for CUDA" >&2
   exit 1
@@ -29,7 +29,7 @@ stage() { # SECONDS NAME COMMAND...
   local limit=$1 name=$2
   shift 2
   echo "== $name" >&2
-  timeout "$limit" "$@" || { echo "== $name failed: exit code $?" >&2; failed="$failed $name"; }
+  timeout $((limit * patience)) "$@" || { echo "== $name failed: exit code $?" >&2; failed="$failed $name"; }
 }
 
 measure() { # SECONDS NAME OPTIONS OF BENCHMARK...
