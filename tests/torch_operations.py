@@ -38,7 +38,7 @@ class NoRoundTrip(TorchDispatchMode):
 
 
 class Traced(NoRoundTrip):
-    """Notes each operation with the shapes and types of what it takes and gives: what a CUDA graph would replay."""
+    """Notes each operation, with shapes and types of what it takes and gives: what a CUDA graph replays."""
 
     def __init__(self) -> None:
         super().__init__()

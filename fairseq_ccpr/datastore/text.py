@@ -265,7 +265,7 @@ class Counts:
 
 
 def _signed(counts: Tensor) -> Tensor:
-    """Give uint32, which few operations of a GPU take, another type: int32, the same bytes, where no count is too large."""
+    """Give uint32, which few operations of a GPU take, another type: int32 where no count is too large."""
     if counts.dtype != torch.uint32:
         return counts
     narrow = counts.view(torch.int32)
@@ -338,9 +338,9 @@ class TextDatastore(OpenedPart[TextSection]):
         """
         if device.type != "cpu" and self.counted_bytes > (left := room(device)):
             raise ConfigurationError(
-                f"the text of {self.directory} takes {self.counted_bytes / 1e9:,.3g} GB of the GPU, which has "
-                f"{max(0, left) / 1e9:,.3g} GB for datastores: leave it out of --datastore, build it of less text, or "
-                "give --cpu"
+                f"the text of {self.directory} takes {self.counted_bytes / 1e9:,.3g} GB of the GPU, which "
+                f"has {max(0, left) / 1e9:,.3g} GB for datastores: leave it out of --datastore, build it of "
+                "less text, or give --cpu"
             )
         section, arrays = self.section, self.arrays
         contexts, prefixes, following, grams, counts = (as_tensor(arrays[name]) for name in LOOKED_UP)

@@ -30,7 +30,7 @@ def machine_name(device: torch.device) -> str:
 
 
 def describe_run(device: torch.device) -> dict[str, str]:
-    """Describe how figures were measured: the device, versions, the commit, the command line, and the time."""
+    """Describe how figures were measured: device, versions, commit, command line, and time."""
     git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--exclude=*"]
     commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout if which("git") else ""
     command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])

@@ -94,7 +94,7 @@ class ExactIndex(Index):
         return scores, ids
 
     def _near_by_tiles(self, queries: Tensor, count: int) -> Tensor:
-        """Select the keys of the largest products with queries [H, d] on a CPU, int64 [H, count], ascending."""
+        """Select the keys of the largest products with queries [H, d] on a CPU: int64 [H, count], in order."""
         numbers = TILE_NUMBERS if self._single.dtype == torch.float32 else CACHE_NUMBERS
         rows = max(RUN, numbers // max(self.dimension, len(queries)) // RUN * RUN)
         products, ids = queries.new_empty(len(queries), 0), queries.new_empty(len(queries), 0).long()
@@ -115,7 +115,7 @@ class ExactIndex(Index):
         """Select the same on a GPU, where few operations count, as the host has to launch each.
 
         1. Of the products, tile by tile, only the largest of each run of keys is kept.
-        2. The best are in the runs whose largest are the best, of equal ones the first, or after the last run.
+        2. The best are in the runs whose largest are the best, of equal ones the first, or after all runs.
         3. Of these, products are looked up, or computed again where there was more than one tile.
         """
         whole, peaks = self.size // RUN * RUN, []
@@ -169,13 +169,14 @@ def _best(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
 def rounded(queries: Tensor, keys: Tensor) -> Tensor:
     """Round queries, fp32, to keys where those are halves, as Tensor cores multiply halves exactly.
 
-    That costs no neighbour that SPARE keys do not make up for; keys in fp32 would be read and written five times over.
+    That costs no neighbour that SPARE keys do not make up for; keys in fp32 would be read and written five
+    times over.
     """
     return queries.clamp(-LARGEST_HALF, LARGEST_HALF).to(keys.dtype) if keys.dtype in HALVES else queries
 
 
 def products(queries: Tensor, keys: Tensor) -> Tensor:
-    """Multiply queries [H, d] with keys [N, d] of one dtype, or batches of both: fp32 [H, N]; halves only on a GPU."""
+    """Multiply queries [H, d] with keys [N, d], or batches of both: fp32 [H, N]; halves on a GPU alone."""
     multiply, transposed = (torch.mm if keys.dim() == 2 else torch.bmm), keys.transpose(-1, -2)
     if keys.dtype in HALVES:
         return multiply(queries, transposed, out_dtype=torch.float32)
@@ -200,10 +201,11 @@ def scores_of(keys: Tensor, queries: Tensor, ids: Tensor, metric: str) -> Tensor
 
 
 def first_largest(scores: Tensor, k: int) -> Tensor:
-    """Find the k largest of each row, [H, n], largest first and of equal ones the first: places, int64 [H, k].
+    """Find the places of the k largest of each row, [H, n], of equal ones the first: int64 [H, k], in order.
 
-    What is not a number, or infinite, may come anywhere. fp64 has 29 bits more than fp32: a score less its place times
-    2^-52 of itself, and of next to nothing where it is 0, stays between those that it was between, for 2^27 places.
+    What is not a number, or infinite, may come anywhere. fp64 has 29 bits more than fp32: a score less its
+    place times 2^-52 of itself, and of next to nothing where it is 0, stays between those that it was
+    between, for 2^27 places.
     """
     places = torch.arange(1, scores.size(1) + 1, dtype=torch.float64, device=scores.device)
     order = torch.sub(scores, places, alpha=1e-300)

@@ -50,8 +50,8 @@ def open_for_device(
     """Open the index that a manifest describes, where it will be searched; `rebuild` makes another.
 
     On a GPU, exact search over the keys stands in for an index that FAISS has for the CPU only, and for FAISS
-    where it is not installed, unless the keys are too large for the GPU, or in a database. An H200's
-    bandwidth is ten million keys of width 128 in 0.7 ms, and FAISS's indexes for GPUs that find as much are as large.
+    where it is not installed, unless the keys are too large for the GPU, or in a database. An H200 can
+    read ten million keys of width 128 in 0.7 ms, and FAISS's indexes for GPUs that find as much are as large.
     """
     if device.type == "cpu":
         index = open_index(description, keys, folder)

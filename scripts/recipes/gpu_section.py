@@ -2,8 +2,8 @@
 
 python scripts/recipes/gpu_section.py OUTPUT
 
-OUTPUT/gpu.json gets search.json, exact.json, sentences.json and faiss.json, as far as they are there, and OUTPUT/gpu.md
-the section, with the device, versions, the date and the commit. Figures of several commits or devices are refused.
+OUTPUT/gpu.json gets search.json, exact.json, sentences.json and faiss.json, as far as they are there, and
+OUTPUT/gpu.md the section, with device, versions, date and commit. Figures of several commits or devices are refused.
 """
 
 import json
@@ -36,7 +36,7 @@ def main() -> None:
 
 
 def searches(found: dict[str, Any]) -> str:
-    """Searches of k 8: a row for each width, number of keys and index, a column for each number of queries."""
+    """Searches of k 8: a row for each width, number of keys and index, a column for queries at once."""
     rows = [row for row in found["search"] if row["k"] == 8]
     queries = sorted({row["queries"] for row in rows})
     lines: dict[tuple[int, int, str], dict[int, Any]] = {}
@@ -61,7 +61,7 @@ def over_floor(row: dict[str, Any]) -> str:
 
 
 def decoding(found: dict[str, Any]) -> list[str]:
-    """A table for each load: speed, milliseconds of search, and operations a step, by system and by what is searched."""
+    """A table for each load: speed, milliseconds of search, and operations a step, of each system."""
     tables = []
     for batch in sorted({row["batch"] for way in WAYS if way in found for row in found[way]["decoding"]}):
         head = [

@@ -144,7 +144,7 @@ def within(
 def watching(
     watch: Callable[[], AbstractContextManager[Any]], steps: bool = True, search: bool | None = None
 ) -> Iterator[None]:
-    """Watch all that an ensemble does in its steps, with or without those of its models, and the search as them."""
+    """Watch all that an ensemble does in its steps, with or without its models', and the search like them."""
     telling = KeyCapture.telling
 
     def watched(capture: KeyCapture, listener: Callable[[], None]) -> AbstractContextManager[None]:
@@ -263,7 +263,7 @@ def test_trust_adds_few_operations_to_a_step() -> None:
 
 
 def traced_step(metric: str, trusting: bool, seed: int) -> list[object]:
-    """All that a step does besides its models, with a search in a GPU's form, for a model and hypotheses of this seed."""
+    """All that a step does besides its models, with a search in a GPU's form, by a model of this seed."""
     torch.manual_seed(seed)
     ensemble, traced = make_ensemble(metric, CPU, trusting=trusting), Traced()
     ensemble.find(TokenMemory).retriever.index.by_runs = True
@@ -280,7 +280,7 @@ def traced_step(metric: str, trusting: bool, seed: int) -> list[object]:
 @pytest.mark.parametrize("trusting", [False, True])
 @pytest.mark.parametrize("metric", ["l2", "ip"])
 def test_a_step_is_the_same_whatever_the_numbers_are(metric: str, trusting: bool) -> None:
-    """No shape, and no number of the host's, depends on what is found: for so many hypotheses a step could be replayed."""
+    """No shape and no number of the host's depends on what is found: a step could be replayed."""
     first, *others = (traced_step(metric, trusting, seed) for seed in range(3))
     assert len(first) > 100 and all(other == first for other in others)
 
@@ -303,7 +303,7 @@ def test_hypotheses_beyond_those_there_are_change_nothing(metric: str) -> None:
 @pytest.mark.parametrize("trusting", [False, True])
 @pytest.mark.parametrize("metric", ["l2", "ip"])
 def test_knowing_that_none_is_missing_changes_nothing(metric: str, trusting: bool) -> None:
-    """Where the store names the unknown token it is not known, and where it is smaller than k it is not so."""
+    """It is not known where the store names the unknown token, and not so where it is smaller than k."""
     ensemble = make_ensemble(metric, CPU, trusting=trusting)
     certain = list(two_steps(ensemble, CPU))
     with patch.object(TokenRetriever, "always_finds", lambda *_: False):

@@ -106,7 +106,8 @@ def test_guard_trust_and_interpolation_take_few_operations(
     alone = third_step(ensemble.with_memories([], None), sample)
     made, views = full.made - alone.made, full.views - alone.views
     print(
-        f"{kind}, likeness {likeness}: {made} operations and {views} views besides the model's {alone.made} and {alone.views}"
+        f"{kind}, likeness {likeness}: {made} operations and {views} views besides the model's "
+        f"{alone.made} and {alone.views}"
     )
     most = UNSURE if "may" in kind else MOST[gpu]
     assert most - 10 < made <= most + 6 * (likeness > 0)

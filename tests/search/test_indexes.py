@@ -147,7 +147,7 @@ def test_a_gpu_finds_near_duplicates_and_large_numbers(metric, tile, monkeypatch
 
 @pytest.mark.parametrize("metric", ["l2", "ip"])
 def test_a_search_of_a_gpu_has_few_operations_whatever_its_sizes(metric) -> None:
-    """Each is a kernel to launch: with more tiles, a product and a maximum for each, and by distance a difference."""
+    """Each further tile has a product and a maximum, and by distance a difference."""
 
     def operations(size: int, rows: int, k: int, tile: int) -> int:
         def one(queries: Tensor, keys: Tensor) -> Tensor:

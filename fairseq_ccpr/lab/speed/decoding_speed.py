@@ -88,9 +88,9 @@ class SpeedTest:
         return task.build_generator(self.models, self.cfg.generation)
 
     def resize(self, entries: int, choice: str) -> None:
-        """Give every system a token datastore of so many entries, made from its own; systems that share one still do.
+        """Give every system a token datastore of so many entries, made from its own; some may share one.
 
-        With `--tokens-sentences` they keep their own, whose size does not matter: all its keys are compared with none.
+        With `--tokens-sentences` they keep their own, whose size does not matter.
         """
         made: dict[Path, tuple[Index, Tensor, Tensor, str]] = {}
         for name, generator in self.generators.items():
@@ -196,7 +196,7 @@ class SpeedTest:
         return tokens / (time.perf_counter() - start)
 
     def _time_phases(self, name: str, samples: list[dict[str, Any]]) -> tuple[dict[str, float], float]:
-        """Time phases in milliseconds a step, and count a step's operations, the encoder's and the beam search's too."""
+        """Time phases, in milliseconds a step, and count operations, with those of encoder and beam search."""
         with PhaseTimer(self.device) as timer:
             start = time.perf_counter()
             self._decode(name, samples)
