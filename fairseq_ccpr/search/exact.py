@@ -129,8 +129,8 @@ class ExactIndex(Index):
             runs = (min(first + rows, whole) - first) // RUN
             peaks.append(scores[:, : runs * RUN].unflatten(1, (runs, RUN)).amax(dim=2))
         highest = peaks[0] if len(peaks) == 1 else torch.cat(peaks, dim=1)
-        runs = first_largest(highest, min(count, whole // RUN)).sort(dim=1).values.unsqueeze(2)
-        ids = torch.add(self._within_run, runs, alpha=RUN).flatten(1)
+        best = first_largest(highest, min(count, whole // RUN)).sort(dim=1).values
+        ids = torch.add(self._within_run, best.unsqueeze(2), alpha=RUN).flatten(1)
         near = scores.gather(1, ids) if len(peaks) == 1 else self._products_of(queries, ids)
         if whole < self.size:
             near = torch.cat([near, scores[:, whole - self.size :]], dim=1)

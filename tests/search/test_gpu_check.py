@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import subprocess
 import sys
 from types import ModuleType
@@ -69,3 +70,44 @@ def test_rows_are_those_of_the_benchmark(recipe, monkeypatch) -> None:
         ["| 16", "500", "exact, l2", "5"],
         ["| 16", "500", "IVF4,SQfp16, l2", "5"],
     ]
+
+
+def test_the_section_is_of_one_run_alone(tmp_path) -> None:
+    def write(name: str, commit: str, **rows: object) -> None:
+        machine = {
+            "device": "a GPU",
+            "commit": commit,
+            "torch": "2",
+            "fairseq-ccpr": "0",
+            "date": "2026-11-28T20:13",
+        }
+        (tmp_path / f"{name}.json").write_text(json.dumps({"machine": machine, **rows}), encoding="utf-8")
+
+    row = {"dimension": 16, "keys": 1000, "index": "exact, ip", "k": 8, "milliseconds": 2.0, "floor": 0.5}
+    write("search", "a", search=[{**row, "queries": count} for count in (5, 9)])
+    decoded = {
+        "batch": 800,
+        "tokens_per_second": 7.0,
+        "speed": 0.5,
+        "speed_equipped": 0.4,
+        "operations": 99.4,
+    }
+    alone = {"system": "text", "entries": 0, "parts": {}}
+    tokens = {"system": "clknn", "entries": 1000, "parts": {"search": 1.25}}
+    write("exact", "a", decoding=[decoded | alone, decoded | tokens, decoded | alone])
+    write("faiss", "a", decoding=[decoded | alone, decoded | tokens])
+    words = [sys.executable, str(RECIPES / "gpu_section.py"), str(tmp_path)]
+    page = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    assert "Of one run, 2026-11-28: device a GPU, commit a," in page
+    assert "| 1,000 | 16 | exact, ip | 2.00 | 2.00 | 4.0 |" in page
+    assert page.count("| text |  |  | 7 | 50% | 40% | 0.00 | 99 |") == 1  # of one size as of another
+    for searched in ("exactly", "by FAISS"):
+        assert f"| clknn | 1,000 | {searched} | 7 | 50% | 40% | 1.25 | 99 |" in page
+    assert json.loads((tmp_path / "gpu.json").read_text(encoding="utf-8")).keys() == {
+        "search",
+        "exact",
+        "faiss",
+    }
+    write("faiss", "b", decoding=[])
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and "figures of 2 devices, versions or commits" in done.stderr
