@@ -534,9 +534,7 @@ class RetrievalTask(FairseqTask):
             device,
             self.settings[StoreSettings],
         )
-        candidates = PhraseCandidates(
-            retriever, self._decoder_subwords, self.source_dictionary, settings.reach
-        )
+        candidates = PhraseCandidates(retriever, self._decoder_subwords, self.source_dictionary)
         votes = PhraseVotes()
         votes.load_state_dict(self.trained.get(PhraseMemory.name, votes.state_dict()))
         return PhraseMemory(candidates, settings, votes.requires_grad_(False).to(device), device)

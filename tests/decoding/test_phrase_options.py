@@ -138,7 +138,6 @@ def test_what_does_not_fit_is_refused(
     refused(generate(*phrases, "--phrases-encoder", tmp_path / "none.pt"), "none.pt")
     refused(generate(*phrases, "--phrases-k", 0), "--phrases-k is 0")
     refused(generate(*phrases, "--phrases-lambda", 2), "--phrases-lambda is 2")
-    refused(generate(*phrases, "--phrases-reach", -1), "--phrases-reach is -1")
     refused(generate(*phrases, "--retrieval-lambda-max", 1), "--retrieval-lambda-max is 1")
     other = other_encoder(ccpr, tmp_path / "other")
     refused(
