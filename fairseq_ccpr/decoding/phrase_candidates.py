@@ -20,7 +20,7 @@ import numpy as np
 from torch import Tensor
 
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
-from fairseq_ccpr.datastore.written_subwords import open_or_write
+from fairseq_ccpr.datastore.written_subwords import WrittenSubwords, open_or_write
 from fairseq_ccpr.decoding.learned_memory import LearnedPhrases
 from fairseq_ccpr.decoding.phrase_retriever import PhraseRetriever, QueryPhrase, RetrievedEntries
 from fairseq_ccpr.decoding.phrase_votes import MAX_SUBWORDS, NO_TOKEN, Candidates, PhraseTable
@@ -143,11 +143,15 @@ class PhraseCandidates(CandidateSource):
         self._checked = True
 
     @cached_property
+    def written(self) -> WrittenSubwords | None:
+        """The datastore's phrases in the model's subwords, on disk; None where that is impossible."""
+        model = self.subwords.model
+        return open_or_write(self.retriever.datastore, self.subwords, model) if model is not None else None
+
+    @cached_property
     def _cut_stored(self) -> CutEntries:
-        datastore, model = self.retriever.datastore, self.subwords.model
-        written = open_or_write(datastore, self.subwords, model) if model is not None else None
-        if written is None:
-            return split_entries(datastore, self.subwords)
+        if (written := self.written) is None:
+            return split_entries(self.retriever.datastore, self.subwords)
         return lambda entries: (written.tokens, written.cuts(entries))
 
     def start(
