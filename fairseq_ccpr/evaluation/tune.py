@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from fairseq_ccpr.datastore.tuned import Parts
@@ -29,7 +28,7 @@ from fairseq_ccpr.evaluation.grids import (
     with_settings,
 )
 from fairseq_ccpr.evaluation.rescoring import CPU, tune_rescoring
-from fairseq_ccpr.evaluation.test_set import BASE, Decodings, OtherText, TranslationScores, batches, decode
+from fairseq_ccpr.evaluation.test_set import BASE, OtherText, TranslationScores, batches, decode
 from fairseq_ccpr.evaluation.training import WeighedText, train_trust, train_votes, worths
 from fairseq_ccpr.inference.system import System
 from fairseq_ccpr.settings import as_options, automatic_values
@@ -86,32 +85,22 @@ class Trial:
     # by name of the system, including the base
     scores: dict[str, TranslationScores] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
-    text: np.ndarray | None = None  # see `copying.text_of`
     copied: dict[str, float] = field(
         default_factory=dict
     )  # see `copying.copied`; also that of the references
 
     def decode(self, tried: list[Candidate]) -> None:
         """Decode with each candidate and the model alone, in turns."""
-        decodings = _decode(self.system, tried, self.sample)
-        self.seconds = {name: one.seconds for name, one in decodings.systems.items()}
-        self._score(decodings)
-
-    def _score(self, decodings: Decodings) -> None:
-        self.scores |= {name: decodings.scores(name) for name in decodings.systems}
-        if self.text is not None:
-            systems = {name: list(one.ids.values()) for name, one in decodings.systems.items()}
-            systems[REFERENCES] = list(decodings.reference_ids.values())
-            self.copied |= copied(systems, self.text)
+        self.scores, self.seconds, self.copied = _decode(self.system, tried, self.sample)
 
     def decode_another(self, candidate: Candidate, other: Candidate, timed: bool) -> None:
         """Decode with other settings of a candidate's memories; they take as long unless they are `timed`."""
-        decodings, took = _decode(self.system, [other], self.sample, base=timed), self.seconds[candidate.name]
+        scores, seconds, shares = _decode(self.system, [other], self.sample, base=timed)
+        self.scores[other.name], took = scores[other.name], self.seconds[candidate.name]
         if timed:
-            base = decodings.systems.pop(BASE)
-            took = decodings.systems[other.name].seconds * self.seconds[BASE] / base.seconds
+            took = seconds[other.name] * self.seconds[BASE] / seconds[BASE]
         self.seconds[other.name] = took
-        self._score(decodings)
+        self.copied |= shares
 
     def deciding(self, candidate: Candidate) -> float:
         """Return the score of a candidate, see `TranslationScores.deciding`."""
@@ -343,8 +332,7 @@ def tune(system: System, also: list[OtherText], trusting: bool, count: int, pref
     system.task.load_dataset(subset)
     samples = list(batches(system.cfg, system.task, system.models, at_least=BATCHES))
     texts = {subset: samples, **{one.name: one.samples(system) for one in also}}
-    trial = Trial(system, samples[::SAMPLED], prefer, text=text_of(system.task.parts, system.ensemble))
-    tuning = Tuning(trial, texts, trusting, count, system.ensemble)
+    tuning = Tuning(Trial(system, samples[::SAMPLED], prefer), texts, trusting, count, system.ensemble)
     candidates = [Candidate(system.ensemble)]
     for step in (tuning.rescore, tuning.ask, tuning.score, tuning.train, tuning.decode, tuning.vary):
         candidates = step(candidates)
@@ -424,10 +412,18 @@ def options_of(ensemble: RetrievalEnsemble) -> str:
     return " ".join(filter(None, [*options, as_options(ensemble.mixture.settings)]))
 
 
-def _decode(system: System, tried: list[Candidate], samples: list[Any], base: bool = True) -> Decodings:
-    """Decode with each candidate in turns, and with the base."""
+def _decode(
+    system: System, tried: list[Candidate], samples: list[Any], base: bool = True
+) -> tuple[dict[str, TranslationScores], dict[str, float], dict[str, float]]:
+    """Decode with each candidate in turns, and with the base; returns scores, seconds and `copied` by name."""
     generators = {BASE: system.generator(retrieve=False)} if base else {}
     for candidate in tried:
         generators[candidate.name] = system.generator(retrieve=False)
         system.task.equip(generators[candidate.name], candidate.ensemble)
-    return decode(system.cfg, system.task, system.models, generators, samples)
+    decodings = decode(system.cfg, system.task, system.models, generators, samples)
+    scores = {name: decodings.scores(name) for name in generators}
+    outputs = {name: [*one.ids.values()] for name, one in decodings.systems.items()}
+    outputs[REFERENCES] = [*decodings.reference_ids.values()]
+    text = text_of(system.task.parts, system.ensemble)
+    shares = copied(outputs, text) if text is not None else {}
+    return scores, {name: one.seconds for name, one in decodings.systems.items()}, shares

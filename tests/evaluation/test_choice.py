@@ -9,7 +9,7 @@ import pytest
 
 from fairseq_ccpr.evaluation import tune
 from fairseq_ccpr.evaluation.grids import TextWorth, Worth
-from fairseq_ccpr.evaluation.test_set import Decodings, SystemOutput, TranslationScores
+from fairseq_ccpr.evaluation.test_set import TranslationScores
 from fairseq_ccpr.evaluation.tune import FAITHFUL, QUALITY, REFERENCES, SPEED, Trial
 
 
@@ -61,15 +61,15 @@ def test_more_neighbours_must_gain(many: float, few: float, trust: bool, chosen:
 
 
 def test_leaving_the_text_out_is_timed_and_other_weights_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    def decoded(system: Any, tried: list[Any], samples: Any, base: bool) -> Decodings:
-        seconds = {one.name: 6.0 for one in tried} | ({"base": 4.0} if base else {})
-        systems = {name: SystemOutput({0: "a b c d"}, seconds=took) for name, took in seconds.items()}
-        return Decodings(systems, references={0: "a b c d"})
+    def decoded(system: Any, tried: list[Any], samples: Any, base: bool) -> Any:
+        names = [one.name for one in tried] + ["base"] * base
+        scores = dict.fromkeys(names, TranslationScores(29.9, 0.0, "", ""))
+        return scores, {"base": 4.0} | dict.fromkeys(names[:1], 6.0), {}
 
     monkeypatch.setattr(tune, "_decode", decoded)
     whole, half, none = map(candidate, ("whole", "half", "none"))
     scores = {
-        name: TranslationScores(value, 0.0, "", "") for name, value in {"base": 20.0, "whole": 100.0}.items()
+        name: TranslationScores(value, 0.0, "", "") for name, value in {"base": 20.0, "whole": 30.0}.items()
     }
     took = {"base": 2.0, "whole": 3.5}  # of another decoding, on a machine that was less busy
     decoded_before = trial(SPEED, scores, took)
