@@ -18,7 +18,7 @@ from fairseq_ccpr.datastore.preprocessing import remember, remembered
 from fairseq_ccpr.datastore.tuned import trust_path, write_tuned
 from fairseq_ccpr.errors import ConfigurationError, installing
 from fairseq_ccpr.evaluation import tune as tuning
-from fairseq_ccpr.evaluation.copying import RUN
+from fairseq_ccpr.evaluation.copying import STRETCH
 from fairseq_ccpr.evaluation.explain import explain_subset
 from fairseq_ccpr.evaluation.test_set import BASE, RETRIEVAL, OtherText, compare_decoding, other_texts
 from fairseq_ccpr.evaluation.tune import table
@@ -83,8 +83,8 @@ def tune(
     decode: int = count_option(8, "how many settings to decode with (--combiner fixed)"),
     prefer: str = option(
         tuning.QUALITY,
-        "choose the best by BLEU or chrF; or what copies least from the text, of those with at least half of its gain; or "
-        f"the fastest of those at most {tuning.LEVEL:g} below it",
+        "choose the best by BLEU or chrF; what copies least from the text, of those with at least half of its "
+        f"gain; or the fastest of those at most {tuning.LEVEL:g} below it",
         choices=(tuning.QUALITY, tuning.FAITHFUL, tuning.SPEED),
     ),
 ) -> int:
@@ -150,7 +150,7 @@ def _print_what_was_tried(tuned: tuning.Tuned, subset: str) -> None:
         print(f"{scores.deciding:7.2f} {tuned.speeds[name]:5.0%} {said} {name}")
     if trial.copied:
         print(
-            f"copied: of the subwords, in runs of {RUN} and more that the text has; of the references "
+            f"copied: of the subwords, in runs of {STRETCH} and more that the text has; of the references "
             f"{trial.copied[tuning.REFERENCES]:.1%}"
         )
     described = base.bleu_signature if base.metric == "BLEU" else base.chrf_signature

@@ -13,17 +13,19 @@ from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
 from fairseq_ccpr.decoding.phrase_candidates import PhraseCandidates
 from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
 
-RUN = 7  # subwords, some five words
+STRETCH = 7  # subwords, some five words
 BLOCK = 1 << 20  # subwords of the text at a time
 # Odd, so that the sum of id times multiplier modulo 2^64 hashes a run.
-_MULTIPLIERS = np.random.default_rng(1).integers(0, 2**63, RUN, dtype=np.uint64) * np.uint64(2) + np.uint64(1)
+_MULTIPLIERS = np.random.default_rng(1).integers(0, 2**63, STRETCH, dtype=np.uint64) * np.uint64(
+    2
+) + np.uint64(1)
 
 
-def text_of(parts: Parts, ensemble: RetrievalEnsemble) -> np.ndarray | None:
+def subwords_of_text(parts: Parts, ensemble: RetrievalEnsemble | None) -> np.ndarray | None:
     """Return the subwords of a datastore's target-language text, [T]; None if it has none in them."""
     if isinstance(text := parts.get("text"), TextDatastore):
         return text.tokens
-    phrases = ensemble.find(PhraseMemory)
+    phrases = ensemble.find(PhraseMemory) if ensemble is not None else None
     if phrases is None or not isinstance(phrases.candidates, PhraseCandidates):
         return None
     written = phrases.candidates.written
@@ -31,7 +33,7 @@ def text_of(parts: Parts, ensemble: RetrievalEnsemble) -> np.ndarray | None:
 
 
 def copied(systems: Mapping[str, Sequence[np.ndarray]], text: np.ndarray) -> dict[str, float]:
-    """Compute the share of subwords, 0 to 1, that stand in runs of `RUN` and more that the text has.
+    """Compute the share of subwords, 0 to 1, that stand in runs of `STRETCH` and more that the text has.
 
     Args:
         systems: translations as ids, each int64 [n].
@@ -50,20 +52,20 @@ def copied(systems: Mapping[str, Sequence[np.ndarray]], text: np.ndarray) -> dic
 
 def _blocks(text: np.ndarray) -> Iterator[np.ndarray]:
     for start in range(0, len(text), BLOCK):
-        yield np.unique(_runs(text[start : start + BLOCK + RUN - 1]))
+        yield np.unique(_runs(text[start : start + BLOCK + STRETCH - 1]))
 
 
 def _runs(ids: np.ndarray) -> np.ndarray:
-    """Hash all runs of n subwords, uint64 [n - RUN + 1]."""
-    if len(ids) < RUN:
+    """Hash all runs of n subwords, uint64 [n - STRETCH + 1]."""
+    if len(ids) < STRETCH:
         return np.zeros(0, np.uint64)
-    hashes: np.ndarray = sliding_window_view(np.asarray(ids).astype(np.uint64), RUN) @ _MULTIPLIERS
+    hashes: np.ndarray = sliding_window_view(np.asarray(ids).astype(np.uint64), STRETCH) @ _MULTIPLIERS
     return hashes
 
 
 def _share(translations: Sequence[np.ndarray], runs: Sequence[np.ndarray], known: np.ndarray) -> float:
     copied = sum(
-        int(np.convolve(np.isin(one, known), np.ones(RUN, int)).astype(bool).sum())
+        int(np.convolve(np.isin(one, known), np.ones(STRETCH, int)).astype(bool).sum())
         for one in runs
         if len(one)
     )

@@ -15,7 +15,7 @@ from fairseq_ccpr.decoding.memory import Memory, Variant
 from fairseq_ccpr.decoding.token_memory import TokenMemory
 from fairseq_ccpr.decoding.trust import LearnedTrust, Trust, TrustDescription, save_trust
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.evaluation.copying import copied, text_of
+from fairseq_ccpr.evaluation.copying import copied, subwords_of_text
 from fairseq_ccpr.evaluation.fit import SEED
 from fairseq_ccpr.evaluation.grids import (
     HELD_OUT_TOKENS,
@@ -415,7 +415,7 @@ def options_of(ensemble: RetrievalEnsemble) -> str:
 def _decode(
     system: System, tried: list[Candidate], samples: list[Any], base: bool = True
 ) -> tuple[dict[str, TranslationScores], dict[str, float], dict[str, float]]:
-    """Decode with each candidate in turns, and with the base; returns scores, seconds and `copied` by name."""
+    """Decode with each candidate, and with the base, in turns; returns scores, seconds, `copied` by name."""
     generators = {BASE: system.generator(retrieve=False)} if base else {}
     for candidate in tried:
         generators[candidate.name] = system.generator(retrieve=False)
@@ -424,6 +424,6 @@ def _decode(
     scores = {name: decodings.scores(name) for name in generators}
     outputs = {name: [*one.ids.values()] for name, one in decodings.systems.items()}
     outputs[REFERENCES] = [*decodings.reference_ids.values()]
-    text = text_of(system.task.parts, system.ensemble)
+    text = subwords_of_text(system.task.parts, system.ensemble)
     shares = copied(outputs, text) if text is not None else {}
     return scores, {name: one.seconds for name, one in decodings.systems.items()}, shares

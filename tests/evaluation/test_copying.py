@@ -8,20 +8,20 @@ import numpy as np
 import pytest
 
 from fairseq_ccpr.evaluation import copying
-from fairseq_ccpr.evaluation.copying import RUN, copied
+from fairseq_ccpr.evaluation.copying import STRETCH, copied
 
 
 def plain(translations: list[np.ndarray], text: list[int]) -> float:
-    known = {tuple(text[at : at + RUN]) for at in range(len(text) - RUN + 1)}
+    known = {tuple(text[at : at + STRETCH]) for at in range(len(text) - STRETCH + 1)}
     marked = 0
     for one in translations:
         ids = one.tolist()
         marked += len(
             {
                 i
-                for at in range(len(ids) - RUN + 1)
-                if tuple(ids[at : at + RUN]) in known
-                for i in range(at, at + RUN)
+                for at in range(len(ids) - STRETCH + 1)
+                if tuple(ids[at : at + STRETCH]) in known
+                for i in range(at, at + STRETCH)
             }
         )
     return marked / max(1, sum(map(len, translations)))
@@ -33,7 +33,7 @@ def test_the_share_is_that_of_a_plain_count(block: int, rng: np.random.Generator
     systems = {
         "random": [rng.integers(4, 9, n) for n in (0, 3, 40, 200)],
         "half": [np.concatenate([rng.integers(4, 9, 20), text[at : at + 30]]) for at in (0, 100, 370)],
-        "whole": [text[60:90], text[:RUN]],
+        "whole": [text[60:90], text[:STRETCH]],
         "nothing": [],
     }
     with patch.object(copying, "BLOCK", block):
