@@ -108,7 +108,7 @@ def test_other_models_and_languages_are_refused(world: World, tmp_path: Path) ->
             )
             for name, value in (
                 ("tokens_k", 3),
-                ("phrases_reach", 1),
+                ("phrases_k", 1),
                 ("text_alpha", 0.2),
                 ("text_beta", 1),
                 ("store_timeout", 3),

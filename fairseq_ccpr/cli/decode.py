@@ -18,6 +18,7 @@ from fairseq_ccpr.datastore.preprocessing import remember, remembered
 from fairseq_ccpr.datastore.tuned import trust_path, write_tuned
 from fairseq_ccpr.errors import ConfigurationError, installing
 from fairseq_ccpr.evaluation import tune as tuning
+from fairseq_ccpr.evaluation.copying import STRETCH
 from fairseq_ccpr.evaluation.explain import explain_subset
 from fairseq_ccpr.evaluation.test_set import BASE, RETRIEVAL, OtherText, compare_decoding, other_texts
 from fairseq_ccpr.evaluation.tune import table
@@ -54,13 +55,13 @@ learned with the best temperature, for 8 and for 32 neighbours, and starts from 
 BLEU. A third of the held-out pairs is then decoded with each candidate and with the model alone. If none beats the
 model, the weights of tokens, phrases and text are set to 0. Trust in tokens and phrases together takes the number of
 neighbours that was tuned for the tokens alone, or else 32. Where the tokens alone are better, the weight of phrases
-becomes 0. A bound on their votes (--phrases-consent 3) is tried unless one is given, and kept unless it costs more
-than 0.3 BLEU or chrF. --output FILE writes the options there instead, for $(cat FILE), and trust to FILE.trust.
+becomes 0. Half their weight and a bound on their votes (--phrases-consent 3, unless one is given) are tried, and kept
+where they are better. --output FILE writes the options there instead, for $(cat FILE), and trust to FILE.trust.
 
 For an adapter's keys the grid has both a fixed lambda and lambda*; --tokens-confidence or --no-tokens-confidence
 restricts it to one of them, --tokens-k, --tokens-temperature and --tokens-likeness to one value. These are not tuned,
 and are stored as given: --tokens-sentences, --tokens-lambda-star, --tokens-min-similarity, --tokens-lambda-max,
---tokens-guard, --phrases-k, --phrases-min-similarity, --phrases-threshold, --phrases-segmentation, --phrases-reach,
+--tokens-guard, --phrases-k, --phrases-min-similarity, --phrases-threshold, --phrases-segmentation,
 --retrieval-lambda-max.
 """,
     shown=SHOWN - {"--trust", "--glossary", "--untuned", "--nbest", "--replace-unk"},
@@ -82,8 +83,9 @@ def tune(
     decode: int = count_option(8, "how many settings to decode with (--combiner fixed)"),
     prefer: str = option(
         tuning.QUALITY,
-        f"choose the best by BLEU or chrF, or the fastest of those at most {tuning.LEVEL:g} below it",
-        choices=(tuning.QUALITY, tuning.SPEED),
+        "choose the best by BLEU or chrF; what copies least from the text, of those with at least half of its "
+        f"gain; or the fastest of those at most {tuning.LEVEL:g} below it",
+        choices=(tuning.QUALITY, tuning.FAITHFUL, tuning.SPEED),
     ),
 ) -> int:
     check_folders(output=output)
@@ -141,10 +143,16 @@ def _print_what_was_tried(tuned: tuning.Tuned, subset: str) -> None:
     print("\n".join(table(tuned.texts)))
     trial = tuned.trial
     base = trial.scores[BASE]
-    print(f"   {base.metric} speed")
+    print(f"   {base.metric} speed{' copied' if trial.copied else ''}")
     ranked = sorted(trial.scores.items(), key=lambda item: -item[1].deciding)
     for name, scores in ranked:
-        print(f"{scores.deciding:7.2f} {tuned.speeds[name]:5.0%}  {name}")
+        said = f"{trial.copied[name]:6.1%} " if trial.copied else ""
+        print(f"{scores.deciding:7.2f} {tuned.speeds[name]:5.0%} {said} {name}")
+    if trial.copied:
+        print(
+            f"copied: of the subwords, in runs of {STRETCH} and more that the text has; of the references "
+            f"{trial.copied[tuning.REFERENCES]:.1%}"
+        )
     described = base.bleu_signature if base.metric == "BLEU" else base.chrf_signature
     sentences = sum(len(one["id"]) for one in trial.sample)
     print(f"{base.metric} {described}, of {sentences:,} sentences, a third of {subset}")
@@ -154,10 +162,8 @@ def _print_what_was_tried(tuned: tuning.Tuned, subset: str) -> None:
             f"{sentences:,} sentences are few: differences of {chance:.0f} {base.metric} or less may be chance"
         )
     if tuned.helps and tuned.best.name != ranked[0][0]:
-        print(
-            f"chosen: {tuned.best.name}, at most {tuning.LEVEL:g} below the best: for speed, or for the bound on phrases, "
-            "without which translations say more that the source does not"
-        )
+        why = "copies less" if trial.prefer == tuning.FAITHFUL else "is faster"
+        print(f"chosen: {tuned.best.name}, which {why} than the best")
     print(f"retrieval {tuned.best.ensemble.signature()}")
     decoded = len(trial.scores) - 1
     print(

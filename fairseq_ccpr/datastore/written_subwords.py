@@ -4,7 +4,7 @@ A folder `subwords-XXXXXXXX` alongside the parts, named by a digest of what it w
 
     tokens.npy       uint16 or int32 [T]   the ids of all sentences' subwords, sentence after sentence
     first.npy        int64 [N]             of each phrase its first subword
-    counts.npy       uint8 [N, 2]          how many subwords it has, 0 where the decoder cannot write it, and how many follow
+    counts.npy       uint8 [N]             how many subwords it has; 0 where the decoder cannot write it
     subwords.json                          what it was made from, size and checksum of each file
 
 It can be deleted at any time: it is made again when it is missing.
@@ -39,7 +39,7 @@ from fairseq_ccpr.storage.fingerprint import of_strings
 from fairseq_ccpr.text.decoder_subwords import Cuts, DecoderSubwords, SplitSentences, as_rows, cut_phrases
 from fairseq_ccpr.timing import progress_bar
 
-SUBWORDS_VERSION = 1  # 1 more whenever phrases are cut otherwise
+SUBWORDS_VERSION = 2  # 1 more whenever phrases are cut otherwise
 SUBWORD_IDS, FIRST, COUNTS = "tokens", "first", "counts"
 DESCRIPTION = "subwords.json"
 SUBWORDS_LOCK = "subwords.lock"  # held by who is making them
@@ -55,11 +55,11 @@ class WrittenSubwords:
 
     tokens: np.ndarray  # uint16 or int32 [T]
     first: np.ndarray  # int64 [N]
-    counts: np.ndarray  # uint8 [N, 2]
+    counts: np.ndarray  # uint8 [N]
 
     def cuts(self, entries: np.ndarray) -> Cuts:
         """Locate the phrases of entries, int64 [R], among `tokens`."""
-        return Cuts(self.first[entries], *self.counts[entries].T.astype(np.int64))
+        return Cuts(self.first[entries], self.counts[entries].astype(np.int64))
 
 
 def open_or_write(
@@ -109,7 +109,7 @@ def _open(
                 folder / f"{SUBWORD_IDS}.npy", (described["tokens"],), token_type(len(subwords.dictionary))
             ),
             open_array(folder / f"{FIRST}.npy", (size,), "int64"),
-            open_array(folder / f"{COUNTS}.npy", (size, 2), "uint8"),
+            open_array(folder / f"{COUNTS}.npy", (size,), "uint8"),
         )
     except (DatastoreError, ValueError, KeyError) as error:
         logger.warning("%s is damaged and is made again: %s", folder, error)
@@ -124,7 +124,7 @@ def _write(folder: Path, made_from: str, datastore: PhraseDatastore, subwords: D
     with scratch_directory(folder) as partial:
         count, unknown = _split_sentences(partial, datastore, subwords)
         subwords.check_known(count, unknown)
-        check_space(partial, section.size * 10)
+        check_space(partial, section.size * 9)
         _cut_entries(partial, datastore, subwords)
         names = [f"{name}.npy" for name in (SUBWORD_IDS, FIRST, COUNTS)]
         for path in partial.iterdir():
@@ -182,7 +182,7 @@ def _cut_entries(partial: Path, datastore: PhraseDatastore, subwords: DecoderSub
         for name in ("bounds", SUBWORD_IDS, "starts", "ends")
     )
     first = GrowingArray(partial / f"{FIRST}.npy", (), "int64")
-    counts = GrowingArray(partial / f"{COUNTS}.npy", (2,), "uint8")
+    counts = GrowingArray(partial / f"{COUNTS}.npy", (), "uint8")
     for start in range(0, datastore.section.size, ROWS_PER_BLOCK):
         spans = datastore.spans[start : start + ROWS_PER_BLOCK].astype(np.int64)
         numbers, spans[:, 0] = np.unique(spans[:, 0], return_inverse=True)
@@ -195,6 +195,6 @@ def _cut_entries(partial: Path, datastore: PhraseDatastore, subwords: DecoderSub
         first.append(
             np.where(kept > 0, rows[np.minimum(cuts.first, len(rows) - 1)], 0) if len(rows) else kept
         )
-        counts.append(np.stack([kept, np.minimum(cuts.following, MOST_COUNTED)], axis=1))
+        counts.append(kept)
     first.close()
     counts.close()

@@ -23,7 +23,7 @@ from fairseq_ccpr.decoding.memory import Begun, Memory, MemoryBatch, Snapshot, S
 from fairseq_ccpr.decoding.options import PhraseSettings
 from fairseq_ccpr.decoding.phrase_candidates import Candidates, CandidateSource, SentencePhrases
 from fairseq_ccpr.decoding.phrase_memory import PhraseBatch, PhraseMemory
-from fairseq_ccpr.decoding.phrase_votes import MAX_SUBWORDS, WRITTEN, Consent, PhraseVotes, Proposals
+from fairseq_ccpr.decoding.phrase_votes import MAX_SUBWORDS, Consent, PhraseVotes, Proposals
 from fairseq_ccpr.settings import signature
 from fairseq_ccpr.storage.fingerprint import of_file, short
 from fairseq_ccpr.text.decoder_subwords import DecoderSubwords
@@ -49,8 +49,8 @@ class GlossaryVotes(PhraseVotes):
 
     def __init__(self) -> None:
         super().__init__()
-        states = torch.tensor([self.MAY_BEGIN, *[self.BEGUN] * (WRITTEN - 1)])
-        self.state.data[:WRITTEN], self.consent.data[:WRITTEN] = states.unbind(dim=1)
+        states = torch.tensor([self.MAY_BEGIN, *[self.BEGUN] * (len(self.state) - 1)])
+        self.state.data, self.consent.data = states.unbind(dim=1)
         for weights in (self.similarity, self.covered, self.model):
             nn.init.zeros_(weights)
 
@@ -87,7 +87,7 @@ class GlossaryCandidates(CandidateSource):
         found = [(query, ids) for query, one in variants if (ids := self._ids_of(one))]
         queries = np.array([query for query, _ in found], np.int64)
         ranks, scores = np.zeros(len(found), np.int64), np.ones(len(found), np.float32)
-        return Candidates.of([(ids, []) for _, ids in found], queries, ranks, scores)
+        return Candidates.of([ids for _, ids in found], queries, ranks, scores)
 
     def covers_unknown(self, text: str, source: Tensor) -> bool:
         """Tell whether a sentence, int64 [S], has unknown subwords, and all in its terms."""

@@ -125,7 +125,6 @@ class Variant:
     otherwise: bool = False  # tried only where no variant before it was kept
     # leaves the memory out: tried where one before `otherwise` was kept, or for speed
     leaves_out: bool = False
-    loss: float = 0.0  # of BLEU or chrF, up to which it is kept
 
 
 class RescoringRecord(Protocol):

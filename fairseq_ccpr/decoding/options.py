@@ -196,15 +196,6 @@ class PhraseSettings(PhraseSearchSettings):
         sign="lambda",
         automatic=True,
     )
-    reach: int = option(
-        16,
-        "number of subwords for which a sentence of the datastore is followed beyond the end of a phrase; "
-        "0: none",
-        within="[0, inf)",
-        needs="at least 0 subwords",
-        metavar="N",
-        automatic=True,
-    )
     consent: float = option(
         12.0,
         "nats below the model's likeliest token at which a phrase has no vote for a token; 12: it always "

@@ -20,7 +20,7 @@ import numpy as np
 from torch import Tensor
 
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
-from fairseq_ccpr.datastore.written_subwords import open_or_write
+from fairseq_ccpr.datastore.written_subwords import WrittenSubwords, open_or_write
 from fairseq_ccpr.decoding.learned_memory import LearnedPhrases
 from fairseq_ccpr.decoding.phrase_retriever import PhraseRetriever, QueryPhrase, RetrievedEntries
 from fairseq_ccpr.decoding.phrase_votes import MAX_SUBWORDS, NO_TOKEN, Candidates, PhraseTable
@@ -114,20 +114,13 @@ class PhraseCandidates(CandidateSource):
 
     A phrase that the decoder cannot write, or only in more than MAX_SUBWORDS, is left out. Of equal token ids
     for the same source phrase the most similar stands for all.
-
-    Args:
-        reach: subwords that are kept of what follows a phrase in its sentence.
     """
 
     def __init__(
-        self,
-        retriever: PhraseRetriever,
-        make_subwords: Callable[[], DecoderSubwords],
-        source_dictionary: Any,
-        reach: int,
+        self, retriever: PhraseRetriever, make_subwords: Callable[[], DecoderSubwords], source_dictionary: Any
     ) -> None:
         super().__init__(make_subwords, source_dictionary)
-        self.retriever, self.reach = retriever, reach
+        self.retriever = retriever
         self._checked = False  # whether a first batch was seen to have phrases, or was warned of
         # As it was when it last changed: without what it supersedes, and cut.
         self._current: tuple[LearnedPhrases, LearnedPhrases] | None = None
@@ -150,11 +143,15 @@ class PhraseCandidates(CandidateSource):
         self._checked = True
 
     @cached_property
+    def written(self) -> WrittenSubwords | None:
+        """The datastore's phrases in the model's subwords, on disk; None where that is impossible."""
+        model = self.subwords.model
+        return open_or_write(self.retriever.datastore, self.subwords, model) if model is not None else None
+
+    @cached_property
     def _cut_stored(self) -> CutEntries:
-        datastore, model = self.retriever.datastore, self.subwords.model
-        written = open_or_write(datastore, self.subwords, model) if model is not None else None
-        if written is None:
-            return split_entries(datastore, self.subwords)
+        if (written := self.written) is None:
+            return split_entries(self.retriever.datastore, self.subwords)
         return lambda entries: (written.tokens, written.cuts(entries))
 
     def start(
@@ -192,13 +189,13 @@ class PhraseCandidates(CandidateSource):
     ) -> Candidates:
         """Make the candidates of all sentences, by query, of all P, then by rank; variants follow their own."""
         found = retrieved.entries >= 0
-        tokens, lengths, extents = self._tokenise(retrieved.entries[found], learned)
+        tokens, lengths = self._tokenise(retrieved.entries[found], learned)
         hashes = np.zeros(found.shape, np.int64)
         hashes[found] = hash_tokens(tokens, lengths)
         unique = unique_mask(hashes, hashes != 0)
         rows, (queries, ranks) = unique[found], unique.nonzero()
         scores = retrieved.scores[unique].astype(np.float32)
-        candidates = Candidates(tokens[rows], lengths[rows], extents[rows], queries, ranks, scores)
+        candidates = Candidates(tokens[rows], lengths[rows], queries, ranks, scores)
         if not self.subwords.scheme.marks_beginnings:
             return candidates
         signs = np.array(
@@ -209,22 +206,20 @@ class PhraseCandidates(CandidateSource):
             candidates, signs, lambda q, rank: phrases.phrase(int(retrieved.entries[q, rank]))[1:]
         )
 
-    def _tokenise(
-        self, entries: np.ndarray, learned: LearnedPhrases | None
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _tokenise(self, entries: np.ndarray, learned: LearnedPhrases | None) -> tuple[np.ndarray, np.ndarray]:
         if learned is None or (stored := learned.stored(entries)).all():
-            return lay_out(np.ones((1, len(entries)), bool), [self._cut_stored(entries)], self.reach)
+            return lay_out(np.ones((1, len(entries)), bool), [self._cut_stored(entries)])
         # A cache that lives as long as its snapshot: forgetting renumbers the entries.
         known = self._learned
         if known is None or known[0] is not learned:
             known = self._learned = learned, split_entries(learned, self.subwords)
         found = self._cut_stored(entries[stored]), known[1](entries[~stored] - learned.datastore.section.size)
-        return lay_out(np.stack([stored, ~stored]), found, self.reach)
+        return lay_out(np.stack([stored, ~stored]), found)
 
     def with_variants(
         self, candidates: Candidates, signs: np.ndarray, place: Callable[[int, int], tuple[str, int, int]]
     ) -> Candidates:
-        """Add the variants of candidates, each after what it is a variant of, and followed by the same.
+        """Add the variants of candidates, each after what it is a variant of.
 
         Args:
             signs: bool [Q], whether each source phrase stands after a sign.
@@ -237,15 +232,13 @@ class PhraseCandidates(CandidateSource):
             text, start, end = place(int(candidates.queries[row]), int(candidates.ranks[row]))
             words = text[start:end] + SPACES.split(text[end:], 1)[0]
             ids = self._write_variant(words, end - start, bool(signed[row]))
-            length, extent = candidates.lengths[row], candidates.extents[row]
-            if 0 < len(ids) <= MAX_SUBWORDS and ids != candidates.tokens[row, :length].tolist():
+            known = candidates.tokens[row, : candidates.lengths[row]].tolist()
+            if 0 < len(ids) <= MAX_SUBWORDS and ids != known:
                 rows.append(row)
-                written.append(
-                    (ids, candidates.tokens[row, length:extent].tolist()[: MAX_SUBWORDS - len(ids)])
-                )
+                written.append(ids)
         if not written:
             return candidates
-        both = candidates, Candidates.of(written, *(column[rows] for column in candidates[3:]))
+        both = candidates, Candidates.of(written, *(column[rows] for column in candidates[2:]))
         order = np.concatenate([np.arange(len(candidates.lengths)), rows]).argsort(kind="stable")
         width = max(one.tokens.shape[1] for one in both)
         tokens = [np.pad(t, ((0, 0), (0, width - t.shape[1])), constant_values=NO_TOKEN) for t, *_ in both]
@@ -262,9 +255,7 @@ class RememberedCandidates(PhraseCandidates):
     """The same candidates, but retrieval runs only once per batch: settings tried in turn share a search."""
 
     def __init__(self, candidates: PhraseCandidates) -> None:
-        super().__init__(
-            candidates.retriever, lambda: candidates.subwords, candidates.source_dictionary, candidates.reach
-        )
+        super().__init__(candidates.retriever, lambda: candidates.subwords, candidates.source_dictionary)
         self._given = candidates
         self._known: dict[tuple[object, ...], list[SentencePhrases]] = {}
 
@@ -291,25 +282,22 @@ def split_entries(phrases: PhraseDatastore | LearnedPhrases, subwords: DecoderSu
     return cut
 
 
-def lay_out(
-    rows: np.ndarray, sources: Sequence[tuple[np.ndarray, Cuts]], reach: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Collect tokens, lengths and extents of R phrases, as in `Candidates`, of the subwords of S sources.
+def lay_out(rows: np.ndarray, sources: Sequence[tuple[np.ndarray, Cuts]]) -> tuple[np.ndarray, np.ndarray]:
+    """Collect tokens and lengths of R phrases, as in `Candidates`, of the subwords of S sources.
 
     Args:
         rows: bool [S, R], which phrases are of each source, where they are in their order.
     """
-    first, lengths, following = np.zeros((3, rows.shape[1]), np.int64)
+    first, lengths = np.zeros((2, rows.shape[1]), np.int64)
     for mask, (_, cuts) in zip(rows, sources):
-        first[mask], lengths[mask], following[mask] = cuts
+        first[mask], lengths[mask] = cuts
     lengths[lengths > MAX_SUBWORDS] = 0
-    extents = lengths + np.minimum(np.minimum(following, reach), MAX_SUBWORDS - lengths) * (lengths > 0)
-    columns = np.arange(int(extents.max(initial=1)))
-    tokens = np.full((len(extents), len(columns)), NO_TOKEN, np.int32)
+    columns = np.arange(int(lengths.max(initial=1)))
+    tokens = np.full((len(lengths), len(columns)), NO_TOKEN, np.int32)
     for mask, (subwords, _) in zip(rows, sources):
-        inside = (columns < extents[:, None]) & mask[:, None]
+        inside = (columns < lengths[:, None]) & mask[:, None]
         tokens[inside] = subwords[(first[:, None] + columns)[inside]]
-    return tokens, lengths, extents
+    return tokens, lengths
 
 
 def hash_tokens(tokens: np.ndarray, lengths: np.ndarray) -> np.ndarray:

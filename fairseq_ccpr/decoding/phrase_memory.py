@@ -42,8 +42,6 @@ from fairseq_ccpr.timing import FINDING, PHRASES, phase
 PHRASE_LAMBDAS = (0.2, 0.4, 0.6, 0.8, 1.0)
 HALF = 0.5  # of the weight
 CONSENT = 3.0  # nats, the bound on votes
-# BLEU or chrF given up for that bound: without it translations say what the source does not.
-CONSENT_LOSS = 0.3
 
 
 class PhraseEvidence(NamedTuple):
@@ -175,7 +173,7 @@ class PhraseMemory(Memory):
     def variants(self, options: Any) -> list[Variant]:
         """Weigh less, since after references a phrase is right more often than after hypotheses; bound the votes."""
         less = Variant(partial(PhraseMemory.scaled, factor=HALF))
-        bound = Variant(partial(PhraseMemory.changed, consent=CONSENT), loss=CONSENT_LOSS)
+        bound = Variant(partial(PhraseMemory.changed, consent=CONSENT))
         return [less, bound] if options.phrases_consent is None else [less]
 
 

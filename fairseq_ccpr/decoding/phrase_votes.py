@@ -1,8 +1,7 @@
 """What retrieved phrases propose as the next token, and how much each proposal counts.
 
-A phrase proposes to begin, to continue, or to follow its sentence beyond its own end. After a hypothesis,
-phrase a proposes one token v_a. With s_a its similarity, q the source phrase it was retrieved for, i its
-state (`STATES`: it may begin, has begun, or is written and its sentence continues) and v* the model's
+After a hypothesis, phrase a proposes one token v_a, its first or what continues it. With s_a its similarity,
+q the source phrase it was retrieved for, i its state (`STATES`: it may begin, or has begun) and v* the model's
 likeliest token, its vote is
 
     u_a = w1 s_a + w2 (s_a - max over q of s) + b_i + c_i log(p_NMT(v_a) / p_NMT(v*)) + d [i = may begin, q is covered]
@@ -35,7 +34,7 @@ from fairseq_ccpr.device import sync_is_free, to_device, to_host
 from fairseq_ccpr.storage.fingerprint import of_parameters, short
 from fairseq_ccpr.text.decoder_subwords import WordBorders
 
-# of a phrase with what follows it: prefixes that match are bits of a number, which float64 must hold
+# of a phrase: prefixes that match are bits of a number, which float64 must hold
 MAX_SUBWORDS = 48
 NO_TOKEN = -1
 SENTENCE = 2**32  # more than any token
@@ -45,43 +44,29 @@ LEAST_RATIO = -12.0
 LEAST_LEFT = 1e-6  # of a sum over phrases: less is what rounding leaves of one whose phrases have all begun
 # How far a phrase is after a hypothesis: its state. By the subwords that match:
 BEGUN_AFTER = (1, 2, 3, 4, 6)  # so many at least, of the phrase
-FOLLOWED_AFTER = (1, 2, 3, 4, 6, 9)  # so many at least, the phrase's last among them: its sentence continues
-STATES = (
-    "may begin",
-    *(f"begun: {n} or more" for n in BEGUN_AFTER),
-    *(f"written: {n} or more" for n in FOLLOWED_AFTER),
-)
-WRITTEN = 1 + len(BEGUN_AFTER)  # the first state of a phrase that is written in full
+STATES = ("may begin", *(f"begun: {n} or more" for n in BEGUN_AFTER))
 # the state of a phrase that may not begin, since a word is not finished; it proposes nothing
 BARRED = len(STATES)
-CANNOT_BEGIN = 3  # a kind of phrase, see `_states`
+CANNOT_BEGIN = 2  # a kind of phrase, see `_states`
 
 
 class Candidates(NamedTuple):
     """C retrieved phrases of a sentence as the decoder would generate them."""
 
     tokens: np.ndarray  # int32 [C, L], above 0, which is a special one; NO_TOKEN after the last
-    lengths: np.ndarray  # int64 [C], of the phrase
-    extents: np.ndarray  # int64 [C], with what follows it in its sentence
+    lengths: np.ndarray  # int64 [C]
     queries: np.ndarray  # int64 [C], the source phrase it was retrieved for
     ranks: np.ndarray  # int64 [C], which of those retrieved for that source phrase it is
     scores: np.ndarray  # fp32 [C], similarities
 
     @classmethod
     def of(
-        cls,
-        written: Sequence[tuple[list[int], list[int]]],
-        queries: np.ndarray,
-        ranks: np.ndarray,
-        scores: np.ndarray,
+        cls, written: Sequence[list[int]], queries: np.ndarray, ranks: np.ndarray, scores: np.ndarray
     ) -> Candidates:
-        counts = np.array([(len(ids), len(following)) for ids, following in written], np.int64).reshape(-1, 2)
-        lengths, extents = counts[:, 0], counts.sum(axis=1)
-        tokens = np.full((len(written), int(extents.max(initial=1))), NO_TOKEN, np.int32)
-        tokens[np.arange(tokens.shape[1]) < extents[:, None]] = [
-            i for both in written for ids in both for i in ids
-        ]
-        return cls(tokens, lengths, extents, queries, ranks, scores)
+        lengths = np.array([len(ids) for ids in written], np.int64)
+        tokens = np.full((len(written), int(lengths.max(initial=1))), NO_TOKEN, np.int32)
+        tokens[np.arange(tokens.shape[1]) < lengths[:, None]] = [i for ids in written for i in ids]
+        return cls(tokens, lengths, queries, ranks, scores)
 
 
 @dataclass(frozen=True)
@@ -91,9 +76,9 @@ class PhraseTable:
     lengths: Tensor  # int64 [B, A]
     queries: Tensor  # int64 [B, A], which source phrase it was retrieved for, below Q
     scores: Tensor  # fp32 [B, A], similarities
-    # Of each phrase, int64 [B, A, 6]: `queries`; the length of the prefix that begins it, which ends with its
-    # first letter or digit; its own length; the prefixes that something follows, as bits; 1 where its first
-    # subword continues an unfinished word; its place in `following`, whose last stands for no phrase.
+    # Of each phrase, int64 [B, A, 5]: `queries`; the length of the prefix that begins it, which ends with its
+    # first letter or digit; the prefixes that something follows, as bits; 1 where its first subword continues
+    # an unfinished word; its place in `following`, whose last stands for no phrase.
     phrases: Tensor
     # All N subwords, phrase after phrase, and a 0, int32 [N + 1, 2]: the token, and its slot among the
     # distinct tokens of the sentence, from 1, up to D.
@@ -118,13 +103,13 @@ class PhraseTable:
     def of(cls, batch: Sequence[Candidates], letters: np.ndarray, borders: WordBorders) -> PhraseTable:
         """Make a table on the CPU; `letters` [V] are tokens with a letter or digit."""
         counts = np.array([len(one.lengths) for one in batch])
-        lengths, extents, queries, _, scores = map(np.concatenate, zip(*(one[1:] for one in batch)))
+        lengths, queries, _, scores = map(np.concatenate, zip(*(one[1:] for one in batch)))
         tokens = np.concatenate([one.tokens[one.tokens != NO_TOKEN] for one in batch])
         size, most, count = len(counts), max(1, int(counts.max(initial=0))), len(lengths)
         rows = np.repeat(np.arange(size), counts)  # the sentence of each phrase
         lanes = np.arange(count) - np.repeat(counts.cumsum() - counts, counts)  # its place in the sentence
-        first = extents.cumsum() - extents
-        owners = np.repeat(np.arange(count), extents)  # the phrase of each subword
+        first = lengths.cumsum() - lengths
+        owners = np.repeat(np.arange(count), lengths)  # the phrase of each subword
         places = np.arange(len(owners)) - first[owners]  # which of its subwords
         order = _order(rows[owners], tokens)
         codes = (rows[owners] * SENTENCE + tokens)[order]
@@ -153,11 +138,11 @@ class PhraseTable:
             placed[rows, lanes] = column
             return torch.from_numpy(placed)
 
-        followed = (1 << (extents - 1)) - 1
-        columns = [by_lane(one) for one in (queries, prefixes, lengths, followed, inside.astype(np.int64))]
+        followed = (1 << (lengths - 1)) - 1
+        columns = [by_lane(one) for one in (queries, prefixes, followed, inside.astype(np.int64))]
         columns.append(by_lane(first, len(owners)))
         return cls(
-            columns[2],
+            by_lane(lengths),
             columns[0],
             by_lane(scores),
             torch.stack(columns, dim=2),
@@ -310,18 +295,16 @@ class PhraseState:
         return ((self.matched >> ends) & 1).any(dim=1)
 
     def proposals(self) -> Proposals:
-        queries, prefix, end, followed, inside, first = self.table.phrases.index_select(0, self.rows).unbind(
-            dim=2
-        )
+        queries, prefix, followed, inside, first = self.table.phrases.index_select(0, self.rows).unbind(dim=2)
         length = _binary_digits(self.matched & followed)  # of the longest prefix with a next subword
         barred = (length == 0) & self.unfinished.unsqueeze(1) & inside.bool()
-        values, slots, states = self._look_up(length, prefix, end, first, barred)
+        values, slots, states = self._look_up(length, prefix, first, barred)
         return Proposals(values, slots, states, self.covered.gather(1, queries).float())
 
     def _look_up(
-        self, length: Tensor, prefix: Tensor, end: Tensor, first: Tensor, barred: Tensor | None = None
+        self, length: Tensor, prefix: Tensor, first: Tensor, barred: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        kinds = (length >= prefix).long() + (length >= end)
+        kinds = (length >= prefix).long()
         if barred is not None:
             kinds = torch.where(barred, CANNOT_BEGIN, kinds)
         states = self.table.states.index_select(0, (kinds * (MAX_SUBWORDS + 1) + length).view(-1)).view(
@@ -359,8 +342,8 @@ class PhraseState:
         _, tokens, token_slots, inside, opening, query, top, sums = self._openings
 
         hypotheses, places, length = self._begun(phrases)
-        queries, prefix, end, _, _, first = table.phrases.view(-1, 6).index_select(0, places).unbind(dim=1)
-        values, slots, states = self._look_up(length, prefix, end, first)
+        queries, prefix, _, _, first = table.phrases.view(-1, 5).index_select(0, places).unbind(dim=1)
+        values, slots, states = self._look_up(length, prefix, first)
         covered = self.covered.view(-1).index_select(0, hypotheses * table.most_queries + queries).float()
         scores = prior.view(-1).index_select(0, places)
 
@@ -397,7 +380,7 @@ class PhraseState:
         hypotheses, lanes, subword = self._found
         places = self.rows.index_select(0, hypotheses) * phrases + lanes
         matched = self._matched.view(-1).index_select(0, hypotheses * phrases + lanes)
-        followed = self.table.phrases.view(-1, 6)[:, 3].index_select(0, places)
+        followed = self.table.phrases.view(-1, 5)[:, 2].index_select(0, places)
         length = _binary_digits(matched & followed)
         kept = length == subword + 1
         hypotheses, places, length = torch.stack([hypotheses, places, length])[:, kept]
@@ -426,10 +409,9 @@ class PhraseVotes(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        begun, written = (-3.8, -2.5, -2.1, -2.1, -2.5), (-3.8, -4.3, -2.8, -3.5, -2.2, -2.8)
         self.similarity = _weights(4.0, 9.3)  # w1, w2
-        self.state = _weights(-6.4, *begun, *written)  # b
-        self.consent = _weights(0.6, 0.4, 0.4, 0.4, 0.4, 0.1, 2.0, 0.3, 0.9, 0.2, 0.6, 0.3)  # c
+        self.state = _weights(-6.4, -3.8, -2.5, -2.1, -2.1, -2.5)  # b
+        self.consent = _weights(0.6, 0.4, 0.4, 0.4, 0.4, 0.1)  # c
         self.covered = _weights(-1.9)  # d
         self.model = _weights(1.2, 0.8)  # n0, n1
         # Offset and consent of a phrase that cannot begin.
@@ -491,13 +473,10 @@ def _binary_digits(numbers: Tensor) -> Tensor:
 
 
 def _states() -> Tensor:
-    # By kind, of which 0 is before its first letter, 1 begun, 2 written in full, and by matching subwords.
+    # By kind, of which 0 is before its first letter, 1 begun, 2 barred, and by matching subwords.
     lengths = torch.arange(MAX_SUBWORDS + 1)
-    begun, written = (
-        first - 1 + torch.searchsorted(torch.tensor(bounds), lengths.clamp_min(1), right=True)
-        for first, bounds in ((1, BEGUN_AFTER), (WRITTEN, FOLLOWED_AFTER))
-    )
-    return torch.cat([torch.zeros_like(lengths), begun, written, torch.full_like(lengths, BARRED)])
+    begun = torch.searchsorted(torch.tensor(BEGUN_AFTER), lengths.clamp_min(1), right=True)
+    return torch.cat([torch.zeros_like(lengths), begun, torch.full_like(lengths, BARRED)])
 
 
 def _order(rows: np.ndarray, tokens: np.ndarray) -> np.ndarray:

@@ -539,11 +539,16 @@ class RetrievalTask(FairseqTask):
             device,
             self.settings[StoreSettings],
         )
-        candidates = PhraseCandidates(
-            retriever, self._decoder_subwords, self.source_dictionary, settings.reach
-        )
+        candidates = PhraseCandidates(retriever, self._decoder_subwords, self.source_dictionary)
         votes = PhraseVotes()
-        votes.load_state_dict(self.trained.get(PhraseMemory.name, votes.state_dict()))
+        trained = self.trained.get(PhraseMemory.name, votes.state_dict())
+        if trained["state"].shape != votes.state.shape:
+            raise ConfigurationError(
+                f"the votes of phrases were trained in {len(trained['state'])} states and this version has "
+                f"{len(votes.state)}, since sentences are no longer followed beyond their phrases: tune again, or give "
+                "--trust none"
+            )
+        votes.load_state_dict(trained)
         return PhraseMemory(candidates, settings, votes.requires_grad_(False).to(device), device)
 
     @cached_property

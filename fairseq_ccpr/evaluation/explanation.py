@@ -27,7 +27,6 @@ from fairseq_ccpr.decoding.learned_memory import LearnedEntries
 from fairseq_ccpr.decoding.phrase_candidates import SentencePhrases
 from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
 from fairseq_ccpr.decoding.phrase_retriever import RetrievedPhrase
-from fairseq_ccpr.decoding.phrase_votes import WRITTEN
 from fairseq_ccpr.decoding.text_memory import TextMemory
 from fairseq_ccpr.evaluation.page import STYLE, fill
 from fairseq_ccpr.evaluation.test_set import sentence_chrf
@@ -208,7 +207,7 @@ class PhraseVote:
     query: int  # of `SentenceExplanation.phrases`
     retrieved: int  # of what was retrieved for that
     weight: float  # what it gave to the token, see `PhraseVotes`
-    place: str  # of the token: "begins" the phrase, "continues" it, or "follows" it in its sentence
+    place: str  # of the token: "begins" the phrase, or "continues" it
 
 
 @dataclass
@@ -502,7 +501,7 @@ class Explainer:
         explained.votes_found = len(slots)
         for slot in slots[:MOST_VOTES]:
             state, weight = int(record.proposals.states[row, slot]), _short(float(votes[slot]))
-            position = "follows" if state >= WRITTEN else "continues" if state else "begins"
+            position = "continues" if state else "begins"
             vote = PhraseVote(int(candidates.queries[slot]), int(candidates.ranks[slot]), weight, position)
             explained.votes.append(vote)
 

@@ -192,7 +192,7 @@ function neighbours(token) {
     ...shortened(token.neighbours.map(item), 6));
 }
 
-const PLACES = { begins: "begins here", continues: "continues here", follows: "ended before: its sentence is followed" };
+const PLACES = { begins: "begins here", continues: "continues here" };
 
 function votes(sentence, token) {
   const item = (vote) => {
@@ -207,7 +207,7 @@ function votes(sentence, token) {
   const some = token.votes_found === 1 ? "1 phrase" : `${token.votes_found} phrases`;
   return make("section", {},
     make("h4", {}, "Phrase datastore"),
-    said(of("phrases", token.says), token, "by-phrase", "No retrieved phrase begins, continues or has what follows here."),
+    said(of("phrases", token.says), token, "by-phrase", "No retrieved phrase begins or continues here."),
     of("phrases", token.says).length ? make("p", { class: "small muted" },
       token.votes.length
         ? `${some} wanted this token next; those that gave it most, with their similarity to the source phrase:`

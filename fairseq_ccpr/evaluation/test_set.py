@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from fairseq import utils
 from sacrebleu.metrics import BLEU, CHRF
 
@@ -95,6 +96,7 @@ class SystemOutput:
     """The output of one system, by sentence id, and how long it took."""
 
     hypotheses: dict[int, str] = field(default_factory=dict)
+    ids: dict[int, np.ndarray] = field(default_factory=dict)  # of their subwords
     seconds: float = 0.0
     tokens: int = 0
 
@@ -112,6 +114,7 @@ class Decodings:
     sources: dict[int, str] = field(default_factory=dict)
     references: dict[int, str] = field(default_factory=dict)
     language: str = ""  # of the references
+    reference_ids: dict[int, np.ndarray] = field(default_factory=dict)
 
     def scores(self, name: str) -> TranslationScores:
         """Score one system by BLEU and chrF."""
@@ -264,6 +267,8 @@ def decode(
         for row, i in enumerate(ids):
             decodings.sources[i] = to_text(task.source_dictionary, sample["net_input"]["src_tokens"][row])
             decodings.references[i] = to_text(task.target_dictionary, sample["target"][row], True)
+            reference = sample["target"][row].cpu().numpy()
+            decodings.reference_ids[i] = reference[reference != task.target_dictionary.pad()]
         if number == 0 and samples is None:  # warm up
             for generator in generators.values():
                 task.inference_step(generator, models, sample)
@@ -273,5 +278,6 @@ def decode(
             system = decodings.systems[name]
             system.tokens += sum(len(tokens) for tokens in best)
             system.hypotheses |= {i: to_text(task.target_dictionary, tokens) for i, tokens in zip(ids, best)}
+            system.ids |= {i: tokens.cpu().numpy() for i, tokens in zip(ids, best)}
             system.seconds += time.perf_counter() - start
     return decodings

@@ -15,6 +15,7 @@ from fairseq_ccpr.decoding.memory import Memory, Variant
 from fairseq_ccpr.decoding.token_memory import TokenMemory
 from fairseq_ccpr.decoding.trust import LearnedTrust, Trust, TrustDescription, save_trust
 from fairseq_ccpr.errors import ConfigurationError
+from fairseq_ccpr.evaluation.copying import copied, subwords_of_text
 from fairseq_ccpr.evaluation.fit import SEED
 from fairseq_ccpr.evaluation.grids import (
     HELD_OUT_TOKENS,
@@ -35,7 +36,9 @@ from fairseq_ccpr.settings import as_options, automatic_values
 SAMPLED = 3  # one batch in so many is decoded
 BATCHES = 12  # at least, so that those are of all lengths
 LEAST_TOKENS = 5000  # of the held-out text, for a hidden layer
-QUALITY, SPEED = "quality", "speed"
+QUALITY, FAITHFUL, SPEED = "quality", "faithful", "speed"
+REFERENCES = "references"
+LEAST_GAIN = 0.5  # of the best's gain over the model alone: what copies less must have it
 MORE_NEIGHBOURS = 0.2  # BLEU or chrF that more neighbours must gain, which are slower
 LEVEL = 0.3  # BLEU or chrF given up for speed, where that is preferred
 
@@ -78,22 +81,26 @@ class Trial:
 
     system: System
     sample: list[Any]
-    prefer: str  # quality or speed
+    prefer: str  # QUALITY, FAITHFUL or SPEED
     # by name of the system, including the base
     scores: dict[str, TranslationScores] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
+    copied: dict[str, float] = field(
+        default_factory=dict
+    )  # see `copying.copied`; also that of the references
 
     def decode(self, tried: list[Candidate]) -> None:
         """Decode with each candidate and the model alone, in turns."""
-        self.scores, self.seconds = _decode(self.system, tried, self.sample)
+        self.scores, self.seconds, self.copied = _decode(self.system, tried, self.sample)
 
     def decode_another(self, candidate: Candidate, other: Candidate, timed: bool) -> None:
         """Decode with other settings of a candidate's memories; they take as long unless they are `timed`."""
-        scores, seconds = _decode(self.system, [other], self.sample, base=timed)
+        scores, seconds, shares = _decode(self.system, [other], self.sample, base=timed)
         self.scores[other.name], took = scores[other.name], self.seconds[candidate.name]
         if timed:
             took = seconds[other.name] * self.seconds[BASE] / seconds[BASE]
         self.seconds[other.name] = took
+        self.copied |= shares
 
     def deciding(self, candidate: Candidate) -> float:
         """Return the score of a candidate, see `TranslationScores.deciding`."""
@@ -103,15 +110,25 @@ class Trial:
         """Choose the best; for speed, the fastest at most `LEVEL` below it and better than the base.
 
         Of the best's memories with trust, fewer neighbours are better that lose less than `MORE_NEIGHBOURS`.
+        FAITHFUL is what copies least from the text, beyond what references share with it, of those that have
+        `LEAST_GAIN`.
         """
         best, base = max(tried, key=self.deciding), self.scores[BASE].deciding
-        if self.prefer == QUALITY:
+        if self.prefer == FAITHFUL and self.copied:
+            least = base + LEAST_GAIN * (self.deciding(best) - base)
+            near = [one for one in tried if one is best or self.deciding(one) >= least > base]
+            return min(near, key=lambda one: (self.excess(one.name), -self.deciding(one)))
+        if self.prefer != SPEED:
             least = max(base, self.deciding(best) - MORE_NEIGHBOURS)
             near = [one for one in tried if one is best or (self.deciding(one) > least and alike(one, best))]
             return min(near, key=lambda one: (neighbours(one), -self.deciding(one)))
         least = self.deciding(best) - LEVEL
         near = [one for one in tried if least <= self.deciding(one) > base or one is best]
         return min(near, key=lambda one: (self.seconds[one.name], -self.deciding(one)))
+
+    def excess(self, name: str) -> float:
+        """Return the share of subwords that a system copied, less that of the references; at least 0."""
+        return max(0.0, self.copied[name] - self.copied[REFERENCES])
 
     def vary(self, tried: list[Candidate], memories: tuple[Memory, ...]) -> Candidate:
         """Choose a candidate, and decode with the variants of each memory; return the winner of all."""
@@ -132,7 +149,7 @@ class Trial:
     def _is_worth_trying(self, variant: Variant, memory: Memory, winner: Candidate, kept: bool) -> bool:
         if variant.leaves_out:
             return bool(winner.ensemble.voting) and (kept or self.prefer == SPEED)
-        return winner.has(memory) if variant.loss else not (variant.otherwise and kept)
+        return not (variant.otherwise and kept)
 
     def _try(self, variant: Variant, memory: Memory, candidate: Candidate) -> Candidate:
         """Decode with a variant of a candidate; return the one that is kept."""
@@ -140,10 +157,7 @@ class Trial:
         changed = variant.change(ensemble.find(type(memory)))
         other = replace(candidate, ensemble=ensemble.replacing(changed, trust=ensemble.trust))
         self.decode_another(candidate, other, timed=variant.leaves_out)
-        if not variant.loss:
-            return self.choose([candidate, other])
-        least = max(self.scores[BASE].deciding, self.deciding(candidate) - variant.loss)
-        return other if self.deciding(other) > least else candidate
+        return self.choose([candidate, other])
 
 
 @dataclass
@@ -310,7 +324,7 @@ def tune(system: System, also: list[OtherText], trusting: bool, count: int, pref
         trusting: whether trust is trained, of the kind that the task has; otherwise settings alone are
             chosen.
         count: settings that are decoded with, where trust is not trained.
-        prefer: quality or speed.
+        prefer: QUALITY, FAITHFUL or SPEED.
     """
     start, subset = time.perf_counter(), system.cfg.dataset.gen_subset
     if system.ensemble is None:
@@ -400,12 +414,16 @@ def options_of(ensemble: RetrievalEnsemble) -> str:
 
 def _decode(
     system: System, tried: list[Candidate], samples: list[Any], base: bool = True
-) -> tuple[dict[str, TranslationScores], dict[str, float]]:
-    """Decode with each candidate in turns, and with the base; returns scores and seconds by name."""
+) -> tuple[dict[str, TranslationScores], dict[str, float], dict[str, float]]:
+    """Decode with each candidate, and with the base, in turns; returns scores, seconds, `copied` by name."""
     generators = {BASE: system.generator(retrieve=False)} if base else {}
     for candidate in tried:
         generators[candidate.name] = system.generator(retrieve=False)
         system.task.equip(generators[candidate.name], candidate.ensemble)
     decodings = decode(system.cfg, system.task, system.models, generators, samples)
     scores = {name: decodings.scores(name) for name in generators}
-    return scores, {name: one.seconds for name, one in decodings.systems.items()}
+    outputs = {name: [*one.ids.values()] for name, one in decodings.systems.items()}
+    outputs[REFERENCES] = [*decodings.reference_ids.values()]
+    text = subwords_of_text(system.task.parts, system.ensemble)
+    shares = copied(outputs, text) if text is not None else {}
+    return scores, {name: one.seconds for name, one in decodings.systems.items()}, shares

@@ -194,11 +194,10 @@ class SplitSentences(NamedTuple):
 
 
 class Cuts(NamedTuple):
-    """Where R phrases are among subwords, and how many of them follow."""
+    """Where R phrases are among subwords."""
 
     first: np.ndarray  # int64 [R], the first subword
     lengths: np.ndarray  # int64 [R], in subwords; 0 where the decoder cannot write the phrase
-    following: np.ndarray  # int64 [R], subwords after it, to the end of its sentence or the first unknown one
 
 
 def as_rows(pieces: Pieces) -> np.ndarray:
@@ -207,7 +206,7 @@ def as_rows(pieces: Pieces) -> np.ndarray:
 
 
 def cut_phrases(spans: np.ndarray, split: SplitSentences, unknown: int) -> Cuts:
-    """Find the subwords of phrases, as `DecoderSubwords.slice`, and what follows before an unknown piece.
+    """Find the subwords of phrases, as `DecoderSubwords.slice`.
 
     Spans are int64 [R, 3]: which of the n sentences, start and end in characters.
     """
@@ -220,11 +219,10 @@ def cut_phrases(spans: np.ndarray, split: SplitSentences, unknown: int) -> Cuts:
     ends = np.append(ends, 0)  # so that [first - 1] is something where first is 0
     last, before = ends[stop - 1], ends[first - 1]
     unknowns = np.append((ids == unknown).nonzero()[0], len(ids))
-    next_unknown, after_last = (unknowns[np.searchsorted(unknowns, at)] for at in (first, stop))
+    next_unknown = unknowns[np.searchsorted(unknowns, first)]
     whole = (first < stop) & (start < last) & (last <= end) & (next_unknown >= stop)
     whole &= (first == bounds[sentences]) | (before <= start)
-    following = np.minimum(after_last, bounds[sentences + 1]) - stop
-    return Cuts(first, np.where(whole, stop - first, 0), np.where(whole, following, 0))
+    return Cuts(first, np.where(whole, stop - first, 0))
 
 
 def split_text(sentence: str, steps: tuple[Any, ...]) -> str:

@@ -55,7 +55,7 @@ def test_help_of_commands_that_decode_explains_what_people_use_and_help_all_the_
     for option in ("--datastore", "--tokens-k", "--phrases-lambda", "--text-alpha"):
         assert re.search(rf"^  {option} .*\n? +\w", shown, re.MULTILINE), option
     assert len(re.findall(r"^  -", shown, re.MULTILINE)) < 50
-    for option in ("--phrases-reach", "--store-timeout", "--diverse-beam-groups", "--sampling-topp"):
+    for option in ("--phrases-threshold", "--store-timeout", "--diverse-beam-groups", "--sampling-topp"):
         assert f"  {option} " in everything and f"  {option} " not in shown
     assert set(re.findall(r"^  (--[\w-]+)", shown, re.MULTILINE)) <= set(re.findall(r"--[\w-]+", everything))
 

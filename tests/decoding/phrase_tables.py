@@ -23,11 +23,6 @@ class Found(NamedTuple):
     phrase: list[int]
     query: int
     score: float
-    after: list[int]  # what follows it in its sentence
-
-    @property
-    def tokens(self) -> list[int]:
-        return self.phrase + self.after
 
 
 NOWHERE = np.zeros((2, 64), bool)  # no word is unfinished after a token, and no token goes on with one
@@ -41,7 +36,7 @@ def make_table(batch: list[list[Found]], borders: np.ndarray = NOWHERE) -> Phras
             np.array([one.query for one in sentence], int),
             np.array([one.score for one in sentence], np.float32),
         )
-        made.append(Candidates.of([(one.phrase, one.after) for one in sentence], queries, queries, scores))
+        made.append(Candidates.of([one.phrase for one in sentence], queries, queries, scores))
     letters = np.arange(borders.shape[1]) != MARK
     return PhraseTable.of(made, letters, WordBorders(*borders))
 

@@ -112,8 +112,7 @@ def test_candidates_are_what_the_decoder_writes_of_what_was_retrieved(
             seen += len(query.retrieved)
         of = sentence.candidates
         made = [tuple(row[:length]) for row, length in zip(of.tokens.tolist(), of.lengths.tolist())]
-        assert all((row[extent:] == NO_TOKEN).all() for row, extent in zip(of.tokens, of.extents))
-        assert all(lengths <= extent <= lengths + 16 for lengths, extent in zip(of.lengths, of.extents))
+        assert all((row[length:] == NO_TOKEN).all() for row, length in zip(of.tokens, of.lengths))
         assert [*zip(made, of.queries.tolist(), of.ranks.tolist())] == [one[:3] for one in wanted]
         assert of.scores.tolist() == pytest.approx([score for *_, score in wanted])
     entries = {phrase.entry for sentence in found for query in sentence.queries for phrase in query.retrieved}
@@ -124,7 +123,7 @@ def test_batches_of_the_same_bytes_are_remembered_apart() -> None:
     asked: list[torch.Size] = []
     candidates: Any = SimpleNamespace(
         start=lambda sources, *_: lambda: asked.append(sources.shape) or [len(sources)], retriever=None, subwords=None,
-        source_dictionary=None, reach=0,
+        source_dictionary=None,
     )  # fmt: skip
     remembered = RememberedCandidates(candidates)
     for size in (2, 4, 2, 4):
@@ -143,27 +142,27 @@ def test_a_table_has_every_candidate_in_its_place(world: World, joint: list[obje
     batch = []
     for queries in (3, 1, 0):
         phrases = [
-            (random.sample(range(4, len(letters)), random.randint(1, 6)), random.randint(0, 3), query, rank, random.random())
+            (random.sample(range(4, len(letters)), random.randint(1, 6)), query, rank, random.random())
             for query in range(queries) for rank in random.sample(range(5), 3)
         ]  # fmt: skip
         longest = random.randint(6, 9)
         tokens = [ids + [NO_TOKEN] * (longest - len(ids)) for ids, *_ in phrases]
-        columns = [[max(1, len(ids) - after), len(ids), *numbers] for ids, after, *numbers in phrases]
-        lengths, extents, of_query, ranks, scores = np.array(columns).reshape(-1, 5).T
+        columns = [[len(ids), *numbers] for ids, *numbers in phrases]
+        lengths, of_query, ranks, scores = np.array(columns).reshape(-1, 4).T
         made = Candidates(
-            np.array(tokens, np.int32).reshape(-1, longest), lengths.astype(int), extents.astype(int), of_query.astype(int),
+            np.array(tokens, np.int32).reshape(-1, longest), lengths.astype(int), of_query.astype(int),
             ranks.astype(int), scores.astype(np.float32),
         )  # fmt: skip
         batch.append((phrases, SentencePhrases(made, list, 0)))
     table = candidates.table([found for _, found in batch])
     for row, (phrases, _) in enumerate(batch):
-        whole = [max(1, len(ids) - after) for ids, after, *_ in phrases]
+        whole = [len(ids) for ids, *_ in phrases]
         assert table.lengths[row].tolist() == whole + [0] * (9 - len(phrases))
-        for lane, (ids, _, query, _, score) in enumerate(phrases):
-            first = int(table.phrases[row, lane, 5])
+        for lane, (ids, query, _, score) in enumerate(phrases):
+            first = int(table.phrases[row, lane, 4])
             assert table.following[first : first + len(ids), 0].tolist() == ids
             assert int(table.queries[row, lane]) == query and float(table.scores[row, lane]) == pytest.approx(
                 score
             )
-            begun = next((n for n, t in enumerate(ids[: whole[lane]], 1) if letters[t]), whole[lane])
+            begun = next((n for n, t in enumerate(ids, 1) if letters[t]), len(ids))
             assert table.phrases[row, lane, 1] == begun

@@ -71,9 +71,8 @@ def test_tuning_chooses_tokens_and_phrases_together(
         lambdas.extend(weights.values())
         bleu = dict.fromkeys((one.name for one in tried), 1.0) | {"base": 0.5}
         bleu |= {name: 3 - weight if half else 2 + weight for name, weight in weights.items()}
-        return {n: TranslationScores(value, 0.0, "", "") for n, value in bleu.items()}, dict.fromkeys(
-            bleu, 1.0
-        )
+        scores = {n: TranslationScores(value, 0.0, "", "") for n, value in bleu.items()}
+        return scores, dict.fromkeys(bleu, 1.0), {}
 
     words = [*world.options("--no-progress-bar"), *map(str, joint)]
     shaping = ["--phrases-threshold", "0.4", "--retrieval-lambda-max", "0.8"]
@@ -138,7 +137,6 @@ def test_what_does_not_fit_is_refused(
     refused(generate(*phrases, "--phrases-encoder", tmp_path / "none.pt"), "none.pt")
     refused(generate(*phrases, "--phrases-k", 0), "--phrases-k is 0")
     refused(generate(*phrases, "--phrases-lambda", 2), "--phrases-lambda is 2")
-    refused(generate(*phrases, "--phrases-reach", -1), "--phrases-reach is -1")
     refused(generate(*phrases, "--retrieval-lambda-max", 1), "--retrieval-lambda-max is 1")
     other = other_encoder(ccpr, tmp_path / "other")
     refused(

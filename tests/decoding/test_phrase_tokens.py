@@ -30,9 +30,7 @@ from fairseq_ccpr.decoding.phrase_votes import MAX_SUBWORDS, NO_TOKEN
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.text.decoder_subwords import DecoderSubwords, Pieces, SplitSentences, as_rows, cut_phrases
 from tests.small_models import World
-from tests.text.subword_systems import following_ids
 
-REACH = 3
 UNKNOWN = 3
 
 PIECES = st.lists(st.tuples(st.integers(3, 6), st.integers(0, 2), st.integers(0, 3)), max_size=9)
@@ -54,11 +52,9 @@ def test_phrases_are_cut_together_as_each_alone(sentences: list[list[tuple[int, 
     spans = [(n, a, b) for n in range(len(pieces)) for a in range(22) for b in range(a, 22)]
     random.shuffle(spans)
     cuts = cut_phrases(np.array(spans), split, UNKNOWN)
-    for (number, start, end), first, length, following in zip(spans, *(part.tolist() for part in cuts)):
+    for (number, start, end), first, length in zip(spans, *(part.tolist() for part in cuts)):
         wanted = subwords.slice(pieces[number], start, end)
         assert split.ids[first : first + length].tolist() == (wanted or [])
-        after = following_ids(subwords, pieces[number], end, 99) if wanted else []
-        assert split.ids[first + length :][:following].tolist() == after
 
 
 @pytest.fixture(scope="module")
@@ -73,29 +69,22 @@ def store(phrase_store: Path, tmp_path: Path) -> PhraseDatastore:
     return PhraseDatastore(tmp_path / "store")
 
 
-def one_by_one(
-    store: PhraseDatastore, subwords: DecoderSubwords, entries: np.ndarray
-) -> list[tuple[list[int], list[int]]]:
-    """The ids of each phrase, and what follows."""
+def one_by_one(store: PhraseDatastore, subwords: DecoderSubwords, entries: np.ndarray) -> list[list[int]]:
+    """The ids of each phrase."""
     found = []
     for number, start, end in store.spans[entries].tolist():
         pieces = subwords.split(store.sentence(number))
         ids = subwords.slice(pieces, start, end) or []
-        ids = ids if len(ids) <= MAX_SUBWORDS else []
-        most = min(REACH, MAX_SUBWORDS - len(ids)) if ids else 0
-        found.append((ids, following_ids(subwords, pieces, end, most)))
+        found.append(ids if len(ids) <= MAX_SUBWORDS else [])
     return found
 
 
-def check(cut: CutEntries, entries: np.ndarray, wanted: list[tuple[list[int], list[int]]]) -> None:
-    tokens, lengths, extents = lay_out(np.ones((1, len(entries)), bool), [cut(entries)], REACH)
+def check(cut: CutEntries, entries: np.ndarray, wanted: list[list[int]]) -> None:
+    tokens, lengths = lay_out(np.ones((1, len(entries)), bool), [cut(entries)])
     hashes: dict[tuple[int, ...], int] = {}
     numbers = hash_tokens(tokens, lengths)
-    for row, length, extent, number, (ids, after) in zip(
-        tokens, lengths, extents, numbers, wanted, strict=True
-    ):
-        assert row[:length].tolist() == ids and row[length:extent].tolist() == after
-        assert (row[extent:] == NO_TOKEN).all()
+    for row, length, number, ids in zip(tokens, lengths, numbers, wanted, strict=True):
+        assert row[:length].tolist() == ids and (row[length:] == NO_TOKEN).all()
         assert (number == 0) == (not ids) and hashes.setdefault(tuple(ids), number) == number
     assert len({*hashes.values()}) == len(hashes)
 

@@ -18,11 +18,9 @@ from fairseq_ccpr.decoding.options import MixtureSettings
 from fairseq_ccpr.decoding.phrase_votes import (
     BARRED,
     BEGUN_AFTER,
-    FOLLOWED_AFTER,
     LEAST_RATIO,
     MAX_SUBWORDS,
     STATES,
-    WRITTEN,
     Continuation,
     PhraseState,
     PhraseTable,
@@ -35,17 +33,14 @@ SPECIAL = 0  # a token that no phrase has, and that none may ask for
 tokens_of = st.integers(MARK, VOCABULARY - 1)
 sentences = st.lists(
     st.builds(
-        Found, st.lists(tokens_of, min_size=1, max_size=5), st.integers(0, 2), st.floats(-1, 1, width=32),
-        st.lists(tokens_of, max_size=6),
+        Found, st.lists(tokens_of, min_size=1, max_size=8), st.integers(0, 2), st.floats(-1, 1, width=32)
     ),
     min_size=0, max_size=6,
 )  # fmt: skip
 
 
 def test_a_table_moves_in_one_copy() -> None:
-    table = make_table(
-        [[Found([3, 4], 0, 0.5, [5])], [Found([6], 1, 0.25, []), Found([3], 0, 0.125, [7, 4])]]
-    )
+    table = make_table([[Found([3, 4, 5], 0, 0.5)], [Found([6], 1, 0.25), Found([3, 7, 4], 0, 0.125)]])
     moved = table.to(torch.device("meta"))
     tensors = [part for part in vars(moved).values() if isinstance(part, Tensor)]
     assert len(tensors) > 5 and len({part.untyped_storage()._cdata for part in tensors}) == 1
@@ -61,8 +56,8 @@ def may_begin(tokens: list[int], before: list[int], borders: np.ndarray = NOWHER
 
 
 def longest_prefix(found: Found, written: list[int], borders: np.ndarray = NOWHERE) -> int:
-    """Subwords of the phrase and what follows it that the hypothesis ends with, so that there is a next one."""
-    tokens = found.tokens
+    """Subwords of the phrase that the hypothesis ends with, so that there is a next one."""
+    tokens = found.phrase
     lengths = [
         n
         for n in range(1, len(tokens))
@@ -79,8 +74,6 @@ def contains(written: list[int], phrase: list[int], borders: np.ndarray = NOWHER
 
 
 def state_of(found: Found, length: int) -> int:
-    if length >= len(found.phrase):
-        return WRITTEN - 1 + sum(length >= least for least in FOLLOWED_AFTER)
     return sum(length >= least for least in BEGUN_AFTER) if length >= begun_after(found.phrase) else 0
 
 
@@ -98,7 +91,7 @@ def reference_votes(
     proposed = []
     for found in sentence:
         length = longest_prefix(found, written, borders)
-        token, state = found.tokens[length], state_of(found, length)
+        token, state = found.phrase[length], state_of(found, length)
         of_query = [other for other in sentence if other.query == found.query]
         covered = any(contains(written, other.phrase, borders) for other in of_query)
         score = weights["similarity"][0] * found.score
@@ -170,8 +163,8 @@ def test_all_steps_against_the_plain_formula(
 
 
 def prefixes_of(state: PhraseState) -> Tensor:
-    """The longest prefix of each phrase and its sentence that its hypothesis ends with and something follows."""
-    matched = (state.matched & state.table.phrases[state.rows, :, 3]).tolist()
+    """The longest prefix of each phrase that its hypothesis ends with and something follows."""
+    matched = (state.matched & state.table.phrases[state.rows, :, 2]).tolist()
     return torch.tensor([[bits.bit_length() for bits in row] for row in matched])
 
 
@@ -213,17 +206,12 @@ def check_row(values: Tensor, probs: Tensor, mass: float, wanted: list[tuple[int
 
 
 def test_every_number_of_subwords_has_a_state() -> None:
-    phrase = Found([2] * 8, 0, 0.5, [3] * 12)
-    states = [state_of(phrase, length) for length in range(len(phrase.tokens))]
-    assert {*states} == {0, *range(1, WRITTEN), *range(WRITTEN + 4, len(STATES))}
-    assert {state_of(Found([2], 0, 0.5, [3] * 12), length) for length in range(13)} == {
-        0,
-        *range(WRITTEN, len(STATES)),
-    }
+    phrase = Found([2] * 8, 0, 0.5)
+    assert {state_of(phrase, length) for length in range(8)} == {*range(len(STATES))}
 
 
-def test_the_longest_phrase_is_followed_to_its_end() -> None:
-    found = Found([1, 2] * (MAX_SUBWORDS // 2), 0, 0.9, [])
+def test_the_longest_phrase_is_continued_to_its_end() -> None:
+    found = Found([1, 2] * (MAX_SUBWORDS // 2), 0, 0.9)
     table = make_table([[found]])
     state = PhraseState(table, torch.tensor([0]))
     for length, token in enumerate(found.phrase):
@@ -233,20 +221,19 @@ def test_the_longest_phrase_is_followed_to_its_end() -> None:
     assert state.covered[0, 0] == 1
 
 
-def test_a_sentence_is_followed_through_words_that_no_phrase_has() -> None:
-    """The phrase is 2 3; its sentence goes on with 4 5 6, and another phrase of it, 5 6, is met on the way."""
+def test_a_phrase_proposes_nothing_beyond_its_end() -> None:
+    """The phrase 2 3 is written, and may only begin again; 3 5 has begun."""
     many = 2**16  # tokens before those of another sentence
-    other = Found([many + 2, many + 3], 0, 0.9, [])
+    other = Found([many + 2, many + 3], 0, 0.9)
     table = make_table(
-        [[other], [Found([2, 3], 0, 0.9, [4, 5, 6]), Found([5, 6], 1, 0.8, [7])]],
-        np.zeros((2, many + 4), bool),
+        [[other], [Found([2, 3], 0, 0.9), Found([3, 5], 1, 0.8)]], np.zeros((2, many + 4), bool)
     )
     state = PhraseState(table, torch.tensor([1]))
     proposed = []
-    for token in (2, 3, 4, 5):
+    for token in (2, 3, 4):
         state.advance(torch.tensor([token]))
         proposed.append(state.proposals().values[0].tolist())
-    assert proposed == [[3, 5], [4, 5], [5, 5], [6, 6]]
+    assert proposed == [[3, 3], [2, 5], [2, 3]]
     assert state.covered[0].tolist() == [1, 0]
 
 
@@ -283,14 +270,14 @@ def test_shares_are_limited_and_sum_to_one(token: float, phrase: float, most: fl
 
 
 def test_lanes_that_are_empty_say_nothing() -> None:
-    table = make_table([[], [Found([1, 2], 0, 0.5, [])]])
+    table = make_table([[], [Found([1, 2], 0, 0.5)]])
     votes = PhraseVotes().requires_grad_(False)
     state = PhraseState(table, torch.tensor([0, 1]))
     each = judge(votes, table, state, torch.zeros(2, VOCABULARY).log_softmax(dim=1))
     found = state.proposals().continuation(each, table.most_distinct)
     assert found.mass[0] == 0 and 0 < found.mass[1] < 1
     assert found.log_probs[0].tolist() == [-math.inf]
-    far = Found([2, 3], 0, -0.9, [])
+    far = Found([2, 3], 0, -0.9)
     prior = votes.prior(make_table([[far], [far, far]]))
     assert prior[0].tolist() == [prior[1, 0].item(), -math.inf]
     state = PhraseState(make_table([[far]]), torch.tensor([0, 0]))
@@ -303,7 +290,7 @@ def test_the_model_keeps_what_no_phrase_is_worth() -> None:
     votes = PhraseVotes().requires_grad_(False)
     masses = []
     for score in (0.9, 0.2):
-        table = make_table([[Found([2, 3], 0, score, [])]])
+        table = make_table([[Found([2, 3], 0, score)]])
         state = PhraseState(table, torch.tensor([0]))
         state.advance(torch.tensor([2]))
         log_probs = torch.tensor([[0.1, 0.1, 0.1, 1e-4, 0.6, 0.0499, 0.025, 0.025]]).log()
@@ -313,7 +300,7 @@ def test_the_model_keeps_what_no_phrase_is_worth() -> None:
 
 def test_votes_are_a_softmax_however_large_the_similarities() -> None:
     votes = PhraseVotes()
-    table = make_table([[Found([2, 3], 0, 60.0, []), Found([4, 3], 1, 59.0, [])]])
+    table = make_table([[Found([2, 3], 0, 60.0), Found([4, 3], 1, 59.0)]])
     each = judge(
         votes, table, PhraseState(table, torch.tensor([0])), torch.zeros(1, VOCABULARY).log_softmax(dim=1)
     )

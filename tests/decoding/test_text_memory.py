@@ -149,9 +149,8 @@ def test_tuning_stores_what_decoding_takes(
     def scored(system: System, tried: list[Candidate], samples: list[Any], base: bool = True) -> Any:
         bleu = {one.name: one.ensemble.find(TextMemory).settings.alpha for one in tried}
         bleu = {name: 2 - alpha if half and alpha else alpha for name, alpha in bleu.items()} | {"base": 1e-9}
-        return {n: TranslationScores(value, 0.0, "", "") for n, value in bleu.items()}, dict.fromkeys(
-            bleu, 1.0
-        )
+        scores = {n: TranslationScores(value, 0.0, "", "") for n, value in bleu.items()}
+        return scores, dict.fromkeys(bleu, 1.0), {}
 
     words = [*world.options("--no-progress-bar"), *subword_options(world)]
     words[words.index(str(world.datastore))] = str(store)
@@ -177,9 +176,8 @@ def test_for_speed_the_text_is_left_out_where_it_brings_little(
     def scored(system: System, tried: list[Candidate], samples: list[Any], base: bool = True) -> Any:
         out = {one.name: not one.ensemble.find(TextMemory).settings.alpha for one in tried} | {"base": False}
         scores = {name: TranslationScores(5 - 0.2 * without, 0.0, "", "") for name, without in out.items()}
-        return scores | {"base": TranslationScores(1.0, 0.0, "", "")}, {
-            n: 1 - 0.1 * one for n, one in out.items()
-        }
+        scores["base"] = TranslationScores(1.0, 0.0, "", "")
+        return scores, {n: 1 - 0.1 * one for n, one in out.items()}, {}
 
     words = world.options(
         "--no-progress-bar", "--datastore", build_text(references, False), *subword_options(world)
@@ -294,9 +292,8 @@ def test_text_is_from_then_on_for_the_model_that_it_was_tuned_with(
     def scored(system: System, tried: list[Candidate], samples: list[Any], base: bool = True) -> Any:
         # the text helps, in any tiny model
         bleu = {"base": 1.0, **dict.fromkeys((one.name for one in tried), 2.0)}
-        return {n: TranslationScores(value, 0.0, "", "") for n, value in bleu.items()}, dict.fromkeys(
-            bleu, 1.0
-        )
+        scores = {n: TranslationScores(value, 0.0, "", "") for n, value in bleu.items()}
+        return scores, dict.fromkeys(bleu, 1.0), {}
 
     with patch("fairseq_ccpr.evaluation.tune._decode", scored):
         call("tune", world.data_bin, *words, "--path", other, "--also", f"{world.data_bin}:test", "--bf16")

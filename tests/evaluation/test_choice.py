@@ -10,7 +10,7 @@ import pytest
 from fairseq_ccpr.evaluation import tune
 from fairseq_ccpr.evaluation.grids import TextWorth, Worth
 from fairseq_ccpr.evaluation.test_set import TranslationScores
-from fairseq_ccpr.evaluation.tune import QUALITY, SPEED, Trial
+from fairseq_ccpr.evaluation.tune import FAITHFUL, QUALITY, REFERENCES, SPEED, Trial
 
 
 def candidate(name: str, k: int = 0, trust: bool = False) -> Any:
@@ -63,9 +63,8 @@ def test_more_neighbours_must_gain(many: float, few: float, trust: bool, chosen:
 def test_leaving_the_text_out_is_timed_and_other_weights_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
     def decoded(system: Any, tried: list[Any], samples: Any, base: bool) -> Any:
         names = [one.name for one in tried] + ["base"] * base
-        return dict.fromkeys(names, TranslationScores(29.9, 0.0, "", "")), {"base": 4.0} | dict.fromkeys(
-            names[:1], 6.0
-        )
+        scores = dict.fromkeys(names, TranslationScores(29.9, 0.0, "", ""))
+        return scores, {"base": 4.0} | dict.fromkeys(names[:1], 6.0), {}
 
     monkeypatch.setattr(tune, "_decode", decoded)
     whole, half, none = map(candidate, ("whole", "half", "none"))
@@ -95,3 +94,20 @@ def test_of_equally_fast_ones_the_better_one() -> None:
         for name, value in {"a": 9.9, "b": 10.0, "base": 7.0}.items()
     }
     assert trial(SPEED, scores, {"a": 2.0, "b": 2.0, "base": 1.0}).choose(tried).name == "b"
+
+
+@pytest.mark.parametrize(
+    ("copied", "chosen"),
+    [
+        ({"a": 0.4, "b": 0.3, "c": 0.1}, "b"),  # c has less than half of the gain
+        ({"a": 0.4, "b": 0.5, "c": 0.6}, "a"),
+        ({"a": 0.2, "b": 0.1, "c": 0.1}, "a"),  # references share as much with the text
+    ],
+)
+def test_what_copies_less_keeps_half_of_the_gain(copied: dict[str, float], chosen: str) -> None:
+    tried = [candidate(name) for name in "abc"]
+    bleu = {"a": 30.0, "b": 26.0, "c": 24.0, "base": 20.0}
+    scores = {name: TranslationScores(value, 0.0, "", "") for name, value in bleu.items()}
+    decoded = trial(FAITHFUL, scores, {})
+    decoded.copied = {**copied, "base": 0.0, REFERENCES: 0.25}
+    assert decoded.choose(tried).name == chosen

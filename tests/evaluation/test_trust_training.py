@@ -28,7 +28,7 @@ from fairseq_ccpr.evaluation.fit import split
 from fairseq_ccpr.evaluation.grids import force_decode_text
 from fairseq_ccpr.evaluation.test_set import OtherText, TranslationScores, batches, decode, other_texts
 from fairseq_ccpr.evaluation.training import WeighedText, train_trust, worths
-from fairseq_ccpr.evaluation.tune import BATCHES, SAMPLED, Candidate, tune
+from fairseq_ccpr.evaluation.tune import BATCHES, REFERENCES, SAMPLED, Candidate, tune
 from fairseq_ccpr.inference.system import System
 from fairseq_ccpr.text.pairs import read_pairs
 from tests.decoding.test_trust import parts_of
@@ -373,9 +373,8 @@ def test_phrases_that_translate_worse_are_left_out(
         bleu = {one.name: 1.0 + (one.ensemble.find(PhraseMemory) is None) for one in tried} | {
             "base": 0.5 if helps else 3.0
         }
-        return {n: TranslationScores(value, 0.0, "", "") for n, value in bleu.items()}, dict.fromkeys(
-            bleu, 1.0
-        )
+        scores = {n: TranslationScores(value, 0.0, "", "") for n, value in bleu.items()}
+        return scores, dict.fromkeys(bleu, 1.0), {}
 
     options = world.options("--no-progress-bar")
     chosen = tmp_path / "options"
@@ -391,33 +390,40 @@ def test_phrases_that_translate_worse_are_left_out(
 
 
 @pytest.mark.parametrize(
-    ("loss", "at_base", "given", "kept"),
+    ("loss", "given", "kept"),
     [
-        (0.2, 1.0, [], "3"),
-        (0.4, 1.0, [], "12"),
-        (0.2, 4.9, [], "12"),  # or nothing would be left of what helps
-        (0.2, 1.0, ["--phrases-consent", 2], "2"),
-        (0.2, 1.0, ["--phrases-consent", 12], "12"),
+        (-0.1, [], "3"),
+        (0.1, [], "12"),
+        (0.1, ["--prefer", "faithful"], "3"),
+        (2.5, ["--prefer", "faithful"], "12"),  # more than half of the gain
+        (-0.1, ["--phrases-consent", 2], "2"),
+        (-0.1, ["--phrases-consent", 12], "12"),
     ],
 )
-def test_votes_are_bounded_where_that_costs_little(
-    world: World, phrases: list, tmp_path: Path, loss: float, at_base: float, given: list, kept: str
+def test_votes_are_bounded_where_translations_are_better_or_more_faithful(
+    world: World, phrases: list, tmp_path: Path, loss: float, given: list, kept: str
 ) -> None:
     def scored(system: System, tried: list[Candidate], samples: list[Any], base: bool = True) -> Any:
-        bleu = {
-            one.name: 5.0 - loss * (one.ensemble.find(PhraseMemory).settings.consent == CONSENT)
-            for one in tried
-        }
-        bleu["base"] = at_base
-        return {n: TranslationScores(value, 0.0, "", "") for n, value in bleu.items()}, dict.fromkeys(
-            bleu, 1.0
-        )
+        bounds = {one.name: one.ensemble.find(PhraseMemory).settings.consent == CONSENT for one in tried}
+        bleu = {name: 5.0 - loss * bound for name, bound in bounds.items()} | {"base": 1.0}
+        scores = {n: TranslationScores(value, 0.0, "", "") for n, value in bleu.items()}
+        shares = {name: 0.2 if bound else 0.4 for name, bound in bounds.items()}
+        return scores, dict.fromkeys(bleu, 1.0), {**shares, "base": 0.0, REFERENCES: 0.1}
 
     chosen = tmp_path / "options"
     with patch("fairseq_ccpr.evaluation.tune._decode", scored):
         call("tune", *world.options("--no-progress-bar"), *map(str, phrases), *given, "--output", chosen)
     words = chosen.read_text().split()
     assert words[words.index("--phrases-consent") + 1] == kept
+
+
+def test_what_is_copied_is_printed_where_there_is_a_text(world: World, phrases: list, tmp_path: Path) -> None:
+    words = [*world.options("--no-progress-bar"), *map(str, phrases)]
+    shown = call("tune", *words, "--output", tmp_path / "options").stdout
+    assert "BLEU speed copied\n" in shown
+    shares = [float(one) for one in re.findall(r"^ *[\d.]+ +\d+% +([\d.]+)%  ", shown, re.MULTILINE)]
+    assert len(shares) >= 2 and max(shares) > 0
+    assert re.search(r"copied: of the subwords, in runs of 7 .* of the references [\d.]+%", shown)
 
 
 def test_phrases_that_are_left_out_by_hand_stay_out(world: World, joint: list, tmp_path: Path) -> None:

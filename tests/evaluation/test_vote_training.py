@@ -64,9 +64,8 @@ def test_votes_go_with_trust_and_decode(world: World, phrases: list[object], tmp
 
     def scored(system: System, tried: list[Candidate], samples: list[Any], base: bool = True) -> Any:
         bleu = {one.name: 1.0 + (one.ensemble.trust is not None) for one in tried} | {"base": 0.5}
-        return {n: TranslationScores(value, 0.0, "", "") for n, value in bleu.items()}, dict.fromkeys(
-            bleu, 1.0
-        )
+        scores = {n: TranslationScores(value, 0.0, "", "") for n, value in bleu.items()}
+        return scores, dict.fromkeys(bleu, 1.0), {}
 
     words = [*world.options("--no-progress-bar"), *map(str, phrases)]
     with patch("fairseq_ccpr.evaluation.tune._decode", scored):

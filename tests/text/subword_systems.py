@@ -16,7 +16,7 @@ from fairseq.data.encoders.moses_tokenizer import MosesTokenizer, MosesTokenizer
 from fairseq.data.encoders.sentencepiece_bpe import SentencepieceBPE
 from fairseq.data.encoders.subword_nmt_bpe import SubwordNMTBPE
 
-from fairseq_ccpr.text.decoder_subwords import DecoderSubwords, Pieces
+from fairseq_ccpr.text.decoder_subwords import DecoderSubwords
 from fairseq_ccpr.text.pairs import read_pairs
 from fairseq_ccpr.text.schemes import MOSES
 from fairseq_ccpr.text.words import kinds_of
@@ -138,9 +138,3 @@ class Given:
 def encode_line(dictionary: Dictionary, symbols: list[str]) -> torch.Tensor:
     ids = dictionary.encode_line(" ".join(symbols), add_if_not_exist=False).long()
     return torch.cat([torch.full((3,), dictionary.pad()), ids])  # as in a batch, where padding is on the left
-
-
-def following_ids(subwords: DecoderSubwords, pieces: Pieces, end: int, most: int) -> list[int]:
-    """Up to `most` token ids of what follows text[:end] in its sentence, before the first unknown piece."""
-    ids = [one for one, start in zip(pieces.ids, pieces.starts) if start >= end][:most]
-    return list(itertools.takewhile(lambda one: one != subwords.dictionary.unk(), ids))

@@ -27,7 +27,6 @@ from tests.text.subword_systems import (
     decoder_subwords,
     dictionary_of,
     encode_line,
-    following_ids,
     little_moses,
     real_bpe,
     real_moses,
@@ -176,25 +175,22 @@ def test_phrases_after_a_quote_are_written_as_after_a_space_and_the_reverse(name
     subwords, phrase = decoder_subwords(*SYSTEMS[name]()), "the house"
     sentences = [f"Go to the house{rest}", f'Go to "the house{rest}']
     spans = [(text.index(phrase), text.index(phrase) + len(phrase)) for text in sentences]
-    candidates: Any = PhraseCandidates(None, lambda: subwords, None, 2)  # type: ignore[arg-type]
-    own: list[tuple[list[int], list[int]]] = []
-    for text, (start, end) in zip(sentences, spans):
-        ids = subwords.slice(pieces := subwords.split(text), start, end)
-        own.append((ids, following_ids(subwords, pieces, end, 2)) if ids else ([], []))
+    candidates: Any = PhraseCandidates(None, lambda: subwords, None)  # type: ignore[arg-type]
+    own = [subwords.slice(subwords.split(text), *span) or [] for text, span in zip(sentences, spans)]
     if (name, rest[:1]) == ("three letters", ","):
-        assert not own[0][0]  # a piece has the end of the word and the comma
+        assert not own[0]  # a piece has the end of the word and the comma
         return
-    assert own[0][0] and bool(own[0][1]) == bool(rest)
+    assert own[0]
     counted = subwords.pieces
 
-    def variants(number: int, sign: bool) -> list[tuple[list[int], list[int]]]:
+    def variants(number: int, sign: bool) -> list[list[int]]:
         """All ways to write the phrase of a sentence where its source phrase stands after a sign, or not."""
         one = np.zeros(1, int)
         alone = Candidates.of(own[number : number + 1], one, one, one)
         of = candidates.with_variants(
             alone, np.array([sign]), lambda query, rank: (sentences[number], *spans[number])
         )
-        return [(row[:n].tolist(), row[n:m].tolist()) for row, n, m in zip(of.tokens, of.lengths, of.extents)]
+        return [row[:n].tolist() for row, n in zip(of.tokens, of.lengths)]
 
     if name in ("unigram", "bpe"):
         assert own[0] != own[1] and variants(0, False) == own[:1]

@@ -1,0 +1,46 @@
+"""How much of translations is copied from a text, against a plain reference."""
+
+from __future__ import annotations
+
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+
+from fairseq_ccpr.evaluation import copying
+from fairseq_ccpr.evaluation.copying import STRETCH, copied
+
+
+def plain(translations: list[np.ndarray], text: list[int]) -> float:
+    known = {tuple(text[at : at + STRETCH]) for at in range(len(text) - STRETCH + 1)}
+    marked = 0
+    for one in translations:
+        ids = one.tolist()
+        marked += len(
+            {
+                i
+                for at in range(len(ids) - STRETCH + 1)
+                if tuple(ids[at : at + STRETCH]) in known
+                for i in range(at, at + STRETCH)
+            }
+        )
+    return marked / max(1, sum(map(len, translations)))
+
+
+@pytest.mark.parametrize("block", [1, 50, 1 << 20])
+def test_the_share_is_that_of_a_plain_count(block: int, rng: np.random.Generator) -> None:
+    text = rng.integers(4, 9, 400)
+    systems = {
+        "random": [rng.integers(4, 9, n) for n in (0, 3, 40, 200)],
+        "half": [np.concatenate([rng.integers(4, 9, 20), text[at : at + 30]]) for at in (0, 100, 370)],
+        "whole": [text[60:90], text[:STRETCH]],
+        "nothing": [],
+    }
+    with patch.object(copying, "BLOCK", block):
+        found = copied(systems, text.astype(np.uint16))
+    assert found == {name: pytest.approx(plain(each, text.tolist())) for name, each in systems.items()}
+    assert found["whole"] == 1 and found["nothing"] == 0 and 0.4 < found["half"] < 1
+
+
+def test_an_empty_text_has_nothing(rng: np.random.Generator) -> None:
+    assert copied({"a": [rng.integers(4, 9, 40)]}, np.zeros(0, np.int32)) == {"a": 0.0}
