@@ -1,0 +1,132 @@
+"""Several datastores of one model by name: each as it is alone, some of them together, learning into one."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from fairseq_ccpr import Translator
+from fairseq_ccpr.decoding.joint_ensemble import JointEnsemble
+from fairseq_ccpr.decoding.mixture import Vote
+from fairseq_ccpr.errors import ConfigurationError, DatastoreError
+from fairseq_ccpr.inference.system import Translation
+from fairseq_ccpr.text.pairs import read_pairs
+from tests.helpers import call
+from tests.small_models import World, build, subword_options
+
+KEEN: dict[str, Any] = {"max_len_b": 45, "device": "cpu", "tokens_lambda": 0.9, "tokens_temperature": 5}
+
+
+@pytest.fixture(scope="module")
+def pairs(world: World) -> list[tuple[str, str]]:
+    return list(read_pairs(world.folder / "test.tsv"))
+
+
+@pytest.fixture(scope="module")
+def stores(world: World, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The datastore of all tests, one of half its text, and an empty one."""
+    folder = tmp_path_factory.mktemp("memories")
+    stores = {"cars": folder / "cars", "bikes": folder / "bikes", "empty": folder / "empty"}
+    shutil.copytree(world.datastore, stores["cars"])
+    build(world, stores["bikes"], "--fraction", 0.5)
+    where = ["--path", world.model, "--data", world.data_bin, *subword_options(world), "--cpu"]
+    call("build memory", *where, "--output", stores["empty"])
+    return stores
+
+
+@pytest.fixture(scope="module")
+def translator(stores: dict[str, Path]) -> Iterator[Translator]:
+    with Translator(datastore=stores, **KEEN) as one:
+        yield one
+
+
+class Outcome(list[Translation]):
+    """Translations that are equal to others of the same texts with nearly the same scores."""
+
+    def __eq__(self, other: object) -> bool:
+        assert isinstance(other, Outcome)
+        return [one.text for one in self] == [one.text for one in other] and all(
+            one.token_scores == pytest.approx(another.token_scores, abs=1e-4)
+            for one, another in zip(self, other)
+        )
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+
+def outcome(translator: Translator, sentences: list[str], *memory: str) -> Outcome:
+    return Outcome(translator.translate(sentences, memory=memory))
+
+
+def test_each_is_what_it_is_alone_and_they_share_the_model(
+    translator: Translator, stores: dict[str, Path], sentences: list[str]
+) -> None:
+    found = {name: outcome(translator, sentences, name) for name in stores}
+    assert translator["bikes"].models is translator["cars"].models is translator.models
+    assert outcome(translator, sentences) == found["cars"] != found["bikes"] != found["empty"]
+    for name, store in stores.items():
+        alone = Translator(datastore=store, **KEEN)
+        assert outcome(alone, sentences) == found[name]
+        assert translator[name].signature == alone.signature
+
+
+def test_together_each_keeps_its_odds_against_the_model(translator: Translator, sentences: list[str]) -> None:
+    found = outcome(translator, sentences, "cars", "bikes")
+    assert found == outcome(translator, sentences, "bikes", "cars")
+    assert outcome(translator, sentences, "cars", "empty") == outcome(translator, sentences, "cars")
+    assert found != outcome(translator, sentences, "cars") and found != outcome(translator, sentences, "bikes")
+
+    ensemble = translator.over(["cars", "bikes", "empty"]).ensemble
+    assert isinstance(ensemble, JointEnsemble)
+    weights = torch.rand(3, 5, generator=torch.Generator().manual_seed(1))
+    weights[1, 0] = 0
+    named = torch.zeros(5, 1, dtype=torch.long)
+    votes = ensemble.decided(SimpleNamespace(), [Vote(named, named.float(), weight) for weight in weights])  # type: ignore[arg-type]
+    for column, one in enumerate(weights.T.tolist()):
+        odds = [weight / (1 - weight) for weight in one]
+        wanted = [each / (1 + sum(odds)) for each in odds]
+        assert [float(vote.weight[column]) for vote in votes] == pytest.approx(wanted, abs=1e-5)
+
+
+def test_what_is_learned_into_one_counts_where_that_is_named(
+    translator: Translator, stores: dict[str, Path], pairs: list[tuple[str, str]]
+) -> None:
+    (source, target), (_, other) = pairs[:2]
+    before = outcome(translator, [source])
+    ids = [translator[name].learn(source, text).id for name, text in (("bikes", target), ("empty", other))]
+    assert outcome(translator, [source]) == before, "not in the first"
+    for memory, wanted in (
+        (["bikes"], target),
+        (["empty"], other),
+        (["cars", "bikes"], target),
+        (["empty", "cars", "bikes"], other),
+        (["bikes", "cars", "empty"], target),
+    ):
+        (one,) = translator.translate([source], memory=memory)
+        assert one.text == wanted, memory
+    assert not translator.memory() and [one.target for one in translator["bikes"].memory()] == [target]
+    for name, number in zip(("bikes", "empty"), ids):
+        translator[name].forget(number)
+    assert outcome(translator, [source], "cars", "empty") == before
+
+
+def test_what_is_refused(translator: Translator, stores: dict[str, Path], world: World) -> None:
+    together = translator.over(["cars", "bikes"])
+    for refused, sentence in (
+        (lambda: translator["trucks"], "there is no memory trucks: there is cars and bikes and empty"),
+        (lambda: translator.translate(["ja"], memory="boats"), "there is no memory boats"),
+        (lambda: together.learn("ja", "yes"), "several memories together do not learn: name one"),
+        (lambda: together.explain("ja"), "several memories together translate, .* name one of them"),
+        (lambda: Translator(datastore=stores["cars"])["cars"], "there is no memory cars: there is none with"),
+        (lambda: Translator(datastore={"a,b": stores["cars"]}), "a memory is called 'a,b': use letters"),
+    ):
+        with pytest.raises(ConfigurationError, match=sentence):
+            refused()
+    with pytest.raises(DatastoreError, match="was built with another model"):
+        Translator(world.other_model, datastore=stores)
