@@ -59,9 +59,10 @@ class Translator(System):
         path: the model's checkpoint; several of an ensemble are separated by colons. Left out, the one that
             the datastore was built with.
         datastore: a folder with tokens, phrases or both; two folders, separated by a colon, where they are
-            apart. Left out, the model translates alone. Several of one model by name, such as `{"cars": "datastores/cars",
-            "bikes": "datastores/bikes"}`: `translate(texts, memory=["cars", "bikes"])` uses both, `translator["bikes"]`
-            is a translator over one that learns, and what does not say which has the first.
+            apart. Left out, the model translates alone. Several of one model by name, such as
+            `{"cars": "datastores/cars", "bikes": "datastores/bikes"}`: `translate(texts, memory=["cars", "bikes"])`
+            uses both together, `translator["bikes"]` translates, learns and explains with one, and whoever names
+            none has the first.
         data: a folder with the model's dictionaries, such as DATA_BIN. Left out, they are found in the
             datastore, or next to the model; so are the subwords, unless `bpe` and `sentencepiece_model` or
             `bpe_codes` name them.

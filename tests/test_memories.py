@@ -28,16 +28,19 @@ def pairs(world: World) -> list[tuple[str, str]]:
     return list(read_pairs(world.folder / "test.tsv"))
 
 
-@pytest.fixture(scope="module")
-def stores(world: World, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The datastore of all tests, one of half its text, and an empty one."""
-    folder = tmp_path_factory.mktemp("memories")
+def make_stores(world: World, folder: Path) -> dict[str, Path]:
+    """Make a copy of the datastore of all tests, one of half its text, and an empty one."""
     stores = {"cars": folder / "cars", "bikes": folder / "bikes", "empty": folder / "empty"}
     shutil.copytree(world.datastore, stores["cars"])
     build(world, stores["bikes"], "--fraction", 0.5)
     where = ["--path", world.model, "--data", world.data_bin, *subword_options(world), "--cpu"]
     call("build memory", *where, "--output", stores["empty"])
     return stores
+
+
+@pytest.fixture(scope="module")
+def stores(world: World, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return make_stores(world, tmp_path_factory.mktemp("memories"))
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +83,9 @@ def test_together_each_keeps_its_odds_against_the_model(translator: Translator, 
     found = outcome(translator, sentences, "cars", "bikes")
     assert found == outcome(translator, sentences, "bikes", "cars")
     assert outcome(translator, sentences, "cars", "empty") == outcome(translator, sentences, "cars")
-    assert found != outcome(translator, sentences, "cars") and found != outcome(translator, sentences, "bikes")
+    assert found != outcome(translator, sentences, "cars") and found != outcome(
+        translator, sentences, "bikes"
+    )
 
     ensemble = translator.over(["cars", "bikes", "empty"]).ensemble
     assert isinstance(ensemble, JointEnsemble)

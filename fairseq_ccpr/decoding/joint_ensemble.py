@@ -2,9 +2,9 @@
 
     p = (p_NMT + sum of o_i p_i) / (1 + sum of o_i),   o_i = w_i / (1 - w)
 
-where w_i is the weight that memory i has with its own datastore alone, by trust and settings of that, and w the
-sum of the weights of that datastore's memories. So each memory keeps the odds against the model that it has
-alone: one that has nothing to say changes nothing, and the order of datastores does not count. Only of
+where w_i is the weight that memory i has with its own datastore alone, by trust and settings of that, and w
+the sum of the weights of that datastore's memories. So each memory keeps the odds against the model that it
+has alone: one that has nothing to say changes nothing, and the order of datastores does not count. Only of
 corrections of the same source the first datastore's is written.
 """
 
@@ -25,7 +25,7 @@ from fairseq_ccpr.decoding.mixture import ALMOST_ALL, Distribution, Vote
 from fairseq_ccpr.decoding.trust import Trust
 from fairseq_ccpr.errors import ConfigurationError
 
-ALONE = "several memories together translate, and are neither scored nor explained: name one of them"
+REFUSAL = "several memories together translate, and are neither scored nor explained: name one of them"
 
 
 class JointEnsemble(RetrievalEnsemble):
@@ -37,7 +37,9 @@ class JointEnsemble(RetrievalEnsemble):
 
     def __init__(self, members: Sequence[RetrievalEnsemble]) -> None:
         first = members[0]
-        owned = [(own, member) for member in members for own in member.memories if _counts(own, member, first)]
+        owned = [
+            (own, member) for member in members for own in member.memories if _counts(own, member, first)
+        ]
         # what acts last has the last word
         corrections = [one for one in reversed(owned) if isinstance(one[0], CorrectionMemory)]
         owned = [one for one in owned if not isinstance(one[0], CorrectionMemory)] + corrections
@@ -56,21 +58,21 @@ class JointEnsemble(RetrievalEnsemble):
 
     def decided(self, model: Distribution | ForcedText, votes: list[Vote]) -> list[Vote]:
         """Return the votes with the weights that they have in the end, see the module."""
-        waiting, odds = iter(votes), []
+        waiting, odds = iter(votes), list[Vote]()
         for member in self.members:
-            own = member.decided(model, [next(waiting) for _ in member.voting])
-            left = [1 - sum(vote.weight for vote in own).clamp_max(ALMOST_ALL)] if own else []
-            odds += [vote._replace(weight=vote.weight / left[0]) for vote in own]
+            if own := member.decided(model, [next(waiting) for _ in member.voting]):
+                left = 1 - torch.stack([vote.weight for vote in own]).sum(dim=0).clamp_max(ALMOST_ALL)
+                odds += [vote._replace(weight=vote.weight / left) for vote in own]
         if not odds:
             return odds
         total = 1 + torch.stack([vote.weight for vote in odds]).sum(dim=0)
         return [vote._replace(weight=vote.weight / total) for vote in odds]
 
     def with_memories(self, memories: Sequence[Memory], trust: Trust | None) -> RetrievalEnsemble:
-        raise ConfigurationError(ALONE)
+        raise ConfigurationError(REFUSAL)
 
     def force_decode(self, sample: dict[str, Any], temperature: float | None = None) -> ForcedText:
-        raise ConfigurationError(ALONE)
+        raise ConfigurationError(REFUSAL)
 
     def signature(self) -> str:
         return " and ".join(member.signature() for member in self.members)

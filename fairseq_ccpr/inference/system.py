@@ -15,7 +15,7 @@ from functools import cached_property
 from itertools import chain, islice, repeat
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import torch
 from fairseq import tasks, utils
@@ -188,13 +188,14 @@ class System:
         if memories := self.task.build_memories(self.models):
             self.ensemble = self.task.join(self.models, memories)
             self.ensemble.temperature = cfg.generation.temperature
-        self.members: tuple[Self, ...] = (self,)
-        self.named: dict[str, Self] = dict.fromkeys(list(named)[:1] or [""], self)
+        myself = cast(Self, self)
+        self.members: tuple[Self, ...] = (myself,)
+        self.named: dict[str, Self] = dict.fromkeys(list(named)[:1] or [""], myself)
         self._together: dict[tuple[str, ...], Self] = {}
         for name, other in list(named.items())[1:]:
-            self.named[name] = system = type(self).__new__(type(self))
-            System.__init__(system, other, self.device, models=self.models)
-            system.named = self.named
+            made: Any = type(self).__new__(type(self))
+            System.__init__(made, other, self.device, models=self.models)
+            made.named, self.named[name] = self.named, made
         if models is None and self.device.type != "cpu" and self.task.precision == BF16:
             for model in self.models:  # after they were identified by their parameters, which bf16 rounds
                 model.bfloat16()
@@ -236,7 +237,9 @@ class System:
         if names not in self._together:
             members = tuple(self.named[name] for name in names)
             made = copy.copy(members[0])
-            cached = [name for name in vars(made) if isinstance(getattr(type(made), name, None), cached_property)]
+            cached = [
+                name for name in vars(made) if isinstance(getattr(type(made), name, None), cached_property)
+            ]
             for name in cached:  # which is the member's
                 delattr(made, name)
             made.members, made._of_thread = members, threading.local()

@@ -31,8 +31,8 @@ from fairseq_ccpr.errors import CcprError, ConfigurationError
 from fairseq_ccpr.evaluation.explanation import STYLES, TOKENS, Explanation, as_json, as_page
 from fairseq_ccpr.evaluation.page import fill
 from fairseq_ccpr.server import parameters as given
-from fairseq_ccpr.server.access import LOG_NOTHING, LOG_TEXTS, LOOPBACK, Limits, fits, foreign
-from fairseq_ccpr.server.parameters import Parameters, bad
+from fairseq_ccpr.server.access import LOG_NOTHING, LOG_TEXTS, LOOPBACK, Limits, foreign, memories_of
+from fairseq_ccpr.server.parameters import OPENED, Parameters, bad
 from fairseq_ccpr.server.service import Service
 from fairseq_ccpr.server.work import BusyError
 from fairseq_ccpr.translator import Translator
@@ -53,6 +53,7 @@ FULL_BODY = b'{"error": "too many connections are open: try again later"}'
 FULL = b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nconnection: close\r\n" + (
     b"content-length: %d\r\n\r\n%b" % (len(FULL_BODY), FULL_BODY)
 )
+BEARERS = ("bearer", "deepl-auth-key")  # of a key, as Authorization
 LACKING = ("/translate_file", "/download_file", "/metrics", "/spec", "/docs")
 
 
@@ -88,8 +89,9 @@ def endpoint(
             )
             asked |= own
             kind, _, bearer = request.headers.get("authorization", "").partition(" ")
-            key = asked.get("api_key", bearer if kind.lower() == "bearer" else None)
-            if limits.key is not None and not open_to_all and not fits(limits.key, key):
+            key = asked.get("api_key", bearer if kind.lower() in BEARERS else None)
+            asked[OPENED] = memories_of(limits.keys, key) if limits.keys and not open_to_all else ()
+            if asked[OPENED] is None:
                 raise bad(
                     "the API key is missing or wrong: send it as api_key, or as Authorization: Bearer", 403
                 )

@@ -590,7 +590,7 @@ def test_a_key_keeps_others_out(
     new_translator: Callable[[], Translator], capfd: pytest.CaptureFixture[str], pairs: list[tuple[str, str]]
 ) -> None:
     key, source = "a key of mine", pairs[0][0]
-    with served(new_translator(), key=key) as server:
+    with served(new_translator(), keys={key: ()}) as server:
         for given in ({}, {"api_key": "another"}, {"api_key": 3}):
             status, answer = server.ask("/translate", "POST", q=source, **given)
             assert status == 403 and "the API key is missing or wrong" in answer["error"]
