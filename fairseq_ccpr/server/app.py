@@ -32,6 +32,7 @@ from fairseq_ccpr.evaluation.explanation import STYLES, TOKENS, Explanation, as_
 from fairseq_ccpr.evaluation.page import fill
 from fairseq_ccpr.server import parameters as given
 from fairseq_ccpr.server.access import LOG_NOTHING, LOG_TEXTS, LOOPBACK, Limits, foreign, memories_of
+from fairseq_ccpr.server.deepl import PREFIXES, DeepL
 from fairseq_ccpr.server.parameters import OPENED, Parameters, bad
 from fairseq_ccpr.server.service import Service
 from fairseq_ccpr.server.work import BusyError
@@ -98,9 +99,13 @@ def endpoint(
             handling = handler(asked)  # which itself receives a file
             response = _respond(await (handling if file else _unless_gone(request, handling)), request)
         except Exception as error:
-            response = _refuse(error, limits.log)
+            response = _refuse(request, error, limits.log)
         if limits.log != LOG_NOTHING:
-            text = f" {asked.get('q', '')!r} {asked.get('s', '')!r}" if limits.log == LOG_TEXTS else ""
+            text = (
+                f" {asked.get('q', asked.get('text', ''))!r} {asked.get('s', '')!r}"
+                if limits.log == LOG_TEXTS
+                else ""
+            )
             took = 1000 * (time.perf_counter() - start)
             logger.info(
                 "%s %r %d %.0f ms%s", request.method, request.scope["path"], response.status_code, took, text
@@ -136,7 +141,7 @@ def _respond(answer: Any, request: Request) -> Response:
     return answer if isinstance(answer, Response) else JSONResponse(answer)
 
 
-def _refuse(error: Exception, log: str) -> Response:
+def _refuse(request: Request, error: Exception, log: str) -> Response:
     if isinstance(error, HTTPException):
         status, sentence = error.status_code, error.detail
     elif isinstance(error, CcprError | BusyError):
@@ -150,7 +155,7 @@ def _refuse(error: Exception, log: str) -> Response:
         )
         logger.error("a request failed: %s", "".join(told))
         status, sentence = 500, "the server has a fault, which its log tells"
-    return JSONResponse({"error": sentence}, status)
+    return JSONResponse(_told(request, sentence), status)
 
 
 async def _refused(request: Request, error: Exception) -> Response:
@@ -158,13 +163,18 @@ async def _refused(request: Request, error: Exception) -> Response:
     if isinstance(error, HTTPException) and error.status_code == 405:
         allow = (error.headers or {}).get("Allow", "")
         told = f"{request.method} is not allowed for {path}: use {' or '.join(sorted({*allow.split(', ')} - {'HEAD'}))}"
-        return JSONResponse({"error": told}, 405, {"Allow": allow})
+        return JSONResponse(_told(request, told), 405, {"Allow": allow})
     lacks = (
         ", which LibreTranslate has: this server translates text and HTML, no files"
         if path in LACKING
         else ""
     )
-    return JSONResponse({"error": f"there is no path {path}{lacks}"}, 404)
+    return JSONResponse(_told(request, f"there is no path {path}{lacks}"), 404)
+
+
+def _told(request: Request, sentence: str) -> dict[str, str]:
+    """Tell an error as clients of the path read it."""
+    return {"message" if request.scope["path"].startswith(PREFIXES) else "error": sentence}
 
 
 def make_app(service: Service) -> Starlette:
@@ -174,6 +184,8 @@ def make_app(service: Service) -> Starlette:
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         yield
         await asyncio.to_thread(service.work.close)
+
+    deepl = DeepL(service)
 
     async def root(request: Request) -> Response:
         return HTMLResponse(page(service.of_page()), headers={"Content-Security-Policy": PAGE_POLICY})
@@ -197,6 +209,10 @@ def make_app(service: Service) -> Starlette:
             route("/memory.tmx", service.export, "GET"),
             route("/memory/{id}", service.forget, "DELETE"),
             route("/explain", service.explain, "GET", "POST"),
+            route("/v2/translate", deepl.translate, "POST"),
+            route("/v2/languages", deepl.languages, "GET", "POST"),
+            route("/v2/usage", deepl.usage, "GET", "POST"),
+            route("/v2/glossary-language-pairs", deepl.glossary_pairs, "GET"),
         ],
         exception_handlers={HTTPException: _refused},
         lifespan=lifespan,
