@@ -61,8 +61,7 @@ class Translator(System):
         datastore: a folder with tokens, phrases or both; two folders, separated by a colon, where they are
             apart. Left out, the model translates alone. Several of one model by name, such as
             `{"cars": "datastores/cars", "bikes": "datastores/bikes"}`: `translate(texts, memory=["cars", "bikes"])`
-            uses both together, `translator["bikes"]` translates, learns and explains with one, and whoever names
-            none has the first.
+            uses both together, `translator["bikes"]` is a translator over one, and none that is named the first.
         data: a folder with the model's dictionaries, such as DATA_BIN. Left out, they are found in the
             datastore, or next to the model; so are the subwords, unless `bpe` and `sentencepiece_model` or
             `bpe_codes` name them.
@@ -245,6 +244,8 @@ class Translator(System):
             tokens = one.find_memory(TokenMemory)
             if tokens is not None and isinstance(tokens.learned, LearnedMemory):
                 tokens.learned.store.close()
+        for session in list(self._sessions):
+            self.end(session)
 
     @cached_property
     def _learner(self) -> Learner:

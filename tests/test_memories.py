@@ -15,6 +15,7 @@ from fairseq_ccpr import Translator
 from fairseq_ccpr.decoding.joint_ensemble import JointEnsemble
 from fairseq_ccpr.decoding.mixture import Vote
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
+from fairseq_ccpr.inference import system
 from fairseq_ccpr.inference.system import Translation
 from fairseq_ccpr.text.pairs import read_pairs
 from tests.helpers import call
@@ -135,3 +136,23 @@ def test_what_is_refused(translator: Translator, stores: dict[str, Path], world:
             refused()
     with pytest.raises(DatastoreError, match="was built with another model"):
         Translator(world.other_model, datastore=stores)
+
+
+def test_sessions_are_gone_when_too_many_or_too_old(
+    stores: dict[str, Path], pairs: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (source, target), (_, other) = pairs[2:4]
+    monkeypatch.setattr(system, "MOST_SESSIONS", 2)
+    with Translator(datastore=stores["cars"], **KEEN) as translator:
+        (before,) = translator.translate([source])
+        for name, text in ((":a", target), (":b", other)):
+            translator.over([name]).learn(source, text)
+            assert [one.text for one in translator.translate([source], memory=[name, ""])] == [text]
+        folders = [one.folder.name for one in translator._sessions.values()]
+        translator.over([":a", ""])
+        translator.over([":c"])
+        assert sorted(translator._sessions) == [":a", ":c"], "the one that was not named for longest"
+        translator._sessions[":a"].used -= system.SESSION_SECONDS + 1
+        (one,) = translator.translate([source], memory=[":b", ""])
+        assert one.text == before.text and sorted(translator._sessions) == [":b", ":c"]
+    assert not translator._sessions and not any(Path(folder).exists() for folder in folders)

@@ -7,6 +7,7 @@ import copy
 import logging
 import re
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, islice, repeat
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import MappingProxyType
 from typing import Any, Self, cast
 
@@ -22,11 +24,13 @@ from fairseq import tasks, utils
 from fairseq.data import data_utils
 from torch import Tensor
 
+from fairseq_ccpr.building.token_build import write_empty_store
 from fairseq_ccpr.datastore.preprocessing import Preprocessing
 from fairseq_ccpr.decoding.correction_memory import CorrectionMemory
 from fairseq_ccpr.decoding.ensemble import TEXTS, M, RetrievalEnsemble
 from fairseq_ccpr.decoding.joint_ensemble import JointEnsemble
 from fairseq_ccpr.decoding.learned_memory import LearnedMemory
+from fairseq_ccpr.decoding.options import NO_TRUST
 from fairseq_ccpr.decoding.retrieval_task import RetrievalTask
 from fairseq_ccpr.decoding.token_memory import TokenMemory
 from fairseq_ccpr.device import AUTO, BF16, FP16, choose_device, compute_on_one_thread, one_thread
@@ -34,6 +38,7 @@ from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.inference.resources import configure_system, preprocessing_of
 from fairseq_ccpr.inference.unknown import OFF, copies, given_text, nothing_known
 from fairseq_ccpr.models.checkpoint import load_models
+from fairseq_ccpr.models.key_layer import KEY_LAYERS
 from fairseq_ccpr.paths import split_paths
 from fairseq_ccpr.text.decoder_subwords import loading_subwords, split_text, target_steps
 from fairseq_ccpr.text.pairs import one_line
@@ -43,6 +48,8 @@ MAX_UNKNOWN = 0.1  # fraction of unknown subwords above which something is wrong
 HELD = "\0"  # in place of an unknown token, until it is known as what it is written
 NUMBERS_AT_ONCE = 1 << 28  # of the distributions of batches that are decoded at once
 FEW_HYPOTHESES = 16  # up to which one thread is faster than several
+SESSION = ":"  # with which its name begins
+MOST_SESSIONS, SESSION_SECONDS = 32, 12 * 3600.0  # at once; without being named
 MOST_TOGETHER = 32  # choices of several datastores that are kept
 WINDOW = 4096  # sentences that are read at once, and sorted by length
 logger = logging.getLogger(__name__)
@@ -97,6 +104,21 @@ class Translation:
     def of_nothing(cls, source: str, length: int, most: int) -> Translation:
         fault = f"{length:,} tokens, and the model takes {most:,}: divide it" if length > most else ""
         return cls(source, "", 0.0, fault=fault)
+
+
+class Session:
+    """A system over a datastore in a temporary folder, and when it was named last, in seconds."""
+
+    def __init__(self, make: Callable[[Path], System], used: float) -> None:
+        self.folder, self.used = TemporaryDirectory(prefix="fairseq-ccpr-session-"), used
+        self.system = make(Path(self.folder.name, "store"))
+
+    def close(self) -> None:
+        self.system.closed = True
+        tokens = self.system.find_memory(TokenMemory)
+        if tokens is not None and isinstance(tokens.learned, LearnedMemory):
+            tokens.learned.store.close()
+        self.folder.cleanup()
 
 
 def encode(sentence: str, task: Any) -> Tensor:
@@ -192,6 +214,7 @@ class System:
         self.members: tuple[Self, ...] = (myself,)
         self.named: dict[str, Self] = dict.fromkeys(list(named)[:1] or [""], myself)
         self._together: dict[tuple[str, ...], Self] = {}
+        self._sessions: dict[str, Session] = {}
         for name, other in list(named.items())[1:]:
             made: Any = type(self).__new__(type(self))
             System.__init__(made, other, self.device, models=self.models)
@@ -225,29 +248,70 @@ class System:
     def over(self, names: Sequence[str]) -> Self:
         """Return the system of a named datastore, or of several together, which translates; of none: itself.
 
+        A name that begins with a colon is that of a session, which begins when it is first named: an empty
+        datastore of its own, for what is confirmed in one document. It is gone at its `end`, or when nobody has
+        named it for half a day, or too many others were begun since.
+
         Raises:
             ConfigurationError: there is none of that name.
         """
         names = tuple(dict.fromkeys([names] if isinstance(names, str) else names))
-        if unknown := [name for name in names if name not in self.named or not name]:
+        if unknown := [name for name in names if name not in self.named and not name.startswith(SESSION)]:
             known = " and ".join(filter(None, self.named)) or "none with a name"
             raise ConfigurationError(f"there is no memory {unknown[0]}: there is {known}")
+        members = tuple(self.named[name] if name in self.named else self._session(name) for name in names)
         if len(names) < 2:
-            return self.named[names[0]] if names else self
+            return members[0] if names else self
         if names not in self._together:
-            members = tuple(self.named[name] for name in names)
-            made = copy.copy(members[0])
-            cached = [
-                name for name in vars(made) if isinstance(getattr(type(made), name, None), cached_property)
-            ]
-            for name in cached:  # which is the member's
-                delattr(made, name)
-            made.members, made._of_thread = members, threading.local()
+            made = members[0]._copied()
+            made.members = members
             made.ensemble = JointEnsemble([one.ensemble or one.alone for one in members])
             if len(self._together) == MOST_TOGETHER:  # they are quickly made
                 self._together.pop(next(iter(self._together)))
             self._together[names] = made
         return self._together[names]
+
+    def _copied(self) -> Self:
+        """Copy the system without what is cached of it, to be one with other memories."""
+        made = copy.copy(self)
+        for name in [
+            one for one in vars(made) if isinstance(getattr(type(made), one, None), cached_property)
+        ]:
+            delattr(made, name)
+        made._of_thread = threading.local()
+        return made
+
+    def _session(self, name: str) -> Self:
+        now = time.monotonic()
+        if name not in self._sessions:
+            for old in sorted(self._sessions, key=lambda one: self._sessions[one].used):
+                if now - self._sessions[old].used > SESSION_SECONDS or len(self._sessions) >= MOST_SESSIONS:
+                    self.end(old)
+            self._sessions[name] = Session(self._with_empty, now)
+        self._sessions[name].used = now
+        return cast(Self, self._sessions[name].system)
+
+    def _with_empty(self, folder: Path) -> Self:
+        """Return the same with an empty datastore, to be written as a folder, in place of its own."""
+        made, task = self._copied(), copy.copy(self.task)
+        symbols, languages = task.target_dictionary.symbols, task.tags.languages
+        write_empty_store(self.models, task.source_dictionary, symbols, KEY_LAYERS[0], languages, folder)
+        task.cfg = copy.copy(task.cfg)
+        task.cfg.datastore, task.cfg.trust = str(folder), NO_TRUST
+        steps = task.tokenizer, task.bpe, task.splitting
+        task.open_datastore(task.cfg)
+        task.tokenizer, task.bpe, task.splitting = steps
+        made.task, made.ensemble = task, task.join(self.models, task.build_memories(self.models))
+        made.ensemble.temperature = self.alone.temperature
+        made.members, made.named = (made,), {"": made}
+        return made
+
+    def end(self, session: str) -> None:
+        """End a session: what was learned in it is gone."""
+        for names in [one for one in self._together if session in one]:
+            del self._together[names]
+        if (ended := self._sessions.pop(session, None)) is not None:
+            ended.close()
 
     def generator(self, retrieve: bool = True) -> Any:
         """Make a generator of fairseq, with retrieval where there is a datastore."""

@@ -55,14 +55,15 @@ def read_keys(path: Path | None, memories: Collection[str] = ()) -> dict[str, tu
         key, tab, opened = line.rstrip("\r").partition("\t")
         if len(key) < MIN_KEY or not key.isprintable() or key in keys:
             found = "is there twice" if key in keys else f"has {len(key)} characters"
-            raise ConfigurationError(f"{where}: key {number} {found}: write one of {MIN_KEY} or more a line")
+            told = f"{where}, line {number}, {found}"
+            raise ConfigurationError(f"{told}: a key is one line of {MIN_KEY} or more")
         keys[key] = split_names(opened)
         if unknown := [name for name in keys[key] if name not in memories] or [""] * bool(
             tab and not keys[key]
         ):
             known = f"has {' and '.join(memories)}" if memories else "has no named ones"
             raise ConfigurationError(
-                f"{where}: key {number} opens the memory '{unknown[0]}', and the server {known}"
+                f"{where}, line {number}, opens the memory '{unknown[0]}', and the server {known}"
             )
     return keys
 

@@ -32,8 +32,8 @@ from fairseq_ccpr.evaluation.explanation import STYLES, TOKENS, Explanation, as_
 from fairseq_ccpr.evaluation.page import fill
 from fairseq_ccpr.server import parameters as given
 from fairseq_ccpr.server.access import LOG_NOTHING, LOG_TEXTS, LOOPBACK, Limits, foreign, memories_of
-from fairseq_ccpr.server.deepl import PREFIXES, DeepL
-from fairseq_ccpr.server.parameters import OPENED, Parameters, bad
+from fairseq_ccpr.server.deepl import VERSIONS, DeepL
+from fairseq_ccpr.server.parameters import OPENED, OWNER, Parameters, bad
 from fairseq_ccpr.server.service import Service
 from fairseq_ccpr.server.work import BusyError
 from fairseq_ccpr.translator import Translator
@@ -92,6 +92,7 @@ def endpoint(
             kind, _, bearer = request.headers.get("authorization", "").partition(" ")
             key = asked.get("api_key", bearer if kind.lower() in BEARERS else None)
             asked[OPENED] = memories_of(limits.keys, key) if limits.keys and not open_to_all else ()
+            asked[OWNER] = key if limits.keys else ""
             if asked[OPENED] is None:
                 raise bad(
                     "the API key is missing or wrong: send it as api_key, or as Authorization: Bearer", 403
@@ -174,7 +175,7 @@ async def _refused(request: Request, error: Exception) -> Response:
 
 def _told(request: Request, sentence: str) -> dict[str, str]:
     """Tell an error as clients of the path read it."""
-    return {"message" if request.scope["path"].startswith(PREFIXES) else "error": sentence}
+    return {"message" if request.scope["path"].startswith(VERSIONS) else "error": sentence}
 
 
 def make_app(service: Service) -> Starlette:
@@ -208,6 +209,7 @@ def make_app(service: Service) -> Starlette:
             Route("/memory", endpoint(service.add, service.limits, file=True), methods=["POST"]),
             route("/memory.tmx", service.export, "GET"),
             route("/memory/{id}", service.forget, "DELETE"),
+            route("/session/{session}", service.end, "DELETE"),
             route("/explain", service.explain, "GET", "POST"),
             route("/v2/translate", deepl.translate, "POST"),
             route("/v2/languages", deepl.languages, "GET", "POST"),

@@ -9,9 +9,9 @@ from fairseq_ccpr.server.parameters import Parameters, bad
 from fairseq_ccpr.server.service import AUTO, HTML, TEXT, Service
 from fairseq_ccpr.text.languages import language_code, language_name
 
-PREFIXES = "/v2/", "/v3/"  # of its paths; of the second there is nothing here
+VERSIONS = "/v2/", "/v3/"  # of its paths; of the second there is nothing here
 VARIANTS = {"en": ("EN-GB", "EN-US"), "pt": ("PT-BR", "PT-PT")}  # its clients ask for these as targets
-IGNORED = ("glossary_id", "glossary_ids", "style_id", "translation_memory_id", "custom_instructions")
+WITHOUT_EFFECT = ("glossary_id", "glossary_ids", "style_id", "translation_memory_id", "custom_instructions")
 UNLIMITED = 10**12  # characters, as DeepL says it
 
 
@@ -22,7 +22,7 @@ class DeepL:
         self.service = service
 
     async def translate(self, asked: Parameters) -> dict[str, Any]:
-        """Translate `text`, one or several; what is ignored and would change translations is told in `warning`."""
+        """Translate `text`, one or several; what would count there, and does not here, is told as `warning`."""
         texts = given.texts(asked, "text", self.service.limits.most_characters)
         tags = given.text(asked, "tag_handling", 20, "")
         if tags not in ("", "html", "xml"):
@@ -37,7 +37,7 @@ class DeepL:
             {"detected_source_language": found, "text": translation, "billed_characters": len(text)}
             for text, translation in zip(texts, answer["translatedText"])
         ]
-        told = [name for name in IGNORED if name in asked]
+        told = [name for name in WITHOUT_EFFECT if name in asked]
         warning = (
             {"warning": f"{' and '.join(told)} is ignored: terms are those of --glossary"} if told else {}
         )

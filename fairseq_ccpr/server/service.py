@@ -24,10 +24,10 @@ from fairseq_ccpr.evaluation.explain import encode_sentences
 from fairseq_ccpr.evaluation.explanation import Explanation, unexplained
 from fairseq_ccpr.inference.alignment import align, place_markup
 from fairseq_ccpr.inference.learning import count_learned, learned_memory
-from fairseq_ccpr.inference.system import Translation, encode
+from fairseq_ccpr.inference.system import SESSION, Translation, encode
 from fairseq_ccpr.server import parameters as given
 from fairseq_ccpr.server.access import Limits, split_names
-from fairseq_ccpr.server.parameters import OPENED, Parameters, bad
+from fairseq_ccpr.server.parameters import OPENED, OWNER, Parameters, bad
 from fairseq_ccpr.server.work import ROUND_SENTENCES, BusyError, Work
 from fairseq_ccpr.text.html import Page
 from fairseq_ccpr.text.languages import as_bcp47, language_code, language_name, same_language
@@ -160,6 +160,24 @@ class Service:
         restored = await self._call(forget, self._one(asked))
         return {"success": True, "restored": [of_pair(pair) for pair in restored]}
 
+    async def end(self, asked: Parameters) -> dict[str, Any]:
+        """End a session; with `keep` 1 the memory learns what counts in it."""
+        (session,), keep = self._session(asked), given.number(asked, "keep", 0)
+        memory = self._one({**asked, "session": ""})
+
+        def end(translator: Translator) -> dict[str, Any]:
+            learned = reversed(translator.over([session]).memory())
+            pairs = [(one.source, one.target) for one in learned if one.replaced_by is None]
+            kept = translator.over(memory).learn_all(pairs) if keep and pairs else []
+            translator.end(session)
+            return {
+                "success": True,
+                "pairs": len(pairs),
+                "kept": sum(not isinstance(one, str) for one in kept),
+            }
+
+        return await self._call(end)
+
     async def memory(self, asked: Parameters) -> dict[str, Any]:
         """Return the pairs that have all words of `q`, newest first."""
         query = given.text(asked, "q", self.limits.most_characters, "")
@@ -230,6 +248,8 @@ class Service:
     async def explain(self, asked: Parameters) -> Explanation:
         """Translate the sentences of `q`, and say where each token came from, where this server can."""
         text, memory = given.text(asked, "q", self.limits.most_characters), self._one(asked)
+        if self._session(asked):
+            raise bad("a session is not explained: leave session out")
         self._check_languages(asked)
         sentences = (await self._divided([text], Segments))[0].sentences
         if not sentences:
@@ -247,6 +267,16 @@ class Service:
     # ---- how
 
     def _memory(self, asked: Parameters) -> tuple[str, ...]:
+        """Return what a request translates with: its session, and the datastores that it names; none: ()."""
+        session, named = self._session(asked), self._named(asked)
+        return (*session, *(named or ("",))) if session else named
+
+    def _session(self, asked: Parameters) -> tuple[str, ...]:
+        """Name a session as only its key does."""
+        name = given.text(asked, "session", 100, "")
+        return (f"{SESSION}{asked[OWNER]} {name}",) if name else ()
+
+    def _named(self, asked: Parameters) -> tuple[str, ...]:
         """Return the datastores that a request names, or else the first that its key opens; nameless: ()."""
         opened = asked[OPENED] or self.names
         if "memory" not in asked:
@@ -262,11 +292,12 @@ class Service:
         return names
 
     def _one(self, asked: Parameters) -> tuple[str, ...]:
-        if len(names := self._memory(asked)) > 1:
+        """Return the session, or else the one datastore, that a request is about; nameless: ()."""
+        if len(names := self._named(asked)) > 1:
             raise bad(
-                f"the parameter memory has {len(names)} names: expected one here, several for translation"
+                f"the parameter memory has {len(names)} names: expected one, several are for translation"
             )
-        return names
+        return self._session(asked) or names
 
     def _check_languages(self, asked: Parameters) -> None:
         for name, own in (("source", self.source), ("target", self.target)):

@@ -6,8 +6,9 @@ from urllib.parse import urlencode
 
 import pytest
 
-deepl = pytest.importorskip("deepl")
+pytest.importorskip("deepl")
 
+import deepl
 import requests
 
 from fairseq_ccpr import Translator

@@ -19,7 +19,7 @@ from tests.small_models import World
 from tests.test_memories import make_stores
 
 OWNER, SHOP = "the owner's key", "the key of a shop"
-SEVERAL = "the parameter memory has 2 names: expected one here, several for translation"
+SEVERAL = "the parameter memory has 2 names: expected one, several are for translation"
 
 
 @pytest.fixture(scope="module")
@@ -112,14 +112,49 @@ def test_what_is_refused(
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("short", "key 1 has 5 characters: write one of 8 or more a line"),
-        ("a good key\ncars", "key 2 has 4 characters"),
-        ("a good key\na good key\tcars", "key 2 is there twice"),
-        ("a good key\ttrucks", "key 1 opens the memory 'trucks', and the server has cars and bikes"),
-        ("a good key\t ,", "key 1 opens the memory ''"),
+        ("short", ", line 1, has 5 characters: a key is one line of 8 or more"),
+        ("a good key\ncars", ", line 2, has 4 characters"),
+        ("a good key\na good key\tcars", ", line 2, is there twice"),
+        ("a good key\ttrucks", ", line 1, opens the memory 'trucks', and the server has cars and bikes"),
+        ("a good key\t ,", ", line 1, opens the memory ''"),
     ],
 )
 def test_keys_that_cannot_be(tmp_path: Path, text: str, sentence: str) -> None:
     (tmp_path / "keys").write_text(text)
     with pytest.raises(ConfigurationError, match=f"--api-key-file .*{sentence}"):
         read_keys(tmp_path / "keys", ["cars", "bikes"])
+
+
+def test_a_session_has_a_memory_of_its_own(server: Served, world: World) -> None:
+    (source, target), (_, other) = list(read_pairs(world.folder / "test.tsv"))[5:7]
+
+    def ask(path: str, method: str = "POST", key: str = OWNER, **sent: object) -> dict[str, object]:
+        status, answer = server.ask(path, method, {"Authorization": f"Bearer {key}"}, **sent)
+        return answer if status == 200 else {"status": status} | answer
+
+    def translated(**sent: object) -> object:
+        return ask("/translate", q=source, **sent)["translatedText"]
+
+    before = translated()
+    assert translated(session="new") == before, "where nothing was confirmed"
+    ask("/learn", q=source, s=target, memory="bikes")
+    number = ask("/learn", q=source, s=other, session="a doc")["id"]
+    for memory in ("cars", "bikes", "bikes,cars"):
+        assert translated(memory=memory, session="a doc") == other
+    found = ask("/v2/translate", text=source, target_lang="EN", session="a doc")["translations"]
+    assert found[0]["text"] == ask("/sentences", q=source, session="a doc")["sentences"][0]["translation"] == other  # type: ignore[index]
+    assert translated() == translated(session="another") == before and translated(memory="bikes") == target
+    assert translated(session="a doc", key=SHOP, memory="bikes") == target, "of another key"
+    listed = ask("/memory?session=a%20doc", "GET")
+    assert listed["found"] == 1 and ask("/memory", "GET")["found"] == 0
+    assert ask("/explain", q=source, session="a doc")["error"] == "a session is not explained: leave session out"
+
+    ask(f"/memory/{number}?session=a%20doc", "DELETE")
+    assert translated(session="a doc") == before
+    ask("/learn", q=source, s=target, session="a doc")
+    ask("/learn", q=source, s=other, session="a doc")
+    assert ask("/session/a%20doc", "DELETE") == {"success": True, "pairs": 1, "kept": 0}
+    assert translated(session="a doc") == before
+    ask("/learn", q=source, s=other, session="a doc")
+    assert ask("/session/a%20doc?keep=1&memory=empty", "DELETE") == {"success": True, "pairs": 1, "kept": 1}
+    assert translated(memory="empty") == other and translated(session="a doc") == before

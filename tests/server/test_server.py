@@ -662,7 +662,7 @@ def test_what_cannot_be_served_is_refused(
         "has 5 characters: a key is one line of 8",
     )
     monkeypatch.setenv("FAIRSEQ_CCPR_API_KEY", "")
-    refused(call("serve", *base, check=False), "FAIRSEQ_CCPR_API_KEY has 0 characters")
+    refused(call("serve", *base, check=False), "FAIRSEQ_CCPR_API_KEY, line 1, has 0 characters")
     monkeypatch.delenv("FAIRSEQ_CCPR_API_KEY")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
