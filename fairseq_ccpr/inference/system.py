@@ -249,8 +249,8 @@ class System:
         """Return the system of a named datastore, or of several together, which translates; of none: itself.
 
         A name that begins with a colon is that of a session, which begins when it is first named: an empty
-        datastore of its own, for what is confirmed in one document. It is gone at its `end`, or when nobody has
-        named it for half a day, or too many others were begun since.
+        datastore of its own, for what is confirmed in one document. It is gone at its `end`, or when others
+        begin and nobody has named it for half a day, or 32 more recently; then what it had is forgotten.
 
         Raises:
             ConfigurationError: there is none of that name.

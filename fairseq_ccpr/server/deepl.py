@@ -22,7 +22,7 @@ class DeepL:
         self.service = service
 
     async def translate(self, asked: Parameters) -> dict[str, Any]:
-        """Translate `text`, one or several; what would count there, and does not here, is told as `warning`."""
+        """Translate `text`, one or several; a `warning` tells what would count there and does not here."""
         texts = given.texts(asked, "text", self.service.limits.most_characters)
         tags = given.text(asked, "tag_handling", 20, "")
         if tags not in ("", "html", "xml"):

@@ -142,12 +142,18 @@ def test_a_session_has_a_memory_of_its_own(server: Served, world: World) -> None
     for memory in ("cars", "bikes", "bikes,cars"):
         assert translated(memory=memory, session="a doc") == other
     found = ask("/v2/translate", text=source, target_lang="EN", session="a doc")["translations"]
-    assert found[0]["text"] == ask("/sentences", q=source, session="a doc")["sentences"][0]["translation"] == other  # type: ignore[index]
+    assert (
+        found[0]["text"]
+        == ask("/sentences", q=source, session="a doc")["sentences"][0]["translation"]
+        == other
+    )  # type: ignore[index]
     assert translated() == translated(session="another") == before and translated(memory="bikes") == target
     assert translated(session="a doc", key=SHOP, memory="bikes") == target, "of another key"
     listed = ask("/memory?session=a%20doc", "GET")
     assert listed["found"] == 1 and ask("/memory", "GET")["found"] == 0
-    assert ask("/explain", q=source, session="a doc")["error"] == "a session is not explained: leave session out"
+    assert (
+        ask("/explain", q=source, session="a doc")["error"] == "a session is not explained: leave session out"
+    )
 
     ask(f"/memory/{number}?session=a%20doc", "DELETE")
     assert translated(session="a doc") == before
