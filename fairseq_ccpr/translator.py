@@ -95,7 +95,7 @@ class Translator(System):
         several = datastore if isinstance(datastore, Mapping) else {}
         named = {
             "path": path,
-            "datastore": None if several else datastore,
+            "datastore": None if isinstance(datastore, Mapping) else datastore,
             "beam": beam,
             "no_progress_bar": True,
         }

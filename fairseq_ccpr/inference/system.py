@@ -248,9 +248,9 @@ class System:
     def over(self, names: Sequence[str]) -> Self:
         """Return the system of a named datastore, or of several together, which translates; of none: itself.
 
-        A name that begins with a colon is that of a session, which begins when it is first named: an empty
-        datastore of its own, for what is confirmed in one document. It is gone at its `end`, or when others
-        begin and nobody has named it for half a day, or 32 more recently; then what it had is forgotten.
+        A name that begins with a colon is that of a session: an empty datastore of its own, for what is confirmed
+        in one document. It begins when it is first named alone, to learn. It is gone at its `end`, or when others
+        begin and nobody has named it for half a day, or 32 more recently.
 
         Raises:
             ConfigurationError: there is none of that name.
@@ -259,6 +259,8 @@ class System:
         if unknown := [name for name in names if name not in self.named and not name.startswith(SESSION)]:
             known = " and ".join(filter(None, self.named)) or "none with a name"
             raise ConfigurationError(f"there is no memory {unknown[0]}: there is {known}")
+        if len(names) > 1:  # a session that has not begun has nothing to say
+            names = tuple(name for name in names if name in self.named or name in self._sessions)
         members = tuple(self.named[name] if name in self.named else self._session(name) for name in names)
         if len(names) < 2:
             return members[0] if names else self
