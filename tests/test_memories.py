@@ -103,27 +103,6 @@ def test_weights_are_those_of_the_formula(translator: Translator) -> None:
         assert [float(vote.weight[column]) for vote in votes] == pytest.approx(wanted, abs=1e-5)
 
 
-def test_what_is_learned_into_one_counts_where_that_is_named(
-    translator: Translator, pairs: list[tuple[str, str]]
-) -> None:
-    (source, target), (_, other) = pairs[:2]
-    before = outcome(translator, [source])
-    ids = {
-        name: translator[name].learn(source, text).id for name, text in (("bikes", target), ("empty", other))
-    }
-    for memory, wanted in {
-        "bikes": target,
-        "empty": other,
-        "cars bikes": target,
-        "empty cars bikes": other,
-    }.items():
-        assert outcome(translator, [source], *memory.split())[0][0] == wanted
-    assert outcome(translator, [source]) == before and not translator.memory()
-    for name, number in ids.items():
-        translator[name].forget(number)
-    assert outcome(translator, [source], "cars", "empty") == before
-
-
 def test_what_is_refused(translator: Translator, stores: dict[str, Path], world: World) -> None:
     together = translator.over(BOTH)
     for refused, sentence in (

@@ -1,11 +1,11 @@
-"""A server with three datastores of one model: chosen by name, opened by keys, learning into one."""
+"""A server with three datastores of one model: chosen by name, opened by keys, learning into one; sessions."""
 
 from __future__ import annotations
 
 import gzip
-import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import requests
@@ -19,6 +19,7 @@ from tests.small_models import World
 from tests.test_memories import make_stores
 
 OWNER, SHOP = "the owner's key", "the key of a shop"
+CLOSED = "the API key does not open the memory cars: it opens bikes and empty"
 SEVERAL = "the parameter memory has 2 names: expected one, several are for translation"
 
 
@@ -27,140 +28,112 @@ def server(world: World, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
     folder = tmp_path_factory.mktemp("memories")
     (folder / "keys").write_text(f"{OWNER}\n{SHOP}\tbikes, empty\n")
     stores = make_stores(world, folder)
-    with served(
-        Translator(datastore=stores, **KEEN | {"max_len_b": 45}), keys=read_keys(folder / "keys", stores)
-    ) as one:
+    translator = Translator(datastore=stores, **KEEN | {"max_len_b": 45})
+    with served(translator, keys=read_keys(folder / "keys", stores)) as one:
         yield one
 
 
-def test_requests_name_memories(server: Served, world: World, sentences: list[str]) -> None:
-    for memory in (["cars"], ["bikes"], ["bikes", "cars"], ["cars", "empty", "bikes"]):
+@pytest.fixture(scope="module")
+def pairs(world: World) -> list[tuple[str, str]]:
+    return list(read_pairs(world.folder / "test.tsv"))
+
+
+def ask(server: Served, path: str, method: str = "POST", key: str = OWNER, **sent: object) -> Any:
+    status, answer = server.ask(path, method, {"Authorization": f"Bearer {key}"}, **sent)
+    assert status == 200, answer
+    return answer
+
+
+def test_requests_name_memories(server: Served, sentences: list[str]) -> None:
+    for key, given, memory in (
+        (OWNER, {}, ["cars"]), (SHOP, {}, ["bikes"]),  # the first that they open
+        *((OWNER, {"memory": names}, names.split(",")) for names in ("bikes", "bikes,cars", "cars,empty,bikes")),
+    ):  # fmt: skip
         wanted = [one.text for one in server.translator.translate(sentences, memory=memory)]
-        sent = {"q": sentences, "api_key": OWNER, "memory": ",".join(memory)}
-        assert server.ask("/translate", "POST", **sent) == (200, {"translatedText": wanted})
-    for key, first in ((OWNER, "cars"), (SHOP, "bikes")):
-        wanted = [one.text for one in server.translator.translate(sentences, memory=[first])]
-        sent = {"q": sentences, "api_key": key}
-        assert server.ask("/translate", "POST", **sent) == (200, {"translatedText": wanted}), (
-            "the first it opens"
-        )
-    status, explained = server.ask("/explain", "POST", q=sentences[0], api_key=OWNER, memory="bikes")
-    assert status == 200 and explained["signature"] == server.translator["bikes"].signature
+        assert ask(server, "/translate", key=key, q=sentences, **given)["translatedText"] == wanted
+    explained = ask(server, "/explain", q=sentences[0], memory="bikes")
+    assert explained["signature"] == server.translator["bikes"].signature
 
 
-def test_one_memory_learns(server: Served, world: World) -> None:
-    (source, target), (_, other) = list(read_pairs(world.folder / "test.tsv"))[:2]
+def test_one_memory_learns(server: Served, pairs: list[tuple[str, str]]) -> None:
+    (source, target), (_, other), _, (another, text), *_ = pairs
 
-    def ask(path: str, method: str = "POST", **sent: str) -> dict[str, object]:
-        status, answer = server.ask(path, method, api_key=OWNER, **sent)
-        assert status == 200, answer
-        return answer
-
-    def translated(*memory: str) -> object:
-        return ask("/translate", q=source, memory=",".join(memory))["translatedText"]
+    def translated(memory: str) -> str:
+        return ask(server, "/translate", q=source, memory=memory)["translatedText"]
 
     before = translated("cars")
-    number = ask("/learn", q=source, s=target, memory="bikes")["id"]
-    ask("/learn", q=source, s=other, memory="empty")
-    assert (
-        translated("bikes") == translated("bikes", "empty") == translated("cars", "bikes", "empty") == target
-    )
-    assert translated("empty") == translated("empty", "bikes") == other
-    assert translated("cars") == before
-    bearer = {"Authorization": f"Bearer {OWNER}"}
-    found = {
-        name: server.ask(f"/memory?memory={name}", headers=bearer)[1]["found"]
-        for name in server.translator.named
-    }
-    assert found == {"cars": 0, "bikes": 1, "empty": 1}
-    (sentence,) = ask("/sentences", q=source, memory="empty,bikes")["sentences"]  # type: ignore[misc]
+    number = ask(server, "/learn", q=source, s=target, memory="bikes")["id"]
+    ask(server, "/learn", q=source, s=other, memory="empty")
+    assert {*map(translated, ("bikes", "bikes,empty", "cars,bikes,empty"))} == {target}
+    assert {*map(translated, ("empty", "empty,bikes"))} == {other} and translated("cars") == before
+    (sentence,) = ask(server, "/sentences", q=source, memory="empty,bikes")["sentences"]
     assert sentence["learned"]["target"] == sentence["translation"] == other
-    assert server.ask(f"/memory/{number}", "DELETE", bearer)[0] == 404, "that of the first memory"
-    assert server.ask(f"/memory/{number}?memory=bikes", "DELETE", bearer)[0] == 200
-    assert translated("cars", "bikes") != target
-
-
-def test_rows_of_a_file_go_into_the_memory_named(server: Served, world: World) -> None:
-    source, target = list(read_pairs(world.folder / "test.tsv"))[3]
-    bearer, body = {"Authorization": f"Bearer {SHOP}"}, gzip.compress(f"{source}\t{target}\n".encode())
-    status, _ = server.send("/memory?name=a.tsv.gz&memory=cars", body, bearer)
-    assert status == 403 and not server.translator["cars"].memory()
+    found = [ask(server, f"/memory?memory={name}", "GET")["found"] for name in server.translator.named]
+    assert found == [0, 1, 1]
+    bearer, body = {"Authorization": f"Bearer {SHOP}"}, gzip.compress(f"{another}\t{text}\n".encode())
+    assert server.send("/memory?name=a.tsv.gz&memory=cars", body, bearer) == (403, {"error": CLOSED})
     learned = requests.post(f"{server.url}/memory?name=a.tsv.gz", body, headers=bearer, timeout=60)
-    assert json.loads(learned.text.splitlines()[-1])["learned"] == 1
-    assert [one.target for one in server.translator["bikes"].memory()] == [target]
+    assert '"learned": 1' in learned.text
+    assert [one.target for one in server.translator["bikes"].memory()] == [text, target]
+    assert server.ask(f"/memory/{number}", "DELETE", {"Authorization": f"Bearer {OWNER}"})[0] == 404
+    ask(server, f"/memory/{number}?memory=bikes", "DELETE")
+    assert translated("cars,bikes") != target
 
 
-@pytest.mark.parametrize(
-    ("path", "key", "memory", "status", "sentence"),
-    [
-        ("/translate", OWNER, "trucks", 404, "there is no memory trucks: there is cars and bikes and empty"),
-        ("/translate", SHOP, "bikes,boats", 404, "there is no memory boats: there is bikes and empty"),
-        ("/translate", SHOP, "bikes,cars", 403, "the API key does not open the memory cars: it opens bikes and empty"),
-        ("/learn", SHOP, "cars", 403, "the API key does not open the memory cars: it opens bikes and empty"),
-        ("/learn", OWNER, "cars,bikes", 400, SEVERAL),
-        ("/explain", OWNER, "cars,bikes", 400, SEVERAL),
-        ("/translate", OWNER, 3, 400, "the parameter memory is a number: expected a text"),
-    ],
-)  # fmt: skip
-def test_what_is_refused(
-    server: Served, path: str, key: str, memory: object, status: int, sentence: str
-) -> None:
-    sent = {"q": "ja", "s": "yes", "api_key": key, "memory": memory, "opened": ["cars"]}
-    assert server.ask(path, "POST", **sent) == (status, {"error": sentence})
+def test_a_session_has_a_memory_of_its_own(server: Served, pairs: list[tuple[str, str]]) -> None:
+    (source, target), (_, other) = pairs[5:7]
 
-
-@pytest.mark.parametrize(
-    ("text", "sentence"),
-    [
-        ("short", ", line 1, has 5 characters: a key is one line of 8 or more"),
-        ("a good key\ncars", ", line 2, has 4 characters"),
-        ("a good key\na good key\tcars", ", line 2, is there twice"),
-        ("a good key\ttrucks", ", line 1, opens the memory 'trucks', and the server has cars and bikes"),
-        ("a good key\t ,", ", line 1, opens the memory ''"),
-    ],
-)
-def test_keys_that_cannot_be(tmp_path: Path, text: str, sentence: str) -> None:
-    (tmp_path / "keys").write_text(text)
-    with pytest.raises(ConfigurationError, match=f"--api-key-file .*{sentence}"):
-        read_keys(tmp_path / "keys", ["cars", "bikes"])
-
-
-def test_a_session_has_a_memory_of_its_own(server: Served, world: World) -> None:
-    (source, target), (_, other) = list(read_pairs(world.folder / "test.tsv"))[5:7]
-
-    def ask(path: str, method: str = "POST", key: str = OWNER, **sent: object) -> dict[str, object]:
-        status, answer = server.ask(path, method, {"Authorization": f"Bearer {key}"}, **sent)
-        return answer if status == 200 else {"status": status} | answer
-
-    def translated(**sent: object) -> object:
-        return ask("/translate", q=source, **sent)["translatedText"]
+    def translated(**sent: object) -> str:
+        return ask(server, "/translate", q=source, **sent)["translatedText"]
 
     before = translated()
     assert translated(session="new") == before, "where nothing was confirmed"
-    ask("/learn", q=source, s=target, memory="bikes")
-    number = ask("/learn", q=source, s=other, session="a doc")["id"]
-    for memory in ("cars", "bikes", "bikes,cars"):
-        assert translated(memory=memory, session="a doc") == other
-    found = ask("/v2/translate", text=source, target_lang="EN", session="a doc")["translations"]
-    assert (
-        found[0]["text"]
-        == ask("/sentences", q=source, session="a doc")["sentences"][0]["translation"]
-        == other
-    )  # type: ignore[index]
+    ask(server, "/learn", q=source, s=target, memory="bikes")
+    number = ask(server, "/learn", q=source, s=other, session="a doc")["id"]
+    assert {translated(memory=memory, session="a doc") for memory in ("cars", "bikes", "bikes,cars")} == {
+        other
+    }
+    (found,) = ask(server, "/v2/translate", text=source, target_lang="EN", session="a doc")["translations"]
+    (sentence,) = ask(server, "/sentences", q=source, session="a doc")["sentences"]
+    assert found["text"] == sentence["translation"] == sentence["learned"]["target"] == other
     assert translated() == translated(session="another") == before and translated(memory="bikes") == target
     assert translated(session="a doc", key=SHOP, memory="bikes") == target, "of another key"
-    listed = ask("/memory?session=a%20doc", "GET")
-    assert listed["found"] == 1 and ask("/memory", "GET")["found"] == 0
-    assert (
-        ask("/explain", q=source, session="a doc")["error"] == "a session is not explained: leave session out"
-    )
-
-    ask(f"/memory/{number}?session=a%20doc", "DELETE")
+    found = [ask(server, path, "GET")["found"] for path in ("/memory?session=a%20doc", "/memory")]
+    assert found == [1, 0]
+    ask(server, f"/memory/{number}?session=a%20doc", "DELETE")
     assert translated(session="a doc") == before
-    ask("/learn", q=source, s=target, session="a doc")
-    ask("/learn", q=source, s=other, session="a doc")
-    assert ask("/session/a%20doc", "DELETE") == {"success": True, "pairs": 1, "kept": 0}
-    assert translated(session="a doc") == before
-    ask("/learn", q=source, s=other, session="a doc")
-    assert ask("/session/a%20doc?keep=1&memory=empty", "DELETE") == {"success": True, "pairs": 1, "kept": 1}
+    for text in (target, other):
+        ask(server, "/learn", q=source, s=text, session="a doc")
+    ended = {"success": True, "pairs": 1, "kept": 0}
+    assert ask(server, "/session/a%20doc", "DELETE") == ended and translated(session="a doc") == before
+    ask(server, "/learn", q=source, s=other, session="a doc")
+    assert ask(server, "/session/a%20doc?keep=1&memory=empty", "DELETE") == ended | {"kept": 1}
     assert translated(memory="empty") == other and translated(session="a doc") == before
+
+
+def test_what_is_refused(server: Served) -> None:
+    for path, key, given, status, sentence in (
+        ("/translate", OWNER, {"memory": "trucks"}, 404, "there is no memory trucks: there is cars and bikes and empty"),
+        ("/translate", SHOP, {"memory": "bikes,boats"}, 404, "there is no memory boats: there is bikes and empty"),
+        ("/translate", SHOP, {"memory": "bikes,cars"}, 403, CLOSED),
+        ("/learn", SHOP, {"memory": "cars"}, 403, CLOSED),
+        ("/learn", OWNER, {"memory": "cars,bikes"}, 400, SEVERAL),
+        ("/explain", OWNER, {"memory": "cars,bikes"}, 400, SEVERAL),
+        ("/explain", OWNER, {"session": "a doc"}, 400, "a session is not explained: leave session out"),
+        ("/translate", OWNER, {"memory": 3}, 400, "the parameter memory is a number: expected a text"),
+    ):  # fmt: skip
+        sent = {"q": "ja", "s": "yes", "api_key": key, "opened": ["cars"], "owner": OWNER} | given
+        assert server.ask(path, "POST", **sent) == (status, {"error": sentence})
+
+
+def test_keys_that_cannot_be(tmp_path: Path) -> None:
+    for text, sentence in (
+        ("short", "line 1, has 5 characters: a key is one line of 8 or more"),
+        ("a good key\ncars", "line 2, has 4 characters"),
+        ("a good key\na good key\tcars", "line 2, is there twice"),
+        ("a good key\ttrucks", "line 1, opens the memory 'trucks', and the server has cars and bikes"),
+        ("a good key\t ,", "line 1, opens the memory ''"),
+    ):
+        (tmp_path / "keys").write_text(text)
+        with pytest.raises(ConfigurationError, match=f"--api-key-file .*, {sentence}"):
+            read_keys(tmp_path / "keys", ["cars", "bikes"])

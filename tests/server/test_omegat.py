@@ -44,21 +44,26 @@ sleep(args[2] as int)
 
 
 @pytest.mark.full
-@pytest.mark.skipif(not shutil.which("java"), reason="there is no Java")
-@pytest.mark.skipif(not all(jar.is_file() for jar in JARS), reason="there is no OmegaT")
+@pytest.mark.skipif(not (shutil.which("java") and all(map(Path.is_file, JARS))), reason="there is no OmegaT")
 def test_confirmed_segments_are_learned(server: Served, world: World, tmp_path: Path) -> None:
-    pairs = [*read_pairs(world.folder / "test.tsv")][:3]
-    (tmp_path / "pairs.json").write_text(json.dumps(pairs), encoding="utf-8")
-    (tmp_path / "driver.groovy").write_text(DRIVER)
-    script = (ROOT / "examples/omegat_learn.groovy").read_text(encoding="utf-8")
-    (tmp_path / "learn.groovy").write_text(
-        script.replace("http://127.0.0.1:5000", server.url), encoding="utf-8"
+    pairs, given = (
+        [*read_pairs(world.folder / "test.tsv")][:3],
+        ("driver.groovy", "learn.groovy", "pairs.json"),
     )
+    script = (ROOT / "examples/omegat_learn.groovy").read_text(encoding="utf-8")
+    for name, text in zip(
+        given, (DRIVER, script.replace("http://127.0.0.1:5000", server.url), json.dumps(pairs))
+    ):
+        (tmp_path / name).write_text(text, encoding="utf-8")
     jars = ":".join(map(str, [*JARS, SHARE / "java/*"]))
-    options = ["-Djava.awt.headless=true", f"-Duser.home={tmp_path}", "-cp", jars]
-    words = [tmp_path / "driver.groovy", tmp_path / "learn.groovy", tmp_path / "pairs.json", 5000]
-    command = ["java", *options, "groovy.ui.GroovyMain", *map(str, words)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
+    java = [
+        "java",
+        "-Djava.awt.headless=true",
+        f"-Duser.home={tmp_path}",
+        "-cp",
+        jars,
+        "groovy.ui.GroovyMain",
+    ]
+    done = subprocess.run([*java, *given, "5000"], cwd=tmp_path, capture_output=True, text=True, timeout=300)
     learned = [(one.source, one.target, one.count) for one in server.translator.memory()]
     assert learned == [(*pairs[1], 1), (*pairs[0], 1)], done.stderr
