@@ -55,7 +55,7 @@ class Service:
             name: one.ensemble.memories if one.ensemble is not None else ()
             for name, one in translator.named.items()
         }
-        self.names = [name for name in memories if name]
+        self.names = [*memories]
         self.memories = [one.name for one in next(iter(memories.values())) if one.acts_on == "vote"]
         self.learns = any(one.name == TokenMemory.name for own in memories.values() for one in own)
         self.explained = {  # datastores that can be explained
@@ -145,7 +145,9 @@ class Service:
         most = self.limits.most_characters
         source, target = given.text(asked, "q", most), given.text(asked, "s", most)
         self._check_languages(asked)
-        learned = await self._call(lambda translator: translator.learn(source, target), self._one(asked))
+        learned = await self._call(
+            lambda translator: translator.learn(source, target), self._memory(asked, one=True)
+        )
         replaced = of_pair(learned.replaced) if learned.replaced is not None else None
         return {"success": True, "id": learned.id, "new": learned.new, "replaced": replaced}
 
@@ -157,13 +159,13 @@ class Service:
                 raise bad(f"there is no pair {number} among what was learned", 404)
             return translator.forget(number)
 
-        restored = await self._call(forget, self._one(asked))
+        restored = await self._call(forget, self._memory(asked, one=True))
         return {"success": True, "restored": [of_pair(pair) for pair in restored]}
 
     async def end(self, asked: Parameters) -> dict[str, Any]:
         """End a session; with `keep` 1 the memory learns what counts in it."""
-        (session,), keep = self._session(asked), given.number(asked, "keep", 0)
-        memory = self._one({**asked, "session": ""})
+        (session,), keep = self._memory(asked, one=True), given.number(asked, "keep", 0)
+        memory = self._memory({**asked, "session": ""}, one=True)
 
         def end(translator: Translator) -> dict[str, Any]:
             learned = reversed(translator.over([session]).memory())
@@ -182,13 +184,13 @@ class Service:
         """Return the pairs that have all words of `q`, newest first."""
         query = given.text(asked, "q", self.limits.most_characters, "")
         most = given.number(asked, "limit", MOST_PAIRS)
-        found = await self._call(lambda translator: translator.memory(query), self._one(asked))
+        found = await self._call(lambda translator: translator.memory(query), self._memory(asked, one=True))
         return {"pairs": [of_pair(one) for one in found[:most]], "found": len(found)}
 
     async def export(self, asked: Parameters) -> Response:
         """Return the pairs that count, of those that have all words of `q`, as TMX."""
         query = given.text(asked, "q", self.limits.most_characters, "")
-        found = await self._call(lambda translator: translator.memory(query), self._one(asked))
+        found = await self._call(lambda translator: translator.memory(query), self._memory(asked, one=True))
         texts = ((str(one.id), one.source, one.target) for one in reversed(found) if one.replaced_by is None)
         lines = tmx_lines(as_bcp47(self.source), as_bcp47(self.target), texts)
         told = {"Content-Disposition": 'attachment; filename="memory.tmx"'}
@@ -202,7 +204,7 @@ class Service:
         """
         unconfirmed, left = bool(given.number(asked, "unconfirmed", 0)), Event()
         name = re.sub(r"[^\w. -]", "_", given.text(asked, "name", 1000)).lstrip(".")[-60:] or "file"
-        skipped, memory = Counter[str](), self._one(asked)
+        skipped, memory = Counter[str](), self._memory(asked, one=True)
         with ExitStack() as stack:
             folder = stack.enter_context(TemporaryDirectory())
             await given.save(asked["body"], Path(folder, name))
@@ -247,14 +249,14 @@ class Service:
 
     async def explain(self, asked: Parameters) -> Explanation:
         """Translate the sentences of `q`, and say where each token came from, where this server can."""
-        text, memory = given.text(asked, "q", self.limits.most_characters), self._one(asked)
-        if self._session(asked):
+        text, memory = given.text(asked, "q", self.limits.most_characters), self._memory(asked, one=True)
+        if "session" in asked:
             raise bad("a session is not explained: leave session out")
         self._check_languages(asked)
         sentences = (await self._divided([text], Segments))[0].sentences
         if not sentences:
             raise bad("the parameter q has no sentence: expected one or more")
-        if (*memory, "")[0] not in self.explained:
+        if memory[0] not in self.explained:
             translations = await asyncio.wrap_future(self.work.translate(sentences, _checked, memory))
             found = [(one.source, one.text) for one in translations]
             signature = await self._call(lambda translator: translator.signature, memory)
@@ -266,38 +268,27 @@ class Service:
 
     # ---- how
 
-    def _memory(self, asked: Parameters) -> tuple[str, ...]:
-        """Return what a request translates with: its session, and the datastores that it names; none: ()."""
-        session, named = self._session(asked), self._named(asked)
-        return (*session, *(named or ("",))) if session else named
+    def _memory(self, asked: Parameters, one: bool = False) -> tuple[str, ...]:
+        """Return what a request is for: its session, and the datastores that it names, or else the first it may use.
 
-    def _session(self, asked: Parameters) -> tuple[str, ...]:
-        """Name a session as only its key does."""
-        name = given.text(asked, "session", 100, "")
-        return (f"{SESSION}{asked[OWNER]} {name}",) if name else ()
-
-    def _named(self, asked: Parameters) -> tuple[str, ...]:
-        """Return the datastores that a request names, or else the first that its key opens; nameless: ()."""
-        opened = asked[OPENED] or self.names
-        if "memory" not in asked:
-            return tuple(opened[:1])
-        names = split_names(given.text(asked, "memory", 1000))
-        if unknown := [name for name in names if name not in self.names]:
-            known = f"{' and '.join(opened)}" if opened else "one, which has no name: leave memory out"
+        Args:
+            one: whether it is for one of them, which is the session if there is one.
+        """
+        opened, session = asked[OPENED] or self.names, given.text(asked, "session", 100, "")
+        names = split_names(given.text(asked, "memory", 1000, "")) or tuple(opened[:1])
+        if unknown := [name for name in names if name and name not in self.names]:
+            known = " and ".join(opened) or "one, which has no name: leave memory out"
             raise bad(f"there is no memory {unknown[0]}: there is {known}", 404)
         if closed := [name for name in names if name not in opened]:
             raise bad(
                 f"the API key does not open the memory {closed[0]}: it opens {' and '.join(opened)}", 403
             )
-        return names
-
-    def _one(self, asked: Parameters) -> tuple[str, ...]:
-        """Return the session, or else the one datastore, that a request is about; nameless: ()."""
-        if len(names := self._named(asked)) > 1:
+        if one and len(names) > 1:
             raise bad(
                 f"the parameter memory has {len(names)} names: expected one, several are for translation"
             )
-        return self._session(asked) or names
+        begun = (f"{SESSION}{asked[OWNER]} {session}",) if session else ()  # which is of its key alone
+        return begun if one and begun else begun + names
 
     def _check_languages(self, asked: Parameters) -> None:
         for name, own in (("source", self.source), ("target", self.target)):

@@ -46,7 +46,7 @@ def ask(server: Served, path: str, method: str = "POST", key: str = OWNER, **sen
 
 def test_requests_name_memories(server: Served, sentences: list[str]) -> None:
     for key, given, memory in (
-        (OWNER, {}, ["cars"]), (SHOP, {}, ["bikes"]),  # the first that they open
+        (OWNER, {}, ["cars"]), (SHOP, {}, ["bikes"]), (SHOP, {"memory": ","}, ["bikes"]),  # the first that they open
         *((OWNER, {"memory": names}, names.split(",")) for names in ("bikes", "bikes,cars", "cars,empty,bikes")),
     ):  # fmt: skip
         wanted = [one.text for one in server.translator.translate(sentences, memory=memory)]
