@@ -25,11 +25,6 @@ KEEN: dict[str, Any] = {"max_len_b": 45, "device": "cpu", "tokens_lambda": 0.9, 
 BOTH = ("cars", "bikes")
 
 
-@pytest.fixture(scope="module")
-def pairs(world: World) -> list[tuple[str, str]]:
-    return list(read_pairs(world.folder / "test.tsv"))
-
-
 def make_stores(world: World, folder: Path) -> dict[str, Path]:
     """Make a copy of the datastore of all tests, one of half its text, and an empty one."""
     stores = {"cars": folder / "cars", "bikes": folder / "bikes", "empty": folder / "empty"}
@@ -79,16 +74,11 @@ def test_together_each_keeps_its_odds_against_the_model(
             trust = LearnedTrust.untrained(one.ensemble.memories[:1], True)
             for parameter in trust.parameters():
                 parameter.data.normal_(0, 0.3)
-            one.ensemble = one.ensemble.with_memories(
-                one.ensemble.memories, trust.eval().requires_grad_(False)
-            )
+            one.ensemble = one.ensemble.with_memories(one.ensemble.memories, trust.eval())
     both, first, second = (outcome(translator, sentences, *names) for names in (BOTH, BOTH[:1], BOTH[1:]))
     assert outcome(translator, sentences, *reversed(BOTH)) == both != first != second != both
-    assert (
-        outcome(translator, sentences, "cars", "empty")
-        == outcome(translator, sentences, "empty", "cars")
-        == first
-    )
+    for names in (("cars", "empty"), ("empty", "cars")):
+        assert outcome(translator, sentences, *names) == first
 
 
 def test_weights_are_those_of_the_formula(translator: Translator) -> None:
@@ -119,15 +109,15 @@ def test_what_is_refused(translator: Translator, stores: dict[str, Path], world:
 
 
 def test_sessions_are_gone_when_too_many_or_too_old(
-    stores: dict[str, Path], pairs: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
+    world: World, stores: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (source, target), (_, other) = pairs[2:4]
+    (source, target), (_, other) = list(read_pairs(world.folder / "test.tsv"))[2:4]
     monkeypatch.setattr(system, "MOST_SESSIONS", 2)
     with Translator(datastore=stores["cars"], **KEEN) as translator:
         before = outcome(translator, [source], ":a", "")
-        assert before == outcome(translator, [source]) and not translator._sessions, (
-            "it begins when it learns"
-        )
+        assert (
+            before == outcome(translator, [source]) and not translator._sessions
+        )  # it begins when it learns
         for name, text in ((":a", target), (":b", other)):
             translator.over([name]).learn(source, text)
             assert outcome(translator, [source], name, "")[0][0] == text
@@ -137,7 +127,6 @@ def test_sessions_are_gone_when_too_many_or_too_old(
         assert sorted(translator._sessions) == [":a", ":c"], "the one that was not named for longest"
         translator._sessions[":a"].used -= system.SESSION_SECONDS + 1
         translator.over([":b"])
-        assert (
-            sorted(translator._sessions) == [":b", ":c"] and outcome(translator, [source], ":b", "") == before
-        )
+        assert sorted(translator._sessions) == [":b", ":c"]
+        assert outcome(translator, [source], ":b", "") == before
     assert not translator._sessions and not any(Path(folder).exists() for folder in folders)

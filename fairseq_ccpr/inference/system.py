@@ -248,9 +248,9 @@ class System:
     def over(self, names: Sequence[str]) -> Self:
         """Return the system of a named datastore, or of several together, which translates; of none: itself.
 
-        A name that begins with a colon is that of a session: an empty datastore of its own, for what is confirmed
-        in one document. It begins when it is first named alone, to learn. It is gone at its `end`, or when others
-        begin and nobody has named it for half a day, or 32 more recently.
+        A name that begins with a colon is that of a session: an empty datastore of its own, for what is
+        confirmed in one document. It begins when it is first named alone, to learn, and is gone at its `end`, or
+        when others begin and nobody has named it for half a day, or 32 others since.
 
         Raises:
             ConfigurationError: there is none of that name.

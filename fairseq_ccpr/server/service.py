@@ -269,7 +269,7 @@ class Service:
     # ---- how
 
     def _memory(self, asked: Parameters, one: bool = False) -> tuple[str, ...]:
-        """Return what a request is for: its session, and the datastores that it names, or else the first it may use.
+        """Return what a request is for: its session, and the datastores it names, or else the first it may use.
 
         Args:
             one: whether it is for one of them, which is the session if there is one.

@@ -13,22 +13,15 @@ import deepl
 import requests
 
 from fairseq_ccpr import Translator
-from fairseq_ccpr.text.pairs import read_pairs
 from tests.server.conftest import Served, served
-from tests.small_models import World
 
 KEY = "a key of DeepL:fx"
 
 
-@pytest.fixture(scope="module")
-def pairs(world: World) -> list[tuple[str, str]]:
-    return list(read_pairs(world.folder / "test.tsv"))
-
-
-@pytest.fixture(scope="module")
-def wanted(server: Served, pairs: list[tuple[str, str]]) -> dict[str, str]:
+@pytest.fixture
+def wanted(server: Served, sentences: list[str]) -> dict[str, str]:
     """What the model makes of the first sentences."""
-    return {one.source: one.text for one in server.translator.translate([source for source, _ in pairs[:3]])}
+    return {one.source: one.text for one in server.translator.translate(sentences[:3])}
 
 
 def test_its_client(server: Served, wanted: dict[str, str]) -> None:
@@ -65,8 +58,8 @@ def test_its_client_is_told_what_is_wrong(
     ):
         with pytest.raises(deepl.DeepLException, match=sentence):
             client.translate_text("ja", **asked)
-    with pytest.raises(deepl.DeepLException, match="there is no path /v3/translation_memories"):
-        client.list_translation_memories()
+    with pytest.raises(deepl.DeepLException, match="there is no path /v3/style_rules"):
+        client.get_all_style_rules()
     source, translation = next(iter(wanted.items()))
     with served(new_translator(), keys={KEY: ()}) as closed:
         client = deepl.DeepLClient(KEY, server_url=closed.url)
