@@ -58,13 +58,11 @@ def read_keys(path: Path | None, memories: Collection[str] = ()) -> dict[str, tu
             told = f"{where}, line {number}, {found}"
             raise ConfigurationError(f"{told}: a key is one line of {MIN_KEY} or more")
         keys[key] = split_names(opened)
-        if unknown := [name for name in keys[key] if name not in memories] or [""] * bool(
-            tab and not keys[key]
-        ):
+        unknown = [name for name in keys[key] or [""] * len(tab) if name not in memories]
+        if unknown:
             known = f"has {' and '.join(memories)}" if memories else "has no named ones"
-            raise ConfigurationError(
-                f"{where}, line {number}, opens the memory '{unknown[0]}', and the server {known}"
-            )
+            told = f"{where}, line {number}, opens the memory '{unknown[0]}'"
+            raise ConfigurationError(f"{told}, and the server {known}")
     return keys
 
 

@@ -102,11 +102,7 @@ def endpoint(
         except Exception as error:
             response = _refuse(request, error, limits.log)
         if limits.log != LOG_NOTHING:
-            text = (
-                f" {asked.get('q', asked.get('text', ''))!r} {asked.get('s', '')!r}"
-                if limits.log == LOG_TEXTS
-                else ""
-            )
+            text = f" {asked.get('q', '')!r} {asked.get('s', '')!r}" if limits.log == LOG_TEXTS else ""
             took = 1000 * (time.perf_counter() - start)
             logger.info(
                 "%s %r %d %.0f ms%s", request.method, request.scope["path"], response.status_code, took, text

@@ -28,20 +28,17 @@ class DeepL:
         if tags not in ("", "html", "xml"):
             raise bad(f"tag_handling is {tags}: html or xml")
         source = given.text(asked, "source_lang", 100, AUTO)
-        wanted = {"q": texts, "source": source, "target": given.text(asked, "target_lang", 100)}
-        answer = await self.service.translate(
-            {**asked, **wanted, "format": HTML if tags else TEXT, "alternatives": 0}
-        )
+        asked |= {"q": texts, "source": source, "target": given.text(asked, "target_lang", 100)}
+        asked |= {"format": HTML if tags else TEXT, "alternatives": 0}
+        answer = await self.service.translate(asked)
         found = language_code(self.service.source if source == AUTO else source).upper()
         translations = [
             {"detected_source_language": found, "text": translation, "billed_characters": len(text)}
             for text, translation in zip(texts, answer["translatedText"])
         ]
         told = [name for name in WITHOUT_EFFECT if name in asked]
-        warning = (
-            {"warning": f"{' and '.join(told)} is ignored: terms are those of --glossary"} if told else {}
-        )
-        return {"translations": translations, **warning}
+        warning = f"{' and '.join(told)} is ignored: terms are those of --glossary"
+        return {"translations": translations} | ({"warning": warning} if told else {})
 
     async def languages(self, asked: Parameters) -> list[dict[str, Any]]:
         target = asked.get("type") == "target"

@@ -35,7 +35,7 @@ def bad(sentence: str, status: int = 400) -> HTTPException:
 
 
 async def read_parameters(request: Request, most_characters: int) -> Parameters:
-    """Read the parameters of a request: of its address, a form, or JSON; several of one of `LISTS` are a list.
+    """Read the parameters of a request: of its address, a form, or JSON; `LISTS` may be of several.
 
     What is null, or empty and no text, is left out, as clients send it for what they do not ask for.
     """

@@ -145,9 +145,8 @@ class Service:
         most = self.limits.most_characters
         source, target = given.text(asked, "q", most), given.text(asked, "s", most)
         self._check_languages(asked)
-        learned = await self._call(
-            lambda translator: translator.learn(source, target), self._memory(asked, one=True)
-        )
+        memory = self._memory(asked, one=True)
+        learned = await self._call(lambda translator: translator.learn(source, target), memory)
         replaced = of_pair(learned.replaced) if learned.replaced is not None else None
         return {"success": True, "id": learned.id, "new": learned.new, "replaced": replaced}
 
@@ -168,15 +167,12 @@ class Service:
         memory = self._memory({**asked, "session": ""}, one=True)
 
         def end(translator: Translator) -> dict[str, Any]:
-            learned = reversed(translator.over([session]).memory())
-            pairs = [(one.source, one.target) for one in learned if one.replaced_by is None]
+            own = reversed(translator.over([session]).memory())
+            pairs = [(one.source, one.target) for one in own if one.replaced_by is None]
             kept = translator.over(memory).learn_all(pairs) if keep and pairs else []
             translator.end(session)
-            return {
-                "success": True,
-                "pairs": len(pairs),
-                "kept": sum(not isinstance(one, str) for one in kept),
-            }
+            learned = sum(not isinstance(one, str) for one in kept)
+            return {"success": True, "pairs": len(pairs), "kept": learned}
 
         return await self._call(end)
 
@@ -280,13 +276,10 @@ class Service:
             known = " and ".join(opened) or "one, which has no name: leave memory out"
             raise bad(f"there is no memory {unknown[0]}: there is {known}", 404)
         if closed := [name for name in names if name not in opened]:
-            raise bad(
-                f"the API key does not open the memory {closed[0]}: it opens {' and '.join(opened)}", 403
-            )
-        if one and len(names) > 1:
-            raise bad(
-                f"the parameter memory has {len(names)} names: expected one, several are for translation"
-            )
+            known = " and ".join(opened)
+            raise bad(f"the API key does not open the memory {closed[0]}: it opens {known}", 403)
+        if one and (several := len(names)) > 1:
+            raise bad(f"the parameter memory has {several} names: expected one, several are for translation")
         begun = (f"{SESSION}{asked[OWNER]} {session}",) if session else ()  # which is of its key alone
         return begun if one and begun else begun + names
 

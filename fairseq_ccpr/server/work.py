@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -80,11 +80,9 @@ class Work:
         self._changed = Condition()
         self._closing = False
         self._compaction: Thread | None = None
-        # of each datastore's compactions, after one that failed, by its name
-        self._pause, self._not_before = (
-            defaultdict[str, float](lambda: FIRST_PAUSE),
-            defaultdict[str, float](float),
-        )
+        # of compactions of each datastore by its name, after one that failed
+        self._pause = dict.fromkeys(translator.named, FIRST_PAUSE)
+        self._not_before = dict.fromkeys(translator.named, 0.0)
         self._thread = Thread(target=self._run, name="translator")
         self._thread.start()
 
