@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Self
 
 import torch
@@ -19,7 +20,7 @@ from fairseq_ccpr.errors import ConfigurationError, NotWritableError
 from fairseq_ccpr.evaluation.explain import explain_sentences
 from fairseq_ccpr.evaluation.explanation import Explanation
 from fairseq_ccpr.inference.learning import Learner, learned_memory
-from fairseq_ccpr.inference.resources import configure_system, words_by_name
+from fairseq_ccpr.inference.resources import configure_named, configure_system, words_by_name
 from fairseq_ccpr.inference.system import System
 
 logger = logging.getLogger(__name__)
@@ -58,7 +59,10 @@ class Translator(System):
         path: the model's checkpoint; several of an ensemble are separated by colons. Left out, the one that
             the datastore was built with.
         datastore: a folder with tokens, phrases or both; two folders, separated by a colon, where they are
-            apart. Left out, the model translates alone.
+            apart. Left out, the model translates alone. Several of one model have names, such as `{"cars":
+            "datastores/cars", "bikes": "datastores/bikes"}`: `translate(texts, memory=["cars", "bikes"])` uses
+            both together, `translator["bikes"]` is a translator over one, and where none is named it is the
+            first.
         data: a folder with the model's dictionaries, such as DATA_BIN. Left out, they are found in the
             datastore, or next to the model; so are the subwords, unless `bpe` and `sentencepiece_model` or
             `bpe_codes` name them.
@@ -80,7 +84,7 @@ class Translator(System):
         self,
         path: str | Path | None = None,
         *,
-        datastore: str | Path | None = None,
+        datastore: str | Path | Mapping[str, str | Path] | None = None,
         data: str | Path | None = None,
         beam: int = 5,
         device: str | torch.device | None = None,
@@ -89,20 +93,42 @@ class Translator(System):
     ) -> None:
         if precision not in PRECISIONS:
             raise ConfigurationError(f"precision is {precision}: choose one of {', '.join(PRECISIONS)}")
-        named = {"path": path, "datastore": datastore, "beam": beam, "no_progress_bar": True}
+        several = datastore if isinstance(datastore, Mapping) else {}
+        named = {
+            "path": path,
+            "datastore": None if isinstance(datastore, Mapping) else datastore,
+            "beam": beam,
+            "no_progress_bar": True,
+        }
         if precision != AUTO:  # the default, and tasks that do not retrieve have no such option
             named["precision"] = precision
-        cfg = configure_system(words_by_name(named | options), Path(data) if data is not None else None)
-        super().__init__(cfg, choose(device))
+        words, folder = words_by_name(named | options), Path(data) if data is not None else None
+        known = configure_named(words, several, folder)
+        super().__init__(
+            next(iter(known.values())) if known else configure_system(words, folder), choose(device), known
+        )
 
     _compaction: LiveCompaction | None = None  # the last one
 
     @classmethod
-    def of(cls, words: list[str], data: Path | None = None) -> Translator:
-        """Load the translator that options of fairseq-generate describe, completed by what is found."""
-        translator = cls.__new__(cls)
-        System.__init__(translator, configure_system(words, data))
+    def of(
+        cls,
+        words: list[str],
+        data: Path | None = None,
+        datastores: Mapping[str, str | Path] = MappingProxyType({}),
+    ) -> Translator:
+        """Load the translator that options of fairseq-generate describe, completed by what is found.
+
+        Args:
+            datastores: several by name, see the class; the options then have none.
+        """
+        translator, named = cls.__new__(cls), configure_named(words, datastores, data)
+        cfg = next(iter(named.values())) if named else configure_system(words, data)
+        System.__init__(translator, cfg, named=named)
         return translator
+
+    def __getitem__(self, name: str) -> Self:
+        return self.over([name])
 
     def __enter__(self) -> Self:
         return self
@@ -211,13 +237,16 @@ class Translator(System):
         return self._compaction.run()
 
     def close(self) -> None:
-        """Let others learn into the datastore, and end a compaction. From then on it refuses to work."""
-        self.closed = True
-        if self._compaction is not None:
-            self._compaction.cancel()
-        tokens = self.find_memory(TokenMemory)
-        if tokens is not None and isinstance(tokens.learned, LearnedMemory):
-            tokens.learned.store.close()
+        """Let others learn into the datastores, and end compactions. From then on it refuses to work."""
+        for one in self.named.values():
+            one.closed = True
+            if one._compaction is not None:
+                one._compaction.cancel()
+            tokens = one.find_memory(TokenMemory)
+            if tokens is not None and isinstance(tokens.learned, LearnedMemory):
+                tokens.learned.store.close()
+        for session in list(self._sessions):
+            self.end(session)
 
     @cached_property
     def _learner(self) -> Learner:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Optional
 from urllib.parse import urlsplit
 
-from fairseq_ccpr.cli.command import SHOWN, check_folders, command, markdown_table
+from fairseq_ccpr.cli.command import SHOWN, check_folders, command, markdown_table, named
 from fairseq_ccpr.datastore.preprocessing import remember, remembered
 from fairseq_ccpr.datastore.tuned import trust_path, write_tuned
 from fairseq_ccpr.errors import ConfigurationError, installing
@@ -23,7 +23,7 @@ from fairseq_ccpr.evaluation.explain import explain_subset
 from fairseq_ccpr.evaluation.test_set import BASE, RETRIEVAL, OtherText, compare_decoding, other_texts
 from fairseq_ccpr.evaluation.tune import table
 from fairseq_ccpr.inference.system import WINDOW, System
-from fairseq_ccpr.server.access import KEY_VARIABLE, LOG_NOTHING, LOGS, LOOPBACK, Limits, origin_of, read_key
+from fairseq_ccpr.server.access import KEY_VARIABLE, LOG_NOTHING, LOGS, LOOPBACK, Limits, origin_of, read_keys
 from fairseq_ccpr.settings import count_option, option
 from fairseq_ccpr.storage.files import write_json, write_text
 from fairseq_ccpr.text.languages import IDENTIFIED_LINES, language_name, look_foreign
@@ -274,12 +274,17 @@ It needs further packages: {installing("serve")}.
 """)
 def serve(
     rest: list[str],
+    datastore: list[str] = option(
+        [], "datastore; several are chosen by names (the folders')", nargs="+", metavar="[NAME=]DIR"
+    ),
     host: str = option(Limits.host, "address to listen on", metavar="ADDRESS"),
     port: int = option(
         5000, "port to listen on; 0: any free one", within="[0, 65535]", needs="a port", metavar="N"
     ),
     api_key_file: Optional[Path] = option(
-        None, "file with the API key that requests must carry", metavar="FILE"
+        None,
+        "file with the API key that requests must carry, or one a line, a tab and the names that it opens",
+        metavar="FILE",
     ),
     public_url: Optional[str] = option(
         None, "address at which a proxy shows the server, such as one with TLS", metavar="URL"
@@ -305,28 +310,33 @@ def serve(
         raise ConfigurationError(
             f"the server needs {error.name}, which is not installed: {installing('serve')}"
         ) from None
-    key = read_key(api_key_file)
-    origins, names = _known_sites(public_url, allow_origin, key)
-    if host not in LOOPBACK and key is None:
+    datastores = named(datastore, "datastores")
+    if len(datastore) < 2 and [*datastores.values()] == datastore:  # it has no name
+        rest, datastores = [*rest, *(f"--datastore={one}" for one in datastore)], {}
+    keys = read_keys(api_key_file, datastores)
+    origins, names = _known_sites(public_url, allow_origin, bool(keys))
+    if host not in LOOPBACK and not keys:
         raise ConfigurationError(
             f"--host {host} lets other machines in: give --api-key-file FILE, or a key in {KEY_VARIABLE}"
         )
-    limits = Limits(host, key, max_characters, max_sentences, log, names, origins)
+    limits = Limits(host, keys, max_characters, max_sentences, log, names, origins)
     with app.listen(host, port) as listening:
-        translator = Translator.of(rest, data)
-        translator.check_encoding()
-        translator.lock()
+        translator = Translator.of(rest, data, datastores)
+        for one in translator.named.values():
+            one.check_encoding()
+            one.lock()
         print(f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}", flush=True)
-        print(_described(translator), file=sys.stderr)
+        for name, one in translator.named.items():
+            print(f"{name} {_described(one)}".lstrip(), file=sys.stderr)
         app.serve(translator, limits, listening)
     return 0
 
 
 def _known_sites(
-    public_url: str | None, allow_origin: list[str], key: str | None
+    public_url: str | None, allow_origin: list[str], asks_for_key: bool
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the origins of pages that may use a server, and the names of the server itself."""
-    if (every := {"*", "null"}.intersection(allow_origin)) and key is None:
+    if (every := {"*", "null"}.intersection(allow_origin)) and not asks_for_key:
         raise ConfigurationError(
             f"--allow-origin {every.pop()} lets every site that is visited here in: give --api-key-file FILE, or a key in "
             f"{KEY_VARIABLE}"
@@ -334,7 +344,7 @@ def _known_sites(
     origins = [one if one in ("*", "null") else origin_of(one, "--allow-origin") for one in allow_origin]
     if public_url is None:
         return tuple(origins), LOOPBACK
-    if key is None:
+    if not asks_for_key:
         print(
             f"whoever reaches {public_url} may learn and forget here: the proxy must ask for a key",
             file=sys.stderr,

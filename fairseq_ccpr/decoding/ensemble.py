@@ -71,6 +71,7 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
     ) -> None:
         super().__init__(models)
         self.memories, self.pad, self.trust = tuple(memories), pad, trust
+        self.trusted = trust is not None  # whether trust decides weights, and so needs evidence
         self.voting = tuple(memory for memory in memories if memory.acts_on == "vote")
         self.mixture = Mixture(settings, tuple(memory.bounded for memory in self.voting))
         self.temperature = 1.0  # of beam search, for what is force-decoded after it
@@ -108,10 +109,14 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
         snapshot = self.snapshot()
         return self.with_memories([memory.at(snapshot) for memory in self.memories], self.trust)
 
+    def begun(self, sources: Tensor, texts: Sequence[str] | None) -> list[MemoryBatch]:
+        """Begin a batch of sentences, int64 [B, S], with each memory."""
+        snapshot = self.snapshot(texts)
+        return [memory.begin(sources, snapshot) for memory in self.memories]
+
     def forward_encoder(self, net_input: dict[str, Any]) -> EncodedBatch:
         """Encode the sources; memories begin before, and finish while a GPU encodes."""
-        snapshot = self.snapshot(net_input.get(TEXTS))
-        batches = [memory.begin(net_input["src_tokens"], snapshot) for memory in self.memories]
+        batches = self.begun(net_input["src_tokens"], net_input.get(TEXTS))
         given = {name: x for name, x in net_input.items() if name != TEXTS}
         sources = net_input["src_tokens"]
         low = self.precision == BF16 and sources.is_cpu
@@ -168,9 +173,7 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
                 )
             else:
                 log_probs, attention = self._decoded(tokens, encoded, encoded.decoders, temperature)
-        step = Step(
-            tokens[:, self.forced :], Distribution(log_probs.float()), self.trust is not None, self.mixture
-        )
+        step = Step(tokens[:, self.forced :], Distribution(log_probs.float()), self.trusted, self.mixture)
         self._rescore(step, heard["model"])
         votes = [batch.vote(step) for batch in heard["vote"]]
         step.model = self.mixture.mix(step.model, self.decided(step.model, votes))
@@ -228,8 +231,7 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
         if refusal := next((memory.unscored for memory in self.memories if memory.unscored), None):
             raise ConfigurationError(refusal)
         net_input, target = sample["net_input"], sample["target"]
-        snapshot = self.snapshot(sample.get(TEXTS))
-        batches = [memory.begin(net_input["src_tokens"], snapshot) for memory in self.memories]
+        batches = self.begun(net_input["src_tokens"], sample.get(TEXTS))
         with self._listening([batch.encoded() for batch in batches], given=True) as heard:
             log_probs, attention = self.force_models(sample, temperature)
         real = self.real_tokens(target)
@@ -279,7 +281,7 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
 
     def votes(self, text: ForcedText) -> list[Vote]:
         """Vote at the tokens of given targets, with evidence where there is trust."""
-        return [text.records[memory.name].vote(memory, self.trust is not None) for memory in self.voting]
+        return [text.records[memory.name].vote(memory, self.trusted) for memory in self.voting]
 
     def signature(self) -> str:
         places, memories = ("model", "vote", "mixture"), self.memories

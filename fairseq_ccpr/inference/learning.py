@@ -170,6 +170,8 @@ class Learner:
 def learned_memory(system: System) -> LearnedMemory:
     """Return the memory of pairs learned alongside the token datastore of a system."""
     system.check_open()
+    if len(system.members) > 1:
+        raise ConfigurationError("several memories together do not learn: name one of them")
     tokens, phrases = system.find_memory(TokenMemory), system.find_memory(PhraseMemory)
     if tokens is None and phrases is not None:
         raise ConfigurationError(

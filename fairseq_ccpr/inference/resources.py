@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
@@ -33,6 +34,7 @@ from fairseq_ccpr.text.schemes import implied_bpe, options_of_file, subword_file
 
 MAX_TOKENS = 12000  # of a batch, as in fairseq-generate
 BY_ATTENTION = "@@ "  # what fairseq takes for --replace-unk without a value
+MEMORY_NAME = re.compile(r"[\w-]+")
 NO_LANGUAGE = (
     "unknown"  # stands for a language that is not known yet, which fairseq's tokenizers want to have
 )
@@ -176,6 +178,20 @@ def configure_system(words: list[str], data: Path | None = None) -> Any:
             f"{wasted[0]} has no effect without a datastore: give --datastore DIR, or leave it out"
         )
     return cfg
+
+
+def configure_named(
+    words: list[str], datastores: Mapping[str, str | Path], data: Path | None = None
+) -> dict[str, Any]:
+    """Read a configuration for each of several datastores, by name; without --path of the first's model."""
+    found: dict[str, Any] = {}
+    for name, datastore in datastores.items():
+        if not MEMORY_NAME.fullmatch(name):
+            raise ConfigurationError(f"a memory is called '{name}': use letters, digits, - and _")
+        first = next(iter(found.values()), None)
+        shared = ["--path", first.common_eval.path] if first is not None and "--path" not in words else []
+        found[name] = configure_system([*words, *shared, "--datastore", str(datastore)], data)
+    return found
 
 
 def preprocessing_of(cfg: Any) -> Preprocessing:

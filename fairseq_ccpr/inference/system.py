@@ -3,26 +3,34 @@
 from __future__ import annotations
 
 import ast
+import copy
 import logging
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain, islice, repeat
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
+from types import MappingProxyType
+from typing import Any, Self, cast
 
 import torch
 from fairseq import tasks, utils
 from fairseq.data import data_utils
 from torch import Tensor
 
+from fairseq_ccpr.building.token_build import write_empty_store
 from fairseq_ccpr.datastore.preprocessing import Preprocessing
 from fairseq_ccpr.decoding.correction_memory import CorrectionMemory
 from fairseq_ccpr.decoding.ensemble import TEXTS, M, RetrievalEnsemble
+from fairseq_ccpr.decoding.joint_ensemble import JointEnsemble
 from fairseq_ccpr.decoding.learned_memory import LearnedMemory
+from fairseq_ccpr.decoding.options import NO_TRUST
 from fairseq_ccpr.decoding.retrieval_task import RetrievalTask
 from fairseq_ccpr.decoding.token_memory import TokenMemory
 from fairseq_ccpr.device import AUTO, BF16, FP16, choose_device, compute_on_one_thread, one_thread
@@ -30,6 +38,7 @@ from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.inference.resources import configure_system, preprocessing_of
 from fairseq_ccpr.inference.unknown import OFF, copies, given_text, nothing_known
 from fairseq_ccpr.models.checkpoint import load_models
+from fairseq_ccpr.models.key_layer import KEY_LAYERS
 from fairseq_ccpr.paths import split_paths
 from fairseq_ccpr.text.decoder_subwords import loading_subwords, split_text, target_steps
 from fairseq_ccpr.text.pairs import one_line
@@ -39,6 +48,9 @@ MAX_UNKNOWN = 0.1  # fraction of unknown subwords above which something is wrong
 HELD = "\0"  # in place of an unknown token, until it is known as what it is written
 NUMBERS_AT_ONCE = 1 << 28  # of the distributions of batches that are decoded at once
 FEW_HYPOTHESES = 16  # up to which one thread is faster than several
+SESSION = ":"  # with which its name begins
+MOST_SESSIONS, SESSION_SECONDS = 32, 12 * 3600.0  # at once; without being named
+MOST_TOGETHER = 32  # choices of several datastores that are kept
 WINDOW = 4096  # sentences that are read at once, and sorted by length
 logger = logging.getLogger(__name__)
 
@@ -94,6 +106,21 @@ class Translation:
         return cls(source, "", 0.0, fault=fault)
 
 
+class Session:
+    """A system over a datastore in a temporary folder, and when it was named last, in seconds."""
+
+    def __init__(self, make: Callable[[Path], System], used: float) -> None:
+        self.folder, self.used = TemporaryDirectory(prefix="fairseq-ccpr-session-"), used
+        self.system = make(Path(self.folder.name, "store"))
+
+    def close(self) -> None:
+        self.system.closed = True
+        tokens = self.system.find_memory(TokenMemory)
+        if tokens is not None and isinstance(tokens.learned, LearnedMemory):
+            tokens.learned.store.close()
+        self.folder.cleanup()
+
+
 def encode(sentence: str, task: Any) -> Tensor:
     """Return the tokens of a source sentence, the end of the sentence included."""
     return encode_with(sentence, (task.tokenizer, task.bpe), task.source_dictionary)
@@ -145,16 +172,27 @@ class System:
 
     Args:
         device: where the models are; None: the GPU where there is one.
+        named: configurations that differ in their datastore alone, by name: the first is this system's, the
+            others share its models.
+        models: that are loaded already.
 
     Attributes:
         ensemble: the models with the memories of the datastore; None without a datastore and a glossary.
         alone: the models without memories.
+        named: the systems of the datastores by name, itself the first; nameless where it has but one.
+        members: itself, or the systems whose datastores it has together, see `over`.
         closed: whether it does no more work.
     """
 
     closed = False
 
-    def __init__(self, cfg: Any, device: torch.device | None = None) -> None:
+    def __init__(
+        self,
+        cfg: Any,
+        device: torch.device | None = None,
+        named: Mapping[str, Any] = MappingProxyType({}),
+        models: list[Any] | None = None,
+    ) -> None:
         self.cfg = cfg
         self.device = device or choose_device(cfg.common.cpu)
         wanted = (
@@ -164,7 +202,7 @@ class System:
             if cfg.common.bf16
             else getattr(cfg.task, "precision", None) or AUTO
         )
-        self.task, self.models = load(cfg, self.device, wanted == FP16)
+        self.task, self.models = load(cfg, self.device, wanted == FP16, models)
         self.task.choose_precision(wanted, self.models)
         self.alone = self.task.alone(self.models)
         self.alone.temperature = cfg.generation.temperature
@@ -172,7 +210,16 @@ class System:
         if memories := self.task.build_memories(self.models):
             self.ensemble = self.task.join(self.models, memories)
             self.ensemble.temperature = cfg.generation.temperature
-        if self.device.type != "cpu" and self.task.precision == BF16:
+        myself = cast(Self, self)
+        self.members: tuple[Self, ...] = (myself,)
+        self.named: dict[str, Self] = dict.fromkeys(list(named)[:1] or [""], myself)
+        self._together: dict[tuple[str, ...], Self] = {}
+        self._sessions: dict[str, Session] = {}
+        for name, other in list(named.items())[1:]:
+            made: Any = type(self).__new__(type(self))
+            System.__init__(made, other, self.device, models=self.models)
+            made.named, self.named[name] = self.named, made
+        if models is None and self.device.type != "cpu" and self.task.precision == BF16:
             for model in self.models:  # after they were identified by their parameters, which bf16 rounds
                 model.bfloat16()
         self.to_text = detokeniser(cfg, self.task)
@@ -198,6 +245,76 @@ class System:
         """Load the system that options of fairseq-generate describe, completed by what is found."""
         return cls(configure_system(words, data))
 
+    def over(self, names: Sequence[str]) -> Self:
+        """Return the system of a named datastore, or of several together, which translates; of none: itself.
+
+        A name that begins with a colon is that of a session: an empty datastore of its own, for what is
+        confirmed in one document. It begins when it is first named alone, to learn, and is gone at its `end`, or
+        when others begin and nobody has named it for half a day, or 32 others since.
+
+        Raises:
+            ConfigurationError: there is none of that name.
+        """
+        names = tuple(dict.fromkeys([names] if isinstance(names, str) else names))
+        if unknown := [name for name in names if name not in self.named and not name.startswith(SESSION)]:
+            known = " and ".join(filter(None, self.named)) or "none with a name"
+            raise ConfigurationError(f"there is no memory {unknown[0]}: there is {known}")
+        if len(names) > 1:  # a session that has not begun has nothing to say
+            names = tuple(name for name in names if name in self.named or name in self._sessions)
+        members = tuple(self.named[name] if name in self.named else self._session(name) for name in names)
+        if len(names) < 2:
+            return members[0] if names else self
+        if names not in self._together:
+            made = members[0]._copied()
+            made.members = members
+            made.ensemble = JointEnsemble([one.ensemble or one.alone for one in members])
+            if len(self._together) == MOST_TOGETHER:  # they are quickly made
+                self._together.pop(next(iter(self._together)))
+            self._together[names] = made
+        return self._together[names]
+
+    def _copied(self) -> Self:
+        """Copy the system without what is cached of it, to be one with other memories."""
+        made = copy.copy(self)
+        for name in [
+            one for one in vars(made) if isinstance(getattr(type(made), one, None), cached_property)
+        ]:
+            delattr(made, name)
+        made._of_thread = threading.local()
+        return made
+
+    def _session(self, name: str) -> Self:
+        now = time.monotonic()
+        if name not in self._sessions:
+            for old in sorted(self._sessions, key=lambda one: self._sessions[one].used):
+                if now - self._sessions[old].used > SESSION_SECONDS or len(self._sessions) >= MOST_SESSIONS:
+                    self.end(old)
+            self._sessions[name] = Session(self._with_empty, now)
+        self._sessions[name].used = now
+        return cast(Self, self._sessions[name].system)
+
+    def _with_empty(self, folder: Path) -> Self:
+        """Return the same with an empty datastore, to be written as a folder, in place of its own."""
+        made, task = self._copied(), copy.copy(self.task)
+        symbols, languages = task.target_dictionary.symbols, task.tags.languages
+        write_empty_store(self.models, task.source_dictionary, symbols, KEY_LAYERS[0], languages, folder)
+        task.cfg = copy.copy(task.cfg)
+        task.cfg.datastore, task.cfg.trust = str(folder), NO_TRUST
+        steps = task.tokenizer, task.bpe, task.splitting
+        task.open_datastore(task.cfg)
+        task.tokenizer, task.bpe, task.splitting = steps
+        made.task, made.ensemble = task, task.join(self.models, task.build_memories(self.models))
+        made.ensemble.temperature = self.alone.temperature
+        made.members, made.named = (made,), {"": made}
+        return made
+
+    def end(self, session: str) -> None:
+        """End a session: what was learned in it is gone."""
+        for names in [one for one in self._together if session in one]:
+            del self._together[names]
+        if (ended := self._sessions.pop(session, None)) is not None:
+            ended.close()
+
     def generator(self, retrieve: bool = True) -> Any:
         """Make a generator of fairseq, with retrieval where there is a datastore."""
         made = self.task.build_base_generator(self.models, self.cfg.generation)
@@ -206,16 +323,15 @@ class System:
 
     def learned_text(self, source: str, tokens: Tensor) -> str | None:
         """Return the text of what was learned for a source, where its tokens are these, int64 [T]; else None."""
-        memory = self.find_memory(CorrectionMemory)
-        if memory is None or not memory.learned.entries.by_source:
+        memories = self.ensemble.memories if self.ensemble is not None else ()
+        learned = [one.learned.entries for one in memories if isinstance(one, CorrectionMemory)]
+        if not any(entries.by_source for entries in learned):
             return None
-        read, entries = self.task.read_as(source), memory.learned.entries
-        for pair in entries.by_source.get(read.ids, []):
-            if (
-                pair.read_as == read
-                and entries.target(pair).tolist() == tokens[self.task.tags.forced :].tolist()
-            ):
-                return str(pair.target)
+        read, written = self.task.read_as(source), tokens[self.task.tags.forced :].tolist()
+        for entries in learned:
+            for pair in entries.by_source.get(read.ids, []):
+                if pair.read_as == read and entries.target(pair).tolist() == written:
+                    return str(pair.target)
         return None
 
     def find_memory(self, kind: type[M]) -> M | None:
@@ -238,6 +354,7 @@ class System:
         window: int = WINDOW,
         nbest: int | None = None,
         retrieve: bool = True,
+        memory: Sequence[str] = (),
     ) -> Iterator[Translation]:
         """Translate sentences in batches of similar lengths; translations come in the order of the sentences.
 
@@ -249,7 +366,10 @@ class System:
             window: sentences that are read ahead and sorted by length.
             nbest: translations of each, at most as many as the beam is wide; left out, as `--nbest` has it.
             retrieve: whether the datastore is used, or the model alone.
+            memory: names of the datastores that are used, where it has several; left out, the first.
         """
+        if memory:
+            return self.over(memory).translate(sentences, done, window, nbest, retrieve)
         if isinstance(sentences, str):
             raise ConfigurationError(
                 "translate takes a list of sentences, not one string: put it in brackets"
@@ -293,7 +413,7 @@ class System:
         A step is of many small operations, which a thread each wait less for than several for each other. Not
         where their order counts, a database answers, or their distributions would take too much memory.
         """
-        generation, parts = self.cfg.generation, self.task.parts.values()
+        generation, parts = self.cfg.generation, [p for one in self.members for p in one.task.parts.values()]
         ordered = generation.sampling or generation.retain_dropout or self.task.log is not None
         remote = any(getattr(part.section, "store", None) is not None for part in parts)
         most = max((sample["id"].numel() for sample in samples), default=1)
@@ -345,7 +465,7 @@ class System:
         return nothing and self.replaces_unknown
 
     def check_open(self) -> None:
-        if self.closed:
+        if any(one.closed for one in self.members):
             raise ConfigurationError(f"{self!r} was closed, and does no more work: load another")
 
     def check_encoding(self) -> None:
@@ -353,9 +473,10 @@ class System:
         if not self._encodes:
             check_subwords(self.task.source_dictionary, self.task.bpe)
             self._encodes = True
-            tokens = self.find_memory(TokenMemory)
-            if tokens is not None and isinstance(tokens.learned, LearnedMemory):
-                tokens.learned.identify(self.task.read_as)
+            for one in self.members:
+                tokens = one.find_memory(TokenMemory)
+                if tokens is not None and isinstance(tokens.learned, LearnedMemory):
+                    tokens.learned.identify(self.task.read_as)
 
     def _warn_of_unknown(self, tokens: list[Tensor]) -> None:
         pieces = sum(map(len, tokens))
@@ -376,15 +497,17 @@ class System:
 
 
 def load(
-    cfg: Any, device: torch.device | None = None, half: bool | None = None
+    cfg: Any, device: torch.device | None = None, half: bool | None = None, models: list[Any] | None = None
 ) -> tuple[RetrievalTask, list[Any]]:
-    """Load task and models, as fairseq-generate does."""
+    """Load task and models, as fairseq-generate does, unless they are loaded already."""
     task = tasks.setup_task(cfg.task)
     if not isinstance(task, RetrievalTask):
         raise ConfigurationError(f"--task {cfg.task._name} does not retrieve: use translation_retrieval")
     with loading_subwords(preprocessing_of(cfg).words):
         task.build_tokenizer(cfg.tokenizer)
         task.build_bpe(cfg.bpe)
+    if models is not None:
+        return task, models
     overrides = ast.literal_eval(cfg.common_eval.model_overrides)
     models = load_models(split_paths(cfg.common_eval.path), task, overrides)
     utils.set_torch_seed(cfg.common.seed)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hmac
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -22,7 +22,8 @@ class Limits:
     """Who may ask for how much, and what is written down of it."""
 
     host: str = "127.0.0.1"
-    key: str | None = None
+    # with the memories that each opens; none: all
+    keys: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     most_characters: int = 20_000
     most_sentences: int = 1000
     log: str = LOG_NOTHING
@@ -31,28 +32,53 @@ class Limits:
     origins: tuple[str, ...] = ()  # of pages that may use it, besides its own
 
 
-def read_key(path: Path | None) -> str | None:
-    """Read the API key from a file, or else the environment; None where there is none."""
+def read_keys(path: Path | None, memories: Collection[str] = ()) -> dict[str, tuple[str, ...]]:
+    """Read the API keys of a file, or else the environment: on each line one and, after a tab, what it opens.
+
+    Args:
+        memories: that there are.
+    """
     if path is None:
-        key, where = os.environ.get(KEY_VARIABLE), KEY_VARIABLE
-        if key is None:
-            return None
+        text, where = os.environ.get(KEY_VARIABLE), KEY_VARIABLE
+        if text is None:
+            return {}
     else:
         where = f"--api-key-file {path}"
         if not path.is_file():
             raise ConfigurationError(f"{where}: there is no such file")
         try:
-            key = path.read_text(encoding="utf-8").strip()
+            text = path.read_text(encoding="utf-8").strip()
         except UnicodeDecodeError:
             raise ConfigurationError(f"{where}: the bytes are not UTF-8; write a line of text") from None
-    if len(key) < MIN_KEY or not key.isprintable():
-        raise ConfigurationError(f"{where} has {len(key)} characters: a key is one line of {MIN_KEY} or more")
-    return key
+    keys: dict[str, tuple[str, ...]] = {}
+    for number, line in enumerate(text.split("\n"), 1):
+        key, tab, opened = line.rstrip("\r").partition("\t")
+        if len(key) < MIN_KEY or not key.isprintable() or key in keys:
+            found = "is there twice" if key in keys else f"has {len(key)} characters"
+            told = f"{where}, line {number}, {found}"
+            raise ConfigurationError(f"{told}: a key is one line of {MIN_KEY} or more")
+        keys[key] = split_names(opened)
+        unknown = [name for name in keys[key] or [""] * len(tab) if name not in memories]
+        if unknown:
+            known = f"has {' and '.join(memories)}" if memories else "has no named ones"
+            told = f"{where}, line {number}, opens the memory '{unknown[0]}'"
+            raise ConfigurationError(f"{told}, and the server {known}")
+    return keys
 
 
-def fits(key: str, given: object) -> bool:
-    """Compare a key with what a request gives, in a time that tells nothing of the key."""
-    return isinstance(given, str) and hmac.compare_digest(key.encode(), given.encode(errors="replace"))
+def split_names(text: str) -> tuple[str, ...]:
+    """Read names that commas divide, each once."""
+    return tuple(dict.fromkeys(filter(None, (name.strip() for name in text.split(",")))))
+
+
+def memories_of(keys: Mapping[str, tuple[str, ...]], given: object) -> tuple[str, ...] | None:
+    """Return the memories that a given key opens, none for all; None where it is none of the keys.
+
+    It compares with all of them, in a time that tells nothing of any.
+    """
+    text = given.encode(errors="replace") if isinstance(given, str) else b""
+    fits = [memories for key, memories in keys.items() if hmac.compare_digest(key.encode(), text)]
+    return fits[0] if fits else None
 
 
 def origin_of(address: str, option: str) -> str:

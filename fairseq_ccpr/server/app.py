@@ -31,8 +31,9 @@ from fairseq_ccpr.errors import CcprError, ConfigurationError
 from fairseq_ccpr.evaluation.explanation import STYLES, TOKENS, Explanation, as_json, as_page
 from fairseq_ccpr.evaluation.page import fill
 from fairseq_ccpr.server import parameters as given
-from fairseq_ccpr.server.access import LOG_NOTHING, LOG_TEXTS, LOOPBACK, Limits, fits, foreign
-from fairseq_ccpr.server.parameters import Parameters, bad
+from fairseq_ccpr.server.access import LOG_NOTHING, LOG_TEXTS, LOOPBACK, Limits, foreign, memories_of
+from fairseq_ccpr.server.deepl import VERSIONS, DeepL
+from fairseq_ccpr.server.parameters import OPENED, OWNER, Parameters, bad
 from fairseq_ccpr.server.service import Service
 from fairseq_ccpr.server.work import BusyError
 from fairseq_ccpr.translator import Translator
@@ -53,6 +54,7 @@ FULL_BODY = b'{"error": "too many connections are open: try again later"}'
 FULL = b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nconnection: close\r\n" + (
     b"content-length: %d\r\n\r\n%b" % (len(FULL_BODY), FULL_BODY)
 )
+BEARERS = ("bearer", "deepl-auth-key")  # of a key, as Authorization
 LACKING = ("/translate_file", "/download_file", "/metrics", "/spec", "/docs")
 
 
@@ -88,15 +90,17 @@ def endpoint(
             )
             asked |= own
             kind, _, bearer = request.headers.get("authorization", "").partition(" ")
-            key = asked.get("api_key", bearer if kind.lower() == "bearer" else None)
-            if limits.key is not None and not open_to_all and not fits(limits.key, key):
+            key = asked.get("api_key", bearer if kind.lower() in BEARERS else None)
+            asked[OPENED] = memories_of(limits.keys, key) if limits.keys and not open_to_all else ()
+            asked[OWNER] = key if limits.keys else ""
+            if asked[OPENED] is None:
                 raise bad(
                     "the API key is missing or wrong: send it as api_key, or as Authorization: Bearer", 403
                 )
             handling = handler(asked)  # which itself receives a file
             response = _respond(await (handling if file else _unless_gone(request, handling)), request)
         except Exception as error:
-            response = _refuse(error, limits.log)
+            response = _refuse(request, error, limits.log)
         if limits.log != LOG_NOTHING:
             text = f" {asked.get('q', '')!r} {asked.get('s', '')!r}" if limits.log == LOG_TEXTS else ""
             took = 1000 * (time.perf_counter() - start)
@@ -134,7 +138,7 @@ def _respond(answer: Any, request: Request) -> Response:
     return answer if isinstance(answer, Response) else JSONResponse(answer)
 
 
-def _refuse(error: Exception, log: str) -> Response:
+def _refuse(request: Request, error: Exception, log: str) -> Response:
     if isinstance(error, HTTPException):
         status, sentence = error.status_code, error.detail
     elif isinstance(error, CcprError | BusyError):
@@ -148,7 +152,7 @@ def _refuse(error: Exception, log: str) -> Response:
         )
         logger.error("a request failed: %s", "".join(told))
         status, sentence = 500, "the server has a fault, which its log tells"
-    return JSONResponse({"error": sentence}, status)
+    return JSONResponse(_told(request, sentence), status)
 
 
 async def _refused(request: Request, error: Exception) -> Response:
@@ -156,13 +160,18 @@ async def _refused(request: Request, error: Exception) -> Response:
     if isinstance(error, HTTPException) and error.status_code == 405:
         allow = (error.headers or {}).get("Allow", "")
         told = f"{request.method} is not allowed for {path}: use {' or '.join(sorted({*allow.split(', ')} - {'HEAD'}))}"
-        return JSONResponse({"error": told}, 405, {"Allow": allow})
+        return JSONResponse(_told(request, told), 405, {"Allow": allow})
     lacks = (
         ", which LibreTranslate has: this server translates text and HTML, no files"
         if path in LACKING
         else ""
     )
-    return JSONResponse({"error": f"there is no path {path}{lacks}"}, 404)
+    return JSONResponse(_told(request, f"there is no path {path}{lacks}"), 404)
+
+
+def _told(request: Request, sentence: str) -> dict[str, str]:
+    """Tell an error as clients of the path read it."""
+    return {"message" if request.scope["path"].startswith(VERSIONS) else "error": sentence}
 
 
 def make_app(service: Service) -> Starlette:
@@ -172,6 +181,8 @@ def make_app(service: Service) -> Starlette:
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         yield
         await asyncio.to_thread(service.work.close)
+
+    deepl = DeepL(service)
 
     async def root(request: Request) -> Response:
         return HTMLResponse(page(service.of_page()), headers={"Content-Security-Policy": PAGE_POLICY})
@@ -194,7 +205,12 @@ def make_app(service: Service) -> Starlette:
             Route("/memory", endpoint(service.add, service.limits, file=True), methods=["POST"]),
             route("/memory.tmx", service.export, "GET"),
             route("/memory/{id}", service.forget, "DELETE"),
+            route("/session/{session}", service.end, "DELETE"),
             route("/explain", service.explain, "GET", "POST"),
+            route("/v2/translate", deepl.translate, "POST"),
+            route("/v2/languages", deepl.languages, "GET", "POST"),
+            route("/v2/usage", deepl.usage, "GET", "POST"),
+            route("/v2/glossary-language-pairs", deepl.glossary_pairs, "GET"),
         ],
         exception_handlers={HTTPException: _refused},
         lifespan=lifespan,

@@ -20,6 +20,7 @@ const on = (element, names, job) => names.split(" ").forEach((name) => element.a
 
 async function send(method, path, body = null, signal = null) {
   const json = body !== null && !(body instanceof Blob);
+  if (data.several) path += `${path.includes("?") ? "&" : "?"}memory=${encodeURIComponent(byId("name").value)}`;
   const headers = { ...(json && { "Content-Type": "application/json" }), ...(data.key && { Authorization: `Bearer ${byId("key").value}` }) };
   const response = await fetch(path, { method, headers, signal, body: json ? JSON.stringify(body) : body }).catch((error) => {
     throw error.name === "AbortError" ? error : new Error("The server does not answer.");
@@ -306,7 +307,7 @@ function start() {
   document.title = byId("title").textContent = `${source} → ${target}`;
   [byId("text").labels[0].textContent, running.labels[0].textContent] = [source, target];
   [byId("text").lang, running.lang] = [data.source_language, data.target_language];
-  byId("key-label").hidden = !data.key;
+  [byId("key-label").hidden, byId("name-label").hidden] = [!data.key, !data.several];
   byId("key").value = sessionStorage.getItem(KEY) || "";
   byId("memory").hidden = !data.learns;
   on(byId("ask"), "submit", (event) => {
@@ -342,13 +343,13 @@ function start() {
   });
   on(document, "keydown", (event) => event.key === "Escape" && shut(true));
   // A reload, or a phone that needs the memory, leaves the work as it is.
-  const keep = () => sessionStorage.setItem(WORK, JSON.stringify({ text: byId("text").value, work }));
+  const keep = () => sessionStorage.setItem(WORK, JSON.stringify({ text: byId("text").value, name: byId("name").value, work }));
   on(window, "pagehide", keep);
   on(document, "visibilitychange", keep);
   const kept = JSON.parse(sessionStorage.getItem(WORK));
   if (kept === null) return;
   Object.assign(work, kept.work);
-  byId("text").value = kept.text;
+  [byId("text").value, byId("name").value] = [kept.text, kept.name ?? ""];
   running.value = shown();
   mark();
   attempt("translating", translate);

@@ -17,11 +17,14 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect, Request
 
 FORM, JSON, PARTS = "application/x-www-form-urlencoded", "application/json", "multipart/form-data"
-TEXT_PARAMETERS = ("q", "s")  # which may be empty; any other parameter that is empty is left out
+LISTS = ("q", "text")  # parameters that may be
+TEXT_PARAMETERS = (*LISTS, "s")  # which may be empty; any other parameter that is empty is left out
 BYTES_OF_CHARACTER = 12  # at most: `\ud83d\ude00` in JSON, %F0%9F%98%80 in a form
 BYTES_BESIDE = 1 << 16  # of all parameters that are no text
 # that a body, or the next part of a file, may take to arrive; bytes of a file
 MAX_SECONDS, MOST_FILE = 30, 1 << 26
+# what a request has besides its own parameters: the memories that its key opens, and whose sessions it has
+OPENED, OWNER = "opened", "owner"
 GONE = 499  # as the status of a request whose client did not wait; nobody receives it
 Parameters = dict[str, Any]
 
@@ -32,7 +35,7 @@ def bad(sentence: str, status: int = 400) -> HTTPException:
 
 
 async def read_parameters(request: Request, most_characters: int) -> Parameters:
-    """Read the parameters of a request: of its address, a form, or a JSON object; several `q` are a list.
+    """Read the parameters of a request: of its address, a form, or JSON; `LISTS` may be of several.
 
     What is null, or empty and no text, is left out, as clients send it for what they do not ask for.
     """
@@ -64,7 +67,7 @@ async def save(body: AsyncIterator[bytes], path: Path) -> None:
 
 async def _read(request: Request, most_characters: int) -> Parameters:
     pairs = list(request.query_params.multi_items())
-    if request.method != "POST":
+    if request.method != "POST" and request.headers.get("content-length", "0") == "0":
         return _by_name(pairs)
     body = await _read_body(request, BYTES_OF_CHARACTER * most_characters + BYTES_BESIDE)
     kind = request.headers.get("content-type", FORM).partition(";")[0].strip().lower()
@@ -119,8 +122,9 @@ async def _read_body(request: Request, most: int) -> bytes:
 
 def _by_name(pairs: list[tuple[str, str]]) -> Parameters:
     named: Parameters = dict(pairs)
-    if len(texts := [value for name, value in pairs if name == "q"]) > 1:
-        named["q"] = texts
+    for several in LISTS:
+        if len(texts := [value for name, value in pairs if name == several]) > 1:
+            named[several] = texts
     return named
 
 
@@ -136,9 +140,8 @@ def text(parameters: Parameters, name: str, most_characters: int, default: str |
     if value is None:
         raise bad(f"the parameter {name} is missing")
     if not isinstance(value, str):
-        raise bad(
-            f"the parameter {name} is {kind_of(value)}: expected a text{' or a list of texts' * (name == 'q')}"
-        )
+        several = " or a list of texts" * (name in LISTS)
+        raise bad(f"the parameter {name} is {kind_of(value)}: expected a text{several}")
     _check([value], name, most_characters)
     return value
 

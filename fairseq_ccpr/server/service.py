@@ -24,10 +24,10 @@ from fairseq_ccpr.evaluation.explain import encode_sentences
 from fairseq_ccpr.evaluation.explanation import Explanation, unexplained
 from fairseq_ccpr.inference.alignment import align, place_markup
 from fairseq_ccpr.inference.learning import count_learned, learned_memory
-from fairseq_ccpr.inference.system import Translation, encode
+from fairseq_ccpr.inference.system import SESSION, Translation, encode
 from fairseq_ccpr.server import parameters as given
-from fairseq_ccpr.server.access import Limits
-from fairseq_ccpr.server.parameters import Parameters, bad
+from fairseq_ccpr.server.access import Limits, split_names
+from fairseq_ccpr.server.parameters import OPENED, OWNER, Parameters, bad
 from fairseq_ccpr.server.work import ROUND_SENTENCES, BusyError, Work
 from fairseq_ccpr.text.html import Page
 from fairseq_ccpr.text.languages import as_bcp47, language_code, language_name, same_language
@@ -51,17 +51,24 @@ class Service:
         self.work, self.limits, self.stopping = Work(translator), limits, Event()
         task = translator.cfg.task
         self.source, self.target = task.source_lang, task.target_lang
-        memories = translator.ensemble.memories if translator.ensemble is not None else ()
-        self.memories = [memory.name for memory in memories if memory.acts_on == "vote"]
-        self.learns = TokenMemory.name in self.memories
-        self.explains = bool(memories) and not any(memory.unscored for memory in memories)
+        memories = {
+            name: one.ensemble.memories if one.ensemble is not None else ()
+            for name, one in translator.named.items()
+        }
+        self.names = [*memories]
+        self.memories = [one.name for one in next(iter(memories.values())) if one.acts_on == "vote"]
+        self.learns = any(one.name == TokenMemory.name for own in memories.values() for one in own)
+        self.explained = {  # datastores that can be explained
+            name for name, own in memories.items() if own and not any(memory.unscored for memory in own)
+        }
 
     def of_page(self) -> dict[str, Any]:
         return {
             "source_language": language_code(self.source), "target_language": language_code(self.target),
             "names": {"source": language_name(self.source), "target": language_name(self.target)},
-            "memories": self.memories, "explains": self.explains, "learns": self.learns,
-            "key": self.limits.key is not None, "most_characters": self.limits.most_characters, "score_name": "", "texts": [],
+            "memories": self.memories, "explains": bool(self.explained), "learns": self.learns,
+            "several": len(self.names) > 1, "key": bool(self.limits.keys),
+            "most_characters": self.limits.most_characters, "score_name": "", "texts": [],
         }  # fmt: skip
 
     # ---- LibreTranslate's
@@ -76,7 +83,8 @@ class Service:
             found = [[text] for text in texts]
         else:
             self._check_languages(asked)
-            found = await self._translated(texts, Page if kind == HTML else Segments, alternatives)
+            divide = Page if kind == HTML else Segments
+            found = await self._translated(texts, divide, alternatives, self._memory(asked))
         answer: dict[str, Any] = {"translatedText": [texts[0] for texts in found] if several else found[0][0]}
         if alternatives:
             others = [texts[1:] for texts in found]
@@ -88,9 +96,10 @@ class Service:
 
     async def sentences(self, asked: Parameters) -> dict[str, Any]:
         """Translate `q`, and tell its sentences apart: what is before each, and the pair learned for it."""
+        memory = self._memory(asked)
         (text,) = await self._divided([given.text(asked, "q", self.limits.most_characters)], Segments)
-        found = await asyncio.wrap_future(self.work.translate(text.sentences, _checked))
-        learned = await self._call(partial(_learned, sources=text.sentences)) if self.learns else {}
+        found = await asyncio.wrap_future(self.work.translate(text.sentences, _checked, memory))
+        learned = await self._call(partial(_learned, sources=text.sentences), memory)
         translations = [one.text for one in found]
         sentences = [
             {
@@ -124,8 +133,8 @@ class Service:
     async def settings(self, asked: Parameters) -> dict[str, Any]:
         pair = {"source": self.source, "target": self.target}
         return {
-            "apiKeys": self.limits.key is not None, "charLimit": self.limits.most_characters,
-            "keyRequired": self.limits.key is not None, "suggestions": self.learns, "supportedFilesFormat": [],
+            "apiKeys": bool(self.limits.keys), "charLimit": self.limits.most_characters,
+            "keyRequired": bool(self.limits.keys), "suggestions": self.learns, "supportedFilesFormat": [],
             "filesTranslation": False, "frontendTimeout": 500,
             "language": {side: {"code": language_code(one), "name": language_name(one)} for side, one in pair.items()},
         }  # fmt: skip
@@ -136,7 +145,8 @@ class Service:
         most = self.limits.most_characters
         source, target = given.text(asked, "q", most), given.text(asked, "s", most)
         self._check_languages(asked)
-        learned = await self._call(lambda translator: translator.learn(source, target))
+        memory = self._memory(asked, one=True)
+        learned = await self._call(lambda translator: translator.learn(source, target), memory)
         replaced = of_pair(learned.replaced) if learned.replaced is not None else None
         return {"success": True, "id": learned.id, "new": learned.new, "replaced": replaced}
 
@@ -148,19 +158,35 @@ class Service:
                 raise bad(f"there is no pair {number} among what was learned", 404)
             return translator.forget(number)
 
-        return {"success": True, "restored": [of_pair(pair) for pair in await self._call(forget)]}
+        restored = await self._call(forget, self._memory(asked, one=True))
+        return {"success": True, "restored": [of_pair(pair) for pair in restored]}
+
+    async def end(self, asked: Parameters) -> dict[str, Any]:
+        """End a session; with `keep` 1 the memory learns what counts in it."""
+        (session,), keep = self._memory(asked, one=True), given.number(asked, "keep", 0)
+        memory = self._memory({**asked, "session": ""}, one=True)
+
+        def end(translator: Translator) -> dict[str, Any]:
+            own = reversed(translator.over([session]).memory())
+            pairs = [(one.source, one.target) for one in own if one.replaced_by is None]
+            kept = translator.over(memory).learn_all(pairs) if keep and pairs else []
+            translator.end(session)
+            learned = sum(not isinstance(one, str) for one in kept)
+            return {"success": True, "pairs": len(pairs), "kept": learned}
+
+        return await self._call(end)
 
     async def memory(self, asked: Parameters) -> dict[str, Any]:
         """Return the pairs that have all words of `q`, newest first."""
         query = given.text(asked, "q", self.limits.most_characters, "")
         most = given.number(asked, "limit", MOST_PAIRS)
-        found = await self._call(lambda translator: translator.memory(query))
+        found = await self._call(lambda translator: translator.memory(query), self._memory(asked, one=True))
         return {"pairs": [of_pair(one) for one in found[:most]], "found": len(found)}
 
     async def export(self, asked: Parameters) -> Response:
         """Return the pairs that count, of those that have all words of `q`, as TMX."""
         query = given.text(asked, "q", self.limits.most_characters, "")
-        found = await self._call(lambda translator: translator.memory(query))
+        found = await self._call(lambda translator: translator.memory(query), self._memory(asked, one=True))
         texts = ((str(one.id), one.source, one.target) for one in reversed(found) if one.replaced_by is None)
         lines = tmx_lines(as_bcp47(self.source), as_bcp47(self.target), texts)
         told = {"Content-Disposition": 'attachment; filename="memory.tmx"'}
@@ -174,7 +200,7 @@ class Service:
         """
         unconfirmed, left = bool(given.number(asked, "unconfirmed", 0)), Event()
         name = re.sub(r"[^\w. -]", "_", given.text(asked, "name", 1000)).lstrip(".")[-60:] or "file"
-        skipped = Counter[str]()
+        skipped, memory = Counter[str](), self._memory(asked, one=True)
         with ExitStack() as stack:
             folder = stack.enter_context(TemporaryDirectory())
             await given.save(asked["body"], Path(folder, name))
@@ -206,9 +232,8 @@ class Service:
             with kept:
                 try:
                     while some:
-                        count_learned(
-                            await self._call(partial(Translator.learn_all, pairs=some)), counts, skipped
-                        )
+                        learned = await self._call(partial(Translator.learn_all, pairs=some), memory)
+                        count_learned(learned, counts, skipped)
                         counts["pairs"] += len(some)
                         yield json.dumps(counts) + "\n"
                         some = await asyncio.to_thread(next, batches, [])
@@ -220,22 +245,43 @@ class Service:
 
     async def explain(self, asked: Parameters) -> Explanation:
         """Translate the sentences of `q`, and say where each token came from, where this server can."""
-        text = given.text(asked, "q", self.limits.most_characters)
+        text, memory = given.text(asked, "q", self.limits.most_characters), self._memory(asked, one=True)
+        if "session" in asked:
+            raise bad("a session is not explained: leave session out")
         self._check_languages(asked)
         sentences = (await self._divided([text], Segments))[0].sentences
         if not sentences:
             raise bad("the parameter q has no sentence: expected one or more")
-        if not self.explains:
-            translations = await asyncio.wrap_future(self.work.translate(sentences, _checked))
+        if memory[0] not in self.explained:
+            translations = await asyncio.wrap_future(self.work.translate(sentences, _checked, memory))
             found = [(one.source, one.text) for one in translations]
-            signature = await self._call(lambda translator: translator.signature)
+            signature = await self._call(lambda translator: translator.signature, memory)
             return unexplained(
                 found, (language_code(self.source), language_code(self.target)), signature or ""
             )
         tokens = await self._call(lambda translator: encode_sentences(translator, sentences))
-        return await asyncio.wrap_future(self.work.explain(sentences, tokens))
+        return await asyncio.wrap_future(self.work.explain(sentences, tokens, memory))
 
     # ---- how
+
+    def _memory(self, asked: Parameters, one: bool = False) -> tuple[str, ...]:
+        """Return what a request is for: its session, and the datastores it names, or else the first it may use.
+
+        Args:
+            one: whether it is for one of them, which is the session if there is one.
+        """
+        opened, session = asked[OPENED] or self.names, given.text(asked, "session", 100, "")
+        names = split_names(given.text(asked, "memory", 1000, "")) or tuple(opened[:1])
+        if unknown := [name for name in names if name and name not in self.names]:
+            known = " and ".join(opened) or "one, which has no name: leave memory out"
+            raise bad(f"there is no memory {unknown[0]}: there is {known}", 404)
+        if closed := [name for name in names if name not in opened]:
+            known = " and ".join(opened)
+            raise bad(f"the API key does not open the memory {closed[0]}: it opens {known}", 403)
+        if one and (several := len(names)) > 1:
+            raise bad(f"the parameter memory has {several} names: expected one, several are for translation")
+        begun = (f"{SESSION}{asked[OWNER]} {session}",) if session else ()  # which is of its key alone
+        return begun if one and begun else begun + names
 
     def _check_languages(self, asked: Parameters) -> None:
         for name, own in (("source", self.source), ("target", self.target)):
@@ -264,18 +310,21 @@ class Service:
             raise bad(f"the parameter q has {count:,} sentences, and this server takes {most:,}: divide it")
         return segments
 
-    async def _translated(self, texts: list[str], kind: type[Segments], alternatives: int) -> list[list[str]]:
+    async def _translated(
+        self, texts: list[str], kind: type[Segments], alternatives: int, memory: tuple[str, ...]
+    ) -> list[list[str]]:
         """Translate texts: of each the best translation, and others."""
         segments = await self._divided(texts, kind)
         marks = [text.marks.get(n, []) for text in segments for n in range(len(text.sentences))]
         sentences = [one for text in segments for one in text.sentences]
         finish = partial(_with_markup, marks, alternatives)
-        translations: list[Any] = await asyncio.wrap_future(self.work.translate(sentences, finish))
+        translations: list[Any] = await asyncio.wrap_future(self.work.translate(sentences, finish, memory))
         each = iter(translations)
         return [_joined(text, [next(each) for _ in text.sentences], alternatives) for text in segments]
 
-    async def _call(self, function: Callable[[Translator], T]) -> T:
-        return await asyncio.wrap_future(self.work.call(function))
+    async def _call(self, function: Callable[[Translator], T], memory: tuple[str, ...] = ()) -> T:
+        called = self.work.call(lambda translator: function(translator.over(memory)))
+        return await asyncio.wrap_future(called)
 
 
 def _checked(translator: Translator, first: int, translations: list[Translation]) -> list[Translation]:
@@ -321,6 +370,9 @@ def _known(translator: Translator, text: str) -> float:
 
 
 def _learned(translator: Translator, sources: list[str]) -> dict[str, dict[str, Any]]:
-    store = learned_memory(translator).store
-    found = {source: store.counting(translator.task.read_as(source)) for source in sources}
-    return {source: of_pair(pair) for source, pair in found.items() if pair is not None}
+    found: dict[str, dict[str, Any]] = {}
+    for one in reversed([one for one in translator.members if one.find_memory(TokenMemory) is not None]):
+        store = learned_memory(one).store
+        pairs = {source: store.counting(one.task.read_as(source)) for source in sources}
+        found |= {source: of_pair(pair) for source, pair in pairs.items() if pair is not None}
+    return found

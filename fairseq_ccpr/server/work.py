@@ -47,6 +47,7 @@ class Asked:
     """Sentences of one request, and what is answered; a cancelled one is dropped at the next batch."""
 
     sentences: list[str]
+    memory: tuple[str, ...] = ()  # names of the datastores
     # of those that are to be explained; None: all are to be translated
     tokens: dict[int, Tensor] | None = None
     finish: Finish = lambda translator, first, translations: translations
@@ -79,7 +80,9 @@ class Work:
         self._changed = Condition()
         self._closing = False
         self._compaction: Thread | None = None
-        self._pause, self._not_before = FIRST_PAUSE, 0.0  # of compactions, after one that failed
+        # of compactions of each datastore by its name, after one that failed
+        self._pause = dict.fromkeys(translator.named, FIRST_PAUSE)
+        self._not_before = dict.fromkeys(translator.named, 0.0)
         self._thread = Thread(target=self._run, name="translator")
         self._thread.start()
 
@@ -87,19 +90,26 @@ class Work:
     def alive(self) -> bool:
         return self._thread.is_alive()
 
-    def translate(self, sentences: list[str], finish: Finish | None = None) -> Future[list[Any]]:
+    def translate(
+        self, sentences: list[str], finish: Finish | None = None, memory: tuple[str, ...] = ()
+    ) -> Future[list[Any]]:
         """Translate sentences, which may share batches with those of others.
 
         Args:
             finish: called in the thread with the translator, the number of a sentence, and its translation
                 and those of the next; what it returns for each takes their place. Left out, they are the
                 result.
+            memory: names of the datastores that are used, see `System.over`.
         """
-        return self._ask(Asked(sentences, finish=finish) if finish is not None else Asked(sentences))
+        asked = Asked(sentences, memory)
+        asked.finish = finish or asked.finish
+        return self._ask(asked)
 
-    def explain(self, sentences: list[str], tokens: dict[int, Tensor]) -> Future[Explanation]:
+    def explain(
+        self, sentences: list[str], tokens: dict[int, Tensor], memory: tuple[str, ...] = ()
+    ) -> Future[Explanation]:
         """Explain those of some sentences whose tokens are given, by their numbers."""
-        return self._ask(Asked(sentences, tokens))
+        return self._ask(Asked(sentences, memory, tokens))
 
     def call(self, function: Callable[[Translator], T]) -> Future[T]:
         done: Future[T] = Future()
@@ -146,31 +156,32 @@ class Work:
             self._round()
 
     def _keep_small(self) -> None:
-        """Compact the datastore in a thread of its own, where much was learned alongside it."""
-        busy = self._compaction is not None and self._compaction.is_alive()
-        if busy or time.monotonic() < self._not_before or self.translator.find_memory(TokenMemory) is None:
+        """Compact a datastore in a thread of its own, where much was learned alongside it."""
+        if self._compaction is not None and self._compaction.is_alive():
             return
-        memory = learned_memory(self.translator)
-        if memory.entries.index.size >= max(
-            COMPACTED_AT, memory.store.datastore.section.size // SHARE_COMPACTED
-        ):
-            self._compaction = Thread(target=self._compact, name="upkeep")
-            self._compaction.start()
+        for name, translator in self.translator.named.items():
+            if time.monotonic() < self._not_before[name] or translator.find_memory(TokenMemory) is None:
+                continue
+            memory = learned_memory(translator)
+            own = memory.store.datastore.section.size
+            if memory.entries.index.size >= max(COMPACTED_AT, own // SHARE_COMPACTED):
+                self._compaction = Thread(target=self._compact, args=(name,), name="upkeep")
+                self._compaction.start()
+                return
 
-    def _compact(self) -> None:
+    def _compact(self, name: str) -> None:
         try:
-            self.translator.compact()
-            self._pause = FIRST_PAUSE
+            self.translator.named[name].compact()
+            self._pause[name] = FIRST_PAUSE
         except ConfigurationError as error:  # it would be refused each time
             logger.warning("%s; this server does not try again", error)
-            self._not_before = math.inf
+            self._not_before[name] = math.inf
         except Exception as error:
             told = error if isinstance(error, CcprError) else f"compaction failed with {type(error).__name__}"
-            logger.warning("%s; it is tried again in %.0f minutes or more", told, self._pause / 60)
-            self._not_before, self._pause = (
-                time.monotonic() + self._pause,
-                min(2 * self._pause, LONGEST_PAUSE),
-            )
+            pause = self._pause[name]
+            logger.warning("%s; it is tried again in %.0f minutes or more", told, pause / 60)
+            self._not_before[name] = time.monotonic() + pause
+            self._pause[name] = min(2 * pause, LONGEST_PAUSE)
 
     def _make(self, function: Callable[[Translator], T], done: Future[T]) -> None:
         if not done.set_running_or_notify_cancel():
@@ -185,7 +196,9 @@ class Work:
             waiting = [asked for asked in self._asked if not asked.done.cancelled()]
         translated = [asked for asked in waiting if asked.tokens is None][:ROUND_SENTENCES]
         explained = [asked for asked in waiting if asked.tokens is not None][:EXPLAINED]
-        self._translate_some(translated)
+        share = ROUND_SENTENCES // max(1, len(translated))
+        for memory in dict.fromkeys(asked.memory for asked in translated):
+            self._translate_some([asked for asked in translated if asked.memory == memory], share)
         for asked in explained:
             try:
                 self._explain(asked, EXPLAINED // len(explained))
@@ -196,8 +209,7 @@ class Work:
             left = [asked for asked in self._asked if not asked.done.done()]
             self._asked = deque(sorted(left, key=lambda asked: id(asked) in had))
 
-    def _translate_some(self, waiting: list[Asked]) -> None:
-        share = ROUND_SENTENCES // max(1, len(waiting))
+    def _translate_some(self, waiting: list[Asked], share: int) -> None:
         taken = [asked.sentences[len(asked.finished) :][:share] for asked in waiting]
         try:
             self._translate(waiting, taken)
@@ -209,16 +221,12 @@ class Work:
                     asked.end(error=error)
 
     def _translate(self, waiting: list[Asked], taken: list[list[str]]) -> None:
-        sentences, beam = (
-            [sentence for some in taken for sentence in some],
-            self.translator.cfg.generation.beam,
-        )
+        translator = self.translator.over(waiting[0].memory)
+        sentences, beam = [sentence for some in taken for sentence in some], translator.cfg.generation.beam
         # they cost nothing but their text
-        translations = iter(list(self.translator.translate(sentences, nbest=beam)))
+        translations = iter(list(translator.translate(sentences, nbest=beam)))
         made = [list(islice(translations, len(some))) for some in taken]
-        each = [
-            asked.finish(self.translator, len(asked.finished), some) for asked, some in zip(waiting, made)
-        ]
+        each = [asked.finish(translator, len(asked.finished), some) for asked, some in zip(waiting, made)]
         for asked, finished in zip(waiting, each):
             asked.finished += finished
             if not asked.left:
@@ -227,7 +235,8 @@ class Work:
     def _explain(self, asked: Asked, share: int) -> None:
         assert asked.tokens is not None
         some = dict(islice(asked.tokens.items(), share))
-        asked.explanations.append(explain_encoded(self.translator, asked.sentences, some, NEIGHBOURS))
+        translator = self.translator.over(asked.memory)
+        asked.explanations.append(explain_encoded(translator, asked.sentences, some, NEIGHBOURS))
         for number in some:
             del asked.tokens[number]
         if not asked.tokens:

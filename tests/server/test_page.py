@@ -403,7 +403,7 @@ def test_a_key_is_asked_for_and_with_a_glossary_nothing_is_explained(
 ) -> None:
     (tmp_path / "terms.tsv").write_text("Xylophon\txylophone\n")
     source, target = pairs[2]
-    with served(new_translator(glossary=tmp_path / "terms.tsv"), key="a key of mine") as server:
+    with served(new_translator(glossary=tmp_path / "terms.tsv"), keys={"a key of mine": ()}) as server:
         shown = Shown(browser, server.url)
         shown.page.get_by_label("German", exact=True).fill(source)
         shown.button("Translate").click()

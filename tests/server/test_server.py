@@ -590,7 +590,7 @@ def test_a_key_keeps_others_out(
     new_translator: Callable[[], Translator], capfd: pytest.CaptureFixture[str], pairs: list[tuple[str, str]]
 ) -> None:
     key, source = "a key of mine", pairs[0][0]
-    with served(new_translator(), key=key) as server:
+    with served(new_translator(), keys={key: ()}) as server:
         for given in ({}, {"api_key": "another"}, {"api_key": 3}):
             status, answer = server.ask("/translate", "POST", q=source, **given)
             assert status == 403 and "the API key is missing or wrong" in answer["error"]
@@ -662,7 +662,7 @@ def test_what_cannot_be_served_is_refused(
         "has 5 characters: a key is one line of 8",
     )
     monkeypatch.setenv("FAIRSEQ_CCPR_API_KEY", "")
-    refused(call("serve", *base, check=False), "FAIRSEQ_CCPR_API_KEY has 0 characters")
+    refused(call("serve", *base, check=False), "FAIRSEQ_CCPR_API_KEY, line 1, has 0 characters")
     monkeypatch.delenv("FAIRSEQ_CCPR_API_KEY")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -1,0 +1,53 @@
+"""The part of DeepL's API that its clients translate by, over the functions of the service."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fairseq_ccpr.server import parameters as given
+from fairseq_ccpr.server.parameters import Parameters, bad
+from fairseq_ccpr.server.service import AUTO, HTML, TEXT, Service
+from fairseq_ccpr.text.languages import language_code, language_name
+
+VERSIONS = "/v2/", "/v3/"  # of its paths; of the second there is nothing here
+VARIANTS = {"en": ("EN-GB", "EN-US"), "pt": ("PT-BR", "PT-PT")}  # its clients ask for these as targets
+WITHOUT_EFFECT = ("glossary_id", "glossary_ids", "style_id", "translation_memory_id", "custom_instructions")
+UNLIMITED = 10**12  # characters, as DeepL says it
+
+
+class DeepL:
+    """Answers as DeepL does: the same translations, glossary and memories as by the service's other paths."""
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+
+    async def translate(self, asked: Parameters) -> dict[str, Any]:
+        """Translate `text`, one or several; a `warning` tells what would count there and does not here."""
+        texts = given.texts(asked, "text", self.service.limits.most_characters)
+        tags = given.text(asked, "tag_handling", 20, "")
+        if tags not in ("", "html", "xml"):
+            raise bad(f"tag_handling is {tags}: html or xml")
+        source = given.text(asked, "source_lang", 100, AUTO)
+        asked |= {"q": texts, "source": source, "target": given.text(asked, "target_lang", 100)}
+        asked |= {"format": HTML if tags else TEXT, "alternatives": 0}
+        answer = await self.service.translate(asked)
+        found = language_code(self.service.source if source == AUTO else source).upper()
+        translations = [
+            {"detected_source_language": found, "text": translation, "billed_characters": len(text)}
+            for text, translation in zip(texts, answer["translatedText"])
+        ]
+        told = [name for name in WITHOUT_EFFECT if name in asked]
+        warning = f"{' and '.join(told)} is ignored: terms are those of --glossary"
+        return {"translations": translations} | ({"warning": warning} if told else {})
+
+    async def languages(self, asked: Parameters) -> list[dict[str, Any]]:
+        target = asked.get("type") == "target"
+        code = language_code(self.service.target if target else self.service.source)
+        codes = VARIANTS.get(code, (code.upper(),)) if target else (code.upper(),)
+        return [{"language": one, "name": language_name(code), "supports_formality": False} for one in codes]
+
+    async def usage(self, asked: Parameters) -> dict[str, int]:
+        return {"character_count": 0, "character_limit": UNLIMITED}
+
+    async def glossary_pairs(self, asked: Parameters) -> dict[str, list[Any]]:
+        return {"supported_languages": []}
