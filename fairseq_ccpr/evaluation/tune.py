@@ -15,6 +15,7 @@ from fairseq_ccpr.decoding.memory import Memory, Variant
 from fairseq_ccpr.decoding.token_memory import TokenMemory
 from fairseq_ccpr.decoding.trust import LearnedTrust, Trust, TrustDescription, save_trust
 from fairseq_ccpr.errors import ConfigurationError
+from fairseq_ccpr.evaluation.confidence import calibrate
 from fairseq_ccpr.evaluation.fit import SEED
 from fairseq_ccpr.evaluation.grids import (
     HELD_OUT_TOKENS,
@@ -27,8 +28,9 @@ from fairseq_ccpr.evaluation.grids import (
     with_settings,
 )
 from fairseq_ccpr.evaluation.rescoring import CPU, tune_rescoring
-from fairseq_ccpr.evaluation.test_set import BASE, OtherText, TranslationScores, batches, decode
+from fairseq_ccpr.evaluation.test_set import BASE, Decodings, OtherText, TranslationScores, batches, decode
 from fairseq_ccpr.evaluation.training import WeighedText, train_trust, train_votes, worths
+from fairseq_ccpr.inference.confidence import Confidence
 from fairseq_ccpr.inference.system import System
 from fairseq_ccpr.settings import as_options, automatic_values
 
@@ -82,15 +84,17 @@ class Trial:
     # by name of the system, including the base
     scores: dict[str, TranslationScores] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
+    decoded: Decodings = field(default_factory=lambda: Decodings({}))
 
     def decode(self, tried: list[Candidate]) -> None:
         """Decode with each candidate and the model alone, in turns."""
-        self.scores, self.seconds = _decode(self.system, tried, self.sample)
+        self.scores, self.seconds, self.decoded = _decode(self.system, tried, self.sample)
 
     def decode_another(self, candidate: Candidate, other: Candidate, timed: bool) -> None:
         """Decode with other settings of a candidate's memories; they take as long unless they are `timed`."""
-        scores, seconds = _decode(self.system, [other], self.sample, base=timed)
+        scores, seconds, decoded = _decode(self.system, [other], self.sample, base=timed)
         self.scores[other.name], took = scores[other.name], self.seconds[candidate.name]
+        self.decoded.systems[other.name] = decoded.systems[other.name]
         if timed:
             took = seconds[other.name] * self.seconds[BASE] / seconds[BASE]
         self.seconds[other.name] = took
@@ -160,6 +164,7 @@ class Tuned:
     base_seconds: float  # of decoding the whole subset without retrieval
     linear: bool  # whether there were too few tokens for a hidden layer
     texts: dict[str, TextWorth]  # what settings and the best are worth, by text
+    confidence: Confidence | None  # in what the best translates; None where the sample says too little
 
     @property
     def settings(self) -> dict[str, dict[str, Any]]:
@@ -297,6 +302,7 @@ class Tuning:
             trial.seconds[BASE] * tokens / sampled,
             linear=self.trusting and is_small(self.held_out[0]),
             texts=self.measured(winner),
+            confidence=calibrate(trial.decoded, winner.name if helps else BASE),
         )
 
 
@@ -400,12 +406,12 @@ def options_of(ensemble: RetrievalEnsemble) -> str:
 
 def _decode(
     system: System, tried: list[Candidate], samples: list[Any], base: bool = True
-) -> tuple[dict[str, TranslationScores], dict[str, float]]:
-    """Decode with each candidate in turns, and with the base; returns scores and seconds by name."""
+) -> tuple[dict[str, TranslationScores], dict[str, float], Decodings]:
+    """Decode with each candidate in turns, and with the base; returns scores and seconds by name, and outputs."""
     generators = {BASE: system.generator(retrieve=False)} if base else {}
     for candidate in tried:
         generators[candidate.name] = system.generator(retrieve=False)
         system.task.equip(generators[candidate.name], candidate.ensemble)
     decodings = decode(system.cfg, system.task, system.models, generators, samples)
     scores = {name: decodings.scores(name) for name in generators}
-    return scores, {name: one.seconds for name, one in decodings.systems.items()}
+    return scores, {name: one.seconds for name, one in decodings.systems.items()}, decodings
