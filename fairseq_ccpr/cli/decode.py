@@ -170,8 +170,8 @@ def _print_what_was_tried(tuned: tuning.Tuned, subset: str) -> None:
         print("phrases bring nothing here: their weight is 0, and they are not retrieved")
     if tuned.confidence is None:
         print(
-            f"{sentences:,} sentences are too few to calibrate confidence, or too alike: give {LEAST_SENTENCES * SAMPLED:,} "
-            "pairs or more"
+            f"{sentences:,} sentences are too few to calibrate confidence, or too alike: give "
+            f"{LEAST_SENTENCES * SAMPLED:,} pairs or more"
         )
     if not tuned.helps:
         print("nothing is better than the model alone here: the interpolation weights are 0")
@@ -202,7 +202,7 @@ def translate(
     ),
     confidence: bool = option(
         False,
-        "also how probable it is that a translation is good, 0 to 1: in a column before it; in jsonl, of each word as well",
+        "also how far each translation can be relied on, 0 to 1: in a column before it; in jsonl, each word too",
     ),
     data: Optional[Path] = None,
     buffer_size: int = count_option(

@@ -54,7 +54,7 @@ def rate(texts: Sequence[ScoredText], references: Sequence[str], chrf: float) ->
     """Compare translations with their references.
 
     Returns:
-        the sentences, right from a chrF on, and the words, right where the reference has them: each as often as it has.
+        the sentences, right from a chrF on, and the words, right where the reference has them, and as often.
     """
     right = np.array([sentence_chrf(one.text, other) >= chrf for one, other in zip(texts, references)])
     features, found = [], []

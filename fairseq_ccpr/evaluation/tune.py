@@ -407,7 +407,7 @@ def options_of(ensemble: RetrievalEnsemble) -> str:
 def _decode(
     system: System, tried: list[Candidate], samples: list[Any], base: bool = True
 ) -> tuple[dict[str, TranslationScores], dict[str, float], Decodings]:
-    """Decode with each candidate in turns, and with the base; returns scores and seconds by name, and outputs."""
+    """Decode with each candidate in turns, and with the base; returns scores and seconds, and outputs."""
     generators = {BASE: system.generator(retrieve=False)} if base else {}
     for candidate in tried:
         generators[candidate.name] = system.generator(retrieve=False)

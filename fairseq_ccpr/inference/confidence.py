@@ -22,7 +22,7 @@ from torch import Tensor
 from fairseq_ccpr.decoding.mixture import SILENT
 from fairseq_ccpr.text.words import has_letters, word_spans
 
-DIGITS = 4  # of a confidence, after the point
+PLACES = 4  # of a confidence, after the point
 
 Features = tuple[float, float]
 
@@ -63,8 +63,8 @@ class Confidence:
     """Calibrated confidence.
 
     Attributes:
-        sentence: an intercept and a coefficient of each feature, for the probability that a translation's chrF
-            is at least `chrf`.
+        sentence: an intercept and a coefficient of each feature, for the probability that a translation has a
+            chrF of `chrf` at least.
         word: the same for the probability that a word stands in the reference.
         chrf: the median of the text that it was calibrated on, 0 to 100.
     """
@@ -90,4 +90,4 @@ class Confidence:
 def _logistic(coefficients: tuple[float, ...], features: Features) -> float:
     intercept, *slopes = coefficients
     odds = intercept + math.fsum(slope * feature for slope, feature in zip(slopes, features))
-    return round((1 + math.tanh(odds / 2)) / 2, DIGITS)
+    return round((1 + math.tanh(odds / 2)) / 2, PLACES)

@@ -59,10 +59,10 @@ class Translation:
         token_scores: log p of each subword, and of the end of the sentence.
         alternatives: the next best translations, where `nbest` asks for more than one.
         fault: why there is no translation; empty where there is one.
-        confidence: where it is asked for, how probable it is that this translation is among the better half of
-            those of held-out text, 0 to 1; None where nothing was decoded, and of alternatives.
-        word_confidences: likewise each word of the text that has letters or digits, in order, and how probable it
-            is that a reference has it.
+        confidence: where it is asked for, how probable it is that this translation is as good as the better
+            half of those of held-out text, 0 to 1; None where nothing was decoded, and of alternatives.
+        word_confidences: likewise each word of the text that has letters or digits, in order, and how probable
+            it is that a reference has it.
     """
 
     source: str
@@ -281,8 +281,8 @@ class System:
         if self.confidence is None or not retrieve:
             where = "of these settings" if retrieve and self.task.parts else "of the model alone"
             raise ConfigurationError(
-                f"the confidence {where} was not calibrated: run fairseq-ccpr tune, which stores it with the datastore, and "
-                "translate with that"
+                f"the confidence {where} was not calibrated: run fairseq-ccpr tune, which stores it with the "
+                "datastore, and translate with that"
             )
 
     def rated(self, one: Translation) -> Translation:
@@ -294,7 +294,7 @@ class System:
         return replace(one, confidence=sentence, word_confidences=words)
 
     def token_ends(self, one: Translation) -> list[int]:
-        """Return where the text of a translation's first n of T tokens ends, in characters, for n from 0 to T."""
+        """Return where the tokens of a translation end in its text, see `confidence.token_ends`."""
         dictionary = self.task.target_dictionary
         ids = [dictionary.index(token) for token in one.tokens]
         copied = [token for token, i in zip(one.tokens, ids) if i == dictionary.unk()]

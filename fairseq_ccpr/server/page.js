@@ -4,7 +4,8 @@ const PIECE = 2000; // characters that are translated together, about: then it i
 const DOUBTFUL = 0.3; // the confidence in a word below which it is underlined
 const KEY = "fairseq-ccpr-key", WORK = "fairseq-ccpr-work"; // in the session's storage
 // Sentences have `before`, what stands between them and the one before; `source`; `text`, their translation as it is shown;
-// `translation`, that of the translator; `words`, those of it with the confidence in each; `learned`, the pair that counts for them, or null; `changed`, by what was learned.
+// `translation`, that of the translator; `words`, those of it with the confidence in each; `learned`, the pair that counts
+// for them, or null; `changed`, by what was learned.
 const work = { sentences: [], after: "", rest: "", length: 0 }; // and what is to be translated yet
 const running = byId("translation"), card = byId("sentence");
 let current = null, listed = 100, deleted = []; // the sentence at the cursor; how many pairs are shown; those that can come back
@@ -73,8 +74,8 @@ async function translate(signal, say, done = "") {
     const { sentences } = await ask("POST", "sentences", { q: some.map(({ source }) => source).join("\n") }, signal);
     const now = new Map(sentences.map((sentence) => [sentence.source, sentence]));
     for (const sentence of some) {
-      const mine = edited(sentence), { translation, words, confidence, learned } = now.get(sentence.source) ?? sentence;
-      Object.assign(sentence, { translation, words, confidence, learned });
+      const mine = edited(sentence), { translation, words, learned } = now.get(sentence.source) ?? sentence;
+      Object.assign(sentence, { translation, words, learned });
       if (mine || !edited(sentence)) continue; // what someone wrote stays
       put(sentence, wanted(sentence));
       sentence.changed = true;

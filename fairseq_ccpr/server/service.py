@@ -277,7 +277,7 @@ class Service:
     async def _translated(
         self, texts: list[str], kind: type[Segments], alternatives: int, rated: bool
     ) -> tuple[list[list[str]], list[float]]:
-        """Translate texts: of each the best translation, and others; and the lowest confidence in its sentences."""
+        """Translate texts: of each the best translation and others, and the lowest confidence in a sentence."""
         segments = await self._divided(texts, kind)
         marks = [text.marks.get(n, []) for text in segments for n in range(len(text.sentences))]
         sentences = [one for text in segments for one in text.sentences]
@@ -314,7 +314,7 @@ def _with_markup(
     first: int,
     translations: list[Translation],
 ) -> list[tuple[list[str | Parts], float | None]]:
-    """Return the best translations of each sentence, the markup of its source in each, and the confidence in the best."""
+    """Return the best translations of each sentence, with the markup of its source, and the confidence."""
     translations = (_rated if rated else _checked)(translator, first, translations)
     ranked = [[one, *one.alternatives] if alternatives else [one] for one in translations]
     marked = [one for best, own in zip(ranked, marks[first:]) if own for one in best]
