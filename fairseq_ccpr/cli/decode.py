@@ -202,7 +202,7 @@ def translate(
     ),
     confidence: bool = option(
         False,
-        "also how far each translation can be relied on, 0 to 1: in a column before it; in jsonl, each word too",
+        "how far to rely on each translation, 0 to 1, in a column before it; in jsonl, on each word too",
     ),
     data: Optional[Path] = None,
     buffer_size: int = count_option(

@@ -22,7 +22,7 @@ from torch import Tensor
 from fairseq_ccpr.decoding.mixture import SILENT
 from fairseq_ccpr.text.words import has_letters, word_spans
 
-PLACES = 4  # of a confidence, after the point
+ROUNDED_TO = 4  # of a confidence, after the point
 
 Features = tuple[float, float]
 
@@ -90,4 +90,4 @@ class Confidence:
 def _logistic(coefficients: tuple[float, ...], features: Features) -> float:
     intercept, *slopes = coefficients
     odds = intercept + math.fsum(slope * feature for slope, feature in zip(slopes, features))
-    return round((1 + math.tanh(odds / 2)) / 2, PLACES)
+    return round((1 + math.tanh(odds / 2)) / 2, ROUNDED_TO)

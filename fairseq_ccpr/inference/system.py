@@ -61,8 +61,8 @@ class Translation:
         fault: why there is no translation; empty where there is one.
         confidence: where it is asked for, how probable it is that this translation is as good as the better
             half of those of held-out text, 0 to 1; None where nothing was decoded, and of alternatives.
-        word_confidences: likewise each word of the text that has letters or digits, in order, and how probable
-            it is that a reference has it.
+        word_confidences: likewise each word of the text that has letters or digits, in order, and how
+            probable it is that a reference has it.
     """
 
     source: str

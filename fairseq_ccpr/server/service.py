@@ -277,7 +277,7 @@ class Service:
     async def _translated(
         self, texts: list[str], kind: type[Segments], alternatives: int, rated: bool
     ) -> tuple[list[list[str]], list[float]]:
-        """Translate texts: of each the best translation and others, and the lowest confidence in a sentence."""
+        """Return each text's best translation and others, and the lowest confidence in its sentences."""
         segments = await self._divided(texts, kind)
         marks = [text.marks.get(n, []) for text in segments for n in range(len(text.sentences))]
         sentences = [one for text in segments for one in text.sentences]
