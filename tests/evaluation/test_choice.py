@@ -9,7 +9,7 @@ import pytest
 
 from fairseq_ccpr.evaluation import tune
 from fairseq_ccpr.evaluation.grids import TextWorth, Worth
-from fairseq_ccpr.evaluation.test_set import TranslationScores
+from fairseq_ccpr.evaluation.test_set import Decodings, SystemOutput, TranslationScores
 from fairseq_ccpr.evaluation.tune import QUALITY, SPEED, Trial
 
 
@@ -63,9 +63,8 @@ def test_more_neighbours_must_gain(many: float, few: float, trust: bool, chosen:
 def test_leaving_the_text_out_is_timed_and_other_weights_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
     def decoded(system: Any, tried: list[Any], samples: Any, base: bool) -> Any:
         names = [one.name for one in tried] + ["base"] * base
-        return dict.fromkeys(names, TranslationScores(29.9, 0.0, "", "")), {"base": 4.0} | dict.fromkeys(
-            names[:1], 6.0
-        )
+        scores = dict.fromkeys(names, TranslationScores(29.9, 0.0, "", ""))
+        return scores, {"base": 4.0, names[0]: 6.0}, Decodings(dict.fromkeys(names, SystemOutput()))
 
     monkeypatch.setattr(tune, "_decode", decoded)
     whole, half, none = map(candidate, ("whole", "half", "none"))

@@ -137,7 +137,7 @@ def test_the_command_prints_it(tuned: tuple[Path, str], world: World, tmp_path: 
 def test_nothing_calibrated_is_said_in_one_sentence(
     tuned: tuple[Path, str], world: World, tmp_path: Path
 ) -> None:
-    alone, untuned = ["--path", world.model], ["--datastore", tuned[0], "--untuned"]
+    alone, untuned = ["--path", world.model, "--data", world.data_bin], ["--datastore", tuned[0], "--untuned"]
     for words, of in ((alone, "of the model alone"), (untuned, "of these settings")):
         done = call("translate", *words, "--confidence", "--cpu", check=False)
         refused(done, f"the confidence {of} was not calibrated: run fairseq-ccpr tune")
