@@ -24,11 +24,12 @@ ERRORS = "base_missing", "base_wrong_term", "base_hallucinated"
 def main() -> None:
     if len(sys.argv) < 3 or not all("=" in word for word in sys.argv[2:]):
         sys.exit(__doc__.strip())
-    with open(sys.argv[1], encoding="utf-8") as sheet:
+    with Path(sys.argv[1]).open(encoding="utf-8") as sheet:
         judged = list(csv.DictReader(sheet, delimiter="\t"))
     for name, file in (word.split("=", 1) for word in sys.argv[2:]):
         scores = [
-            np.mean(json.loads(line)["token_scores"]) for line in Path(file).read_text("utf-8").splitlines()
+            np.mean(json.loads(line)["token_scores"] or [0.0])
+            for line in Path(file).read_text("utf-8").splitlines()
         ]
         rows = [row for row in judged if row["domain"] == name]
         improbable = -np.array([scores[int(row["line"]) - 1] for row in rows])
