@@ -18,10 +18,11 @@ from fairseq_ccpr.datastore.preprocessing import remember, remembered
 from fairseq_ccpr.datastore.tuned import trust_path, write_tuned
 from fairseq_ccpr.errors import ConfigurationError, installing
 from fairseq_ccpr.evaluation import tune as tuning
+from fairseq_ccpr.evaluation.confidence import LEAST_SENTENCES, confidence_table, measure
 from fairseq_ccpr.evaluation.copying import STRETCH
 from fairseq_ccpr.evaluation.explain import explain_subset
 from fairseq_ccpr.evaluation.test_set import BASE, RETRIEVAL, OtherText, compare_decoding, other_texts
-from fairseq_ccpr.evaluation.tune import table
+from fairseq_ccpr.evaluation.tune import SAMPLED, table
 from fairseq_ccpr.inference.system import WINDOW, System
 from fairseq_ccpr.server.access import KEY_VARIABLE, LOG_NOTHING, LOGS, LOOPBACK, Limits, origin_of, read_keys
 from fairseq_ccpr.settings import count_option, option
@@ -130,7 +131,8 @@ def _keep(tuned: tuning.Tuned, system: System, output: Path | None) -> Path:
     # The datastore from now on is for the model that it was tuned with.
     if trust is not None:
         tuned.save_trust(parts, trust_path(parts))
-    path = write_tuned(parts, tuned.settings, tuned.best.ensemble.signature(), trust is not None)
+    confidence = asdict(tuned.confidence) if tuned.confidence is not None else None
+    path = write_tuned(parts, tuned.settings, tuned.best.ensemble.signature(), trust is not None, confidence)
     known = remembered(path.parent)
     if known is None or not known.options or known.model != system.preprocessing.model:
         remember(system.preprocessing, path.parent)
@@ -143,15 +145,15 @@ def _print_what_was_tried(tuned: tuning.Tuned, subset: str) -> None:
     print("\n".join(table(tuned.texts)))
     trial = tuned.trial
     base = trial.scores[BASE]
-    print(f"   {base.metric} speed{' copied' if trial.copied else ''}")
+    print(f"   {base.metric} speed{' copied' if trial.decoded.copied else ''}")
     ranked = sorted(trial.scores.items(), key=lambda item: -item[1].deciding)
     for name, scores in ranked:
-        said = f"{trial.copied[name]:6.1%} " if trial.copied else ""
+        said = f"{trial.decoded.copied[name]:6.1%} " if trial.decoded.copied else ""
         print(f"{scores.deciding:7.2f} {tuned.speeds[name]:5.0%} {said} {name}")
-    if trial.copied:
+    if trial.decoded.copied:
         print(
             f"copied: of the subwords, in runs of {STRETCH} and more that the text has; of the references "
-            f"{trial.copied[tuning.REFERENCES]:.1%}"
+            f"{trial.decoded.copied[tuning.REFERENCES]:.1%}"
         )
     described = base.bleu_signature if base.metric == "BLEU" else base.chrf_signature
     sentences = sum(len(one["id"]) for one in trial.sample)
@@ -172,6 +174,11 @@ def _print_what_was_tried(tuned: tuning.Tuned, subset: str) -> None:
     )
     if tuned.left_out and tuned.helps:
         print("phrases bring nothing here: their weight is 0, and they are not retrieved")
+    if tuned.confidence is None:
+        print(
+            f"{sentences:,} sentences are too few to calibrate confidence, or too alike: give "
+            f"{LEAST_SENTENCES * SAMPLED:,} pairs or more"
+        )
     if not tuned.helps:
         print("nothing is better than the model alone here: the interpolation weights are 0")
 
@@ -199,6 +206,10 @@ def translate(
         "text: translations alone; jsonl: with source, score, subwords and their scores",
         choices=(TEXT, JSONL),
     ),
+    confidence: bool = option(
+        False,
+        "how far to rely on each translation, 0 to 1, in a column before it; in jsonl, on each word too",
+    ),
     data: Optional[Path] = None,
     buffer_size: int = count_option(
         WINDOW, "sentences read before they are translated in batches of similar lengths"
@@ -209,6 +220,8 @@ def translate(
         if not path.is_file():
             raise ConfigurationError(f"--input: there is no file {path}")
     system = System.of(rest, data)
+    if confidence:
+        system.check_confidence()
     print(_described(system), file=sys.stderr)
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # as the input is read, whatever the locale
@@ -223,10 +236,12 @@ def translate(
     total = sum(1 for path in input for _ in read_lines(path)) if input and shown else None
     faults = []
     with progress_bar("translations", "sentence", total=total, quiet=quiet or terminal) as bar:
-        for number, one in enumerate(system.translate(lines, bar.update, 1 if terminal else buffer_size), 1):
+        window = 1 if terminal else buffer_size
+        for number, one in enumerate(system.translate(lines, bar.update, window, confidence=confidence), 1):
+            known = "" if one.confidence is None else f"{one.confidence:.2f}"
+            text = f"{known}\t{one.text}" if confidence else one.text
             print(
-                one.text if output_format == TEXT else json.dumps(asdict(one), ensure_ascii=False),
-                flush=at_once,
+                text if output_format == TEXT else json.dumps(asdict(one), ensure_ascii=False), flush=at_once
             )
             if one.fault:
                 faults.append((number, one.fault))
@@ -415,6 +430,10 @@ def compare(rest: list[str], data_bin: Path) -> int:
     print(f"BLEU {rows[0]['bleu_signature']}\nchrF {rows[0]['chrf_signature']}")
     if signature is not None:
         print(f"retrieval {signature}")
+        if system.confidence is not None:
+            worths = measure(decodings, RETRIEVAL, system.confidence)
+            print(f"\n{markdown_table(confidence_table(worths))}")
+            rows[1]["confidence"] = {name: one._asdict() for name, one in worths.items()}
         print("\nThe three sentences that retrieval brought nearest to their references, by chrF gained:")
         for i in decodings.examples(3):
             print(f"\nsource     {decodings.sources[i]}")

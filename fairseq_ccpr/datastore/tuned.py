@@ -36,13 +36,18 @@ def trust_path(parts: Parts) -> Path:
 
 
 def write_tuned(
-    parts: Parts, settings: Mapping[str, Mapping[str, Any]], signature: str, trust: bool = False
+    parts: Parts,
+    settings: Mapping[str, Mapping[str, Any]],
+    signature: str,
+    trust: bool = False,
+    confidence: Mapping[str, Any] | None = None,
 ) -> Path:
     """Leave settings with the parts that they were tuned for, in place of earlier ones; returns the file.
 
     Args:
         settings: values of the fields of `decoding.options`, by the prefix of their options.
         trust: whether trust, already stored at `trust_path`, goes with them.
+        confidence: what was calibrated with them, see `inference.confidence`.
     """
     path = _file_of(parts)
     written = _read(path)
@@ -50,6 +55,8 @@ def write_tuned(
     written[_name_of(parts)] = {"keys": keys, "settings": settings, "signature": signature}
     if trust:
         written[_name_of(parts)]["trust"] = of_file(trust_path(parts))
+    if confidence is not None:
+        written[_name_of(parts)]["confidence"] = confidence
     write_checked_json(path, {"format_version": FORMAT_VERSION, "tuned": written})
     return path
 
@@ -80,6 +87,12 @@ def tuned_trust(parts: Parts) -> Path | None:
     if not path.is_file() or of_file(path) != tuned["trust"]:
         raise DatastoreError(f"{path} is missing, or not what tuning left: tune again, or give --trust none")
     return path
+
+
+def tuned_confidence(parts: Parts) -> dict[str, Any] | None:
+    """Return what tuning calibrated with exactly these parts, of which there is one at least, if anything."""
+    tuned = _tuned_of(_tuned_together(parts))
+    return tuned.get("confidence") if tuned is not None else None
 
 
 def tuned_signatures(directory: Path) -> dict[str, str]:

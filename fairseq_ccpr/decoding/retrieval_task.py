@@ -27,7 +27,7 @@ from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.datastore.preprocessing import digest_options
 from fairseq_ccpr.datastore.text import Counts, TextDatastore
 from fairseq_ccpr.datastore.token import TokenDatastore
-from fairseq_ccpr.datastore.tuned import Datastore, read_tuned, tuned_trust
+from fairseq_ccpr.datastore.tuned import Datastore, read_tuned, tuned_confidence, tuned_trust
 from fairseq_ccpr.decoding.beam_search import AlignedBeamGenerator, BeamGenerator
 from fairseq_ccpr.decoding.breakdown import RetrievalLog
 from fairseq_ccpr.decoding.correction_memory import CorrectionMemory
@@ -99,6 +99,7 @@ class RetrievalTask(FairseqTask):
     token_weight: WeightPolicy = staticmethod(confidence_weight)
     trust_class: type[Trust] = LearnedTrust
     trusted_classes: Mapping[str, str] = MappingProxyType({})  # that trust was trained with
+    calibrated: Mapping[str, Any] | None = None  # confidence, where the settings in use are those tuned
 
     def open_datastore(self, cfg: RetrievalConfig) -> None:
         """Open the datastore of the options, where there is one, and read the settings.
@@ -153,6 +154,7 @@ class RetrievalTask(FairseqTask):
             "settings that are not given are those that tuning left with the datastore (--untuned: defaults)"
         )
         path = tuned_trust(self.parts) if cfg.trust is None else None
+        self.calibrated = tuned_confidence(self.parts) if cfg.trust is None else None
         if path is None:
             return tuned, None, {}
         trust, trained, _ = self._load_trust(path)

@@ -138,7 +138,7 @@ def observed(
     if complete:
         least = near[:, -1]
     else:
-        some = scores.amax(dim=1) > float("-inf")
+        some = near.amax(dim=1) > float("-inf")  # not of all: the nearest may be of the unknown token
         agrees = agrees & (scores[:, 0] > float("-inf"))
         least = near.masked_fill(near == float("-inf"), float("inf")).amin(dim=1).masked_fill(~some, 0.0)
     return torch.stack([similarities(least), state[:, 0], agrees, some, always, some], dim=1)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from sacrebleu.metrics import BLEU, CHRF
 from fairseq_ccpr.decoding.retrieval_task import RetrievalTask
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.inference import system as inference
+from fairseq_ccpr.inference.confidence import ScoredText, token_ends
 from fairseq_ccpr.inference.system import System
 from fairseq_ccpr.storage import fingerprint
 from fairseq_ccpr.storage.data_bin import check_data_bin, has_subset
@@ -97,6 +99,7 @@ class SystemOutput:
 
     hypotheses: dict[int, str] = field(default_factory=dict)
     ids: dict[int, np.ndarray] = field(default_factory=dict)  # of their subwords
+    scored: dict[int, ScoredText] = field(default_factory=dict)
     seconds: float = 0.0
     tokens: int = 0
 
@@ -115,6 +118,7 @@ class Decodings:
     references: dict[int, str] = field(default_factory=dict)
     language: str = ""  # of the references
     reference_ids: dict[int, np.ndarray] = field(default_factory=dict)
+    copied: dict[str, float] = field(default_factory=dict)  # see `copying.copied`; of references too
 
     def scores(self, name: str) -> TranslationScores:
         """Score one system by BLEU and chrF."""
@@ -274,10 +278,20 @@ def decode(
                 task.inference_step(generator, models, sample)
         for name, generator in generators.items():
             start = time.perf_counter()
-            best = [hypotheses[0]["tokens"] for hypotheses in task.inference_step(generator, models, sample)]
+            best = [hypotheses[0] for hypotheses in task.inference_step(generator, models, sample)]
             system = decodings.systems[name]
-            system.tokens += sum(len(tokens) for tokens in best)
-            system.hypotheses |= {i: to_text(task.target_dictionary, tokens) for i, tokens in zip(ids, best)}
-            system.ids |= {i: tokens.cpu().numpy() for i, tokens in zip(ids, best)}
+            system.tokens += sum(len(one["tokens"]) for one in best)
+            texts = [to_text(task.target_dictionary, one["tokens"]) for one in best]
             system.seconds += time.perf_counter() - start
+            system.hypotheses |= dict(zip(ids, texts))
+            system.ids |= {i: one["tokens"].cpu().numpy() for i, one in zip(ids, best)}
+            system.scored |= {i: _scored(task, to_text, *both) for i, *both in zip(ids, texts, best)}
     return decodings
+
+
+def _scored(task: Any, to_text: Callable[..., str], text: str, hypothesis: dict[str, Any]) -> ScoredText:
+    dictionary = task.target_dictionary
+    tags = task.tags.ids(dictionary)
+    both = zip(hypothesis["tokens"].tolist(), hypothesis["positional_scores"].tolist())
+    tokens, scores = zip(*[(token, score) for token, score in both if token not in tags])
+    return ScoredText.of(text, token_ends(partial(to_text, dictionary), tokens[:-1]), scores)

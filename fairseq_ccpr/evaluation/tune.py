@@ -15,6 +15,7 @@ from fairseq_ccpr.decoding.memory import Memory, Variant
 from fairseq_ccpr.decoding.token_memory import TokenMemory
 from fairseq_ccpr.decoding.trust import LearnedTrust, Trust, TrustDescription, save_trust
 from fairseq_ccpr.errors import ConfigurationError
+from fairseq_ccpr.evaluation.confidence import calibrate
 from fairseq_ccpr.evaluation.copying import copied, subwords_of_text
 from fairseq_ccpr.evaluation.fit import SEED
 from fairseq_ccpr.evaluation.grids import (
@@ -28,8 +29,9 @@ from fairseq_ccpr.evaluation.grids import (
     with_settings,
 )
 from fairseq_ccpr.evaluation.rescoring import CPU, tune_rescoring
-from fairseq_ccpr.evaluation.test_set import BASE, OtherText, TranslationScores, batches, decode
+from fairseq_ccpr.evaluation.test_set import BASE, Decodings, OtherText, TranslationScores, batches, decode
 from fairseq_ccpr.evaluation.training import WeighedText, train_trust, train_votes, worths
+from fairseq_ccpr.inference.confidence import Confidence
 from fairseq_ccpr.inference.system import System
 from fairseq_ccpr.settings import as_options, automatic_values
 
@@ -85,22 +87,21 @@ class Trial:
     # by name of the system, including the base
     scores: dict[str, TranslationScores] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
-    copied: dict[str, float] = field(
-        default_factory=dict
-    )  # see `copying.copied`; also that of the references
+    decoded: Decodings = field(default_factory=lambda: Decodings({}))
 
     def decode(self, tried: list[Candidate]) -> None:
         """Decode with each candidate and the model alone, in turns."""
-        self.scores, self.seconds, self.copied = _decode(self.system, tried, self.sample)
+        self.scores, self.seconds, self.decoded = _decode(self.system, tried, self.sample)
 
     def decode_another(self, candidate: Candidate, other: Candidate, timed: bool) -> None:
         """Decode with other settings of a candidate's memories; they take as long unless they are `timed`."""
-        scores, seconds, shares = _decode(self.system, [other], self.sample, base=timed)
+        scores, seconds, decoded = _decode(self.system, [other], self.sample, base=timed)
         self.scores[other.name], took = scores[other.name], self.seconds[candidate.name]
+        self.decoded.systems[other.name] = decoded.systems[other.name]
+        self.decoded.copied |= decoded.copied
         if timed:
             took = seconds[other.name] * self.seconds[BASE] / seconds[BASE]
         self.seconds[other.name] = took
-        self.copied |= shares
 
     def deciding(self, candidate: Candidate) -> float:
         """Return the score of a candidate, see `TranslationScores.deciding`."""
@@ -114,7 +115,7 @@ class Trial:
         `LEAST_GAIN`.
         """
         best, base = max(tried, key=self.deciding), self.scores[BASE].deciding
-        if self.prefer == FAITHFUL and self.copied:
+        if self.prefer == FAITHFUL and self.decoded.copied:
             least = base + LEAST_GAIN * (self.deciding(best) - base)
             near = [one for one in tried if one is best or self.deciding(one) >= least > base]
             return min(near, key=lambda one: (self.excess(one.name), -self.deciding(one)))
@@ -128,7 +129,7 @@ class Trial:
 
     def excess(self, name: str) -> float:
         """Return the share of subwords that a system copied, less that of the references; at least 0."""
-        return max(0.0, self.copied[name] - self.copied[REFERENCES])
+        return max(0.0, self.decoded.copied[name] - self.decoded.copied[REFERENCES])
 
     def vary(self, tried: list[Candidate], memories: tuple[Memory, ...]) -> Candidate:
         """Choose a candidate, and decode with the variants of each memory; return the winner of all."""
@@ -174,6 +175,7 @@ class Tuned:
     base_seconds: float  # of decoding the whole subset without retrieval
     linear: bool  # whether there were too few tokens for a hidden layer
     texts: dict[str, TextWorth]  # what settings and the best are worth, by text
+    confidence: Confidence | None  # in what the best translates; None where the sample says too little
 
     @property
     def settings(self) -> dict[str, dict[str, Any]]:
@@ -311,6 +313,7 @@ class Tuning:
             trial.seconds[BASE] * tokens / sampled,
             linear=self.trusting and is_small(self.held_out[0]),
             texts=self.measured(winner),
+            confidence=calibrate(trial.decoded, winner.name if helps else BASE),
         )
 
 
@@ -414,8 +417,8 @@ def options_of(ensemble: RetrievalEnsemble) -> str:
 
 def _decode(
     system: System, tried: list[Candidate], samples: list[Any], base: bool = True
-) -> tuple[dict[str, TranslationScores], dict[str, float], dict[str, float]]:
-    """Decode with each candidate, and with the base, in turns; returns scores, seconds, `copied` by name."""
+) -> tuple[dict[str, TranslationScores], dict[str, float], Decodings]:
+    """Decode with each candidate in turns, and with the base; returns scores and seconds, and outputs."""
     generators = {BASE: system.generator(retrieve=False)} if base else {}
     for candidate in tried:
         generators[candidate.name] = system.generator(retrieve=False)
@@ -424,6 +427,6 @@ def _decode(
     scores = {name: decodings.scores(name) for name in generators}
     outputs = {name: [*one.ids.values()] for name, one in decodings.systems.items()}
     outputs[REFERENCES] = [*decodings.reference_ids.values()]
-    text = subwords_of_text(system.task.parts, system.ensemble)
-    shares = copied(outputs, text) if text is not None else {}
-    return scores, {name: one.seconds for name, one in decodings.systems.items()}, shares
+    if (text := subwords_of_text(system.task.parts, system.ensemble)) is not None:
+        decodings.copied = copied(outputs, text)
+    return scores, {name: one.seconds for name, one in decodings.systems.items()}, decodings

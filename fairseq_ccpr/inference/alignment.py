@@ -87,12 +87,7 @@ def _others(tokens: Tensor, markers: set[int]) -> list[int]:
 def _of_words(system: System, one: Translation, looked_at: np.ndarray) -> Alignment:
     """Give words the attention of their subwords [T, S], by the characters that they have of each."""
     words = [word.span() for word in _WORDS.finditer(one.text)]
-    dictionary = system.task.target_dictionary
-    ids = [dictionary.index(token) for token in one.tokens]
-    copied = [token for token, i in zip(one.tokens, ids) if i == dictionary.unk()]
-    ends = [
-        len(system.to_text(dictionary, torch.tensor(ids[:n]), unknown=copied)) for n in range(len(ids) + 1)
-    ]
+    ends = system.token_ends(one)
     starts, stops = np.array(words or [(0, 0)])[:, :, None].transpose(1, 0, 2)  # [W, 1] each
     # [W, T]
     shared = np.clip(np.minimum(stops, ends[1:]) - np.maximum(starts, ends[:-1]), 0, None).astype(np.float32)

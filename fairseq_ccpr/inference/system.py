@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from itertools import chain, islice, repeat
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -35,6 +35,7 @@ from fairseq_ccpr.decoding.retrieval_task import RetrievalTask
 from fairseq_ccpr.decoding.token_memory import TokenMemory
 from fairseq_ccpr.device import AUTO, BF16, FP16, choose_device, compute_on_one_thread, one_thread
 from fairseq_ccpr.errors import ConfigurationError
+from fairseq_ccpr.inference.confidence import Confidence, ScoredText, token_ends
 from fairseq_ccpr.inference.resources import configure_system, preprocessing_of
 from fairseq_ccpr.inference.unknown import OFF, copies, given_text, nothing_known
 from fairseq_ccpr.models.checkpoint import load_models
@@ -69,6 +70,10 @@ class Translation:
         token_scores: log p of each subword, and of the end of the sentence.
         alternatives: the next best translations, where `nbest` asks for more than one.
         fault: why there is no translation; empty where there is one.
+        confidence: where it is asked for, how probable it is that this translation is as good as the better
+            half of those of held-out text, 0 to 1; None where nothing was decoded, and of alternatives.
+        word_confidences: likewise each word of the text that has letters or digits, in order, and how
+            probable it is that a reference has it.
     """
 
     source: str
@@ -78,6 +83,8 @@ class Translation:
     token_scores: tuple[float, ...] = ()
     alternatives: tuple[Translation, ...] = ()
     fault: str = ""
+    confidence: float | None = None
+    word_confidences: tuple[tuple[str, float], ...] = ()
 
     @classmethod
     def of(cls, source: str, tokens: Tensor, hypotheses: list[dict[str, Any]], system: System) -> Translation:
@@ -181,6 +188,7 @@ class System:
         alone: the models without memories.
         named: the systems of the datastores by name, itself the first; nameless where it has but one.
         members: itself, or the systems whose datastores it has together, see `over`.
+        confidence: what `tune` calibrated for the settings in use; None where it has not.
         closed: whether it does no more work.
     """
 
@@ -223,6 +231,7 @@ class System:
             for model in self.models:  # after they were identified by their parameters, which bf16 rounds
                 model.bfloat16()
         self.to_text = detokeniser(cfg, self.task)
+        self.confidence = Confidence.read(self.task.calibrated)
         self.replaces_unknown = cfg.generation.replace_unk != OFF
         for dictionary in (self.task.source_dictionary, self.task.target_dictionary):
             check_subwords(dictionary, self.task.bpe, cfg.common_eval.post_process)
@@ -268,6 +277,9 @@ class System:
             made = members[0]._copied()
             made.members = members
             made.ensemble = JointEnsemble([one.ensemble or one.alone for one in members])
+            # What was calibrated holds for one datastore; a session beside it says little else.
+            calibrated = [self.named[name].confidence for name in names if name in self.named]
+            made.confidence = calibrated[0] if len(calibrated) == 1 else None
             if len(self._together) == MOST_TOGETHER:  # they are quickly made
                 self._together.pop(next(iter(self._together)))
             self._together[names] = made
@@ -355,6 +367,7 @@ class System:
         nbest: int | None = None,
         retrieve: bool = True,
         memory: Sequence[str] = (),
+        confidence: bool = False,
     ) -> Iterator[Translation]:
         """Translate sentences in batches of similar lengths; translations come in the order of the sentences.
 
@@ -367,9 +380,14 @@ class System:
             nbest: translations of each, at most as many as the beam is wide; left out, as `--nbest` has it.
             retrieve: whether the datastore is used, or the model alone.
             memory: names of the datastores that are used, where it has several; left out, the first.
+            confidence: whether `Translation.confidence` and its `word_confidences` are wanted.
         """
         if memory:
-            return self.over(memory).translate(sentences, done, window, nbest, retrieve)
+            return self.over(memory).translate(
+                sentences, done, window, nbest, retrieve, confidence=confidence
+            )
+        if confidence:
+            self.check_confidence(retrieve)
         if isinstance(sentences, str):
             raise ConfigurationError(
                 "translate takes a list of sentences, not one string: put it in brackets"
@@ -379,7 +397,32 @@ class System:
         waiting = iter(sentences)
         nbest = nbest or self.cfg.generation.nbest
         windows = iter(lambda: list(islice(waiting, window)), [])
-        return chain.from_iterable(self._translate(one, done, nbest, retrieve) for one in windows)
+        found = chain.from_iterable(self._translate(one, done, nbest, retrieve) for one in windows)
+        return map(self.rated, found) if confidence else found
+
+    def check_confidence(self, retrieve: bool = True) -> None:
+        """Refuse confidence where it was not calibrated."""
+        if self.confidence is None or not retrieve:
+            where = "of these settings" if retrieve and self.task.parts else "of the model alone"
+            raise ConfigurationError(
+                f"the confidence {where} was not calibrated: run fairseq-ccpr tune, which stores it with the "
+                "datastore, and translate with that"
+            )
+
+    def rated(self, one: Translation) -> Translation:
+        """Return a translation with its confidence, where that was calibrated and something was decoded."""
+        if self.confidence is None or not one.token_scores:
+            return one
+        scored = ScoredText.of(one.text, self.token_ends(one), one.token_scores)
+        sentence, words = self.confidence.of_sentence(scored), self.confidence.of_words(scored)
+        return replace(one, confidence=sentence, word_confidences=words)
+
+    def token_ends(self, one: Translation) -> list[int]:
+        """Return where the tokens of a translation end in its text, see `confidence.token_ends`."""
+        dictionary = self.task.target_dictionary
+        ids = [dictionary.index(token) for token in one.tokens]
+        copied = [token for token, i in zip(one.tokens, ids) if i == dictionary.unk()]
+        return token_ends(partial(self.to_text, dictionary, unknown=copied), ids)
 
     def _translate(
         self, sentences: list[str], done: Callable[[int], object], nbest: int, retrieve: bool

@@ -1,9 +1,11 @@
 // The page of the server: a text, its translation to edit and copy, corrections, and what was learned.
 
 const PIECE = 2000; // characters that are translated together, about: then it is said how far it is
+const DOUBTFUL = 0.3; // the confidence in a word below which it is underlined
 const KEY = "fairseq-ccpr-key", WORK = "fairseq-ccpr-work"; // in the session's storage
 // Sentences have `before`, what stands between them and the one before; `source`; `text`, their translation as it is shown;
-// `translation`, that of the translator; `learned`, the pair that counts for them, or null; `changed`, by what was learned.
+// `translation`, that of the translator; `words`, those of it with the confidence in each; `learned`, the pair that counts
+// for them, or null; `changed`, by what was learned.
 const work = { sentences: [], after: "", rest: "", length: 0 }; // and what is to be translated yet
 const running = byId("translation"), card = byId("sentence");
 let current = null, listed = 100, deleted = []; // the sentence at the cursor; how many pairs are shown; those that can come back
@@ -73,8 +75,8 @@ async function translate(signal, say, done = "") {
     const { sentences } = await ask("POST", "sentences", { q: some.map(({ source }) => source).join("\n") }, signal);
     const now = new Map(sentences.map((sentence) => [sentence.source, sentence]));
     for (const sentence of some) {
-      const mine = edited(sentence), { translation, learned } = now.get(sentence.source) ?? sentence;
-      Object.assign(sentence, { translation, learned });
+      const mine = edited(sentence), { translation, words, learned } = now.get(sentence.source) ?? sentence;
+      Object.assign(sentence, { translation, words, learned });
       if (mine || !edited(sentence)) continue; // what someone wrote stays
       put(sentence, wanted(sentence));
       sentence.changed = true;
@@ -133,11 +135,24 @@ function typed() {
 function mark() {
   const state = (one) => (edited(one) ? "edited" : one.learned ? "remembered" : one.changed ? "changed" : "");
   byId("marks").replaceChildren(...work.sentences.flatMap((one) => [one.before,
-    make("span", { class: `${state(one)}${one === current ? " current" : ""}` }, one.text)]), work.after, "\u200b");
-  byId("legend").hidden = !work.sentences.some(state);
+    make("span", { class: `${state(one)}${one === current ? " current" : ""}` }, ...doubted(one))]), work.after, "\u200b");
+  byId("legend").hidden = !work.sentences.some(state) && !byId("marks").querySelector(".doubtful");
   byId("copy").textContent = "Copy";
   byId("copy").disabled = running.readOnly = !work.sentences.length;
   showSentence();
+}
+
+// The text of a sentence as the translator wrote it, in parts: doubtful words are elements.
+function doubted({ text, translation, words = [] }) {
+  const parts = [];
+  let at = 0, rest = 0;
+  for (const [word, confidence] of text === translation ? words : []) {
+    at = text.indexOf(word, at) + word.length;
+    if (confidence >= DOUBTFUL) continue;
+    parts.push(text.slice(rest, at - word.length), make("u", { class: "doubtful" }, word));
+    rest = at;
+  }
+  return [...parts, text.slice(rest)];
 }
 
 // ---- the sentence at the cursor

@@ -168,6 +168,22 @@ def number(parameters: Parameters, name: str, default: int) -> int:
     return max(0, int(digits))
 
 
+def flag(parameters: Parameters, name: str) -> bool:
+    """Return a parameter that is true or false; false where it is left out."""
+    value = str(parameters.get(name, False)).lower()
+    if value not in ("true", "false", "1", "0"):
+        raise bad(f"the parameter {name} is {value[:30]!r}: expected true or false")
+    return value in ("true", "1")
+
+
+def share(parameters: Parameters, name: str) -> float:
+    """Return a parameter that is a number from 0 to 1; 0 where it is left out."""
+    value = str(parameters.get(name, 0))
+    if not re.fullmatch(r"0|1|[01]\.0*|0?\.[0-9]{1,20}", value):
+        raise bad(f"the parameter {name} is {value[:30]!r}: expected a number from 0 to 1")
+    return float(value)
+
+
 def _check(values: list[str], name: str, most: int) -> None:
     length = sum(max(1, len(value)) for value in values)
     if length > most:

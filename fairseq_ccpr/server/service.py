@@ -79,16 +79,23 @@ class Service:
             raise bad(f"the format {kind} is not known: {TEXT} or {HTML}")
         texts = given.texts(asked, "q", self.limits.most_characters)
         alternatives = given.number(asked, "alternatives", 0)
+        least = given.share(asked, "min_confidence")
+        rated = given.flag(asked, "confidence") or least > 0
         if self._copies(asked):
-            found = [[text] for text in texts]
+            found, confidences = [[text] for text in texts], [1.0] * len(texts)
         else:
             self._check_languages(asked)
-            divide = Page if kind == HTML else Segments
-            found = await self._translated(texts, divide, alternatives, self._memory(asked))
+            divide, memory = Page if kind == HTML else Segments, self._memory(asked)
+            if rated:
+                await self._call(Translator.check_confidence, memory)
+            found, confidences = await self._translated(texts, divide, alternatives, memory, rated)
+        found = [one if sure >= least else [""] for one, sure in zip(found, confidences)]
         answer: dict[str, Any] = {"translatedText": [texts[0] for texts in found] if several else found[0][0]}
         if alternatives:
             others = [texts[1:] for texts in found]
             answer["alternatives"] = others if several else others[0]
+        if rated:
+            answer["confidence"] = confidences if several else confidences[0]
         if asked.get("source") == AUTO:
             detected = [self._detected(100.0) for _ in found]
             answer["detectedLanguage"] = detected if several else detected[0]
@@ -98,13 +105,14 @@ class Service:
         """Translate `q`, and tell its sentences apart: what is before each, and the pair learned for it."""
         memory = self._memory(asked)
         (text,) = await self._divided([given.text(asked, "q", self.limits.most_characters)], Segments)
-        found = await asyncio.wrap_future(self.work.translate(text.sentences, _checked, memory))
-        learned = await self._call(partial(_learned, sources=text.sentences), memory)
+        found = await asyncio.wrap_future(self.work.translate(text.sentences, _rated, memory))
+        learned = await self._call(partial(_learned, sources=text.sentences), memory) if self.learns else {}
         translations = [one.text for one in found]
         sentences = [
             {
                 "before": f"{before}{text.space_before(number, translations)}",
                 "source": one.source, "translation": one.text, "learned": learned.get(one.source),
+                "confidence": one.confidence, "words": one.word_confidences,
             }
             for number, (before, one) in enumerate(zip(text.parts[::2], found))
         ]  # fmt: skip
@@ -311,16 +319,21 @@ class Service:
         return segments
 
     async def _translated(
-        self, texts: list[str], kind: type[Segments], alternatives: int, memory: tuple[str, ...]
-    ) -> list[list[str]]:
-        """Translate texts: of each the best translation, and others."""
+        self, texts: list[str], kind: type[Segments], alternatives: int, memory: tuple[str, ...], rated: bool
+    ) -> tuple[list[list[str]], list[float]]:
+        """Return each text's best translation and others, and the lowest confidence in its sentences."""
         segments = await self._divided(texts, kind)
         marks = [text.marks.get(n, []) for text in segments for n in range(len(text.sentences))]
         sentences = [one for text in segments for one in text.sentences]
-        finish = partial(_with_markup, marks, alternatives)
+        finish = partial(_with_markup, marks, alternatives, rated)
         translations: list[Any] = await asyncio.wrap_future(self.work.translate(sentences, finish, memory))
         each = iter(translations)
-        return [_joined(text, [next(each) for _ in text.sentences], alternatives) for text in segments]
+        found, confidences = [], []
+        for text in segments:
+            own, sure = zip(*[next(each) for _ in text.sentences]) if text.sentences else ((), ())
+            found.append(_joined(text, [*own], alternatives))
+            confidences.append(min((one for one in sure if one is not None), default=1.0))
+        return found, confidences
 
     async def _call(self, function: Callable[[Translator], T], memory: tuple[str, ...] = ()) -> T:
         called = self.work.call(lambda translator: function(translator.over(memory)))
@@ -334,20 +347,25 @@ def _checked(translator: Translator, first: int, translations: list[Translation]
     return translations
 
 
+def _rated(translator: Translator, first: int, translations: list[Translation]) -> list[Translation]:
+    return list(map(translator.rated, _checked(translator, first, translations)))
+
+
 def _with_markup(
     marks: list[list[Mark]],
     alternatives: int,
+    rated: bool,
     translator: Translator,
     first: int,
     translations: list[Translation],
-) -> list[list[str | Parts]]:
-    """Return the best translations of each sentence, the markup of its source in each."""
-    _checked(translator, first, translations)
+) -> list[tuple[list[str | Parts], float | None]]:
+    """Return the best translations of each sentence, with the markup of its source, and the confidence."""
+    translations = (_rated if rated else _checked)(translator, first, translations)
     ranked = [[one, *one.alternatives] if alternatives else [one] for one in translations]
     marked = [one for best, own in zip(ranked, marks[first:]) if own for one in best]
     aligned = iter(align(translator, marked))
     return [
-        [place_markup(next(aligned), own) if own else one.text for one in best]
+        ([place_markup(next(aligned), own) if own else one.text for one in best], best[0].confidence)
         for best, own in zip(ranked, marks[first:])
     ]
 

@@ -20,7 +20,7 @@ from fairseq_ccpr.decoding.phrase_candidates import PhraseCandidates
 from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
 from fairseq_ccpr.decoding.token_memory import TokenMemory
 from fairseq_ccpr.evaluation.grids import force_decode_text, limited, log_likelihood, with_settings
-from fairseq_ccpr.evaluation.test_set import TranslationScores, batches
+from fairseq_ccpr.evaluation.test_set import Decodings, SystemOutput, TranslationScores, batches
 from fairseq_ccpr.evaluation.tune import Candidate
 from fairseq_ccpr.inference.system import System
 from fairseq_ccpr.storage.files import MANIFEST
@@ -72,7 +72,7 @@ def test_tuning_chooses_tokens_and_phrases_together(
         bleu = dict.fromkeys((one.name for one in tried), 1.0) | {"base": 0.5}
         bleu |= {name: 3 - weight if half else 2 + weight for name, weight in weights.items()}
         scores = {n: TranslationScores(value, 0.0, "", "") for n, value in bleu.items()}
-        return scores, dict.fromkeys(bleu, 1.0), {}
+        return scores, dict.fromkeys(bleu, 1.0), Decodings(dict.fromkeys(bleu, SystemOutput()))
 
     words = [*world.options("--no-progress-bar"), *map(str, joint)]
     shaping = ["--phrases-threshold", "0.4", "--retrieval-lambda-max", "0.8"]

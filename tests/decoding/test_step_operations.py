@@ -194,7 +194,7 @@ def test_what_is_followed_equals_plain_loops(metric: str, missing: float) -> Non
     found = observed(*given, complete=not missing)
     for row, (scores, values) in enumerate(zip(evidence.scores.tolist(), evidence.values.tolist())):
         near = [score for score in scores[:TYPICAL_RANK] if score > NONE]
-        some = float(any(score > NONE for score in scores))
+        some = float(bool(near))
         agrees = float(scores[0] > NONE and values[0] == int(model.favourite[row]))
         wanted = [similarity(min(near)) if near else 0.0, float(state[row, 0]), agrees, some, 1, some]
         assert found[row].tolist() == pytest.approx(wanted, abs=1e-5)

@@ -28,7 +28,7 @@ from fairseq_ccpr.decoding.text_memory import (
     TextWeight,
 )
 from fairseq_ccpr.decoding.token_memory import TokenMemory
-from fairseq_ccpr.evaluation.test_set import TranslationScores
+from fairseq_ccpr.evaluation.test_set import Decodings, SystemOutput, TranslationScores
 from fairseq_ccpr.evaluation.tune import Candidate
 from fairseq_ccpr.inference.system import System
 from fairseq_ccpr.text.pairs import read_pairs
@@ -150,7 +150,7 @@ def test_tuning_stores_what_decoding_takes(
         bleu = {one.name: one.ensemble.find(TextMemory).settings.alpha for one in tried}
         bleu = {name: 2 - alpha if half and alpha else alpha for name, alpha in bleu.items()} | {"base": 1e-9}
         scores = {n: TranslationScores(value, 0.0, "", "") for n, value in bleu.items()}
-        return scores, dict.fromkeys(bleu, 1.0), {}
+        return scores, dict.fromkeys(bleu, 1.0), Decodings(dict.fromkeys(bleu, SystemOutput()))
 
     words = [*world.options("--no-progress-bar"), *subword_options(world)]
     words[words.index(str(world.datastore))] = str(store)
@@ -177,7 +177,8 @@ def test_for_speed_the_text_is_left_out_where_it_brings_little(
         out = {one.name: not one.ensemble.find(TextMemory).settings.alpha for one in tried} | {"base": False}
         scores = {name: TranslationScores(5 - 0.2 * without, 0.0, "", "") for name, without in out.items()}
         scores["base"] = TranslationScores(1.0, 0.0, "", "")
-        return scores, {n: 1 - 0.1 * one for n, one in out.items()}, {}
+        seconds = {n: 1 - 0.1 * one for n, one in out.items()}
+        return scores, seconds, Decodings(dict.fromkeys(out, SystemOutput()))
 
     words = world.options(
         "--no-progress-bar", "--datastore", build_text(references, False), *subword_options(world)
@@ -293,7 +294,7 @@ def test_text_is_from_then_on_for_the_model_that_it_was_tuned_with(
         # the text helps, in any tiny model
         bleu = {"base": 1.0, **dict.fromkeys((one.name for one in tried), 2.0)}
         scores = {n: TranslationScores(value, 0.0, "", "") for n, value in bleu.items()}
-        return scores, dict.fromkeys(bleu, 1.0), {}
+        return scores, dict.fromkeys(bleu, 1.0), Decodings(dict.fromkeys(bleu, SystemOutput()))
 
     with patch("fairseq_ccpr.evaluation.tune._decode", scored):
         call("tune", world.data_bin, *words, "--path", other, "--also", f"{world.data_bin}:test", "--bf16")

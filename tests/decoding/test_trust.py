@@ -358,6 +358,13 @@ def test_first_occurrences_equal_a_plain_loop() -> None:
     assert first_occurrences(values).tolist() == plain
 
 
+def test_neighbours_of_the_unknown_token_alone_are_as_none() -> None:
+    scores = torch.linspace(0.9, 0.1, 16).expand(2, 16).clone()
+    scores[0, :8] = -torch.inf  # the nearest, while others are left
+    seen = observed(scores, torch.zeros(2, 16).long(), torch.zeros(2, 3), torch.zeros(2).long())
+    assert seen.isfinite().all() and seen[0].tolist() == [0, 0, 0, 0, 1, 0] and seen[1, 3] == 1
+
+
 def test_running_means_equal_a_plain_loop() -> None:
     torch.manual_seed(SEED)
     lengths = [4, 1, 7]

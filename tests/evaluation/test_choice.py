@@ -9,7 +9,7 @@ import pytest
 
 from fairseq_ccpr.evaluation import tune
 from fairseq_ccpr.evaluation.grids import TextWorth, Worth
-from fairseq_ccpr.evaluation.test_set import TranslationScores
+from fairseq_ccpr.evaluation.test_set import Decodings, SystemOutput, TranslationScores
 from fairseq_ccpr.evaluation.tune import FAITHFUL, QUALITY, REFERENCES, SPEED, Trial
 
 
@@ -64,7 +64,7 @@ def test_leaving_the_text_out_is_timed_and_other_weights_are_not(monkeypatch: py
     def decoded(system: Any, tried: list[Any], samples: Any, base: bool) -> Any:
         names = [one.name for one in tried] + ["base"] * base
         scores = dict.fromkeys(names, TranslationScores(29.9, 0.0, "", ""))
-        return scores, {"base": 4.0} | dict.fromkeys(names[:1], 6.0), {}
+        return scores, {"base": 4.0, names[0]: 6.0}, Decodings(dict.fromkeys(names, SystemOutput()))
 
     monkeypatch.setattr(tune, "_decode", decoded)
     whole, half, none = map(candidate, ("whole", "half", "none"))
@@ -109,5 +109,5 @@ def test_what_copies_less_keeps_half_of_the_gain(copied: dict[str, float], chose
     bleu = {"a": 30.0, "b": 26.0, "c": 24.0, "base": 20.0}
     scores = {name: TranslationScores(value, 0.0, "", "") for name, value in bleu.items()}
     decoded = trial(FAITHFUL, scores, {})
-    decoded.copied = {**copied, "base": 0.0, REFERENCES: 0.25}
+    decoded.decoded.copied = {**copied, "base": 0.0, REFERENCES: 0.25}
     assert decoded.choose(tried).name == chosen

@@ -26,7 +26,15 @@ from fairseq_ccpr.decoding.trust import LearnedTrust, Trust
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
 from fairseq_ccpr.evaluation.fit import split
 from fairseq_ccpr.evaluation.grids import force_decode_text
-from fairseq_ccpr.evaluation.test_set import OtherText, TranslationScores, batches, decode, other_texts
+from fairseq_ccpr.evaluation.test_set import (
+    Decodings,
+    OtherText,
+    SystemOutput,
+    TranslationScores,
+    batches,
+    decode,
+    other_texts,
+)
 from fairseq_ccpr.evaluation.training import WeighedText, train_trust, worths
 from fairseq_ccpr.evaluation.tune import BATCHES, REFERENCES, SAMPLED, Candidate, tune
 from fairseq_ccpr.inference.system import System
@@ -374,7 +382,7 @@ def test_phrases_that_translate_worse_are_left_out(
             "base": 0.5 if helps else 3.0
         }
         scores = {n: TranslationScores(value, 0.0, "", "") for n, value in bleu.items()}
-        return scores, dict.fromkeys(bleu, 1.0), {}
+        return scores, dict.fromkeys(bleu, 1.0), Decodings(dict.fromkeys(bleu, SystemOutput()))
 
     options = world.options("--no-progress-bar")
     chosen = tmp_path / "options"
@@ -408,7 +416,9 @@ def test_votes_are_bounded_where_translations_are_better_or_more_faithful(
         bleu = {name: 5.0 - loss * bound for name, bound in bounds.items()} | {"base": 1.0}
         scores = {n: TranslationScores(value, 0.0, "", "") for n, value in bleu.items()}
         shares = {name: 0.2 if bound else 0.4 for name, bound in bounds.items()}
-        return scores, dict.fromkeys(bleu, 1.0), {**shares, "base": 0.0, REFERENCES: 0.1}
+        outputs = dict.fromkeys(bleu, SystemOutput())
+        shares |= {"base": 0.0, REFERENCES: 0.1}
+        return scores, dict.fromkeys(bleu, 1.0), Decodings(outputs, copied=shares)
 
     chosen = tmp_path / "options"
     with patch("fairseq_ccpr.evaluation.tune._decode", scored):

@@ -16,7 +16,7 @@ from fairseq_ccpr.decoding.trust import load_trust
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.fit import ONE_HELD_OUT_IN, split
 from fairseq_ccpr.evaluation.grids import HeldOut, force_decode_text, limited, log_likelihood
-from fairseq_ccpr.evaluation.test_set import TranslationScores, batches, load
+from fairseq_ccpr.evaluation.test_set import Decodings, SystemOutput, TranslationScores, batches, load
 from fairseq_ccpr.evaluation.training import train_votes
 from fairseq_ccpr.evaluation.tune import Candidate
 from fairseq_ccpr.inference.resources import parse_generation
@@ -65,7 +65,7 @@ def test_votes_go_with_trust_and_decode(world: World, phrases: list[object], tmp
     def scored(system: System, tried: list[Candidate], samples: list[Any], base: bool = True) -> Any:
         bleu = {one.name: 1.0 + (one.ensemble.trust is not None) for one in tried} | {"base": 0.5}
         scores = {n: TranslationScores(value, 0.0, "", "") for n, value in bleu.items()}
-        return scores, dict.fromkeys(bleu, 1.0), {}
+        return scores, dict.fromkeys(bleu, 1.0), Decodings(dict.fromkeys(bleu, SystemOutput()))
 
     words = [*world.options("--no-progress-bar"), *map(str, phrases)]
     with patch("fairseq_ccpr.evaluation.tune._decode", scored):

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from fairseq_ccpr import Translator
+from fairseq_ccpr.inference.confidence import Confidence
 from fairseq_ccpr.text.pairs import read_pairs
 from fairseq_ccpr.text.sentences import Segments
 from fairseq_ccpr.text.translation_memory import read_memory
@@ -420,6 +421,24 @@ def test_a_key_is_asked_for_and_with_a_glossary_nothing_is_explained(
             shown.button("Export TMX").click()
         assert shown.text == "Another."
         shown.close()
+
+
+def test_doubtful_words_are_underlined_until_they_are_edited(
+    new_translator: Callable[[], Translator], browser: Any, pairs: list[Pair]
+) -> None:
+    translator, source = new_translator(), pairs[0][0]
+    translator.confidence = Confidence((0.0, 0.0, 0.0), (0.5, 1.0, 0.0), 50.0)
+    (one,) = translator.translate([source], confidence=True)
+    doubtful = [word for word, confidence in one.word_confidences if confidence < 0.3]
+    assert 0 < len(doubtful) < len(one.word_confidences)
+    with served(translator) as server:
+        shown = Shown(browser, server.url)
+        shown.translate(source)
+        assert shown.page.locator("#marks .doubtful").all_text_contents() == doubtful
+        expect(shown.page.locator("#legend")).to_be_visible()
+        shown.translation.press_sequentially("!")
+        expect(shown.page.locator("#marks .doubtful")).to_have_count(0)
+        assert shown.text and not shown.faults
 
 
 def test_faults_are_told_and_text_is_never_markup(server: Served, browser: Any) -> None:

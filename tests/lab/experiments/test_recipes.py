@@ -407,3 +407,20 @@ def test_search_effort(world: World, tmp_path: Path) -> None:
     assert most[0] > 97 and most[1] > 97 and most[2] < 1
     missing = run("scripts/recipes/search_effort.py", world.model, check=False)
     assert missing.returncode and "SOURCE INDEX PARAMETERS" in missing.stderr
+
+
+def test_judged_errors_are_looked_for_among_the_improbable(tmp_path: Path) -> None:
+    scores = [[-1.0, -3.0], [], [-0.1], [-0.5, -0.5], [-0.2]]  # the second was not judged
+    lines = "".join(json.dumps({"token_scores": each}) + "\n" for each in scores)
+    (file := tmp_path / "office.jsonl").write_text(lines, encoding="utf-8")
+    names = ["domain", "line", "base_missing", "base_wrong_term", "base_hallucinated"]
+    rows = ["office 1 1 0 0", "office 3 0 0 0", "office 4 0 1 0", "office 5 1 0 0", "bible 1 1 1 1"]
+    (sheet := tmp_path / "sheet.tsv").write_text("\n".join([" ".join(names), *rows]).replace(" ", "\t"))
+    done = run("scripts/recipes/judged_confidence.py", sheet, f"office={file}").stdout
+    expected = [
+        "office missing 2 0.75",
+        "office wrong_term 1 0.67",
+        "office hallucinated 0 nan",
+        "office any 3 1.00",
+    ]
+    assert done.splitlines() == [one.replace(" ", "\t") for one in expected]

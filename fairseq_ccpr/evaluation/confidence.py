@@ -1,0 +1,118 @@
+"""Calibrating confidence on held-out translations, and measuring how far it can be relied on."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from fairseq_ccpr.evaluation.test_set import Decodings, sentence_chrf
+from fairseq_ccpr.inference.confidence import Confidence, Features, ScoredText
+from fairseq_ccpr.text.words import word_spans
+
+LEAST_SENTENCES = 30  # to calibrate on
+BINS = 10  # of equal width, of the calibration error
+WEAKLY = 100.0  # how much less the coefficients are kept small than scikit-learn does unasked
+
+
+class Rated(NamedTuple):
+    """N translations, or N words of them, and which are right."""
+
+    features: list[Features]
+    right: np.ndarray  # bool [N]
+
+
+class ConfidenceWorth(NamedTuple):
+    """How far confidences can be relied on, and how far the uncalibrated probability.
+
+    `auc` is the chance that one of what is right is higher than one of what is wrong; `error`, the expected
+    calibration error, by how much confidence and the share of what is right differ, in the mean of `BINS`.
+    """
+
+    number: int
+    right: float  # which share of them
+    auc: float
+    error: float
+    probability_auc: float
+    probability_error: float
+
+
+def calibrate(decodings: Decodings, name: str) -> Confidence | None:
+    """Fit confidence to the translations of one system; None where these are too few, or all alike."""
+    texts, references = _texts(decodings, name)
+    chrf = float(np.median([sentence_chrf(one.text, other) for one, other in zip(texts, references)]))
+    rated = rate(texts, references, chrf)
+    if len(texts) < LEAST_SENTENCES or any(one.right.all() or not one.right.any() for one in rated):
+        return None
+    sentence, word = map(_fitted, rated)
+    return Confidence(sentence, word, chrf)
+
+
+def rate(texts: Sequence[ScoredText], references: Sequence[str], chrf: float) -> tuple[Rated, Rated]:
+    """Compare translations with their references.
+
+    Returns:
+        the sentences, right from a chrF on, and the words, right where the reference has them, and as often.
+    """
+    right = np.array([sentence_chrf(one.text, other) >= chrf for one, other in zip(texts, references)])
+    features, found = [], []
+    for one, reference in zip(texts, references):
+        left = Counter(reference[start:end] for start, end in word_spans(reference))
+        for word, own in one.words:
+            features.append(own)
+            found.append(left[word] > 0)
+            left[word] -= 1
+    return Rated([one.sentence for one in texts], right), Rated(features, np.array(found, dtype=bool))
+
+
+def measure(decodings: Decodings, name: str, confidence: Confidence) -> dict[str, ConfidenceWorth]:
+    """Measure confidence on the translations of one system, of `sentences` and of `words`."""
+    texts, references = _texts(decodings, name)
+    sentences, words = rate(texts, references, confidence.chrf)
+    of_words = [p for one in texts for _, p in confidence.of_words(one)]
+    return {
+        "sentences": _worth(sentences, [confidence.of_sentence(one) for one in texts]),
+        "words": _worth(words, of_words),
+    }
+
+
+def confidence_table(worths: Mapping[str, ConfidenceWorth]) -> list[list[str]]:
+    """Write what `measure` found as rows of cells, beside the probability that was not calibrated."""
+    rows = [["confidence in", "number", "right", "AUC", "error", "AUC, uncalibrated", "error, uncalibrated"]]
+    for name, (number, right, *others) in worths.items():
+        rows.append([name, f"{number:,}", f"{right:.0%}", *(f"{one:.3f}" for one in others)])
+    return rows
+
+
+def _texts(decodings: Decodings, name: str) -> tuple[list[ScoredText], list[str]]:
+    ids = sorted(decodings.references)
+    return [decodings.systems[name].scored[i] for i in ids], [decodings.references[i] for i in ids]
+
+
+def _fitted(rated: Rated) -> tuple[float, ...]:
+    from sklearn.linear_model import LogisticRegression  # imported late: it takes a second
+
+    fitted = LogisticRegression(C=WEAKLY).fit(np.array(rated.features), rated.right)
+    return float(fitted.intercept_[0]), *map(float, fitted.coef_[0])
+
+
+def _worth(rated: Rated, confidences: Sequence[float]) -> ConfidenceWorth:
+    probabilities = np.exp([first for first, _ in rated.features])
+    each = [measured(np.array(one), rated.right) for one in (confidences, probabilities)]
+    return ConfidenceWorth(len(rated.right), round(float(rated.right.mean()), 4), *each[0], *each[1])
+
+
+def measured(confidences: np.ndarray, right: np.ndarray) -> tuple[float, float]:
+    """Return AUC and expected calibration error of N confidences, fp [N], for what is right, bool [N].
+
+    >>> measured(np.array([0.05, 0.55, 0.55, 0.95]), np.array([False, False, True, True]))
+    (0.875, 0.05)
+    """
+    from sklearn.metrics import roc_auc_score
+
+    auc = float(roc_auc_score(right, confidences)) if 0 < right.sum() < len(right) else float("nan")
+    bins = np.minimum(confidences * BINS, BINS - 1).astype(int)
+    sums = [np.bincount(bins, weights=one, minlength=BINS) for one in (confidences, right)]
+    return round(auc, 4), round(float(np.abs(sums[0] - sums[1]).sum()) / len(right), 4)

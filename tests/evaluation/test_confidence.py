@@ -1,0 +1,148 @@
+"""Confidence in translations: its features, calibration and measures, and what every door answers with it."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fairseq_ccpr import Translator
+from fairseq_ccpr.datastore.tuned import TUNED
+from fairseq_ccpr.errors import ConfigurationError
+from fairseq_ccpr.evaluation.confidence import LEAST_SENTENCES, calibrate, measure, measured
+from fairseq_ccpr.evaluation.test_set import Decodings, SystemOutput
+from fairseq_ccpr.inference.confidence import Confidence, ScoredText, token_ends
+from fairseq_ccpr.text.pairs import read_pairs
+from tests.helpers import call, refused
+from tests.small_models import World
+
+PIECES = ["", "Good", "Good m", "Good morning", "Good morning, 中", "Good morning, 中."]
+KNOWN = Confidence((1.0, 2.0, 0.0), (0.0, 1.0, 0.0), 50.0)
+
+
+def test_a_word_has_the_probability_of_all_its_tokens() -> None:
+    ends = token_ends(lambda ids: PIECES[len(ids)], [7] * 5)
+    scores = [-0.1, -0.2, -0.3, -1.0, -0.5, -0.4]
+    one = ScoredText.of(PIECES[-1], ends, scores)
+    assert one.sentence == pytest.approx((sum(scores) / 6, math.log(6)))
+    assert [word for word, _ in one.words] == ["Good", "morning", "中"]  # "," and "." are no words
+    assert [own for _, (own, _) in one.words] == pytest.approx([-0.1, -0.5, -1.0])
+    assert {mean for _, (_, mean) in one.words} == {one.sentence[0]}
+    assert KNOWN.of_words(one)[1] == ("morning", round(1 / (1 + math.exp(0.5)), 4))
+    assert KNOWN.of_sentence(ScoredText.of("", [0], [-math.inf])) == 0  # ruled out, yet written: a prefix
+
+
+@given(st.lists(st.tuples(st.floats(0, 1), st.booleans()), min_size=2, max_size=40))
+def test_measures_agree_with_their_definitions(pairs: list[tuple[float, bool]]) -> None:
+    good, bad = ([p for p, right in pairs if right == wanted] for wanted in (True, False))
+    auc, error = measured(*map(np.array, zip(*pairs)))
+    if good and bad:
+        wins = [(a > b) + (a == b) / 2 for a in good for b in bad]
+        assert auc == pytest.approx(sum(wins) / len(wins), abs=1e-4)
+    else:
+        assert math.isnan(auc)
+    bins: dict[int, list[float]] = {}
+    for p, right in pairs:
+        bins.setdefault(min(9, int(p * 10)), []).append(p - right)
+    assert error == pytest.approx(sum(abs(sum(one)) for one in bins.values()) / len(pairs), abs=1e-4)
+
+
+def decodings(count: int, seed: int) -> Decodings:
+    """Make translations of a word each, which the likelier have right; some right and some wrong at every p."""
+    draw, system, references = np.random.default_rng(seed), SystemOutput(), {}
+    for number in range(count):
+        score = float(draw.uniform(-3, 0))
+        references[number] = "right" if draw.uniform() < math.exp(score / 3) else "other"
+        system.scored[number] = ScoredText.of("right", [0, 5], [score, score])
+    return Decodings({"one": system}, {}, references)
+
+
+def test_calibration_makes_confidence_of_probability() -> None:
+    confidence = calibrate(decodings(600, 1), "one")
+    assert confidence is not None
+    found = measure(decodings(3000, 2), "one", confidence)
+    assert found["words"].error < 0.05 < 0.1 < found["words"].probability_error
+    assert (
+        found["words"].auc == pytest.approx(found["words"].probability_auc, abs=1e-3)
+        and found["words"].auc > 0.6
+    )
+    assert found["sentences"].right == found["words"].right  # of one word each
+
+
+def test_a_word_is_right_as_often_as_the_reference_has_it() -> None:
+    twice = ScoredText.of("the the", [0, 3, 7], [-1.0, -1.0, -1.0])
+    found = measure(Decodings({"one": SystemOutput({}, {0: twice})}, {}, {0: "the"}), "one", KNOWN)["words"]
+    assert (found.number, found.right) == (2, 0.5)
+
+
+def test_too_little_calibrates_nothing() -> None:
+    few, alike = decodings(LEAST_SENTENCES - 1, 1), decodings(LEAST_SENTENCES, 1)
+    alike.references = dict.fromkeys(alike.references, "right")
+    assert calibrate(few, "one") is None and calibrate(alike, "one") is None
+
+
+@pytest.fixture(scope="module")
+def tuned(world: World, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A datastore that was tuned on enough pairs, and what that printed."""
+    store = shutil.copytree(world.datastore, tmp_path_factory.mktemp("tuned") / "store")
+    words = ["--combiner", "fixed", "--decode", 1, "--max-len-b", 25, "--cpu", "--no-progress-bar"]
+    return store, call("tune", world.data_bin, "--datastore", store, "--subset", "train", *words).stdout
+
+
+def test_tune_stores_it_as_plain_data(tuned: tuple[Path, str]) -> None:
+    (stored,) = json.loads((tuned[0] / TUNED).read_text(encoding="utf-8"))["tuned"].values()
+    with Translator(datastore=tuned[0], device="cpu") as translator:
+        assert translator.confidence == Confidence.read(stored["confidence"]) is not None
+    assert Confidence.read({**stored["confidence"], "another version's": 1}) is None
+    assert "calibrate" not in tuned[1]
+
+
+def test_a_translation_has_it_where_it_is_asked_for(tuned: tuple[Path, str], world: World) -> None:
+    sources = [source for source, _ in read_pairs(world.folder / "test.tsv")]
+    with Translator(datastore=tuned[0], device="cpu", max_len_b=25) as translator:
+        plain, rated = (list(translator.translate([*sources, ""], confidence=one)) for one in (False, True))
+    assert [one.text for one in plain] == [one.text for one in rated]
+    assert all(one.confidence is None and one.word_confidences == () for one in [*plain, rated[-1]])
+    for one in rated[:-1]:
+        assert one.confidence is not None and 0 <= one.confidence <= 1
+        at = 0
+        for word, confidence in one.word_confidences:
+            at = one.text.index(word, at) + len(word)
+            assert 0 <= confidence <= 1
+    assert len({one.confidence for one in rated}) > 2
+
+
+def test_the_command_prints_it(tuned: tuple[Path, str], world: World, tmp_path: Path) -> None:
+    (file := tmp_path / "in").write_text("Es werde Licht!\n\nUnd Gott sprach:\n", encoding="utf-8")
+    words = ["--datastore", tuned[0], "--input", file, "--cpu", "--max-len-b", 25]
+    plain = call("translate", *words).stdout.splitlines()
+    lines = [line.split("\t") for line in call("translate", *words, "--confidence").stdout.splitlines()]
+    assert [text for _, text in lines] == plain and [lines[1], len(lines)] == [["", ""], 3]
+    shown = call("translate", *words, "--confidence", "--output-format", "jsonl").stdout.splitlines()
+    assert [f"{json.loads(shown[n])['confidence']:.2f}" for n in (0, 2)] == [lines[0][0], lines[2][0]]
+    shown = call(
+        "compare", world.data_bin, *words[:2], "--cpu", "--results-path", tmp_path / "found", *words[5:]
+    )
+    assert "| sentences |" in shown.stdout
+    row = json.loads((tmp_path / "found" / "comparison.json").read_text(encoding="utf-8"))["rows"][1]
+    assert row["confidence"]["words"]["number"] > row["confidence"]["sentences"]["number"] == 20
+
+
+def test_nothing_calibrated_is_said_in_one_sentence(
+    tuned: tuple[Path, str], world: World, tmp_path: Path
+) -> None:
+    alone, untuned = ["--path", world.model, "--data", world.data_bin], ["--datastore", tuned[0], "--untuned"]
+    for words, of in ((alone, "of the model alone"), (untuned, "of these settings")):
+        done = call("translate", *words, "--confidence", "--cpu", check=False)
+        refused(done, f"the confidence {of} was not calibrated: run fairseq-ccpr tune")
+    with (
+        Translator(datastore=tuned[0], device="cpu") as translator,
+        pytest.raises(ConfigurationError, match="alone"),
+    ):
+        translator.translate(["Licht"], retrieve=False, confidence=True)
