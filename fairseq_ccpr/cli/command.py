@@ -70,6 +70,16 @@ class Shared:
         positional=True,
         metavar="DATA_BIN",
     )
+    text: list[Path] = option(
+        help="files of one sentence per line", positional=True, nargs="+", metavar="TEXT"
+    )
+    against: list[Path] = option(
+        [],
+        "general text of the target language, whose expectations the text is weighed against",
+        nargs="+",
+        metavar="TEXT",
+    )
+    encoder: Optional[Path] = option(None, "build phrases with this phrase encoder", metavar="CKPT")
     data: Optional[Path] = option(
         None,
         "folder with the model's dictionaries (found in the datastore, or next to the model)",

@@ -22,7 +22,7 @@ from fairseq_ccpr.decoding.token_memory import TokenMemory
 from fairseq_ccpr.errors import CcprError, ConfigurationError
 from fairseq_ccpr.evaluation.explain import encode_sentences
 from fairseq_ccpr.evaluation.explanation import Explanation, unexplained
-from fairseq_ccpr.inference.alignment import align, place_markup
+from fairseq_ccpr.inference.alignment import with_markup
 from fairseq_ccpr.inference.learning import count_learned, learned_memory
 from fairseq_ccpr.inference.system import Translation, encode
 from fairseq_ccpr.server import parameters as given
@@ -295,12 +295,7 @@ def _with_markup(
     """Return the best translations of each sentence, the markup of its source in each."""
     _checked(translator, first, translations)
     ranked = [[one, *one.alternatives] if alternatives else [one] for one in translations]
-    marked = [one for best, own in zip(ranked, marks[first:]) if own for one in best]
-    aligned = iter(align(translator, marked))
-    return [
-        [place_markup(next(aligned), own) if own else one.text for one in best]
-        for best, own in zip(ranked, marks[first:])
-    ]
+    return with_markup(translator, ranked, marks[first:])
 
 
 def _joined(text: Segments, translations: list[list[str | Parts]], alternatives: int) -> list[str]:
