@@ -29,7 +29,7 @@ from fairseq_ccpr.storage.files import atomic_file, write_json, write_text
 from fairseq_ccpr.text.documents import FORMATS, Document, open_document
 from fairseq_ccpr.text.languages import IDENTIFIED_LINES, language_name, look_foreign
 from fairseq_ccpr.text.pairs import read_lines, read_standard_input
-from fairseq_ccpr.text.sentences import Parts
+from fairseq_ccpr.text.sentences import Parts, with_marks
 from fairseq_ccpr.timing import progress_bar
 from fairseq_ccpr.translator import Translator
 
@@ -270,8 +270,7 @@ def _document(input: list[Path], output: Path | None) -> Document | None:
 
 def _translate_document(system: System, document: Document, output: Path, quiet: bool) -> int:
     """Translate the sentences of a document, and write the document with them."""
-    sentences = [one for text in document.segments for one in text.sentences]
-    marks = [text.marks.get(n, []) for text in document.segments for n in range(len(text.sentences))]
+    sentences, marks = with_marks(document.segments)
     faults, parts = list[str](), list[str | Parts]()
     with progress_bar("translations", "sentence", total=len(sentences), quiet=quiet) as bar:
         found = system.translate(sentences, bar.update)

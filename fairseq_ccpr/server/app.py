@@ -53,7 +53,7 @@ FULL_BODY = b'{"error": "too many connections are open: try again later"}'
 FULL = b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nconnection: close\r\n" + (
     b"content-length: %d\r\n\r\n%b" % (len(FULL_BODY), FULL_BODY)
 )
-LACKING = ("/translate_file", "/download_file", "/metrics", "/spec", "/docs")
+LACKING = ("/metrics", "/spec", "/docs")
 
 
 def page(settings: dict[str, Any]) -> str:
@@ -67,9 +67,13 @@ def page(settings: dict[str, Any]) -> str:
 
 
 def endpoint(
-    handler: Handler, limits: Limits, *, open_to_all: bool = False, file: bool = False
+    handler: Handler, limits: Limits, *, open_to_all: bool = False, file: bool = False, files: int = 0
 ) -> Callable[[Request], Awaitable[Response]]:
-    """Make a handler an endpoint: read, check who asks, answer; errors become JSON."""
+    """Make a handler an endpoint: read, check who asks, answer; errors become JSON.
+
+    Args:
+        file: whether the body is a file. files: how many a form has at most.
+    """
 
     async def answer(request: Request) -> Response:
         start, asked = time.perf_counter(), Parameters()
@@ -79,12 +83,12 @@ def endpoint(
             asked = (
                 dict(request.query_params)
                 if file
-                else await given.read_parameters(request, limits.most_characters)
+                else await given.read_parameters(request, limits.most_characters, files)
             )
             own = (
                 {"body": request.stream(), "unless_gone": partial(_unless_gone, request)}
                 if file
-                else request.path_params
+                else {**request.path_params, "site": _site(request, limits)}
             )
             asked |= own
             kind, _, bearer = request.headers.get("authorization", "").partition(" ")
@@ -106,6 +110,13 @@ def endpoint(
         return response
 
     return answer
+
+
+def _site(request: Request, limits: Limits) -> str:
+    """Return the address of this server as the client knows it, by --public-url where a proxy has that name."""
+    host = request.headers.get("host", "")
+    shown = (one for one in limits.origins if one.partition("://")[2] == host)
+    return next(shown, f"{request.url.scheme}://{host}")
 
 
 async def _unless_gone(request: Request, handling: Coroutine[Any, Any, Any]) -> Any:
@@ -157,11 +168,7 @@ async def _refused(request: Request, error: Exception) -> Response:
         allow = (error.headers or {}).get("Allow", "")
         told = f"{request.method} is not allowed for {path}: use {' or '.join(sorted({*allow.split(', ')} - {'HEAD'}))}"
         return JSONResponse({"error": told}, 405, {"Allow": allow})
-    lacks = (
-        ", which LibreTranslate has: this server translates text and HTML, no files"
-        if path in LACKING
-        else ""
-    )
+    lacks = ", which LibreTranslate has" if path in LACKING else ""
     return JSONResponse({"error": f"there is no path {path}{lacks}"}, 404)
 
 
@@ -184,6 +191,10 @@ def make_app(service: Service) -> Starlette:
             Route("/", root, methods=["GET"]),
             route("/translate", service.translate, "POST"),
             route("/sentences", service.sentences, "POST"),
+            Route(
+                "/translate_file", endpoint(service.translate_file, service.limits, files=1), methods=["POST"]
+            ),
+            route("/download_file/{name}", service.download_file, "GET", open_to_all=True),
             route("/languages", service.languages, "GET", open_to_all=True),
             route("/detect", service.detect, "POST"),
             route("/health", service.health, "GET", open_to_all=True),

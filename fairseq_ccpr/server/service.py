@@ -6,7 +6,7 @@ import asyncio
 import json
 import re
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from itertools import islice
@@ -14,12 +14,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Event
 from typing import Any, TypeVar
+from urllib.parse import quote
+from uuid import uuid4
 
-from starlette.responses import Response, StreamingResponse
+from starlette.datastructures import UploadFile
+from starlette.responses import FileResponse, Response, StreamingResponse
 
 from fairseq_ccpr.datastore.learned import LearnedPair
 from fairseq_ccpr.decoding.token_memory import TokenMemory
-from fairseq_ccpr.errors import CcprError, ConfigurationError
+from fairseq_ccpr.errors import CcprError, ConfigurationError, installing
 from fairseq_ccpr.evaluation.explain import encode_sentences
 from fairseq_ccpr.evaluation.explanation import Explanation, unexplained
 from fairseq_ccpr.inference.alignment import with_markup
@@ -29,9 +32,10 @@ from fairseq_ccpr.server import parameters as given
 from fairseq_ccpr.server.access import Limits
 from fairseq_ccpr.server.parameters import Parameters, bad
 from fairseq_ccpr.server.work import ROUND_SENTENCES, BusyError, Work
+from fairseq_ccpr.text.documents import EXTRA, FORMATS, has_extra, open_document
 from fairseq_ccpr.text.html import Page
 from fairseq_ccpr.text.languages import as_bcp47, language_code, language_name, same_language
-from fairseq_ccpr.text.sentences import Mark, Parts, Segments
+from fairseq_ccpr.text.sentences import Mark, Parts, Segments, with_marks
 from fairseq_ccpr.text.translation_memory import Pair, read_memory, tmx_lines
 from fairseq_ccpr.translator import Translator
 
@@ -39,6 +43,7 @@ AUTO = "auto"
 TEXT, HTML = "text", "html"
 # bytes of a file: at least, as a multiple, at most
 LEAST_UNPACKED, PACKING, MOST_UNPACKED = 1 << 22, 100, 1 << 30
+PORTION, MOST_FILES = 256, 32  # sentences of a document that wait at once; translated files that are kept
 MOST_PAIRS = 100  # of the memory that one answer has unless asked for more
 
 T = TypeVar("T")
@@ -54,6 +59,7 @@ class Service:
         memories = translator.ensemble.memories if translator.ensemble is not None else ()
         self.memories = [memory.name for memory in memories if memory.acts_on == "vote"]
         self.learns = TokenMemory.name in self.memories
+        self.files = TemporaryDirectory()
         self.explains = bool(memories) and not any(memory.unscored for memory in memories)
 
     def of_page(self) -> dict[str, Any]:
@@ -101,6 +107,40 @@ class Service:
         ]  # fmt: skip
         return {"sentences": sentences, "after": text.parts[-1]}
 
+    async def translate_file(self, asked: Parameters) -> dict[str, str]:
+        """Translate the document `file`."""
+        file, folder = asked.get("file"), Path(self.files.name)
+        if not has_extra():
+            raise bad(f"this server translates no files: {installing(EXTRA)}", 404)
+        if not isinstance(file, UploadFile):
+            raise bad("the form has no file: send one as the part file")
+        self._check_languages(asked)
+        name = _file_name(file.filename or "")
+        if name.suffix.lower() not in FORMATS:
+            raise bad(f"the file is {name}: expected a name that ends in one of {', '.join(FORMATS)}")
+        made = folder / f"{uuid4().hex}.{name.stem}_{language_code(self.target)}{name.suffix}"
+        with TemporaryDirectory() as own:
+            sent = Path(own, name)
+            await asyncio.to_thread(sent.write_bytes, await file.read())
+            try:
+                document = await asyncio.to_thread(open_document, sent)
+            except ConfigurationError as error:
+                raise ConfigurationError(str(error).replace(f"{own}/", "")) from None
+            parts = await self._portions(document.segments)
+            texts = [text.join([next(parts) for _ in text.sentences]) for text in document.segments]
+            await asyncio.to_thread(document.save, texts, made)
+        for old in sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime)[:-MOST_FILES]:
+            old.unlink()
+        return {"translatedFileUrl": f"{asked['site']}/download_file/{quote(made.name)}"}
+
+    async def download_file(self, asked: Parameters) -> Response:
+        """Return a translated document; whoever has its address may have it."""
+        name = given.text(asked, "name", 1000)
+        path = Path(self.files.name, Path(name).name)
+        if not path.is_file():
+            raise bad(f"there is no translated file {name}: the last {MOST_FILES} are kept", 404)
+        return FileResponse(path, filename=name.partition(".")[2])
+
     async def languages(self, asked: Parameters) -> list[dict[str, Any]]:
         both: tuple[tuple[str, list[str]], ...] = (
             (self.source, [language_code(self.target)]),
@@ -125,8 +165,9 @@ class Service:
         pair = {"source": self.source, "target": self.target}
         return {
             "apiKeys": self.limits.key is not None, "charLimit": self.limits.most_characters,
-            "keyRequired": self.limits.key is not None, "suggestions": self.learns, "supportedFilesFormat": [],
-            "filesTranslation": False, "frontendTimeout": 500,
+            "keyRequired": self.limits.key is not None, "suggestions": self.learns,
+            "supportedFilesFormat": [*FORMATS] if has_extra() else [], "filesTranslation": has_extra(),
+            "frontendTimeout": 500,
             "language": {side: {"code": language_code(one), "name": language_name(one)} for side, one in pair.items()},
         }  # fmt: skip
 
@@ -173,7 +214,7 @@ class Service:
         server stops.
         """
         unconfirmed, left = bool(given.number(asked, "unconfirmed", 0)), Event()
-        name = re.sub(r"[^\w. -]", "_", given.text(asked, "name", 1000)).lstrip(".")[-60:] or "file"
+        name = _file_name(given.text(asked, "name", 1000))
         skipped = Counter[str]()
         with ExitStack() as stack:
             folder = stack.enter_context(TemporaryDirectory())
@@ -267,15 +308,34 @@ class Service:
     async def _translated(self, texts: list[str], kind: type[Segments], alternatives: int) -> list[list[str]]:
         """Translate texts: of each the best translation, and others."""
         segments = await self._divided(texts, kind)
-        marks = [text.marks.get(n, []) for text in segments for n in range(len(text.sentences))]
-        sentences = [one for text in segments for one in text.sentences]
+        sentences, marks = with_marks(segments)
         finish = partial(_with_markup, marks, alternatives)
         translations: list[Any] = await asyncio.wrap_future(self.work.translate(sentences, finish))
         each = iter(translations)
         return [_joined(text, [next(each) for _ in text.sentences], alternatives) for text in segments]
 
+    async def _portions(self, segments: list[Segments]) -> Iterator[Any]:
+        """Translate the sentences of a document, some at a time, so that it keeps nobody waiting."""
+        sentences, marks = with_marks(segments)
+        found: list[Any] = []
+        for at in range(0, len(sentences), PORTION):
+            finish = partial(_as_far_as_translated, marks[at : at + PORTION])
+            found += await asyncio.wrap_future(self.work.translate(sentences[at : at + PORTION], finish))
+        return iter(found)
+
     async def _call(self, function: Callable[[Translator], T]) -> T:
         return await asyncio.wrap_future(self.work.call(function))
+
+
+def _file_name(given: str) -> Path:
+    return Path(re.sub(r"[^\w. -]", "_", given).lstrip(".")[-60:] or "file")
+
+
+def _as_far_as_translated(
+    marks: Sequence[list[Mark]], translator: Translator, first: int, translations: list[Translation]
+) -> list[str | Parts]:
+    """Return translations with the markup of their sources; a sentence without one stays as it is."""
+    return [one for (one,) in with_markup(translator, [[one] for one in translations], marks[first:])]
 
 
 def _checked(translator: Translator, first: int, translations: list[Translation]) -> list[Translation]:

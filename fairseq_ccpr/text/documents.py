@@ -1,7 +1,8 @@
-"""Documents in, documents of the same kind out: Word, OpenDocument text, HTML, Markdown, gettext's PO and plain text.
+"""Documents in, documents of the same kind out: Word, OpenDocument text, HTML, Markdown, gettext's PO, and plain text.
 
-What is not translated stays as it was. Inline markup goes through `html.Page`: each paragraph becomes HTML in which a
-number stands for every format, link or picture, and comes back with these at the words that they belong to.
+All but PO and plain text becomes HTML, and comes back by its tags. In these a number stands for what is kept, so that
+`html.Page` leaves it as it was and puts formats and links at the words that they belong to. A tree of the XML would be
+written in another form than it was read; here what is not text stays byte for byte.
 """
 
 from __future__ import annotations
@@ -9,9 +10,7 @@ from __future__ import annotations
 import html
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from copy import deepcopy
-from dataclasses import dataclass
+from collections.abc import Sequence
 from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
@@ -22,90 +21,59 @@ from fairseq_ccpr.errors import ConfigurationError, installing
 from fairseq_ccpr.text.html import Page
 from fairseq_ccpr.text.sentences import Segments
 
-EXTRA, PACKAGES = "files", ("lxml", "mistletoe", "polib")
+EXTRA, PACKAGES = "files", ("mistletoe", "polib")
 MOST_UNPACKED = 1 << 28  # bytes of a document's texts
-_TAG = re.compile(r'<(?:(?P<end>/m|/x)|(?P<kind>[mx]|br) n="(?P<number>\d+)"[^>]*?(?P<empty>/?))>')
-_CONTROLS = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f]")  # which XML cannot have
+_NUMBERED = re.compile(r'</?(?:[mx]|br) n="(\d+)"(?:/?>| translate="no">.*?</x>)', re.DOTALL)
 _FRONT_MATTER = re.compile(r"\A---\n.*?\n(?:---|\.\.\.)\n", re.DOTALL)
-_WORD = "{http://schemas.openxmlformats.org/wordprocessingml/2006/main}"
-_OPEN = "{urn:oasis:names:tc:opendocument:xmlns:text:1.0}"
-_SPACE = "{http://www.w3.org/XML/1998/namespace}space"
-
-
-@dataclass
-class Inline:
-    """Markup in a paragraph: around some of its text, or in place of something, if there are no pieces."""
-
-    what: Any
-    pieces: list[str | Inline] | None = None
-    shown: str = ""  # what the model sees of something that is kept
-    apart: bool = False  # whether a sentence ends there, as at a break or a tabulator
-
-
-def as_html(pieces: Iterable[str | Inline], kept: list[Inline]) -> str:
-    """Write pieces as HTML, with numbers of what is added to `kept` for their markup."""
-    text = ""
-    for piece in pieces:
-        if isinstance(piece, str):
-            text += html.escape(piece, quote=False)
-            continue
-        kept.append(piece)
-        number = len(kept) - 1
-        if piece.pieces is not None:
-            text += f'<m n="{number}">{as_html(piece.pieces, kept)}</m>'
-        elif piece.shown:
-            text += f'<x n="{number}" translate="no">{html.escape(piece.shown, quote=False)}</x>'
-        else:
-            text += f'<{"br" if piece.apart else "x"} n="{number}"/>'
-    return text
-
-
-def from_html(text: str, kept: Sequence[Inline]) -> list[str | Inline]:
-    """Read pieces as `as_html` wrote them, in whatever order they are now.
-
-    >>> pieces, kept = ["Das ", Inline("bold", ["kleine"]), " Haus ", Inline("picture")], []
-    >>> as_html(pieces, kept)
-    'Das <m n="0">kleine</m> Haus <x n="1"/>'
-    >>> from_html('The <m n="0">small</m> house <x n="1"/>', kept)  # doctest: +ELLIPSIS
-    ['The ', Inline(what='bold', pieces=['small'], ...), ' house ', Inline(what='picture', pieces=None, ...)]
-    """
-    stack: list[list[str | Inline]] = [[]]
-    at = 0
-    for tag in _TAG.finditer(text):
-        if tag.start() > at:
-            stack[-1].append(_CONTROLS.sub("", html.unescape(text[at : tag.start()])))
-        at = tag.end()
-        if tag["end"]:
-            last = stack.pop()
-            if tag["end"] == "/m":
-                stack[-1][-1].pieces = last  # type: ignore[union-attr]
-        else:
-            found = kept[int(tag["number"])]
-            stack[-1].append(found)
-            if not tag["empty"]:
-                stack.append([])
-    return [*stack[0], *filter(None, [_CONTROLS.sub("", html.unescape(text[at:]))])]
+_OPENING = {
+    "Strong": 2,
+    "Emphasis": 1,
+    "Strikethrough": 2,
+    "Link": 1,
+}  # characters before their text, in Markdown
+# What HTML has in place of elements of OpenDocument: where a sentence ends, and what is not translated.
+_IN_OPEN_DOCUMENT = {
+    "p :": "text:[ph]",
+    "br :": "text:(?:line-break|tab)",
+    'x translate="no" :': r"dc:\w+|meta:[\w-]+|text:(?:note-citation|page-\w+|date|time|sequence|\w+-ref|chapter)",
+}
+# Of Word: what a paragraph begins or ends with; a run that has no others; its text; what only Word itself needs.
+_PARAGRAPH = re.compile(r"(<w:p(?: [^>]*)?>(?:<w:pPr>.*?</w:pPr>)?|</w:p>)", re.DOTALL)
+_RUN = re.compile(
+    r"<w:r(?: [^>]*)?>(<w:rPr>.*?</w:rPr>|<w:rPr/>)?((?:[^<]|<(?!w:[rp][ >]|/w:r>))*+)</w:r>|(?<=>)[^<]+",
+    re.DOTALL,
+)
+_TEXT = re.compile(r"<w:t(?: [^>]*)?>([^<]*)</w:t>")
+_NEEDLESS = re.compile(
+    r"<w:(?:proofErr|lastRenderedPageBreak|lang)\b[^>]*/>|<w:([rp])PrChange\b.*?</w:\1PrChange>", re.DOTALL
+)
+_BREAK = re.compile(r"<w:(?:br|cr|tab|ptab)\b")
+_CONTENT = re.compile(r"<w:sdt>(?:(?!<w:sdt>).)*?<w:sdtContent>|</w:sdtContent></w:sdt>", re.DOTALL)
+_TAG = re.compile(r'<(/?)(p|m|x|br|c) n="(\d+)"/?>')
+_CONTROLS = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f]")  # which XML cannot have
 
 
 class Document:
-    """A file whose texts are translated; `segments` has each with its sentences."""
+    """A file whose texts are translated: `segments` has each with its sentences. This is one of plain text."""
 
-    segments: list[Segments]
+    kind: ClassVar[type[Segments]] = Segments
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self.path, self.segments, self.kept = path, list[Segments](), list[str]()
         self.read()
 
     def read(self) -> None:
-        """Read the file's segments; ConfigurationError if it is of another kind."""
-        self.text = self.path.read_bytes().decode("utf-8-sig")
-        self.segments = [self.kind.of(self.text)]
-
-    kind: ClassVar[type[Segments]] = Segments
+        """Divide the file into segments."""
+        self.segments.append(self.kind.of(self.path.read_bytes().decode("utf-8-sig")))
 
     def save(self, texts: Sequence[str], path: Path) -> None:
         """Write the file with other texts in place of its segments."""
         path.write_bytes("".join(texts).encode())
+
+    def keep(self, written: str) -> str:
+        """Return the attribute that stands for something that is kept."""
+        self.kept.append(written)
+        return f'n="{len(self.kept) - 1}"'
 
 
 class HtmlDocument(Document):
@@ -115,24 +83,19 @@ class HtmlDocument(Document):
 
 
 class GettextDocument(Document):
-    """A catalogue of messages: those that are not translated are, and are marked fuzzy, as nobody has read them."""
+    """A catalogue of messages: those without a translation get one, marked fuzzy, as nobody has read it."""
 
     def read(self) -> None:
         import polib
 
         self.catalogue = polib.pofile(str(self.path))
-        self.entries = [
-            one for one in self.catalogue if not one.obsolete and (not one.translated() or one.fuzzy)
-        ]
-        texts = (text for one in self.entries for text in filter(None, (one.msgid, one.msgid_plural)))
-        self.segments = [Segments.of(text) for text in texts]
+        self.entries = [one for one in self.catalogue if not one.obsolete and not one.translated()]
+        texts = (text for one in self.entries for text in (one.msgid, one.msgid_plural))
+        self.segments += map(Segments.of, texts)
 
     def save(self, texts: Sequence[str], path: Path) -> None:
-        given = iter(texts)
-        for entry in self.entries:
-            text = next(given)
+        for entry, text, plural in zip(self.entries, texts[::2], texts[1::2]):
             if entry.msgid_plural:
-                plural = next(given)
                 entry.msgstr_plural = {n: plural if n else text for n in entry.msgstr_plural or (0, 1)}
             else:
                 entry.msgstr = text
@@ -141,257 +104,156 @@ class GettextDocument(Document):
 
 
 class MarkdownDocument(Document):
-    """Markdown: paragraphs, headings, items and cells; code and blocks of HTML stay."""
+    """Markdown: paragraphs, headings, items and cells; code, HTML and what is before the text stay."""
 
     def read(self) -> None:
-        text = self.path.read_text(encoding="utf-8-sig")
+        text = self.path.read_bytes().decode("utf-8-sig")
         front = _FRONT_MATTER.match(text)
-        self.front, self.text = (front[0], text[front.end() :]) if front else ("", text)
-        self.kept: list[list[Inline]] = []
-        self.segments = []
+        self.front = front[0] if front else ""
+        self.text = text[len(self.front) :]
         self.render(None)
 
     def save(self, texts: Sequence[str], path: Path) -> None:
-        path.write_text(self.front + self.render(texts), encoding="utf-8")
+        path.write_bytes((self.front + self.render(texts)).encode())
 
     def render(self, texts: Sequence[str] | None) -> str:
-        """Write the page with these texts, or gather them if there are none."""
-        from mistletoe import block_token
-        from mistletoe import markdown_renderer as markdown
+        """Write the page with these texts, or gather its own."""
+        from mistletoe import Document as Parsed
+        from mistletoe.markdown_renderer import Fragment, MarkdownRenderer
 
         document, numbers = self, count()
 
-        class Renderer(markdown.MarkdownRenderer):
+        class Renderer(MarkdownRenderer):
             def span_to_lines(self, tokens: Any, max_line_length: int | None) -> Any:
-                number = next(numbers)
                 if texts is None:
-                    document.kept.append([])
-                    found = as_html(_of_markdown([*tokens], self), document.kept[-1])
-                    document.segments.append(Page.of(found))
+                    document.segments.append(Page.of(document.shown(tokens, self)))
                     return iter([""])
-                pieces = from_html(texts[number], document.kept[number])
-                return self.fragments_to_lines([markdown.Fragment(_as_markdown(pieces))])
+                parts = _NUMBERED.split(texts[next(numbers)])  # text and numbers in turns
+                parts[::2] = map(html.unescape, parts[::2])
+                parts[1::2] = (document.kept[int(number)] for number in parts[1::2])
+                return self.fragments_to_lines([Fragment("".join(parts))])
 
         with Renderer() as renderer:
-            rendered: str = renderer.render(block_token.Document(self.text))
+            rendered: str = renderer.render(Parsed(self.text))
         return rendered
 
+    def shown(self, tokens: Any, renderer: Any) -> str:
+        """Write what a paragraph consists of as HTML."""
 
-def _of_markdown(tokens: list[Any], renderer: Any) -> Iterator[str | Inline]:
-    opening = {"Strong": 2, "Emphasis": 1, "Strikethrough": 2, "Link": 1}  # characters before their text
-    for token in tokens:
-        name, written = type(token).__name__, _written(renderer, [token])
-        if name == "RawText":
-            yield token.content
-        elif name == "LineBreak" and token.soft:
-            yield " "
-        elif name in opening and (inner := _written(renderer, token.children)):
-            first = opening[name]
-            around = written[:first], written[first + len(inner) :]
-            yield Inline(around, [*_of_markdown(list(token.children), renderer)])
-        else:
-            shown = token.children[0].content if name in ("InlineCode", "EscapeSequence") else ""
-            yield Inline(written, shown=shown, apart=name == "LineBreak")
+        def written(some: Any) -> str:
+            return "".join(fragment.text for fragment in renderer.make_fragments(some))
 
-
-def _written(renderer: Any, tokens: Any) -> str:
-    return "".join(fragment.text for fragment in renderer.make_fragments(tokens))
-
-
-def _as_markdown(pieces: Iterable[str | Inline]) -> str:
-    text = ""
-    for piece in pieces:
-        if isinstance(piece, str):
-            text += piece
-        elif piece.pieces is None:
-            text += piece.what
-        else:
-            text += _as_markdown(piece.pieces).join(piece.what)
-    return text
+        found = ""
+        for token in tokens:
+            name, whole = type(token).__name__, written([token])
+            if name == "RawText" or (name == "LineBreak" and token.soft):
+                found += html.escape(whole, quote=False)
+            elif name in _OPENING and (inner := written(token.children)):
+                first, last = whole[: _OPENING[name]], whole[_OPENING[name] + len(inner) :]
+                found += f"<m {self.keep(first)}>{self.shown(token.children, renderer)}</m {self.keep(last)}>"
+            elif name in ("InlineCode", "EscapeSequence"):
+                code = html.escape(token.children[0].content)
+                found += f'<x {self.keep(whole)} translate="no">{code}</x>'
+            else:
+                found += f"<{'br' if name == 'LineBreak' else 'x'} {self.keep(whole)}/>"
+        return found
 
 
-class ZippedDocument(Document):
-    """A ZIP archive of XML, some of whose files have paragraphs."""
+class OpenDocument(Document):
+    """A text of LibreOffice or another: a ZIP archive of XML, some of whose files have text."""
 
-    parts: ClassVar[re.Pattern[str]]
-    paragraphs: ClassVar[tuple[str, ...]]
+    parts = re.compile(r"content\.xml|styles\.xml")
 
     def read(self) -> None:
-        from lxml import etree
-
-        parser = etree.XMLParser(resolve_entities=False, no_network=True)
-        self.trees, self.found = dict[str, Any](), list[tuple[Any, list[Inline]]]()
         try:
             with ZipFile(self.path) as archive:
                 named = [one for one in archive.infolist() if self.parts.fullmatch(one.filename)]
                 if sum(one.file_size for one in named) > MOST_UNPACKED:
-                    raise ConfigurationError(f"{self.path} is more than {MOST_UNPACKED >> 20} MiB unpacked")
-                for one in named:
-                    self.trees[one.filename] = etree.fromstring(archive.read(one), parser)
-        except (BadZipFile, etree.XMLSyntaxError, RuntimeError) as error:  # the last of a password
-            raise ConfigurationError(
-                f"{self.path} is no readable {self.path.suffix} file ({error})"
-            ) from None
-        if not self.trees:
-            raise ConfigurationError(f"{self.path} is no {self.path.suffix} file: it has no text in it")
-        self.segments = []
-        for tree in self.trees.values():
-            for paragraph in [*tree.iter(*self.paragraphs)]:
-                kept: list[Inline] = []
-                page = Page.of(as_html(self.pieces(paragraph), kept))
-                if page.sentences:
-                    self.segments.append(page)
-                    self.found.append((paragraph, kept))
+                    raise ConfigurationError(f"{self.path} has more than {MOST_UNPACKED >> 20} MiB of text")
+                texts = {one.filename: archive.read(one).decode() for one in named}
+        except (BadZipFile, RuntimeError) as error:  # the latter of a password
+            raise ValueError(error) from None
+        if not texts:
+            raise ValueError("it has no text in it")
+        self.names = [*texts]
+        self.segments += (Page.of(self.shown(text)) for text in texts.values())
 
     def save(self, texts: Sequence[str], path: Path) -> None:
-        from lxml import etree
-
-        for text, (paragraph, kept) in zip(texts, self.found):
-            self.fill(paragraph, from_html(text, kept))
+        made = {name: self.restored(text).encode() for name, text in zip(self.names, texts)}
         with ZipFile(self.path) as archive, ZipFile(path, "w") as written:
-            for one in archive.infolist():  # of an OpenDocument the first is not compressed
-                tree = self.trees.get(one.filename)
-                data = archive.read(one) if tree is None else _serialised(etree, tree)
-                written.writestr(one, data)
+            for one in archive.infolist():  # in their order, which OpenDocument prescribes
+                written.writestr(one, made.get(one.filename) or archive.read(one))
 
-    def pieces(self, element: Any) -> list[str | Inline]:
-        """Return what is in a paragraph, or in part of one."""
-        raise NotImplementedError
+    def shown(self, xml: str) -> str:
+        """Write XML as HTML."""
+        xml = re.sub(r"<text:s(?: [^>]*)?/>", " ", xml)
+        for name, theirs in _IN_OPEN_DOCUMENT.items():
+            xml = re.sub(rf"<(/?)({theirs})(?=[\s/>])", rf"<\1{name}\2", xml)
+        return xml
 
-    def fill(self, element: Any, pieces: Iterable[str | Inline]) -> None:
-        """Put pieces in place of what is in a paragraph, or in part of one."""
-        raise NotImplementedError
-
-
-def _serialised(etree: Any, tree: Any) -> bytes:
-    data: bytes = etree.tostring(tree, xml_declaration=True, encoding="UTF-8", standalone=True)
-    return data
+    def restored(self, text: str) -> str:
+        """Write the HTML of `shown` as XML."""
+        return re.sub(r'<(/?)(?:p|br|x translate="no") :', r"<\1", text)
 
 
-class OpenDocument(ZippedDocument):
-    """A text of LibreOffice, or of others."""
-
-    parts = re.compile(r"content\.xml|styles\.xml")
-    paragraphs = (f"{_OPEN}p", f"{_OPEN}h")
-    around = (f"{_OPEN}span", f"{_OPEN}a")
-    breaks = (f"{_OPEN}line-break", f"{_OPEN}tab")
-
-    def pieces(self, element: Any) -> list[str | Inline]:
-        found: list[str | Inline] = [element.text or ""]
-        for child in element:
-            found += [
-                Inline(child, self.pieces(child) if child.tag in self.around else None),
-                child.tail or "",
-            ]
-        return found
-
-    def fill(self, element: Any, pieces: Iterable[str | Inline]) -> None:
-        for child in [*element]:
-            element.remove(child)
-        element.text, last = "", None
-        for piece in pieces:
-            if isinstance(piece, Inline):
-                last = piece.what
-                if piece.pieces is not None:
-                    self.fill(last, piece.pieces)
-                element.append(last)
-                last.tail = ""
-            elif last is None:
-                element.text += piece
-            else:
-                last.tail += piece
-
-
-class WordDocument(ZippedDocument):
-    """A text of Word. Adjacent runs of one format are one piece; the format that most of a paragraph has needs no markup."""
+class WordDocument(OpenDocument):
+    """A text of Word. Runs of the format that most of a paragraph has become text, and others elements around it."""
 
     parts = re.compile(r"word/(document|header\d*|footer\d*|footnotes|endnotes|comments)\.xml")
-    paragraphs = (f"{_WORD}p",)
-    around = tuple(f"{_WORD}{name}" for name in ("hyperlink", "smartTag", "ins", "fldSimple", "sdt"))
-    run, text, format, inner = (f"{_WORD}{name}" for name in ("r", "t", "rPr", "sdtContent"))
-    breaks = tuple(f"{_WORD}{name}" for name in ("br", "cr", "tab", "ptab"))
-    dropped = (f"{_WORD}proofErr", f"{_WORD}lastRenderedPageBreak")
 
-    def pieces(self, element: Any) -> list[str | Inline]:
-        return self._pieces(element, _digest(self._usual(element)))
-
-    def _pieces(self, element: Any, usual: bytes) -> list[str | Inline]:
-        found: list[str | Inline] = []
-        for child in element:
-            if child.tag == self.run:
-                style = child.find(self.format)
-                for part in child:
-                    if part.tag == self.text:
-                        self._add(found, part.text or "", style, usual)
-                    elif part is not style and part.tag not in self.dropped:
-                        found.append(Inline((_digest(style), style, part), apart=part.tag in self.breaks))
-            elif child.tag in self.around:
-                inner = child.find(self.inner)
-                found.append(Inline(child, self._pieces(child if inner is None else inner, usual)))
-            elif not _is_property(child) and child.tag not in self.dropped:
-                found.append(Inline(child))
+    def shown(self, xml: str) -> str:
+        self.formats = dict[str, str]()
+        xml = _CONTENT.sub(
+            lambda found: f"<{'/' * found[0].startswith('</')}c {self.keep(found[0])}>",
+            _NEEDLESS.sub("", xml),
+        )
+        start, *rest = _PARAGRAPH.split(xml)
+        found = self._of_runs(start, "")
+        for tag, runs in zip(rest[::2], rest[1::2]):
+            lengths = Counter[str]()
+            for run in _RUN.finditer(runs):
+                lengths[run[1] or ""] += sum(map(len, _TEXT.findall(run[2] or "")))
+            usual = max(lengths, key=lambda style: lengths[style], default="")
+            found += f"<p {self.keep(tag)}>"
+            self.keep(usual)  # by the number after that
+            found += self._of_runs(runs, usual)
         return found
 
-    def _add(self, found: list[str | Inline], text: str, style: Any, usual: bytes) -> None:
-        last = found[-1] if found else None
-        if _digest(style) == usual:
-            found[-1:] = [last + text] if isinstance(last, str) else [*found[-1:], text]
-        elif isinstance(last, Inline) and last.pieces and last.what[:1] == (_digest(style),):
-            last.pieces = [f"{last.pieces[0]}{text}"]
-        else:
-            found.append(Inline((_digest(style), style, None), [text]))
+    def _of_runs(self, xml: str, usual: str) -> str:
+        """Write what is between the tags of paragraphs."""
 
-    def _usual(self, element: Any) -> Any:
-        """Return the format, rPr or None, that most characters of a paragraph have."""
-        lengths, styles = Counter[bytes](), dict[bytes, Any]()
-        for run in element.iter(self.run):
-            style = run.find(self.format)
-            styles.setdefault(_digest(style), style)
-            lengths[_digest(style)] += sum(len(text.text or "") for text in run.findall(self.text))
-        return styles[lengths.most_common(1)[0][0]] if styles else None
+        def write(run: re.Match[str]) -> str:
+            if run[2] is None:  # text that is none of the document's, such as a measure
+                return f"<x {self.keep(run[0])}/>" if run[0].strip() else ""
+            style, found = run[1] or "", ""
+            if style not in self.formats:
+                self.formats[style] = self.keep(style)
+            tag = f"m {self.formats[style]}"
+            for number, part in enumerate(_TEXT.split(run[2])):
+                if number % 2:
+                    found += part if style == usual or not part else f"<{tag}>{part}</{tag}>"
+                elif part:
+                    name = "br" if _BREAK.match(part) else "x"
+                    found += f"<{name} {self.keep(f'<w:r>{style}{part}</w:r>')}/>"
+            return found
 
-    def fill(self, element: Any, pieces: Iterable[str | Inline]) -> None:
-        self._fill(element, pieces, self._usual(element))
+        return re.sub(r"</(m [^>]*)><\1>", "", _RUN.sub(write, xml))
 
-    def _fill(self, element: Any, pieces: Iterable[str | Inline], style: Any) -> None:
-        for child in [*element]:
-            if not _is_property(child):
-                element.remove(child)
-        self._append(element, pieces, style)
-
-    def _append(self, element: Any, pieces: Iterable[str | Inline], style: Any) -> None:
-        for piece in pieces:
-            if isinstance(piece, str):
-                text = element.makeelement(self.text, {_SPACE: "preserve"})
-                text.text = piece
-                self._append_run(element, style, text)
-            elif isinstance(piece.what, tuple):
-                _, style_of_piece, part = piece.what
-                if piece.pieces is None:
-                    self._append_run(element, style_of_piece, part)
-                else:
-                    self._append(element, piece.pieces, style_of_piece)
+    def restored(self, text: str) -> str:
+        styles, found = [""], ""
+        for part in re.split("(<[^>]*>)", text):
+            if tag := _TAG.fullmatch(part):
+                end, name, written = tag[1], tag[2], self.kept[int(tag[3])]
+                if name == "p":
+                    styles = [self.kept[int(tag[3]) + 1]]
+                elif name == "m":
+                    styles = styles[:-1] if end else [*styles, written]
+                found += written if name != "m" else ""
+            elif part and part[0] != "<":
+                found += f'<w:r>{styles[-1]}<w:t xml:space="preserve">{_CONTROLS.sub("", part)}</w:t></w:r>'
             else:
-                if piece.pieces is not None:
-                    inner = piece.what.find(self.inner)
-                    self._fill(piece.what if inner is None else inner, piece.pieces, style)
-                element.append(piece.what)
-
-    def _append_run(self, element: Any, style: Any, part: Any) -> None:
-        run = element.makeelement(self.run)
-        run.extend([deepcopy(style), part] if style is not None else [part])
-        element.append(run)
-
-
-def _digest(style: Any) -> bytes:
-    """Tell formats of runs apart; None is that of the paragraph."""
-    from lxml import etree
-
-    return etree.tostring(style, with_tail=False) if style is not None else b""
-
-
-def _is_property(element: Any) -> bool:
-    return str(element.tag).endswith("Pr")
+                found += part
+        return found
 
 
 FORMATS: dict[str, type[Document]] = {
@@ -412,13 +274,12 @@ def open_document(path: Path) -> Document:
     try:
         return FORMATS[suffix](path)
     except ImportError as error:
-        raise ConfigurationError(
-            f"documents need {error.name}, which is not installed: {installing(EXTRA)}"
-        ) from None
-    except (UnicodeDecodeError, OSError, ValueError) as error:  # the latter two of polib, with a line
-        raise ConfigurationError(f"{path} is no readable {suffix} file ({error})") from None
+        needed = f"{error.name}, which is not installed: {installing(EXTRA)}"
+        raise ConfigurationError(f"documents need {needed}") from None
+    except (ValueError, OSError) as error:  # of polib as well
+        raise ConfigurationError(f"{path} is no readable {suffix} file: {error}") from None
 
 
 def has_extra() -> bool:
-    """Tell whether the packages of documents are installed."""
+    """Tell whether the packages that documents need are installed."""
     return all(map(find_spec, PACKAGES))
