@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from heapq import nsmallest
 from itertools import islice
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 from fairseq_ccpr.building.held_out import hold_out, nearly_in, rank_of_draw
-from fairseq_ccpr.building.options import check_texts, refuse
+from fairseq_ccpr.building.options import refuse
 from fairseq_ccpr.building.phrase_build import PhraseBuildSettings
 from fairseq_ccpr.building.preparation import pair_files, read_subset
 from fairseq_ccpr.building.token_build import TRAINED_ADAPTER, TokenBuildSettings
@@ -26,7 +26,7 @@ from fairseq_ccpr.cli.command import command, counted, markdown_table
 from fairseq_ccpr.cli.decode import CHANCE, LEARNED, tune
 from fairseq_ccpr.cli.text import prepare
 from fairseq_ccpr.errors import PROGRAM, ConfigurationError
-from fairseq_ccpr.evaluation.test_set import TranslationScores, compare_decoding
+from fairseq_ccpr.evaluation.test_set import compare_decoding
 from fairseq_ccpr.evaluation.tune import QUALITY
 from fairseq_ccpr.inference.resources import configure
 from fairseq_ccpr.inference.system import System
@@ -38,126 +38,89 @@ from fairseq_ccpr.text.languages import IDENTIFIED_LINES, refuse_exchanged
 from fairseq_ccpr.text.pairs import read_lines, tell_skipped, tidy
 from fairseq_ccpr.text.translation_memory import Pair
 
-VALID, TEST, ASIDE = "valid", "test", "aside"
+VALID, TEST, ALSO = "valid", "test", "also"
 DOMAIN, TEXT = "domain", "text.txt"  # the folder of the domain's pairs; its text
-SCORES = tuple(one.name for one in fields(TranslationScores))
 MOST_HELD_OUT, LEAST_HELD_OUT = 500, 50  # pairs of each set
 SHARE_HELD_OUT = 10  # one pair in so many, of each set
 LINES_AT_ONCE = 100_000  # of a text, that are compared with what is held out
 HARM = 1.0  # BLEU or chrF that other text may lose before a word is said about it
 
 
-@dataclass
 class Steps:
-    """Work that is done once: what each step returned and the seconds it took, in a file beside what it made."""
+    """Work that is done once: what each step returned, as JSON, and the seconds it took, in a file."""
 
-    file: Path
-    asked: dict[str, str]  # a digest of each input
-    done: dict[str, dict[str, Any]]
-
-    @classmethod
-    def of(cls, folder: Path, asked: dict[str, str], output: Path) -> Steps:
-        """Go on with the steps in a folder, or begin; refuse what was begun with other inputs, or otherwise."""
-        file = folder / "steps.json"
-        if not file.is_file():
-            for path in (folder, output):
-                if path.exists():
-                    raise ConfigurationError(
-                        f"{path} exists, and {PROGRAM} adapt did not begin it: give another --output, or delete it"
-                    )
+    def __init__(self, folder: Path, asked: dict[str, str], output: Path) -> None:
+        """Begin in a folder, or go on; refuse what was begun otherwise, or with other inputs, whose digests are `asked`."""
+        self.file, self.asked, self.done = folder / "steps.json", asked, dict[str, dict[str, Any]]()
+        if not self.file.is_file():
+            begun = f"exists, and {PROGRAM} adapt did not begin it: give another --output, or delete it"
+            refuse(*((path.exists(), f"{path} {begun}") for path in (folder, output)))
             folder.mkdir(parents=True)
-            steps = cls(file, asked, {})
-            steps.save()
-            return steps
+            return
         try:
-            known = read_checked_json(file)
-            before, done = known["asked"], known["done"]
-        except (ValueError, KeyError) as error:
-            raise ConfigurationError(f"{file} is damaged ({error}): delete {folder} and {output}") from None
-        for name in sorted(asked.keys() | before.keys()):
-            if asked.get(name) != before.get(name):
-                raise ConfigurationError(
-                    f"{output} was begun with {name} of other content: give what it was begun with, or another --output"
-                )
-        return cls(file, asked, done)
-
-    def save(self) -> None:
-        write_checked_json(self.file, {"asked": self.asked, "done": self.done})
+            known = read_checked_json(self.file)
+        except ValueError as error:
+            raise ConfigurationError(
+                f"{self.file} is damaged ({error}): delete {folder} and {output}"
+            ) from None
+        differs = "has changed since, or is another: give what it was begun with, or another --output"
+        refuse(*((known["asked"][name] != asked[name], f"{output}: {name} {differs}") for name in asked))
+        self.done = known["done"]
 
     def once(self, name: str, work: Callable[[], Any]) -> Any:
-        """Do a step unless it was done, and return what it returned, which is JSON; what it prints goes to stderr."""
+        """Do a step unless it was done, and return what it returned; what it prints goes to standard error."""
         if name not in self.done:
-            start = time.monotonic()
+            write_checked_json(self.file, {"asked": self.asked, "done": self.done})
             print(f"{name} ...", file=sys.stderr, flush=True)
+            start = time.monotonic()
             with redirect_stdout(sys.stderr):
                 made = work()
             self.done[name] = {"made": made, "seconds": round(time.monotonic() - start, 1)}
-            self.save()
+            write_checked_json(self.file, {"asked": self.asked, "done": self.done})
         return self.done[name]["made"]
 
 
 @dataclass
-class Adaptation:
-    """What was asked for, and the steps from there: files by option (train, valid, test, text, also, against, encoder)."""
+class Texts:
+    """The files that were given, by option, and the folder of what is made of them: one for each text, with a DATA_BIN."""
 
     files: dict[str, list[Path]]
-    path: Path
-    output: Path
-    words: list[str]  # --cpu and --quiet, where they were given
+    folder: Path
     languages: tuple[str, str]
+    path: Path  # of the model
 
     @property
-    def folder(self) -> Path:
-        """Where all but the datastore goes: for each text a folder of pairs, with a DATA_BIN."""
-        return self.output.with_name(f"{self.output.name}.data")
-
-    def check(self) -> None:
-        """Check that all files are there, and that there is a text for what reads one."""
-        for name in (TRAIN, VALID, TEST, "also"):
-            for given in self.files[name]:
-                for file in pair_files(given, *self.languages):
-                    refuse((not file.is_file(), f"there is neither a file {given} nor {file}: give pairs"))
-        check_texts([*self.files["text"], *self.files["against"]])
-        for file in self.files["encoder"]:
-            refuse((not file.is_file(), f"--encoder: there is no checkpoint {file}"))
-        for name in ("encoder", "against"):
-            missing = bool(self.files[name]) and not self.files["text"]
-            refuse((missing, f"--{name} is for text of the target language: give that as --text"))
+    def names(self) -> list[str]:
+        """The domain, and each other text."""
+        return [DOMAIN, *(f"also-{number}" for number in range(len(self.files[ALSO])))]
 
     def digests(self) -> dict[str, str]:
-        """Digest all that is read, by option."""
+        """Digest all files, by option."""
         every = {f"--{name}": given for name, given in self.files.items()} | {"--path": [self.path]}
         return {
             name: of_files(file for one in given for file in pair_files(one, *self.languages))
             for name, given in every.items()
         }
 
-    @property
-    def others(self) -> list[str]:
-        return [f"also-{number}" for number in range(len(self.files["also"]))]
-
     def divide(self) -> dict[str, int]:
         """Write the pairs of each set, and the text without what is held out; returns how many pairs there are."""
         (given,) = self.files[TRAIN]
         pairs, wanted = self._read(given), [name for name in (TEST, VALID) if not self.files[name]]
         most = min(MOST_HELD_OUT, len(pairs) // SHARE_HELD_OUT)
-        least = LEAST_HELD_OUT * SHARE_HELD_OUT
-        few = f"{given} has {counted(len(pairs), 'pair')}, and to hold out {' and '.join(wanted)} takes {least:,}"
-        refuse(
-            (not pairs, f"{given} has no pair: expected lines of source, tab, target"),
-            (bool(wanted) and most < LEAST_HELD_OUT, f"{few}: give --{VALID} and --{TEST}, or more pairs"),
-        )
+        found = f"{given} has {counted(len(pairs), 'pair')}, and to hold out {' and '.join(wanted)}"
+        needed = f"takes {LEAST_HELD_OUT * SHARE_HELD_OUT:,}: give --{VALID} and --{TEST}, or more pairs"
+        refuse((bool(wanted) and most < LEAST_HELD_OUT, f"{found} {needed}"))
         drawn, left, aside = hold_out(pairs, dict.fromkeys(wanted, most))
         held = [target for some in drawn.values() for _, target in some]
-        drawn |= {name: self._read(self.files[name][0]) for name in (TEST, VALID) if name not in drawn}
-        sets = {TRAIN: left, **drawn, ASIDE: aside}
+        drawn |= {name: self._read(*self.files[name]) for name in (TEST, VALID) if name not in drawn}
+        sets = {TRAIN: left, **drawn, "aside": aside}
         self._write(DOMAIN, sets)
-        if self.files["text"]:
-            write_text(self.folder / DOMAIN / TEXT, "".join(_without(self.files["text"], held)))
-        for name, path in zip(self.others, self.files["also"]):
+        lines = _without(self.files["text"], held)
+        write_text(self.folder / DOMAIN / TEXT, "".join(lines))
+        for name, path in zip(self.names[1:], self.files[ALSO]):
             pairs = self._read(path)
             most = min(MOST_HELD_OUT, len(pairs) // 2)
-            few = f"--also {path} has {counted(len(pairs), 'pair')}, and it takes {2 * LEAST_HELD_OUT} to tune and to measure"
+            few = f"--also {path} has {counted(len(pairs), 'pair')}, and to tune and to measure takes {2 * LEAST_HELD_OUT}"
             refuse((most < LEAST_HELD_OUT, f"{few}: give more"))
             some = nsmallest(4 * most, pairs, key=rank_of_draw)  # more, as some are alike
             self._write(name, hold_out(some, {TEST: most, VALID: most})[0])
@@ -180,53 +143,29 @@ class Adaptation:
     def data_bin(self, name: str = DOMAIN) -> Path:
         return self.folder / name / "data-bin"
 
-    def prepare(self, name: str = DOMAIN) -> None:
+    def prepare(self, name: str) -> None:
         """Make the DATA_BIN of a text."""
-        shutil.rmtree(self.data_bin(name), ignore_errors=True)
+        output = self.data_bin(name)
+        shutil.rmtree(output, ignore_errors=True)  # of a run that was killed just then
         train, valid, test = (self.folder / name / f"{subset}.tsv" for subset in (TRAIN, VALID, TEST))
         pairs = train if name == DOMAIN else None
-        prepare.work([], *self.languages, self.data_bin(name), pairs, valid, test, self.path, [], 0)
-
-    def build_tokens(self) -> None:
-        settings = TokenBuildSettings(
-            self.data_bin(), str(self.path), adapter=TRAINED_ADAPTER, output=self.output, **self._flags
-        )
-        build_tokens.work(settings)
-
-    def build_text(self) -> None:
-        words, text = ["--path", str(self.path), *self.words], [self.folder / DOMAIN / TEXT]
-        build_text.work(
-            words, text, self.files["against"], self.output, self.data_bin(), self._flags["quiet"]
-        )
-
-    def build_phrases(self) -> None:
-        text, (encoder,) = [self.folder / DOMAIN / TEXT], self.files["encoder"]
-        build_phrases.work(PhraseBuildSettings(text, encoder, output=self.output, **self._flags))
-
-    @property
-    def _flags(self) -> dict[str, Any]:
-        return {name: f"--{name}" in self.words for name in ("cpu", "quiet")}
-
-    def tune(self) -> None:
-        words, also = (
-            ["--datastore", str(self.output), *self.words],
-            map(str, map(self.data_bin, self.others)),
-        )
-        tune.work(words, self.data_bin(), None, VALID, list(also), LEARNED, 1, QUALITY)
-
-    def compare(self, name: str = DOMAIN) -> list[dict[str, Any]]:
-        """Translate test pairs without and with the datastore; returns a row for each, with their number."""
-        words = ["--datastore", str(self.output), "--gen-subset", TEST, *self.words]
-        decodings = compare_decoding(System.of(words, self.data_bin(name)))
-        return [row | {"sentences": len(decodings.references)} for row in decodings.rows()]
+        prepare.work([], *self.languages, output, pairs, valid, test, self.path, [], 0)
 
 
 def _without(texts: list[Path], held: list[str]) -> Iterator[str]:
     """Yield the lines of texts that are not nearly the same as one that is held out."""
-    for path in texts:
-        waiting = read_lines(path)
+    for waiting in map(read_lines, texts):
         while lines := list(islice(waiting, LINES_AT_ONCE)):
             yield from (f"{line}\n" for line, near in zip(lines, nearly_in(lines, held)) if not near)
+
+
+def _compare(words: list[str], data_bin: Path) -> list[dict[str, Any]]:
+    """Translate test pairs without and with the datastore; returns a row for each."""
+    decodings = compare_decoding(System.of([*words, "--gen-subset", TEST], data_bin))
+    scores = map(decodings.scores, decodings.systems)
+    deciding = ({"deciding": one.deciding, "metric": one.metric} for one in scores)
+    of_all = {"sentences": len(decodings.references)}
+    return [row | score | of_all for row, score in zip(decodings.rows(), deciding)]
 
 
 @command("""\
@@ -261,68 +200,68 @@ def adapt(
     cpu: bool = False,
     quiet: bool = False,
 ) -> int:
-    words = [f"--{name}" for name, given in (("cpu", cpu), ("quiet", quiet)) if given]
+    named = {TRAIN: train, VALID: valid, TEST: test, "encoder": encoder}
+    files = {name: [given] if given else [] for name, given in named.items()}
+    files |= {ALSO: also, "text": text, "against": against}
+    for name in ("encoder", "against"):
+        alone = bool(files[name]) and not text
+        refuse((alone, f"--{name} is for text of the target language: give that as --text"))
     task = configure(["--path", str(path)]).task
-    one = {TRAIN: train, VALID: valid, TEST: test, "encoder": encoder}
-    files = {name: [given] if given else [] for name, given in one.items()}
-    files |= {"also": also, "text": text, "against": against}
-    job = Adaptation(files, path, output, words, (task.source_lang, task.target_lang))
-    job.check()
-    steps = Steps.of(job.folder, job.digests(), output)
-    counts = steps.once("pairs", job.divide)
-    for name in (DOMAIN, *job.others):
-        steps.once(f"prepare {name}", partial(job.prepare, name))
-    steps.once("build tokens", job.build_tokens)
+    texts = Texts(files, output.with_name(f"{output.name}.data"), (task.source_lang, task.target_lang), path)
+    steps = Steps(texts.folder, texts.digests(), output)
+    data, own = texts.data_bin(), [texts.folder / DOMAIN / TEXT]
+    common: dict[str, Any] = {"output": output, "cpu": cpu, "quiet": quiet}
+    words = [f"--{name}" for name in ("cpu", "quiet") if common[name]]
+    counts = steps.once("pairs", texts.divide)
+    for name in texts.names:
+        steps.once(f"prepare {name}", partial(texts.prepare, name))
+    tokens = TokenBuildSettings(data, str(path), adapter=TRAINED_ADAPTER, **common)
+    steps.once("build tokens", lambda: build_tokens.work(tokens))
     if text:
-        steps.once("build text", job.build_text)
+        of_model = ["--path", str(path), *words]
+        steps.once("build text", lambda: build_text.work(of_model, own, against, output, data, quiet))
     if encoder:
-        steps.once("build phrases", job.build_phrases)
-    steps.once("tune", job.tune)
-    found = {
-        name: steps.once(f"compare {name}", partial(job.compare, name)) for name in (DOMAIN, *job.others)
-    }
-    print(_table(found, also))
-    print(f"\n{_told(steps, counts)}\n")
-    print("\n".join(_advice(found, output)))
+        steps.once("build phrases", lambda: build_phrases.work(PhraseBuildSettings(own, encoder, **common)))
+    words += ["--datastore", str(output)]
+    others = [str(texts.data_bin(name)) for name in texts.names[1:]]
+    steps.once("tune", lambda: tune.work(words, data, None, VALID, others, LEARNED, 1, QUALITY))
+    found = [
+        steps.once(f"compare {name}", partial(_compare, words, texts.data_bin(name))) for name in texts.names
+    ]
+    _print(steps, counts, dict(zip([TEST, *map(str, also)], found)), output)
     return 0
 
 
-def _table(found: dict[str, list[dict[str, Any]]], also: list[Path]) -> str:
-    """Write a row for each system on each text."""
+def _print(
+    steps: Steps, counts: dict[str, int], found: dict[str, list[dict[str, Any]]], output: Path
+) -> None:
+    """Print a row for each system on each text, what it took, and what to use."""
     cells: list[list[Any]] = [["text", "system", "BLEU", "chrF", "speed"]]
-    for name, rows in zip([TEST, *also], found.values()):
-        for row in rows:
-            gains = [
-                f"{row[one] - rows[0][one]:+.2f}" if row is not rows[0] else "" for one in ("bleu", "chrf")
-            ]
-            scores = [f"{row[one]:.2f} {gain}".strip() for one, gain in zip(("bleu", "chrf"), gains)]
-            text = f"{name}, {counted(row['sentences'], 'sentence')}" if row is rows[0] else ""
-            cells.append([text, row["system"], *scores, f"{row['speed']:.0%}"])
-    return markdown_table(cells)
-
-
-def _told(steps: Steps, counts: dict[str, int]) -> str:
+    gains = {}
+    for name, (base, retrieval) in found.items():
+        gains[name] = retrieval["deciding"] - base["deciding"]
+        text = f"{name}, {counted(base['sentences'], 'sentence')}"
+        for row, beside, gain in (
+            (base, text, ""),
+            (retrieval, "", f" ({gains[name]:+.2f} {base['metric']})"),
+        ):
+            scores = f"{row['bleu']:.2f}", f"{row['chrf']:.2f}"
+            cells.append([beside, f"{row['system']}{gain}", *scores, f"{row['speed']:.0%}"])
     seconds = {name: one["seconds"] for name, one in steps.done.items()}
     minutes = ", ".join(f"{name} {took / 60:.1f}" for name, took in seconds.items())
-    pairs = ", ".join(f"{name} {count:,}" for name, count in counts.items())
-    return f"pairs: {pairs}\nminutes: {minutes}; {sum(seconds.values()) / 60:.1f} together"
-
-
-def _advice(found: dict[str, list[dict[str, Any]]], output: Path) -> Iterator[str]:
-    """Say what to use, and what it costs."""
-    gains, chance = {}, 0.0
-    for name, rows in found.items():
-        base, retrieval = (TranslationScores(**{one: row[one] for one in SCORES}) for row in rows)
-        gains[name] = retrieval.deciding - base.deciding
-        if name == DOMAIN:
-            metric, chance = base.metric, CHANCE / rows[0]["sentences"] ** 0.5
-    gain = gains.pop(DOMAIN)
-    use = f"{PROGRAM} translate --datastore {shlex.quote(str(output))} < in.txt > out.txt"
+    print(markdown_table(cells))
+    print(f"\npairs: {', '.join(f'{name} {count:,}' for name, count in counts.items())}")
+    print(f"minutes: {minutes}; {sum(seconds.values()) / 60:.1f} together\n")
+    gain, metric, sentences = gains.pop(TEST), *(found[TEST][0][one] for one in ("metric", "sentences"))
     if gain <= 0:
-        yield "the datastore brings nothing on text like this: translate with the model alone, or give more pairs"
+        print("the datastore brings nothing on text like this: translate without it, or give more pairs")
         return
-    yield f"it gains {gain:.1f} {metric} on text like this{', which may be chance' if gain < chance else ''}: {use}"
+    chance = ", which may be chance" if gain < CHANCE / sentences**0.5 else ""
+    use = f"{PROGRAM} translate --datastore {shlex.quote(str(output))} < in.txt > out.txt"
+    print(f"{metric} gains {gain:.1f} on text like this{chance}: {use}")
     if not gains:
-        yield "what it does to other text was not measured: give pairs of such text as --also, with another --output"
-    elif min(gains.values()) < -HARM:
-        yield f"other text loses {-min(gains.values()):.1f} {metric}: translate that without --datastore"
+        print(
+            "other text was not measured: --also names pairs of such text, whose translations should lose nothing"
+        )
+    elif (worst := min(gains.values())) < -HARM:
+        print(f"other text loses {-worst:.1f}: translate that without --datastore")

@@ -320,7 +320,8 @@ class Service:
         found: list[Any] = []
         for at in range(0, len(sentences), PORTION):
             finish = partial(_as_far_as_translated, marks[at : at + PORTION])
-            found += await asyncio.wrap_future(self.work.translate(sentences[at : at + PORTION], finish))
+            waiting = self.work.translate(sentences[at : at + PORTION], finish)
+            found = [*found, *await asyncio.wrap_future(waiting)]
         return iter(found)
 
     async def _call(self, function: Callable[[Translator], T]) -> T:
