@@ -196,6 +196,8 @@ def adapt(
         [], "text of the domain in the target language, one sentence per line", nargs="+", metavar="TEXT"
     ),
     against: list[Path] = [],  # noqa: B006
+    source_lang: Optional[str] = None,
+    target_lang: Optional[str] = None,
     encoder: Optional[Path] = None,
     cpu: bool = False,
     quiet: bool = False,
@@ -206,7 +208,9 @@ def adapt(
     for name in ("encoder", "against"):
         alone = bool(files[name]) and not text
         refuse((alone, f"--{name} is for text of the target language: give that as --text"))
-    task = configure(["--path", str(path)]).task
+    given = {"-s": source_lang, "-t": target_lang}
+    languages = [word for name, code in given.items() if code for word in (name, code)]
+    task = configure(["--path", str(path), *languages]).task
     texts = Texts(files, output.with_name(f"{output.name}.data"), (task.source_lang, task.target_lang), path)
     steps = Steps(texts.folder, texts.digests(), output)
     data, own = texts.data_bin(), [texts.folder / DOMAIN / TEXT]
@@ -218,7 +222,7 @@ def adapt(
     tokens = TokenBuildSettings(data, str(path), adapter=TRAINED_ADAPTER, **common)
     steps.once("build tokens", lambda: build_tokens.work(tokens))
     if text:
-        of_model = ["--path", str(path), *words]
+        of_model = ["--path", str(path), "-s", task.source_lang, "-t", task.target_lang, *words]
         steps.once("build text", lambda: build_text.work(of_model, own, against, output, data, quiet))
     if encoder:
         steps.once("build phrases", lambda: build_phrases.work(PhraseBuildSettings(own, encoder, **common)))

@@ -31,12 +31,11 @@ _OPENING = {
     "Strikethrough": 2,
     "Link": 1,
 }  # characters before their text, in Markdown
-# What HTML has in place of elements of OpenDocument: where a sentence ends, and what is not translated.
-_IN_OPEN_DOCUMENT = {
-    "p :": "text:[ph]",
-    "br :": "text:(?:line-break|tab)",
-    'x translate="no" :': r"dc:\w+|meta:[\w-]+|text:(?:note-citation|page-\w+|date|time|sequence|\w+-ref|chapter)",
-}
+# Of OpenDocument: where a sentence ends, in HTML; what is not of the text.
+_ENDS = {"p :": "text:[ph]", "br :": "text:(?:line-break|tab)"}
+_FIELD = re.compile(
+    r"<(dc:\w+|meta:[\w-]+|text:(?:note-citation|page-\w+|date|time|\w+-ref|chapter))(?: [^>]*)?>[^<]*</\1>"
+)
 # Of Word: what a paragraph begins or ends with; a run that has no others; its text; what only Word itself needs.
 _PARAGRAPH = re.compile(r"(<w:p(?: [^>]*)?>(?:<w:pPr>.*?</w:pPr>)?|</w:p>)", re.DOTALL)
 _RUN = re.compile(
@@ -187,13 +186,15 @@ class OpenDocument(Document):
     def shown(self, xml: str) -> str:
         """Write XML as HTML."""
         xml = re.sub(r"<text:s(?: [^>]*)?/>", " ", xml)
-        for name, theirs in _IN_OPEN_DOCUMENT.items():
+        xml = _FIELD.sub(lambda found: f"<x {self.keep(found[0])}/>", xml)
+        for name, theirs in _ENDS.items():
             xml = re.sub(rf"<(/?)({theirs})(?=[\s/>])", rf"<\1{name}\2", xml)
         return xml
 
     def restored(self, text: str) -> str:
         """Write the HTML of `shown` as XML."""
-        return re.sub(r'<(/?)(?:p|br|x translate="no") :', r"<\1", text)
+        text = _NUMBERED.sub(lambda tag: self.kept[int(tag[1])], text)
+        return re.sub("<(/?)(?:p|br) :", r"<\1", text)
 
 
 class WordDocument(OpenDocument):

@@ -62,18 +62,17 @@ def test_a_killed_run_goes_on_and_ends_as_any_other(world: World, model: Path, t
     pairs = [*read_pairs(world.folder / "train.tsv")]
     other = write_lines(tmp_path / "other.tsv", *(f"{source} xy\t{target} xy" for source, target in pairs[:120]))
     held = write_lines(tmp_path / "mono.en.txt", *(target for _, target in pairs))
-    words = [world.folder / "train.tsv", "--path", model, "--also", other, "--text", held, "--cpu", "--quiet"]
+    words = [world.folder / "train.tsv", "--path", model, "--also", other, "--text", held, "--cpu", "--quiet", "-s", "de", "-t", "en"]
     killed, whole = tmp_path / "killed", tmp_path / "whole"
-    process = begin("fairseq-ccpr adapt", *words, "--output", killed)
-    deadline = time.monotonic() + 120
-    while not (killed / "raw").exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
+    process = begin("fairseq-ccpr adapt", *words, "--output", killed, err=(tmp_path / "log"))
+    while not killed.exists() and process.is_alive():
+        time.sleep(0.005)
     process.kill()
     process.join()
-    assert (killed / "raw").exists() and not (killed / "tuned.json").exists()
+    assert killed.exists() and not (killed / "tuned.json").exists(), (tmp_path / "log").read_text("utf-8")
     done = call("adapt", *words, "--output", killed)
     assert "pairs ..." not in done.stderr and "build tokens ..." in done.stderr and "tune ..." in done.stderr
-    assert done.stdout.count("| base |") == 2 and f"--datastore {killed} <" in done.stdout or "nothing" in done.stdout
+    assert (done.stdout.count("| base |") == 2 and f"--datastore {killed} <" in done.stdout) or "nothing" in done.stdout
     call("adapt", *words, "--output", whole)
     assert figures(killed) == figures(whole)
     assert call("adapt", *words, "--output", killed).stderr == ""
@@ -88,7 +87,7 @@ def test_bad_input(world: World, model: Path, tmp_path: Path) -> None:
     none = write_lines(tmp_path / "none.tsv", "nothing")
 
     def fails(given: Path, said: str, *extra: object) -> None:
-        words = [given, "--path", model, "--output", tmp_path / "out", "--cpu", *extra]
+        words = [given, "--path", model, "--output", tmp_path / "out", "-s", "de", "-t", "en", "--cpu", *extra]
         refused(call("adapt", *words, check=False), said)
 
     fails(tmp_path / "absent.tsv", "absent.tsv")
@@ -97,4 +96,4 @@ def test_bad_input(world: World, model: Path, tmp_path: Path) -> None:
     fails(few, "--encoder is for text of the target language", "--encoder", few)
     fails(few, "was begun|has changed", "--valid", few)
     (tmp_path / "taken").mkdir()
-    refused(call("adapt", few, "--path", model, "--output", tmp_path / "taken", check=False), "taken exists")
+    refused(call("adapt", few, "--path", model, "--output", tmp_path / "taken", "-s", "de", "-t", "en", check=False), "taken exists")
