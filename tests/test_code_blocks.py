@@ -33,7 +33,9 @@ ASKED = """command_not_found_handle() { printf '%s\\0' "$@" $'\\n' >> "$ASKED"; 
 def blocks(page: Path, *languages: str) -> list[str]:
     """The blocks of a page in some languages, without their indentation."""
     found = BLOCK.findall(page.read_text(encoding="utf-8"))
-    return [re.sub(f"^{space}", "", text, flags=re.MULTILINE) for space, kind, text in found if kind in languages]
+    return [
+        re.sub(f"^{space}", "", text, flags=re.MULTILINE) for space, kind, text in found if kind in languages
+    ]
 
 
 def commands(script: str, folder: Path) -> Iterator[list[str]]:
@@ -59,7 +61,9 @@ def test_commands_are_taken_by_their_parsers(page: Path, tmp_path: Path) -> None
     for script in blocks(page, "bash"):
         assert all((ROOT / file).is_file() for file in SCRIPT.findall(script)), script
         found = [*commands(script, tmp_path)]
-        assert sum(words[0] == "fairseq-ccpr" for words in found) >= len(re.findall("^fairseq-ccpr", script, re.MULTILINE))
+        assert sum(words[0] == "fairseq-ccpr" for words in found) >= len(
+            re.findall("^fairseq-ccpr", script, re.MULTILINE)
+        )
         for words in found:
             if words[0] == "fairseq-ccpr" and not words[1].startswith("-"):
                 command = next((one for one in (" ".join(words[1:3]), words[1]) if one in COMMANDS), None)
@@ -93,11 +97,15 @@ def test_programs_run(page: Path, world: World, tmp_path: Path, monkeypatch: pyt
     with patch.dict(tasks.TASK_REGISTRY), patch.object(tasks, "TASK_CLASS_NAMES", {*tasks.TASK_CLASS_NAMES}):
         for program in blocks(page, "python"):
             code = compile(program, str(page), "exec")
-            unknown = {"model_configs", "BigramConfig"} & {*code.co_names}  # of others, and of user_dir/bigrams.py
+            unknown = {"model_configs", "BigramConfig"} & {
+                *code.co_names
+            }  # of others, and of user_dir/bigrams.py
             if program not in examples and not unknown:
                 exec(code, names)
 
 
 def test_llms_txt_lists_the_pages() -> None:
     """It has a line for each page of the site, what it says first."""
-    assert (ROOT / "llms.txt").read_text("utf-8") == docs.llms(), "llms.txt is out of date: run python scripts/docs.py"
+    assert (ROOT / "llms.txt").read_text("utf-8") == docs.llms(), (
+        "llms.txt is out of date: run python scripts/docs.py"
+    )

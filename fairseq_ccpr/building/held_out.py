@@ -1,4 +1,4 @@
-"""Sentence pairs held out to tune and to measure on, of which nothing nearly the same is left to build from."""
+"""Pairs held out to tune and to measure on, of which nothing nearly the same is left to build from."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fairseq_ccpr.text.translation_memory import Pair
 
 
 def rank_of_draw(pair: Pair) -> int:
-    """Hash the words of a source, so that what is drawn depends neither on order nor on case and punctuation."""
+    """Hash the words of a source: what is drawn depends neither on order nor on case and punctuation."""
     return hash_bytes(" ".join(compared_words(pair[0])).encode())
 
 

@@ -62,8 +62,8 @@ COMMANDS = DAILY | RESEARCH
 CLOSED_PIPE = 141  # the exit code, as of a shell
 COMPLETION = "completion"  # prints a script for the shell
 MODULES = {  # of commands by their first word, and of those that have another
-    "demo": "cli.demo", "adapt": "cli.adapt", "build": "cli.build", "convert": "cli.text", "prepare": "cli.text",
-    "extract": "cli.text", "retrieve": "cli.retrieve",
+    "demo": "cli.demo", "adapt": "cli.adapt", "build": "cli.build", "convert": "cli.text",
+    "prepare": "cli.text", "extract": "cli.text", "retrieve": "cli.retrieve",
     "tune": "cli.decode", "translate": "cli.decode", "serve": "cli.decode", "explain": "cli.decode",
     "compare": "cli.decode", COMPLETION: "cli.command", "evaluate": "lab.commands.evaluate",
     "benchmark": "lab.commands.benchmark", "experiment": "lab.commands.experiment", "mine": "lab.commands.mining",

@@ -39,7 +39,7 @@ from fairseq_ccpr.text.pairs import read_lines, tell_skipped, tidy
 from fairseq_ccpr.text.translation_memory import Pair
 
 VALID, TEST, ALSO = "valid", "test", "also"
-DOMAIN, TEXT = "domain", "text.txt"  # the folder of the domain's pairs; its text
+HOME, OF_TARGET = "domain", "text.txt"  # the folder of the domain's pairs; its text
 MOST_HELD_OUT, LEAST_HELD_OUT = 500, 50  # pairs of each set
 SHARE_HELD_OUT = 10  # one pair in so many, of each set
 LINES_AT_ONCE = 100_000  # of a text, that are compared with what is held out
@@ -50,7 +50,7 @@ class Steps:
     """Work that is done once: what each step returned, as JSON, and the seconds it took, in a file."""
 
     def __init__(self, folder: Path, asked: dict[str, str], output: Path) -> None:
-        """Begin in a folder, or go on; refuse what was begun otherwise, or with other inputs, whose digests are `asked`."""
+        """Begin in a folder, or go on; refuse what was begun with other inputs, whose digests are `asked`."""
         self.file, self.asked, self.done = folder / "steps.json", asked, dict[str, dict[str, Any]]()
         if not self.file.is_file():
             begun = f"exists, and {PROGRAM} adapt did not begin it: give another --output, or delete it"
@@ -68,7 +68,7 @@ class Steps:
         self.done = known["done"]
 
     def once(self, name: str, work: Callable[[], Any]) -> Any:
-        """Do a step unless it was done, and return what it returned; what it prints goes to standard error."""
+        """Do a step unless it was done, and return what it returned; what it prints goes to stderr."""
         if name not in self.done:
             write_checked_json(self.file, {"asked": self.asked, "done": self.done})
             print(f"{name} ...", file=sys.stderr, flush=True)
@@ -82,7 +82,7 @@ class Steps:
 
 @dataclass
 class Texts:
-    """The files that were given, by option, and the folder of what is made of them: one for each text, with a DATA_BIN."""
+    """The files that were given, by option, and the folder of what is made of them, text by text."""
 
     files: dict[str, list[Path]]
     folder: Path
@@ -92,7 +92,7 @@ class Texts:
     @property
     def names(self) -> list[str]:
         """The domain, and each other text."""
-        return [DOMAIN, *(f"also-{number}" for number in range(len(self.files[ALSO])))]
+        return [HOME, *(f"also-{number}" for number in range(len(self.files[ALSO])))]
 
     def digests(self) -> dict[str, str]:
         """Digest all files, by option."""
@@ -103,7 +103,7 @@ class Texts:
         }
 
     def divide(self) -> dict[str, int]:
-        """Write the pairs of each set, and the text without what is held out; returns how many pairs there are."""
+        """Write the pairs of each set, and the text without what is held out; returns how many there are."""
         (given,) = self.files[TRAIN]
         pairs, wanted = self._read(given), [name for name in (TEST, VALID) if not self.files[name]]
         most = min(MOST_HELD_OUT, len(pairs) // SHARE_HELD_OUT)
@@ -114,14 +114,14 @@ class Texts:
         held = [target for some in drawn.values() for _, target in some]
         drawn |= {name: self._read(*self.files[name]) for name in (TEST, VALID) if name not in drawn}
         sets = {TRAIN: left, **drawn, "aside": aside}
-        self._write(DOMAIN, sets)
+        self._write(HOME, sets)
         lines = _without(self.files["text"], held)
-        write_text(self.folder / DOMAIN / TEXT, "".join(lines))
+        write_text(self.folder / HOME / OF_TARGET, "".join(lines))
         for name, path in zip(self.names[1:], self.files[ALSO]):
             pairs = self._read(path)
             most = min(MOST_HELD_OUT, len(pairs) // 2)
-            few = f"--also {path} has {counted(len(pairs), 'pair')}, and to tune and to measure takes {2 * LEAST_HELD_OUT}"
-            refuse((most < LEAST_HELD_OUT, f"{few}: give more"))
+            found = f"--also {path} has {counted(len(pairs), 'pair')}, and to tune and to measure"
+            refuse((most < LEAST_HELD_OUT, f"{found} takes {2 * LEAST_HELD_OUT}: give more"))
             some = nsmallest(4 * most, pairs, key=rank_of_draw)  # more, as some are alike
             self._write(name, hold_out(some, {TEST: most, VALID: most})[0])
         return {name: len(some) for name, some in sets.items()}
@@ -140,7 +140,7 @@ class Texts:
             lines = "".join(f"{source}\t{target}\n" for source, target in pairs)
             write_text(self.folder / name / f"{subset}.tsv", lines)
 
-    def data_bin(self, name: str = DOMAIN) -> Path:
+    def data_bin(self, name: str = HOME) -> Path:
         return self.folder / name / "data-bin"
 
     def prepare(self, name: str) -> None:
@@ -148,7 +148,7 @@ class Texts:
         output = self.data_bin(name)
         shutil.rmtree(output, ignore_errors=True)  # of a run that was killed just then
         train, valid, test = (self.folder / name / f"{subset}.tsv" for subset in (TRAIN, VALID, TEST))
-        pairs = train if name == DOMAIN else None
+        pairs = train if name == HOME else None
         prepare.work([], *self.languages, output, pairs, valid, test, self.path, [], 0)
 
 
@@ -174,16 +174,16 @@ Make a datastore of sentence pairs for a trained model, tune it and measure what
   fairseq-ccpr adapt train.tsv --path model.pt --output datastores/mine
   fairseq-ccpr translate --datastore datastores/mine < in.txt > out.txt
 
-It does what prepare, build tokens --adapter clknn, tune and compare do; with --text also build text, and with --encoder build
-phrases. Each has more options. The model's dictionaries and subwords lie next to it.
+It does what prepare, build tokens --adapter clknn, tune and compare do; with --text also build text, and with
+--encoder build phrases. Each has more options. The model's dictionaries and subwords lie next to it.
 
-Without --valid or --test, a tenth of the pairs is held out for each, at most 500, drawn by a hash of their words. What
-nearly repeats them, on either side or in --text, is not built from, so that the figures are of new text; it is in
-OUTPUT.data/domain/aside.tsv. The pairs that you give stay as they are.
+Without --valid or --test, a tenth of the pairs is held out for each, at most 500, drawn by a hash of their
+words. What nearly repeats them, on either side or in --text, is not built from, so that the figures are of new
+text; it is in OUTPUT.data/domain/aside.tsv. The pairs that you give stay as they are.
 
---also names pairs of other text, whose translations should lose nothing: half are tuned on, and half are measured.
+--also names pairs of other text, whose translations should lose nothing: half to tune on, half to measure.
 
-Run the same command again to go on where it was interrupted. OUTPUT.data keeps the pairs, DATA_BINs and figures.
+Run the same command again to go on where it was interrupted. OUTPUT.data keeps pairs, DATA_BINs and figures.
 """)
 def adapt(
     train: Path = option(help="sentence pairs of the domain", positional=True, metavar="TSV|PREFIX"),
@@ -193,7 +193,7 @@ def adapt(
     test: Optional[Path] = option(None, "pairs to measure on", metavar="TSV|PREFIX"),
     also: list[Path] = option([], "pairs of other text", nargs="+", metavar="TSV|PREFIX"),
     text: list[Path] = option(
-        [], "text of the domain in the target language, one sentence per line", nargs="+", metavar="TEXT"
+        [], "text of the domain in the target language, one sentence per line", nargs="+", metavar="OF_TARGET"
     ),
     against: list[Path] = [],  # noqa: B006
     source_lang: Optional[str] = None,
@@ -213,7 +213,7 @@ def adapt(
     task = configure(["--path", str(path), *languages]).task
     texts = Texts(files, output.with_name(f"{output.name}.data"), (task.source_lang, task.target_lang), path)
     steps = Steps(texts.folder, texts.digests(), output)
-    data, own = texts.data_bin(), [texts.folder / DOMAIN / TEXT]
+    data, own = texts.data_bin(), [texts.folder / HOME / OF_TARGET]
     common: dict[str, Any] = {"output": output, "cpu": cpu, "quiet": quiet}
     words = [f"--{name}" for name in ("cpu", "quiet") if common[name]]
     counts = steps.once("pairs", texts.divide)
@@ -264,8 +264,6 @@ def _print(
     use = f"{PROGRAM} translate --datastore {shlex.quote(str(output))} < in.txt > out.txt"
     print(f"{metric} gains {gain:.1f} on text like this{chance}: {use}")
     if not gains:
-        print(
-            "other text was not measured: --also names pairs of such text, whose translations should lose nothing"
-        )
+        print("other text was not measured: --also names pairs of it, whose translations should lose nothing")
     elif (worst := min(gains.values())) < -HARM:
         print(f"other text loses {-worst:.1f}: translate that without --datastore")

@@ -113,7 +113,7 @@ def endpoint(
 
 
 def _site(request: Request, limits: Limits) -> str:
-    """Return the address of this server as the client knows it, by --public-url where a proxy has that name."""
+    """Return the address of this server as clients know it, by --public-url where a proxy has it."""
     host = request.headers.get("host", "")
     shown = (one for one in limits.origins if one.partition("://")[2] == host)
     return next(shown, f"{request.url.scheme}://{host}")

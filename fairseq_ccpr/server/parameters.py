@@ -32,7 +32,7 @@ def bad(sentence: str, status: int = 400) -> HTTPException:
 
 
 async def read_parameters(request: Request, most_characters: int, files: int = 0) -> Parameters:
-    """Read the parameters of a request: of its address, a form with so many files, or a JSON object; several `q` are a list.
+    """Read the parameters of a request: of its address, a form, or a JSON object; several `q` are a list.
 
     What is null, or empty and no text, is left out, as clients send it for what they do not ask for.
     """
@@ -85,7 +85,7 @@ async def _read(request: Request, most_characters: int, files: int) -> Parameter
         raise bad(f"the body is not valid {kind} in UTF-8: {str(error)[:100]}") from None
     except MultiPartException as error:
         raise bad(
-            f"the form cannot be read ({error.message.rstrip('.')}): send fields of text, and {'one' if files else 'no'} file"
+            f"the form cannot be read ({error.message.rstrip('.')}): send fields of text, {files or 'no'} file"
         ) from None
     raise bad(f"the body is {kind[:60]}: send {JSON}, {FORM} or {PARTS}", 415)
 

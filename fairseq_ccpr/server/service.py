@@ -32,7 +32,7 @@ from fairseq_ccpr.server import parameters as given
 from fairseq_ccpr.server.access import Limits
 from fairseq_ccpr.server.parameters import Parameters, bad
 from fairseq_ccpr.server.work import ROUND_SENTENCES, BusyError, Work
-from fairseq_ccpr.text.documents import EXTRA, FORMATS, has_extra, open_document
+from fairseq_ccpr.text.documents import EXTRA, FORMATS, open_document, usable
 from fairseq_ccpr.text.html import Page
 from fairseq_ccpr.text.languages import as_bcp47, language_code, language_name, same_language
 from fairseq_ccpr.text.sentences import Mark, Parts, Segments, with_marks
@@ -110,14 +110,14 @@ class Service:
     async def translate_file(self, asked: Parameters) -> dict[str, str]:
         """Translate the document `file`."""
         file, folder = asked.get("file"), Path(self.files.name)
-        if not has_extra():
-            raise bad(f"this server translates no files: {installing(EXTRA)}", 404)
         if not isinstance(file, UploadFile):
             raise bad("the form has no file: send one as the part file")
         self._check_languages(asked)
         name = _file_name(file.filename or "")
         if name.suffix.lower() not in FORMATS:
             raise bad(f"the file is {name}: expected a name that ends in one of {', '.join(FORMATS)}")
+        if name.suffix.lower() not in usable():
+            raise bad(f"this server translates no {name.suffix} files: {installing(EXTRA)}", 404)
         made = folder / f"{uuid4().hex}.{name.stem}_{language_code(self.target)}{name.suffix}"
         with TemporaryDirectory() as own:
             sent = Path(own, name)
@@ -166,7 +166,7 @@ class Service:
         return {
             "apiKeys": self.limits.key is not None, "charLimit": self.limits.most_characters,
             "keyRequired": self.limits.key is not None, "suggestions": self.learns,
-            "supportedFilesFormat": [*FORMATS] if has_extra() else [], "filesTranslation": has_extra(),
+            "supportedFilesFormat": usable(), "filesTranslation": True,
             "frontendTimeout": 500,
             "language": {side: {"code": language_code(one), "name": language_name(one)} for side, one in pair.items()},
         }  # fmt: skip

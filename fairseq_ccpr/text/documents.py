@@ -1,8 +1,8 @@
-"""Documents in, documents of the same kind out: Word, OpenDocument text, HTML, Markdown, gettext's PO, and plain text.
+"""Documents in, documents of the same kind out: Word, OpenDocument, HTML, Markdown, gettext's PO, plain text.
 
-All but PO and plain text becomes HTML, and comes back by its tags. In these a number stands for what is kept, so that
-`html.Page` leaves it as it was and puts formats and links at the words that they belong to. A tree of the XML would be
-written in another form than it was read; here what is not text stays byte for byte.
+All but PO and plain text becomes HTML, and comes back by its tags. In these a number stands for what is kept,
+so that `html.Page` leaves it as it was and puts formats and links at the words that they belong to. A tree of
+the XML would be written in another form than it was read; here what is not text stays byte for byte.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from fairseq_ccpr.errors import ConfigurationError, installing
 from fairseq_ccpr.text.html import Page
 from fairseq_ccpr.text.sentences import Segments
 
-EXTRA, PACKAGES = "files", ("mistletoe", "polib")
-MOST_UNPACKED = 1 << 28  # bytes of a document's texts
+EXTRA = "files"
+MOST_OF_TEXT = 1 << 28  # bytes of a document's texts
 _NUMBERED = re.compile(r'</?(?:[mx]|br) n="(\d+)"(?:/?>| translate="no">.*?</x>)', re.DOTALL)
 _FRONT_MATTER = re.compile(r"\A---\n.*?\n(?:---|\.\.\.)\n", re.DOTALL)
-_OPENING = {
+_DELIMITERS = {
     "Strong": 2,
     "Emphasis": 1,
     "Strikethrough": 2,
@@ -36,9 +36,9 @@ _ENDS = {"p :": "text:[ph]", "br :": "text:(?:line-break|tab)"}
 _FIELD = re.compile(
     r"<(dc:\w+|meta:[\w-]+|text:(?:note-citation|page-\w+|date|time|\w+-ref|chapter))(?: [^>]*)?>[^<]*</\1>"
 )
-# Of Word: what a paragraph begins or ends with; a run that has no others; its text; what only Word itself needs.
+# Of Word: what a paragraph begins or ends with; a run that has no others; its text; what only Word needs.
 _PARAGRAPH = re.compile(r"(<w:p(?: [^>]*)?>(?:<w:pPr>.*?</w:pPr>)?|</w:p>)", re.DOTALL)
-_RUN = re.compile(
+_RUNS = re.compile(
     r"<w:r(?: [^>]*)?>(<w:rPr>.*?</w:rPr>|<w:rPr/>)?((?:[^<]|<(?!w:[rp][ >]|/w:r>))*+)</w:r>|(?<=>)[^<]+",
     re.DOTALL,
 )
@@ -48,14 +48,15 @@ _NEEDLESS = re.compile(
 )
 _BREAK = re.compile(r"<w:(?:br|cr|tab|ptab)\b")
 _CONTENT = re.compile(r"<w:sdt>(?:(?!<w:sdt>).)*?<w:sdtContent>|</w:sdtContent></w:sdt>", re.DOTALL)
-_TAG = re.compile(r'<(/?)(p|m|x|br|c) n="(\d+)"/?>')
+_OF_WORD = re.compile(r'<(/?)(p|m|x|br|c) n="(\d+)"/?>')
 _CONTROLS = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f]")  # which XML cannot have
 
 
 class Document:
-    """A file whose texts are translated: `segments` has each with its sentences. This is one of plain text."""
+    """A file whose texts are translated: `segments` has each with its sentences. This one is plain text."""
 
     kind: ClassVar[type[Segments]] = Segments
+    package: ClassVar[str | None] = None  # that it needs
 
     def __init__(self, path: Path) -> None:
         self.path, self.segments, self.kept = path, list[Segments](), list[str]()
@@ -84,6 +85,8 @@ class HtmlDocument(Document):
 class GettextDocument(Document):
     """A catalogue of messages: those without a translation get one, marked fuzzy, as nobody has read it."""
 
+    package = "polib"
+
     def read(self) -> None:
         import polib
 
@@ -104,6 +107,8 @@ class GettextDocument(Document):
 
 class MarkdownDocument(Document):
     """Markdown: paragraphs, headings, items and cells; code, HTML and what is before the text stay."""
+
+    package = "mistletoe"
 
     def read(self) -> None:
         text = self.path.read_bytes().decode("utf-8-sig")
@@ -147,8 +152,8 @@ class MarkdownDocument(Document):
             name, whole = type(token).__name__, written([token])
             if name == "RawText" or (name == "LineBreak" and token.soft):
                 found += html.escape(whole, quote=False)
-            elif name in _OPENING and (inner := written(token.children)):
-                first, last = whole[: _OPENING[name]], whole[_OPENING[name] + len(inner) :]
+            elif name in _DELIMITERS and (inner := written(token.children)):
+                first, last = whole[: _DELIMITERS[name]], whole[_DELIMITERS[name] + len(inner) :]
                 found += f"<m {self.keep(first)}>{self.shown(token.children, renderer)}</m {self.keep(last)}>"
             elif name in ("InlineCode", "EscapeSequence"):
                 code = html.escape(token.children[0].content)
@@ -167,8 +172,8 @@ class OpenDocument(Document):
         try:
             with ZipFile(self.path) as archive:
                 named = [one for one in archive.infolist() if self.parts.fullmatch(one.filename)]
-                if sum(one.file_size for one in named) > MOST_UNPACKED:
-                    raise ConfigurationError(f"{self.path} has more than {MOST_UNPACKED >> 20} MiB of text")
+                if sum(one.file_size for one in named) > MOST_OF_TEXT:
+                    raise ConfigurationError(f"{self.path} has more than {MOST_OF_TEXT >> 20} MiB of text")
                 texts = {one.filename: archive.read(one).decode() for one in named}
         except (BadZipFile, RuntimeError) as error:  # the latter of a password
             raise ValueError(error) from None
@@ -198,7 +203,7 @@ class OpenDocument(Document):
 
 
 class WordDocument(OpenDocument):
-    """A text of Word. Runs of the format that most of a paragraph has become text, and others elements around it."""
+    """A text of Word. Runs of the format that most of a paragraph has become text, others elements."""
 
     parts = re.compile(r"word/(document|header\d*|footer\d*|footnotes|endnotes|comments)\.xml")
 
@@ -212,7 +217,7 @@ class WordDocument(OpenDocument):
         found = self._of_runs(start, "")
         for tag, runs in zip(rest[::2], rest[1::2]):
             lengths = Counter[str]()
-            for run in _RUN.finditer(runs):
+            for run in _RUNS.finditer(runs):
                 lengths[run[1] or ""] += sum(map(len, _TEXT.findall(run[2] or "")))
             usual = max(lengths, key=lambda style: lengths[style], default="")
             found += f"<p {self.keep(tag)}>"
@@ -238,12 +243,12 @@ class WordDocument(OpenDocument):
                     found += f"<{name} {self.keep(f'<w:r>{style}{part}</w:r>')}/>"
             return found
 
-        return re.sub(r"</(m [^>]*)><\1>", "", _RUN.sub(write, xml))
+        return re.sub(r"</(m [^>]*)><\1>", "", _RUNS.sub(write, xml))
 
     def restored(self, text: str) -> str:
         styles, found = [""], ""
         for part in re.split("(<[^>]*>)", text):
-            if tag := _TAG.fullmatch(part):
+            if tag := _OF_WORD.fullmatch(part):
                 end, name, written = tag[1], tag[2], self.kept[int(tag[3])]
                 if name == "p":
                     styles = [self.kept[int(tag[3]) + 1]]
@@ -258,16 +263,21 @@ class WordDocument(OpenDocument):
 
 
 FORMATS: dict[str, type[Document]] = {
-    ".docx": WordDocument, ".odt": OpenDocument, ".html": HtmlDocument, ".htm": HtmlDocument, ".md": MarkdownDocument,
-    ".po": GettextDocument, ".txt": Document,
-}  # fmt: skip
+    ".docx": WordDocument,
+    ".odt": OpenDocument,
+    ".html": HtmlDocument,
+    ".htm": HtmlDocument,
+    ".md": MarkdownDocument,
+    ".po": GettextDocument,
+    ".txt": Document,
+}
 
 
 def open_document(path: Path) -> Document:
     """Open a document by the end of its name.
 
     Raises:
-        ConfigurationError: it is of no kind that is known, or not what its name says, or packages are missing.
+        ConfigurationError: it is of no known kind, or not what its name says, or packages are missing.
     """
     suffix = path.suffix.lower()
     if suffix not in FORMATS:
@@ -281,6 +291,6 @@ def open_document(path: Path) -> Document:
         raise ConfigurationError(f"{path} is no readable {suffix} file: {error}") from None
 
 
-def has_extra() -> bool:
-    """Tell whether the packages that documents need are installed."""
-    return all(map(find_spec, PACKAGES))
+def usable() -> list[str]:
+    """List the formats whose packages are installed."""
+    return [suffix for suffix, kind in FORMATS.items() if kind.package is None or find_spec(kind.package)]
