@@ -178,8 +178,8 @@ It does what prepare, build tokens --adapter clknn, tune and compare do; with --
 --encoder build phrases. Each has more options. The model's dictionaries and subwords lie next to it.
 
 Without --valid or --test, a tenth of the pairs is held out for each, at most 500, drawn by a hash of their
-words. What nearly repeats them, on either side or in --text, is not built from, so that the figures are of new
-text; it is in OUTPUT.data/domain/aside.tsv. The pairs that you give stay as they are.
+words. What nearly repeats them, on either side or in --text, is not built from, so that the figures are of
+new text; it is in OUTPUT.data/domain/aside.tsv. The pairs that you give stay as they are.
 
 --also names pairs of other text, whose translations should lose nothing: half to tune on, half to measure.
 

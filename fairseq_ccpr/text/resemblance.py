@@ -29,8 +29,8 @@ def highest_resemblance(sentences: Sequence[str], text: Sequence[str]) -> np.nda
 def resemblances(sentences: Sequence[str], text: Sequence[str]) -> Iterator[tuple[int, coo_matrix]]:
     """Compute the Jaccard similarities of sentences to the lines of a text, by blocks of sentences.
 
-    Each comes with the number of its first sentence. That is |A & B| / |A | B| of the sets of words, without case and punctuation. What has no words resembles
-    nothing.
+    Each comes with the number of its first sentence. That is |A & B| / |A | B| of the sets of words, without
+    case and punctuation. What has no words resembles nothing.
     """
     if not sentences or not text:
         return
