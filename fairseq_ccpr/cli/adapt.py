@@ -64,8 +64,9 @@ class Steps:
                 f"{self.file} is damaged ({error}): delete {folder} and {output}"
             ) from None
         differs = "has changed since, or is another: give what it was begun with, or another --output"
-        refuse(*((known["asked"][name] != asked[name], f"{output}: {name} {differs}") for name in asked))
         self.done = known["done"]
+        changed = (name for name in asked if self.done and known["asked"][name] != asked[name])
+        refuse(*((True, f"{output}: {name} {differs}") for name in changed))
 
     def once(self, name: str, work: Callable[[], Any]) -> Any:
         """Do a step unless it was done, and return what it returned; what it prints goes to stderr."""

@@ -108,7 +108,17 @@ def test_bad_input(world: World, model: Path, tmp_path: Path) -> None:
     fails(few, "has 12 pairs, and to hold out test and valid takes 500")
     fails(none, "has 0 pairs")
     fails(few, "--encoder is for text of the target language", "--encoder", few)
-    fails(few, "--path has changed|--valid has changed", "--valid", few)
+    fails(few, "has 12 pairs, and to hold out test takes 500", "--valid", few)
+    fails(
+        few,
+        "--also .*none.tsv has 0 pairs, and to tune and to measure takes 100",
+        "--valid",
+        few,
+        "--test",
+        few,
+        "--also",
+        none,
+    )
     (tmp_path / "taken").mkdir()
     words = [few, "--path", model, "--output", tmp_path / "taken", *TOGETHER]
     refused(call("adapt", *words, check=False), "taken exists")
