@@ -9,12 +9,13 @@ import shlex
 import shutil
 import sys
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 from unittest.mock import patch
 
 import pytest
 
 from fairseq_ccpr.building import adapter_build
+from fairseq_ccpr.child_process import run_child
 from fairseq_ccpr.text.pairs import read_pairs
 from tests.helpers import DEMO, ROOT, call
 
@@ -88,8 +89,21 @@ def run(line: str) -> str:
 
 @pytest.fixture
 def here(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(adapter_build, "DEFAULTS", adapter_build.DEFAULTS.replace(" 1000", " 20"))  # for speed
+    monkeypatch.setattr(
+        adapter_build, "DEFAULTS", adapter_build.DEFAULTS.replace(" 1000", " 20")
+    )  # for speed
     monkeypatch.chdir(place)
+
+    def train(
+        command: list[str], lock: IO[str], output: IO[str], environment: dict[str, str], *rest: Any
+    ) -> int:
+        """Train an adapter here, as commands do, with what it prints in a file, as there is no terminal."""
+        with (place / "train.log").open("w") as log:
+            return run_child(
+                command, lock, log, environment | {"PYTHONPATH": str(ROOT)}, place, own_group=False
+            )
+
+    monkeypatch.setattr(adapter_build, "run_child", lambda *given, own_group: train(*given))
     return place
 
 
