@@ -18,7 +18,7 @@ from pathlib import Path
 
 BOUNDS = {  # each at most
     "statements in decoding": 3955,
-    "statements in building": 2253,
+    "statements in building": 2258,
     "statements in text": 2136,
     "statements in datastore": 1804,
     "statements in evaluation": 1365,
@@ -31,7 +31,7 @@ BOUNDS = {  # each at most
     "statements in server": 843,
     "statements in storage": 691,
     "statements in phrases": 520,
-    "statements in the core": 20682,
+    "statements in the core": 20687,
     "names of constants with more than two values": 0,
     "names of constants with two values": 42,
     "constants below a definition they do not need": 0,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import islice
 
 import numpy as np
 
@@ -31,22 +32,28 @@ def hold_out(
     Returns:
         The pairs drawn by name, fewer where there are no more; those left, in their order; those too like.
     """
-    ranks = [rank_of_draw(pair) for pair in pairs]
-    left, drawn, alike = list(range(len(pairs))), dict[str, list[Pair]](), list[int]()
+    firsts = dict[int, int]()
+    for i, pair in enumerate(pairs):
+        firsts.setdefault(rank_of_draw(pair), i)
+    ranked = (firsts[rank] for rank in sorted(firsts))
+    waiting = (i for i in ranked if all(map(compared_words, pairs[i])))
+    chosen = dict[str, list[int]]()
     for name, count in wanted.items():
-        firsts = dict[int, int]()
-        for i in left:
-            if all(map(compared_words, pairs[i])):
-                firsts.setdefault(ranks[i], i)
-        chosen = [firsts[rank] for rank in sorted(firsts)[:count]]
-        drawn[name] = [pairs[i] for i in chosen]
-        kept = sorted({*left} - {*chosen})
-        near = np.zeros(len(kept), bool)
-        for side in (0, 1):
-            near |= nearly_in([pairs[i][side] for i in kept], [pair[side] for pair in drawn[name]])
-        alike += [i for i, is_near in zip(kept, near) if is_near]
-        left = [i for i, is_near in zip(kept, near) if not is_near]
-    return drawn, [pairs[i] for i in left], [pairs[i] for i in sorted(alike)]
+        held = [pairs[i] for some in chosen.values() for i in some]
+        chosen[name] = []
+        while (more := count - len(chosen[name])) and (some := list(islice(waiting, more))):
+            near = _near([pairs[i] for i in some], held)
+            chosen[name] += [i for i, is_near in zip(some, near) if not is_near]
+    drawn = {name: [pairs[i] for i in some] for name, some in chosen.items()}
+    rest = sorted({*range(len(pairs))}.difference(*chosen.values()))
+    near = _near([pairs[i] for i in rest], [pair for some in drawn.values() for pair in some])
+    left, alike = ([pairs[i] for i, one in zip(rest, near) if one == is_near] for is_near in (False, True))
+    return drawn, left, alike
+
+
+def _near(pairs: Sequence[Pair], held: Sequence[Pair]) -> np.ndarray:
+    sides = (nearly_in([pair[side] for pair in pairs], [pair[side] for pair in held]) for side in (0, 1))
+    return np.logical_or(*sides)
 
 
 def nearly_in(sentences: Sequence[str], held: Sequence[str]) -> np.ndarray:
