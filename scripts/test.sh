@@ -3,7 +3,7 @@
 # --all runs all tests, which is what CI does; it and other arguments go to pytest. TEST_PROCESSES=4 runs four at a time.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-EXTRAS=cpu,align,encoder,muse,milvus,serve,test,docs
+EXTRAS=cpu,align,encoder,muse,milvus,serve,files,test,docs
 . scripts/setup.sh
 # One thread each: more would wait for each other.
 export OMP_NUM_THREADS=1

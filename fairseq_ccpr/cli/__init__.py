@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 DAILY = {
     "demo": "translate twenty sentences without and with a datastore, in seconds",
+    "adapt": "build, tune and measure a datastore of sentence pairs, in one command",
     "convert": "convert a Hugging Face model to fairseq: Marian (OPUS-MT), or an encoder",
     "prepare": "make a DATA_BIN from sentence pairs",
     "build tokens": "build a token datastore from sentence pairs",
@@ -61,8 +62,8 @@ COMMANDS = DAILY | RESEARCH
 CLOSED_PIPE = 141  # the exit code, as of a shell
 COMPLETION = "completion"  # prints a script for the shell
 MODULES = {  # of commands by their first word, and of those that have another
-    "demo": "cli.demo", "build": "cli.build", "convert": "cli.text", "prepare": "cli.text", "extract": "cli.text",
-    "retrieve": "cli.retrieve",
+    "demo": "cli.demo", "adapt": "cli.adapt", "build": "cli.build", "convert": "cli.text",
+    "prepare": "cli.text", "extract": "cli.text", "retrieve": "cli.retrieve",
     "tune": "cli.decode", "translate": "cli.decode", "serve": "cli.decode", "explain": "cli.decode",
     "compare": "cli.decode", COMPLETION: "cli.command", "evaluate": "lab.commands.evaluate",
     "benchmark": "lab.commands.benchmark", "experiment": "lab.commands.experiment", "mine": "lab.commands.mining",

@@ -165,16 +165,9 @@ interrupted build.
 )
 def build_text(
     rest: list[str],
-    text: list[Path] = option(
-        help="files of one sentence per line", positional=True, nargs="+", metavar="TEXT"
-    ),
+    text: list[Path],
+    against: list[Path],
     output: Path = option(help="the datastore: a new folder, or one to add to", metavar="DIR"),
-    against: list[Path] = option(
-        [],
-        "general text of the target language, whose expectations the text is weighed against",
-        nargs="+",
-        metavar="TEXT",
-    ),
     data: Optional[Path] = None,
     quiet: bool = False,
 ) -> int:
@@ -240,22 +233,15 @@ resume an interrupted build; to add one part to a datastore, give the text again
 )
 def build_monolingual(
     rest: list[str],
-    text: list[Path] = option(
-        help="files of one sentence per line", positional=True, nargs="+", metavar="TEXT"
-    ),
+    text: list[Path],
+    against: list[Path],
     path: Path = option(help="checkpoint of the model", metavar="MODEL"),
     output: Path = option(help="the datastore: a new folder, or one to add to", metavar="DIR"),
-    encoder: Optional[Path] = option(None, "build phrases with this phrase encoder", metavar="CKPT"),
+    encoder: Optional[Path] = None,
     reverse_model: Optional[Path] = option(
         None,
         "build tokens from pairs that this model, of the opposite direction, translates back",
         metavar="CKPT",
-    ),
-    against: list[Path] = option(
-        [],
-        "general text of the target language, whose expectations the text is weighed against",
-        nargs="+",
-        metavar="TEXT",
     ),
     data: Optional[Path] = None,
     bf16: bool = False,
@@ -277,7 +263,7 @@ def build_monolingual(
         tokens = TokenBuildSettings(data, str(path), monolingual=text, reverse_model=reverse_model, **common)
         tokens.check()  # before the others are built
     words = ["--path", str(path), *(["--cpu"] if cpu else []), *rest]
-    build_text.work(words, text, output, against, data, quiet)
+    build_text.work(words, text, against, output, data, quiet)
     if encoder:
         build_phrases.work(PhraseBuildSettings(text, encoder, bf16=bf16, **common))
     if tokens:

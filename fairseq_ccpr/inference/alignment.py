@@ -115,6 +115,33 @@ def place_markup(alignment: Alignment, marks: list[Mark]) -> Parts:
     return [*placing.written(None)]
 
 
+def with_markup(
+    system: System, ranked: Sequence[Sequence[Translation]], marks: Sequence[list[Mark]]
+) -> list[list[str | Parts]]:
+    """Return translations of sentences, several of each, with the markup of their sources.
+
+    A sentence without a translation stays as it is.
+    """
+    marked = [one for best, own in zip(ranked, marks) if own for one in best if not one.fault]
+    aligned = iter(align(system, marked))
+
+    def written(one: Translation, own: list[Mark]) -> str | Parts:
+        if not own:
+            return one.source if one.fault else one.text
+        return place_markup(_with_itself(one.source) if one.fault else next(aligned), own)
+
+    return [[written(one, own) for one in best] for best, own in zip(ranked, marks)]
+
+
+def _with_itself(source: str) -> Alignment:
+    words = [word.span() for word in _WORDS.finditer(source)]
+
+    def share(start: int, stop: int) -> Sequence[float]:
+        return [float(first < max(stop, start + 1) and past > start) for first, past in words]
+
+    return Alignment(source, source, words, share)
+
+
 class _Placing:
     """Markup that has its place in a translation; None stands for the sentence around all of it."""
 

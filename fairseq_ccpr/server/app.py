@@ -55,7 +55,7 @@ FULL = b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nc
     b"content-length: %d\r\n\r\n%b" % (len(FULL_BODY), FULL_BODY)
 )
 BEARERS = ("bearer", "deepl-auth-key")  # of a key, as Authorization
-LACKING = ("/translate_file", "/download_file", "/metrics", "/spec", "/docs")
+LACKING = ("/metrics", "/spec", "/docs")
 
 
 def page(settings: dict[str, Any]) -> str:
@@ -69,9 +69,13 @@ def page(settings: dict[str, Any]) -> str:
 
 
 def endpoint(
-    handler: Handler, limits: Limits, *, open_to_all: bool = False, file: bool = False
+    handler: Handler, limits: Limits, *, open_to_all: bool = False, file: bool = False, files: int = 0
 ) -> Callable[[Request], Awaitable[Response]]:
-    """Make a handler an endpoint: read, check who asks, answer; errors become JSON."""
+    """Make a handler an endpoint: read, check who asks, answer; errors become JSON.
+
+    Args:
+        file: whether the body is a file. files: how many a form has at most.
+    """
 
     async def answer(request: Request) -> Response:
         start, asked = time.perf_counter(), Parameters()
@@ -81,12 +85,12 @@ def endpoint(
             asked = (
                 dict(request.query_params)
                 if file
-                else await given.read_parameters(request, limits.most_characters)
+                else await given.read_parameters(request, limits.most_characters, files)
             )
             own = (
                 {"body": request.stream(), "unless_gone": partial(_unless_gone, request)}
                 if file
-                else request.path_params
+                else {**request.path_params, "site": _site(request, limits)}
             )
             asked |= own
             kind, _, bearer = request.headers.get("authorization", "").partition(" ")
@@ -110,6 +114,13 @@ def endpoint(
         return response
 
     return answer
+
+
+def _site(request: Request, limits: Limits) -> str:
+    """Return the address of this server as clients know it, by --public-url where a proxy has it."""
+    host = request.headers.get("host", "")
+    shown = (one for one in limits.origins if one.partition("://")[2] == host)
+    return next(shown, f"{request.url.scheme}://{host}")
 
 
 async def _unless_gone(request: Request, handling: Coroutine[Any, Any, Any]) -> Any:
@@ -161,11 +172,7 @@ async def _refused(request: Request, error: Exception) -> Response:
         allow = (error.headers or {}).get("Allow", "")
         told = f"{request.method} is not allowed for {path}: use {' or '.join(sorted({*allow.split(', ')} - {'HEAD'}))}"
         return JSONResponse(_told(request, told), 405, {"Allow": allow})
-    lacks = (
-        ", which LibreTranslate has: this server translates text and HTML, no files"
-        if path in LACKING
-        else ""
-    )
+    lacks = ", which LibreTranslate has" if path in LACKING else ""
     return JSONResponse(_told(request, f"there is no path {path}{lacks}"), 404)
 
 
@@ -195,6 +202,10 @@ def make_app(service: Service) -> Starlette:
             Route("/", root, methods=["GET"]),
             route("/translate", service.translate, "POST"),
             route("/sentences", service.sentences, "POST"),
+            Route(
+                "/translate_file", endpoint(service.translate_file, service.limits, files=1), methods=["POST"]
+            ),
+            route("/download_file/{name}", service.download_file, "GET", open_to_all=True),
             route("/languages", service.languages, "GET", open_to_all=True),
             route("/detect", service.detect, "POST"),
             route("/health", service.health, "GET", open_to_all=True),

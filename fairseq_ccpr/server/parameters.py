@@ -34,12 +34,12 @@ def bad(sentence: str, status: int = 400) -> HTTPException:
     return HTTPException(status, sentence)
 
 
-async def read_parameters(request: Request, most_characters: int) -> Parameters:
+async def read_parameters(request: Request, most_characters: int, files: int = 0) -> Parameters:
     """Read the parameters of a request: of its address, a form, or JSON; `LISTS` may be of several.
 
     What is null, or empty and no text, is left out, as clients send it for what they do not ask for.
     """
-    given = await _read(request, most_characters)
+    given = await _read(request, most_characters, files)
     return {
         name: value
         for name, value in given.items()
@@ -65,11 +65,12 @@ async def save(body: AsyncIterator[bytes], path: Path) -> None:
         raise bad("the client went away") from None
 
 
-async def _read(request: Request, most_characters: int) -> Parameters:
+async def _read(request: Request, most_characters: int, files: int) -> Parameters:
     pairs = list(request.query_params.multi_items())
     if request.method != "POST" and request.headers.get("content-length", "0") == "0":
         return _by_name(pairs)
-    body = await _read_body(request, BYTES_OF_CHARACTER * most_characters + BYTES_BESIDE)
+    most = BYTES_OF_CHARACTER * most_characters + BYTES_BESIDE + files * MOST_FILE
+    body = await _read_body(request, most)
     kind = request.headers.get("content-type", FORM).partition(";")[0].strip().lower()
     try:
         if kind == FORM:
@@ -77,7 +78,7 @@ async def _read(request: Request, most_characters: int) -> Parameters:
                 [*pairs, *parse_qsl(body.decode("utf-8"), keep_blank_values=True, errors="strict")]
             )
         if kind == PARTS:
-            return _by_name([*pairs, *await _read_parts(request, body)])
+            return _by_name([*pairs, *await _read_parts(request, body, files)])
         if kind == JSON:
             given = json.loads(body)
             if not isinstance(given, dict):
@@ -87,17 +88,19 @@ async def _read(request: Request, most_characters: int) -> Parameters:
         raise bad(f"the body is not valid {kind} in UTF-8: {str(error)[:100]}") from None
     except MultiPartException as error:
         raise bad(
-            f"the form cannot be read ({error.message.rstrip('.')}): send fields of text, and no file"
+            f"the form cannot be read ({error.message.rstrip('.')}): send fields of text, {files or 'no'} file"
         ) from None
     raise bad(f"the body is {kind[:60]}: send {JSON}, {FORM} or {PARTS}", 415)
 
 
-async def _read_parts(request: Request, body: bytes) -> list[tuple[str, Any]]:
+async def _read_parts(request: Request, body: bytes, files: int) -> list[tuple[str, Any]]:
     async def stream() -> AsyncGenerator[bytes, None]:
         yield body
 
-    body.decode("utf-8")  # what is no UTF-8 would be taken for Latin-1
-    parser = MultiPartParser(request.headers, stream(), max_files=0, max_fields=inf, max_part_size=len(body))
+    if not files:
+        body.decode("utf-8")  # what is no UTF-8 would be taken for Latin-1
+    most = len(body)
+    parser = MultiPartParser(request.headers, stream(), max_files=files, max_fields=inf, max_part_size=most)
     return (await parser.parse()).multi_items()
 
 

@@ -6,7 +6,7 @@ import asyncio
 import json
 import re
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from itertools import islice
@@ -14,24 +14,28 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Event
 from typing import Any, TypeVar
+from urllib.parse import quote
+from uuid import uuid4
 
-from starlette.responses import Response, StreamingResponse
+from starlette.datastructures import UploadFile
+from starlette.responses import FileResponse, Response, StreamingResponse
 
 from fairseq_ccpr.datastore.learned import LearnedPair
 from fairseq_ccpr.decoding.token_memory import TokenMemory
-from fairseq_ccpr.errors import CcprError, ConfigurationError
+from fairseq_ccpr.errors import CcprError, ConfigurationError, installing
 from fairseq_ccpr.evaluation.explain import encode_sentences
 from fairseq_ccpr.evaluation.explanation import Explanation, unexplained
-from fairseq_ccpr.inference.alignment import align, place_markup
+from fairseq_ccpr.inference.alignment import with_markup
 from fairseq_ccpr.inference.learning import count_learned, learned_memory
 from fairseq_ccpr.inference.system import SESSION, Translation, encode
 from fairseq_ccpr.server import parameters as given
 from fairseq_ccpr.server.access import Limits, split_names
 from fairseq_ccpr.server.parameters import OPENED, OWNER, Parameters, bad
 from fairseq_ccpr.server.work import ROUND_SENTENCES, BusyError, Work
+from fairseq_ccpr.text.documents import EXTRA, FORMATS, open_document, usable
 from fairseq_ccpr.text.html import Page
 from fairseq_ccpr.text.languages import as_bcp47, language_code, language_name, same_language
-from fairseq_ccpr.text.sentences import Mark, Parts, Segments
+from fairseq_ccpr.text.sentences import Mark, Parts, Segments, with_marks
 from fairseq_ccpr.text.translation_memory import Pair, read_memory, tmx_lines
 from fairseq_ccpr.translator import Translator
 
@@ -39,6 +43,7 @@ AUTO = "auto"
 TEXT, HTML = "text", "html"
 # bytes of a file: at least, as a multiple, at most
 LEAST_UNPACKED, PACKING, MOST_UNPACKED = 1 << 22, 100, 1 << 30
+PORTION, MOST_FILES = 256, 32  # sentences of a document that wait at once; translated files that are kept
 MOST_PAIRS = 100  # of the memory that one answer has unless asked for more
 
 T = TypeVar("T")
@@ -61,6 +66,7 @@ class Service:
         self.explained = {  # datastores that can be explained
             name for name, own in memories.items() if own and not any(memory.unscored for memory in own)
         }
+        self.files = TemporaryDirectory()
 
     def of_page(self) -> dict[str, Any]:
         return {
@@ -118,6 +124,40 @@ class Service:
         ]  # fmt: skip
         return {"sentences": sentences, "after": text.parts[-1]}
 
+    async def translate_file(self, asked: Parameters) -> dict[str, str]:
+        """Translate the document `file`."""
+        file, folder = asked.get("file"), Path(self.files.name)
+        if not isinstance(file, UploadFile):
+            raise bad("the form has no file: send one as the part file")
+        self._check_languages(asked)
+        name = _file_name(file.filename or "")
+        if name.suffix.lower() not in FORMATS:
+            raise bad(f"the file is {name}: expected a name that ends in one of {', '.join(FORMATS)}")
+        if name.suffix.lower() not in usable():
+            raise bad(f"this server translates no {name.suffix} files: {installing(EXTRA)}", 404)
+        made = folder / f"{uuid4().hex}.{name.stem}_{language_code(self.target)}{name.suffix}"
+        with TemporaryDirectory() as own:
+            sent = Path(own, name)
+            await asyncio.to_thread(sent.write_bytes, await file.read())
+            try:
+                document = await asyncio.to_thread(open_document, sent)
+            except ConfigurationError as error:
+                raise ConfigurationError(str(error).replace(f"{own}/", "")) from None
+            parts = await self._portions(document.segments, self._memory(asked))
+            texts = [text.join([next(parts) for _ in text.sentences]) for text in document.segments]
+            await asyncio.to_thread(document.save, texts, made)
+        for old in sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime)[:-MOST_FILES]:
+            old.unlink()
+        return {"translatedFileUrl": f"{asked['site']}/download_file/{quote(made.name)}"}
+
+    async def download_file(self, asked: Parameters) -> Response:
+        """Return a translated document; whoever has its address may have it."""
+        name = given.text(asked, "name", 1000)
+        path = Path(self.files.name, Path(name).name)
+        if not path.is_file():
+            raise bad(f"there is no translated file {name}: the last {MOST_FILES} are kept", 404)
+        return FileResponse(path, filename=name.partition(".")[2])
+
     async def languages(self, asked: Parameters) -> list[dict[str, Any]]:
         both: tuple[tuple[str, list[str]], ...] = (
             (self.source, [language_code(self.target)]),
@@ -142,8 +182,9 @@ class Service:
         pair = {"source": self.source, "target": self.target}
         return {
             "apiKeys": bool(self.limits.keys), "charLimit": self.limits.most_characters,
-            "keyRequired": bool(self.limits.keys), "suggestions": self.learns, "supportedFilesFormat": [],
-            "filesTranslation": False, "frontendTimeout": 500,
+            "keyRequired": bool(self.limits.keys), "suggestions": self.learns,
+            "supportedFilesFormat": usable(), "filesTranslation": True,
+            "frontendTimeout": 500,
             "language": {side: {"code": language_code(one), "name": language_name(one)} for side, one in pair.items()},
         }  # fmt: skip
 
@@ -207,7 +248,7 @@ class Service:
         server stops.
         """
         unconfirmed, left = bool(given.number(asked, "unconfirmed", 0)), Event()
-        name = re.sub(r"[^\w. -]", "_", given.text(asked, "name", 1000)).lstrip(".")[-60:] or "file"
+        name = _file_name(given.text(asked, "name", 1000))
         skipped, memory = Counter[str](), self._memory(asked, one=True)
         with ExitStack() as stack:
             folder = stack.enter_context(TemporaryDirectory())
@@ -323,8 +364,7 @@ class Service:
     ) -> tuple[list[list[str]], list[float]]:
         """Return each text's best translation and others, and the lowest confidence in its sentences."""
         segments = await self._divided(texts, kind)
-        marks = [text.marks.get(n, []) for text in segments for n in range(len(text.sentences))]
-        sentences = [one for text in segments for one in text.sentences]
+        sentences, marks = with_marks(segments)
         finish = partial(_with_markup, marks, alternatives, rated)
         translations: list[Any] = await asyncio.wrap_future(self.work.translate(sentences, finish, memory))
         each = iter(translations)
@@ -335,9 +375,30 @@ class Service:
             confidences.append(min((one for one in sure if one is not None), default=1.0))
         return found, confidences
 
+    async def _portions(self, segments: list[Segments], memory: tuple[str, ...]) -> Iterator[Any]:
+        """Translate the sentences of a document, some at a time, so that it keeps nobody waiting."""
+        sentences, marks = with_marks(segments)
+        found: list[Any] = []
+        for at in range(0, len(sentences), PORTION):
+            finish = partial(_as_far_as_translated, marks[at : at + PORTION])
+            waiting = self.work.translate(sentences[at : at + PORTION], finish, memory)
+            found = [*found, *await asyncio.wrap_future(waiting)]
+        return iter(found)
+
     async def _call(self, function: Callable[[Translator], T], memory: tuple[str, ...] = ()) -> T:
         called = self.work.call(lambda translator: function(translator.over(memory)))
         return await asyncio.wrap_future(called)
+
+
+def _file_name(given: str) -> Path:
+    return Path(re.sub(r"[^\w. -]", "_", given).lstrip(".")[-60:] or "file")
+
+
+def _as_far_as_translated(
+    marks: Sequence[list[Mark]], translator: Translator, first: int, translations: list[Translation]
+) -> list[str | Parts]:
+    """Return translations with the markup of their sources; a sentence without one stays as it is."""
+    return [one for (one,) in with_markup(translator, [[one] for one in translations], marks[first:])]
 
 
 def _checked(translator: Translator, first: int, translations: list[Translation]) -> list[Translation]:
@@ -362,12 +423,8 @@ def _with_markup(
     """Return the best translations of each sentence, with the markup of its source, and the confidence."""
     translations = (_rated if rated else _checked)(translator, first, translations)
     ranked = [[one, *one.alternatives] if alternatives else [one] for one in translations]
-    marked = [one for best, own in zip(ranked, marks[first:]) if own for one in best]
-    aligned = iter(align(translator, marked))
-    return [
-        ([place_markup(next(aligned), own) if own else one.text for one in best], best[0].confidence)
-        for best, own in zip(ranked, marks[first:])
-    ]
+    marked = with_markup(translator, ranked, marks[first:])
+    return [(texts, best[0].confidence) for texts, best in zip(marked, ranked)]
 
 
 def _joined(text: Segments, translations: list[list[str | Parts]], alternatives: int) -> list[str]:

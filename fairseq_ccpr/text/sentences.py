@@ -120,6 +120,12 @@ class Segments:
         return translation
 
 
+def with_marks(texts: Sequence[Segments]) -> tuple[list[str], list[list[Mark]]]:
+    """Return the sentences of all texts, and the markup of each."""
+    sentences = [one for text in texts for one in text.sentences]
+    return sentences, [text.marks.get(n, []) for text in texts for n in range(len(text.sentences))]
+
+
 def sentences_of(text: str) -> Iterator[tuple[int, int]]:
     """Find the sentences of a text: where they start and end."""
     for line in _LINE.finditer(text):

@@ -14,8 +14,8 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
-from fairseq_ccpr.lab.accuracy.significance import resemblances
 from fairseq_ccpr.text.pairs import read_lines, read_pairs
+from fairseq_ccpr.text.resemblance import resemblances
 
 CANDIDATES = 16  # training sources that share most words, of which the most similar one is chosen
 

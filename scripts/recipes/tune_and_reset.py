@@ -27,8 +27,8 @@ from fairseq_ccpr import Translator
 from fairseq_ccpr.cli.command import markdown_table
 from fairseq_ccpr.evaluation.test_set import score
 from fairseq_ccpr.inference.system import encode, encode_with, length_limit
-from fairseq_ccpr.lab.accuracy.significance import resemblances
 from fairseq_ccpr.text.pairs import read_pairs
+from fairseq_ccpr.text.resemblance import resemblances
 from fairseq_ccpr.text.schemes import scheme_of
 
 PAIRS, RATES, UPDATES = (4, 16), (1e-4, 3e-4), (1, 2, 4)  # what is tried on the validation text

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from pytest import Config
 
-from fairseq_ccpr.lab.accuracy.significance import BLOCK, highest_resemblance
+from fairseq_ccpr.text.resemblance import BLOCK, highest_resemblance
 from tests.helpers import call, refused
 
 pytestmark = pytest.mark.full

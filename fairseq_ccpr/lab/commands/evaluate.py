@@ -35,12 +35,7 @@ from fairseq_ccpr.lab.accuracy.retrieval_accuracy import (
     evaluate_retrieval,
     key_sets,
 )
-from fairseq_ccpr.lab.accuracy.significance import (
-    NEAR,
-    SystemsComparison,
-    compare_systems,
-    highest_resemblance,
-)
+from fairseq_ccpr.lab.accuracy.significance import SystemsComparison, compare_systems
 from fairseq_ccpr.lab.accuracy.type_accuracy import ORTHOGONAL, load_type_system
 from fairseq_ccpr.lab.commands.report import EncoderOptions, report
 from fairseq_ccpr.lab.plots import draw_clusters, draw_precision, draw_types
@@ -55,6 +50,7 @@ from fairseq_ccpr.settings import count_option, option, signature
 from fairseq_ccpr.storage.fingerprint import of_files, of_strings, short
 from fairseq_ccpr.text.languages import identify
 from fairseq_ccpr.text.pairs import TextPairs, read_lines, tell_skipped
+from fairseq_ccpr.text.resemblance import NEAR, highest_resemblance
 from fairseq_ccpr.text.words import word_spans
 
 IDENTIFYING = 100  # lines of a reference whose language is identified

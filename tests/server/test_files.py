@@ -1,0 +1,98 @@
+"""Documents through the server and the command: LibreTranslate's shape, bad input, and clients that leave."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from zipfile import ZipFile
+
+import pytest
+import requests
+from libretranslate_aio import LibreTranslate
+
+from fairseq_ccpr.server.access import Limits
+from fairseq_ccpr.server.app import _site
+from fairseq_ccpr.text import documents
+from tests.helpers import call, refused
+from tests.server.conftest import Served
+from tests.small_models import World
+from tests.text.test_documents import WORD, texts, zipped
+
+
+@pytest.fixture
+def word(tmp_path: Path) -> Path:
+    return zipped(tmp_path / "ein haus.docx", word__document=WORD)
+
+
+def test_a_client_of_libretranslate(server: Served, word: Path) -> None:
+    wanted = {one.source: one.text for one in server.translator.translate(["Zelle", "Ein Satz", "Note"])}
+    with LibreTranslate(server.url, timeout=120) as client:
+        assert {".docx", ".odt", ".html"} <= {*client.frontend_settings().supported_files_format}
+        url = client.translate_file(word, source="de", target="en").translated_file_url
+    assert url.startswith(f"{server.url}/download_file/") and url.endswith(".ein%20haus_en.docx")
+    answer = requests.get(url, timeout=60)
+    assert "filename*=utf-8''ein%20haus_en.docx" in answer.headers["content-disposition"]
+    made = word.with_name("made.docx")
+    made.write_bytes(answer.content)
+    with ZipFile(made) as archive:
+        found = texts(archive.read("word/document.xml").decode())
+    assert found[3:] == [wanted["Zelle"], wanted["Ein Satz"] + wanted["Note"]]
+    text = {"file": ("a.txt", b"Zelle\n\nEin Satz\n")}
+    answer = requests.post(f"{server.url}/translate_file", files=text, timeout=60)
+    translated = requests.get(answer.json()["translatedFileUrl"], timeout=60).text
+    assert translated == f"{wanted['Zelle']}\n\n{wanted['Ein Satz']}\n"
+
+
+def test_bad_files(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    def ask(said: str, status: int = 400, **parts: object) -> None:
+        parts = {name: part if isinstance(part, tuple) else (None, part) for name, part in parts.items()}
+        answer = requests.post(f"{server.url}/translate_file", files=parts, timeout=60)
+        assert answer.status_code == status and re.search(said, answer.json()["error"]), answer.text
+
+    ask("the form has no file", source="de")
+    ask("the file is a.pdf: expected a name that ends in one of .docx", file=("a.pdf", b"x"))
+    ask("^_a.docx is no readable .docx file: File is not a zip file$", file=("../a.docx", b"x"))
+    ask("this server translates from de to en", file=("a.txt", b"x"), source="fr")
+    monkeypatch.setattr(documents, "find_spec", lambda name: None)
+    ask("this server translates no .md files: pip install", 404, file=("a.md", b"x"))
+    status, answer = server.ask("/download_file/..%2Fsecret")
+    assert status == 404 and "there is no" in answer["error"]
+
+
+def test_a_client_that_leaves_ends_a_long_document(server: Served) -> None:
+    many = "\n".join(f"Ein Satz {number}" for number in range(10_000))
+    with pytest.raises(requests.ReadTimeout):
+        requests.post(f"{server.url}/translate_file", files={"file": ("a.txt", many)}, timeout=1)
+    start = time.monotonic()
+    status, _ = server.ask("/translate", "POST", q="Zelle", source="de", target="en")
+    assert status == 200 and time.monotonic() - start < 30
+
+
+def test_links_are_by_the_public_name() -> None:
+    asked: Any = SimpleNamespace(headers={"host": "mt.example.org"}, url=SimpleNamespace(scheme="http"))
+    shown = Limits(origins=("https://other.org", "https://mt.example.org"))
+    assert (_site(asked, shown), _site(asked, Limits())) == (
+        "https://mt.example.org",
+        "http://mt.example.org",
+    )
+
+
+def test_the_command(world: World, word: Path) -> None:
+    words = ["--path", world.model, "--data", world.data_bin, "-s", "de", "-t", "en", "--cpu", "--quiet"]
+    made = word.with_name("made.docx")
+    call("translate", *words, "--input", word, "--output", made)
+    with ZipFile(made) as archive, ZipFile(word) as before:
+        assert archive.namelist() == before.namelist()
+        assert len(texts(archive.read("word/document.xml").decode())) == 5
+    refused(
+        call("translate", *words, "--input", word, check=False),
+        "is translated by itself, to --output FILE.docx",
+    )
+    refused(call("translate", *words, "--output", made, check=False), "--output is for documents")
+    word.write_bytes(b"no archive")
+    refused(
+        call("translate", *words, "--input", word, "--output", made, check=False), "is no readable .docx file"
+    )

@@ -1,0 +1,198 @@
+"""Documents keep their form: what is not text stays to the byte, and markup goes with its words."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from xml.dom.minidom import parseString
+from zipfile import ZipFile
+
+import pytest
+
+from fairseq_ccpr.errors import ConfigurationError
+from fairseq_ccpr.text.documents import FORMATS, open_document, usable
+from tests.text.test_html import translated
+
+WORDS = {
+    "Das": "The", "kleine": "small", "Haus": "house", "ist": "is", "alt": "old", "Ende": "End", "Zelle": "Cell",
+    "Ein": "One", "Satz": "sentence", "Note": "Note", "und": "and", "Link": "link",
+}  # fmt: skip
+BOLD = "<w:rPr><w:b/></w:rPr>"
+
+
+def run(text: str, style: str = "") -> str:
+    return f'<w:r w:rsidR="00A1">{style}<w:t xml:space="preserve">{text}</w:t></w:r>'
+
+
+WORD = (
+    '<?xml version="1.0" encoding="UTF-8" standalone="yes"?>\n<w:document xmlns:w="w" xmlns:r="r" xmlns:wp="wp"><w:body>'
+    f'<w:p w:rsidR="00A1"><w:pPr><w:jc w:val="left"/></w:pPr>{run("Das ")}<w:proofErr w:type="spellStart"/>'
+    f"{run('klei', BOLD)}{run('ne', BOLD)}{run(' Ha')}{run('us ist alt.')}"
+    "<w:r><w:drawing><wp:posOffset>12</wp:posOffset></w:drawing></w:r></w:p>"
+    f'<w:p><w:hyperlink r:id="rId1">{run("Link", BOLD)}</w:hyperlink>{run(" und Haus")}<w:r><w:tab/></w:r>'
+    f"{run('Ende &amp; 3')}</w:p>"
+    '<w:p><w:r><w:fldChar w:fldCharType="begin"/></w:r><w:r><w:instrText> PAGE </w:instrText></w:r></w:p>'
+    f'<w:p><w:sdt><w:sdtPr><w:id w:val="1"/></w:sdtPr><w:sdtContent>{run("Zelle")}</w:sdtContent></w:sdt></w:p>'
+    f"<w:p>{run('Ein Satz')}<w:r><w:pict><w:txbxContent><w:p>{run('Note')}</w:p></w:txbxContent></w:pict></w:r></w:p>"
+    "</w:body></w:document>"
+)
+OPEN = (
+    '<?xml version="1.0" encoding="UTF-8"?><office:document-content xmlns:office="o" xmlns:text="t" xmlns:dc="d">'
+    "<office:body>"
+    '<text:h text:outline-level="1">Ende</text:h><text:p text:style-name="P1">Das <text:span text:style-name="T1">kleine'
+    '</text:span><text:s text:c="2"/>Haus<text:note><text:note-citation>1</text:note-citation><text:note-body><text:p>Note'
+    "</text:p></text:note-body></text:note></text:p><text:p>Ein Satz<text:line-break/>Haus &lt; 3</text:p><text:p/>"
+    "<office:annotation><dc:date>2026-11-28T10:00</dc:date><text:p>Zelle</text:p></office:annotation>"
+    "</office:body></office:document-content>"
+)
+MARKDOWN = """---
+title: Das Haus
+---
+# Das *kleine* Haus
+
+Das **kleine** Haus ist
+alt. Ein [Link](https://a.b/c_d "Haus") und `Haus` &amp; 3 \\* 4.
+
+- Ein Satz
+  1. Ende
+
+> Das ***kleine*** Haus
+
+| Zelle | Haus |
+| ----- | ---- |
+| Ende  | Satz |
+
+```text
+Das Haus
+```
+
+<div>Das Haus</div>
+"""
+PO = """msgid ""
+msgstr "Content-Type: text/plain; charset=UTF-8\\n"
+
+# Haus
+#: a.c:1
+msgid "Das Haus\\n"
+msgstr ""
+
+msgid "Ein Haus"
+msgid_plural "Das Haus"
+msgstr[0] ""
+msgstr[1] ""
+
+msgid "Ende"
+msgstr "kept"
+"""
+
+
+def zipped(path: Path, **files: str) -> Path:
+    with ZipFile(path, "w") as archive:
+        archive.writestr("mimetype", "first, and not compressed")
+        for name, text in files.items():
+            archive.writestr(f"{name.replace('__', '/')}.xml", text)
+        archive.writestr("picture.png", bytes(range(256)))
+    return path
+
+
+def through(path: Path, words: dict[str, str], order: list[int] | None = None) -> Path:
+    """Translate a document word by word."""
+    made, document = path.with_name(f"made{path.suffix}"), open_document(path)
+    document.save([translated(one, words, order) for one in document.segments], made)
+    return made
+
+
+def texts(xml: str) -> list[str]:
+    """The text of each paragraph, bold in asterisks."""
+    assert parseString(xml)
+    found = []
+    for paragraph in re.findall(r"<w:p[ >].*?</w:p>", xml):
+        runs = re.findall(
+            r"<w:r(?: [^>]*)?>(<w:rPr>.*?</w:rPr>)?<w:t [^>]*>(.*?)</w:t></w:r>|<w:(tab)/>", paragraph
+        )
+        found.append(
+            "".join("\t" if tab else f"*{text}*" if "w:b" in style else text for style, text, tab in runs)
+        )
+    return found
+
+
+def test_word(tmp_path: Path) -> None:
+    path = zipped(tmp_path / "a.docx", word__document=WORD, word__styles="<a>Haus</a>", word__footnotes=WORD)
+    sentences = [one for text in open_document(path).segments for one in text.sentences]
+    assert sentences[: len(sentences) // 2] == [
+        "Das kleine Haus ist alt.", "Link und Haus", "Ende & 3", "Zelle", "Ein Satz", "Note"
+    ]  # fmt: skip
+    with ZipFile(path) as before, ZipFile(through(path, WORDS)) as after:
+        assert before.namelist() == after.namelist()
+        for name in before.namelist():
+            if name not in ("word/document.xml", "word/footnotes.xml"):
+                assert before.read(name) == after.read(name)
+        xml = after.read("word/document.xml").decode()
+    assert texts(xml)[:2] == ["The *small* house is old.", "*link* and house\tEnd &amp; 3"]
+    kept = ("posOffset>12<", "<w:hyperlink ", " PAGE ", "<w:sdtContent><w:r>", ">One sentence<", ">Note<")
+    assert [*map(xml.count, kept)] == [1] * 6
+    with ZipFile(through(path, WORDS, order=[4, 3, 2, 1, 0, 5])) as after:
+        assert texts(after.read("word/document.xml").decode())[0] == "old is house *small* The ."
+
+
+def test_word_keeps_what_is_not_text(tmp_path: Path) -> None:
+    path = zipped(tmp_path / "a.docx", word__document=WORD)
+    with ZipFile(through(path, {})) as after:
+        again = after.read("word/document.xml").decode()
+    wanted = re.sub('<w:proofErr[^>]*>|(?<=<w:r) w:rsidR="00A1"|(?<=\\?>)\n', "", WORD)
+    for style, one, two in ((BOLD, "klei", "ne"), ("", " Ha", "us")):  # adjacent runs of one format are one
+        wanted = wanted.replace(f'{one}</w:t></w:r><w:r>{style}<w:t xml:space="preserve">{two}', one + two)
+    assert again == wanted
+
+
+def test_open_document(tmp_path: Path) -> None:
+    path = zipped(tmp_path / "a.odt", content=OPEN, meta="<a>Haus</a>")
+    with ZipFile(through(path, {})) as after:
+        assert after.read("content.xml").decode() == OPEN.replace('<text:s text:c="2"/>', " ")
+    with ZipFile(through(path, WORDS)) as after:
+        xml = after.read("content.xml").decode()
+    assert (
+        parseString(xml)
+        and ">End</text:h>" in xml
+        and "One sentence<text:line-break/>house &lt; 3</text:p>" in xml
+    )
+    assert 'The <text:span text:style-name="T1">small</text:span> house<text:note>' in xml
+    assert "<dc:date>2026-11-28T10:00</dc:date><text:p>Cell<" in xml and "citation>1<" in xml
+
+
+@pytest.mark.skipif({".md", ".po"} - {*usable()} != set(), reason="packages of documents are not installed")
+def test_markdown_and_gettext(tmp_path: Path) -> None:
+    path = tmp_path / "a.md"
+    path.write_text(MARKDOWN, encoding="utf-8")
+    joined = MARKDOWN.replace("&amp;", "&").replace(
+        "ist\nalt. Ein [", "ist alt. Ein ["
+    )  # a sentence is one line
+    assert through(path, {}).read_text(encoding="utf-8") == joined
+    made = through(path, WORDS).read_text(encoding="utf-8")
+    assert (
+        "# The *small* house\n" in made and "> The ***small*** house\n" in made and "title: Das Haus" in made
+    )
+    assert 'One [link](https://a.b/c_d "Haus") and `Haus` & 3 \\* 4.' in made and "  1. End" in made
+    assert "| Cell | house" in made and "```text\nDas Haus\n```" in made and "<div>Das Haus</div>" in made
+    path = tmp_path / "a.po"
+    path.write_text(PO, encoding="utf-8")
+    made = through(path, WORDS).read_text(encoding="utf-8")
+    assert 'msgid "Das Haus\\n"\nmsgstr "The house\\n"' in made and made.count("#, fuzzy") == 2
+    assert (
+        'msgstr[0] "One house"\nmsgstr[1] "The house"' in made
+        and 'msgstr "kept"' in made
+        and "# Haus\n#: a.c:1" in made
+    )
+
+
+def test_what_is_no_document_is_refused(tmp_path: Path) -> None:
+    for suffix in (".docx", ".odt", ".html", ".md", ".po"):
+        path = tmp_path / f"a{suffix}"
+        path.write_bytes(b"\xff\xfe no document")
+        with pytest.raises(ConfigurationError, match=f"a{suffix} is no readable {suffix} file"):
+            open_document(path)
+    with pytest.raises(ConfigurationError, match="it has no text in it"):
+        open_document(zipped(tmp_path / "b.docx", content=OPEN))
+    with pytest.raises(ConfigurationError, match="is no document that is known"):
+        open_document(tmp_path / "a.pdf")
+    assert {*FORMATS} >= {".docx", ".odt", ".html", ".md", ".po", ".txt"}
