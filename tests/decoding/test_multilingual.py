@@ -176,6 +176,22 @@ def test_share_of_zero_equals_the_model_alone_to_the_bit(
     assert not equal(changed, found, tolerance=1e-2)
 
 
+def test_the_model_is_its_own_reverse_model(several: Several, tmp_path: Path) -> None:
+    """Target text is translated back by the same checkpoint, with the languages exchanged."""
+    lines = [target for _, target in read_pairs(several.data_bin.parent / "rows.tsv")]
+    text, output = write_lines(tmp_path / "mono.en", *lines), tmp_path / "store"
+    words = ["-s", "de", "-t", "en", "--path", several.model, "--output", output, "--cpu", "--quiet"]
+    call("build tokens", several.data_bin, *words, "--monolingual", text, "--reverse-model", several.model)
+    pairs = dict(map(reversed, read_pairs(output / "back-translations/pairs.tsv")))
+    assert len(pairs) > COUNT / 2 and {*pairs} <= {*lines}
+    swapped = write_lines(tmp_path / "swapped.tsv", *map("\t".join, pairs.items()))
+    subwords = ["--sentencepiece-model", several.data_bin / "spm.model"]
+    subwords += ["--dict", several.data_bin / "dict.en.txt"]
+    call("prepare", "--test", swapped, "-s", "en", "-t", "de", *subwords, "--output", tmp_path / "en-de")
+    with Translator(several.model, data=tmp_path / "en-de", beam=2, device="cpu") as back:
+        assert [one.text for one in back.translate([*pairs])] == [*pairs.values()]
+
+
 def test_datastore_of_the_answers_gives_the_answers(several: Several) -> None:
     task, _ = load(configure(several.words(), several.data_bin))
     targets = [pair["target"] for pair in task.dataset("test")]
