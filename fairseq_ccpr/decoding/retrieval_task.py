@@ -64,6 +64,7 @@ from fairseq_ccpr.decoding.token_memory import (
 from fairseq_ccpr.decoding.trust import LearnedTrust, LoadedTrust, Trained, Trust, load_trust, trained_with
 from fairseq_ccpr.device import BF16, FP16, FP32, choose_precision
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
+from fairseq_ccpr.models.checkpoint import Undrawn
 from fairseq_ccpr.models.key_layer import KeyCapture
 from fairseq_ccpr.models.step_decoder import is_plain
 from fairseq_ccpr.paths import literal, split_paths
@@ -442,7 +443,8 @@ class RetrievalTask(FairseqTask):
         dictionary, device = self.target_dictionary, counts.grams.device
         ids = {dictionary.pad(), dictionary.bos(), dictionary.unk(), *self.tags.ids(dictionary)}
         special = torch.tensor(sorted(ids), device=device)
-        weight = TextWeight()
+        with Undrawn():
+            weight = TextWeight()
         weight.load_state_dict(self.trained.get(TextMemory.name, weight.state_dict()))
         weight = weight.requires_grad_(False).to(device)
         end = self.tags.end_of(dictionary)

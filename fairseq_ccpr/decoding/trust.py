@@ -38,6 +38,7 @@ from fairseq_ccpr.decoding.options import PhraseSettings
 from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
 from fairseq_ccpr.decoding.token_memory import TokenMemory, name_of
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
+from fairseq_ccpr.models.checkpoint import Undrawn
 from fairseq_ccpr.storage import fingerprint
 from fairseq_ccpr.storage.files import atomic_file
 
@@ -326,7 +327,8 @@ def load_trust(path: Path, parts: Parts, kind: type[Trust] = LearnedTrust) -> Lo
         arguments["memories"] = {
             one.name: one.features for one in (TokenMemory, PhraseMemory) if arguments.pop(one.name)
         }
-    trust = kind(**arguments)
+    with Undrawn():
+        trust = kind(**arguments)
     trust.load_state_dict(tensors)
     return LoadedTrust(trust.requires_grad_(False), trained, described)
 

@@ -46,7 +46,7 @@ def load_models(paths: list[str], task: Any, overrides: Mapping[str, Any] | None
                 f"{path} was trained with --task {task_name}: it is not a translation model; give the "
                 "model's checkpoint"
             )
-    with reading(", ".join(paths), "no fairseq model for these dictionaries", OTHER_DATA), _Undrawn():
+    with reading(", ".join(paths), "no fairseq model for these dictionaries", OTHER_DATA), Undrawn():
         models, _ = checkpoint_utils.load_model_ensemble(
             paths, arg_overrides=dict(overrides) if overrides else None, task=task
         )
@@ -61,8 +61,11 @@ def load_models(paths: list[str], task: Any, overrides: Mapping[str, Any] | None
     return list(models)
 
 
-class _Undrawn(TorchFunctionMode):
-    """Leaves the parameters of models that are made at 0, as a checkpoint is about to fill all of them."""
+class Undrawn(TorchFunctionMode):
+    """Leaves the parameters of what is made at 0, as a file is about to fill all of them.
+
+    So torch's random numbers stay as they were, and sampling is the same with memories of no weight.
+    """
 
     def __torch_function__(
         self, function: Any, kinds: Any, args: Sequence[Any] = (), named: Mapping[str, Any] | None = None

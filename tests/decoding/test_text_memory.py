@@ -32,6 +32,7 @@ from fairseq_ccpr.evaluation.test_set import Decodings, SystemOutput, Translatio
 from fairseq_ccpr.evaluation.tune import Candidate
 from fairseq_ccpr.inference.system import System
 from fairseq_ccpr.text.pairs import read_pairs
+from tests.decoding.test_decoding import SEARCHES
 from tests.helpers import call, equal, refused, write_lines
 from tests.server.conftest import served
 from tests.small_models import World, subword_options
@@ -74,6 +75,41 @@ def test_alpha_of_zero_is_as_without_text(decode: Callable, build_text: Callable
     plain = decode("--beam", 3)
     assert equal(decode(*with_text(store, "--text-alpha", 0)), plain)  # to the bit
     assert not equal(decode(*with_text(store, "--text-alpha", 0.5)), plain)
+
+
+@pytest.fixture(scope="module")
+def only_text(build_text: Callable, references: Path, general: Path) -> Path:
+    return build_text(references, True, "--against", general)
+
+
+@pytest.mark.parametrize("search", SEARCHES, ids=lambda s: " ".join(map(str, s)) or "plain")
+def test_every_kind_of_search_has_the_text(decode: Callable, only_text: Path, search: list[object]) -> None:
+    """With alpha 0 the model alone, to the bit; with more, something else."""
+    words, alone = ["--datastore", only_text, *search, "--text-alpha"], decode(*search, base=True)
+    assert equal(decode(*words, 0), alone)
+    assert not equal(decode(*words, 0.5), alone, tolerance=1e-2)
+
+
+def test_prefixes_are_kept_beside_the_text(decode: Callable, only_text: Path) -> None:
+    words = ["--datastore", only_text, "--text-alpha", 0.5, "--prefix-size", 2]
+    forced, free = decode(*words), decode(*words[:-2])
+    firsts = {i: hypotheses[0]["tokens"][:2].tolist() for i, hypotheses in decode(base=True).items()}
+    assert all(len({tuple(one["tokens"][:2].tolist()) for one in each}) == 1 for each in forced.values())
+    assert any(forced[i][0]["tokens"][:2].tolist() != firsts[i] for i in forced) and not equal(forced, free)
+
+
+def test_half_precision_and_ensembles_have_the_text(
+    world: World, decode: Callable, only_text: Path, tmp_path: Path
+) -> None:
+    words = ["--datastore", only_text, "--text-alpha", 0.5]
+    whole, half = (decode(*words, "--score-reference", *more) for more in ([], ["--fp16"]))
+    scores = [
+        torch.cat([one[0]["positional_scores"].float() for one in each.values()]) for each in (whole, half)
+    ]
+    assert 0 < float((scores[0] - scores[1]).abs().median()) < 0.01 and bool(scores[1].isfinite().all())
+    shutil.copy(world.model, tmp_path / "again.pt")
+    both = ["--path", f"{world.model}:{tmp_path / 'again.pt'}"]
+    assert equal(decode(*words, *both), decode(*words), tolerance=2e-3)
 
 
 def test_a_translation_does_not_depend_on_its_batch(
