@@ -311,11 +311,37 @@ def test_knowing_that_none_is_missing_changes_nothing(metric: str, trusting: boo
     assert torch.equal(certain[0], unsure[0])
     torch.testing.assert_close(certain[1], unsure[1], rtol=1e-6, atol=1e-6)
     retriever = make_retriever(metric, CPU)
-    assert (
-        retriever.always_finds(900, 3)
-        and not retriever.always_finds(901, 3)
-        and not retriever.always_finds(8, 5)
-    )
+    known = [retriever.always_finds(k, unknown) for k, unknown in ((900, 3), (901, 3), (8, 5), (8, 3))]
+    assert known == [True, False, False, True]
+    others = retriever.with_entries(retriever.index, torch.full_like(retriever.values, 3), "others")
+    assert not others.always_finds(8, 3) and retriever.always_finds(8, 3)
+
+
+@pytest.mark.parametrize("metric", ["l2", "ip"])
+@pytest.mark.parametrize("number", ["nan", "inf"])
+@torch.no_grad()
+def test_a_query_that_is_no_number_changes_nothing(metric: str, number: str) -> None:
+    """Also where it is taken as known that no neighbour is missing: it has no weight, and others have theirs."""
+    ensemble = make_ensemble(metric, CPU)
+    tokens = ensemble.find(TokenMemory)
+    assert tokens.retriever.always_finds(tokens.asked_for, tokens.unknown)
+    ensemble, alone = ensemble.with_memories([tokens], None), ensemble.with_memories([], None)
+    right, plain = list(two_steps(ensemble, CPU))[1], list(two_steps(alone, CPU))[1]
+    real, calls = TokenRetriever.project, []
+
+    def overflowing(retriever: TokenRetriever, states: Tensor) -> Tensor:
+        keys = real(retriever, states).clone()
+        if calls:  # at the second step
+            keys[1] = float(number)
+        calls.append(keys)
+        return keys
+
+    with patch.object(TokenRetriever, "project", overflowing):
+        step = list(two_steps(ensemble, CPU))[1]
+    assert len(calls) == 2 and step.isfinite().all()
+    assert torch.equal(step[1], plain[1]) and not torch.equal(right[1], plain[1])
+    others = [0, *range(2, len(step))]
+    torch.testing.assert_close(step[others], right[others])
 
 
 class Choosy(TokenRetriever):

@@ -6,6 +6,7 @@ import gc
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 from unittest.mock import patch
 
 import faiss
@@ -108,12 +109,14 @@ def multiplied(queries: Tensor, keys: Tensor) -> Tensor:
     metric=st.sampled_from(["l2", "ip"]),
     run=st.sampled_from([2, 8, 64]),
     tile=st.sampled_from([1, 1 << 9, 1 << 24]),
+    peaks=st.sampled_from([1, 99, 1 << 24]),
+    selected=st.sampled_from([1, 999, 1 << 24]),
     kinds=st.sampled_from([1, 2, 5, 60]),
     dtype=st.sampled_from([torch.float16, torch.float32]),
     seed=st.integers(0, 2**31),
 )
 def test_a_gpu_finds_what_brute_force_finds(
-    size, dimension, rows, k, metric, run, tile, kinds, dtype, seed
+    size, dimension, rows, k, metric, run, tile, peaks, selected, kinds, dtype, seed
 ) -> None:
     """Of whole numbers, so that many keys are exactly as near, and the first of them are wanted."""
     chance = torch.Generator().manual_seed(seed)
@@ -123,7 +126,8 @@ def test_a_gpu_finds_what_brute_force_finds(
     queries[0] = 0
     wanted = all_scores(keys, queries, metric).sort(dim=1, descending=True, stable=True)
     real = min(k, size)
-    with patch.multiple(exact, RUN=run, GPU_NUMBERS=tile, PEAKS=8 * tile, products=multiplied):
+    sizes = {"RUN": run, "GPU_NUMBERS": tile, "PEAKS": peaks, "SELECTED": selected}
+    with patch.multiple(exact, **sizes, products=multiplied):
         scores, ids = as_a_gpu_selects(keys.to(dtype), metric).search(queries.float(), k)
     assert torch.equal(ids[:, :real], wanted.indices[:, :real]) and (ids[:, real:] == -1).all()
     assert torch.equal(scores[:, :real], wanted.values[:, :real].float()) and scores.shape == (rows, k)
@@ -145,33 +149,66 @@ def test_a_gpu_finds_near_duplicates_and_large_numbers(metric, tile, monkeypatch
     assert (found[1] == 299).all() and found[0].isfinite().all()
 
 
+class Counted(NamedTuple):
+    """What a search of a GPU does."""
+
+    operations: int
+    read: int  # keys that are multiplied with all queries of a block
+
+
+def counted_search(metric: str, size: int, rows: int, k: int, **sizes: int) -> Counted:
+    """Search for queries in random keys of width 8, in tiles and blocks of some sizes."""
+    index, counted, read = as_a_gpu_selects(torch.randn(size, 8).half(), metric), Operations(), []
+
+    def one(queries: Tensor, keys: Tensor) -> Tensor:
+        counted.count += 1
+        read.append(len(keys) * (keys.dim() == 2))
+        with _disable_current_modes():
+            return multiplied(queries, keys)
+
+    with patch.multiple(exact, **sizes, products=one):
+        index.search(torch.randn(1, 8), k)  # what is computed once
+        queries, counted.count = torch.randn(rows, 8), 0
+        read.clear()
+        with counted:
+            index.search(queries, k)
+    return Counted(counted.count, sum(read))
+
+
 @pytest.mark.parametrize("metric", ["l2", "ip"])
-def test_a_search_of_a_gpu_has_few_operations_whatever_its_sizes(metric) -> None:
-    """Each further tile has a product and a maximum, and by distance a difference."""
+def test_a_search_of_a_gpu_in_one_tile_has_few_operations_whatever_its_sizes(metric) -> None:
+    most = counted_search(metric, 64_001, 5, 8).operations
+    print(f"{metric}: {most} operations")
+    assert 20 < most <= 27 + 3 * (metric == "l2")
+    for sizes in ((64_003, 50, 8), (64_009, 5, 64), (640_063, 3, 8)):
+        assert counted_search(metric, *sizes).operations == most
+    assert counted_search(metric, 64_000, 5, 8).operations < most
 
-    def operations(size: int, rows: int, k: int, tile: int) -> int:
-        def one(queries: Tensor, keys: Tensor) -> Tensor:
-            counted.count += 1
-            with _disable_current_modes():
-                return multiplied(queries, keys)
 
-        index, counted = as_a_gpu_selects(torch.randn(size, 8).half(), metric), Operations()
-        with patch.multiple(exact, GPU_NUMBERS=tile, products=one):
-            index.search(torch.randn(1, 8), k)  # what is computed once
-            counted.count = 0
-            with counted:
-                index.search(torch.randn(rows, 8), k)
-        return counted.count - 1  # the queries
+@pytest.mark.parametrize("metric", ["l2", "ip"])
+def test_each_further_tile_has_a_product_a_maximum_and_by_distance_a_difference(metric) -> None:
+    found = [
+        counted_search(metric, 64_001, 8, 8, GPU_NUMBERS=8 * (64_001 // tiles + 64)).operations
+        for tiles in range(1, 6)
+    ]
+    print(f"{metric}: {found} operations of one to five tiles")
+    further, distances = np.diff(found), metric == "l2"
+    assert further[0] == 4 + 3 * distances and set(further[1:]) == {2 + distances}
+    wide = counted_search(metric, 64_001, 8, 8, GPU_KEYS=8 * (64_001 // 2 + 64)).operations
+    assert wide == found[1]
 
-    distances = metric == "l2"
-    most = operations(64_001, 5, 8, 1 << 28)
-    assert 20 < most <= 27 + 3 * distances
-    assert {operations(*sizes, 1 << 28) for sizes in ((64_003, 50, 8), (64_009, 5, 64), (640_063, 3, 8))} == {
-        most
-    }
-    assert operations(64_000, 5, 8, 1 << 28) == most - 2
-    tiles = [operations(64_001, 8, 8, 8 * rows) for rows in (64_001 // number + 64 for number in range(2, 6))]
-    assert set(np.diff(tiles)) == {2 + distances} and tiles[0] - most <= 8 + distances
+
+@pytest.mark.parametrize("metric", ["l2", "ip"])
+def test_many_queries_share_a_sweep_of_the_keys(metric) -> None:
+    """As 800 do with ten million keys: the best of each are selected in blocks of queries, of few operations each."""
+    size, rows = 19_201, 800
+    sweep = counted_search(metric, size, rows, 8, GPU_NUMBERS=rows * 6400, SELECTED=1 << 24)
+    assert sweep.read == size
+    blocks = counted_search(metric, size, rows, 8, GPU_NUMBERS=rows * 6400, SELECTED=rows * 17 * 64 // 4)
+    print(f"{metric}: {sweep.operations} operations, {blocks.operations} in four blocks")
+    assert blocks.read == size and 0 < blocks.operations - sweep.operations <= 3 * 22
+    half = counted_search(metric, size, rows, 8, PEAKS=rows // 2 * 300 + 99)
+    assert half.read == 2 * size
 
 
 def test_largest_keeps_the_order_of_floats() -> None:
