@@ -28,6 +28,7 @@ from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
 from fairseq_ccpr.decoding.phrase_votes import PhraseState, PhraseVotes
 from fairseq_ccpr.decoding.token_memory import Neighbours, TokenBatch, TokenMemory, TokenRetriever
 from fairseq_ccpr.decoding.trust import LearnedTrust, Trust
+from fairseq_ccpr.lab.speed.decoding_speed import Operations
 from fairseq_ccpr.models import step_decoder
 from fairseq_ccpr.models.key_layer import KeyCapture
 from fairseq_ccpr.models.step_decoder import StepDecoder, StepState
@@ -35,7 +36,7 @@ from fairseq_ccpr.search import ExactIndex, exact
 from tests.decoding.phrase_tables import Found, make_table
 from tests.helpers import BOTH, adaptive_trust, vote
 from tests.small_models import World
-from tests.torch_operations import NoRoundTrip, Operations, Traced, no_synchronisation
+from tests.torch_operations import NoRoundTrip, Traced, no_synchronisation
 
 CPU = torch.device("cpu")
 pytestmark = pytest.mark.usefixtures("as_on_a_gpu")

@@ -27,6 +27,7 @@ from fairseq_ccpr.decoding.mixture import Distribution, Mixture
 from fairseq_ccpr.decoding.options import TokenRetrievalSettings
 from fairseq_ccpr.decoding.text_memory import TextMemory
 from fairseq_ccpr.decoding.token_memory import LearningRetriever, Neighbours, TokenMemory, TokenRetriever
+from fairseq_ccpr.lab.speed.decoding_speed import Operations
 from fairseq_ccpr.search import ExactIndex, live
 from fairseq_ccpr.search.exact import half_norms
 from fairseq_ccpr.search.live import Segment
@@ -35,7 +36,7 @@ from tests.helpers import equal as same
 from tests.helpers import neighbours_of
 from tests.killing import new_pair
 from tests.small_models import World, build
-from tests.torch_operations import NoRoundTrip, Operations
+from tests.torch_operations import NoRoundTrip
 
 NOTHING_GONE = torch.empty(0, dtype=torch.long)
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
+from fairseq_ccpr.lab.speed.decoding_speed import Operations
 from fairseq_ccpr.search import (
     ExactIndex,
     FaissIndex,
@@ -32,7 +33,6 @@ from fairseq_ccpr.search.faiss_index import automatic_factory, inverted_lists
 from fairseq_ccpr.search.index_plan import Effort, plan_index
 from fairseq_ccpr.search.recall import recall
 from tests.helpers import own_bytes
-from tests.torch_operations import Operations
 from tests.vectors import all_scores, brute_force, clustered
 
 
