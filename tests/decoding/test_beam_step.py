@@ -37,6 +37,7 @@ from tests.decoding.phrase_tables import Found, make_table
 from tests.helpers import BOTH, adaptive_trust, vote
 from tests.small_models import World
 from tests.torch_operations import NoRoundTrip, Traced, no_synchronisation
+from tests.vectors import multiplied
 
 CPU = torch.device("cpu")
 pytestmark = pytest.mark.usefixtures("as_on_a_gpu")
@@ -263,14 +264,12 @@ def test_trust_adds_few_operations_to_a_step() -> None:
     assert 0 < operations(trusting=True) - operations() < 200
 
 
-def traced_step(metric: str, trusting: bool, seed: int) -> list[object]:
-    """All that a step does besides its models, with a search in a GPU's form, by a model of this seed."""
+def traced_step(metric: str, trusting: bool, rows: int, seed: int) -> list[object]:
+    """All that a step does besides its models, with a search in a GPU's form and tiles, by a model of this seed."""
     torch.manual_seed(seed)
     ensemble, traced = make_ensemble(metric, CPU, trusting=trusting), Traced()
     ensemble.find(TokenMemory).retriever.index.by_runs = True
-    with patch.object(
-        exact, "products", lambda queries, keys: queries.float() @ keys.float().transpose(-1, -2)
-    ):
+    with patch.multiple(exact, products=multiplied, GPU_NUMBERS=6 * rows):
         steps = two_steps(ensemble, CPU)
         next(steps)
         with watching(lambda: traced, steps=False, search=True):
@@ -280,9 +279,10 @@ def traced_step(metric: str, trusting: bool, seed: int) -> list[object]:
 
 @pytest.mark.parametrize("trusting", [False, True])
 @pytest.mark.parametrize("metric", ["l2", "ip"])
-def test_a_step_is_the_same_whatever_the_numbers_are(metric: str, trusting: bool) -> None:
-    """No shape and no number of the host's depends on what is found: a step could be replayed."""
-    first, *others = (traced_step(metric, trusting, seed) for seed in range(3))
+@pytest.mark.parametrize("rows", [256, 1 << 20])
+def test_a_step_is_the_same_whatever_the_numbers_are(metric: str, rows: int, trusting: bool) -> None:
+    """No shape and no number of the host's depends on what is found, in one tile or four: a step could be replayed."""
+    first, *others = (traced_step(metric, trusting, rows, seed) for seed in range(3))
     assert len(first) > 100 and all(other == first for other in others)
 
 
@@ -291,9 +291,7 @@ def test_hypotheses_beyond_those_there_are_change_nothing(metric: str) -> None:
     """So that one replay serves all numbers of hypotheses up to its own."""
     retriever, states = make_retriever(metric, CPU), torch.randn(5, 24 if metric == "ip" else 16)
     retriever.index.by_runs = True
-    with patch.object(
-        exact, "products", lambda queries, keys: queries.float() @ keys.float().transpose(-1, -2)
-    ):
+    with patch.object(exact, "products", multiplied):
         alone, padded = (
             retriever.search(torch.nn.functional.pad(states, (0, 0, 0, more)), 8) for more in (0, 3)
         )

@@ -147,6 +147,18 @@ def test_a_step_makes_no_round_trip_and_as_many_operations_whatever_was_learned(
     assert counts[0] == counts[1] > 0
 
 
+@pytest.mark.usefixtures("as_on_a_gpu")
+@pytest.mark.parametrize("metric", ["l2", "ip"])
+def test_of_what_was_learned_and_forgotten_it_is_not_known_that_none_is_missing(metric: str) -> None:
+    ensemble = make_ensemble(metric, CPU)
+    other, sources = learning(ensemble, 900), torch.tensor([[5, 6, 2]])
+    for one, certain in ((ensemble, True), (other, False)):
+        assert one.find(TokenMemory).begin(sources, Snapshot()).certain == certain
+    with patch.object(TokenRetriever, "always_finds", lambda *_: False):
+        unsure = list(two_steps(other, CPU))
+    assert all(map(torch.equal, two_steps(other, CPU), unsure))
+
+
 def test_a_batch_that_has_begun_does_not_see_what_is_learned_meanwhile() -> None:
     ensemble = make_ensemble("l2", CPU)
     wanted = list(two_steps(ensemble, CPU))

@@ -33,7 +33,7 @@ from fairseq_ccpr.search.faiss_index import automatic_factory, inverted_lists
 from fairseq_ccpr.search.index_plan import Effort, plan_index
 from fairseq_ccpr.search.recall import recall
 from tests.helpers import own_bytes
-from tests.vectors import all_scores, brute_force, clustered
+from tests.vectors import all_scores, brute_force, clustered, multiplied
 
 
 @given(
@@ -94,11 +94,6 @@ def as_a_gpu_selects(keys: Tensor, metric: str) -> ExactIndex:
     index = ExactIndex(keys, metric)
     index.by_runs = True
     return index
-
-
-def multiplied(queries: Tensor, keys: Tensor) -> Tensor:
-    """What Tensor cores make of halves, which a CPU has no such product of."""
-    return queries.float() @ keys.float().transpose(-1, -2)
 
 
 @given(
