@@ -75,7 +75,7 @@ def choose_precision(wanted: str, device: torch.device, weights: int) -> str:
 
 
 def sync_is_free(device: torch.device) -> bool:
-    """Check whether a step may read numbers off tensors: a CPU has them, a GPU would have to be waited for."""
+    """Check whether a step may read numbers off tensors: a CPU has them, for a GPU's it would wait."""
     return device.type == "cpu"
 
 

@@ -170,9 +170,11 @@ class TokenRetriever:
         return Neighbours(ids, scores, self.values[ids].long())
 
     def always_finds(self, k: int, unknown: int) -> bool:
-        """Tell whether no search for k neighbours leaves one out, nor names a token; a GPU is waited for once.
+        """Tell whether no search for k neighbours leaves one out, nor names a token.
 
-        A query that is no number finds nothing all the same: its scores are -inf throughout.
+               A GPU is waited for once.
+        A query that is no number finds nothing all the same: its scores are
+               -inf throughout.
         """
         own = type(self).search is TokenRetriever.search and isinstance(self.index, ExactIndex)
         if not own or self.learned is not None or k > self.index.size:

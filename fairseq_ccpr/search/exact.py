@@ -128,27 +128,22 @@ class ExactIndex(Index):
         rows = max(RUN, rows // RUN * RUN)
         highest = queries.new_empty(len(queries), self.size // RUN, dtype=torch.float32)
         for first in range(0, max(1, self.size), rows):
-            scores = None  # the next ones take its memory
-            scores = self._scores_by_product(queries, slice(first, first + rows))
+            scores = queries  # instead of the last scores, whose memory the next ones take
+            scores = products(queries, self.keys[first : first + rows])
+            if self.metric == "l2":
+                scores -= self.half_norms[first : first + rows]
             runs, begin = scores.size(1) // RUN, first // RUN
-            in_runs = scores[:, : runs * RUN].unflatten(1, (runs, RUN))
-            torch.amax(in_runs, 2, out=highest[:, begin : begin + runs])
+            into = highest[:, begin : begin + runs]
+            torch.amax(scores[:, : runs * RUN].unflatten(1, (runs, RUN)), 2, out=into)
         at_once = max(1, SELECTED // max(1, highest.size(1), (count + 1) * RUN))
         every = scores.split(at_once) if rows >= self.size else repeat(None)
-        del scores, in_runs
-        found = [
-            self._near_of(count, *some) for some in zip(queries.split(at_once), highest.split(at_once), every)
-        ]
+        del scores
+        blocks = zip(queries.split(at_once), highest.split(at_once), every)
+        found = [self._near_of(count, *block) for block in blocks]
         return found[0] if len(found) == 1 else torch.cat(found)
 
-    def _scores_by_product(self, queries: Tensor, tile: slice) -> Tensor:
-        scores = products(queries, self.keys[tile])
-        if self.metric == "l2":
-            scores -= self.half_norms[tile]
-        return scores
-
     def _near_of(self, count: int, queries: Tensor, highest: Tensor, scores: Tensor | None) -> Tensor:
-        """Select for some queries, by the highest of each run, fp32 [H, R], and by all scores where they are kept."""
+        """Select for some queries, by the highest of each run, fp32 [H, R]; None: scores were not kept."""
         best = first_largest(highest, min(count, highest.size(1))).sort(dim=1).values
         ids = torch.add(self._within_run, best.unsqueeze(2), alpha=RUN).flatten(1)
         if len(self._after_runs):

@@ -16,7 +16,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_flatten
 
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
 from fairseq_ccpr.lab.speed.decoding_speed import Operations
@@ -204,6 +206,40 @@ def test_many_queries_share_a_sweep_of_the_keys(metric) -> None:
     assert blocks.read == size and 0 < blocks.operations - sweep.operations <= 3 * 22
     half = counted_search(metric, size, rows, 8, PEAKS=rows // 2 * 300 + 99)
     assert half.read == 2 * size
+
+
+class PeakBytes(TorchDispatchMode):
+    """Notes the most bytes that tensors have which were made and not freed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held: dict[int, tuple[StorageWeakRef, int]] = {}
+        self.most = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        for one in tree_flatten(made)[0]:
+            if isinstance(one, Tensor) and not func.is_view:
+                storage = one.untyped_storage()
+                self.held[storage.data_ptr()] = StorageWeakRef(storage), storage.nbytes()
+        self.held = {place: one for place, one in self.held.items() if not one[0].expired()}
+        self.most = max(self.most, sum(size for _, size in self.held.values()))
+        return made
+
+
+@pytest.mark.parametrize("metric", ["l2", "ip"])
+@pytest.mark.parametrize("tile", [1 << 18, 1 << 22])
+@pytest.mark.parametrize("rows", [1, 300])
+def test_a_search_of_a_gpu_takes_no_more_memory_than_is_kept_free(metric, tile, rows) -> None:
+    """Keys in fp32, as a CPU multiplies no halves; those that are gathered take twice as much."""
+    index, queries = as_a_gpu_selects(torch.randn(12_801, 8), metric), torch.randn(rows, 8)
+    sizes = {"GPU_NUMBERS": tile, "PEAKS": rows * 200, "SELECTED": 1 << 14}
+    with patch.multiple(exact, **sizes, TILE_NUMBERS=1 << 14):
+        index.search(queries, 8)  # what is computed once
+        with (peak := PeakBytes()):
+            index.search(queries, 8)
+    kept = 4 * (tile + rows * 200) + 24 * sizes["SELECTED"]
+    assert peak.most <= kept
 
 
 def test_largest_keeps_the_order_of_floats() -> None:

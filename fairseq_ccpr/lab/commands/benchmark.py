@@ -89,7 +89,8 @@ def benchmark_decoding(
             opened.setdefault(parts["token"], (name, TokenDatastore(parts["token"])))
     if only == "search" and not opened:
         raise ConfigurationError(
-            "--only search measures token parts, and none of --systems has one: give one that has, or leave it out"
+            "--only search measures token parts, and none of --systems has one: give one that has, "
+            "or leave it out"
         )
     for _, store in opened.values():
         for choice, size in ((choice, size) for choice in index for size in sizes):

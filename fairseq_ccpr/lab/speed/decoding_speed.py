@@ -54,7 +54,7 @@ class DecodingSpeed:
 
 
 class Operations(TorchDispatchMode):
-    """Counts operations of torch that make or change a tensor, in this thread: of a GPU about as many kernels."""
+    """Counts this thread's operations that make or change a tensor: on a GPU, about as many kernels."""
 
     count = 0
 
@@ -91,7 +91,7 @@ class SpeedTest:
     def resize(self, entries: int, choice: str) -> None:
         """Give every system a token datastore of so many entries, made from its own; some may share one.
 
-        Systems without one, or with `--tokens-sentences`, whose speed knows no size, take their turns but once.
+        Systems without one, or with `--tokens-sentences`, have no size, and take their turns but once.
         """
         self.turns = list(ALONE)
         made: dict[Path, tuple[Index, Tensor, Tensor, str]] = {}
@@ -147,8 +147,7 @@ class SpeedTest:
     def _index(self, name: str) -> Index | None:
         """The index that a system searches each step, if it does; the one that `resize` made."""
         tokens = self.generators[name].model.find(TokenMemory) if name not in ALONE else None
-        searches = tokens is not None and not tokens.settings.sentences
-        return tokens.retriever.index if searches else None
+        return None if tokens is None or tokens.settings.sentences else tokens.retriever.index
 
     def measure(self, batch: int, repeats: int, limits: Limits) -> list[DecodingSpeed]:
         """Time every system on the same batches: once to warm up, then `repeats` times in turns."""
@@ -201,7 +200,7 @@ class SpeedTest:
         return tokens / (time.perf_counter() - start)
 
     def _time_phases(self, name: str, samples: list[dict[str, Any]]) -> tuple[dict[str, float], float]:
-        """Time phases, in milliseconds a step, and count operations, with those of encoder and beam search."""
+        """Time phases, in milliseconds a step, and count operations, the encoder's and beam search's too."""
         with PhaseTimer(self.device) as timer:
             start = time.perf_counter()
             self._decode(name, samples)
