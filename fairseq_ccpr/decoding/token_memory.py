@@ -172,9 +172,7 @@ class TokenRetriever:
     def always_finds(self, k: int, unknown: int) -> bool:
         """Tell whether no search for k neighbours leaves one out, nor names a token.
 
-               A GPU is waited for once.
-        A query that is no number finds nothing all the same: its scores are
-               -inf throughout.
+        A GPU is waited for once. A query that is no number finds nothing all the same: its scores are -inf.
         """
         own = type(self).search is TokenRetriever.search and isinstance(self.index, ExactIndex)
         if not own or self.learned is not None or k > self.index.size:
