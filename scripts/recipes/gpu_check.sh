@@ -29,6 +29,10 @@ if [ $# -gt 0 ]; then
   shift
   for name in raw clknn text phrases; do
     [ -d "$stores/$name" ] || continue
+    if [ ! -f "$stores/$name/tuned.json" ]; then
+      echo "$stores/$name is not tuned: run fairseq-ccpr tune, as figures are of tuned settings, with trust" >&2
+      exit 2
+    fi
     systems+=("$name=$stores/$name")
     case $name in raw | clknn) tokens+=("$name=$stores/$name") ;; esac
     [ "$name" = raw ] || others="$others${others:+:}$stores/$name"
