@@ -18,7 +18,6 @@ from fairseq_ccpr.errors import ConfigurationError
 
 logger = logging.getLogger(__name__)
 AUTO, FP32, FP16, BF16 = PRECISIONS = "auto", "fp32", "fp16", "bf16"
-HOST = "cpu"
 FASTER = 1.3  # times that bf16 is to be as fast as fp32
 LARGE = 1 << 20  # weights of a projection
 ALIGN = 16  # bytes; every dtype may begin at a multiple
@@ -76,11 +75,8 @@ def choose_precision(wanted: str, device: torch.device, weights: int) -> str:
 
 
 def sync_is_free(device: torch.device) -> bool:
-    """Check whether a step may read numbers off tensors: a CPU has them, a GPU would have to be waited for.
-
-    On a GPU, moreover, each operation takes the host as long as a small step of a CPU.
-    """
-    return device.type == HOST
+    """Check whether a step may read numbers off tensors: a CPU has them, for a GPU's it would wait."""
+    return device.type == "cpu"
 
 
 def compute_on_one_thread() -> None:

@@ -52,16 +52,6 @@ class Traced(NoRoundTrip):
         return made
 
 
-class Operations(TorchDispatchMode):
-    """Counts those that make a tensor: on a GPU, kernels to launch."""
-
-    count = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += not func.is_view
-        return func(*args, **(kwargs or {}))
-
-
 @contextmanager
 def no_synchronisation() -> Iterator[None]:
     """CUDA's own check, in which any call that waits for the device fails."""

@@ -391,8 +391,8 @@ def _plan(directory: Path, size: int | None, queries: int, speeds: list[str], in
     if (text := manifest.text) is not None:
         tokens, counted = size or text.size, TextDatastore(directory).counted_bytes / max(1, text.size)
         print(
-            f"text of {tokens:,} tokens: {tokens * counted / 1e9:,.4g} GB in memory, mapped, or on one GPU, "
-            "which has to have room for it"
+            f"text of {tokens:,} tokens: at most {tokens * counted / 1e9:,.4g} GB in memory, mapped, "
+            "or on one GPU, which has to have room for it"
         )
     print(f"this machine: {describe_room(directory)}")
     return 0

@@ -336,14 +336,17 @@ class TextDatastore(OpenedPart[TextSection]):
         Raises:
             ConfigurationError: a GPU has no room for it.
         """
-        if device.type != "cpu" and self.counted_bytes > (left := room(device)):
-            raise ConfigurationError(
-                f"the text of {self.directory} takes {self.counted_bytes / 1e9:,.3g} GB of the GPU, which "
-                f"has {max(0, left) / 1e9:,.3g} GB for datastores: leave it out of --datastore, build it of "
-                "less text, or give --cpu"
-            )
-        section, arrays = self.section, self.arrays
-        contexts, prefixes, following, grams, counts = (as_tensor(arrays[name]) for name in LOOKED_UP)
+        section, tensors = self.section, [as_tensor(self.arrays[name]) for name in LOOKED_UP]
+        if device.type != "cpu":
+            tensors = [_signed(one) for one in tensors]
+            needed, left = sum(one.nbytes for one in tensors), room(device, scratch=0)
+            if needed > left:
+                raise ConfigurationError(
+                    f"the text of {self.directory} takes {needed / 1e9:,.3g} GB of the GPU, which has "
+                    f"{left / 1e9:,.3g} GB for it: leave it out of --datastore, build it of less text, or "
+                    "give --cpu"
+                )
+        contexts, prefixes, following, grams, counts = tensors
         known = Hashes(contexts, prefixes, section.tables[CONTEXTS][2])
         return Counts(known, following, grams, counts, section.order, section.words).to(device)
 

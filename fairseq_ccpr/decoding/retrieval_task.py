@@ -411,9 +411,8 @@ class RetrievalTask(FairseqTask):
         """Build the memories, in the order in which they act; a task of your own may add some."""
         memories: list[Memory] = []
         learned, end = None, self.tags.end_of(self.target_dictionary)
-        if (
-            self.text_datastore is not None
-        ):  # which has no other place; a CPU searches keys that a GPU has no room for
+        # before keys, which a CPU can search where a GPU has no room for them
+        if self.text_datastore is not None:
             counts = self.text_datastore.open_counts(next(models[0].parameters()).device)
         if self.token_datastore is not None:
             memories.append(tokens := self._token_memory(models, self.token_datastore))

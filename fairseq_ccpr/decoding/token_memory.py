@@ -26,6 +26,7 @@ from fairseq_ccpr.decoding.learned_memory import LearnedEntries, LearnedMemory
 from fairseq_ccpr.decoding.memory import Memory, MemoryBatch, Snapshot, Step
 from fairseq_ccpr.decoding.mixture import (
     ALMOST_ALL,
+    Distribution,
     LookedUp,
     ModelView,
     Vote,
@@ -155,6 +156,7 @@ class TokenRetriever:
         self.values = (values if len(values) else values.new_zeros(1)).to(device)
         self.learned: LearnedEntries | None = None
         self._instead: str | None = None  # names the index of other entries
+        self._named: dict[int, bool] = {}  # whether an entry names a token, of those that were asked for
 
     def project(self, states: Tensor) -> Tensor:
         keys: Tensor = self.projection(states)
@@ -168,11 +170,16 @@ class TokenRetriever:
         return Neighbours(ids, scores, self.values[ids].long())
 
     def always_finds(self, k: int, unknown: int) -> bool:
-        """Tell whether no search for k neighbours leaves one out, nor names a token; a GPU is waited for."""
+        """Tell whether no search for k neighbours leaves one out, nor names a token.
+
+        A GPU is waited for once. A query that is no number finds nothing all the same: its scores are -inf.
+        """
         own = type(self).search is TokenRetriever.search and isinstance(self.index, ExactIndex)
-        return (
-            own and self.learned is None and k <= self.index.size and not bool((self.values == unknown).any())
-        )
+        if not own or self.learned is not None or k > self.index.size:
+            return False
+        if unknown not in self._named:
+            self._named[unknown] = bool((self.values == unknown).any())
+        return not self._named[unknown]
 
     def _search_both(self, keys: Tensor, k: int, learned: LearnedEntries) -> Neighbours:
         """Find the k nearest of the datastore's entries that count, and of those that were learned."""
@@ -241,6 +248,7 @@ class TokenRetriever:
         """
         other = copy.copy(self)
         other.index, other.values, other.learned, other._instead = index, values, None, described
+        other._named = {}
         return other
 
     def describe(self) -> dict[str, object]:
@@ -358,14 +366,14 @@ class TokenMemory(Memory):
 
     def begin(self, sources: Tensor, snapshot: Snapshot) -> TokenBatch:
         memory = self.at(snapshot)
-        find = memory.searched.search
+        asked = memory.searched
+        find = asked.search
         if self.remote is not None:
             find = AnsweredSearch(find, self.remote, len(sources))
         rows = torch.arange(len(sources), device=sources.device)
         likeness = SourceLikeness(memory, sources.cpu(), sources.device)
         certain = False
         if not sync_is_free(sources.device) and not memory.settings.sentences:
-            asked = memory.searched
             certain = isinstance(asked, TokenRetriever) and asked.always_finds(memory.asked_for, self.unknown)
         return TokenBatch(memory, find, likeness, rows, certain)
 
@@ -637,8 +645,9 @@ class TokenBatch(MemoryBatch):
             found = everything
         elif strange is not None:  # to leave some out, a GPU would have to be asked how many
             found = found.without(strange[1][rows].unsqueeze(1))
-        asks = sync_is_free(queries.device)
-        if not self.complete and (not asks or (found.values.numpy() == self.memory.unknown).any()):
+        if not self.complete and (
+            not sync_is_free(queries.device) or (found.values.numpy() == self.memory.unknown).any()
+        ):
             unknown = found.values == self.memory.unknown
             found = found._replace(scores=found.scores.masked_fill(unknown, float("-inf")))
         return self.likeness.of(found, rows) if settings.likeness else found
@@ -666,6 +675,7 @@ class Found(NamedTuple):
     best: Neighbours  # k, see `best_neighbours`
     retrieved: Tensor  # fp32 [H, k], log p_r of these
     complete: bool  # whether it is known that no neighbour is missing
+    lost: Tensor | None  # bool [H], the queries that are no numbers, where only these could lack neighbours
 
 
 @dataclass
@@ -686,31 +696,39 @@ class TokenStep(MemoryBatch):
             found = batch.search(queries[::copies], batch.rows[::copies], each)
             if copies > 1:
                 found = found.changed(lambda part: part.repeat_interleave(copies, dim=0))
-            best, _ = best_neighbours(found, settings)
-            complete = batch.complete
-            if not complete and sync_is_free(queries.device):
+            complete, lost = batch.complete, None
+            if complete:  # so that there are numbers everywhere, as nobody looks for others
+                lost = found.scores[:, 0] == float("-inf")
+                found = found._replace(scores=found.scores.nan_to_num())
+            elif sync_is_free(queries.device):
                 complete = found.scores.numpy().min() > float("-inf")
+            best, _ = best_neighbours(found, settings)
             scores, values, temperature = best.scores, best.values, settings.temperature
             retrieved = neighbour_log_probabilities(scores, values, temperature, complete)
-        self.found = Found(queries, found, best, retrieved, complete)
+        self.found = Found(queries, found, best, retrieved, complete, lost)
 
     @phase(MERGE)
     def vote(self, step: Step) -> Vote:
         assert self.found is not None  # the models have computed the step
-        queries, found, best, retrieved, complete = self.found
-        batch, memory, model = self.batch, self.batch.memory, step.model
-        if not step.trusted and not memory.settings.guard:
-            return memory.vote(best, model.view(best.values), None, False, retrieved, complete)
-        state, favourite = memory.observe(queries), model.likeliest.favourite
-        seen = observed(found.scores, found.values, state, favourite, complete)
+        memory, model = self.batch.memory, step.model
+        _, _, best, retrieved, complete, lost = self.found
+        asked = step.trusted or memory.settings.guard
+        course = self._course(self.found, model) if asked else None
+        if step.trusted:
+            best = self.batch.likeness.of(best, self.batch.rows)
+        vote = memory.vote(best, model.view(best.values), course, step.trusted, retrieved, complete)
+        return vote if lost is None else vote._replace(weight=vote.weight.masked_fill(lost, 0.0))
+
+    def _course(self, found: Found, model: Distribution) -> Course:
+        """Follow the hypotheses to this token."""
+        batch, everything, complete = self.batch, found.everything, found.complete
+        state, favourite = batch.memory.observe(found.queries), model.likeliest.favourite
+        seen = observed(everything.scores, everything.values, state, favourite, complete)
         if batch._followed is None:
             source = batch.likeness.columns(batch.rows)
             batch._followed = torch.cat([torch.zeros_like(seen), source], dim=1)
         sums, source = batch._followed.tensor_split([OBSERVED], dim=1)
-        course = Course.of(state, sums.add_(seen), source, complete)
-        if step.trusted:
-            best = batch.likeness.of(best, batch.rows)
-        return memory.vote(best, model.view(best.values), course, step.trusted, retrieved, complete)
+        return Course.of(state, sums.add_(seen), source, complete)
 
     def force(self, text: GivenText) -> TokenRecord:
         """Search, and follow given targets as beam search does, for all tokens at once."""

@@ -31,8 +31,10 @@ def machine_name(device: torch.device) -> str:
 
 def describe_run(device: torch.device) -> dict[str, str]:
     """Describe how figures were measured: device, versions, commit, command line, and time."""
-    git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--exclude=*"]
-    commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout if which("git") else ""
+    root, commit = Path(__file__).parents[2], ""
+    if (root / ".git").exists() and which("git"):  # else it is installed, maybe within another repository
+        git = ["git", "-C", str(root), "describe", "--always", "--dirty", "--exclude=*"]
+        commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout
     command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
     date = datetime.now(UTC).isoformat(timespec="seconds")
     return {

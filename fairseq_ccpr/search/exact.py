@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
+from itertools import repeat
 from pathlib import Path
 
 import numpy as np
@@ -21,9 +22,12 @@ SPARE = 8  # keys that are scored again beyond k, since products and differences
 QUERIES = 1 << 12  # at a time
 TILE_NUMBERS = 1 << 24  # numbers in a tile of keys, or of scores: 64 MB in fp32
 CACHE_NUMBERS = 1 << 20  # the same where a CPU converts them, whose cache holds 4 MB
-GPU_NUMBERS = 1 << 28  # the same on a GPU: 1 GB of scores, or half of it of keys
-PEAKS = 1 << 24  # numbers that stand for a run each, at a time: 24 bytes while the best are selected
+GPU_NUMBERS = 1 << 28  # scores at a time on a GPU, or numbers of keys that are gathered: 1 GB in fp32
+GPU_KEYS = (1 << 31) - 1  # numbers in a tile of keys on a GPU: products of more were never tried
 RUN = 64  # scores of a GPU, of which the largest stands for all
+PEAKS = 1 << 27  # largest scores, of all queries that share a sweep of the keys: 512 MB
+SELECTED = 1 << 24  # numbers that the best are selected among at a time, of 24 bytes each meanwhile
+SCRATCH = 4 * (GPU_NUMBERS + PEAKS) + 24 * SELECTED  # bytes that a search of a GPU takes at most
 LARGEST_HALF = 65504.0
 KEPT_NORMS = 1 << 27  # keys, up to which a CPU keeps their norms: 512 MB
 LARGEST_SINGLE = torch.finfo(torch.float32).max
@@ -37,7 +41,8 @@ class ExactIndex(Index):
        disk are read once, in order.
     2. The k + `SPARE` nearest by product are scored again in fp32, distances by differences, which products
        cancel.
-    3. Of these the k nearest are kept, of equal ones the lower id first.
+    3. Of these the k nearest are kept, of equal ones the lower id first. Among keys whose products are
+       infinite, or no numbers, any may be found.
     """
 
     def __init__(self, keys: np.ndarray | Tensor, metric: str) -> None:
@@ -79,7 +84,7 @@ class ExactIndex(Index):
         count = min(k, self.size)
         near, at_once = self._near_by_tiles, QUERIES
         if self.by_runs:
-            near, at_once = self._near_by_runs, min(QUERIES, 1 + RUN * PEAKS // max(1, self.size))
+            near, at_once = self._near_by_runs, max(1, min(QUERIES, RUN * PEAKS // max(1, self.size)))
         found = []
         for block in queries.split(at_once):
             block = block.float()
@@ -118,23 +123,32 @@ class ExactIndex(Index):
         2. The best are in the runs whose largest are the best, of equal ones the first, or after all runs.
         3. Of these, products are looked up, or computed again where there was more than one tile.
         """
-        whole, peaks = self.size // RUN * RUN, []
-        rows = max(RUN, GPU_NUMBERS // max(self.dimension, len(queries)) // RUN * RUN)
         queries = rounded(queries, self.keys)
+        rows = min(GPU_NUMBERS // max(1, len(queries)), GPU_KEYS // self.dimension)
+        rows = max(RUN, rows // RUN * RUN)
+        highest = queries.new_empty(len(queries), self.size // RUN, dtype=torch.float32)
         for first in range(0, max(1, self.size), rows):
-            tile = slice(first, first + rows)
-            scores = products(queries, self.keys[tile])
+            scores = queries  # instead of the last scores, whose memory the next ones take
+            scores = products(queries, self.keys[first : first + rows])
             if self.metric == "l2":
-                scores -= self.half_norms[tile]
-            runs = (min(first + rows, whole) - first) // RUN
-            peaks.append(scores[:, : runs * RUN].unflatten(1, (runs, RUN)).amax(dim=2))
-        highest = peaks[0] if len(peaks) == 1 else torch.cat(peaks, dim=1)
-        best = first_largest(highest, min(count, whole // RUN)).sort(dim=1).values
+                scores -= self.half_norms[first : first + rows]
+            runs, begin = scores.size(1) // RUN, first // RUN
+            into = highest[:, begin : begin + runs]
+            torch.amax(scores[:, : runs * RUN].unflatten(1, (runs, RUN)), 2, out=into)
+        at_once = max(1, SELECTED // max(1, highest.size(1), (count + 1) * RUN))
+        every = scores.split(at_once) if rows >= self.size else repeat(None)
+        del scores
+        blocks = zip(queries.split(at_once), highest.split(at_once), every)
+        found = [self._near_of(count, *block) for block in blocks]
+        return found[0] if len(found) == 1 else torch.cat(found)
+
+    def _near_of(self, count: int, queries: Tensor, highest: Tensor, scores: Tensor | None) -> Tensor:
+        """Select for some queries, by the highest of each run, fp32 [H, R]; None: scores were not kept."""
+        best = first_largest(highest, min(count, highest.size(1))).sort(dim=1).values
         ids = torch.add(self._within_run, best.unsqueeze(2), alpha=RUN).flatten(1)
-        near = scores.gather(1, ids) if len(peaks) == 1 else self._products_of(queries, ids)
-        if whole < self.size:
-            near = torch.cat([near, scores[:, whole - self.size :]], dim=1)
+        if len(self._after_runs):
             ids = torch.cat([ids, self._after_runs.expand(len(ids), -1)], dim=1)
+        near = scores.gather(1, ids) if scores is not None else self._products_of(queries, ids)
         return ids.gather(1, first_largest(near, count).sort(dim=1).values)
 
     def _products_of(self, queries: Tensor, ids: Tensor) -> Tensor:
@@ -196,6 +210,7 @@ def scores_of(keys: Tensor, queries: Tensor, ids: Tensor, metric: str) -> Tensor
     scores = []
     for query, some in zip(queries.float().unsqueeze(1).split(at_once), ids.split(at_once)):
         found = keys[some]  # [rows, n, d], a copy
+        # from 0, as the distance of a key that is the query is then 0, and not -0
         scores.append((found * query).sum(2) if metric == "ip" else 0 - (found - query).square_().sum(2))
     return scores[0] if len(scores) == 1 else torch.cat(scores)
 

@@ -22,14 +22,14 @@ from fairseq_ccpr.search.base import (
     RemoteKeys,
     StoreAddress,
 )
-from fairseq_ccpr.search.exact import EXACT, GPU_NUMBERS, ExactIndex
+from fairseq_ccpr.search.exact import EXACT, SCRATCH, ExactIndex
 from fairseq_ccpr.search.faiss_index import RESCORED, SUFFIX, automatic_factory
 
 CPU = torch.device("cpu")
 MANY = 1_000_000  # keys; to compare with as many takes a CPU ten steps of a small decoder
-# Of a GPU's free memory, what keys may take: decoding wants a fifth, and a search its scores, and half as
-# much to select them. They stay free when further datastores are placed, each of which finds less.
-SHARE, SCRATCH = 0.8, 6 * GPU_NUMBERS
+# Of a GPU's free memory, what datastores may take: decoding wants a fifth. What a search takes stays free
+# when further keys are placed, each of which finds less.
+SHARE = 0.8
 # A token memory searches at each step. docs/speed.md, Effort, has speed and BLEU for other settings.
 TOKEN_EFFORT = Effort(probes=16, candidates=4, min_candidates=64)
 # Once per sentence, more inverted lists can be searched than at each step, and fewer candidates rescored for
@@ -50,8 +50,7 @@ def open_for_device(
     """Open the index that a manifest describes, where it will be searched; `rebuild` makes another.
 
     On a GPU, exact search over the keys stands in for an index that FAISS has for the CPU only, and for FAISS
-    where it is not installed, unless the keys are too large for the GPU, or in a database. An H200 can
-    read ten million keys of width 128 in 0.7 ms, and FAISS's indexes for GPUs that find as much are as large.
+    where it is not installed, unless the keys are too large for the GPU, or in a database.
     """
     if device.type == "cpu":
         index = open_index(description, keys, folder)
@@ -94,14 +93,15 @@ def _stand_in(keys: np.ndarray | RemoteKeys, description: IndexDescription, devi
     return index
 
 
-def room(device: torch.device) -> float:
-    """Return the bytes that one more datastore may take of a GPU's memory."""
-    return SHARE * (free_bytes(device) - SCRATCH)
+def room(device: torch.device, scratch: int = SCRATCH) -> float:
+    """Return the bytes that one more datastore may take of a GPU's memory, beside what a search takes."""
+    return max(0.0, SHARE * (free_bytes(device) - scratch))
 
 
 def free_bytes(device: torch.device) -> int:
-    """Return the bytes that are free on a GPU."""
-    return torch.cuda.mem_get_info(device)[0]
+    """Return the bytes that are free on a GPU, or that torch has kept of what it freed."""
+    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + kept
 
 
 def plan_index(

@@ -4,13 +4,14 @@
 #
 #   scripts/recipes/gpu_check.sh OUTPUT [STORES DATA_BIN and options of `fairseq-ccpr benchmark decoding`]
 #
-# STORES has datastores, tuned or not, of those called raw, clknn, text and phrases. Without it decoding is not measured;
-# without fairseq, search alone is, with nothing but torch. REHEARSE=1 goes through everything on a CPU with a few keys.
+# STORES has datastores, tuned, of those called raw, clknn, text and phrases: the page has their settings, and whether there
+# is trust. Without it decoding is not measured; without fairseq, search alone is, with nothing but torch. In a copy without
+# git, COMMIT=... says what it is of. REHEARSE=1 goes through everything on a CPU with a few keys.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
 if [ $# -lt 1 ]; then
-  sed -n '2,8s/^# \{0,1\}//p' "$0" >&2
+  sed -n '2,9s/^# \{0,1\}//p' "$0" >&2
   exit 2
 fi
 output=$1
@@ -22,7 +23,27 @@ elif ! python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>
   echo "gpu_check.sh needs a GPU that torch can use, and here is none: run it where there is one, with torch for CUDA" >&2
   exit 1
 fi
+systems=() tokens=() others=
+if [ $# -gt 0 ]; then
+  stores=$1
+  shift
+  for name in raw clknn text phrases; do
+    [ -d "$stores/$name" ] || continue
+    if [ ! -f "$stores/$name/tuned.json" ]; then
+      echo "$stores/$name is not tuned: run fairseq-ccpr tune, as figures are of tuned settings, with trust" >&2
+      exit 2
+    fi
+    systems+=("$name=$stores/$name")
+    case $name in raw | clknn) tokens+=("$name=$stores/$name") ;; esac
+    [ "$name" = raw ] || others="$others${others:+:}$stores/$name"
+  done
+  if [ ${#systems[@]} -eq 0 ]; then
+    echo "$stores has no datastore called raw, clknn, text or phrases: give the folder of some" >&2
+    exit 2
+  fi
+fi
 mkdir -p "$output"
+rm -f "$output"/{search,exact-*,sentences,faiss,gpu}.{json,md} # of earlier runs
 failed=
 
 stage() { # SECONDS NAME COMMAND...
@@ -39,33 +60,31 @@ measure() { # SECONDS NAME OPTIONS OF BENCHMARK...
     --batches "${batches[@]}" --repeats "$repeats" --json "$output/$name.json" > "$output/$name.md"
 }
 
-stage 150 search python scripts/recipes/gpu_search.py "$output"
+stage 140 search python scripts/recipes/gpu_search.py "$output"
 if python -c 'import fairseq, pytest' 2>/dev/null; then
-  stage 120 tests python -m pytest -q -x -p no:cacheprovider tests/test_device.py tests/decoding/test_beam_step.py \
+  stage 100 tests python -m pytest -q -x -p no:cacheprovider tests/test_device.py tests/decoding/test_beam_step.py \
     tests/search/test_placement.py tests/search/test_indexes.py \
     tests/test_translator.py::test_a_gpu_translates_as_the_cpu_does
-  if [ $# -gt 0 ]; then
-    stores=$1
-    shift
-    systems=() tokens=() all=
-    for name in raw clknn text phrases; do
-      [ -d "$stores/$name" ] || continue
-      systems+=("$name=$stores/$name")
-      case $name in raw | clknn) tokens+=("$name=$stores/$name") ;; esac
-      [ "$name" = raw ] || all="$all${all:+:}$stores/$name"
-    done
-    measure 240 exact "$@" --systems "${systems[@]}" "all=$all" --sizes "${sizes[@]}" --index exact
+  if [ ${#systems[@]} -gt 0 ]; then
+    sized=("${tokens[@]}")
+    case $others in *:*)
+      systems+=("all=$others")
+      case $others in *"$stores/clknn"*) sized+=("all=$others") ;; esac
+      ;;
+    esac
+    measure 130 "exact-${sizes[0]}" "$@" --systems "${systems[@]}" --sizes "${sizes[0]}" --index exact
     if [ ${#tokens[@]} -gt 0 ]; then
-      measure 60 sentences "$@" --systems "${tokens[@]}" --sizes "${sizes[0]}" --index exact --tokens-sentences 64
+      measure 100 "exact-${sizes[1]}" "$@" --systems "${sized[@]}" --sizes "${sizes[1]}" --index exact
+      measure 50 sentences "$@" --systems "${tokens[@]}" --sizes "${sizes[0]}" --index exact --tokens-sentences 64
       if [ -n "${REHEARSE:-}" ] || python -c 'import faiss; faiss.StandardGpuResources' 2>/dev/null; then
-        measure 90 faiss "$@" --systems "${tokens[@]}" --sizes "${sizes[0]}" --index "$lists"
+        measure 80 faiss "$@" --systems "${tokens[@]}" --sizes "${sizes[0]}" --index "$lists"
       fi
     fi
   fi
 else
   echo "== without fairseq and pytest, search alone was checked" >&2
 fi
-python scripts/recipes/gpu_section.py "$output"
+python scripts/recipes/gpu_section.py "$output" ${COMMIT:+"$COMMIT"} || failed="$failed section"
 if [ -n "$failed" ]; then
   echo "failed:$failed" >&2
   exit 1

@@ -20,6 +20,7 @@ from fairseq_ccpr.building import text_build
 from fairseq_ccpr.building.text_build import Vocabulary, build_text_part, merge
 from fairseq_ccpr.datastore import text
 from fairseq_ccpr.datastore.manifest import Manifest
+from fairseq_ccpr.datastore.parts import COUNTS
 from fairseq_ccpr.datastore.text import ORDER, Counts, Hashes, TextDatastore
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
 from fairseq_ccpr.search import index_plan
@@ -121,21 +122,26 @@ def test_a_gpu_needs_room_for_a_text(
     assert needed == sum(one.nbytes for one in kept)
     planned = call("inspect", tmp_path / "store", "--plan").stdout
     assert (
-        f"text of {store.section.size:,} tokens: {needed / 1e9:,.4g} GB in memory, mapped, or on one GPU"
+        f"text of {store.section.size:,} tokens: at most {needed / 1e9:,.4g} GB in memory, mapped, "
         in planned
     )
 
     def with_free(free: float) -> Counts:
-        monkeypatch.setattr(index_plan, "free_bytes", lambda _: index_plan.SCRATCH + free / index_plan.SHARE)
+        monkeypatch.setattr(index_plan, "free_bytes", lambda _: free / index_plan.SHARE)
         return store.open_counts(elsewhere)
 
-    moved = with_free(needed + 1)
+    moved = with_free(needed + 1)  # no keys are searched, whose scores would take more
     assert moved.grams.device == moved.counts.device == elsewhere
     assert moved.counts.dtype == moved.following.dtype == torch.int32  # as many bytes
     with pytest.raises(
         ConfigurationError, match=r"the text of .*store takes .* GB of the GPU, which has .* GB"
     ):
         with_free(needed - 1)
+    store.arrays[COUNTS] = large = np.array(store.arrays[COUNTS])
+    large[0, 0] = 2**31  # which int32 has no room for
+    with pytest.raises(ConfigurationError, match=r"the text of .*store takes"):
+        with_free(needed + large.nbytes - 1)
+    assert with_free(needed + large.nbytes + 1).counts.dtype == torch.int64
     assert store.open_counts().grams.device == torch.device("cpu")  # which pages it in
 
 
@@ -144,12 +150,17 @@ def test_counts_of_a_gpu_say_the_same(
 ) -> None:
     """Which takes no uint32; too large a count is wider."""
     counts = counts_of(texts, tmp_path / "store")
-    signed = copy.copy(counts)
-    signed.following, signed.counts = text._signed(counts.following), text._signed(counts.counts)
     given = histories(rng, 4), torch.arange(20).repeat_interleave(WORDS), torch.arange(WORDS).repeat(20)
-    assert all(map(torch.equal, signed.look_up(*given), counts.look_up(*given)))
-    large = torch.from_numpy(np.array([[1, 2**31], [3, 2**32 - 1]], np.uint32))
-    assert text._signed(large).tolist() == [[1, 2**31], [3, 2**32 - 1]]
+    for factor, dtype in ((1, torch.int32), (2**24, torch.int64)):
+        signed = copy.copy(counts)
+        for name in ("following", "counts"):
+            numbers = (getattr(counts, name).long() * factor).clamp_max(2**32 - 1)
+            setattr(counts, name, torch.from_numpy(numbers.numpy().astype(np.uint32)))
+            setattr(signed, name, text._signed(getattr(counts, name)))
+            assert torch.equal(getattr(signed, name).long(), numbers)
+        assert signed.counts.dtype == signed.following.dtype == dtype
+        found = counts.look_up(*given)
+        assert found.text.isfinite().all() and all(map(torch.equal, signed.look_up(*given), found))
 
 
 def test_perplexity_is_that_of_nltk(

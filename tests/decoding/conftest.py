@@ -8,8 +8,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from fairseq_ccpr import device
 from fairseq_ccpr.datastore.token import TokenDatastore
+from fairseq_ccpr.decoding import mixture, phrase_votes, token_memory
 from tests.helpers import call, run
 from tests.small_models import World
 
@@ -44,4 +44,5 @@ def check_rescoring(
 @pytest.fixture
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sizes are free on a CPU; here they are not."""
-    monkeypatch.setattr(device, "HOST", "none")
+    for module in (mixture, phrase_votes, token_memory):
+        monkeypatch.setattr(module, "sync_is_free", lambda device: False)

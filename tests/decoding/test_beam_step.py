@@ -28,6 +28,7 @@ from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
 from fairseq_ccpr.decoding.phrase_votes import PhraseState, PhraseVotes
 from fairseq_ccpr.decoding.token_memory import Neighbours, TokenBatch, TokenMemory, TokenRetriever
 from fairseq_ccpr.decoding.trust import LearnedTrust, Trust
+from fairseq_ccpr.lab.speed.decoding_speed import Operations
 from fairseq_ccpr.models import step_decoder
 from fairseq_ccpr.models.key_layer import KeyCapture
 from fairseq_ccpr.models.step_decoder import StepDecoder, StepState
@@ -35,7 +36,8 @@ from fairseq_ccpr.search import ExactIndex, exact
 from tests.decoding.phrase_tables import Found, make_table
 from tests.helpers import BOTH, adaptive_trust, vote
 from tests.small_models import World
-from tests.torch_operations import NoRoundTrip, Operations, Traced, no_synchronisation
+from tests.torch_operations import NoRoundTrip, Traced, no_synchronisation
+from tests.vectors import multiplied
 
 CPU = torch.device("cpu")
 pytestmark = pytest.mark.usefixtures("as_on_a_gpu")
@@ -262,14 +264,12 @@ def test_trust_adds_few_operations_to_a_step() -> None:
     assert 0 < operations(trusting=True) - operations() < 200
 
 
-def traced_step(metric: str, trusting: bool, seed: int) -> list[object]:
-    """All that a step does besides its models, with a search in a GPU's form, by a model of this seed."""
+def traced_step(metric: str, trusting: bool, rows: int, seed: int) -> list[object]:
+    """All that a step does besides its models, with a search in a GPU's form and tiles, by a model of this seed."""
     torch.manual_seed(seed)
     ensemble, traced = make_ensemble(metric, CPU, trusting=trusting), Traced()
     ensemble.find(TokenMemory).retriever.index.by_runs = True
-    with patch.object(
-        exact, "products", lambda queries, keys: queries.float() @ keys.float().transpose(-1, -2)
-    ):
+    with patch.multiple(exact, products=multiplied, GPU_NUMBERS=6 * rows):
         steps = two_steps(ensemble, CPU)
         next(steps)
         with watching(lambda: traced, steps=False, search=True):
@@ -279,9 +279,10 @@ def traced_step(metric: str, trusting: bool, seed: int) -> list[object]:
 
 @pytest.mark.parametrize("trusting", [False, True])
 @pytest.mark.parametrize("metric", ["l2", "ip"])
-def test_a_step_is_the_same_whatever_the_numbers_are(metric: str, trusting: bool) -> None:
-    """No shape and no number of the host's depends on what is found: a step could be replayed."""
-    first, *others = (traced_step(metric, trusting, seed) for seed in range(3))
+@pytest.mark.parametrize("rows", [256, 1 << 20])
+def test_a_step_is_the_same_whatever_the_numbers_are(metric: str, rows: int, trusting: bool) -> None:
+    """No shape and no number of the host's depends on what is found, in one tile or four: a step could be replayed."""
+    first, *others = (traced_step(metric, trusting, rows, seed) for seed in range(3))
     assert len(first) > 100 and all(other == first for other in others)
 
 
@@ -290,9 +291,7 @@ def test_hypotheses_beyond_those_there_are_change_nothing(metric: str) -> None:
     """So that one replay serves all numbers of hypotheses up to its own."""
     retriever, states = make_retriever(metric, CPU), torch.randn(5, 24 if metric == "ip" else 16)
     retriever.index.by_runs = True
-    with patch.object(
-        exact, "products", lambda queries, keys: queries.float() @ keys.float().transpose(-1, -2)
-    ):
+    with patch.object(exact, "products", multiplied):
         alone, padded = (
             retriever.search(torch.nn.functional.pad(states, (0, 0, 0, more)), 8) for more in (0, 3)
         )
@@ -311,11 +310,37 @@ def test_knowing_that_none_is_missing_changes_nothing(metric: str, trusting: boo
     assert torch.equal(certain[0], unsure[0])
     torch.testing.assert_close(certain[1], unsure[1], rtol=1e-6, atol=1e-6)
     retriever = make_retriever(metric, CPU)
-    assert (
-        retriever.always_finds(900, 3)
-        and not retriever.always_finds(901, 3)
-        and not retriever.always_finds(8, 5)
-    )
+    known = [retriever.always_finds(k, unknown) for k, unknown in ((900, 3), (901, 3), (8, 5), (8, 3))]
+    assert known == [True, False, False, True]
+    others = retriever.with_entries(retriever.index, torch.full_like(retriever.values, 3), "others")
+    assert not others.always_finds(8, 3) and retriever.always_finds(8, 3)
+
+
+@pytest.mark.parametrize("metric", ["l2", "ip"])
+@pytest.mark.parametrize("number", ["nan", "inf"])
+@torch.no_grad()
+def test_a_query_that_is_no_number_changes_nothing(metric: str, number: str) -> None:
+    """Also where it is taken as known that no neighbour is missing: it has no weight, and others have theirs."""
+    ensemble = make_ensemble(metric, CPU)
+    tokens = ensemble.find(TokenMemory)
+    assert tokens.retriever.always_finds(tokens.asked_for, tokens.unknown)
+    ensemble, alone = ensemble.with_memories([tokens], None), ensemble.with_memories([], None)
+    right, plain = list(two_steps(ensemble, CPU))[1], list(two_steps(alone, CPU))[1]
+    real, calls = TokenRetriever.project, []
+
+    def overflowing(retriever: TokenRetriever, states: Tensor) -> Tensor:
+        keys = real(retriever, states).clone()
+        if calls:  # at the second step
+            keys[1] = float(number)
+        calls.append(keys)
+        return keys
+
+    with patch.object(TokenRetriever, "project", overflowing):
+        step = list(two_steps(ensemble, CPU))[1]
+    assert len(calls) == 2 and step.isfinite().all()
+    assert torch.equal(step[1], plain[1]) and not torch.equal(right[1], plain[1])
+    others = [0, *range(2, len(step))]
+    torch.testing.assert_close(step[others], right[others])
 
 
 class Choosy(TokenRetriever):

@@ -27,6 +27,7 @@ from fairseq_ccpr.decoding.mixture import Distribution, Mixture
 from fairseq_ccpr.decoding.options import TokenRetrievalSettings
 from fairseq_ccpr.decoding.text_memory import TextMemory
 from fairseq_ccpr.decoding.token_memory import LearningRetriever, Neighbours, TokenMemory, TokenRetriever
+from fairseq_ccpr.lab.speed.decoding_speed import Operations
 from fairseq_ccpr.search import ExactIndex, live
 from fairseq_ccpr.search.exact import half_norms
 from fairseq_ccpr.search.live import Segment
@@ -35,7 +36,7 @@ from tests.helpers import equal as same
 from tests.helpers import neighbours_of
 from tests.killing import new_pair
 from tests.small_models import World, build
-from tests.torch_operations import NoRoundTrip, Operations
+from tests.torch_operations import NoRoundTrip
 
 NOTHING_GONE = torch.empty(0, dtype=torch.long)
 
@@ -144,6 +145,18 @@ def test_a_step_makes_no_round_trip_and_as_many_operations_whatever_was_learned(
             next(steps)
         counts.append(counted.count)
     assert counts[0] == counts[1] > 0
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+@pytest.mark.parametrize("metric", ["l2", "ip"])
+def test_of_what_was_learned_and_forgotten_it_is_not_known_that_none_is_missing(metric: str) -> None:
+    ensemble = make_ensemble(metric, CPU)
+    other, sources = learning(ensemble, 900), torch.tensor([[5, 6, 2]])
+    for one, certain in ((ensemble, True), (other, False)):
+        assert one.find(TokenMemory).begin(sources, Snapshot()).certain == certain
+    with patch.object(TokenRetriever, "always_finds", lambda *_: False):
+        unsure = list(two_steps(other, CPU))
+    assert all(map(torch.equal, two_steps(other, CPU), unsure))
 
 
 def test_a_batch_that_has_begun_does_not_see_what_is_learned_meanwhile() -> None:

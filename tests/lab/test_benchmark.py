@@ -11,7 +11,6 @@ import torch
 
 from fairseq_ccpr.cli.planning import Limits
 from fairseq_ccpr.datastore.manifest import Manifest
-from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.decoding.token_memory import TokenMemory
 from fairseq_ccpr.evaluation.test_set import load
 from fairseq_ccpr.inference.resources import parse_generation
@@ -231,36 +230,25 @@ def test_what_cannot_be_measured_is_refused_before_any_work(
     )
 
 
+def test_a_search_without_tokens_is_refused(phrase_store: Path, world: World) -> None:
+    words = ["--path", world.model, "--systems", f"phrases={phrase_store}", "--only", "search"]
+    refused(call("benchmark decoding", world.data_bin, *words, check=False), "none of --systems has one")
+
+
 @pytest.mark.parametrize("sentences", [0, 4])
 def test_what_has_no_size_is_measured_as_it_is(
     phrase_store: Path, world: World, tmp_path: Path, sentences: int
 ) -> None:
     """Phrases alone, and entries of the sentences most like the source alone."""
-    words = [
-        *world.options("--tokens-sentences", sentences),
-        "--sizes",
-        300,
-        "--repeats",
-        1,
-        "--only",
-        "decoding",
-    ]
+    words = [*world.options("--tokens-sentences", sentences), "--repeats", 1, "--only", "decoding"]
     at = words.index("--datastore")
     systems = ["--systems", f"phrases={phrase_store}", f"tokens={world.datastore}"]
-    found = tmp_path / "found.json"
-    call(
-        "benchmark decoding",
-        *words[:at],
-        *words[at + 2 :],
-        *systems,
-        "--batches",
-        1,
-        "--quiet",
-        "--json",
-        found,
-    )
-    rows = {row["system"]: row for row in json.loads(found.read_text(encoding="utf-8"))["decoding"]}
-    own = TokenDatastore(world.datastore).section.size
-    assert (rows["phrases"]["entries"], rows["tokens"]["entries"]) == (0, own if sentences else 300)
-    # base+ takes fewer than fairseq
-    assert 0 < rows[EQUIPPED]["operations"] < rows["tokens"]["operations"]
+    sizes = ["--sizes", 300, 400, "--batches", 1, "--quiet", "--json", found := tmp_path / "found.json"]
+    call("benchmark decoding", *words[:at], *words[at + 2 :], *systems, *sizes)
+    rows = json.loads(found.read_text(encoding="utf-8"))["decoding"]
+    entries = [(row["system"], row["entries"]) for row in rows if row["system"] not in (BASE, EQUIPPED)]
+    searched = [("tokens", 0)] if sentences else [("tokens", 300), ("tokens", 400)]
+    assert sorted(entries) == [("phrases", 0), *searched]
+    by_name = {row["system"]: row for row in rows}
+    assert "search" in by_name["tokens"]["parts"] and (by_name["tokens"]["floor"] > 0) == (not sentences)
+    assert 0 < by_name[EQUIPPED]["operations"] < by_name["tokens"]["operations"]

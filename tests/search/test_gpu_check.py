@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 from types import ModuleType
@@ -72,6 +73,22 @@ def test_rows_are_those_of_the_benchmark(recipe, monkeypatch) -> None:
     ]
 
 
+def test_stores_are_looked_for_before_any_work(tmp_path) -> None:
+    words = ["bash", str(RECIPES / "gpu_check.sh"), str(tmp_path / "output"), str(tmp_path)]
+    for sentence in ("has no datastore called raw, clknn, text or phrases", "clknn is not tuned"):
+        rehearsing = os.environ | {"REHEARSE": "1"}
+        done = subprocess.run(words, capture_output=True, text=True, check=False, env=rehearsing)
+        assert done.returncode == 2 and not (tmp_path / "output").exists()
+        assert len(done.stderr.splitlines()) == 1 and sentence in done.stderr
+        (tmp_path / "clknn").mkdir(exist_ok=True)
+
+
+def section(*words: object) -> subprocess.CompletedProcess[str]:
+    """Run the recipe that makes the page."""
+    command = [sys.executable, str(RECIPES / "gpu_section.py"), *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
 def test_the_section_is_of_one_run_alone(tmp_path) -> None:
     def write(name: str, commit: str, **rows: object) -> None:
         machine = {
@@ -84,30 +101,46 @@ def test_the_section_is_of_one_run_alone(tmp_path) -> None:
         (tmp_path / f"{name}.json").write_text(json.dumps({"machine": machine, **rows}), encoding="utf-8")
 
     row = {"dimension": 16, "keys": 1000, "index": "exact, ip", "k": 8, "milliseconds": 2.0, "floor": 0.5}
-    write("search", "a", search=[{**row, "queries": count} for count in (5, 9)])
-    decoded = {
-        "batch": 800,
-        "tokens_per_second": 7.0,
-        "speed": 0.5,
-        "speed_equipped": 0.4,
-        "operations": 99.4,
-    }
-    alone = {"system": "text", "entries": 0, "parts": {}}
-    tokens = {"system": "clknn", "entries": 1000, "parts": {"search": 1.25}}
-    write("exact", "a", decoding=[decoded | alone, decoded | tokens, decoded | alone])
-    write("faiss", "a", decoding=[decoded | alone, decoded | tokens])
-    words = [sys.executable, str(RECIPES / "gpu_section.py"), str(tmp_path)]
-    page = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    speeds = {"tokens_per_second": 7.0, "speed": 0.5, "speed_equipped": 0.4, "operations": 99.4}
+    decoded = {"batch": 800, "parts": {"search": 1.25}, "system": "clknn", **speeds}
+    base = decoded | {"system": "base", "entries": 0, "parts": {}}
+    text = base | {"system": "text"}
+    assert "has no figures" in section(tmp_path).stderr
+    signed = {"signatures": {"clknn": "k:8 trust:abc"}}
+    write("exact-1000", "a", decoding=[base, decoded | {"entries": 1000}, text], **signed)
+    assert "clknn" in section(tmp_path).stdout  # where searching has failed
+    write(
+        "search", "a", search=[{**row, "queries": 5}, {**row, "queries": 9}, {**row, "queries": 9, "keys": 7}]
+    )
+    write("exact-2000", "a", decoding=[base, decoded | {"entries": 2000}], **signed)
+    write("sentences", "a", decoding=[base, decoded | {"entries": 0}], **signed)
+    write("faiss", "a", decoding=[base, decoded | {"entries": 1000}], **signed)
+    page = section(tmp_path).stdout
     assert "Of one run, 2026-11-28: device a GPU, commit a," in page
     assert "| 1,000 | 16 | exact, ip | 2.00 | 2.00 | 4.0 |" in page
-    assert page.count("| text |  |  | 7 | 50% | 40% | 0.00 | 99 |") == 1  # of one size as of another
-    for searched in ("exactly", "by FAISS"):
-        assert f"| clknn | 1,000 | {searched} | 7 | 50% | 40% | 1.25 | 99 |" in page
-    assert json.loads((tmp_path / "gpu.json").read_text(encoding="utf-8")).keys() == {
-        "search",
-        "exact",
-        "faiss",
-    }
-    write("faiss", "b", decoding=[])
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
-    assert done.returncode == 1 and "figures of 2 devices, versions or commits" in done.stderr
+    assert "| 7 | 16 | exact, ip |  | 2.00 | 4.0 |" in page
+    for system in ("base", "text"):
+        assert page.count(f"| {system} |  |  | 7 | 50% | 40% | 0.00 | 99 |") == 1
+    ways = (
+        ("1,000", "exactly"),
+        ("2,000", "exactly"),
+        ("", "in the 64 nearest sentences"),
+        ("1,000", "by FAISS"),
+    )
+    for keys, searched in ways:
+        assert f"| clknn | {keys} | {searched} | 7 | 50% | 40% | 1.25 | 99 |" in page
+    assert "- clknn, by FAISS: `k:8 trust:abc`" in page
+    made = json.loads((tmp_path / "gpu.json").read_text(encoding="utf-8"))
+    assert made.keys() == {"search", "exact-1000", "exact-2000", "sentences", "faiss"}
+    write("faiss", "b", decoding=[], **signed)
+    assert "figures of 2 devices, versions or commits" in section(tmp_path).stderr
+
+
+@pytest.mark.parametrize("commit", ["", "abc-dirty"])
+def test_the_section_is_of_a_commit_that_can_be_looked_up(commit, tmp_path) -> None:
+    machine = {"device": "a GPU", "commit": commit, "date": "2026-11-28T20:13"}
+    (tmp_path / "search.json").write_text(json.dumps({"machine": machine, "search": []}), encoding="utf-8")
+    done = section(tmp_path)
+    assert done.returncode == 1 and f"the commit '{commit}', which nobody can look up" in done.stderr
+    assert not (tmp_path / "gpu.md").exists()
+    assert ("commit abc." in section(tmp_path, "abc").stdout) == (not commit)

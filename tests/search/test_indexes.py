@@ -6,6 +6,7 @@ import gc
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 from unittest.mock import patch
 
 import faiss
@@ -15,9 +16,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_flatten
 
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
+from fairseq_ccpr.lab.speed.decoding_speed import Operations
 from fairseq_ccpr.search import (
     ExactIndex,
     FaissIndex,
@@ -31,8 +35,7 @@ from fairseq_ccpr.search.faiss_index import automatic_factory, inverted_lists
 from fairseq_ccpr.search.index_plan import Effort, plan_index
 from fairseq_ccpr.search.recall import recall
 from tests.helpers import own_bytes
-from tests.torch_operations import Operations
-from tests.vectors import all_scores, brute_force, clustered
+from tests.vectors import all_scores, brute_force, clustered, multiplied
 
 
 @given(
@@ -95,11 +98,6 @@ def as_a_gpu_selects(keys: Tensor, metric: str) -> ExactIndex:
     return index
 
 
-def multiplied(queries: Tensor, keys: Tensor) -> Tensor:
-    """What Tensor cores make of halves, which a CPU has no such product of."""
-    return queries.float() @ keys.float().transpose(-1, -2)
-
-
 @given(
     size=st.integers(0, 300),
     dimension=st.integers(1, 20),
@@ -108,12 +106,14 @@ def multiplied(queries: Tensor, keys: Tensor) -> Tensor:
     metric=st.sampled_from(["l2", "ip"]),
     run=st.sampled_from([2, 8, 64]),
     tile=st.sampled_from([1, 1 << 9, 1 << 24]),
+    peaks=st.sampled_from([1, 99, 1 << 24]),
+    selected=st.sampled_from([1, 999, 1 << 24]),
     kinds=st.sampled_from([1, 2, 5, 60]),
     dtype=st.sampled_from([torch.float16, torch.float32]),
     seed=st.integers(0, 2**31),
 )
 def test_a_gpu_finds_what_brute_force_finds(
-    size, dimension, rows, k, metric, run, tile, kinds, dtype, seed
+    size, dimension, rows, k, metric, run, tile, peaks, selected, kinds, dtype, seed
 ) -> None:
     """Of whole numbers, so that many keys are exactly as near, and the first of them are wanted."""
     chance = torch.Generator().manual_seed(seed)
@@ -123,7 +123,8 @@ def test_a_gpu_finds_what_brute_force_finds(
     queries[0] = 0
     wanted = all_scores(keys, queries, metric).sort(dim=1, descending=True, stable=True)
     real = min(k, size)
-    with patch.multiple(exact, RUN=run, GPU_NUMBERS=tile, PEAKS=8 * tile, products=multiplied):
+    sizes = {"RUN": run, "GPU_NUMBERS": tile, "PEAKS": peaks, "SELECTED": selected}
+    with patch.multiple(exact, **sizes, products=multiplied):
         scores, ids = as_a_gpu_selects(keys.to(dtype), metric).search(queries.float(), k)
     assert torch.equal(ids[:, :real], wanted.indices[:, :real]) and (ids[:, real:] == -1).all()
     assert torch.equal(scores[:, :real], wanted.values[:, :real].float()) and scores.shape == (rows, k)
@@ -145,33 +146,100 @@ def test_a_gpu_finds_near_duplicates_and_large_numbers(metric, tile, monkeypatch
     assert (found[1] == 299).all() and found[0].isfinite().all()
 
 
+class Counted(NamedTuple):
+    """What a search of a GPU does."""
+
+    operations: int
+    read: int  # keys that are multiplied with all queries of a block
+
+
+def counted_search(metric: str, size: int, rows: int, k: int, **sizes: int) -> Counted:
+    """Search for queries in random keys of width 8, in tiles and blocks of some sizes."""
+    index, counted, read = as_a_gpu_selects(torch.randn(size, 8).half(), metric), Operations(), []
+
+    def one(queries: Tensor, keys: Tensor) -> Tensor:
+        counted.count += 1
+        read.append(len(keys) * (keys.dim() == 2))
+        with _disable_current_modes():
+            return multiplied(queries, keys)
+
+    with patch.multiple(exact, **sizes, products=one):
+        index.search(torch.randn(1, 8), k)  # what is computed once
+        queries, counted.count = torch.randn(rows, 8), 0
+        read.clear()
+        with counted:
+            index.search(queries, k)
+    return Counted(counted.count, sum(read))
+
+
 @pytest.mark.parametrize("metric", ["l2", "ip"])
-def test_a_search_of_a_gpu_has_few_operations_whatever_its_sizes(metric) -> None:
-    """Each further tile has a product and a maximum, and by distance a difference."""
+def test_a_search_of_a_gpu_in_one_tile_has_few_operations_whatever_its_sizes(metric) -> None:
+    most = counted_search(metric, 64_001, 5, 8).operations
+    print(f"{metric}: {most} operations")
+    assert 20 < most <= 27 + 3 * (metric == "l2")
+    for sizes in ((64_003, 50, 8), (64_009, 5, 64), (640_063, 3, 8)):
+        assert counted_search(metric, *sizes).operations == most
+    assert counted_search(metric, 64_000, 5, 8).operations < most
 
-    def operations(size: int, rows: int, k: int, tile: int) -> int:
-        def one(queries: Tensor, keys: Tensor) -> Tensor:
-            counted.count += 1
-            with _disable_current_modes():
-                return multiplied(queries, keys)
 
-        index, counted = as_a_gpu_selects(torch.randn(size, 8).half(), metric), Operations()
-        with patch.multiple(exact, GPU_NUMBERS=tile, products=one):
-            index.search(torch.randn(1, 8), k)  # what is computed once
-            counted.count = 0
-            with counted:
-                index.search(torch.randn(rows, 8), k)
-        return counted.count - 1  # the queries
+@pytest.mark.parametrize("metric", ["l2", "ip"])
+def test_each_further_tile_has_a_product_a_maximum_and_by_distance_a_difference(metric) -> None:
+    found = [
+        counted_search(metric, 64_001, 8, 8, GPU_NUMBERS=8 * (64_001 // tiles + 64)).operations
+        for tiles in range(1, 6)
+    ]
+    print(f"{metric}: {found} operations of one to five tiles")
+    further, distances = np.diff(found), metric == "l2"
+    assert further[0] == 4 + 3 * distances and set(further[1:]) == {2 + distances}
+    wide = counted_search(metric, 64_001, 8, 8, GPU_KEYS=8 * (64_001 // 2 + 64)).operations
+    assert wide == found[1]
 
-    distances = metric == "l2"
-    most = operations(64_001, 5, 8, 1 << 28)
-    assert 20 < most <= 27 + 3 * distances
-    assert {operations(*sizes, 1 << 28) for sizes in ((64_003, 50, 8), (64_009, 5, 64), (640_063, 3, 8))} == {
-        most
-    }
-    assert operations(64_000, 5, 8, 1 << 28) == most - 2
-    tiles = [operations(64_001, 8, 8, 8 * rows) for rows in (64_001 // number + 64 for number in range(2, 6))]
-    assert set(np.diff(tiles)) == {2 + distances} and tiles[0] - most <= 8 + distances
+
+@pytest.mark.parametrize("metric", ["l2", "ip"])
+def test_many_queries_share_a_sweep_of_the_keys(metric) -> None:
+    """As 800 do with ten million keys: the best of each are selected in blocks of queries, of few operations each."""
+    size, rows = 19_201, 800
+    sweep = counted_search(metric, size, rows, 8, GPU_NUMBERS=rows * 6400, SELECTED=1 << 24)
+    assert sweep.read == size
+    blocks = counted_search(metric, size, rows, 8, GPU_NUMBERS=rows * 6400, SELECTED=rows * 17 * 64 // 4)
+    print(f"{metric}: {sweep.operations} operations, {blocks.operations} in four blocks")
+    assert blocks.read == size and 0 < blocks.operations - sweep.operations <= 3 * 22
+    half = counted_search(metric, size, rows, 8, PEAKS=rows // 2 * 300 + 99)
+    assert half.read == 2 * size
+
+
+class PeakBytes(TorchDispatchMode):
+    """Notes the most bytes that tensors have which were made and not freed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held: dict[int, tuple[StorageWeakRef, int]] = {}
+        self.most = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        for one in tree_flatten(made)[0]:
+            if isinstance(one, Tensor) and not func.is_view:
+                storage = one.untyped_storage()
+                self.held[storage.data_ptr()] = StorageWeakRef(storage), storage.nbytes()
+        self.held = {place: one for place, one in self.held.items() if not one[0].expired()}
+        self.most = max(self.most, sum(size for _, size in self.held.values()))
+        return made
+
+
+@pytest.mark.parametrize("metric", ["l2", "ip"])
+@pytest.mark.parametrize("tile", [1 << 18, 1 << 22])
+@pytest.mark.parametrize("rows", [1, 300])
+def test_a_search_of_a_gpu_takes_no_more_memory_than_is_kept_free(metric, tile, rows) -> None:
+    """Keys in fp32, as a CPU multiplies no halves; those that are gathered take twice as much."""
+    index, queries = as_a_gpu_selects(torch.randn(12_801, 8), metric), torch.randn(rows, 8)
+    sizes = {"GPU_NUMBERS": tile, "PEAKS": rows * 200, "SELECTED": 1 << 14}
+    with patch.multiple(exact, **sizes, TILE_NUMBERS=1 << 14):
+        index.search(queries, 8)  # what is computed once
+        with (peak := PeakBytes()):
+            index.search(queries, 8)
+    kept = 4 * (tile + rows * 200) + 24 * sizes["SELECTED"]
+    assert peak.most <= kept
 
 
 def test_largest_keeps_the_order_of_floats() -> None:

@@ -44,8 +44,8 @@ Measure, for token datastores of any size, decoding speed relative to plain fair
 A system is a name and the --datastore of fairseq-generate; its token part is cut down or filled up to each of the
 sizes, with keys around its own and tokens as frequent as its own. Two systems are always measured: base, which is plain
 fairseq, and base+, the same with the beam search and the --precision of the others. Systems take turns, repeat by
-repeat; those without a token part, and with --tokens-sentences, keep their size. All other options are those of
-fairseq-generate --task translation_retrieval, and hold for every system.
+repeat; systems without a token part, or with --tokens-sentences, are measured once, as they are. All other options
+are those of fairseq-generate --task translation_retrieval, and hold for every system.
 
 Decoding is measured with the first --index, in batches of sentences of about the median length; a batch of 1 token is a
 single sentence. Search alone is measured with every --index, for every number of --queries and every --k. --only leaves out
@@ -87,6 +87,11 @@ def benchmark_decoding(
         parts = find_parts(paths)
         if "token" in parts:
             opened.setdefault(parts["token"], (name, TokenDatastore(parts["token"])))
+    if only == "search" and not opened:
+        raise ConfigurationError(
+            "--only search measures token parts, and none of --systems has one: give one that has, "
+            "or leave it out"
+        )
     for _, store in opened.values():
         for choice, size in ((choice, size) for choice in index for size in sizes):
             # A typing error shows now.

@@ -38,7 +38,7 @@ class DecodingSpeed:
     """One system on one load; medians over repeats."""
 
     system: str
-    entries: int  # of the token datastore; 0 for the base model
+    entries: int  # that each step searches; 0 where it does not search an index
     batch: int  # target tokens of the references, that a batch has at least
     hypotheses: int  # at once, in the first batch
     tokens_per_second: float
@@ -54,7 +54,7 @@ class DecodingSpeed:
 
 
 class Operations(TorchDispatchMode):
-    """Counts operations of torch that make or change a tensor: on a GPU, about as many kernels to launch."""
+    """Counts this thread's operations that make or change a tensor: on a GPU, about as many kernels."""
 
     count = 0
 
@@ -78,6 +78,7 @@ class SpeedTest:
         task.equip(self.generators[EQUIPPED], task.alone(models))
         self.generators |= {name: self._build_generator(datastore) for name, datastore in datastores.items()}
         self.signatures: dict[str, str] = {}  # of each system and size that `resize` made
+        self.turns = list(self.generators)  # the systems that `measure` is for
 
     def _build_generator(self, datastore: str) -> Any:
         settings = deepcopy(self.cfg.task)
@@ -90,8 +91,9 @@ class SpeedTest:
     def resize(self, entries: int, choice: str) -> None:
         """Give every system a token datastore of so many entries, made from its own; some may share one.
 
-        With `--tokens-sentences` they keep their own, whose size does not matter.
+        Systems without one, or with `--tokens-sentences`, have no size, and take their turns but once.
         """
+        self.turns = list(ALONE)
         made: dict[Path, tuple[Index, Tensor, Tensor, str]] = {}
         for name, generator in self.generators.items():
             if name in ALONE:
@@ -99,8 +101,10 @@ class SpeedTest:
             ensemble: RetrievalEnsemble = generator.model
             tokens = ensemble.find(TokenMemory)
             if tokens is None or tokens.settings.sentences:
+                self.turns += [name] * (name not in self.signatures)
                 self.signatures[name] = ensemble.signature()
                 continue
+            self.turns.append(name)
             retriever = tokens.retriever
             if not isinstance(retriever, TokenRetriever):
                 raise ConfigurationError(
@@ -141,16 +145,16 @@ class SpeedTest:
         return batches
 
     def _index(self, name: str) -> Index | None:
-        """The index that a system searches each step, if it does."""
+        """The index that a system searches each step, if it does; the one that `resize` made."""
         tokens = self.generators[name].model.find(TokenMemory) if name not in ALONE else None
-        return tokens.retriever.index if tokens is not None else None
+        return None if tokens is None or tokens.settings.sentences else tokens.retriever.index
 
     def measure(self, batch: int, repeats: int, limits: Limits) -> list[DecodingSpeed]:
         """Time every system on the same batches: once to warm up, then `repeats` times in turns."""
         samples = self.batches(batch)
-        for name in self.generators:
+        for name in self.turns:
             self._decode(name, samples)
-        speeds: dict[str, list[float]] = {name: [] for name in self.generators}
+        speeds: dict[str, list[float]] = {name: [] for name in self.turns}
         peaks: dict[str, int] = {}
         for _ in range(repeats):
             for name, repeated in speeds.items():
@@ -196,7 +200,7 @@ class SpeedTest:
         return tokens / (time.perf_counter() - start)
 
     def _time_phases(self, name: str, samples: list[dict[str, Any]]) -> tuple[dict[str, float], float]:
-        """Time phases, in milliseconds a step, and count operations, with those of encoder and beam search."""
+        """Time phases, in milliseconds a step, and count operations, the encoder's and beam search's too."""
         with PhaseTimer(self.device) as timer:
             start = time.perf_counter()
             self._decode(name, samples)
