@@ -4,8 +4,9 @@
 
 where w_i is the weight that memory i has with its own datastore alone, by trust and settings of that, and w
 the sum of the weights of that datastore's memories. So each memory keeps the odds against the model that it
-has alone: one that has nothing to say changes nothing, and the order of datastores does not count. Only of
-corrections of the same source the first datastore's is written.
+has alone: an empty one changes nothing, and the order of datastores does not count. Only of corrections of
+the same source the first datastore's is written. What belongs to no datastore, such as a glossary or a
+memory of a plug-in, is in each ensemble, and counts once: as the first has it.
 """
 
 from __future__ import annotations
@@ -19,12 +20,15 @@ from torch import Tensor
 from fairseq_ccpr.decoding.correction_memory import CorrectionMemory
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
 from fairseq_ccpr.decoding.forced import ForcedText
-from fairseq_ccpr.decoding.glossary_memory import GlossaryMemory
 from fairseq_ccpr.decoding.memory import Memory, MemoryBatch
 from fairseq_ccpr.decoding.mixture import ALMOST_ALL, Distribution, Vote
+from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
+from fairseq_ccpr.decoding.text_memory import TextMemory
+from fairseq_ccpr.decoding.token_memory import TokenMemory
 from fairseq_ccpr.decoding.trust import Trust
 from fairseq_ccpr.errors import ConfigurationError
 
+OF_DATASTORES = (TokenMemory, PhraseMemory, TextMemory, CorrectionMemory)
 REFUSAL = "several memories together translate, and are neither scored nor explained: name one of them"
 
 
@@ -37,8 +41,12 @@ class JointEnsemble(RetrievalEnsemble):
 
     def __init__(self, members: Sequence[RetrievalEnsemble]) -> None:
         first = members[0]
+        # each votes in its own ensemble, whose trust asks for all
         owned = [
-            (own, member) for member in members for own in member.memories if _counts(own, member, first)
+            (own, member)
+            for member in members
+            for own in member.memories
+            if member is first or own.acts_on == "vote" or isinstance(own, OF_DATASTORES)
         ]
         # what acts last has the last word
         corrections = [one for one in reversed(owned) if isinstance(one[0], CorrectionMemory)]
@@ -62,7 +70,10 @@ class JointEnsemble(RetrievalEnsemble):
         for member in self.members:
             if own := member.decided(model, [next(waiting) for _ in member.voting]):
                 left = 1 - torch.stack([vote.weight for vote in own]).sum(dim=0).clamp_max(ALMOST_ALL)
-                odds += [vote._replace(weight=vote.weight / left) for vote in own]
+                counts = [
+                    member is self.members[0] or isinstance(one, OF_DATASTORES) for one in member.voting
+                ]
+                odds += [vote._replace(weight=vote.weight / left * once) for vote, once in zip(own, counts)]
         if not odds:
             return odds
         total = 1 + torch.stack([vote.weight for vote in odds]).sum(dim=0)
@@ -76,8 +87,3 @@ class JointEnsemble(RetrievalEnsemble):
 
     def signature(self) -> str:
         return " and ".join(member.signature() for member in self.members)
-
-
-def _counts(memory: Memory, owner: RetrievalEnsemble, first: RetrievalEnsemble) -> bool:
-    """Tell whether a memory is of a datastore, and not the glossary that all share."""
-    return owner is first or not isinstance(memory, GlossaryMemory)

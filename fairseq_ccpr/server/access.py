@@ -47,12 +47,13 @@ def read_keys(path: Path | None, memories: Collection[str] = ()) -> dict[str, tu
         if not path.is_file():
             raise ConfigurationError(f"{where}: there is no such file")
         try:
-            text = path.read_text(encoding="utf-8").strip()
+            text = path.read_text(encoding="utf-8").rstrip("\r\n")
         except UnicodeDecodeError:
             raise ConfigurationError(f"{where}: the bytes are not UTF-8; write a line of text") from None
     keys: dict[str, tuple[str, ...]] = {}
     for number, line in enumerate(text.split("\n"), 1):
         key, tab, opened = line.rstrip("\r").partition("\t")
+        key = key.strip()
         if len(key) < MIN_KEY or not key.isprintable() or key in keys:
             found = "is there twice" if key in keys else f"has {len(key)} characters"
             told = f"{where}, line {number}, {found}"
@@ -74,7 +75,7 @@ def split_names(text: str) -> tuple[str, ...]:
 def memories_of(keys: Mapping[str, tuple[str, ...]], given: object) -> tuple[str, ...] | None:
     """Return the memories that a given key opens, none for all; None where it is none of the keys.
 
-    It compares with all of them, in a time that tells nothing of any.
+    It compares with all of them, and takes equally long whichever it is.
     """
     text = given.encode(errors="replace") if isinstance(given, str) else b""
     fits = [memories for key, memories in keys.items() if hmac.compare_digest(key.encode(), text)]

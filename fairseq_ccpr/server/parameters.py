@@ -16,10 +16,13 @@ from starlette.exceptions import HTTPException
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect, Request
 
+from fairseq_ccpr.server.access import split_names
+
 FORM, JSON, PARTS = "application/x-www-form-urlencoded", "application/json", "multipart/form-data"
 LISTS = ("q", "text")  # parameters that may be
 TEXT_PARAMETERS = (*LISTS, "s")  # which may be empty; any other parameter that is empty is left out
 BYTES_OF_CHARACTER = 12  # at most: `\ud83d\ude00` in JSON, %F0%9F%98%80 in a form
+MOST_NAMES = 1000  # characters of a list of names
 BYTES_BESIDE = 1 << 16  # of all parameters that are no text
 # that a body, or the next part of a file, may take to arrive; bytes of a file
 MAX_SECONDS, MOST_FILE = 30, 1 << 26
@@ -35,11 +38,12 @@ def bad(sentence: str, status: int = 400) -> HTTPException:
 
 
 async def read_parameters(request: Request, most_characters: int, files: int = 0) -> Parameters:
-    """Read the parameters of a request: of its address, a form, or JSON; `LISTS` may be of several.
+    """Read the parameters of a request: of its address, a form, or JSON; `LISTS` may be of several."""
+    return without_absent(await _read(request, most_characters, files))
 
-    What is null, or empty and no text, is left out, as clients send it for what they do not ask for.
-    """
-    given = await _read(request, most_characters, files)
+
+def without_absent(given: Parameters) -> Parameters:
+    """Leave out what is null, or empty and no text, as clients send it for what they do not ask for."""
     return {
         name: value
         for name, value in given.items()
@@ -160,6 +164,11 @@ def texts(parameters: Parameters, name: str, most_characters: int) -> list[str]:
         )
     _check(value, name, most_characters)
     return value
+
+
+def names(parameters: Parameters, name: str) -> tuple[str, ...]:
+    """Return a parameter that is names divided by commas, or a list of them; none where it is left out."""
+    return split_names(",".join(texts({name: "", **parameters}, name, MOST_NAMES)))
 
 
 def number(parameters: Parameters, name: str, default: int) -> int:
