@@ -6,7 +6,7 @@ where w_i is the weight that memory i has with its own datastore alone, by trust
 the sum of the weights of that datastore's memories. So each memory keeps the odds against the model that it
 has alone: an empty one changes nothing, and the order of datastores does not count. Only of corrections of
 the same source the first datastore's is written. What belongs to no datastore, such as a glossary or a
-memory of a plug-in, is in each ensemble, and counts once: as the first has it.
+memory of a plug-in, is in each ensemble, and counts once: a vote with its highest odds.
 """
 
 from __future__ import annotations
@@ -66,18 +66,24 @@ class JointEnsemble(RetrievalEnsemble):
 
     def decided(self, model: Distribution | ForcedText, votes: list[Vote]) -> list[Vote]:
         """Return the votes with the weights that they have in the end, see the module."""
-        waiting, odds = iter(votes), list[Vote]()
+        waiting, decided = iter(votes), list[Vote]()
+        shared: dict[str, int] = {}  # where votes are that each ensemble has
         for member in self.members:
             if own := member.decided(model, [next(waiting) for _ in member.voting]):
                 left = 1 - torch.stack([vote.weight for vote in own]).sum(dim=0).clamp_max(ALMOST_ALL)
-                counts = [
-                    member is self.members[0] or isinstance(one, OF_DATASTORES) for one in member.voting
-                ]
-                odds += [vote._replace(weight=vote.weight / left * once) for vote, once in zip(own, counts)]
-        if not odds:
-            return odds
-        total = 1 + torch.stack([vote.weight for vote in odds]).sum(dim=0)
-        return [vote._replace(weight=vote.weight / total) for vote in odds]
+                for memory, vote in zip(member.voting, own):
+                    odds = vote.weight / left
+                    if not isinstance(memory, OF_DATASTORES):
+                        place = shared.setdefault(memory.name, len(decided))
+                        if place < len(decided):
+                            most = torch.maximum(decided[place].weight, odds)
+                            decided[place] = decided[place]._replace(weight=most)
+                            odds = torch.zeros_like(most)
+                    decided.append(vote._replace(weight=odds))
+        if not decided:
+            return decided
+        total = 1 + torch.stack([vote.weight for vote in decided]).sum(dim=0)
+        return [vote._replace(weight=vote.weight / total) for vote in decided]
 
     def with_memories(self, memories: Sequence[Memory], trust: Trust | None) -> RetrievalEnsemble:
         raise ConfigurationError(REFUSAL)

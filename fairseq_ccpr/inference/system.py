@@ -358,7 +358,7 @@ class System:
         empty, model = self._empty
         copytree(Path(empty.name, "store"), folder)
         task.cfg = copy.copy(task.cfg)
-        task.cfg.datastore, task.cfg.trust, task.cfg.tokens_log = str(folder), NO_TRUST, None
+        task.cfg.datastore, task.cfg.trust = str(folder), NO_TRUST
         steps = task.tokenizer, task.bpe, task.splitting
         task.open_datastore(task.cfg)
         task.tokenizer, task.bpe, task.splitting = steps

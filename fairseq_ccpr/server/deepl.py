@@ -14,10 +14,11 @@ VARIANTS = {  # its clients ask for these as targets
     "en": {"EN-GB": "English (British)", "EN-US": "English (American)"},
     "pt": {"PT-BR": "Portuguese (Brazilian)", "PT-PT": "Portuguese (European)"},
 }
-WITHOUT_EFFECT = """
+_WITHOUT_EFFECT = """
 glossary_id glossary_ids style_id translation_memory_id custom_instructions formality context model_type
 split_sentences preserve_formatting splitting_tags non_splitting_tags outline_detection tag_handling_version
-""".split()
+"""
+WITHOUT_EFFECT = _WITHOUT_EFFECT.split()
 UNLIMITED = 10**12  # characters, as DeepL says it
 
 

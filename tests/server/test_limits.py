@@ -96,7 +96,7 @@ def test_a_form_of_many_texts_is_read_at_once() -> None:
 def test_a_request_with_too_many_sentences_is_refused(server: Served) -> None:
     status, answer = server.ask("/translate", "POST", q=["ja"] * 1001)
     assert (status, answer["error"]) == (
-        400, "the parameter q has 1,001 sentences, and this server takes 1,000: divide it"
+        400, "the text has 1,001 sentences, and this server takes 1,000: divide it"
     )  # fmt: skip
     assert server.ask("/explain", "POST", q="a\n" * 1001)[0] == 400
 
