@@ -315,13 +315,9 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=family)
     except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            raise ConfigurationError(
-                f"port {port} of {host} is in use: give another --port, or end what uses it"
-            ) from None
-        raise ConfigurationError(
-            f"the server cannot listen at {host}, port {port} ({error.strerror}): give another --host or --port"
-        ) from None
+        used = error.errno == errno.EADDRINUSE
+        found = f"port {port} of {host} {'is in use' if used else f'cannot be had ({error.strerror})'}"
+        raise ConfigurationError(f"{found}: give another --port{' or --host' * (not used)}") from None
 
 
 def make_server(translator: Translator, limits: Limits) -> uvicorn.Server:

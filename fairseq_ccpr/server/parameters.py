@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import contextmanager
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -53,20 +54,27 @@ def without_absent(given: Parameters) -> Parameters:
 
 async def save(body: AsyncIterator[bytes], path: Path) -> None:
     """Write a file that was sent."""
+    with path.open("wb") as file:
+        while True:
+            with _arriving():
+                chunk = await anext(body, None)
+            if chunk is None:
+                break
+            file.write(chunk)
+            if file.tell() > MOST_FILE:
+                raise bad(f"the file is longer than {MOST_FILE >> 20} MiB: use fairseq-ccpr learn", 413)
+
+
+@contextmanager
+def _arriving() -> Iterator[None]:
+    """Bound the time that is waited for a body, or its next part."""
     try:
-        with path.open("wb") as file:
-            while True:
-                with anyio.fail_after(MAX_SECONDS):
-                    chunk = await anext(body, None)
-                if chunk is None:
-                    break
-                file.write(chunk)
-                if file.tell() > MOST_FILE:
-                    raise bad(f"the file is longer than {MOST_FILE >> 20} MiB: use fairseq-ccpr learn", 413)
+        with anyio.fail_after(MAX_SECONDS):
+            yield
     except TimeoutError:
-        raise bad(f"nothing arrived for {MAX_SECONDS} seconds", 408) from None
+        raise bad(f"the request took longer than {MAX_SECONDS} seconds to arrive", 408) from None
     except ClientDisconnect:
-        raise bad("the client went away") from None
+        raise bad("the client went away", GONE) from None
 
 
 async def _read(request: Request, most_characters: int, files: int) -> Parameters:
@@ -114,16 +122,11 @@ async def _read_body(request: Request, most: int) -> bytes:
     if length.isdigit() and int(length) > most:
         raise too_long
     body = bytearray()
-    try:
-        with anyio.fail_after(MAX_SECONDS):
-            async for chunk in request.stream():
-                body += chunk
-                if len(body) > most:
-                    raise too_long
-    except TimeoutError:
-        raise bad(f"the request took longer than {MAX_SECONDS} seconds to arrive", 408) from None
-    except ClientDisconnect:
-        raise bad("the client went away", GONE) from None
+    with _arriving():
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > most:
+                raise too_long
     return bytes(body)
 
 

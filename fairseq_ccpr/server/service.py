@@ -163,14 +163,9 @@ class Service:
         return FileResponse(path, filename=name.partition(".")[2])
 
     async def languages(self, asked: Parameters) -> list[dict[str, Any]]:
-        both: tuple[tuple[str, list[str]], ...] = (
-            (self.source, [language_code(self.target)]),
-            (self.target, []),
-        )
-        return [
-            {"code": language_code(code), "name": language_name(code), "targets": targets}
-            for code, targets in both
-        ]
+        codes = language_code(self.source), language_code(self.target)
+        both = zip(codes, ([codes[1]], []))
+        return [{"code": code, "name": language_name(code), "targets": targets} for code, targets in both]
 
     async def detect(self, asked: Parameters) -> list[dict[str, Any]]:
         """Name the source language, the only one there is, with how much of the text its dictionary knows."""
@@ -361,23 +356,24 @@ class Service:
 
         return await self._call(learn)
 
+    def _languages(self, asked: Parameters) -> tuple[str, str]:
+        """Return the languages of a request as it names them, or as this server does."""
+        source = given.text(asked, "source", 100, AUTO)
+        return self.source if source == AUTO else source, given.text(asked, "target", 100, self.target)
+
     def _check_languages(self, asked: Parameters) -> None:
-        for name, own in (("source", self.source), ("target", self.target)):
-            code = given.text(asked, name, 100, own)
-            if not same_language(code, own) and (name, code) != ("source", AUTO):
-                source, target = map(language_code, (self.source, self.target))
-                raise bad(f"the {name} language is {code}: this server translates from {source} to {target}")
+        own = self.source, self.target
+        for side, code, known in zip(("source", "target"), self._languages(asked), own):
+            if not same_language(code, known):
+                pair = " to ".join(map(language_code, own))
+                raise bad(f"the {side} language is {code}: this server translates from {pair}")
 
     def _detected(self, confidence: float) -> dict[str, Any]:
         return {"confidence": round(confidence, 1), "language": language_code(self.source)}
 
     def _copies(self, asked: Parameters) -> bool:
         """Tell whether a request is for a translation from one of the languages into the same."""
-        codes = [
-            given.text(asked, name, 100, own)
-            for name, own in (("source", self.source), ("target", self.target))
-        ]
-        codes[0] = self.source if codes[0] == AUTO else codes[0]
+        codes = self._languages(asked)
         known = any(same_language(codes[0], own) for own in (self.source, self.target))
         return known and same_language(*codes) and not same_language(self.source, self.target)
 
