@@ -18,7 +18,7 @@ from fairseq import utils
 from torch import Tensor
 
 from fairseq_ccpr.building.phrase_build import without_repeats
-from fairseq_ccpr.datastore.learned import Learned, NewPair, PairPhrases
+from fairseq_ccpr.datastore.learned import Learned, LearnedPair, NewPair, PairPhrases
 from fairseq_ccpr.datastore.manifest import PhraseSection, TokenSection
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
@@ -185,6 +185,16 @@ def learned_memory(system: System) -> LearnedMemory:
             "fairseq-ccpr build memory"
         )
     return tokens.learned
+
+
+def learned_for(system: System, source: str) -> tuple[LearnedPair, str] | None:
+    """Return the pair that counts for a source, of the most important memory, and its name; None without."""
+    for one in system.members:
+        if one.find_memory(TokenMemory) is not None:
+            pair = learned_memory(one).store.counting(one.task.read_as(source))
+            if pair is not None:
+                return pair, one.name
+    return None
 
 
 def text_fault(source: str, target: str) -> str:

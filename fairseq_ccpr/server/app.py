@@ -147,10 +147,10 @@ def _respond(answer: Any, request: Request) -> Response:
 def _refuse(request: Request, error: Exception, log: str) -> Response:
     if isinstance(error, HTTPException):
         status, sentence = error.status_code, error.detail
+    elif isinstance(error, UnknownMemoryError):
+        status, sentence = 404, str(error)
     elif isinstance(error, CcprError | BusyError):
-        kinds = {UnknownMemoryError: 404, ConfigurationError: 400}
-        status = next((code for kind, code in kinds.items() if isinstance(error, kind)), 503)
-        sentence = str(error)
+        status, sentence = 400 if isinstance(error, ConfigurationError) else 503, str(error)
     else:
         # The message of an error may quote what was sent, its traceback does not.
         told = (

@@ -45,8 +45,8 @@ class DeepL:
         ]
         useless = WITHOUT_EFFECT if tags else [*WITHOUT_EFFECT, KEPT]
         told = [name for name in useless if name in asked]
-        warning = {"warning": f"without effect here: {', '.join(told)}"} if told else {}
-        return {"translations": translations} | warning
+        warning = f"without effect here: {', '.join(told)}"
+        return {"translations": translations} | ({"warning": warning} if told else {})
 
     async def languages(self, asked: Parameters) -> list[dict[str, Any]]:
         target = asked.get("type") == "target"

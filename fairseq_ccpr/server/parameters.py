@@ -84,25 +84,25 @@ async def _read(request: Request, most_characters: int, files: int) -> Parameter
     most = BYTES_OF_CHARACTER * most_characters + BYTES_BESIDE + files * MOST_FILE
     body = await _read_body(request, most)
     kind = request.headers.get("content-type", FORM).partition(";")[0].strip().lower()
+    named: Parameters = {}
     try:
         if kind == FORM:
-            return _by_name(
-                [*pairs, *parse_qsl(body.decode("utf-8"), keep_blank_values=True, errors="strict")]
-            )
-        if kind == PARTS:
-            return _by_name([*pairs, *await _read_parts(request, body, files)])
-        if kind == JSON:
-            given = json.loads(body)
-            if not isinstance(given, dict):
-                raise bad(f"the body is JSON, but not an object: expected {{…}}, found {kind_of(given)}")
-            return _by_name(pairs) | given
+            pairs += parse_qsl(body.decode("utf-8"), keep_blank_values=True, errors="strict")
+        elif kind == PARTS:
+            pairs += await _read_parts(request, body, files)
+        elif kind == JSON:
+            named = json.loads(body)
+            if not isinstance(named, dict):
+                raise bad(f"the body is JSON, but not an object: expected {{…}}, found {kind_of(named)}")
+        else:
+            raise bad(f"the body is {kind[:60]}: send {JSON}, {FORM} or {PARTS}", 415)
     except (ValueError, RecursionError) as error:
         raise bad(f"the body is not valid {kind} in UTF-8: {str(error)[:100]}") from None
     except MultiPartException as error:
         raise bad(
             f"the form cannot be read ({error.message.rstrip('.')}): send fields of text, {files or 'no'} file"
         ) from None
-    raise bad(f"the body is {kind[:60]}: send {JSON}, {FORM} or {PARTS}", 415)
+    return _by_name(pairs) | named
 
 
 async def _read_parts(request: Request, body: bytes, files: int) -> list[tuple[str, Any]]:

@@ -26,7 +26,7 @@ from fairseq_ccpr.errors import CcprError, ConfigurationError, installing
 from fairseq_ccpr.evaluation.explain import encode_sentences
 from fairseq_ccpr.evaluation.explanation import Explanation, unexplained
 from fairseq_ccpr.inference.alignment import with_markup
-from fairseq_ccpr.inference.learning import count_learned, learned_memory
+from fairseq_ccpr.inference.learning import count_learned, learned_for
 from fairseq_ccpr.inference.system import SESSION, Session, Translation, encode
 from fairseq_ccpr.server import parameters as given
 from fairseq_ccpr.server.access import Limits, split_names
@@ -59,10 +59,7 @@ class Service:
         self.work, self.limits, self.stopping = Work(translator), limits, Event()
         task = translator.cfg.task
         self.source, self.target = task.source_lang, task.target_lang
-        memories = {
-            name: one.ensemble.memories if one.ensemble is not None else ()
-            for name, one in translator.named.items()
-        }
+        memories = {name: (one.ensemble or one.alone).memories for name, one in translator.named.items()}
         self.names, self.sessions = [*memories], len(translator.models) == 1
         self.memories = [one.name for one in next(iter(memories.values())) if one.acts_on == "vote"]
         self.learns = any(one.name == TokenMemory.name for own in memories.values() for one in own)
@@ -100,31 +97,33 @@ class Service:
                 await self._call(Translator.check_confidence, memory)
             found, confidences = await self._translated(texts, divide, alternatives, memory, rated)
         found = [one if sure >= least else [""] for one, sure in zip(found, confidences)]
-        answer: dict[str, Any] = {"translatedText": [texts[0] for texts in found] if several else found[0][0]}
+        answer: dict[str, list[Any]] = {"translatedText": [texts[0] for texts in found]}
         if alternatives:
-            others = [texts[1:] for texts in found]
-            answer["alternatives"] = others if several else others[0]
+            answer["alternatives"] = [texts[1:] for texts in found]
         if rated:
-            answer["confidence"] = confidences if several else confidences[0]
+            answer["confidence"] = confidences
         if asked.get("source") == AUTO:
-            detected = [self._detected(100.0) for _ in found]
-            answer["detectedLanguage"] = detected if several else detected[0]
-        return answer
+            answer["detectedLanguage"] = [self._detected(100.0)] * len(found)
+        return answer if several else {name: each[0] for name, each in answer.items()}
 
     async def sentences(self, asked: Parameters) -> dict[str, Any]:
         """Translate `q`, and tell its sentences apart: what is before each, and the pair learned for it."""
         memory = self._memory(asked)
         (text,) = await self._divided([given.text(asked, "q", self.limits.most_characters)], Segments.of)
         found = await asyncio.wrap_future(self.work.translate(text.sentences, _rated, memory))
-        learned = await self._call(partial(_learned, sources=text.sentences), memory) if self.learns else {}
+        learned: Sequence[Any] = [None] * len(found)
+        if self.learns:
+            learned = await self._call(
+                lambda one: [learned_for(one, each) for each in text.sentences], memory
+            )
         translations = [one.text for one in found]
         sentences = [
             {
                 "before": f"{before}{text.space_before(number, translations)}",
-                "source": one.source, "translation": one.text, "learned": learned.get(one.source),
+                "source": one.source, "translation": one.text, "learned": known and of_pair(*known),
                 "confidence": one.confidence, "words": one.word_confidences,
             }
-            for number, (before, one) in enumerate(zip(text.parts[::2], found))
+            for number, (before, one, known) in enumerate(zip(text.parts[::2], found, learned))
         ]  # fmt: skip
         return {"sentences": sentences, "after": text.parts[-1]}
 
@@ -182,8 +181,7 @@ class Service:
         return {
             "apiKeys": bool(self.limits.keys), "charLimit": self.limits.most_characters,
             "keyRequired": bool(self.limits.keys), "suggestions": self.learns,
-            "supportedFilesFormat": usable(), "filesTranslation": True,
-            "frontendTimeout": 500,
+            "supportedFilesFormat": usable(), "filesTranslation": True, "frontendTimeout": 500,
             "language": {side: {"code": language_code(one), "name": language_name(one)} for side, one in pair.items()},
         }  # fmt: skip
 
@@ -198,8 +196,7 @@ class Service:
         if isinstance(learned, str):
             raise bad(f"the pair was not learned: {learned}")
         replaced = of_pair(learned.replaced, *memory) if learned.replaced is not None else None
-        own = {"id": learned.id, "new": learned.new, "replaced": replaced}
-        return {"success": True, **own, **whose(*memory)}
+        return {"success": True, "id": learned.id, "new": learned.new, "replaced": replaced} | whose(*memory)
 
     async def forget(self, asked: Parameters) -> dict[str, Any]:
         number, memory = given.number(asked, "id", 0), self._memory(asked, one=True)
@@ -396,7 +393,7 @@ class Service:
         found, confidences = [], []
         for text in segments:
             own, sure = zip(*[next(each) for _ in text.sentences]) if text.sentences else ((), ())
-            found.append(_joined(text, [*own], alternatives))
+            found.append(text.ranked(own)[: 1 + alternatives])
             confidences.append(min((one for one in sure if one is not None), default=1.0))
         return found, confidences
 
@@ -452,13 +449,6 @@ def _with_markup(
     return [(texts, best[0].confidence) for texts, best in zip(marked, ranked)]
 
 
-def _joined(text: Segments, translations: list[list[str | Parts]], alternatives: int) -> list[str]:
-    """Return the best translation of a text, then others: the n-th has of each sentence the n-th best."""
-    ranks = range(max(map(len, translations), default=1))
-    found = [text.join([each[min(rank, len(each) - 1)] for each in translations]) for rank in ranks]
-    return list(dict.fromkeys(found))[: 1 + alternatives]
-
-
 def of_pair(pair: LearnedPair, memory: str) -> dict[str, Any]:
     """Return a learned pair of a memory or session as clients receive it; ids are of each its own."""
     fields = ("id", "source", "target", "count", "replaced_by")
@@ -480,12 +470,3 @@ def _counting(translator: Translator, query: str = "") -> list[LearnedPair]:
 def _known(translator: Translator, text: str) -> float:
     ids = encode(text, translator.task)[:-1]
     return 100 * float((ids != translator.task.source_dictionary.unk()).float().mean()) if len(ids) else 0.0
-
-
-def _learned(translator: Translator, sources: list[str]) -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = {}
-    for one in reversed([one for one in translator.members if one.find_memory(TokenMemory) is not None]):
-        store = learned_memory(one).store
-        pairs = {source: store.counting(one.task.read_as(source)) for source in sources}
-        found |= {source: of_pair(pair, one.name) for source, pair in pairs.items() if pair is not None}
-    return found
