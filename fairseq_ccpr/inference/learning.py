@@ -187,14 +187,16 @@ def learned_memory(system: System) -> LearnedMemory:
     return tokens.learned
 
 
-def learned_for(system: System, source: str) -> tuple[LearnedPair, str] | None:
-    """Return the pair that counts for a source, of the most important memory, and its name; None without."""
-    for one in system.members:
-        if one.find_memory(TokenMemory) is not None:
-            pair = learned_memory(one).store.counting(one.task.read_as(source))
-            if pair is not None:
-                return pair, one.name
-    return None
+def learned_for(system: System, sources: Sequence[str]) -> list[tuple[LearnedPair, str] | None]:
+    """Return the pair that counts for each source, of the most important memory, and its name; None without."""
+    found = dict[str, tuple[LearnedPair, str]]()
+    for one in reversed(system.members):
+        tokens = one.find_memory(TokenMemory)
+        if tokens is not None and isinstance(tokens.learned, LearnedMemory):
+            counting = tokens.learned.store.counting
+            pairs = {source: counting(one.task.read_as(source)) for source in sources}
+            found |= {source: (pair, one.name) for source, pair in pairs.items() if pair is not None}
+    return [found.get(source) for source in sources]
 
 
 def text_fault(source: str, target: str) -> str:

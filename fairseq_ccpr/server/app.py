@@ -93,9 +93,7 @@ def endpoint(
             asked[OPENED] = memories_of(limits.keys, key) if limits.keys and not open_to_all else ()
             asked[OWNER] = key if limits.keys else ""
             if asked[OPENED] is None:
-                raise bad(
-                    "the API key is missing or wrong: send it as api_key, or as Authorization: Bearer", 403
-                )
+                raise bad("the API key is missing or wrong: send api_key, or Authorization: Bearer", 403)
             handling = handler(asked)  # which itself receives a file
             response = _respond(await (handling if file else _unless_gone(request, handling)), request)
         except Exception as error:
@@ -103,9 +101,8 @@ def endpoint(
         if limits.log != LOG_NOTHING:
             text = f" {asked.get('q', '')!r} {asked.get('s', '')!r}" if limits.log == LOG_TEXTS else ""
             took = 1000 * (time.perf_counter() - start)
-            logger.info(
-                "%s %r %d %.0f ms%s", request.method, request.scope["path"], response.status_code, took, text
-            )
+            told = request.method, request.scope["path"], response.status_code, took
+            logger.info("%s %r %d %.0f ms%s", *told, text)
         return response
 
     return answer
@@ -275,9 +272,8 @@ class _Protocol(H11Protocol):
         super().connection_made(transport)
         host = _host(self)
         same = sum(_host(one) == host for one in self.connections)
-        self._excess = max(
-            len(self.connections) - MOST_CONNECTIONS, 0 if host in LOOPBACK else same - MOST_OF_ADDRESS
-        )
+        of_host = 0 if host in LOOPBACK else same - MOST_OF_ADDRESS
+        self._excess = max(len(self.connections) - MOST_CONNECTIONS, of_host)
         if self._excess > MOST_REFUSED:
             transport.abort()
         self._wait()

@@ -163,7 +163,7 @@ def texts(parameters: Parameters, name: str, most_characters: int) -> list[str]:
         return [text(parameters, name, most_characters)]
     if not all(isinstance(one, str) for one in value):
         raise bad(
-            f"the parameter {name} is a list with something else than texts: expected a text or a list of texts"
+            f"the parameter {name} is a list of other things than texts: expected a text or a list of texts"
         )
     _check(value, name, most_characters)
     return value

@@ -111,11 +111,7 @@ class Service:
         memory = self._memory(asked)
         (text,) = await self._divided([given.text(asked, "q", self.limits.most_characters)], Segments.of)
         found = await asyncio.wrap_future(self.work.translate(text.sentences, _rated, memory))
-        learned: Sequence[Any] = [None] * len(found)
-        if self.learns:
-            learned = await self._call(
-                lambda one: [learned_for(one, each) for each in text.sentences], memory
-            )
+        learned = await self._call(partial(learned_for, sources=text.sentences), memory)
         translations = [one.text for one in found]
         sentences = [
             {
@@ -220,7 +216,7 @@ class Service:
                 count_learned(await self._learn(texts[at : at + ROUND_SENTENCES], memory), counts, skipped)
 
         def end(translator: Translator) -> None:
-            if len(_counting(translator.over(own))) != len(pairs):
+            if [one.id for one in _counting(translator.over(own))] != [one.id for one in pairs]:
                 raise bad("the session has changed since: end it again", 409)
             translator.end(*own)
 
@@ -307,9 +303,8 @@ class Service:
             translations = await asyncio.wrap_future(self.work.translate(sentences, _checked, memory))
             found = [(one.source, one.text) for one in translations]
             signature = await self._call(lambda translator: translator.signature, memory)
-            return unexplained(
-                found, (language_code(self.source), language_code(self.target)), signature or ""
-            )
+            languages = language_code(self.source), language_code(self.target)
+            return unexplained(found, languages, signature or "")
         tokens = await self._call(lambda translator: encode_sentences(translator, sentences))
         return await asyncio.wrap_future(self.work.explain(sentences, tokens, memory))
 

@@ -49,7 +49,7 @@ class Asked:
     memory: tuple[str, ...] = ()  # names of the datastores
     # of those that are to be explained; None: all are to be translated
     tokens: dict[int, Tensor] | None = None
-    finish: Finish | None = None
+    finish: Finish = lambda translator, first, translations: translations
     done: Future[Any] = field(default_factory=Future)
     finished: list[Any] = field(default_factory=list)
     explanations: list[Explanation] = field(default_factory=list)
@@ -99,7 +99,9 @@ class Work:
                 and those of the next; what it returns for each takes their place.
             memory: names of the datastores that are used, see `System.over`.
         """
-        return self._ask(Asked(sentences, memory, finish=finish))
+        asked = Asked(sentences, memory)
+        asked.finish = finish or asked.finish
+        return self._ask(asked)
 
     def explain(
         self, sentences: list[str], tokens: dict[int, Tensor], memory: tuple[str, ...] = ()
@@ -222,10 +224,7 @@ class Work:
         # they cost nothing but their text
         translations = iter(list(translator.translate(sentences, nbest=beam)))
         made = [list(islice(translations, len(some))) for some in taken]
-        each = [
-            asked.finish(translator, len(asked.finished), some) if asked.finish is not None else some
-            for asked, some in zip(waiting, made)
-        ]
+        each = [asked.finish(translator, len(asked.finished), some) for asked, some in zip(waiting, made)]
         for asked, finished in zip(waiting, each):
             asked.finished += finished
             if not asked.left:

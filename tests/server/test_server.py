@@ -439,7 +439,7 @@ def test_clients_at_the_same_time_get_what_they_would_alone(
     [
         ({"source": "de"}, 400, "the parameter q is missing"),
         ({"q": 3}, 400, "the parameter q is a number: expected a text or a list of texts"),
-        ({"q": ["a", 3]}, 400, "the parameter q is a list with something else than texts"),
+        ({"q": ["a", 3]}, 400, "the parameter q is a list of other things than texts"),
         ({"q": "a" * 3001}, 400, "has 3,001 characters, and this server takes 3,000: divide it"),
         ({"q": [""] * 3001}, 400, "has 3,001 characters"),
         ({"q": "a", "source": "fr"}, 400, "the source language is fr: this server translates from de to en"),
