@@ -21,7 +21,7 @@ from fairseq_ccpr.server.access import split_names
 
 FORM, JSON, PARTS = "application/x-www-form-urlencoded", "application/json", "multipart/form-data"
 LISTS = ("q", "text")  # parameters that may be
-TEXT_PARAMETERS = (*LISTS, "s")  # which may be empty; any other parameter that is empty is left out
+TEXT_PARAMETERS = (*LISTS, "s", "name")  # which may be empty; any other parameter that is empty is left out
 BYTES_OF_CHARACTER = 12  # at most: `\ud83d\ude00` in JSON, %F0%9F%98%80 in a form
 MOST_NAMES = 1000  # characters of a list of names
 BYTES_BESIDE = 1 << 16  # of all parameters that are no text
@@ -100,7 +100,7 @@ async def _read(request: Request, most_characters: int, files: int) -> Parameter
         raise bad(f"the body is not valid {kind} in UTF-8: {str(error)[:100]}") from None
     except MultiPartException as error:
         raise bad(
-            f"the form cannot be read ({error.message.rstrip('.')}): send fields of text, {files or 'no'} file"
+            f"the form cannot be read ({error.message.rstrip('.')}): send fields of text, and {files or 'no'} file"
         ) from None
     return _by_name(pairs) | named
 

@@ -195,7 +195,7 @@ def test_too_many_connections_end_and_others_are_answered_later(
     with served(new_translator()) as server:
         idle = [connect(server) for _ in range(5)]
         assert server.ask("/health") == (503, {"error": "too many connections are open: try again later"})
-        monkeypatch.setattr(app, "TOLD", 0)
+        monkeypatch.setattr(app, "MOST_REFUSED", 0)
         with pytest.raises(OSError):
             server.ask("/health")
         for one in idle:
