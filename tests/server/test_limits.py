@@ -237,7 +237,7 @@ def test_the_log_has_nothing_that_a_user_wrote_unless_asked(
     for log, quotes in ((REQUESTS, False), ("texts", True)):
         caplog.clear()
         with served(new_translator(), log=log) as server, caplog.at_level("INFO", "fairseq_ccpr.server"):
-            monkeypatch.setattr(server.translator, "learn", fails)
+            monkeypatch.setattr(server.translator, "learn_all", fails)
             status, answer = server.ask("/learn", "POST", q="Geheim", s="secret")
             assert (status, answer["error"]) == (500, "the server has a fault, which its log tells")
             assert server.ask("/translate", "POST", q="Text <![ Geheim", format="html")[0] == 200
