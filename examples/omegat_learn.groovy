@@ -1,8 +1,10 @@
 /* :name=Teach the translation server :description=Posts each segment to the server when its translation is confirmed
  *
  * Save this file in the folder application_startup of OmegaT's folder of scripts (create it), and start OmegaT again.
- * A segment is posted when it is left with another translation than it was entered with. OmegaT does not wait for
- * the server; what the server refuses is told in OmegaT's log.
+ * OmegaT has no mark for "confirmed": a segment is posted when it is left, or the project saved, with another
+ * translation than it was entered with. So machine output that was inserted and left as it was is posted as well:
+ * insert only what you read. Segments with tags are left out. OmegaT does not wait for the server; what the server
+ * refuses is told in OmegaT's log.
  */
 import java.util.concurrent.ExecutorService
 import java.util.concurrent.Executors
@@ -10,9 +12,10 @@ import org.omegat.core.Core
 import org.omegat.core.CoreEvents
 import org.omegat.core.data.SourceTextEntry
 import org.omegat.core.events.IEntryEventListener
+import org.omegat.core.events.IProjectEventListener
 import org.omegat.util.Log
 
-class Learning implements IEntryEventListener {
+class Learning implements IEntryEventListener, IProjectEventListener {
     static final String SERVER = "http://127.0.0.1:5000"
     static final String API_KEY = "" // of the server, if it asks for one
     static final String MEMORY = ""  // the name of one of its memories, if it has several
@@ -28,12 +31,25 @@ class Learning implements IEntryEventListener {
     void onNewFile(String name) {}
 
     void onEntryActivated(SourceTextEntry next) {
-        String source = entry?.srcText, now = translation(entry)
-        if (now && now != before) {
-            posting.execute { post(q: source, s: now, api_key: API_KEY, memory: MEMORY) }
-        }
+        leave()
         entry = next
         before = translation(next)
+    }
+
+    void onProjectChanged(IProjectEventListener.PROJECT_CHANGE_TYPE change) {
+        if (change == IProjectEventListener.PROJECT_CHANGE_TYPE.SAVE) { // as before it is closed
+            leave()
+        } else if (change == IProjectEventListener.PROJECT_CHANGE_TYPE.CLOSE) {
+            entry = null
+        }
+    }
+
+    void leave() {
+        String source = entry?.srcText, now = translation(entry)
+        if (now && now != before && !entry.protectedParts) {
+            posting.execute { post(q: source, s: now, api_key: API_KEY, memory: MEMORY) }
+            before = now
+        }
     }
 
     static String translation(SourceTextEntry entry) {
@@ -57,4 +73,6 @@ class Learning implements IEntryEventListener {
     }
 }
 
-CoreEvents.registerEntryEventListener(new Learning())
+def learning = new Learning()
+CoreEvents.registerEntryEventListener(learning)
+CoreEvents.registerProjectChangeListener(learning)

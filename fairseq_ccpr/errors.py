@@ -26,6 +26,10 @@ class ConfigurationError(CcprError):
     """An option, or a combination of options, that cannot work."""
 
 
+class UnknownMemoryError(ConfigurationError):
+    """A name that no memory and no session has."""
+
+
 class DatastoreError(CcprError):
     """A datastore that is missing, unfinished, damaged, or made for something else."""
 

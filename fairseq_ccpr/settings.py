@@ -107,6 +107,8 @@ def add_options(parser: argparse._ActionsContainer, kind: type, *, without: tupl
             given["required"] = True
         if metadata["choices"]:
             given["choices"] = metadata["choices"]
+        if given["default"] == []:  # an option that is given twice has all that is given
+            given["action"] = "extend"
         metavar = metadata["metavar"] or (NUMBERS.get(_item(hint)) if not metadata["choices"] else None)
         parser.add_argument(*names, type=_item(hint), nargs=metadata["nargs"], metavar=metavar, **given)
 

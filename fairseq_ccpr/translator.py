@@ -237,15 +237,19 @@ class Translator(System):
         return self._compaction.run()
 
     def close(self) -> None:
-        """Let others learn into the datastores, and end compactions. From then on it refuses to work."""
-        for one in self.named.values():
+        """Let others learn into the datastore, and end its compaction. From then on it refuses to work.
+
+        The first of several by name closes all of them, others only themselves.
+        """
+        first = self is next(iter(self.named.values()))
+        for one in self.named.values() if first else self.members:
             one.closed = True
             if one._compaction is not None:
                 one._compaction.cancel()
             tokens = one.find_memory(TokenMemory)
             if tokens is not None and isinstance(tokens.learned, LearnedMemory):
                 tokens.learned.store.close()
-        for session in list(self._sessions):
+        for session in list(self._sessions) if first else ():
             self.end(session)
 
     @cached_property

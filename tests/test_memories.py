@@ -12,13 +12,18 @@ import pytest
 import torch
 
 from fairseq_ccpr import Translator
+from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.decoding.joint_ensemble import JointEnsemble
+from fairseq_ccpr.decoding.learned_memory import LearnedMemory
 from fairseq_ccpr.decoding.mixture import Vote
 from fairseq_ccpr.decoding.trust import LearnedTrust
-from fairseq_ccpr.errors import ConfigurationError, DatastoreError
+from fairseq_ccpr.errors import ConfigurationError, DatastoreError, UnknownMemoryError
 from fairseq_ccpr.inference import system
+from fairseq_ccpr.inference.learning import learned_memory
+from fairseq_ccpr.inference.system import Session
+from fairseq_ccpr.storage import fingerprint
 from fairseq_ccpr.text.pairs import read_pairs
-from tests.helpers import call
+from tests.helpers import ROOT, call
 from tests.small_models import World, build, subword_options
 
 KEEN: dict[str, Any] = {"max_len_b": 45, "device": "cpu", "tokens_lambda": 0.9, "tokens_temperature": 5}
@@ -102,31 +107,97 @@ def test_what_is_refused(translator: Translator, stores: dict[str, Path], world:
         (lambda: together.explain("ja"), "several memories together translate, .* name one of them"),
         (lambda: Translator(datastore=stores["cars"])["cars"], "there is no memory cars: there is none with"),
         (lambda: Translator(datastore={"a,b": stores["cars"]}), "a memory is called 'a,b': use letters"),
+        (
+            lambda: Translator(datastore={"one": stores["cars"], "two": stores["cars"] / ".." / "cars"}),
+            "the memories one and two are the same folder",
+        ),
         (lambda: Translator(world.other_model, datastore=stores), "was built with another model"),
     ):
         with pytest.raises((ConfigurationError, DatastoreError), match=sentence):
             refused()
 
 
-def test_sessions_are_gone_when_too_many_or_too_old(
+def test_what_acts_last_is_written(stores: dict[str, Path], sentences: list[str]) -> None:
+    """Also of corrections that differ only in characters that the model does not know."""
+    source, session = sentences[0], Session.name_of("", "a")
+    with Translator(datastore=stores, replace_unk=True, **KEEN) as translator:
+        for one, text in ((translator["bikes"], "ja ☃"), (translator.begin(session), "ja ☂")):
+            one.learn(source, text)
+        for names, text in (
+            ([session, "bikes"], "ja ☂"),
+            (["bikes", session], "ja ☃"),
+            (["cars", "bikes"], "ja ☃"),
+        ):
+            assert [one.text for one in translator.translate([source], memory=names)] == [text]
+
+
+def test_the_sources_of_earlier_corrections_are_read_together_too(
+    stores: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = list[LearnedMemory]()
+    monkeypatch.setattr(LearnedMemory, "identify", lambda memory, read_as: read.append(memory))
+    with Translator(datastore=stores, **KEEN) as translator:
+        for names in (["cars"], BOTH):
+            list(translator.translate(["ja"], memory=names))
+        assert {id(one) for one in read} == {id(learned_memory(translator[name])) for name in BOTH}
+
+
+def test_a_memory_of_a_plug_in_counts_once(
+    world: World, stores: dict[str, Path], sentences: list[str], tmp_path: Path
+) -> None:
+    tokens = TokenDatastore(world.datastore)
+    symbols = tokens.read_symbols()
+    (tmp_path / "text").write_text(" ".join(symbols[token] for token in tokens.values))
+    asked = {"user_dir": ROOT / "user_dir", "task": "translation_bigrams", "bigram_text": tmp_path / "text"}
+    with Translator(datastore=stores, **KEEN, **asked, bigram_lambda=0.5) as translator:
+        alone = outcome(translator, sentences, "cars")
+        assert alone != outcome(Translator(datastore=stores["cars"], **KEEN), sentences)
+        for names in (("cars", "empty"), ("empty", "cars")):
+            assert outcome(translator, sentences, *names) == alone
+
+
+def test_the_first_closes_all_and_another_itself(stores: dict[str, Path]) -> None:
+    translator = Translator(datastore=stores, **KEEN)
+    translator["bikes"].close()
+    assert [one.closed for one in translator.named.values()] == [False, True, False]
+    with pytest.raises(ConfigurationError, match="was closed"):
+        translator.translate(["ja"], memory=BOTH)
+    translator.close()
+    assert all(one.closed for one in translator.named.values())
+
+
+def test_sessions_begin_to_learn_and_are_gone_when_too_old(
     world: World, stores: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (source, target), (_, other) = list(read_pairs(world.folder / "test.tsv"))[2:4]
-    monkeypatch.setattr(system, "MOST_SESSIONS", 2)
+    monkeypatch.setattr(system, "MOST_OF_OWNER", 2)
+    monkeypatch.setattr(system, "MOST_SESSIONS", 3)
+    a, b, c = (Session.name_of("me", name) for name in "abc")
     with Translator(datastore=stores["cars"], **KEEN) as translator:
-        before = outcome(translator, [source], ":a", "")
-        assert (
-            before == outcome(translator, [source]) and not translator._sessions
-        )  # it begins when it learns
-        for name, text in ((":a", target), (":b", other)):
-            translator.over([name]).learn(source, text)
+        before = outcome(translator, [source], a, "")
+        assert before == outcome(translator, [source]) and not translator._sessions
+        with pytest.raises(UnknownMemoryError, match="there is no session a: it begins when it first learns"):
+            translator.over([a])
+        for name, text in ((a, target), (b, other)):
+            translator.begin(name).learn(source, text)
+            monkeypatch.setattr(fingerprint, "of_parameters", None)  # the model is known from now on
             assert outcome(translator, [source], name, "")[0][0] == text
         folders = [one.folder.name for one in translator._sessions.values()]
-        translator.over([":a", ""])
-        translator.over([":c"])
-        assert sorted(translator._sessions) == [":a", ":c"], "the one that was not named for longest"
-        translator._sessions[":a"].used -= system.SESSION_SECONDS + 1
-        translator.over([":b"])
-        assert sorted(translator._sessions) == [":b", ":c"]
-        assert outcome(translator, [source], ":b", "") == before
+        with pytest.raises(DatastoreError, match="2 of your sessions are open, and 2 in all: end one"):
+            translator.begin(c)
+        translator.begin(Session.name_of("you", "a"))
+        with pytest.raises(DatastoreError, match="0 of your sessions are open, and 3 in all"):
+            translator.begin(Session.name_of("they", "a"))
+        assert outcome(translator, [source], a, "")[0][0] == target, "nobody ends those of others"
+        translator._sessions[a].used -= system.SESSION_SECONDS + 1
+        assert outcome(translator, [source], a, "") == before and a not in translator._sessions
+        translator.begin(c)
     assert not translator._sessions and not any(Path(folder).exists() for folder in folders)
+
+
+def test_a_session_is_for_one_model(world: World, stores: dict[str, Path]) -> None:
+    with (
+        Translator(f"{world.model}:{world.model}", datastore=stores["cars"], **KEEN) as translator,
+        pytest.raises(ConfigurationError, match="a session is for one model, and --path names 2"),
+    ):
+        translator.begin(Session.name_of("", "a"))

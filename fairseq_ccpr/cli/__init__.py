@@ -64,7 +64,7 @@ COMPLETION = "completion"  # prints a script for the shell
 MODULES = {  # of commands by their first word, and of those that have another
     "demo": "cli.demo", "adapt": "cli.adapt", "build": "cli.build", "convert": "cli.text",
     "prepare": "cli.text", "extract": "cli.text", "retrieve": "cli.retrieve",
-    "tune": "cli.decode", "translate": "cli.decode", "serve": "cli.decode", "explain": "cli.decode",
+    "tune": "cli.decode", "translate": "cli.decode", "serve": "cli.serve", "explain": "cli.decode",
     "compare": "cli.decode", COMPLETION: "cli.command", "evaluate": "lab.commands.evaluate",
     "benchmark": "lab.commands.benchmark", "experiment": "lab.commands.experiment", "mine": "lab.commands.mining",
     "lexicon": "lab.commands.mining", "evaluate mining": "lab.commands.mining",

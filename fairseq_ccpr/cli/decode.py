@@ -1,4 +1,4 @@
-"""Translating with a datastore: `fairseq-ccpr tune`, `translate`, `serve`, `explain` and `compare`."""
+"""Translating with a datastore: `fairseq-ccpr tune`, `translate`, `explain` and `compare`."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from io import TextIOWrapper
 from itertools import chain, islice
 from pathlib import Path
 from typing import Optional
-from urllib.parse import urlsplit
 
-from fairseq_ccpr.cli.command import SHOWN, check_folders, command, markdown_table, named
+from fairseq_ccpr.cli.command import SHOWN, check_folders, command, markdown_table
 from fairseq_ccpr.datastore.preprocessing import remember, remembered
 from fairseq_ccpr.datastore.tuned import trust_path, write_tuned
-from fairseq_ccpr.errors import ConfigurationError, installing
+from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation import tune as tuning
 from fairseq_ccpr.evaluation.confidence import LEAST_SENTENCES, confidence_table, measure
 from fairseq_ccpr.evaluation.copying import STRETCH
@@ -25,7 +24,6 @@ from fairseq_ccpr.evaluation.test_set import BASE, RETRIEVAL, OtherText, compare
 from fairseq_ccpr.evaluation.tune import SAMPLED, table
 from fairseq_ccpr.inference.alignment import with_markup
 from fairseq_ccpr.inference.system import WINDOW, System
-from fairseq_ccpr.server.access import KEY_VARIABLE, LOG_NOTHING, LOGS, LOOPBACK, Limits, origin_of, read_keys
 from fairseq_ccpr.settings import count_option, option
 from fairseq_ccpr.storage.files import atomic_file, write_json, write_text
 from fairseq_ccpr.text.documents import FORMATS, Document, open_document
@@ -33,7 +31,6 @@ from fairseq_ccpr.text.languages import IDENTIFIED_LINES, language_name, look_fo
 from fairseq_ccpr.text.pairs import read_lines, read_standard_input
 from fairseq_ccpr.text.sentences import Parts, with_marks
 from fairseq_ccpr.timing import progress_bar
-from fairseq_ccpr.translator import Translator
 
 LEARNED, FIXED = "learned", "fixed"
 FEW_SENTENCES = 150  # sentences, of which a point of BLEU may be chance
@@ -236,7 +233,7 @@ def translate(
     system = System.of(rest, data)
     if confidence:
         system.check_confidence()
-    print(_described(system), file=sys.stderr)
+    print(described(system), file=sys.stderr)
     if document is not None and output is not None:
         return _translate_document(system, document, output, quiet)
     if isinstance(sys.stdout, TextIOWrapper):
@@ -261,6 +258,12 @@ def translate(
             )
             if one.fault:
                 faults.append((number, one.fault))
+    _tell_faults(system, faults)
+    return 1 if faults else 0
+
+
+def _tell_faults(system: System, faults: list[tuple[int, str]]) -> None:
+    """Tell which lines have no translation, and of a glossary that was of no use."""
     for number, fault in faults:
         print(f"line {number} has no translation: {fault}", file=sys.stderr)
     terms = system.task.glossary
@@ -269,7 +272,6 @@ def translate(
             f"--glossary: no sentence has a term of {terms.path}: its first column is of the language translated from",
             file=sys.stderr,
         )
-    return 1 if faults else 0
 
 
 def _document(input: list[Path], output: Path | None) -> Document | None:
@@ -308,7 +310,7 @@ def _translate_document(system: System, document: Document, output: Path, quiet:
     return 1 if faults else 0
 
 
-def _described(system: System) -> str:
+def described(system: System) -> str:
     """Say in one line what affects translations."""
     alone = f"none, the model translates alone, precision:{system.task.precision}"
     return f"retrieval signature: {system.signature or alone}"
@@ -325,99 +327,6 @@ def _tell_unexpected(lines: list[str], language: str) -> None:
             f"the input looks {language_name(found)}: it is translated from {language_name(language)}",
             file=sys.stderr,
         )
-
-
-@command(f"""\
-Serve LibreTranslate's API, and a page for the browser where translations are corrected and learned.
-
-  fairseq-ccpr serve --datastore datastores/mine
-  curl http://127.0.0.1:5000/translate -d source=de -d target=en -d q="Guten Morgen."
-
-All options of decoding apply, as for translate. Besides /translate, /languages, /detect and /health there are /learn, /memory
-and /explain. The server listens on this machine only, unless --host names another address, which needs an API key in a file
-or in the environment variable {KEY_VARIABLE}. SIGTERM or Ctrl-C stop it when all accepted requests are answered.
-
-It needs further packages: {installing("serve")}.
-""")
-def serve(
-    rest: list[str],
-    datastore: list[str] = option(
-        [], "datastore; several are chosen by names (the folders')", nargs="+", metavar="[NAME=]DIR"
-    ),
-    host: str = option(Limits.host, "address to listen on", metavar="ADDRESS"),
-    port: int = option(
-        5000, "port to listen on; 0: any free one", within="[0, 65535]", needs="a port", metavar="N"
-    ),
-    api_key_file: Optional[Path] = option(
-        None,
-        "file with the API key that requests must carry, or one a line, a tab and the names that it opens",
-        metavar="FILE",
-    ),
-    public_url: Optional[str] = option(
-        None, "address at which a proxy shows the server, such as one with TLS", metavar="URL"
-    ),
-    allow_origin: list[str] = option(
-        [],
-        "pages that may use the server, such as https://example.org; with an API key also *, all",
-        nargs="+",
-        metavar="ORIGIN",
-    ),
-    max_characters: int = count_option(Limits.most_characters, "longest request, in characters"),
-    max_sentences: int = count_option(Limits.most_sentences, "longest request, in sentences"),
-    log: str = option(
-        LOG_NOTHING,
-        "what is logged to standard error: nothing, requests without their texts, or with texts",
-        choices=LOGS,
-    ),
-    data: Optional[Path] = None,
-) -> int:
-    try:
-        from fairseq_ccpr.server import app
-    except ImportError as error:
-        raise ConfigurationError(
-            f"the server needs {error.name}, which is not installed: {installing('serve')}"
-        ) from None
-    datastores = named(datastore, "datastores")
-    if len(datastore) < 2 and [*datastores.values()] == datastore:  # it has no name
-        rest, datastores = [*rest, *(f"--datastore={one}" for one in datastore)], {}
-    keys = read_keys(api_key_file, datastores)
-    origins, names = _known_sites(public_url, allow_origin, bool(keys))
-    if host not in LOOPBACK and not keys:
-        raise ConfigurationError(
-            f"--host {host} lets other machines in: give --api-key-file FILE, or a key in {KEY_VARIABLE}"
-        )
-    limits = Limits(host, keys, max_characters, max_sentences, log, names, origins)
-    with app.listen(host, port) as listening:
-        translator = Translator.of(rest, data, datastores)
-        for one in translator.named.values():
-            one.check_encoding()
-            one.lock()
-        print(f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}", flush=True)
-        for name, one in translator.named.items():
-            print(f"{name} {_described(one)}".lstrip(), file=sys.stderr)
-        app.serve(translator, limits, listening)
-    return 0
-
-
-def _known_sites(
-    public_url: str | None, allow_origin: list[str], asks_for_key: bool
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the origins of pages that may use a server, and the names of the server itself."""
-    if (every := {"*", "null"}.intersection(allow_origin)) and not asks_for_key:
-        raise ConfigurationError(
-            f"--allow-origin {every.pop()} lets every site that is visited here in: give --api-key-file FILE, or a key in "
-            f"{KEY_VARIABLE}"
-        )
-    origins = [one if one in ("*", "null") else origin_of(one, "--allow-origin") for one in allow_origin]
-    if public_url is None:
-        return tuple(origins), LOOPBACK
-    if not asks_for_key:
-        print(
-            f"whoever reaches {public_url} may learn and forget here: the proxy must ask for a key",
-            file=sys.stderr,
-        )
-    shown = origin_of(public_url, "--public-url")
-    return (*origins, shown), (*LOOPBACK, urlsplit(shown).hostname or "")
 
 
 @command(

@@ -4,8 +4,9 @@
 
 where w_i is the weight that memory i has with its own datastore alone, by trust and settings of that, and w
 the sum of the weights of that datastore's memories. So each memory keeps the odds against the model that it
-has alone: one that has nothing to say changes nothing, and the order of datastores does not count. Only of
-corrections of the same source the first datastore's is written.
+has alone: an empty one changes nothing, and the order of datastores does not count. Only of corrections of
+the same source the first datastore's is written. What belongs to no datastore, such as a glossary or a
+memory of a plug-in, is in each ensemble, and counts once: a vote with its highest odds.
 """
 
 from __future__ import annotations
@@ -19,12 +20,15 @@ from torch import Tensor
 from fairseq_ccpr.decoding.correction_memory import CorrectionMemory
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
 from fairseq_ccpr.decoding.forced import ForcedText
-from fairseq_ccpr.decoding.glossary_memory import GlossaryMemory
 from fairseq_ccpr.decoding.memory import Memory, MemoryBatch
 from fairseq_ccpr.decoding.mixture import ALMOST_ALL, Distribution, Vote
+from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
+from fairseq_ccpr.decoding.text_memory import TextMemory
+from fairseq_ccpr.decoding.token_memory import TokenMemory
 from fairseq_ccpr.decoding.trust import Trust
 from fairseq_ccpr.errors import ConfigurationError
 
+OF_DATASTORES = (TokenMemory, PhraseMemory, TextMemory, CorrectionMemory)
 REFUSAL = "several memories together translate, and are neither scored nor explained: name one of them"
 
 
@@ -37,8 +41,12 @@ class JointEnsemble(RetrievalEnsemble):
 
     def __init__(self, members: Sequence[RetrievalEnsemble]) -> None:
         first = members[0]
+        # each votes in its own ensemble, whose trust asks for all
         owned = [
-            (own, member) for member in members for own in member.memories if _counts(own, member, first)
+            (own, member)
+            for member in members
+            for own in member.memories
+            if member is first or own.acts_on == "vote" or isinstance(own, OF_DATASTORES)
         ]
         # what acts last has the last word
         corrections = [one for one in reversed(owned) if isinstance(one[0], CorrectionMemory)]
@@ -58,15 +66,24 @@ class JointEnsemble(RetrievalEnsemble):
 
     def decided(self, model: Distribution | ForcedText, votes: list[Vote]) -> list[Vote]:
         """Return the votes with the weights that they have in the end, see the module."""
-        waiting, odds = iter(votes), list[Vote]()
+        waiting, decided = iter(votes), list[Vote]()
+        shared: dict[str, int] = {}  # where votes are that each ensemble has
         for member in self.members:
             if own := member.decided(model, [next(waiting) for _ in member.voting]):
                 left = 1 - torch.stack([vote.weight for vote in own]).sum(dim=0).clamp_max(ALMOST_ALL)
-                odds += [vote._replace(weight=vote.weight / left) for vote in own]
-        if not odds:
-            return odds
-        total = 1 + torch.stack([vote.weight for vote in odds]).sum(dim=0)
-        return [vote._replace(weight=vote.weight / total) for vote in odds]
+                for memory, vote in zip(member.voting, own):
+                    odds = vote.weight / left
+                    if not isinstance(memory, OF_DATASTORES):
+                        place = shared.setdefault(memory.name, len(decided))
+                        if place < len(decided):
+                            most = torch.maximum(decided[place].weight, odds)
+                            decided[place] = decided[place]._replace(weight=most)
+                            odds = torch.zeros_like(most)
+                    decided.append(vote._replace(weight=odds))
+        if not decided:
+            return decided
+        total = 1 + torch.stack([vote.weight for vote in decided]).sum(dim=0)
+        return [vote._replace(weight=vote.weight / total) for vote in decided]
 
     def with_memories(self, memories: Sequence[Memory], trust: Trust | None) -> RetrievalEnsemble:
         raise ConfigurationError(REFUSAL)
@@ -76,8 +93,3 @@ class JointEnsemble(RetrievalEnsemble):
 
     def signature(self) -> str:
         return " and ".join(member.signature() for member in self.members)
-
-
-def _counts(memory: Memory, owner: RetrievalEnsemble, first: RetrievalEnsemble) -> bool:
-    """Tell whether a memory is of a datastore, and not the glossary that all share."""
-    return owner is first or not isinstance(memory, GlossaryMemory)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -101,6 +101,7 @@ class RetrievalTask(FairseqTask):
     trust_class: type[Trust] = LearnedTrust
     trusted_classes: Mapping[str, str] = MappingProxyType({})  # that trust was trained with
     calibrated: Mapping[str, Any] | None = None  # confidence, where the settings in use are those tuned
+    identities: Sequence[str] = ()  # fingerprints of its models, where these are known
 
     def open_datastore(self, cfg: RetrievalConfig) -> None:
         """Open the datastore of the options, where there is one, and read the settings.
@@ -372,8 +373,7 @@ class RetrievalTask(FairseqTask):
                 f"trust was trained with other features of {' and '.join(other)} than --task {self.name} "
                 "has: tune again with this --task, or give --trust none"
             )
-        prints = [fingerprint.short(fingerprint.of_parameters(model.named_parameters())) for model in models]
-        ensemble.identity = " and ".join(prints)
+        ensemble.identity = " and ".join(map(fingerprint.short, self._identified(models)))
         found = trained_with(ensemble.identity, memories)
         for what, known in self.trusted_classes.items():
             if found.get(what, known) != known:
@@ -384,6 +384,9 @@ class RetrievalTask(FairseqTask):
                     found[what],
                 )
         return ensemble
+
+    def _identified(self, models: list[Any]) -> Sequence[str]:
+        return self.identities or [fingerprint.of_parameters(one.named_parameters()) for one in models]
 
     def alone(self, models: list[Any]) -> RetrievalEnsemble:
         """Make an ensemble of models without memories."""
@@ -453,7 +456,7 @@ class RetrievalTask(FairseqTask):
         )
 
     def _token_memory(self, models: list[Any], datastore: TokenDatastore) -> TokenMemory:
-        prints = [fingerprint.of_parameters(model.named_parameters()) for model in models]
+        prints = self._identified(models)
         expected = datastore.section.fingerprints["model"]
         if expected not in prints:
             datastore.check_fingerprint("model", prints[0], "--path")

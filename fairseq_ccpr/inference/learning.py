@@ -18,7 +18,7 @@ from fairseq import utils
 from torch import Tensor
 
 from fairseq_ccpr.building.phrase_build import without_repeats
-from fairseq_ccpr.datastore.learned import Learned, NewPair, PairPhrases
+from fairseq_ccpr.datastore.learned import Learned, LearnedPair, NewPair, PairPhrases
 from fairseq_ccpr.datastore.manifest import PhraseSection, TokenSection
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
@@ -185,6 +185,18 @@ def learned_memory(system: System) -> LearnedMemory:
             "fairseq-ccpr build memory"
         )
     return tokens.learned
+
+
+def learned_for(system: System, sources: Sequence[str]) -> list[tuple[LearnedPair, str] | None]:
+    """Return the pair that counts for each source, of the most important memory, and its name; None without."""
+    found = dict[str, tuple[LearnedPair, str]]()
+    for one in reversed(system.members):
+        tokens = one.find_memory(TokenMemory)
+        if tokens is not None and isinstance(tokens.learned, LearnedMemory):
+            counting = tokens.learned.store.counting
+            pairs = {source: counting(one.task.read_as(source)) for source in sources}
+            found |= {source: (pair, one.name) for source, pair in pairs.items() if pair is not None}
+    return [found.get(source) for source in sources]
 
 
 def text_fault(source: str, target: str) -> str:

@@ -185,9 +185,14 @@ def configure_named(
 ) -> dict[str, Any]:
     """Read a configuration for each of several datastores, by name; without --path of the first's model."""
     found: dict[str, Any] = {}
+    folders: dict[Path, str] = {}
     for name, datastore in datastores.items():
         if not MEMORY_NAME.fullmatch(name):
-            raise ConfigurationError(f"a memory is called '{name}': use letters, digits, - and _")
+            raise ConfigurationError(
+                f"a memory is called '{name}': use letters, digits, - and _, as in --datastore NAME={datastore}"
+            )
+        if (other := folders.setdefault(Path(datastore).resolve(), name)) != name:
+            raise ConfigurationError(f"the memories {other} and {name} are the same folder: leave one out")
         first = next(iter(found.values()), None)
         shared = ["--path", first.common_eval.path] if first is not None and "--path" not in words else []
         found[name] = configure_system([*words, *shared, "--datastore", str(datastore)], data)

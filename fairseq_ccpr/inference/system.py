@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import chain, islice, repeat
 from pathlib import Path
+from shutil import copytree
 from tempfile import TemporaryDirectory
 from types import MappingProxyType
 from typing import Any, Self, cast
@@ -34,7 +35,7 @@ from fairseq_ccpr.decoding.options import NO_TRUST
 from fairseq_ccpr.decoding.retrieval_task import RetrievalTask
 from fairseq_ccpr.decoding.token_memory import TokenMemory
 from fairseq_ccpr.device import AUTO, BF16, FP16, choose_device, compute_on_one_thread, one_thread
-from fairseq_ccpr.errors import ConfigurationError
+from fairseq_ccpr.errors import ConfigurationError, DatastoreError, UnknownMemoryError
 from fairseq_ccpr.inference.confidence import Confidence, ScoredText, token_ends
 from fairseq_ccpr.inference.resources import configure_system, preprocessing_of
 from fairseq_ccpr.inference.unknown import OFF, copies, given_text, nothing_known
@@ -50,7 +51,8 @@ HELD = "\0"  # in place of an unknown token, until it is known as what it is wri
 NUMBERS_AT_ONCE = 1 << 28  # of the distributions of batches that are decoded at once
 FEW_HYPOTHESES = 16  # up to which one thread is faster than several
 SESSION = ":"  # with which its name begins
-MOST_SESSIONS, SESSION_SECONDS = 32, 12 * 3600.0  # at once; without being named
+MOST_SESSIONS, MOST_OF_OWNER = 128, 32  # at once
+SESSION_SECONDS = 12 * 3600.0  # without being named
 MOST_TOGETHER = 32  # choices of several datastores that are kept
 WINDOW = 4096  # sentences that are read at once, and sorted by length
 logger = logging.getLogger(__name__)
@@ -120,6 +122,16 @@ class Session:
         self.folder, self.used = TemporaryDirectory(prefix="fairseq-ccpr-session-"), used
         self.system = make(Path(self.folder.name, "store"))
 
+    @staticmethod
+    def name_of(owner: str, session: str) -> str:
+        """Return the name of an owner's session, see `System.over`; the owner has no tab."""
+        return f"{SESSION}{owner}\t{session}"
+
+    @staticmethod
+    def called(name: str) -> str:
+        """Return what its owner calls it."""
+        return name.partition("\t")[2]
+
     def close(self) -> None:
         self.system.closed = True
         tokens = self.system.find_memory(TokenMemory)
@@ -187,6 +199,7 @@ class System:
         ensemble: the models with the memories of the datastore; None without a datastore and a glossary.
         alone: the models without memories.
         named: the systems of the datastores by name, itself the first; nameless where it has but one.
+        name: its own among these, or that of a session.
         members: itself, or the systems whose datastores it has together, see `over`.
         confidence: what `tune` calibrated for the settings in use; None where it has not.
         closed: whether it does no more work.
@@ -220,13 +233,14 @@ class System:
             self.ensemble.temperature = cfg.generation.temperature
         myself = cast(Self, self)
         self.members: tuple[Self, ...] = (myself,)
-        self.named: dict[str, Self] = dict.fromkeys(list(named)[:1] or [""], myself)
+        self.name = next(iter(named), "")
+        self.named: dict[str, Self] = {self.name: myself}
         self._together: dict[tuple[str, ...], Self] = {}
         self._sessions: dict[str, Session] = {}
         for name, other in list(named.items())[1:]:
             made: Any = type(self).__new__(type(self))
             System.__init__(made, other, self.device, models=self.models)
-            made.named, self.named[name] = self.named, made
+            made.name, made.named, self.named[name] = name, self.named, made
         if models is None and self.device.type != "cpu" and self.task.precision == BF16:
             for model in self.models:  # after they were identified by their parameters, which bf16 rounds
                 model.bfloat16()
@@ -257,18 +271,19 @@ class System:
     def over(self, names: Sequence[str]) -> Self:
         """Return the system of a named datastore, or of several together, which translates; of none: itself.
 
-        A name that begins with a colon is that of a session: an empty datastore of its own, for what is
-        confirmed in one document. It begins when it is first named alone, to learn, and is gone at its `end`, or
-        when others begin and nobody has named it for half a day, or 32 others since.
+        A name that begins with a colon is that of a session, see `Session.name_of`: an empty datastore of its
+        own, for what is confirmed in one document. It begins with `begin`, and is gone at its `end`, or when
+        nobody has named it for half a day. Beside others, one that has not begun has nothing to say.
 
         Raises:
-            ConfigurationError: there is none of that name.
+            UnknownMemoryError: there is none of that name.
         """
         names = tuple(dict.fromkeys([names] if isinstance(names, str) else names))
         if unknown := [name for name in names if name not in self.named and not name.startswith(SESSION)]:
             known = " and ".join(filter(None, self.named)) or "none with a name"
-            raise ConfigurationError(f"there is no memory {unknown[0]}: there is {known}")
-        if len(names) > 1:  # a session that has not begun has nothing to say
+            raise UnknownMemoryError(f"there is no memory {unknown[0]}: there is {known}")
+        self._end_old_sessions()
+        if len(names) > 1:
             names = tuple(name for name in names if name in self.named or name in self._sessions)
         members = tuple(self.named[name] if name in self.named else self._session(name) for name in names)
         if len(names) < 2:
@@ -292,32 +307,65 @@ class System:
             one for one in vars(made) if isinstance(getattr(type(made), one, None), cached_property)
         ]:
             delattr(made, name)
-        made._of_thread = threading.local()
+        made._of_thread, made._encodes = threading.local(), False
         return made
 
     def _session(self, name: str) -> Self:
-        now = time.monotonic()
         if name not in self._sessions:
-            for old in sorted(self._sessions, key=lambda one: self._sessions[one].used):
-                if now - self._sessions[old].used > SESSION_SECONDS or len(self._sessions) >= MOST_SESSIONS:
-                    self.end(old)
-            self._sessions[name] = Session(self._with_empty, now)
-        self._sessions[name].used = now
+            known = "it begins when it first learns"
+            raise UnknownMemoryError(f"there is no session {Session.called(name)}: {known}")
+        self._sessions[name].used = time.monotonic()
         return cast(Self, self._sessions[name].system)
 
-    def _with_empty(self, folder: Path) -> Self:
+    def _end_old_sessions(self) -> None:
+        now = time.monotonic()
+        for name in [name for name, one in self._sessions.items() if now - one.used > SESSION_SECONDS]:
+            self.end(name)
+
+    def begin(self, session: str) -> Self:
+        """Begin a session, unless it has begun, and return its system, which learns.
+
+        Raises:
+            ConfigurationError: there are several models.
+            DatastoreError: too many have begun.
+        """
+        self._end_old_sessions()
+        if session not in self._sessions:
+            if len(self.models) > 1:
+                raise ConfigurationError(f"a session is for one model, and --path names {len(self.models)}")
+            owner = session.partition("\t")[0]
+            own = sum(name.partition("\t")[0] == owner for name in self._sessions)
+            if own >= MOST_OF_OWNER or len(self._sessions) >= MOST_SESSIONS:
+                found = f"{own} of your sessions are open, and {len(self._sessions)} in all"
+                raise DatastoreError(f"{found}: end one, or try again later")
+            self._sessions[session] = Session(partial(self._with_empty, session), time.monotonic())
+        return self._session(session)
+
+    @cached_property
+    def _empty(self) -> tuple[TemporaryDirectory[str], str]:
+        """An empty datastore, as `store` in a folder, and the fingerprint of the model."""
+        folder, task = TemporaryDirectory(prefix="fairseq-ccpr-empty-"), self.task
+        symbols, languages = task.target_dictionary.symbols, task.tags.languages
+        store = Path(folder.name, "store")
+        section = write_empty_store(
+            self.models, task.source_dictionary, symbols, KEY_LAYERS[0], languages, store
+        )
+        return folder, section.fingerprints["model"]
+
+    def _with_empty(self, name: str, folder: Path) -> Self:
         """Return the same with an empty datastore, to be written as a folder, in place of its own."""
         made, task = self._copied(), copy.copy(self.task)
-        symbols, languages = task.target_dictionary.symbols, task.tags.languages
-        write_empty_store(self.models, task.source_dictionary, symbols, KEY_LAYERS[0], languages, folder)
+        empty, model = self._empty
+        copytree(Path(empty.name, "store"), folder)
         task.cfg = copy.copy(task.cfg)
         task.cfg.datastore, task.cfg.trust = str(folder), NO_TRUST
         steps = task.tokenizer, task.bpe, task.splitting
         task.open_datastore(task.cfg)
         task.tokenizer, task.bpe, task.splitting = steps
+        task.identities = (model,)
         made.task, made.ensemble = task, task.join(self.models, task.build_memories(self.models))
         made.ensemble.temperature = self.alone.temperature
-        made.members, made.named = (made,), {"": made}
+        made.name, made.members, made.named = name, (made,), {name: made}
         return made
 
     def end(self, session: str) -> None:
@@ -340,7 +388,7 @@ class System:
         if not any(entries.by_source for entries in learned):
             return None
         read, written = self.task.read_as(source), tokens[self.task.tags.forced :].tolist()
-        for entries in learned:
+        for entries in reversed(learned):  # what acts last has the last word
             for pair in entries.by_source.get(read.ids, []):
                 if pair.read_as == read and entries.target(pair).tolist() == written:
                     return str(pair.target)

@@ -27,7 +27,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from fairseq_ccpr.errors import CcprError, ConfigurationError
+from fairseq_ccpr.errors import CcprError, ConfigurationError, UnknownMemoryError
 from fairseq_ccpr.evaluation.explanation import STYLES, TOKENS, Explanation, as_json, as_page
 from fairseq_ccpr.evaluation.page import fill
 from fairseq_ccpr.server import parameters as given
@@ -49,10 +49,10 @@ SECONDS_OF_HEADERS = 10  # in which they have to arrive
 # so that the files of a datastore can be opened besides them, where 1,024 files are allowed
 MOST_CONNECTIONS = 512
 MOST_OF_ADDRESS = 64  # of these, so that one machine cannot hold all; a proxy on this machine may
-TOLD = 32  # of those above these limits, which get an answer; others are closed
-FULL_BODY = b'{"error": "too many connections are open: try again later"}'
-FULL = b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nconnection: close\r\n" + (
-    b"content-length: %d\r\n\r\n%b" % (len(FULL_BODY), FULL_BODY)
+MOST_REFUSED = 32  # of those above these limits, which get an answer; others are closed
+REFUSED_BODY = b'{"error": "too many connections are open: try again later"}'
+REFUSED = b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nconnection: close\r\n" + (
+    b"content-length: %d\r\n\r\n%b" % (len(REFUSED_BODY), REFUSED_BODY)
 )
 BEARERS = ("bearer", "deepl-auth-key")  # of a key, as Authorization
 LACKING = ("/metrics", "/spec", "/docs")
@@ -82,25 +82,18 @@ def endpoint(
         try:
             if reason := foreign(request.headers, limits):
                 raise bad(reason, 403)
-            asked = (
-                dict(request.query_params)
-                if file
-                else await given.read_parameters(request, limits.most_characters, files)
-            )
-            own = (
-                {"body": request.stream(), "unless_gone": partial(_unless_gone, request)}
-                if file
-                else {**request.path_params, "site": _site(request, limits)}
-            )
-            asked |= own
+            if file:
+                asked = given.without_absent(dict(request.query_params))
+                asked |= {"body": request.stream(), "unless_gone": partial(_unless_gone, request)}
+            else:
+                asked = await given.read_parameters(request, limits.most_characters, files)
+                asked |= {**request.path_params, "site": _site(request, limits)}
             kind, _, bearer = request.headers.get("authorization", "").partition(" ")
             key = asked.get("api_key", bearer if kind.lower() in BEARERS else None)
             asked[OPENED] = memories_of(limits.keys, key) if limits.keys and not open_to_all else ()
             asked[OWNER] = key if limits.keys else ""
             if asked[OPENED] is None:
-                raise bad(
-                    "the API key is missing or wrong: send it as api_key, or as Authorization: Bearer", 403
-                )
+                raise bad("the API key is missing or wrong: send api_key, or Authorization: Bearer", 403)
             handling = handler(asked)  # which itself receives a file
             response = _respond(await (handling if file else _unless_gone(request, handling)), request)
         except Exception as error:
@@ -108,9 +101,8 @@ def endpoint(
         if limits.log != LOG_NOTHING:
             text = f" {asked.get('q', '')!r} {asked.get('s', '')!r}" if limits.log == LOG_TEXTS else ""
             took = 1000 * (time.perf_counter() - start)
-            logger.info(
-                "%s %r %d %.0f ms%s", request.method, request.scope["path"], response.status_code, took, text
-            )
+            told = request.method, request.scope["path"], response.status_code, took
+            logger.info("%s %r %d %.0f ms%s", *told, text)
         return response
 
     return answer
@@ -152,8 +144,10 @@ def _respond(answer: Any, request: Request) -> Response:
 def _refuse(request: Request, error: Exception, log: str) -> Response:
     if isinstance(error, HTTPException):
         status, sentence = error.status_code, error.detail
+    elif isinstance(error, UnknownMemoryError):
+        status, sentence = 404, str(error)
     elif isinstance(error, CcprError | BusyError):
-        status, sentence = (400 if isinstance(error, ConfigurationError) else 503), str(error)
+        status, sentence = 400 if isinstance(error, ConfigurationError) else 503, str(error)
     else:
         # The message of an error may quote what was sent, its traceback does not.
         told = (
@@ -194,17 +188,15 @@ def make_app(service: Service) -> Starlette:
     async def root(request: Request) -> Response:
         return HTMLResponse(page(service.of_page()), headers={"Content-Security-Policy": PAGE_POLICY})
 
-    def route(path: str, handler: Handler, *methods: str, open_to_all: bool = False) -> Route:
-        return Route(path, endpoint(handler, service.limits, open_to_all=open_to_all), methods=list(methods))
+    def route(path: str, handler: Handler, *methods: str, **settings: Any) -> Route:
+        return Route(path, endpoint(handler, service.limits, **settings), methods=list(methods))
 
     app = Starlette(
         routes=[
             Route("/", root, methods=["GET"]),
             route("/translate", service.translate, "POST"),
             route("/sentences", service.sentences, "POST"),
-            Route(
-                "/translate_file", endpoint(service.translate_file, service.limits, files=1), methods=["POST"]
-            ),
+            route("/translate_file", service.translate_file, "POST", files=1),
             route("/download_file/{name}", service.download_file, "GET", open_to_all=True),
             route("/languages", service.languages, "GET", open_to_all=True),
             route("/detect", service.detect, "POST"),
@@ -213,10 +205,10 @@ def make_app(service: Service) -> Starlette:
             route("/learn", service.learn, "POST"),
             route("/suggest", service.learn, "POST"),
             route("/memory", service.memory, "GET"),
-            Route("/memory", endpoint(service.add, service.limits, file=True), methods=["POST"]),
+            route("/memory", service.add, "POST", file=True),
             route("/memory.tmx", service.export, "GET"),
             route("/memory/{id}", service.forget, "DELETE"),
-            route("/session/{session}", service.end, "DELETE"),
+            route("/session/{session:path}", service.end, "DELETE"),
             route("/explain", service.explain, "GET", "POST"),
             route("/v2/translate", deepl.translate, "POST"),
             route("/v2/languages", deepl.languages, "GET", "POST"),
@@ -280,16 +272,15 @@ class _Protocol(H11Protocol):
         super().connection_made(transport)
         host = _host(self)
         same = sum(_host(one) == host for one in self.connections)
-        self._excess = max(
-            len(self.connections) - MOST_CONNECTIONS, 0 if host in LOOPBACK else same - MOST_OF_ADDRESS
-        )
-        if self._excess > TOLD:
+        of_host = 0 if host in LOOPBACK else same - MOST_OF_ADDRESS
+        self._excess = max(len(self.connections) - MOST_CONNECTIONS, of_host)
+        if self._excess > MOST_REFUSED:
             transport.abort()
         self._wait()
 
     def data_received(self, data: bytes) -> None:
         if self._excess > 0:
-            self.transport.write(FULL)
+            self.transport.write(REFUSED)
             self.transport.close()
             return
         super().data_received(data)
@@ -320,13 +311,9 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=family)
     except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            raise ConfigurationError(
-                f"port {port} of {host} is in use: give another --port, or end what uses it"
-            ) from None
-        raise ConfigurationError(
-            f"the server cannot listen at {host}, port {port} ({error.strerror}): give another --host or --port"
-        ) from None
+        used = error.errno == errno.EADDRINUSE
+        found = f"port {port} of {host} {'is in use' if used else f'cannot be had ({error.strerror})'}"
+        raise ConfigurationError(f"{found}: give another --port{' or --host' * (not used)}") from None
 
 
 def make_server(translator: Translator, limits: Limits) -> uvicorn.Server:

@@ -6,12 +6,19 @@ from typing import Any
 
 from fairseq_ccpr.server import parameters as given
 from fairseq_ccpr.server.parameters import Parameters, bad
-from fairseq_ccpr.server.service import AUTO, HTML, TEXT, Service
+from fairseq_ccpr.server.service import AUTO, HTML, KEPT, TEXT, Service
 from fairseq_ccpr.text.languages import language_code, language_name
 
 VERSIONS = "/v2/", "/v3/"  # of its paths; of the second there is nothing here
-VARIANTS = {"en": ("EN-GB", "EN-US"), "pt": ("PT-BR", "PT-PT")}  # its clients ask for these as targets
-WITHOUT_EFFECT = ("glossary_id", "glossary_ids", "style_id", "translation_memory_id", "custom_instructions")
+VARIANTS = {  # its clients ask for these as targets
+    "en": {"EN-GB": "English (British)", "EN-US": "English (American)"},
+    "pt": {"PT-BR": "Portuguese (Brazilian)", "PT-PT": "Portuguese (European)"},
+}
+_WITHOUT_EFFECT = """
+glossary_id glossary_ids style_id translation_memory_id custom_instructions formality context model_type
+split_sentences preserve_formatting splitting_tags non_splitting_tags outline_detection tag_handling_version
+"""
+WITHOUT_EFFECT = _WITHOUT_EFFECT.split()
 UNLIMITED = 10**12  # characters, as DeepL says it
 
 
@@ -36,15 +43,17 @@ class DeepL:
             {"detected_source_language": found, "text": translation, "billed_characters": len(text)}
             for text, translation in zip(texts, answer["translatedText"])
         ]
-        told = [name for name in WITHOUT_EFFECT if name in asked]
-        warning = f"{' and '.join(told)} is ignored: terms are those of --glossary"
+        useless = WITHOUT_EFFECT if tags else [*WITHOUT_EFFECT, KEPT]
+        told = [name for name in useless if name in asked]
+        warning = f"without effect here: {', '.join(told)}"
         return {"translations": translations} | ({"warning": warning} if told else {})
 
     async def languages(self, asked: Parameters) -> list[dict[str, Any]]:
         target = asked.get("type") == "target"
         code = language_code(self.service.target if target else self.service.source)
-        codes = VARIANTS.get(code, (code.upper(),)) if target else (code.upper(),)
-        return [{"language": one, "name": language_name(code), "supports_formality": False} for one in codes]
+        own = {code.upper(): language_name(code)}
+        codes = VARIANTS.get(code, own) if target else own
+        return [{"language": one, "name": name, "supports_formality": False} for one, name in codes.items()]
 
     async def usage(self, asked: Parameters) -> dict[str, int]:
         return {"character_count": 0, "character_limit": UNLIMITED}

@@ -20,9 +20,10 @@ const on = (element, names, job) => names.split(" ").forEach((name) => element.a
 
 // ---- the server
 
-async function send(method, path, body = null, signal = null) {
+// `memory` is the one that a pair came from, whose ids are its own; left out, it is that of the field.
+async function send(method, path, body = null, signal = null, memory = byId("name").value) {
   const json = body !== null && !(body instanceof Blob);
-  if (data.several) path += `${path.includes("?") ? "&" : "?"}memory=${encodeURIComponent(byId("name").value)}`;
+  if (data.several) path += `${path.includes("?") ? "&" : "?"}memory=${encodeURIComponent(memory)}`;
   const headers = { ...(json && { "Content-Type": "application/json" }), ...(data.key && { Authorization: `Bearer ${byId("key").value}` }) };
   const response = await fetch(path, { method, headers, signal, body: json ? JSON.stringify(body) : body }).catch((error) => {
     throw error.name === "AbortError" ? error : new Error("The server does not answer.");
@@ -193,8 +194,8 @@ function remember() {
   const sentence = current, { source, text } = sentence;
   if (sentence.learned && !edited(sentence)) return;
   attempt("translating", async (signal, say) => {
-    const { id, replaced } = await ask("POST", "learn", { q: source, s: text });
-    sentence.learned = { id, target: tidy(text) };
+    const { id, memory, replaced } = await ask("POST", "learn", { q: source, s: text });
+    sentence.learned = { id, memory, target: tidy(text) };
     mark();
     return translate(signal, say, replaced ? `Remembered, in place of ${quoted(replaced.target)}.` : "Remembered.");
   });
@@ -203,7 +204,7 @@ function remember() {
 function undo() {
   const sentence = current;
   attempt("translating", async (signal, say) => {
-    const { restored } = await ask("DELETE", `memory/${sentence.learned.id}`);
+    const { id, memory } = sentence.learned, { restored } = await ask("DELETE", `memory/${id}`, null, null, memory);
     const free = !edited(sentence);
     sentence.learned = restored[0] ?? null;
     if (free) put(sentence, wanted(sentence));
@@ -230,9 +231,9 @@ async function explain() {
 // ---- what was learned
 
 async function list() {
-  const query = byId("search").value;
+  const query = byId("search").value, memory = byId("name").value;
   const { pairs, found } = await ask("GET", `memory?limit=${listed}&q=${encodeURIComponent(query)}`);
-  if (query !== byId("search").value) return; // it has changed meanwhile
+  if (query !== byId("search").value || memory !== byId("name").value) return; // it has changed meanwhile
   byId("found").textContent = `${pairs.length < found ? `the newest ${pairs.length} of ` : ""}${counted(found, "pair")}`;
   byId("more").hidden = pairs.length === found;
   const rows = new Map([...byId("pairs").children].map((row) => [row.pair, row])); // which may be about to be edited
@@ -241,8 +242,8 @@ async function list() {
 }
 
 function pairRow(pair, all) {
-  const { id, source, target, replaced_by: by } = pair, last = all.find((one) => one.id === by); // which counts
-  const learn = (text) => ask("POST", "learn", { q: source, s: text });
+  const { id, source, target, memory, replaced_by: by } = pair, last = all.find((one) => one.id === by); // which counts
+  const learn = (text) => ask("POST", "learn", { q: source, s: text }, null, memory);
   const change = (name, done, job, first = false) => button(name, () => attempt("learning", async () => {
     await job();
     attempt("translating", translate); // which lists pairs as well
@@ -255,7 +256,7 @@ function pairRow(pair, all) {
   const start = () => show(text, ...(pair.deleted ? [by && !last ? null : change("Undo", "It is back.", restore)] : [
     by ? change("Bring back", "It counts again.", () => learn(target)) : button("Edit", edit),
     change("Delete", "Deleted.", async () => {
-      await ask("DELETE", `memory/${id}`);
+      await ask("DELETE", `memory/${id}`, null, null, memory);
       deleted.push({ ...pair, deleted: true });
     })]));
   const edit = () => {
@@ -346,6 +347,11 @@ function start() {
   });
   on(byId("memory"), "toggle", () => byId("memory").open && relist());
   on(byId("search"), "input", () => relist(deleted = []));
+  on(byId("name"), "change", () => {
+    deleted = [];
+    if (work.sentences.length) attempt("translating", translate); // which lists pairs as well
+    else if (byId("memory").open) relist();
+  });
   on(byId("more"), "click", () => relist(listed += 100));
   on(byId("import"), "click", () => byId("files").click());
   on(byId("files"), "change", () => take(byId("files").files));

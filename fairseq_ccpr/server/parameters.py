@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import contextmanager
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,13 @@ from starlette.exceptions import HTTPException
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect, Request
 
+from fairseq_ccpr.server.access import split_names
+
 FORM, JSON, PARTS = "application/x-www-form-urlencoded", "application/json", "multipart/form-data"
 LISTS = ("q", "text")  # parameters that may be
-TEXT_PARAMETERS = (*LISTS, "s")  # which may be empty; any other parameter that is empty is left out
+TEXT_PARAMETERS = (*LISTS, "s", "name")  # which may be empty; any other parameter that is empty is left out
 BYTES_OF_CHARACTER = 12  # at most: `\ud83d\ude00` in JSON, %F0%9F%98%80 in a form
+MOST_NAMES = 1000  # characters of a list of names
 BYTES_BESIDE = 1 << 16  # of all parameters that are no text
 # that a body, or the next part of a file, may take to arrive; bytes of a file
 MAX_SECONDS, MOST_FILE = 30, 1 << 26
@@ -35,11 +39,12 @@ def bad(sentence: str, status: int = 400) -> HTTPException:
 
 
 async def read_parameters(request: Request, most_characters: int, files: int = 0) -> Parameters:
-    """Read the parameters of a request: of its address, a form, or JSON; `LISTS` may be of several.
+    """Read the parameters of a request: of its address, a form, or JSON; `LISTS` may be of several."""
+    return without_absent(await _read(request, most_characters, files))
 
-    What is null, or empty and no text, is left out, as clients send it for what they do not ask for.
-    """
-    given = await _read(request, most_characters, files)
+
+def without_absent(given: Parameters) -> Parameters:
+    """Leave out what is null, or empty and no text, as clients send it for what they do not ask for."""
     return {
         name: value
         for name, value in given.items()
@@ -49,20 +54,27 @@ async def read_parameters(request: Request, most_characters: int, files: int = 0
 
 async def save(body: AsyncIterator[bytes], path: Path) -> None:
     """Write a file that was sent."""
+    with path.open("wb") as file:
+        while True:
+            with _arriving():
+                chunk = await anext(body, None)
+            if chunk is None:
+                break
+            file.write(chunk)
+            if file.tell() > MOST_FILE:
+                raise bad(f"the file is longer than {MOST_FILE >> 20} MiB: use fairseq-ccpr learn", 413)
+
+
+@contextmanager
+def _arriving() -> Iterator[None]:
+    """Bound the time that is waited for a body, or its next part."""
     try:
-        with path.open("wb") as file:
-            while True:
-                with anyio.fail_after(MAX_SECONDS):
-                    chunk = await anext(body, None)
-                if chunk is None:
-                    break
-                file.write(chunk)
-                if file.tell() > MOST_FILE:
-                    raise bad(f"the file is longer than {MOST_FILE >> 20} MiB: use fairseq-ccpr learn", 413)
+        with anyio.fail_after(MAX_SECONDS):
+            yield
     except TimeoutError:
-        raise bad(f"nothing arrived for {MAX_SECONDS} seconds", 408) from None
+        raise bad(f"the request took longer than {MAX_SECONDS} seconds to arrive", 408) from None
     except ClientDisconnect:
-        raise bad("the client went away") from None
+        raise bad("the client went away", GONE) from None
 
 
 async def _read(request: Request, most_characters: int, files: int) -> Parameters:
@@ -72,25 +84,25 @@ async def _read(request: Request, most_characters: int, files: int) -> Parameter
     most = BYTES_OF_CHARACTER * most_characters + BYTES_BESIDE + files * MOST_FILE
     body = await _read_body(request, most)
     kind = request.headers.get("content-type", FORM).partition(";")[0].strip().lower()
+    named: Parameters = {}
     try:
         if kind == FORM:
-            return _by_name(
-                [*pairs, *parse_qsl(body.decode("utf-8"), keep_blank_values=True, errors="strict")]
-            )
-        if kind == PARTS:
-            return _by_name([*pairs, *await _read_parts(request, body, files)])
-        if kind == JSON:
-            given = json.loads(body)
-            if not isinstance(given, dict):
-                raise bad(f"the body is JSON, but not an object: expected {{…}}, found {kind_of(given)}")
-            return _by_name(pairs) | given
+            pairs += parse_qsl(body.decode("utf-8"), keep_blank_values=True, errors="strict")
+        elif kind == PARTS:
+            pairs += await _read_parts(request, body, files)
+        elif kind == JSON:
+            named = json.loads(body)
+            if not isinstance(named, dict):
+                raise bad(f"the body is JSON, but not an object: expected {{…}}, found {kind_of(named)}")
+        else:
+            raise bad(f"the body is {kind[:60]}: send {JSON}, {FORM} or {PARTS}", 415)
     except (ValueError, RecursionError) as error:
         raise bad(f"the body is not valid {kind} in UTF-8: {str(error)[:100]}") from None
     except MultiPartException as error:
         raise bad(
-            f"the form cannot be read ({error.message.rstrip('.')}): send fields of text, {files or 'no'} file"
+            f"the form cannot be read ({error.message.rstrip('.')}): send fields of text, and {files or 'no'} file"
         ) from None
-    raise bad(f"the body is {kind[:60]}: send {JSON}, {FORM} or {PARTS}", 415)
+    return _by_name(pairs) | named
 
 
 async def _read_parts(request: Request, body: bytes, files: int) -> list[tuple[str, Any]]:
@@ -110,16 +122,11 @@ async def _read_body(request: Request, most: int) -> bytes:
     if length.isdigit() and int(length) > most:
         raise too_long
     body = bytearray()
-    try:
-        with anyio.fail_after(MAX_SECONDS):
-            async for chunk in request.stream():
-                body += chunk
-                if len(body) > most:
-                    raise too_long
-    except TimeoutError:
-        raise bad(f"the request took longer than {MAX_SECONDS} seconds to arrive", 408) from None
-    except ClientDisconnect:
-        raise bad("the client went away", GONE) from None
+    with _arriving():
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > most:
+                raise too_long
     return bytes(body)
 
 
@@ -156,10 +163,15 @@ def texts(parameters: Parameters, name: str, most_characters: int) -> list[str]:
         return [text(parameters, name, most_characters)]
     if not all(isinstance(one, str) for one in value):
         raise bad(
-            f"the parameter {name} is a list with something else than texts: expected a text or a list of texts"
+            f"the parameter {name} is a list of other things than texts: expected a text or a list of texts"
         )
     _check(value, name, most_characters)
     return value
+
+
+def names(parameters: Parameters, name: str) -> tuple[str, ...]:
+    """Return a parameter that is names divided by commas, or a list of them; none where it is left out."""
+    return split_names(",".join(texts({name: "", **parameters}, name, MOST_NAMES)))
 
 
 def number(parameters: Parameters, name: str, default: int) -> int:

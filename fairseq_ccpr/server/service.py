@@ -20,14 +20,14 @@ from uuid import uuid4
 from starlette.datastructures import UploadFile
 from starlette.responses import FileResponse, Response, StreamingResponse
 
-from fairseq_ccpr.datastore.learned import LearnedPair
+from fairseq_ccpr.datastore.learned import Learned, LearnedPair
 from fairseq_ccpr.decoding.token_memory import TokenMemory
 from fairseq_ccpr.errors import CcprError, ConfigurationError, installing
 from fairseq_ccpr.evaluation.explain import encode_sentences
 from fairseq_ccpr.evaluation.explanation import Explanation, unexplained
 from fairseq_ccpr.inference.alignment import with_markup
-from fairseq_ccpr.inference.learning import count_learned, learned_memory
-from fairseq_ccpr.inference.system import SESSION, Translation, encode
+from fairseq_ccpr.inference.learning import count_learned, learned_for
+from fairseq_ccpr.inference.system import SESSION, Session, Translation, encode
 from fairseq_ccpr.server import parameters as given
 from fairseq_ccpr.server.access import Limits, split_names
 from fairseq_ccpr.server.parameters import OPENED, OWNER, Parameters, bad
@@ -41,12 +41,15 @@ from fairseq_ccpr.translator import Translator
 
 AUTO = "auto"
 TEXT, HTML = "text", "html"
+KEPT = "ignore_tags"  # DeepL's parameter: elements whose text stays as it is
 # bytes of a file: at least, as a multiple, at most
 LEAST_UNPACKED, PACKING, MOST_UNPACKED = 1 << 22, 100, 1 << 30
 PORTION, MOST_FILES = 256, 32  # sentences of a document that wait at once; translated files that are kept
 MOST_PAIRS = 100  # of the memory that one answer has unless asked for more
+MOST_OF_SESSION = 2000  # pairs, replaced ones among them
 
 T = TypeVar("T")
+Divide = Callable[[str], Segments]
 
 
 class Service:
@@ -56,11 +59,8 @@ class Service:
         self.work, self.limits, self.stopping = Work(translator), limits, Event()
         task = translator.cfg.task
         self.source, self.target = task.source_lang, task.target_lang
-        memories = {
-            name: one.ensemble.memories if one.ensemble is not None else ()
-            for name, one in translator.named.items()
-        }
-        self.names = [*memories]
+        memories = {name: (one.ensemble or one.alone).memories for name, one in translator.named.items()}
+        self.names, self.sessions = [*memories], len(translator.models) == 1
         self.memories = [one.name for one in next(iter(memories.values())) if one.acts_on == "vote"]
         self.learns = any(one.name == TokenMemory.name for own in memories.values() for one in own)
         self.explained = {  # datastores that can be explained
@@ -91,36 +91,35 @@ class Service:
             found, confidences = [[text] for text in texts], [1.0] * len(texts)
         else:
             self._check_languages(asked)
-            divide, memory = Page if kind == HTML else Segments, self._memory(asked)
+            kept, memory = given.names(asked, KEPT), self._memory(asked)
+            divide = partial(Page.of, kept=kept) if kind == HTML else Segments.of
             if rated:
                 await self._call(Translator.check_confidence, memory)
             found, confidences = await self._translated(texts, divide, alternatives, memory, rated)
         found = [one if sure >= least else [""] for one, sure in zip(found, confidences)]
-        answer: dict[str, Any] = {"translatedText": [texts[0] for texts in found] if several else found[0][0]}
+        answer: dict[str, list[Any]] = {"translatedText": [texts[0] for texts in found]}
         if alternatives:
-            others = [texts[1:] for texts in found]
-            answer["alternatives"] = others if several else others[0]
+            answer["alternatives"] = [texts[1:] for texts in found]
         if rated:
-            answer["confidence"] = confidences if several else confidences[0]
+            answer["confidence"] = confidences
         if asked.get("source") == AUTO:
-            detected = [self._detected(100.0) for _ in found]
-            answer["detectedLanguage"] = detected if several else detected[0]
-        return answer
+            answer["detectedLanguage"] = [self._detected(100.0)] * len(found)
+        return answer if several else {name: each[0] for name, each in answer.items()}
 
     async def sentences(self, asked: Parameters) -> dict[str, Any]:
         """Translate `q`, and tell its sentences apart: what is before each, and the pair learned for it."""
         memory = self._memory(asked)
-        (text,) = await self._divided([given.text(asked, "q", self.limits.most_characters)], Segments)
+        (text,) = await self._divided([given.text(asked, "q", self.limits.most_characters)], Segments.of)
         found = await asyncio.wrap_future(self.work.translate(text.sentences, _rated, memory))
-        learned = await self._call(partial(_learned, sources=text.sentences), memory) if self.learns else {}
+        learned = await self._call(partial(learned_for, sources=text.sentences), memory)
         translations = [one.text for one in found]
         sentences = [
             {
                 "before": f"{before}{text.space_before(number, translations)}",
-                "source": one.source, "translation": one.text, "learned": learned.get(one.source),
+                "source": one.source, "translation": one.text, "learned": known and of_pair(*known),
                 "confidence": one.confidence, "words": one.word_confidences,
             }
-            for number, (before, one) in enumerate(zip(text.parts[::2], found))
+            for number, (before, one, known) in enumerate(zip(text.parts[::2], found, learned))
         ]  # fmt: skip
         return {"sentences": sentences, "after": text.parts[-1]}
 
@@ -159,14 +158,9 @@ class Service:
         return FileResponse(path, filename=name.partition(".")[2])
 
     async def languages(self, asked: Parameters) -> list[dict[str, Any]]:
-        both: tuple[tuple[str, list[str]], ...] = (
-            (self.source, [language_code(self.target)]),
-            (self.target, []),
-        )
-        return [
-            {"code": language_code(code), "name": language_name(code), "targets": targets}
-            for code, targets in both
-        ]
+        codes = language_code(self.source), language_code(self.target)
+        both = zip(codes, ([codes[1]], []))
+        return [{"code": code, "name": language_name(code), "targets": targets} for code, targets in both]
 
     async def detect(self, asked: Parameters) -> list[dict[str, Any]]:
         """Name the source language, the only one there is, with how much of the text its dictionary knows."""
@@ -183,8 +177,7 @@ class Service:
         return {
             "apiKeys": bool(self.limits.keys), "charLimit": self.limits.most_characters,
             "keyRequired": bool(self.limits.keys), "suggestions": self.learns,
-            "supportedFilesFormat": usable(), "filesTranslation": True,
-            "frontendTimeout": 500,
+            "supportedFilesFormat": usable(), "filesTranslation": True, "frontendTimeout": 500,
             "language": {side: {"code": language_code(one), "name": language_name(one)} for side, one in pair.items()},
         }  # fmt: skip
 
@@ -192,51 +185,57 @@ class Service:
 
     async def learn(self, asked: Parameters) -> dict[str, Any]:
         most = self.limits.most_characters
-        source, target = given.text(asked, "q", most), given.text(asked, "s", most)
+        pair = given.text(asked, "q", most), given.text(asked, "s", most)
         self._check_languages(asked)
         memory = self._memory(asked, one=True)
-        learned = await self._call(lambda translator: translator.learn(source, target), memory)
-        replaced = of_pair(learned.replaced) if learned.replaced is not None else None
-        return {"success": True, "id": learned.id, "new": learned.new, "replaced": replaced}
+        (learned,) = await self._learn([pair], memory)
+        if isinstance(learned, str):
+            raise bad(f"the pair was not learned: {learned}")
+        replaced = of_pair(learned.replaced, *memory) if learned.replaced is not None else None
+        return {"success": True, "id": learned.id, "new": learned.new, "replaced": replaced} | whose(*memory)
 
     async def forget(self, asked: Parameters) -> dict[str, Any]:
-        number = given.number(asked, "id", 0)
+        number, memory = given.number(asked, "id", 0), self._memory(asked, one=True)
 
         def forget(translator: Translator) -> list[LearnedPair]:
             if all(pair.id != number for pair in translator.memory()):
                 raise bad(f"there is no pair {number} among what was learned", 404)
             return translator.forget(number)
 
-        restored = await self._call(forget, self._memory(asked, one=True))
-        return {"success": True, "restored": [of_pair(pair) for pair in restored]}
+        restored = await self._call(forget, memory)
+        return {"success": True, "restored": [of_pair(pair, *memory) for pair in restored]}
 
     async def end(self, asked: Parameters) -> dict[str, Any]:
-        """End a session; with `keep` 1 the memory learns what counts in it."""
-        (session,), keep = self._memory(asked, one=True), given.number(asked, "keep", 0)
-        memory = self._memory({**asked, "session": ""}, one=True)
+        """End a session; with `keep` 1 a memory first learns what counts in it."""
+        own, counts, skipped = self._memory(asked, one=True), Counter[str](), Counter[str]()
+        pairs = await self._call(_counting, own)
+        if given.number(asked, "keep", 0):
+            memory = self._memory({**asked, "session": ""}, one=True)
+            texts = [(one.source, one.target) for one in pairs]
+            for at in range(0, len(texts), ROUND_SENTENCES):
+                count_learned(await self._learn(texts[at : at + ROUND_SENTENCES], memory), counts, skipped)
 
-        def end(translator: Translator) -> dict[str, Any]:
-            own = reversed(translator.over([session]).memory())
-            pairs = [(one.source, one.target) for one in own if one.replaced_by is None]
-            kept = translator.over(memory).learn_all(pairs) if keep and pairs else []
-            translator.end(session)
-            learned = sum(not isinstance(one, str) for one in kept)
-            return {"success": True, "pairs": len(pairs), "kept": learned}
+        def end(translator: Translator) -> None:
+            if [one.id for one in _counting(translator.over(own))] != [one.id for one in pairs]:
+                raise bad("the session has changed since: end it again", 409)
+            translator.end(*own)
 
-        return await self._call(end)
+        await self._call(end)
+        kept = counts["learned"] + counts["again"]
+        return {"success": True, "pairs": len(pairs), "kept": kept, "skipped": skipped}
 
     async def memory(self, asked: Parameters) -> dict[str, Any]:
         """Return the pairs that have all words of `q`, newest first."""
         query = given.text(asked, "q", self.limits.most_characters, "")
-        most = given.number(asked, "limit", MOST_PAIRS)
-        found = await self._call(lambda translator: translator.memory(query), self._memory(asked, one=True))
-        return {"pairs": [of_pair(one) for one in found[:most]], "found": len(found)}
+        most, memory = given.number(asked, "limit", MOST_PAIRS), self._memory(asked, one=True)
+        found = await self._call(lambda translator: translator.memory(query), memory)
+        return {"pairs": [of_pair(one, *memory) for one in found[:most]], "found": len(found)}
 
     async def export(self, asked: Parameters) -> Response:
         """Return the pairs that count, of those that have all words of `q`, as TMX."""
         query = given.text(asked, "q", self.limits.most_characters, "")
-        found = await self._call(lambda translator: translator.memory(query), self._memory(asked, one=True))
-        texts = ((str(one.id), one.source, one.target) for one in reversed(found) if one.replaced_by is None)
+        found = await self._call(partial(_counting, query=query), self._memory(asked, one=True))
+        texts = ((str(one.id), one.source, one.target) for one in found)
         lines = tmx_lines(as_bcp47(self.source), as_bcp47(self.target), texts)
         told = {"Content-Disposition": 'attachment; filename="memory.tmx"'}
         return Response(await asyncio.to_thread("\n".join, lines), 200, told, "application/x-tmx+xml")
@@ -281,8 +280,7 @@ class Service:
             with kept:
                 try:
                     while some:
-                        learned = await self._call(partial(Translator.learn_all, pairs=some), memory)
-                        count_learned(learned, counts, skipped)
+                        count_learned(await self._learn(some, memory), counts, skipped)
                         counts["pairs"] += len(some)
                         yield json.dumps(counts) + "\n"
                         some = await asyncio.to_thread(next, batches, [])
@@ -298,16 +296,15 @@ class Service:
         if "session" in asked:
             raise bad("a session is not explained: leave session out")
         self._check_languages(asked)
-        sentences = (await self._divided([text], Segments))[0].sentences
+        sentences = (await self._divided([text], Segments.of))[0].sentences
         if not sentences:
             raise bad("the parameter q has no sentence: expected one or more")
         if memory[0] not in self.explained:
             translations = await asyncio.wrap_future(self.work.translate(sentences, _checked, memory))
             found = [(one.source, one.text) for one in translations]
             signature = await self._call(lambda translator: translator.signature, memory)
-            return unexplained(
-                found, (language_code(self.source), language_code(self.target)), signature or ""
-            )
+            languages = language_code(self.source), language_code(self.target)
+            return unexplained(found, languages, signature or "")
         tokens = await self._call(lambda translator: encode_sentences(translator, sentences))
         return await asyncio.wrap_future(self.work.explain(sentences, tokens, memory))
 
@@ -320,50 +317,70 @@ class Service:
             one: whether it is for one of them, which is the session if there is one.
         """
         opened, session = asked[OPENED] or self.names, given.text(asked, "session", 100, "")
+        if session and not self.sessions:
+            raise bad("a session is for one model, and --path names several: leave session out")
+        begun = (Session.name_of(asked[OWNER], session),) if session else ()
+        if one and begun:
+            return begun
         names = split_names(given.text(asked, "memory", 1000, "")) or tuple(opened[:1])
-        if unknown := [name for name in names if name and name not in self.names]:
+        if unknown := [name for name in names if name not in opened]:  # or closed, which is told nobody
             known = " and ".join(opened) or "one, which has no name: leave memory out"
             raise bad(f"there is no memory {unknown[0]}: there is {known}", 404)
-        if closed := [name for name in names if name not in opened]:
-            known = " and ".join(opened)
-            raise bad(f"the API key does not open the memory {closed[0]}: it opens {known}", 403)
         if one and (several := len(names)) > 1:
             raise bad(f"the parameter memory has {several} names: expected one, several are for translation")
-        begun = (f"{SESSION}{asked[OWNER]} {session}",) if session else ()  # which is of its key alone
-        return begun if one and begun else begun + names
+        return begun + names
+
+    async def _learn(self, pairs: list[Pair], memory: tuple[str, ...]) -> list[Learned | str]:
+        """Learn into one memory; a session begins with what it learns."""
+        (name,) = memory
+
+        def learn(translator: Translator) -> list[Learned | str]:
+            if not name.startswith(SESSION):
+                return translator.over(memory).learn_all(pairs)
+            session = translator.begin(name)
+            try:
+                if len(session.memory()) + len(pairs) > MOST_OF_SESSION:
+                    raise ConfigurationError(f"a session has at most {MOST_OF_SESSION:,} pairs: end it")
+                return session.learn_all(pairs)
+            finally:
+                if not session.memory():
+                    translator.end(name)
+
+        return await self._call(learn)
+
+    def _languages(self, asked: Parameters) -> tuple[str, str]:
+        """Return the languages of a request as it names them, or as this server does."""
+        source = given.text(asked, "source", 100, AUTO)
+        return self.source if source == AUTO else source, given.text(asked, "target", 100, self.target)
 
     def _check_languages(self, asked: Parameters) -> None:
-        for name, own in (("source", self.source), ("target", self.target)):
-            code = given.text(asked, name, 100, own)
-            if not same_language(code, own) and (name, code) != ("source", AUTO):
-                source, target = map(language_code, (self.source, self.target))
-                raise bad(f"{name} is {code}: this server translates from {source} to {target}")
+        own = self.source, self.target
+        for side, code, known in zip(("source", "target"), self._languages(asked), own):
+            if not same_language(code, known):
+                pair = " to ".join(map(language_code, own))
+                raise bad(f"the {side} language is {code}: this server translates from {pair}")
 
     def _detected(self, confidence: float) -> dict[str, Any]:
         return {"confidence": round(confidence, 1), "language": language_code(self.source)}
 
     def _copies(self, asked: Parameters) -> bool:
         """Tell whether a request is for a translation from one of the languages into the same."""
-        codes = [
-            given.text(asked, name, 100, own)
-            for name, own in (("source", self.source), ("target", self.target))
-        ]
-        codes[0] = self.source if codes[0] == AUTO else codes[0]
+        codes = self._languages(asked)
         known = any(same_language(codes[0], own) for own in (self.source, self.target))
         return known and same_language(*codes) and not same_language(self.source, self.target)
 
-    async def _divided(self, texts: list[str], kind: type[Segments]) -> list[Segments]:
-        segments = await asyncio.to_thread(lambda: [kind.of(text) for text in texts])
+    async def _divided(self, texts: list[str], divide: Divide) -> list[Segments]:
+        segments = await asyncio.to_thread(lambda: [divide(text) for text in texts])
         count, most = sum(len(text.sentences) for text in segments), self.limits.most_sentences
         if count > most:
-            raise bad(f"the parameter q has {count:,} sentences, and this server takes {most:,}: divide it")
+            raise bad(f"the text has {count:,} sentences, and this server takes {most:,}: divide it")
         return segments
 
     async def _translated(
-        self, texts: list[str], kind: type[Segments], alternatives: int, memory: tuple[str, ...], rated: bool
+        self, texts: list[str], divide: Divide, alternatives: int, memory: tuple[str, ...], rated: bool
     ) -> tuple[list[list[str]], list[float]]:
         """Return each text's best translation and others, and the lowest confidence in its sentences."""
-        segments = await self._divided(texts, kind)
+        segments = await self._divided(texts, divide)
         sentences, marks = with_marks(segments)
         finish = partial(_with_markup, marks, alternatives, rated)
         translations: list[Any] = await asyncio.wrap_future(self.work.translate(sentences, finish, memory))
@@ -371,7 +388,7 @@ class Service:
         found, confidences = [], []
         for text in segments:
             own, sure = zip(*[next(each) for _ in text.sentences]) if text.sentences else ((), ())
-            found.append(_joined(text, [*own], alternatives))
+            found.append(text.ranked(own)[: 1 + alternatives])
             confidences.append(min((one for one in sure if one is not None), default=1.0))
         return found, confidences
 
@@ -427,27 +444,24 @@ def _with_markup(
     return [(texts, best[0].confidence) for texts, best in zip(marked, ranked)]
 
 
-def _joined(text: Segments, translations: list[list[str | Parts]], alternatives: int) -> list[str]:
-    """Return the best translation of a text, then others: the n-th has of each sentence the n-th best."""
-    ranks = range(max(map(len, translations), default=1))
-    found = [text.join([each[min(rank, len(each) - 1)] for each in translations]) for rank in ranks]
-    return list(dict.fromkeys(found))[: 1 + alternatives]
+def of_pair(pair: LearnedPair, memory: str) -> dict[str, Any]:
+    """Return a learned pair of a memory or session as clients receive it; ids are of each its own."""
+    fields = ("id", "source", "target", "count", "replaced_by")
+    return {name: getattr(pair, name) for name in fields} | whose(memory)
 
 
-def of_pair(pair: LearnedPair) -> dict[str, Any]:
-    """Return a learned pair as clients receive it."""
-    return {name: getattr(pair, name) for name in ("id", "source", "target", "count", "replaced_by")}
+def whose(name: str) -> dict[str, str]:
+    """Return the parameter by which a request names a memory or session; nothing for one without a name."""
+    if name.startswith(SESSION):
+        return {"session": Session.called(name)}
+    return {"memory": name} if name else {}
+
+
+def _counting(translator: Translator, query: str = "") -> list[LearnedPair]:
+    """Return the pairs that count, of those that have all words of a query, oldest first."""
+    return [one for one in reversed(translator.memory(query)) if one.replaced_by is None]
 
 
 def _known(translator: Translator, text: str) -> float:
     ids = encode(text, translator.task)[:-1]
     return 100 * float((ids != translator.task.source_dictionary.unk()).float().mean()) if len(ids) else 0.0
-
-
-def _learned(translator: Translator, sources: list[str]) -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = {}
-    for one in reversed([one for one in translator.members if one.find_memory(TokenMemory) is not None]):
-        store = learned_memory(one).store
-        pairs = {source: store.counting(one.task.read_as(source)) for source in sources}
-        found |= {source: of_pair(pair) for source, pair in pairs.items() if pair is not None}
-    return found

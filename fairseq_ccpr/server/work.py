@@ -26,9 +26,8 @@ from fairseq_ccpr.translator import Translator
 
 COMPACTED_AT = 20_000  # learned entries
 FIRST_PAUSE, LONGEST_PAUSE = 60.0, 3600.0  # seconds, after compactions that failed
-SHARE_COMPACTED = (
-    8  # or one learned entry per this many of the datastore's own, if that is more: its index is rebuilt
-)
+# or one learned entry per this many of the datastore's own, if that is more: its index is rebuilt
+SHARE_COMPACTED = 8
 logger = logging.getLogger(__name__)
 ROUND_SENTENCES = 32  # sentences translated together, at most: pairs to be learned wait that long
 EXPLAINED = 4  # sentences that are explained in a round, at most: each takes several times as long
@@ -80,7 +79,7 @@ class Work:
         self._changed = Condition()
         self._closing = False
         self._compaction: Thread | None = None
-        # of compactions of each datastore by its name, after one that failed
+        # by the names of datastores, after a compaction that failed: how long none is tried, and until when
         self._pause = dict.fromkeys(translator.named, FIRST_PAUSE)
         self._not_before = dict.fromkeys(translator.named, 0.0)
         self._thread = Thread(target=self._run, name="translator")
@@ -97,8 +96,7 @@ class Work:
 
         Args:
             finish: called in the thread with the translator, the number of a sentence, and its translation
-                and those of the next; what it returns for each takes their place. Left out, they are the
-                result.
+                and those of the next; what it returns for each takes their place.
             memory: names of the datastores that are used, see `System.over`.
         """
         asked = Asked(sentences, memory)

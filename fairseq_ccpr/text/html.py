@@ -10,7 +10,7 @@ from __future__ import annotations
 import html
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from fairseq_ccpr.text.sentences import Mark, Parts, Segments, sentences_of, trimmed
@@ -26,7 +26,7 @@ _GIVEN = re.compile(_ATTRIBUTE)
 _READ = ("alt", "aria-label", "placeholder", "title")  # attributes that people read
 _SCRIPTS = ("script", "style")
 # Elements that are kept unless they say translate="yes": what computers read or write.
-_KEPT = (*_SCRIPTS, "code", "kbd", "pre", "samp", "var")
+_KEPT = frozenset({*_SCRIPTS, "code", "kbd", "pre", "samp", "var"})
 _VOID = {
     "area",
     "base",
@@ -101,6 +101,7 @@ class Page(Segments):
     [(4, 10, ['<b>'], ['</b>'])]
     """
 
+    kept: frozenset[str] = _KEPT  # elements whose text stays as it is
     _attributes: set[int] = field(default_factory=set)  # the sentences in these
     _open: list[_Element] = field(default_factory=list)
     _run: _Run = field(default_factory=_Run)
@@ -108,9 +109,9 @@ class Page(Segments):
     _kept_apart: bool = False  # whether a sentence ends there
 
     @classmethod
-    def of(cls, text: str) -> Page:
-        """Divide a page, or any part of one."""
-        page, at = cls(), 0
+    def of(cls, text: str, kept: Iterable[str] = ()) -> Page:
+        """Divide a page, or any part of one; `kept` names further elements whose text stays as it is."""
+        page, at = cls(kept=_KEPT.union(map(str.lower, kept))), 0
         while found := _MARKUP.search(text, at):
             page._add(text[at : found.start()])
             page._read(found, name := (found["name"] or "").lower())
@@ -177,7 +178,7 @@ class Page(Segments):
     def _keeps_in(self, name: str, given: dict[str, re.Match[str]]) -> bool:
         """Tell whether the text of an element is kept."""
         said = {key: html.unescape(one[2] or one[3] or one[4] or "").strip() for key, one in given.items()}
-        kept = self._keeps or name in _KEPT or "notranslate" in said.get("class", "").split()
+        kept = self._keeps or name in self.kept or "notranslate" in said.get("class", "").split()
         kept = {"no": True, "yes": False, "": False}.get(said.get("translate", "as around").lower(), kept)
         return kept or name in _SCRIPTS
 

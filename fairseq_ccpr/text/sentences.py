@@ -94,6 +94,12 @@ class Segments:
         """Return the text with each of its sentences replaced by its translation, in order."""
         return "".join(self._texts(self.parts, translations))
 
+    def ranked(self, translations: Sequence[Sequence[str | Parts]]) -> list[str]:
+        """Return the text's best translation, then others: the n-th has of each sentence the n-th best."""
+        ranks = range(max(map(len, translations), default=1))
+        found = [self.join([each[min(rank, len(each) - 1)] for each in translations]) for rank in ranks]
+        return list(dict.fromkeys(found))
+
     def space_before(self, number: int, translations: Sequence[str | Parts]) -> str:
         """Return what parts a translation from the one before, where the source does without and it does not."""
         if number not in self.touching:

@@ -1,4 +1,4 @@
-"""DeepL's API by its public client, and by the requests of Weblate's back ends for DeepL and LibreTranslate."""
+"""DeepL's API by its public client, and by requests in the shape of Weblate's back ends for DeepL and LibreTranslate."""
 
 from __future__ import annotations
 
@@ -37,7 +37,12 @@ def test_its_client(server: Served, wanted: dict[str, str]) -> None:
         one = client.translate_text(text, source_lang="DE", target_lang="EN-US", tag_handling=tags)
         assert one.text == f'<p id="1">{translation}</p><x id="2"/>'
     assert [(one.code, one.name) for one in client.get_source_languages()] == [("DE", "German")]
-    assert [one.code for one in client.get_target_languages()] == ["EN-GB", "EN-US"]
+    names = {one.code: one.name for one in client.get_target_languages()}
+    assert names == {"EN-GB": "English (British)", "EN-US": "English (American)"}
+    for tags in (["Nr", "x"], "nr,x"):
+        kept = f"{source} <nr>Haus & Hof</nr>"
+        one = client.translate_text(kept, target_lang="EN-US", tag_handling="xml", ignore_tags=tags)
+        assert "<nr>Haus & Hof</nr>" in one.text
     assert client.get_glossary_languages() == []
     usage = client.get_usage()
     assert usage.character.valid and not usage.any_limit_reached
@@ -48,8 +53,11 @@ def test_its_client_is_told_what_is_wrong(
 ) -> None:
     client = deepl.DeepLClient(KEY, server_url=server.url)
     for asked, sentence in (
-        ({"target_lang": "FR"}, "target is FR: this server translates from de to en"),
-        ({"target_lang": "EN-US", "source_lang": "FR"}, "source is FR: this server translates from de to en"),
+        ({"target_lang": "FR"}, "the target language is FR: this server translates from de to en"),
+        (
+            {"target_lang": "EN-US", "source_lang": "FR"},
+            "the source language is FR: this server translates from de to en",
+        ),
         ({"target_lang": "EN-US", "tag_handling": "tex"}, "tag_handling is tex: html or xml"),
         (
             {"target_lang": "EN-US", "extra_body_parameters": {"memory": "x"}},
@@ -76,11 +84,12 @@ def test_forms_and_what_is_ignored(server: Served, wanted: dict[str, str]) -> No
         ("target_lang", "EN"),
         ("glossary_id", "g1"),
         ("formality", "more"),
+        ("ignore_tags", "x"),
     ]
     form = {"Content-Type": "application/x-www-form-urlencoded"}
     status, answer = server.send("/v2/translate", urlencode(fields).encode(), form)
     assert status == 200 and [each["text"] for each in answer["translations"]] == [wanted[one], wanted[two]]
-    assert answer["warning"] == "glossary_id is ignored: terms are those of --glossary"
+    assert answer["warning"] == "without effect here: glossary_id, formality, ignore_tags"
     for sent, sentence in (
         ({"text": one}, "the parameter target_lang is missing"),
         (
@@ -95,7 +104,7 @@ def test_forms_and_what_is_ignored(server: Served, wanted: dict[str, str]) -> No
 
 
 def test_weblate(server: Served, wanted: dict[str, str]) -> None:
-    """The requests of its back ends, with the addresses SERVER/v2/ and SERVER/ in their settings."""
+    """Requests in the shape of its back ends', with the addresses SERVER/v2/ and SERVER/ in their settings."""
 
     def ask(method: str, path: str, **sent: object) -> object:
         answer = requests.request(method, f"{server.url}/{path}", timeout=60, **sent)  # type: ignore[arg-type]

@@ -96,7 +96,7 @@ def test_a_form_of_many_texts_is_read_at_once() -> None:
 def test_a_request_with_too_many_sentences_is_refused(server: Served) -> None:
     status, answer = server.ask("/translate", "POST", q=["ja"] * 1001)
     assert (status, answer["error"]) == (
-        400, "the parameter q has 1,001 sentences, and this server takes 1,000: divide it"
+        400, "the text has 1,001 sentences, and this server takes 1,000: divide it"
     )  # fmt: skip
     assert server.ask("/explain", "POST", q="a\n" * 1001)[0] == 400
 
@@ -195,7 +195,7 @@ def test_too_many_connections_end_and_others_are_answered_later(
     with served(new_translator()) as server:
         idle = [connect(server) for _ in range(5)]
         assert server.ask("/health") == (503, {"error": "too many connections are open: try again later"})
-        monkeypatch.setattr(app, "TOLD", 0)
+        monkeypatch.setattr(app, "MOST_REFUSED", 0)
         with pytest.raises(OSError):
             server.ask("/health")
         for one in idle:
@@ -237,7 +237,7 @@ def test_the_log_has_nothing_that_a_user_wrote_unless_asked(
     for log, quotes in ((REQUESTS, False), ("texts", True)):
         caplog.clear()
         with served(new_translator(), log=log) as server, caplog.at_level("INFO", "fairseq_ccpr.server"):
-            monkeypatch.setattr(server.translator, "learn", fails)
+            monkeypatch.setattr(server.translator, "learn_all", fails)
             status, answer = server.ask("/learn", "POST", q="Geheim", s="secret")
             assert (status, answer["error"]) == (500, "the server has a fault, which its log tells")
             assert server.ask("/translate", "POST", q="Text <![ Geheim", format="html")[0] == 200

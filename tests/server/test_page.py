@@ -17,8 +17,9 @@ from fairseq_ccpr.inference.confidence import Confidence
 from fairseq_ccpr.text.pairs import read_pairs
 from fairseq_ccpr.text.sentences import Segments
 from fairseq_ccpr.text.translation_memory import read_memory
-from tests.server.conftest import Served, served
+from tests.server.conftest import KEEN, Served, served
 from tests.small_models import World
+from tests.test_memories import make_stores
 
 sync_api = pytest.importorskip("playwright.sync_api")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -420,6 +421,36 @@ def test_a_key_is_asked_for_and_with_a_glossary_nothing_is_explained(
         with shown.page.expect_download():
             shown.button("Export TMX").click()
         assert shown.text == "Another."
+        shown.close()
+
+
+def test_what_was_learned_is_undone_where_it_was_learned(
+    world: World, browser: Any, pairs: list[Pair], tmp_path: Path
+) -> None:
+    """Also where the field has another name by then: ids are of each memory its own."""
+    source, target = pairs[2]
+    translator = Translator(datastore=make_stores(world, tmp_path), **KEEN)
+    cars, bikes = translator["cars"], translator["bikes"]
+    bikes.learn(source, "Another.")
+    with served(translator) as server:
+        shown = Shown(browser, server.url)
+        field = shown.page.get_by_label("Memory")
+        shown.correct(shown.translate(source), target)
+        shown.page.get_by_text("What was learned").click()
+        expect(shown.pairs).to_contain_text([target])
+        field.fill("bikes")
+        shown.button("Undo").first.dispatch_event("click")  # before the field tells that it has changed
+        shown.said("Undone.")
+        assert (cars.memory(), [one.target for one in bikes.memory()]) == ([], ["Another."])
+        field.press("Tab")
+        expect(shown.pairs).to_contain_text(["Another."])
+        assert shown.text == "Another." and shown.marked("remembered") == ["Another."]
+        shown.button("Delete").click()
+        shown.said("Deleted.", "learning")
+        assert not bikes.memory()
+        field.fill("cars")
+        field.press("Tab")
+        expect(shown.pairs).to_have_count(0)  # and what was deleted elsewhere is not brought back here
         shown.close()
 
 

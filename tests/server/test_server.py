@@ -120,7 +120,7 @@ def test_languages_are_those_of_clients_however_the_model_calls_them(
             )
             assert status == 200 and len(answer["alternatives"]) == 2
         status, answer = server.ask("/translate", "POST", q="ja", source="de", target="zh-CN")
-        assert answer == {"error": "target is zh-CN: this server translates from de to zh-Hant"}
+        assert answer == {"error": "the target language is zh-CN: this server translates from de to zh-Hant"}
     assert translator.cfg.generation.nbest == nbest, "the translator is as it was"
 
 
@@ -439,11 +439,15 @@ def test_clients_at_the_same_time_get_what_they_would_alone(
     [
         ({"source": "de"}, 400, "the parameter q is missing"),
         ({"q": 3}, 400, "the parameter q is a number: expected a text or a list of texts"),
-        ({"q": ["a", 3]}, 400, "the parameter q is a list with something else than texts"),
+        ({"q": ["a", 3]}, 400, "the parameter q is a list of other things than texts"),
         ({"q": "a" * 3001}, 400, "has 3,001 characters, and this server takes 3,000: divide it"),
         ({"q": [""] * 3001}, 400, "has 3,001 characters"),
-        ({"q": "a", "source": "fr"}, 400, "source is fr: this server translates from de to en"),
-        ({"q": "a", "target": "auto"}, 400, "target is auto: this server translates from de to en"),
+        ({"q": "a", "source": "fr"}, 400, "the source language is fr: this server translates from de to en"),
+        (
+            {"q": "a", "target": "auto"},
+            400,
+            "the target language is auto: this server translates from de to en",
+        ),
         ({"q": "a", "target": ["en"]}, 400, "the parameter target is a list: expected a text$"),
         ({"q": "a", "format": "pdf"}, 400, "the format pdf is not known: text or html"),
         (
