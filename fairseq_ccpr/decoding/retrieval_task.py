@@ -99,7 +99,7 @@ class RetrievalTask(FairseqTask):
     token_weight: WeightPolicy = staticmethod(confidence_weight)
     trust_class: type[Trust] = LearnedTrust
     trusted_classes: Mapping[str, str] = MappingProxyType({})  # that trust was trained with
-    calibrated: Mapping[str, Any] | None = None  # confidence, where the settings in use are those tuned
+    calibrated: Mapping[str, Any] | str | None = None  # confidence, by tuning; why none; None: not tuned
 
     def open_datastore(self, cfg: RetrievalConfig) -> None:
         """Open the datastore of the options, where there is one, and read the settings.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -13,6 +14,7 @@ from fairseq_ccpr.inference.confidence import Confidence, Features, ScoredText
 from fairseq_ccpr.text.words import word_spans
 
 LEAST_SENTENCES = 30  # to calibrate on
+LEAST_OF_EACH = 10  # sentences, or words, that are right, and that are wrong
 BINS = 10  # of equal width, of the calibration error
 WEAKLY = 100.0  # how much less the coefficients are kept small than scikit-learn does unasked
 
@@ -39,15 +41,24 @@ class ConfidenceWorth(NamedTuple):
     probability_error: float
 
 
-def calibrate(decodings: Decodings, name: str) -> Confidence | None:
-    """Fit confidence to the translations of one system; None where these are too few, or all alike."""
+def calibrate(decodings: Decodings, name: str, conditions: Mapping[str, str]) -> Confidence | str:
+    """Fit confidence, which holds under these conditions, to the translations of one system; or tell why not."""
     texts, references = _texts(decodings, name)
+    if len(texts) < LEAST_SENTENCES:
+        return f"it takes {LEAST_SENTENCES} decoded sentences, and there are {len(texts)}: tune on more pairs"
     chrf = float(np.median([sentence_chrf(one.text, other) for one, other in zip(texts, references)]))
-    rated = rate(texts, references, chrf)
-    if len(texts) < LEAST_SENTENCES or any(one.right.all() or not one.right.any() for one in rated):
-        return None
-    sentence, word = map(_fitted, rated)
-    return Confidence(sentence, word, chrf)
+    fitted = []
+    for what, rated in zip(("sentences", "words"), rate(texts, references, chrf)):
+        right, wrong = int(rated.right.sum()), int((~rated.right).sum())
+        if min(right, wrong) < LEAST_OF_EACH:
+            return (
+                f"of the decoded {what} {right:,} are right and {wrong:,} wrong, and it takes {LEAST_OF_EACH} of each: "
+                "tune on more pairs"
+            )
+        fitted.append(_fitted(rated))
+        if fitted[-1][1] < 0:
+            return f"of the decoded {what} the more probable ones are worse: tune on more pairs"
+    return Confidence(*fitted, chrf, conditions)
 
 
 def rate(texts: Sequence[ScoredText], references: Sequence[str], chrf: float) -> tuple[Rated, Rated]:
@@ -61,8 +72,9 @@ def rate(texts: Sequence[ScoredText], references: Sequence[str], chrf: float) ->
     for one, reference in zip(texts, references):
         left = Counter(reference[start:end] for start, end in word_spans(reference))
         for word, own in one.words:
-            features.append(own)
-            found.append(left[word] > 0)
+            if own is not None:
+                features.append(own)
+                found.append(left[word] > 0)
             left[word] -= 1
     return Rated([one.sentence for one in texts], right), Rated(features, np.array(found, dtype=bool))
 
@@ -71,7 +83,7 @@ def measure(decodings: Decodings, name: str, confidence: Confidence) -> dict[str
     """Measure confidence on the translations of one system, of `sentences` and of `words`."""
     texts, references = _texts(decodings, name)
     sentences, words = rate(texts, references, confidence.chrf)
-    of_words = [p for one in texts for _, p in confidence.of_words(one)]
+    of_words = [p for one in texts for _, p in confidence.of_words(one) if p is not None]
     return {
         "sentences": _worth(sentences, [confidence.of_sentence(one) for one in texts]),
         "words": _worth(words, of_words),
@@ -87,8 +99,10 @@ def confidence_table(worths: Mapping[str, ConfidenceWorth]) -> list[list[str]]:
 
 
 def _texts(decodings: Decodings, name: str) -> tuple[list[ScoredText], list[str]]:
-    ids = sorted(decodings.references)
-    return [decodings.systems[name].scored[i] for i in ids], [decodings.references[i] for i in ids]
+    ids, system, to_scored = sorted(decodings.references), decodings.systems[name], decodings.to_scored
+    assert to_scored is not None or not ids  # of what was decoded it is known
+    texts = [to_scored(system.ids[i], system.scores[i]) for i in ids] if to_scored is not None else []
+    return texts, [decodings.references[i] for i in ids]
 
 
 def _fitted(rated: Rated) -> tuple[float, ...]:

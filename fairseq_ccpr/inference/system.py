@@ -35,7 +35,7 @@ from fairseq_ccpr.decoding.retrieval_task import RetrievalTask
 from fairseq_ccpr.decoding.token_memory import TokenMemory
 from fairseq_ccpr.device import AUTO, BF16, FP16, choose_device, compute_on_one_thread, one_thread
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.inference.confidence import Confidence, ScoredText, token_ends
+from fairseq_ccpr.inference.confidence import Confidence, ScoredText, conditions, token_ends
 from fairseq_ccpr.inference.resources import configure_system, preprocessing_of
 from fairseq_ccpr.inference.unknown import OFF, copies, given_text, nothing_known
 from fairseq_ccpr.models.checkpoint import load_models
@@ -73,7 +73,8 @@ class Translation:
         confidence: where it is asked for, how probable it is that this translation is as good as the better
             half of those of held-out text, 0 to 1; None where nothing was decoded, and of alternatives.
         word_confidences: likewise each word of the text that has letters or digits, in order, and how
-            probable it is that a reference has it.
+            probable it is that a reference has it; None of one that the tokens are not seen to write, as where
+            a pair was learned in another form than they spell.
     """
 
     source: str
@@ -84,7 +85,7 @@ class Translation:
     alternatives: tuple[Translation, ...] = ()
     fault: str = ""
     confidence: float | None = None
-    word_confidences: tuple[tuple[str, float], ...] = ()
+    word_confidences: tuple[tuple[str, float | None], ...] = ()
 
     @classmethod
     def of(cls, source: str, tokens: Tensor, hypotheses: list[dict[str, Any]], system: System) -> Translation:
@@ -188,7 +189,7 @@ class System:
         alone: the models without memories.
         named: the systems of the datastores by name, itself the first; nameless where it has but one.
         members: itself, or the systems whose datastores it has together, see `over`.
-        confidence: what `tune` calibrated for the settings in use; None where it has not.
+        confidence: what `tune` calibrated for the settings in use; None where it has not, as `unrated` tells.
         closed: whether it does no more work.
     """
 
@@ -231,7 +232,13 @@ class System:
             for model in self.models:  # after they were identified by their parameters, which bf16 rounds
                 model.bfloat16()
         self.to_text = detokeniser(cfg, self.task)
-        self.confidence = Confidence.read(self.task.calibrated)
+        calibrated, self.unrated = self.task.calibrated, ""
+        self.confidence = Confidence.read(calibrated)
+        if isinstance(calibrated, str):
+            self.unrated = calibrated
+        elif self.confidence is not None and self.ensemble is not None:
+            self.unrated = self.confidence.mismatch(conditions(self.ensemble, cfg.generation))
+            self.confidence = self.confidence if not self.unrated else None
         self.replaces_unknown = cfg.generation.replace_unk != OFF
         for dictionary in (self.task.source_dictionary, self.task.target_dictionary):
             check_subwords(dictionary, self.task.bpe, cfg.common_eval.post_process)
@@ -280,6 +287,8 @@ class System:
             # What was calibrated holds for one datastore; a session beside it says little else.
             calibrated = [self.named[name].confidence for name in names if name in self.named]
             made.confidence = calibrated[0] if len(calibrated) == 1 else None
+            if len(calibrated) > 1:
+                made.unrated = "each datastore is calibrated by itself, and several were named: name one"
             if len(self._together) == MOST_TOGETHER:  # they are quickly made
                 self._together.pop(next(iter(self._together)))
             self._together[names] = made
@@ -403,6 +412,8 @@ class System:
     def check_confidence(self, retrieve: bool = True) -> None:
         """Refuse confidence where it was not calibrated."""
         if self.confidence is None or not retrieve:
+            if retrieve and self.unrated:
+                raise ConfigurationError(f"these settings have no confidence: {self.unrated}")
             where = "of these settings" if retrieve and self.task.parts else "of the model alone"
             raise ConfigurationError(
                 f"the confidence {where} was not calibrated: run fairseq-ccpr tune, which stores it with the "
@@ -422,7 +433,7 @@ class System:
         dictionary = self.task.target_dictionary
         ids = [dictionary.index(token) for token in one.tokens]
         copied = [token for token, i in zip(one.tokens, ids) if i == dictionary.unk()]
-        return token_ends(partial(self.to_text, dictionary, unknown=copied), ids)
+        return token_ends(partial(self.to_text, dictionary, unknown=copied), ids, one.text)
 
     def _translate(
         self, sentences: list[str], done: Callable[[int], object], nbest: int, retrieve: bool

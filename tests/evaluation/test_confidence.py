@@ -27,7 +27,7 @@ KNOWN = Confidence((1.0, 2.0, 0.0), (0.0, 1.0, 0.0), 50.0)
 
 
 def test_a_word_has_the_probability_of_all_its_tokens() -> None:
-    ends = token_ends(lambda ids: PIECES[len(ids)], [7] * 5)
+    ends = token_ends(lambda ids: PIECES[len(ids)], [7] * 5, PIECES[-1])
     scores = [-0.1, -0.2, -0.3, -1.0, -0.5, -0.4]
     one = ScoredText.of(PIECES[-1], ends, scores)
     assert one.sentence == pytest.approx((sum(scores) / 6, math.log(6)))
@@ -35,7 +35,36 @@ def test_a_word_has_the_probability_of_all_its_tokens() -> None:
     assert [own for _, (own, _) in one.words] == pytest.approx([-0.1, -0.5, -1.0])
     assert {mean for _, (_, mean) in one.words} == {one.sentence[0]}
     assert KNOWN.of_words(one)[1] == ("morning", round(1 / (1 + math.exp(0.5)), 4))
-    assert KNOWN.of_sentence(ScoredText.of("", [0], [-math.inf])) == 0  # ruled out, yet written: a prefix
+    for nothing in (-math.inf, math.nan):  # ruled out, yet written: a prefix
+        assert KNOWN.of_sentence(ScoredText.of("", [0], [nothing])) == 0
+
+
+def test_a_word_that_no_token_is_seen_to_write_has_no_confidence() -> None:
+    text = "Good evening, 中."  # as it was learned
+    ends = token_ends(lambda ids: PIECES[len(ids)], [7] * 5, text)
+    assert ends == [0, 4, 5, 5, 5, 5]
+    one = ScoredText.of(text, ends, [-0.1, -0.2, -0.3, -1.0, -0.5, -0.4])
+    assert [word for word, _ in KNOWN.of_words(one)] == ["Good", "evening", "中"]
+    assert [confidence is None for _, confidence in KNOWN.of_words(one)] == [False, True, True]
+
+
+def test_bytes_of_a_character_are_of_its_word() -> None:
+    pieces = [
+        "",
+        "a",
+        "a \ufffd",
+        "a \ufffd\ufffd",
+        "a 中",
+        "a «中",
+        "a 中»",
+    ]  # the second last is another text
+    ends = token_ends(lambda ids: pieces[len(ids)], [7] * 6, pieces[-1])
+    assert ends == [0, 1, 2, 2, 2, 2, 4]
+    scores = [-1.0, -2.0, -4.0, -8.0, -16.0, -32.0, -64.0]
+    assert [own for _, own in ScoredText.of(pieces[-1], ends, scores).words] == [
+        (-1.0, pytest.approx(-127 / 7)),
+        (-60.0, pytest.approx(-127 / 7)),
+    ]
 
 
 @given(st.lists(st.tuples(st.floats(0, 1), st.booleans()), min_size=2, max_size=40))
@@ -59,13 +88,17 @@ def decodings(count: int, seed: int) -> Decodings:
     for number in range(count):
         score = float(draw.uniform(-3, 0))
         references[number] = "right" if draw.uniform() < math.exp(score / 3) else "other"
-        system.scored[number] = ScoredText.of("right", [0, 5], [score, score])
-    return Decodings({"one": system}, {}, references)
+        system.ids[number], system.scores[number] = np.array([7, 2]), np.array([score, score])
+    return Decodings({"one": system}, {}, references, to_scored=of_right)
+
+
+def of_right(ids: np.ndarray, scores: np.ndarray) -> ScoredText:
+    return ScoredText.of("right", [0, 5], scores.tolist())
 
 
 def test_calibration_makes_confidence_of_probability() -> None:
-    confidence = calibrate(decodings(600, 1), "one")
-    assert confidence is not None
+    confidence = calibrate(decodings(600, 1), "one", {})
+    assert isinstance(confidence, Confidence)
     found = measure(decodings(3000, 2), "one", confidence)
     assert found["words"].error < 0.05 < 0.1 < found["words"].probability_error
     assert (
@@ -76,15 +109,26 @@ def test_calibration_makes_confidence_of_probability() -> None:
 
 
 def test_a_word_is_right_as_often_as_the_reference_has_it() -> None:
-    twice = ScoredText.of("the the", [0, 3, 7], [-1.0, -1.0, -1.0])
-    found = measure(Decodings({"one": SystemOutput({}, {0: twice})}, {}, {0: "the"}), "one", KNOWN)["words"]
-    assert (found.number, found.right) == (2, 0.5)
+    def to_scored(ids: np.ndarray, scores: np.ndarray) -> ScoredText:
+        return ScoredText.of("the the left", [0, 3, 7], scores.tolist())
+
+    system = SystemOutput({}, {0: np.array([7, 7, 2])}, {0: np.full(3, -1.0)})
+    texts = Decodings({"one": system}, {}, {0: "the left"}, to_scored=to_scored)
+    found = measure(texts, "one", KNOWN)["words"]
+    assert (found.number, found.right) == (2, 0.5)  # "left", which no token writes, does not count
 
 
 def test_too_little_calibrates_nothing() -> None:
-    few, alike = decodings(LEAST_SENTENCES - 1, 1), decodings(LEAST_SENTENCES, 1)
+    few, alike, opposite = (decodings(count, 1) for count in (LEAST_SENTENCES - 1, LEAST_SENTENCES, 600))
+    assert calibrate(few, "one", {}) == "it takes 30 decoded sentences, and there are 29: tune on more pairs"
     alike.references = dict.fromkeys(alike.references, "right")
-    assert calibrate(few, "one") is None and calibrate(alike, "one") is None
+    expected = (
+        "of the decoded sentences 30 are right and 0 wrong, and it takes 10 of each: tune on more pairs"
+    )
+    assert calibrate(alike, "one", {}) == expected
+    opposite.systems["one"].scores = {i: -3 - one for i, one in opposite.systems["one"].scores.items()}
+    expected = "of the decoded sentences the more probable ones are worse: tune on more pairs"
+    assert calibrate(opposite, "one", {}) == expected
 
 
 @pytest.fixture(scope="module")
@@ -99,8 +143,46 @@ def test_tune_stores_it_as_plain_data(tuned: tuple[Path, str]) -> None:
     (stored,) = json.loads((tuned[0] / TUNED).read_text(encoding="utf-8"))["tuned"].values()
     with Translator(datastore=tuned[0], device="cpu") as translator:
         assert translator.confidence == Confidence.read(stored["confidence"]) is not None
-    assert Confidence.read({**stored["confidence"], "another version's": 1}) is None
-    assert "calibrate" not in tuned[1]
+    for other in ({"another version's": 1}, {"word": [1.0, 1.0]}, {"sentence": [1.0, math.nan, 1.0]}):
+        assert Confidence.read({**stored["confidence"], **other}) is None
+    assert "not calibrated" not in tuned[1]
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (
+            {"tokens_lambda": 0.85},
+            r"was calibrated for tokens lambda \S+, and here is tokens lambda 0\.85: leave",
+        ),
+        ({"beam": 1}, "was calibrated for beam 5, and here is beam 1: leave that option out, or tune again"),
+        ({"lenpen": 0.5}, r"for lenpen 1\.0, and here is lenpen 0.5"),
+        ({"temperature": 2.0}, r"for temperature 1\.0, and here is temperature 2\.0"),
+        ({"sampling": True}, "for sampling False, and here is sampling True"),
+        (
+            {"glossary": "terms.tsv"},
+            "for memories corrections, and here is memories glossary and corrections",
+        ),
+    ],
+)
+def test_it_does_not_hold_for_other_options(
+    tuned: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict, expected: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("terms.tsv").write_text("Licht\tlight\n", encoding="utf-8")
+    with Translator(datastore=tuned[0], device="cpu", **options) as translator:
+        assert translator.confidence is None
+        with pytest.raises(ConfigurationError, match=f"these settings have no confidence: it .*{expected}"):
+            translator.translate(["Licht"], confidence=True)
+
+
+def test_it_holds_on_after_learning(tuned: tuple[Path, str], tmp_path: Path) -> None:
+    store = shutil.copytree(tuned[0], tmp_path / "store")
+    with Translator(datastore=store, device="cpu") as translator:
+        translator.learn("Und Gott sprach: Es werde Licht!", "AND GOD said")
+    with Translator(datastore=store, device="cpu") as translator:
+        (one,) = translator.translate(["Und Gott sprach: Es werde Licht!"], confidence=True)
+    assert one.text == "AND GOD said" and one.confidence is not None
 
 
 def test_a_translation_has_it_where_it_is_asked_for(tuned: tuple[Path, str], world: World) -> None:
