@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
-from fairseq_ccpr.evaluation.test_set import Decodings, sentence_chrf
+from fairseq_ccpr.evaluation.test_set import BASE, Decodings, sentence_chrf
 from fairseq_ccpr.inference.confidence import Confidence, Features, ScoredText
 from fairseq_ccpr.text.words import word_spans
 
@@ -39,6 +38,7 @@ class ConfidenceWorth(NamedTuple):
     error: float
     probability_auc: float
     probability_error: float
+    model_auc: float  # of the probability of what the model alone translates
 
 
 def calibrate(decodings: Decodings, name: str, conditions: Mapping[str, str]) -> Confidence | str:
@@ -58,7 +58,8 @@ def calibrate(decodings: Decodings, name: str, conditions: Mapping[str, str]) ->
         fitted.append(_fitted(rated))
         if fitted[-1][1] < 0:
             return f"of the decoded {what} the more probable ones are worse: tune on more pairs"
-    return Confidence(*fitted, chrf, conditions)
+    sentence, word = fitted
+    return Confidence(sentence, word, chrf, conditions)
 
 
 def rate(texts: Sequence[ScoredText], references: Sequence[str], chrf: float) -> tuple[Rated, Rated]:
@@ -83,16 +84,18 @@ def measure(decodings: Decodings, name: str, confidence: Confidence) -> dict[str
     """Measure confidence on the translations of one system, of `sentences` and of `words`."""
     texts, references = _texts(decodings, name)
     sentences, words = rate(texts, references, confidence.chrf)
+    alone = [_probable(one)[0] for one in rate(*_texts(decodings, BASE), confidence.chrf)]
     of_words = [p for one in texts for _, p in confidence.of_words(one) if p is not None]
     return {
-        "sentences": _worth(sentences, [confidence.of_sentence(one) for one in texts]),
-        "words": _worth(words, of_words),
+        "sentences": _worth(sentences, [confidence.of_sentence(one) for one in texts], alone[0]),
+        "words": _worth(words, of_words, alone[1]),
     }
 
 
 def confidence_table(worths: Mapping[str, ConfidenceWorth]) -> list[list[str]]:
     """Write what `measure` found as rows of cells, beside the probability that was not calibrated."""
-    rows = [["confidence in", "number", "right", "AUC", "error", "AUC, uncalibrated", "error, uncalibrated"]]
+    rows = [["confidence in", "number", "right", "AUC", "error"]]
+    rows[0] += ["AUC, uncalibrated", "error, uncalibrated", "AUC, uncalibrated, model alone"]
     for name, (number, right, *others) in worths.items():
         rows.append([name, f"{number:,}", f"{right:.0%}", *(f"{one:.3f}" for one in others)])
     return rows
@@ -112,10 +115,13 @@ def _fitted(rated: Rated) -> tuple[float, ...]:
     return float(fitted.intercept_[0]), *map(float, fitted.coef_[0])
 
 
-def _worth(rated: Rated, confidences: Sequence[float]) -> ConfidenceWorth:
-    probabilities = np.exp([first for first, _ in rated.features])
-    each = [measured(np.array(one), rated.right) for one in (confidences, probabilities)]
-    return ConfidenceWorth(len(rated.right), round(float(rated.right.mean()), 4), *each[0], *each[1])
+def _worth(rated: Rated, confidences: Sequence[float], alone: float) -> ConfidenceWorth:
+    own, right = measured(np.array(confidences), rated.right), round(float(rated.right.mean()), 4)
+    return ConfidenceWorth(len(rated.right), right, *own, *_probable(rated), alone)
+
+
+def _probable(rated: Rated) -> tuple[float, float]:
+    return measured(np.exp([first for first, _ in rated.features]), rated.right)
 
 
 def measured(confidences: np.ndarray, right: np.ndarray) -> tuple[float, float]:

@@ -114,10 +114,10 @@ class Confidence:
         """Read what `tune` stored; None where there is nothing, another version's, or none of ours."""
         if not isinstance(stored, Mapping) or set(stored) != {one.name for one in fields(cls)}:
             return None
-        each = stored["sentence"], stored["word"]
-        if any(len(one) != COEFFICIENTS or not all(map(math.isfinite, one)) for one in each):
+        sentence, word = tuple(stored["sentence"]), tuple(stored["word"])
+        if {len(sentence), len(word)} != {COEFFICIENTS} or not all(map(math.isfinite, (*sentence, *word))):
             return None
-        return cls(*map(tuple, each), stored["chrf"], stored["conditions"])
+        return cls(sentence, word, stored["chrf"], stored["conditions"])
 
     def mismatch(self, found: Mapping[str, str]) -> str:
         """Tell the first condition that is not as found; nothing where all are."""

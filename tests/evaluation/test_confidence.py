@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import math
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,8 +19,10 @@ from fairseq_ccpr import Translator
 from fairseq_ccpr.datastore.tuned import TUNED
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.confidence import LEAST_SENTENCES, calibrate, measure, measured
-from fairseq_ccpr.evaluation.test_set import Decodings, SystemOutput
+from fairseq_ccpr.evaluation.test_set import BASE, Decodings, SystemOutput, compare_decoding
+from fairseq_ccpr.evaluation.tune import Trial
 from fairseq_ccpr.inference.confidence import Confidence, ScoredText, token_ends
+from fairseq_ccpr.inference.system import System
 from fairseq_ccpr.text.pairs import read_pairs
 from tests.helpers import call, refused
 from tests.small_models import World
@@ -89,7 +94,7 @@ def decodings(count: int, seed: int) -> Decodings:
         score = float(draw.uniform(-3, 0))
         references[number] = "right" if draw.uniform() < math.exp(score / 3) else "other"
         system.ids[number], system.scores[number] = np.array([7, 2]), np.array([score, score])
-    return Decodings({"one": system}, {}, references, to_scored=of_right)
+    return Decodings({BASE: system}, {}, references, to_scored=of_right)
 
 
 def of_right(ids: np.ndarray, scores: np.ndarray) -> ScoredText:
@@ -97,15 +102,16 @@ def of_right(ids: np.ndarray, scores: np.ndarray) -> ScoredText:
 
 
 def test_calibration_makes_confidence_of_probability() -> None:
-    confidence = calibrate(decodings(600, 1), "one", {})
+    confidence = calibrate(decodings(600, 1), BASE, {})
     assert isinstance(confidence, Confidence)
-    found = measure(decodings(3000, 2), "one", confidence)
+    found = measure(decodings(3000, 2), BASE, confidence)
     assert found["words"].error < 0.05 < 0.1 < found["words"].probability_error
     assert (
         found["words"].auc == pytest.approx(found["words"].probability_auc, abs=1e-3)
         and found["words"].auc > 0.6
     )
     assert found["sentences"].right == found["words"].right  # of one word each
+    assert found["words"].model_auc == found["words"].probability_auc  # the model alone is what was measured
 
 
 def test_a_word_is_right_as_often_as_the_reference_has_it() -> None:
@@ -113,22 +119,22 @@ def test_a_word_is_right_as_often_as_the_reference_has_it() -> None:
         return ScoredText.of("the the left", [0, 3, 7], scores.tolist())
 
     system = SystemOutput({}, {0: np.array([7, 7, 2])}, {0: np.full(3, -1.0)})
-    texts = Decodings({"one": system}, {}, {0: "the left"}, to_scored=to_scored)
-    found = measure(texts, "one", KNOWN)["words"]
+    texts = Decodings({BASE: system}, {}, {0: "the left"}, to_scored=to_scored)
+    found = measure(texts, BASE, KNOWN)["words"]
     assert (found.number, found.right) == (2, 0.5)  # "left", which no token writes, does not count
 
 
 def test_too_little_calibrates_nothing() -> None:
     few, alike, opposite = (decodings(count, 1) for count in (LEAST_SENTENCES - 1, LEAST_SENTENCES, 600))
-    assert calibrate(few, "one", {}) == "it takes 30 decoded sentences, and there are 29: tune on more pairs"
+    assert calibrate(few, BASE, {}) == "it takes 30 decoded sentences, and there are 29: tune on more pairs"
     alike.references = dict.fromkeys(alike.references, "right")
     expected = (
         "of the decoded sentences 30 are right and 0 wrong, and it takes 10 of each: tune on more pairs"
     )
-    assert calibrate(alike, "one", {}) == expected
-    opposite.systems["one"].scores = {i: -3 - one for i, one in opposite.systems["one"].scores.items()}
+    assert calibrate(alike, BASE, {}) == expected
+    opposite.systems[BASE].scores = {i: -3 - one for i, one in opposite.systems[BASE].scores.items()}
     expected = "of the decoded sentences the more probable ones are worse: tune on more pairs"
-    assert calibrate(opposite, "one", {}) == expected
+    assert calibrate(opposite, BASE, {}) == expected
 
 
 @pytest.fixture(scope="module")
@@ -183,6 +189,36 @@ def test_it_holds_on_after_learning(tuned: tuple[Path, str], tmp_path: Path) -> 
     with Translator(datastore=store, device="cpu") as translator:
         (one,) = translator.translate(["Und Gott sprach: Es werde Licht!"], confidence=True)
     assert one.text == "AND GOD said" and one.confidence is not None
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("helps", [True, False])
+def test_it_holds_for_what_tune_leaves(both: Path, world: World, tmp_path: Path, helps: bool) -> None:
+    """Trust in tokens and phrases, or silence: a translator has the conditions that the tuner had."""
+    store = shutil.copytree(both, tmp_path / "store")
+    words = [world.data_bin, "--datastore", store, "--subset", "train", "--max-len-b", 25, "--cpu"]
+    with nullcontext() if helps else patch.object(Trial, "deciding", lambda trial, candidate: -1.0):
+        shown = call("tune", *words, "--no-progress-bar").stdout
+    assert ("nothing is better than the model alone here" in shown) != helps
+    with Translator(datastore=store, device="cpu", max_len_b=25) as translator:
+        assert translator.confidence is not None, translator.unrated
+        (one,) = translator.translate(["Es werde Licht!"], confidence=True)
+        assert one.confidence is not None
+    with Translator(datastore=store, device="cpu", trust="none") as translator:
+        assert translator.confidence is None
+
+
+def test_unknown_words_are_not_measured(world: World, tmp_path: Path) -> None:
+    """Neither that the model writes them, nor that references have them."""
+    system = System.of(["--datastore", str(world.datastore), "--cpu", "--no-progress-bar"], world.data_bin)
+    decodings, unk = compare_decoding(system), system.task.target_dictionary.unk()
+    assert decodings.to_scored is not None
+    ids, scores = (getattr(decodings.systems[BASE], name)[0] for name in ("ids", "scores"))
+    known = decodings.to_scored(ids, scores)
+    ids, scores = np.insert(ids, 0, unk), np.insert(scores, 0, -4.0)
+    assert system.to_text(system.task.target_dictionary, torch.tensor(ids)).startswith("<unk>")
+    found = decodings.to_scored(ids, scores)
+    assert (found.text, [word for word, _ in found.words]) == (known.text, [word for word, _ in known.words])
 
 
 def test_a_translation_has_it_where_it_is_asked_for(tuned: tuple[Path, str], world: World) -> None:
