@@ -485,7 +485,7 @@ def compare(rest: list[str], data_bin: Path) -> int:
         if system.confidence is not None:
             worths = measure(decodings, RETRIEVAL, system.confidence)
             print(f"\n{markdown_table(confidence_table(worths))}")
-            rows[1]["confidence"] = {name: one._asdict() for name, one in worths.items()}
+            rows[1]["confidence"] = worths
         print("\nThe three sentences that retrieval brought nearest to their references, by chrF gained:")
         for i in decodings.examples(3):
             print(f"\nsource     {decodings.sources[i]}")

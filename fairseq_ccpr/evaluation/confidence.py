@@ -12,8 +12,7 @@ from fairseq_ccpr.evaluation.test_set import BASE, Decodings, sentence_chrf
 from fairseq_ccpr.inference.confidence import Confidence, Features, ScoredText
 from fairseq_ccpr.text.words import word_spans
 
-LEAST_SENTENCES = 30  # to calibrate on
-LEAST_OF_EACH = 10  # sentences, or words, that are right, and that are wrong
+LEAST_OF_EACH = 10  # to calibrate on: sentences, or words, that are right, and that are wrong
 BINS = 10  # of equal width, of the calibration error
 WEAKLY = 100.0  # how much less the coefficients are kept small than scikit-learn does unasked
 
@@ -25,28 +24,11 @@ class Rated(NamedTuple):
     right: np.ndarray  # bool [N]
 
 
-class ConfidenceWorth(NamedTuple):
-    """How far confidences can be relied on, and how far the uncalibrated probability.
-
-    `auc` is the chance that one of what is right is higher than one of what is wrong; `error`, the expected
-    calibration error, by how much confidence and the share of what is right differ, in the mean of `BINS`.
-    """
-
-    number: int
-    right: float  # which share of them
-    auc: float
-    error: float
-    probability_auc: float
-    probability_error: float
-    model_auc: float  # of the probability of what the model alone translates
-
-
 def calibrate(decodings: Decodings, name: str, conditions: Mapping[str, str]) -> Confidence | str:
     """Fit confidence, which holds under these conditions, to the translations of one system; or tell why not."""
     texts, references = _texts(decodings, name)
-    if len(texts) < LEAST_SENTENCES:
-        return f"it takes {LEAST_SENTENCES} decoded sentences, and there are {len(texts)}: tune on more pairs"
-    chrf = float(np.median([sentence_chrf(one.text, other) for one, other in zip(texts, references)]))
+    each = [sentence_chrf(one.text, other) for one, other in zip(texts, references)]
+    chrf = float(np.median(each or [0.0]))
     fitted = []
     for what, rated in zip(("sentences", "words"), rate(texts, references, chrf)):
         right, wrong = int(rated.right.sum()), int((~rated.right).sum())
@@ -68,7 +50,7 @@ def rate(texts: Sequence[ScoredText], references: Sequence[str], chrf: float) ->
     Returns:
         the sentences, right from a chrF on, and the words, right where the reference has them, and as often.
     """
-    right = np.array([sentence_chrf(one.text, other) >= chrf for one, other in zip(texts, references)])
+    right = [sentence_chrf(one.text, other) >= chrf for one, other in zip(texts, references)]
     features, found = [], []
     for one, reference in zip(texts, references):
         left = Counter(reference[start:end] for start, end in word_spans(reference))
@@ -77,34 +59,59 @@ def rate(texts: Sequence[ScoredText], references: Sequence[str], chrf: float) ->
                 features.append(own)
                 found.append(left[word] > 0)
             left[word] -= 1
-    return Rated([one.sentence for one in texts], right), Rated(features, np.array(found, dtype=bool))
+    sentences = Rated([one.sentence for one in texts], np.array(right, dtype=bool))
+    return sentences, Rated(features, np.array(found, dtype=bool))
 
 
-def measure(decodings: Decodings, name: str, confidence: Confidence) -> dict[str, ConfidenceWorth]:
-    """Measure confidence on the translations of one system, of `sentences` and of `words`."""
+def measure(decodings: Decodings, name: str, confidence: Confidence) -> dict[str, dict[str, float]]:
+    """Measure confidence on the translations of one system, of `sentences` and of `words`.
+
+    Returns:
+        their `number`; which share is `right`; `auc`, the chance that one of what is right is higher than one of
+        what is wrong; `error`, the expected calibration error, by how much confidence and the share of what is
+        right differ, in the mean of `BINS`; both of the uncalibrated `probability`; and `model_auc`, of the
+        uncalibrated probability of what the model alone translates.
+    """
     texts, references = _texts(decodings, name)
-    sentences, words = rate(texts, references, confidence.chrf)
-    alone = [_probable(one)[0] for one in rate(*_texts(decodings, BASE), confidence.chrf)]
-    of_words = [p for one in texts for _, p in confidence.of_words(one) if p is not None]
-    return {
-        "sentences": _worth(sentences, [confidence.of_sentence(one) for one in texts], alone[0]),
-        "words": _worth(words, of_words, alone[1]),
-    }
+    sure = (
+        [confidence.of_sentence(one) for one in texts],
+        [p for one in texts for _, p in confidence.of_words(one) if p is not None],
+    )
+    every = rate(texts, references, confidence.chrf), rate(*_texts(decodings, BASE), confidence.chrf)
+    found = {}
+    for what, own, rated, alone in zip(("sentences", "words"), sure, *every):
+        (auc, error), raw = measured(np.array(own), rated.right), measured(_probable(rated), rated.right)
+        found[what] = {
+            "number": len(own), "right": round(float(rated.right.mean()), 4), "auc": auc, "error": error,
+            "probability_auc": raw[0], "probability_error": raw[1],
+            "model_auc": measured(_probable(alone), alone.right)[0],
+        }  # fmt: skip
+    return found
 
 
-def confidence_table(worths: Mapping[str, ConfidenceWorth]) -> list[list[str]]:
+def confidence_table(worths: Mapping[str, Mapping[str, float]]) -> list[list[str]]:
     """Write what `measure` found as rows of cells, beside the probability that was not calibrated."""
-    rows = [["confidence in", "number", "right", "AUC", "error"]]
-    rows[0] += ["AUC, uncalibrated", "error, uncalibrated", "AUC, uncalibrated, model alone"]
-    for name, (number, right, *others) in worths.items():
+    rows = [
+        [
+            "confidence in",
+            "number",
+            "right",
+            "AUC",
+            "error",
+            "AUC uncalibrated",
+            "error uncalibrated",
+            "AUC model alone",
+        ]
+    ]
+    for name, worth in worths.items():
+        number, right, *others = worth.values()
         rows.append([name, f"{number:,}", f"{right:.0%}", *(f"{one:.3f}" for one in others)])
     return rows
 
 
 def _texts(decodings: Decodings, name: str) -> tuple[list[ScoredText], list[str]]:
-    ids, system, to_scored = sorted(decodings.references), decodings.systems[name], decodings.to_scored
-    assert to_scored is not None or not ids  # of what was decoded it is known
-    texts = [to_scored(system.ids[i], system.scores[i]) for i in ids] if to_scored is not None else []
+    ids, system = sorted(decodings.references), decodings.systems[name]
+    texts = [decodings.to_scored(system.ids[i], system.scores[i]) for i in ids]
     return texts, [decodings.references[i] for i in ids]
 
 
@@ -115,13 +122,8 @@ def _fitted(rated: Rated) -> tuple[float, ...]:
     return float(fitted.intercept_[0]), *map(float, fitted.coef_[0])
 
 
-def _worth(rated: Rated, confidences: Sequence[float], alone: float) -> ConfidenceWorth:
-    own, right = measured(np.array(confidences), rated.right), round(float(rated.right.mean()), 4)
-    return ConfidenceWorth(len(rated.right), right, *own, *_probable(rated), alone)
-
-
-def _probable(rated: Rated) -> tuple[float, float]:
-    return measured(np.exp([first for first, _ in rated.features]), rated.right)
+def _probable(rated: Rated) -> np.ndarray:
+    return np.exp([first for first, _ in rated.features])
 
 
 def measured(confidences: np.ndarray, right: np.ndarray) -> tuple[float, float]:

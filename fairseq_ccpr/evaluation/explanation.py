@@ -30,9 +30,9 @@ from fairseq_ccpr.decoding.phrase_retriever import RetrievedPhrase
 from fairseq_ccpr.decoding.text_memory import TextMemory
 from fairseq_ccpr.evaluation.page import STYLE, fill
 from fairseq_ccpr.evaluation.test_set import sentence_chrf
+from fairseq_ccpr.inference.confidence import common_prefix
 from fairseq_ccpr.storage.files import write_text
 from fairseq_ccpr.text.decoder_subwords import UNKNOWN_SIGN
-from fairseq_ccpr.text.words import common_prefix
 
 SENTENCES = 65536  # remembered as text
 LONGEST = 4096  # tokens of a sentence that are shown

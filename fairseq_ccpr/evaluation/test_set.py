@@ -121,8 +121,7 @@ class Decodings:
     language: str = ""  # of the references
     reference_ids: dict[int, np.ndarray] = field(default_factory=dict)
     copied: dict[str, float] = field(default_factory=dict)  # see `copying.copied`; of references too
-    # makes a text of ids and scores, without what the model does not know
-    to_scored: Callable[[np.ndarray, np.ndarray], ScoredText] | None = None
+    to_scored: Any = None  # makes a `ScoredText` of ids and scores, without unknown words
 
     def scores(self, name: str) -> TranslationScores:
         """Score one system by BLEU and chrF."""

@@ -306,7 +306,7 @@ class Tuning:
         missing = [one.scaled(0.0) for one in self.whole.memories if one.tuned and not winner.has(one)]
         tokens, sampled = (sum(int(one["ntokens"]) for one in some) for some in (samples, trial.sample))
         best = winner if helps else Candidate(silenced(winner.ensemble))
-        known = conditions(best.ensemble, trial.system.cfg.generation)
+        holds_for = conditions(best.ensemble, trial.system.cfg.generation)
         return Tuned(
             best,
             helps,
@@ -317,7 +317,7 @@ class Tuning:
             trial.seconds[BASE] * tokens / sampled,
             linear=self.trusting and is_small(self.held_out[0]),
             texts=self.measured(winner),
-            confidence=calibrate(trial.decoded, winner.name if helps else BASE, known),
+            confidence=calibrate(trial.decoded, winner.name if helps else BASE, holds_for),
         )
 
 

@@ -23,7 +23,7 @@ from torch import Tensor
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
 from fairseq_ccpr.decoding.mixture import SILENT
 from fairseq_ccpr.settings import signed
-from fairseq_ccpr.text.words import common_prefix, has_letters, word_spans
+from fairseq_ccpr.text.words import has_letters, word_spans
 
 ROUNDED_TO = 4  # of a confidence, after the point
 # options of fairseq-generate that change probabilities, or which translation is chosen by them
@@ -31,8 +31,6 @@ GENERATION = (
     "beam", "lenpen", "unnormalized", "temperature", "sampling", "sampling_topk", "sampling_topp",
     "diverse_beam_groups",
 )  # fmt: skip
-
-COEFFICIENTS = 3  # an intercept, and one of each feature
 
 Features = tuple[float, float]
 
@@ -65,14 +63,18 @@ class ScoredText(NamedTuple):
         return cls(text, (mean, math.log(len(scores))), words)
 
 
-def token_ends(to_text: Callable[[Tensor], str], tokens: Sequence[int], text: str) -> list[int]:
-    """Return how much of a text the first n of T tokens write, in characters, for n from 0 to T; never falling.
+def common_prefix(one: str, two: str) -> int:
+    """Count the characters with which two texts begin alike."""
+    return next((i for i, (a, b) in enumerate(zip(one, two)) if a != b), min(len(one), len(two)))
 
-    It may differ from what they all write, as one that was learned in another form: then it ends where that begins.
+
+def token_ends(to_text: Callable[[Tensor], str], tokens: Sequence[int], text: str) -> list[int]:
+    """Return how many characters of a text the first n of T tokens write, for n from 0 to T, never falling.
+
+    They may all write another text, as where it was learned in another form: they end where it begins to differ.
     """
     parts = (torch.tensor(tokens[:n], dtype=torch.int64) for n in range(len(tokens), -1, -1))
-    ends = accumulate((common_prefix(to_text(part), text) for part in parts), min)
-    return [*ends][::-1]
+    return [*accumulate((common_prefix(to_text(part), text) for part in parts), min)][::-1]
 
 
 def conditions(ensemble: RetrievalEnsemble, generation: Any) -> dict[str, str]:
@@ -81,14 +83,14 @@ def conditions(ensemble: RetrievalEnsemble, generation: Any) -> dict[str, str]:
     It goes on to hold where something is learned, and for another index or precision, which change little.
     """
     weighing = [one for one in ensemble.memories if one.tuned and one.settings != one.scaled(0.0).settings]
+    every = [*(one.settings for one in weighing), ensemble.mixture.settings]
     found: dict[str, object] = {
         "models": ensemble.identity,
         "trust": ensemble.trust.signature() if ensemble.trust is not None else "none",
-        "memories": " and ".join(one.name for one in ensemble.memories if not one.tuned),
+        "memories": " and ".join(one.name for one in ensemble.memories if not one.tuned) or "none",
+        **{f"{one.PREFIX} {name}": value for one in every for name, value in signed(one).items()},
+        **{name: getattr(generation, name) for name in GENERATION},
     }
-    for settings in (*(one.settings for one in weighing), ensemble.mixture.settings):
-        found |= {f"{settings.PREFIX} {name}": value for name, value in signed(settings).items()}
-    found |= {name: getattr(generation, name) for name in GENERATION}
     return {name: str(value) for name, value in found.items()}
 
 
@@ -115,19 +117,14 @@ class Confidence:
         if not isinstance(stored, Mapping) or set(stored) != {one.name for one in fields(cls)}:
             return None
         sentence, word = tuple(stored["sentence"]), tuple(stored["word"])
-        if {len(sentence), len(word)} != {COEFFICIENTS} or not all(map(math.isfinite, (*sentence, *word))):
-            return None
-        return cls(sentence, word, stored["chrf"], stored["conditions"])
+        whole = len(sentence) == len(word) == 3 and all(map(math.isfinite, (*sentence, *word)))
+        return cls(sentence, word, stored["chrf"], stored["conditions"]) if whole else None
 
     def mismatch(self, found: Mapping[str, str]) -> str:
         """Tell the first condition that is not as found; nothing where all are."""
         for name in {**self.conditions, **found}:
-            wanted, own = self.conditions.get(name, "no"), found.get(name, "no")
-            if wanted != own:
-                return (
-                    f"it was calibrated for {name} {wanted or 'none'}, and here is {name} {own or 'none'}: leave that "
-                    "option out, or tune again with it"
-                )
+            if (wanted := self.conditions.get(name, "no")) != (own := found.get(name, "no")):
+                return f"it is for {name} {wanted}, and here is {name} {own}: leave that out, or tune again with it"
         return ""
 
     def of_sentence(self, scored: ScoredText) -> float:

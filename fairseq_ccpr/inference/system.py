@@ -232,11 +232,9 @@ class System:
             for model in self.models:  # after they were identified by their parameters, which bf16 rounds
                 model.bfloat16()
         self.to_text = detokeniser(cfg, self.task)
-        calibrated, self.unrated = self.task.calibrated, ""
-        self.confidence = Confidence.read(calibrated)
-        if isinstance(calibrated, str):
-            self.unrated = calibrated
-        elif self.confidence is not None and self.ensemble is not None:
+        self.confidence = Confidence.read(self.task.calibrated)
+        self.unrated = self.task.calibrated if isinstance(self.task.calibrated, str) else ""
+        if self.confidence is not None and self.ensemble is not None:
             self.unrated = self.confidence.mismatch(conditions(self.ensemble, cfg.generation))
             self.confidence = self.confidence if not self.unrated else None
         self.replaces_unknown = cfg.generation.replace_unk != OFF
@@ -287,8 +285,8 @@ class System:
             # What was calibrated holds for one datastore; a session beside it says little else.
             calibrated = [self.named[name].confidence for name in names if name in self.named]
             made.confidence = calibrated[0] if len(calibrated) == 1 else None
-            if len(calibrated) > 1:
-                made.unrated = "each datastore is calibrated by itself, and several were named: name one"
+            several = "each datastore is calibrated by itself, and several were named: name one"
+            made.unrated = several if len(calibrated) > 1 else self.unrated
             if len(self._together) == MOST_TOGETHER:  # they are quickly made
                 self._together.pop(next(iter(self._together)))
             self._together[names] = made
@@ -412,12 +410,10 @@ class System:
     def check_confidence(self, retrieve: bool = True) -> None:
         """Refuse confidence where it was not calibrated."""
         if self.confidence is None or not retrieve:
-            if retrieve and self.unrated:
-                raise ConfigurationError(f"these settings have no confidence: {self.unrated}")
             where = "of these settings" if retrieve and self.task.parts else "of the model alone"
+            how = "run fairseq-ccpr tune, which stores it with the datastore, and translate with that"
             raise ConfigurationError(
-                f"the confidence {where} was not calibrated: run fairseq-ccpr tune, which stores it with the "
-                "datastore, and translate with that"
+                f"the confidence {where} was not calibrated: {(retrieve and self.unrated) or how}"
             )
 
     def rated(self, one: Translation) -> Translation:

@@ -96,8 +96,3 @@ def word_spans(text: str) -> list[tuple[int, int]]:
 def space_spans(text: str) -> list[tuple[int, int]]:
     """Find the spans between white space, in characters: the words of text that was tokenised before."""
     return [match.span() for match in re.finditer(r"\S+", text)]
-
-
-def common_prefix(one: str, two: str) -> int:
-    """Count the characters with which two texts begin alike."""
-    return next((i for i, (a, b) in enumerate(zip(one, two)) if a != b), min(len(one), len(two)))

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from fairseq_ccpr import Translator
 from fairseq_ccpr.datastore.tuned import TUNED
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.evaluation.confidence import LEAST_SENTENCES, calibrate, measure, measured
+from fairseq_ccpr.evaluation.confidence import calibrate, measure, measured
 from fairseq_ccpr.evaluation.test_set import BASE, Decodings, SystemOutput, compare_decoding
 from fairseq_ccpr.evaluation.tune import Trial
 from fairseq_ccpr.inference.confidence import Confidence, ScoredText, token_ends
@@ -105,13 +105,15 @@ def test_calibration_makes_confidence_of_probability() -> None:
     confidence = calibrate(decodings(600, 1), BASE, {})
     assert isinstance(confidence, Confidence)
     found = measure(decodings(3000, 2), BASE, confidence)
-    assert found["words"].error < 0.05 < 0.1 < found["words"].probability_error
+    assert found["words"]["error"] < 0.05 < 0.1 < found["words"]["probability_error"]
     assert (
-        found["words"].auc == pytest.approx(found["words"].probability_auc, abs=1e-3)
-        and found["words"].auc > 0.6
+        found["words"]["auc"] == pytest.approx(found["words"]["probability_auc"], abs=1e-3)
+        and found["words"]["auc"] > 0.6
     )
-    assert found["sentences"].right == found["words"].right  # of one word each
-    assert found["words"].model_auc == found["words"].probability_auc  # the model alone is what was measured
+    assert found["sentences"]["right"] == found["words"]["right"]  # of one word each
+    assert (
+        found["words"]["model_auc"] == found["words"]["probability_auc"]
+    )  # the model alone is what was measured
 
 
 def test_a_word_is_right_as_often_as_the_reference_has_it() -> None:
@@ -121,12 +123,12 @@ def test_a_word_is_right_as_often_as_the_reference_has_it() -> None:
     system = SystemOutput({}, {0: np.array([7, 7, 2])}, {0: np.full(3, -1.0)})
     texts = Decodings({BASE: system}, {}, {0: "the left"}, to_scored=to_scored)
     found = measure(texts, BASE, KNOWN)["words"]
-    assert (found.number, found.right) == (2, 0.5)  # "left", which no token writes, does not count
+    assert (found["number"], found["right"]) == (2, 0.5)  # "left", which no token writes, does not count
 
 
 def test_too_little_calibrates_nothing() -> None:
-    few, alike, opposite = (decodings(count, 1) for count in (LEAST_SENTENCES - 1, LEAST_SENTENCES, 600))
-    assert calibrate(few, BASE, {}) == "it takes 30 decoded sentences, and there are 29: tune on more pairs"
+    alike, opposite = decodings(30, 1), decodings(600, 1)
+    assert "0 are right and 0 wrong" in str(calibrate(decodings(0, 1), BASE, {}))
     alike.references = dict.fromkeys(alike.references, "right")
     expected = (
         "of the decoded sentences 30 are right and 0 wrong, and it takes 10 of each: tune on more pairs"
@@ -157,11 +159,8 @@ def test_tune_stores_it_as_plain_data(tuned: tuple[Path, str]) -> None:
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        (
-            {"tokens_lambda": 0.85},
-            r"was calibrated for tokens lambda \S+, and here is tokens lambda 0\.85: leave",
-        ),
-        ({"beam": 1}, "was calibrated for beam 5, and here is beam 1: leave that option out, or tune again"),
+        ({"tokens_lambda": 0.85}, r"for tokens lambda \S+, and here is tokens lambda 0\.85: leave that out"),
+        ({"beam": 1}, "for beam 5, and here is beam 1: leave that out, or tune again with it"),
         ({"lenpen": 0.5}, r"for lenpen 1\.0, and here is lenpen 0.5"),
         ({"temperature": 2.0}, r"for temperature 1\.0, and here is temperature 2\.0"),
         ({"sampling": True}, "for sampling False, and here is sampling True"),
@@ -178,7 +177,10 @@ def test_it_does_not_hold_for_other_options(
     Path("terms.tsv").write_text("Licht\tlight\n", encoding="utf-8")
     with Translator(datastore=tuned[0], device="cpu", **options) as translator:
         assert translator.confidence is None
-        with pytest.raises(ConfigurationError, match=f"these settings have no confidence: it .*{expected}"):
+        with pytest.raises(
+            ConfigurationError,
+            match=f"the confidence of these settings was not calibrated: it is .*{expected}",
+        ):
             translator.translate(["Licht"], confidence=True)
 
 
