@@ -90,7 +90,7 @@ def tuned_trust(parts: Parts) -> Path | None:
 
 
 def tuned_confidence(parts: Parts) -> dict[str, Any] | str | None:
-    """Return what tuning calibrated with exactly these parts, of which there is one at least; why nothing, or None."""
+    """Return what tuning calibrated with exactly these parts, at least one; or why nothing; or None."""
     tuned = _tuned_of(_tuned_together(parts))
     return tuned.get("confidence") if tuned is not None else None
 

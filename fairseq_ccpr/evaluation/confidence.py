@@ -25,7 +25,7 @@ class Rated(NamedTuple):
 
 
 def calibrate(decodings: Decodings, name: str, conditions: Mapping[str, str]) -> Confidence | str:
-    """Fit confidence, which holds under these conditions, to the translations of one system; or tell why not."""
+    """Fit confidence, to hold under these conditions, to the translations of one system; or tell why not."""
     texts, references = _texts(decodings, name)
     each = [sentence_chrf(one.text, other) for one, other in zip(texts, references)]
     chrf = float(np.median(each or [0.0]))
@@ -34,8 +34,8 @@ def calibrate(decodings: Decodings, name: str, conditions: Mapping[str, str]) ->
         right, wrong = int(rated.right.sum()), int((~rated.right).sum())
         if min(right, wrong) < LEAST_OF_EACH:
             return (
-                f"of the decoded {what} {right:,} are right and {wrong:,} wrong, and it takes {LEAST_OF_EACH} of each: "
-                "tune on more pairs"
+                f"of the decoded {what} {right:,} are right and {wrong:,} wrong, and it takes "
+                f"{LEAST_OF_EACH} of each: tune on more pairs"
             )
         fitted.append(_fitted(rated))
         if fitted[-1][1] < 0:
@@ -67,10 +67,10 @@ def measure(decodings: Decodings, name: str, confidence: Confidence) -> dict[str
     """Measure confidence on the translations of one system, of `sentences` and of `words`.
 
     Returns:
-        their `number`; which share is `right`; `auc`, the chance that one of what is right is higher than one of
-        what is wrong; `error`, the expected calibration error, by how much confidence and the share of what is
-        right differ, in the mean of `BINS`; both of the uncalibrated `probability`; and `model_auc`, of the
-        uncalibrated probability of what the model alone translates.
+        their `number`; which share is `right`; `auc`, the chance that one of what is right is higher than
+        one of what is wrong; `error`, the expected calibration error, by how much confidence and the share
+        of what is right differ, in the mean of `BINS`; both of the uncalibrated `probability`; and
+        `model_auc`, of the uncalibrated probability of what the model alone translates.
     """
     texts, references = _texts(decodings, name)
     sure = (

@@ -71,7 +71,7 @@ def common_prefix(one: str, two: str) -> int:
 def token_ends(to_text: Callable[[Tensor], str], tokens: Sequence[int], text: str) -> list[int]:
     """Return how many characters of a text the first n of T tokens write, for n from 0 to T, never falling.
 
-    They may all write another text, as where it was learned in another form: they end where it begins to differ.
+    They may write another text, as where it was learned in another form: they end where it differs first.
     """
     parts = (torch.tensor(tokens[:n], dtype=torch.int64) for n in range(len(tokens), -1, -1))
     return [*accumulate((common_prefix(to_text(part), text) for part in parts), min)][::-1]
@@ -83,12 +83,15 @@ def conditions(ensemble: RetrievalEnsemble, generation: Any) -> dict[str, str]:
     It goes on to hold where something is learned, and for another index or precision, which change little.
     """
     weighing = [one for one in ensemble.memories if one.tuned and one.settings != one.scaled(0.0).settings]
-    every = [*(one.settings for one in weighing), ensemble.mixture.settings]
     found: dict[str, object] = {
         "models": ensemble.identity,
         "trust": ensemble.trust.signature() if ensemble.trust is not None else "none",
         "memories": " and ".join(one.name for one in ensemble.memories if not one.tuned) or "none",
-        **{f"{one.PREFIX} {name}": value for one in every for name, value in signed(one).items()},
+        **{
+            f"{settings.PREFIX} {name}": value
+            for settings in (*(one.settings for one in weighing), ensemble.mixture.settings)
+            for name, value in signed(settings).items()
+        },
         **{name: getattr(generation, name) for name in GENERATION},
     }
     return {name: str(value) for name, value in found.items()}
@@ -124,7 +127,10 @@ class Confidence:
         """Tell the first condition that is not as found; nothing where all are."""
         for name in {**self.conditions, **found}:
             if (wanted := self.conditions.get(name, "no")) != (own := found.get(name, "no")):
-                return f"it is for {name} {wanted}, and here is {name} {own}: leave that out, or tune again with it"
+                return (
+                    f"it is for {name} {wanted}, and here is {name} {own}: leave that out, or tune again "
+                    "with it"
+                )
         return ""
 
     def of_sentence(self, scored: ScoredText) -> float:

@@ -73,8 +73,8 @@ class Translation:
         confidence: where it is asked for, how probable it is that this translation is as good as the better
             half of those of held-out text, 0 to 1; None where nothing was decoded, and of alternatives.
         word_confidences: likewise each word of the text that has letters or digits, in order, and how
-            probable it is that a reference has it; None of one that the tokens are not seen to write, as where
-            a pair was learned in another form than they spell.
+            probable it is that a reference has it; None of one that the tokens are not seen to write, as
+            where a pair was learned in another form than they spell.
     """
 
     source: str
@@ -285,8 +285,8 @@ class System:
             # What was calibrated holds for one datastore; a session beside it says little else.
             calibrated = [self.named[name].confidence for name in names if name in self.named]
             made.confidence = calibrated[0] if len(calibrated) == 1 else None
-            several = "each datastore is calibrated by itself, and several were named: name one"
-            made.unrated = several if len(calibrated) > 1 else self.unrated
+            alone = "each datastore is calibrated by itself: name one" if len(calibrated) > 1 else ""
+            made.unrated = alone or members[-1].unrated  # a session is named first
             if len(self._together) == MOST_TOGETHER:  # they are quickly made
                 self._together.pop(next(iter(self._together)))
             self._together[names] = made
