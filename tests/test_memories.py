@@ -103,6 +103,10 @@ def test_what_is_refused(translator: Translator, stores: dict[str, Path], world:
     for refused, sentence in (
         (lambda: translator["trucks"], "there is no memory trucks: there is cars and bikes and empty"),
         (lambda: translator.translate(["ja"], memory="boats"), "there is no memory boats"),
+        (
+            lambda: together.translate(["ja"], confidence=True),
+            "each datastore is calibrated by itself: name one",
+        ),
         (lambda: together.learn("ja", "yes"), "several memories together do not learn: name one"),
         (lambda: together.explain("ja"), "several memories together translate, .* name one of them"),
         (lambda: Translator(datastore=stores["cars"])["cars"], "there is no memory cars: there is none with"),

@@ -17,11 +17,11 @@ from fairseq_ccpr.datastore.preprocessing import remember, remembered
 from fairseq_ccpr.datastore.tuned import trust_path, write_tuned
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation import tune as tuning
-from fairseq_ccpr.evaluation.confidence import LEAST_SENTENCES, confidence_table, measure
+from fairseq_ccpr.evaluation.confidence import confidence_table, measure
 from fairseq_ccpr.evaluation.copying import STRETCH
 from fairseq_ccpr.evaluation.explain import explain_subset
 from fairseq_ccpr.evaluation.test_set import BASE, RETRIEVAL, OtherText, compare_decoding, other_texts
-from fairseq_ccpr.evaluation.tune import SAMPLED, table
+from fairseq_ccpr.evaluation.tune import table
 from fairseq_ccpr.inference.alignment import with_markup
 from fairseq_ccpr.inference.system import WINDOW, System
 from fairseq_ccpr.settings import count_option, option
@@ -127,11 +127,14 @@ def _keep(tuned: tuning.Tuned, system: System, output: Path | None) -> Path:
             tuned.save_trust(parts, file)
             words += f" --trust {shlex.quote(str(file))}"
         write_text(output, words + "\n")
+        print(
+            f"{output} is without confidence, which is stored with a datastore: leave --output out to have it"
+        )
         return output
     # The datastore from now on is for the model that it was tuned with.
     if trust is not None:
         tuned.save_trust(parts, trust_path(parts))
-    confidence = asdict(tuned.confidence) if tuned.confidence is not None else None
+    confidence = tuned.confidence if isinstance(tuned.confidence, str) else asdict(tuned.confidence)
     path = write_tuned(parts, tuned.settings, tuned.best.ensemble.signature(), trust is not None, confidence)
     known = remembered(path.parent)
     if known is None or not known.options or known.model != system.preprocessing.model:
@@ -174,11 +177,8 @@ def _print_what_was_tried(tuned: tuning.Tuned, subset: str) -> None:
     )
     if tuned.left_out and tuned.helps:
         print("phrases bring nothing here: their weight is 0, and they are not retrieved")
-    if tuned.confidence is None:
-        print(
-            f"{sentences:,} sentences are too few to calibrate confidence, or too alike: give "
-            f"{LEAST_SENTENCES * SAMPLED:,} pairs or more"
-        )
+    if isinstance(tuned.confidence, str):
+        print(f"confidence is not calibrated: {tuned.confidence}")
     if not tuned.helps:
         print("nothing is better than the model alone here: the interpolation weights are 0")
 
@@ -394,7 +394,7 @@ def compare(rest: list[str], data_bin: Path) -> int:
         if system.confidence is not None:
             worths = measure(decodings, RETRIEVAL, system.confidence)
             print(f"\n{markdown_table(confidence_table(worths))}")
-            rows[1]["confidence"] = {name: one._asdict() for name, one in worths.items()}
+            rows[1]["confidence"] = worths
         print("\nThe three sentences that retrieval brought nearest to their references, by chrF gained:")
         for i in decodings.examples(3):
             print(f"\nsource     {decodings.sources[i]}")

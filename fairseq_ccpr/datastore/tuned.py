@@ -40,14 +40,14 @@ def write_tuned(
     settings: Mapping[str, Mapping[str, Any]],
     signature: str,
     trust: bool = False,
-    confidence: Mapping[str, Any] | None = None,
+    confidence: Mapping[str, Any] | str | None = None,
 ) -> Path:
     """Leave settings with the parts that they were tuned for, in place of earlier ones; returns the file.
 
     Args:
         settings: values of the fields of `decoding.options`, by the prefix of their options.
         trust: whether trust, already stored at `trust_path`, goes with them.
-        confidence: what was calibrated with them, see `inference.confidence`.
+        confidence: what was calibrated with them, see `inference.confidence`; or why nothing was.
     """
     path = _file_of(parts)
     written = _read(path)
@@ -89,8 +89,8 @@ def tuned_trust(parts: Parts) -> Path | None:
     return path
 
 
-def tuned_confidence(parts: Parts) -> dict[str, Any] | None:
-    """Return what tuning calibrated with exactly these parts, of which there is one at least, if anything."""
+def tuned_confidence(parts: Parts) -> dict[str, Any] | str | None:
+    """Return what tuning calibrated with exactly these parts, at least one; or why nothing; or None."""
     tuned = _tuned_of(_tuned_together(parts))
     return tuned.get("confidence") if tuned is not None else None
 

@@ -100,7 +100,7 @@ class RetrievalTask(FairseqTask):
     token_weight: WeightPolicy = staticmethod(confidence_weight)
     trust_class: type[Trust] = LearnedTrust
     trusted_classes: Mapping[str, str] = MappingProxyType({})  # that trust was trained with
-    calibrated: Mapping[str, Any] | None = None  # confidence, where the settings in use are those tuned
+    calibrated: Mapping[str, Any] | str | None = None  # confidence, by tuning; why none; None: not tuned
     identities: Sequence[str] = ()  # fingerprints of its models, where these are known
 
     def open_datastore(self, cfg: RetrievalConfig) -> None:

@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fairseq_ccpr.evaluation.test_set import Decodings, sentence_chrf
+from fairseq_ccpr.evaluation.test_set import BASE, Decodings, sentence_chrf
 from fairseq_ccpr.inference.confidence import Confidence, Features, ScoredText
 from fairseq_ccpr.text.words import word_spans
 
-LEAST_SENTENCES = 30  # to calibrate on
+LEAST_OF_EACH = 10  # to calibrate on: sentences, or words, that are right, and that are wrong
 BINS = 10  # of equal width, of the calibration error
 WEAKLY = 100.0  # how much less the coefficients are kept small than scikit-learn does unasked
 
@@ -24,30 +24,24 @@ class Rated(NamedTuple):
     right: np.ndarray  # bool [N]
 
 
-class ConfidenceWorth(NamedTuple):
-    """How far confidences can be relied on, and how far the uncalibrated probability.
-
-    `auc` is the chance that one of what is right is higher than one of what is wrong; `error`, the expected
-    calibration error, by how much confidence and the share of what is right differ, in the mean of `BINS`.
-    """
-
-    number: int
-    right: float  # which share of them
-    auc: float
-    error: float
-    probability_auc: float
-    probability_error: float
-
-
-def calibrate(decodings: Decodings, name: str) -> Confidence | None:
-    """Fit confidence to the translations of one system; None where these are too few, or all alike."""
+def calibrate(decodings: Decodings, name: str, conditions: Mapping[str, str]) -> Confidence | str:
+    """Fit confidence, to hold under these conditions, to the translations of one system; or tell why not."""
     texts, references = _texts(decodings, name)
-    chrf = float(np.median([sentence_chrf(one.text, other) for one, other in zip(texts, references)]))
-    rated = rate(texts, references, chrf)
-    if len(texts) < LEAST_SENTENCES or any(one.right.all() or not one.right.any() for one in rated):
-        return None
-    sentence, word = map(_fitted, rated)
-    return Confidence(sentence, word, chrf)
+    each = [sentence_chrf(one.text, other) for one, other in zip(texts, references)]
+    chrf = float(np.median(each or [0.0]))
+    fitted = []
+    for what, rated in zip(("sentences", "words"), rate(texts, references, chrf)):
+        right, wrong = int(rated.right.sum()), int((~rated.right).sum())
+        if min(right, wrong) < LEAST_OF_EACH:
+            return (
+                f"of the decoded {what} {right:,} are right and {wrong:,} wrong, and it takes "
+                f"{LEAST_OF_EACH} of each: tune on more pairs"
+            )
+        fitted.append(_fitted(rated))
+        if fitted[-1][1] < 0:
+            return f"of the decoded {what} the more probable ones are worse: tune on more pairs"
+    sentence, word = fitted
+    return Confidence(sentence, word, chrf, conditions)
 
 
 def rate(texts: Sequence[ScoredText], references: Sequence[str], chrf: float) -> tuple[Rated, Rated]:
@@ -56,39 +50,69 @@ def rate(texts: Sequence[ScoredText], references: Sequence[str], chrf: float) ->
     Returns:
         the sentences, right from a chrF on, and the words, right where the reference has them, and as often.
     """
-    right = np.array([sentence_chrf(one.text, other) >= chrf for one, other in zip(texts, references)])
+    right = [sentence_chrf(one.text, other) >= chrf for one, other in zip(texts, references)]
     features, found = [], []
     for one, reference in zip(texts, references):
         left = Counter(reference[start:end] for start, end in word_spans(reference))
         for word, own in one.words:
-            features.append(own)
-            found.append(left[word] > 0)
+            if own is not None:
+                features.append(own)
+                found.append(left[word] > 0)
             left[word] -= 1
-    return Rated([one.sentence for one in texts], right), Rated(features, np.array(found, dtype=bool))
+    sentences = Rated([one.sentence for one in texts], np.array(right, dtype=bool))
+    return sentences, Rated(features, np.array(found, dtype=bool))
 
 
-def measure(decodings: Decodings, name: str, confidence: Confidence) -> dict[str, ConfidenceWorth]:
-    """Measure confidence on the translations of one system, of `sentences` and of `words`."""
+def measure(decodings: Decodings, name: str, confidence: Confidence) -> dict[str, dict[str, float]]:
+    """Measure confidence on the translations of one system, of `sentences` and of `words`.
+
+    Returns:
+        their `number`; which share is `right`; `auc`, the chance that one of what is right is higher than
+        one of what is wrong; `error`, the expected calibration error, by how much confidence and the share
+        of what is right differ, in the mean of `BINS`; both of the uncalibrated `probability`; and
+        `model_auc`, of the uncalibrated probability of what the model alone translates.
+    """
     texts, references = _texts(decodings, name)
-    sentences, words = rate(texts, references, confidence.chrf)
-    of_words = [p for one in texts for _, p in confidence.of_words(one)]
-    return {
-        "sentences": _worth(sentences, [confidence.of_sentence(one) for one in texts]),
-        "words": _worth(words, of_words),
-    }
+    sure = (
+        [confidence.of_sentence(one) for one in texts],
+        [p for one in texts for _, p in confidence.of_words(one) if p is not None],
+    )
+    every = rate(texts, references, confidence.chrf), rate(*_texts(decodings, BASE), confidence.chrf)
+    found = {}
+    for what, own, rated, alone in zip(("sentences", "words"), sure, *every):
+        (auc, error), raw = measured(np.array(own), rated.right), measured(_probable(rated), rated.right)
+        found[what] = {
+            "number": len(own), "right": round(float(rated.right.mean()), 4), "auc": auc, "error": error,
+            "probability_auc": raw[0], "probability_error": raw[1],
+            "model_auc": measured(_probable(alone), alone.right)[0],
+        }  # fmt: skip
+    return found
 
 
-def confidence_table(worths: Mapping[str, ConfidenceWorth]) -> list[list[str]]:
+def confidence_table(worths: Mapping[str, Mapping[str, float]]) -> list[list[str]]:
     """Write what `measure` found as rows of cells, beside the probability that was not calibrated."""
-    rows = [["confidence in", "number", "right", "AUC", "error", "AUC, uncalibrated", "error, uncalibrated"]]
-    for name, (number, right, *others) in worths.items():
+    rows = [
+        [
+            "confidence in",
+            "number",
+            "right",
+            "AUC",
+            "error",
+            "AUC uncalibrated",
+            "error uncalibrated",
+            "AUC model alone",
+        ]
+    ]
+    for name, worth in worths.items():
+        number, right, *others = worth.values()
         rows.append([name, f"{number:,}", f"{right:.0%}", *(f"{one:.3f}" for one in others)])
     return rows
 
 
 def _texts(decodings: Decodings, name: str) -> tuple[list[ScoredText], list[str]]:
-    ids = sorted(decodings.references)
-    return [decodings.systems[name].scored[i] for i in ids], [decodings.references[i] for i in ids]
+    ids, system = sorted(decodings.references), decodings.systems[name]
+    texts = [decodings.to_scored(system.ids[i], system.scores[i]) for i in ids]
+    return texts, [decodings.references[i] for i in ids]
 
 
 def _fitted(rated: Rated) -> tuple[float, ...]:
@@ -98,10 +122,8 @@ def _fitted(rated: Rated) -> tuple[float, ...]:
     return float(fitted.intercept_[0]), *map(float, fitted.coef_[0])
 
 
-def _worth(rated: Rated, confidences: Sequence[float]) -> ConfidenceWorth:
-    probabilities = np.exp([first for first, _ in rated.features])
-    each = [measured(np.array(one), rated.right) for one in (confidences, probabilities)]
-    return ConfidenceWorth(len(rated.right), round(float(rated.right.mean()), 4), *each[0], *each[1])
+def _probable(rated: Rated) -> np.ndarray:
+    return np.exp([first for first, _ in rated.features])
 
 
 def measured(confidences: np.ndarray, right: np.ndarray) -> tuple[float, float]:

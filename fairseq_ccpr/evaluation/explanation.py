@@ -30,6 +30,7 @@ from fairseq_ccpr.decoding.phrase_retriever import RetrievedPhrase
 from fairseq_ccpr.decoding.text_memory import TextMemory
 from fairseq_ccpr.evaluation.page import STYLE, fill
 from fairseq_ccpr.evaluation.test_set import sentence_chrf
+from fairseq_ccpr.inference.confidence import common_prefix
 from fairseq_ccpr.storage.files import write_text
 from fairseq_ccpr.text.decoder_subwords import UNKNOWN_SIGN
 
@@ -56,14 +57,10 @@ def place(tokens: Tensor, position: int, text: str, to_text: Callable[[Tensor], 
 
     They are what it adds to the text of the tokens before it: nothing, where it ends the sentence.
     """
-    start, end = (_common_prefix(to_text(tokens[:count]), text) for count in (position, position + 1))
+    start, end = (common_prefix(to_text(tokens[:count]), text) for count in (position, position + 1))
     while start < end and text[start].isspace():
         start += 1
     return start, max(start, end)
-
-
-def _common_prefix(one: str, two: str) -> int:
-    return next((i for i, (a, b) in enumerate(zip(one, two)) if a != b), min(len(one), len(two)))
 
 
 @dataclass

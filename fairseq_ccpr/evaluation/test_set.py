@@ -8,10 +8,12 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from functools import cache, partial
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from fairseq import utils
 from sacrebleu.metrics import BLEU, CHRF
 
@@ -98,8 +100,8 @@ class SystemOutput:
     """The output of one system, by sentence id, and how long it took."""
 
     hypotheses: dict[int, str] = field(default_factory=dict)
-    ids: dict[int, np.ndarray] = field(default_factory=dict)  # of their subwords
-    scored: dict[int, ScoredText] = field(default_factory=dict)
+    ids: dict[int, np.ndarray] = field(default_factory=dict)  # of their subwords, and of the end
+    scores: dict[int, np.ndarray] = field(default_factory=dict)  # log p of each
     seconds: float = 0.0
     tokens: int = 0
 
@@ -119,6 +121,7 @@ class Decodings:
     language: str = ""  # of the references
     reference_ids: dict[int, np.ndarray] = field(default_factory=dict)
     copied: dict[str, float] = field(default_factory=dict)  # see `copying.copied`; of references too
+    to_scored: Any = None  # makes a `ScoredText` of ids and scores, without unknown words
 
     def scores(self, name: str) -> TranslationScores:
         """Score one system by BLEU and chrF."""
@@ -261,6 +264,7 @@ def decode(
     """
     decodings = Decodings({name: SystemOutput() for name in generators}, language=task.cfg.target_lang)
     to_text = inference.detokeniser(cfg, task)
+    decodings.to_scored = partial(_scored, task, to_text)
     given = batches(cfg, task, models)
     if samples is not None:
         given = progress_over(
@@ -285,13 +289,13 @@ def decode(
             system.seconds += time.perf_counter() - start
             system.hypotheses |= dict(zip(ids, texts))
             system.ids |= {i: one["tokens"].cpu().numpy() for i, one in zip(ids, best)}
-            system.scored |= {i: _scored(task, to_text, *both) for i, *both in zip(ids, texts, best)}
+            system.scores |= {i: one["positional_scores"].cpu().numpy() for i, one in zip(ids, best)}
     return decodings
 
 
-def _scored(task: Any, to_text: Callable[..., str], text: str, hypothesis: dict[str, Any]) -> ScoredText:
+def _scored(task: Any, to_text: Callable[..., str], ids: np.ndarray, scores: np.ndarray) -> ScoredText:
     dictionary = task.target_dictionary
-    tags = task.tags.ids(dictionary)
-    both = zip(hypothesis["tokens"].tolist(), hypothesis["positional_scores"].tolist())
-    tokens, scores = zip(*[(token, score) for token, score in both if token not in tags])
-    return ScoredText.of(text, token_ends(partial(to_text, dictionary), tokens[:-1]), scores)
+    counted = ~np.isin(ids, [*task.tags.ids(dictionary)])
+    tokens, spell = ids[counted][:-1].tolist(), partial(to_text, dictionary, unknown=repeat(""))
+    text = spell(torch.tensor(tokens, dtype=torch.int64))
+    return ScoredText.of(text, token_ends(spell, tokens, text), scores[counted].tolist())

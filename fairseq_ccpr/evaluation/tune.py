@@ -31,7 +31,7 @@ from fairseq_ccpr.evaluation.grids import (
 from fairseq_ccpr.evaluation.rescoring import CPU, tune_rescoring
 from fairseq_ccpr.evaluation.test_set import BASE, Decodings, OtherText, TranslationScores, batches, decode
 from fairseq_ccpr.evaluation.training import WeighedText, train_trust, train_votes, worths
-from fairseq_ccpr.inference.confidence import Confidence
+from fairseq_ccpr.inference.confidence import Confidence, conditions
 from fairseq_ccpr.inference.system import System
 from fairseq_ccpr.settings import as_options, automatic_values
 
@@ -175,7 +175,9 @@ class Tuned:
     base_seconds: float  # of decoding the whole subset without retrieval
     linear: bool  # whether there were too few tokens for a hidden layer
     texts: dict[str, TextWorth]  # what settings and the best are worth, by text
-    confidence: Confidence | None  # in what the best translates; None where the sample says too little
+    confidence: (
+        Confidence | str
+    )  # in what the best translates; why there is none, where the sample says too little
 
     @property
     def settings(self) -> dict[str, dict[str, Any]]:
@@ -303,8 +305,10 @@ class Tuning:
         helps = trial.deciding(winner) > trial.scores[BASE].deciding
         missing = [one.scaled(0.0) for one in self.whole.memories if one.tuned and not winner.has(one)]
         tokens, sampled = (sum(int(one["ntokens"]) for one in some) for some in (samples, trial.sample))
+        best = winner if helps else Candidate(silenced(winner.ensemble))
+        holds_for = conditions(best.ensemble, trial.system.cfg.generation)
         return Tuned(
-            winner if helps else Candidate(silenced(winner.ensemble)),
+            best,
             helps,
             [*((one.settings, one.tuned) for one in missing), *trial.system.task.unused],
             trial,
@@ -313,7 +317,7 @@ class Tuning:
             trial.seconds[BASE] * tokens / sampled,
             linear=self.trusting and is_small(self.held_out[0]),
             texts=self.measured(winner),
-            confidence=calibrate(trial.decoded, winner.name if helps else BASE),
+            confidence=calibrate(trial.decoded, winner.name if helps else BASE, holds_for),
         )
 
 

@@ -36,7 +36,7 @@ from fairseq_ccpr.decoding.retrieval_task import RetrievalTask
 from fairseq_ccpr.decoding.token_memory import TokenMemory
 from fairseq_ccpr.device import AUTO, BF16, FP16, choose_device, compute_on_one_thread, one_thread
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError, UnknownMemoryError
-from fairseq_ccpr.inference.confidence import Confidence, ScoredText, token_ends
+from fairseq_ccpr.inference.confidence import Confidence, ScoredText, conditions, token_ends
 from fairseq_ccpr.inference.resources import configure_system, preprocessing_of
 from fairseq_ccpr.inference.unknown import OFF, copies, given_text, nothing_known
 from fairseq_ccpr.models.checkpoint import load_models
@@ -75,7 +75,8 @@ class Translation:
         confidence: where it is asked for, how probable it is that this translation is as good as the better
             half of those of held-out text, 0 to 1; None where nothing was decoded, and of alternatives.
         word_confidences: likewise each word of the text that has letters or digits, in order, and how
-            probable it is that a reference has it.
+            probable it is that a reference has it; None of one that the tokens are not seen to write, as
+            where a pair was learned in another form than they spell.
     """
 
     source: str
@@ -86,7 +87,7 @@ class Translation:
     alternatives: tuple[Translation, ...] = ()
     fault: str = ""
     confidence: float | None = None
-    word_confidences: tuple[tuple[str, float], ...] = ()
+    word_confidences: tuple[tuple[str, float | None], ...] = ()
 
     @classmethod
     def of(cls, source: str, tokens: Tensor, hypotheses: list[dict[str, Any]], system: System) -> Translation:
@@ -201,7 +202,7 @@ class System:
         named: the systems of the datastores by name, itself the first; nameless where it has but one.
         name: its own among these, or that of a session.
         members: itself, or the systems whose datastores it has together, see `over`.
-        confidence: what `tune` calibrated for the settings in use; None where it has not.
+        confidence: what `tune` calibrated for the settings in use; None where it has not, as `unrated` tells.
         closed: whether it does no more work.
     """
 
@@ -246,6 +247,10 @@ class System:
                 model.bfloat16()
         self.to_text = detokeniser(cfg, self.task)
         self.confidence = Confidence.read(self.task.calibrated)
+        self.unrated = self.task.calibrated if isinstance(self.task.calibrated, str) else ""
+        if self.confidence is not None and self.ensemble is not None:
+            self.unrated = self.confidence.mismatch(conditions(self.ensemble, cfg.generation))
+            self.confidence = self.confidence if not self.unrated else None
         self.replaces_unknown = cfg.generation.replace_unk != OFF
         for dictionary in (self.task.source_dictionary, self.task.target_dictionary):
             check_subwords(dictionary, self.task.bpe, cfg.common_eval.post_process)
@@ -295,6 +300,8 @@ class System:
             # What was calibrated holds for one datastore; a session beside it says little else.
             calibrated = [self.named[name].confidence for name in names if name in self.named]
             made.confidence = calibrated[0] if len(calibrated) == 1 else None
+            alone = "each datastore is calibrated by itself: name one" if len(calibrated) > 1 else ""
+            made.unrated = alone or members[-1].unrated  # a session is named first
             if len(self._together) == MOST_TOGETHER:  # they are quickly made
                 self._together.pop(next(iter(self._together)))
             self._together[names] = made
@@ -452,9 +459,9 @@ class System:
         """Refuse confidence where it was not calibrated."""
         if self.confidence is None or not retrieve:
             where = "of these settings" if retrieve and self.task.parts else "of the model alone"
+            how = "run fairseq-ccpr tune, which stores it with the datastore, and translate with that"
             raise ConfigurationError(
-                f"the confidence {where} was not calibrated: run fairseq-ccpr tune, which stores it with the "
-                "datastore, and translate with that"
+                f"the confidence {where} was not calibrated: {(retrieve and self.unrated) or how}"
             )
 
     def rated(self, one: Translation) -> Translation:
@@ -470,7 +477,7 @@ class System:
         dictionary = self.task.target_dictionary
         ids = [dictionary.index(token) for token in one.tokens]
         copied = [token for token, i in zip(one.tokens, ids) if i == dictionary.unk()]
-        return token_ends(partial(self.to_text, dictionary, unknown=copied), ids)
+        return token_ends(partial(self.to_text, dictionary, unknown=copied), ids, one.text)
 
     def _translate(
         self, sentences: list[str], done: Callable[[int], object], nbest: int, retrieve: bool

@@ -73,7 +73,7 @@ async function translate(signal, say, done = "") {
   for (const sentence of work.sentences) sentence.changed = false;
   for (const some of grouped(work.sentences, ({ source }) => source.length + 1)) {
     say(`${done} Translating again …`);
-    const { sentences } = await ask("POST", "sentences", { q: some.map(({ source }) => source).join("\n") }, signal);
+    const { sentences } = await ask("POST", "sentences", { q: some.map(({ source }) => source).join("\n"), confidence: true }, signal);
     const now = new Map(sentences.map((sentence) => [sentence.source, sentence]));
     for (const sentence of some) {
       const mine = edited(sentence), { translation, words, learned } = now.get(sentence.source) ?? sentence;
@@ -88,7 +88,7 @@ async function translate(signal, say, done = "") {
     const [lines] = grouped(work.rest.match(/[^\n]*\n|[^\n]+/g), (line) => line.length);
     let piece = lines.join("").slice(0, data.most_characters).replace(/[\ud800-\udbff]$/, "");
     say(`${done} Translating … ${Math.round(100 - (100 * work.rest.length) / work.length)}%`);
-    let { sentences, after } = await ask("POST", "sentences", { q: piece }, signal);
+    let { sentences, after } = await ask("POST", "sentences", { q: piece, confidence: true }, signal);
     if (piece.length < lines.join("").length && sentences.length > 1) { // the last may go on, so the next piece has it
       const { before, source } = sentences.pop();
       piece = piece.slice(0, piece.lastIndexOf(source));
@@ -149,7 +149,7 @@ function doubted({ text, translation, words = [] }) {
   let at = 0, rest = 0;
   for (const [word, confidence] of text === translation ? words : []) {
     at = text.indexOf(word, at) + word.length;
-    if (confidence >= DOUBTFUL) continue;
+    if (confidence === null || confidence >= DOUBTFUL) continue;
     parts.push(text.slice(rest, at - word.length), make("u", { class: "doubtful" }, word));
     rest = at;
   }

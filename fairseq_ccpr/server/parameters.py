@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import contextmanager
-from math import inf
+from math import inf, nan
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
@@ -193,10 +193,14 @@ def flag(parameters: Parameters, name: str) -> bool:
 
 def share(parameters: Parameters, name: str) -> float:
     """Return a parameter that is a number from 0 to 1; 0 where it is left out."""
-    value = str(parameters.get(name, 0))
-    if not re.fullmatch(r"0|1|[01]\.0*|0?\.[0-9]{1,20}", value):
-        raise bad(f"the parameter {name} is {value[:30]!r}: expected a number from 0 to 1")
-    return float(value)
+    value = parameters.get(name, 0)
+    try:
+        found = float(value)
+    except (TypeError, ValueError, OverflowError):
+        found = nan
+    if isinstance(value, bool) or not 0 <= found <= 1:
+        raise bad(f"the parameter {name} is {str(value)[:30]!r}: expected a number from 0 to 1")
+    return found
 
 
 def _check(values: list[str], name: str, most: int) -> None:

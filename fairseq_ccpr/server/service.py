@@ -88,7 +88,8 @@ class Service:
         least = given.share(asked, "min_confidence")
         rated = given.flag(asked, "confidence") or least > 0
         if self._copies(asked):
-            found, confidences = [[text] for text in texts], [1.0] * len(texts)
+            found = [[text] for text in texts]
+            confidences: list[float | None] = [1.0] * len(texts)
         else:
             self._check_languages(asked)
             kept, memory = given.names(asked, KEPT), self._memory(asked)
@@ -96,7 +97,7 @@ class Service:
             if rated:
                 await self._call(Translator.check_confidence, memory)
             found, confidences = await self._translated(texts, divide, alternatives, memory, rated)
-        found = [one if sure >= least else [""] for one, sure in zip(found, confidences)]
+        found = [one if (sure or 0) >= least else [""] for one, sure in zip(found, confidences)]
         answer: dict[str, list[Any]] = {"translatedText": [texts[0] for texts in found]}
         if alternatives:
             answer["alternatives"] = [texts[1:] for texts in found]
@@ -110,7 +111,8 @@ class Service:
         """Translate `q`, and tell its sentences apart: what is before each, and the pair learned for it."""
         memory = self._memory(asked)
         (text,) = await self._divided([given.text(asked, "q", self.limits.most_characters)], Segments.of)
-        found = await asyncio.wrap_future(self.work.translate(text.sentences, _rated, memory))
+        finish = _rated if given.flag(asked, "confidence") else _checked
+        found = await asyncio.wrap_future(self.work.translate(text.sentences, finish, memory))
         learned = await self._call(partial(learned_for, sources=text.sentences), memory)
         translations = [one.text for one in found]
         sentences = [
@@ -209,7 +211,7 @@ class Service:
         """End a session; with `keep` 1 a memory first learns what counts in it."""
         own, counts, skipped = self._memory(asked, one=True), Counter[str](), Counter[str]()
         pairs = await self._call(_counting, own)
-        if given.number(asked, "keep", 0):
+        if given.flag(asked, "keep"):
             memory = self._memory({**asked, "session": ""}, one=True)
             texts = [(one.source, one.target) for one in pairs]
             for at in range(0, len(texts), ROUND_SENTENCES):
@@ -246,7 +248,7 @@ class Service:
         `unconfirmed` 1 takes also what is not confirmed. Reading ends at once where the client leaves, or the
         server stops.
         """
-        unconfirmed, left = bool(given.number(asked, "unconfirmed", 0)), Event()
+        unconfirmed, left = given.flag(asked, "unconfirmed"), Event()
         name = _file_name(given.text(asked, "name", 1000))
         skipped, memory = Counter[str](), self._memory(asked, one=True)
         with ExitStack() as stack:
@@ -378,18 +380,21 @@ class Service:
 
     async def _translated(
         self, texts: list[str], divide: Divide, alternatives: int, memory: tuple[str, ...], rated: bool
-    ) -> tuple[list[list[str]], list[float]]:
-        """Return each text's best translation and others, and the lowest confidence in its sentences."""
+    ) -> tuple[list[list[str]], list[float | None]]:
+        """Return each text's best translation and others, and the lowest confidence in its sentences.
+
+        It is None where one of them was not decoded, as unknown characters are copied, and 1 without any.
+        """
         segments = await self._divided(texts, divide)
         sentences, marks = with_marks(segments)
         finish = partial(_with_markup, marks, alternatives, rated)
         translations: list[Any] = await asyncio.wrap_future(self.work.translate(sentences, finish, memory))
         each = iter(translations)
-        found, confidences = [], []
+        found, confidences = [], list[float | None]()
         for text in segments:
             own, sure = zip(*[next(each) for _ in text.sentences]) if text.sentences else ((), ())
             found.append(text.ranked(own)[: 1 + alternatives])
-            confidences.append(min((one for one in sure if one is not None), default=1.0))
+            confidences.append(None if None in sure else min(sure, default=1.0))
         return found, confidences
 
     async def _portions(self, segments: list[Segments], memory: tuple[str, ...]) -> Iterator[Any]:

@@ -46,9 +46,19 @@ def test_a_text_has_the_confidence_of_its_worst_sentence(sure: Served, world: Wo
 def test_sentences_have_confidence_in_their_words(sure: Served, world: World) -> None:
     source, _ = next(read_pairs(world.folder / "test.tsv"))
     (one,) = sure.translator.translate([source], confidence=True)
-    (found,) = sure.ask("/sentences", "POST", q=source)[1]["sentences"]
+    (plain,) = sure.ask("/sentences", "POST", q=source)[1]["sentences"]
+    assert (plain["translation"], plain["confidence"], plain["words"]) == (one.text, None, [])
+    (found,) = sure.ask("/sentences", "POST", q=source, confidence=True)[1]["sentences"]
     assert found["confidence"] == one.confidence
     assert [tuple(both) for both in found["words"]] == list(one.word_confidences) != []
+
+
+def test_what_was_not_decoded_has_no_confidence(sure: Served) -> None:
+    """Unknown characters are copied, which says nothing of a translation."""
+    answer = sure.ask("/translate", "POST", q=["愛", "Licht.\n愛"], confidence=True)[1]
+    assert answer["confidence"] == [None, None] and answer["translatedText"][0] == "愛"
+    answer = sure.ask("/translate", "POST", q=["愛", " "], min_confidence=0.01)[1]
+    assert answer == {"translatedText": ["", " "], "confidence": [None, 1]}
 
 
 def test_what_is_wrong_is_said_in_one_sentence(sure: Served, server: Served) -> None:
@@ -58,7 +68,17 @@ def test_what_is_wrong_is_said_in_one_sentence(sure: Served, server: Served) -> 
             400,
             "the confidence of these settings was not calibrated",
         )
-    for name, value, expected in (("confidence", "yes", "true or false"), ("min_confidence", 1.5, "0 to 1")):
+    wrong = [("confidence", "yes", "true or false"), ("confidence", 2, "true or false")]
+    wrong += [
+        ("min_confidence", value, "0 to 1") for value in (1.5, "nan", True, -1e-9, 10**400, "high", [0.5])
+    ]
+    for name, value, expected in wrong:
         status, answer = sure.ask("/translate", "POST", q="Licht", **{name: value})
-        assert status == 400 and str(value) in answer["error"] and answer["error"].endswith(expected)
-    assert server.ask("/sentences", "POST", q="Licht")[1]["sentences"][0]["confidence"] is None
+        assert status == 400 and str(value)[:30] in answer["error"] and answer["error"].endswith(expected)
+    (one,) = server.ask("/sentences", "POST", q="Licht", confidence=True)[1]["sentences"]  # as the page asks
+    assert one["confidence"] is None
+    for value in (1e-7, "5e-1", ".5", 1):
+        assert (
+            "min_confidence"
+            not in server.ask("/translate", "POST", q="Licht", min_confidence=value)[1]["error"]
+        )
