@@ -8,8 +8,8 @@ import logging
 import signal
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import asdict
 from functools import partial
 from ipaddress import ip_address
@@ -54,6 +54,7 @@ FULL_BODY = b'{"error": "too many connections are open: try again later"}'
 FULL = b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nconnection: close\r\n" + (
     b"content-length: %d\r\n\r\n%b" % (len(FULL_BODY), FULL_BODY)
 )
+MOST_UPLOADS = 2  # documents that are received at once
 BEARERS = ("bearer", "deepl-auth-key")  # of a key, as Authorization
 LACKING = ("/metrics", "/spec", "/docs")
 
@@ -74,27 +75,31 @@ def endpoint(
     """Make a handler an endpoint: read, check who asks, answer; errors become JSON.
 
     Args:
-        file: whether the body is a file. files: how many a form has at most.
+        file: whether the body is a file. files: how many documents a form has at most.
     """
+
+    uploads = [asyncio.Semaphore(MOST_UPLOADS), asyncio.Semaphore(MOST_UPLOADS)]  # without a key, and with one
 
     async def answer(request: Request) -> Response:
         start, asked = time.perf_counter(), Parameters()
         try:
             if reason := foreign(request.headers, limits):
                 raise bad(reason, 403)
-            asked = (
-                dict(request.query_params)
-                if file
-                else await given.read_parameters(request, limits.most_characters, files)
-            )
+            known = memories_of(limits.keys, _key(request, request.query_params)) is not None
+            most = given.MOST_FILE if known or not limits.keys else given.MOST_UNKNOWN
+            async with uploads[known] if files else nullcontext():
+                asked = (
+                    dict(request.query_params)
+                    if file
+                    else await given.read_parameters(request, limits.most_characters, files * most)
+                )
             own = (
                 {"body": request.stream(), "unless_gone": partial(_unless_gone, request)}
                 if file
                 else {**request.path_params, "site": _site(request, limits)}
             )
             asked |= own
-            kind, _, bearer = request.headers.get("authorization", "").partition(" ")
-            key = asked.get("api_key", bearer if kind.lower() in BEARERS else None)
+            key = _key(request, asked)
             asked[OPENED] = memories_of(limits.keys, key) if limits.keys and not open_to_all else ()
             asked[OWNER] = key if limits.keys else ""
             if asked[OPENED] is None:
@@ -114,6 +119,12 @@ def endpoint(
         return response
 
     return answer
+
+
+def _key(request: Request, asked: Mapping[str, Any]) -> Any:
+    """Return the API key that a request has among its parameters, or in its header."""
+    kind, _, bearer = request.headers.get("authorization", "").partition(" ")
+    return asked.get("api_key", bearer if kind.lower() in BEARERS else None)
 
 
 def _site(request: Request, limits: Limits) -> str:

@@ -23,6 +23,7 @@ BYTES_OF_CHARACTER = 12  # at most: `\ud83d\ude00` in JSON, %F0%9F%98%80 in a fo
 BYTES_BESIDE = 1 << 16  # of all parameters that are no text
 # that a body, or the next part of a file, may take to arrive; bytes of a file
 MAX_SECONDS, MOST_FILE = 30, 1 << 26
+MOST_UNKNOWN = 1 << 22  # bytes of a file whose key is not known before it is read
 # what a request has besides its own parameters: the memories that its key opens, and whose sessions it has
 OPENED, OWNER = "opened", "owner"
 GONE = 499  # as the status of a request whose client did not wait; nobody receives it
