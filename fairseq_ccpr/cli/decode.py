@@ -290,7 +290,9 @@ def _document(input: list[Path], output: Path | None, plain: bool) -> tuple[Docu
             f"--input {' '.join(map(str, input))}: a document is translated by itself, to --output FILE{kinds[0]}"
         )
     if not plain:
-        raise ConfigurationError(f"--output {output} has translations alone: leave out --output-format and --confidence")
+        raise ConfigurationError(
+            f"--output {output} has translations alone: leave out --output-format and --confidence"
+        )
     return open_document(*input), output
 
 

@@ -54,6 +54,7 @@ FULL_BODY = b'{"error": "too many connections are open: try again later"}'
 FULL = b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nconnection: close\r\n" + (
     b"content-length: %d\r\n\r\n%b" % (len(FULL_BODY), FULL_BODY)
 )
+WRONG_KEY = "the API key is missing or wrong: send it as api_key, or as Authorization: Bearer"
 MOST_UPLOADS = 2  # documents that are received at once
 BEARERS = ("bearer", "deepl-auth-key")  # of a key, as Authorization
 LACKING = ("/metrics", "/spec", "/docs")
@@ -78,15 +79,21 @@ def endpoint(
         file: whether the body is a file. files: how many documents a form has at most.
     """
 
-    uploads = [asyncio.Semaphore(MOST_UPLOADS), asyncio.Semaphore(MOST_UPLOADS)]  # without a key, and with one
+    uploads = [
+        asyncio.Semaphore(MOST_UPLOADS),
+        asyncio.Semaphore(MOST_UPLOADS),
+    ]  # without a key, and with one
 
     async def answer(request: Request) -> Response:
         start, asked = time.perf_counter(), Parameters()
         try:
             if reason := foreign(request.headers, limits):
                 raise bad(reason, 403)
-            known = memories_of(limits.keys, _key(request, request.query_params)) is not None
-            most = given.MOST_FILE if known or not limits.keys else given.MOST_UNKNOWN
+            early = _key(request, request.query_params)
+            known = not limits.keys or memories_of(limits.keys, early) is not None
+            if files and early is not None and not known:
+                raise bad(WRONG_KEY, 403)
+            most = given.MOST_FILE if known else given.MOST_UNKNOWN
             async with uploads[known] if files else nullcontext():
                 asked = (
                     dict(request.query_params)
@@ -103,9 +110,7 @@ def endpoint(
             asked[OPENED] = memories_of(limits.keys, key) if limits.keys and not open_to_all else ()
             asked[OWNER] = key if limits.keys else ""
             if asked[OPENED] is None:
-                raise bad(
-                    "the API key is missing or wrong: send it as api_key, or as Authorization: Bearer", 403
-                )
+                raise bad(WRONG_KEY, 403)
             handling = handler(asked)  # which itself receives a file
             response = _respond(await (handling if file else _unless_gone(request, handling)), request)
         except Exception as error:

@@ -23,6 +23,7 @@ BYTES_OF_CHARACTER = 12  # at most: `\ud83d\ude00` in JSON, %F0%9F%98%80 in a fo
 BYTES_BESIDE = 1 << 16  # of all parameters that are no text
 # that a body, or the next part of a file, may take to arrive; bytes of a file
 MAX_SECONDS, MOST_FILE = 30, 1 << 26
+KEY_FIRST = "send the API key as Authorization: Bearer, so that it is known first"
 MOST_UNKNOWN = 1 << 22  # bytes of a file whose key is not known before it is read
 # what a request has besides its own parameters: the memories that its key opens, and whose sessions it has
 OPENED, OWNER = "opened", "owner"
@@ -35,12 +36,15 @@ def bad(sentence: str, status: int = 400) -> HTTPException:
     return HTTPException(status, sentence)
 
 
-async def read_parameters(request: Request, most_characters: int, files: int = 0) -> Parameters:
+async def read_parameters(request: Request, most_characters: int, most_file: int = 0) -> Parameters:
     """Read the parameters of a request: of its address, a form, or JSON; `LISTS` may be of several.
 
     What is null, or empty and no text, is left out, as clients send it for what they do not ask for.
+
+    Args:
+        most_file: bytes of the file that a form may have; 0: none.
     """
-    given = await _read(request, most_characters, files)
+    given = await _read(request, most_characters, most_file)
     return {
         name: value
         for name, value in given.items()
@@ -66,12 +70,13 @@ async def save(body: AsyncIterator[bytes], path: Path) -> None:
         raise bad("the client went away") from None
 
 
-async def _read(request: Request, most_characters: int, files: int) -> Parameters:
+async def _read(request: Request, most_characters: int, most_file: int) -> Parameters:
     pairs = list(request.query_params.multi_items())
     if request.method != "POST" and request.headers.get("content-length", "0") == "0":
         return _by_name(pairs)
-    most = BYTES_OF_CHARACTER * most_characters + BYTES_BESIDE + files * MOST_FILE
-    body = await _read_body(request, most)
+    most = BYTES_OF_CHARACTER * most_characters + BYTES_BESIDE + most_file
+    do = KEY_FIRST if most_file == MOST_UNKNOWN else "divide it"
+    body = await _read_body(request, most, do)
     kind = request.headers.get("content-type", FORM).partition(";")[0].strip().lower()
     try:
         if kind == FORM:
@@ -79,7 +84,7 @@ async def _read(request: Request, most_characters: int, files: int) -> Parameter
                 [*pairs, *parse_qsl(body.decode("utf-8"), keep_blank_values=True, errors="strict")]
             )
         if kind == PARTS:
-            return _by_name([*pairs, *await _read_parts(request, body, files)])
+            return _by_name([*pairs, *await _read_parts(request, body, int(most_file > 0))])
         if kind == JSON:
             given = json.loads(body)
             if not isinstance(given, dict):
@@ -89,7 +94,7 @@ async def _read(request: Request, most_characters: int, files: int) -> Parameter
         raise bad(f"the body is not valid {kind} in UTF-8: {str(error)[:100]}") from None
     except MultiPartException as error:
         raise bad(
-            f"the form cannot be read ({error.message.rstrip('.')}): send fields of text, {files or 'no'} file"
+            f"the form cannot be read ({error.message.rstrip('.')}): send fields of text, {'one' if most_file else 'no'} file"
         ) from None
     raise bad(f"the body is {kind[:60]}: send {JSON}, {FORM} or {PARTS}", 415)
 
@@ -105,8 +110,8 @@ async def _read_parts(request: Request, body: bytes, files: int) -> list[tuple[s
     return (await parser.parse()).multi_items()
 
 
-async def _read_body(request: Request, most: int) -> bytes:
-    too_long = bad(f"the request is longer than the {most:,} bytes that this server takes: divide it", 413)
+async def _read_body(request: Request, most: int, do: str) -> bytes:
+    too_long = bad(f"the request is longer than the {most:,} bytes that this server takes: {do}", 413)
     length = request.headers.get("content-length", "0")
     if length.isdigit() and int(length) > most:
         raise too_long

@@ -6,7 +6,7 @@ import asyncio
 import json
 import re
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from itertools import islice
@@ -393,11 +393,13 @@ class Service:
         while some := sentences[len(found) : len(found) + PORTION]:
             finish = partial(_as_far_as_translated, marks[len(found) : len(found) + PORTION])
             try:
-                found += await asyncio.wrap_future(self.work.translate(some, finish, memory))
+                more: list[Any] = await asyncio.wrap_future(self.work.translate(some, finish, memory))
             except BusyError:
                 if not found or self.stopping.is_set() or not self.work.alive:
                     raise
                 await asyncio.sleep(1)
+            else:
+                found += more
         return found
 
     async def _call(self, function: Callable[[Translator], T], memory: tuple[str, ...] = ()) -> T:

@@ -174,7 +174,9 @@ def _parsed(xml: bytes, paragraphs: Sequence[str]) -> _Element:
 
     parser.StartElementHandler, parser.EndElementHandler, parser.CharacterDataHandler = start, end, text
     parser.DefaultHandler, parser.XmlDeclHandler = reach, declared
-    parser.StartDoctypeDeclHandler = lambda *_: declared("", "a document type")  # whose entities would be lost
+    parser.StartDoctypeDeclHandler = lambda *_: declared(
+        "", "a document type"
+    )  # whose entities would be lost
     parser.StartCdataSectionHandler = parser.EndCdataSectionHandler = reach
     parser.Parse(xml, True)
     return around[0]

@@ -45,7 +45,8 @@ OPEN = (
     "<office:body>"
     '<text:h text:outline-level="1">Ende</text:h><text:p text:style-name="P1">Das <text:span text:style-name="T1">kleine'
     '</text:span><text:s text:c="2"/>Haus<text:note><text:note-citation>1</text:note-citation><text:note-body><text:p>Note'
-    "</text:p></text:note-body></text:note></text:p><text:p>Ein Satz<text:line-break/>Haus &lt; 3</text:p><text:p><text:s/>Ende <text:s/>Ende<text:number>Haus</text:number></text:p><text:p/>"
+    "</text:p></text:note-body></text:note></text:p><text:p>Ein Satz<text:line-break/>Haus &lt; 3</text:p>"
+    "<text:p><text:s/>Ende <text:s/>Ende<text:number>Haus</text:number></text:p><text:p/>"
     "<office:annotation><dc:date>2026-11-28T10:00</dc:date><text:p>Zelle</text:p></office:annotation>"
     "</office:body></office:document-content>"
 )
@@ -180,7 +181,10 @@ def test_gettext(tmp_path: Path) -> None:
     assert 'msgid "Das Haus\\n"\nmsgstr "The house\\n"' in made and made.count(" fuzzy\n") == 4
     assert 'msgstr "kept"' in made and 'msgstr "read by nobody"' in made and "# Haus\n#: a.c:1" in made
     assert made.count('msgstr[0] ""') == 1 and 'msgstr[1] "by hand"' in made and "charset=UTF-8" in made
-    assert 'msgstr "&The %(n)s pieces € <b>house</b> 3 < 4"' in made and 'msgstr ""\n"End\\n"\n"small %d {0}"' in made
+    assert (
+        'msgstr "&The %(n)s pieces € <b>house</b> 3 < 4"' in made
+        and 'msgstr ""\n"End\\n"\n"small %d {0}"' in made
+    )
 
 
 @pytest.mark.parametrize(
@@ -216,7 +220,7 @@ def test_archives_that_are_damaged_or_too_large(tmp_path: Path, monkeypatch: pyt
             open_document(path)
     whole = path.read_bytes()
     path.write_bytes(whole.replace(bytes(range(200)), bytes(200)))
-    with pytest.raises(ConfigurationError, match="picture.png in it is damaged"):
+    with pytest.raises(ConfigurationError, match=r"picture\.png in it is damaged"):
         open_document(path)
     latin = WORD.replace("UTF-8", "ISO-8859-1")
     for xml, said in ((latin, "its XML is in ISO-8859-1"), (f"<!DOCTYPE a>{WORD[55:]}", "document type")):
