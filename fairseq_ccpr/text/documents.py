@@ -93,15 +93,17 @@ class GettextDocument(Document):
 
     def shown(self, message: str) -> str:
         """Write a message as HTML that keeps its placeholders, of which a sentence has those that are words."""
-        found, at = "", 0
-        for one in _PLACEHOLDER.finditer(message):
-            number, word = self.keep(one[0]), html.escape(one[0]) if one[0][0] not in "&<" else ""
-            kept = f'<x {number} translate="no">{word}</x>'
-            if one[0][0] in "<\n":
-                kept = f"<br {number}/>" if one[0] == "\n" else f"<{'/' * (one[0][1] == '/')}c {number}>"
-            found += html.escape(message[at : one.start()]) + kept
-            at = one.end()
-        return found + html.escape(message[at:])
+        parts = re.split(f"({_PLACEHOLDER.pattern})", message)  # text and placeholders in turns
+        parts[::2] = map(html.escape, parts[::2])
+        parts[1::2] = map(self._kept, parts[1::2])
+        return "".join(parts)
+
+    def _kept(self, placeholder: str) -> str:
+        number = self.keep(placeholder)
+        if placeholder[0] in "<\n":
+            ends = "/" * placeholder.startswith("</")
+            return f"<br {number}/>" if placeholder == "\n" else f"<{ends}c {number}>"
+        return f'<x {number} translate="no">{html.escape(placeholder) * (placeholder[0] != "&")}</x>'
 
     def write(self, texts: Sequence[str], path: Path) -> None:
         for entry, text in zip(self.entries, texts):
