@@ -204,8 +204,8 @@ A document keeps its form, and formats and links go to the words that they belon
 
   fairseq-ccpr translate --datastore datastores/mine --input in.docx --output out.docx
 
-Documents are .docx, .odt, .html and .po, and .txt with --output. A sentence without a translation stays as it was.
-A run that is interrupted leaves no file. PO needs the package of the extra "files".
+Documents are .docx, .odt, .html and .po, and .txt with --output. A sentence without a translation stays as it
+was. A run that is interrupted leaves no file. PO needs the package of the extra "files".
 """
 )
 def translate(
@@ -286,9 +286,8 @@ def _document(input: list[Path], output: Path | None, plain: bool) -> tuple[Docu
         raise ConfigurationError(f"--output is for documents: {known}; of lines, give > {output}")
     check_folders(output=output)
     if len(input) > 1 or output is None or output.suffix.lower() != kinds[0]:
-        raise ConfigurationError(
-            f"--input {' '.join(map(str, input))}: a document is translated by itself, to --output FILE{kinds[0]}"
-        )
+        alone = f"a document is translated by itself, to --output FILE{kinds[0]}"
+        raise ConfigurationError(f"--input {' '.join(map(str, input))}: {alone}")
     if not plain:
         raise ConfigurationError(
             f"--output {output} has translations alone: leave out --output-format and --confidence"

@@ -93,9 +93,8 @@ async def _read(request: Request, most_characters: int, most_file: int) -> Param
     except (ValueError, RecursionError) as error:
         raise bad(f"the body is not valid {kind} in UTF-8: {str(error)[:100]}") from None
     except MultiPartException as error:
-        raise bad(
-            f"the form cannot be read ({error.message.rstrip('.')}): send fields of text, {'one' if most_file else 'no'} file"
-        ) from None
+        told = f"the form cannot be read ({error.message.rstrip('.')})"
+        raise bad(f"{told}: send fields of text, {'one' if most_file else 'no'} file") from None
     raise bad(f"the body is {kind[:60]}: send {JSON}, {FORM} or {PARTS}", 415)
 
 

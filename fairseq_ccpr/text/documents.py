@@ -32,10 +32,11 @@ MOST_OF_TEXT, MOST_OF_ALL, MOST_DEEP = 32, 512, 200
 _OURS = re.compile(r'<(/?)([\w-]+) n="(\d+)"(?:/?>| translate="no">[^<]*</x>)')
 # What begins and ends at places of its own, such as a bookmark, and what its two ends have in common.
 _RANGE = re.compile(r"(?:w|text|office):(.*?)-?([sS]tart|[eE]nd)")
-_ID = re.compile(r'\s(?:w:id|text:name|text:id|text:change-id|office:name)="([^"]*)"')
+_NAMED = re.compile(r'\s(?:w:id|text:name|text:id|text:change-id|office:name)="([^"]*)"')
 # What a translation of a message must have again: of C, of Python and others; a mark of a key, a tag.
 _PLACEHOLDER = re.compile(
-    r"%(?:\(\w+\))?[-+#0]*\d*(?:\.\d+)?(?:\d\$)?(?:hh?|ll?|[zjtL])?[a-zA-Z@%]|\n|[$%]?\{[^{}]*\}|&\w+;|&(?=\w)|</?\w[^<>]*>"
+    r"%(?:\(\w+\)|\d+\$)?[-+#0]*\d*(?:\.\d+)?(?:hh?|ll?|[zjtL])?[a-zA-Z@%]|%\d+"
+    r"|\n|[$%]?\{[^{}]*\}|&\w+;|&(?=\w)|</?\w[^<>]*>"
 )
 _CONTROLS = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f]")  # which XML cannot have
 
@@ -92,7 +93,7 @@ class GettextDocument(Document):
         self.segments += (Page.of(self.shown(one.msgid)) for one in self.entries)
 
     def shown(self, message: str) -> str:
-        """Write a message as HTML that keeps its placeholders, of which a sentence has those that are words."""
+        """Write a message as HTML that keeps placeholders; sentences have those that are words."""
         parts = re.split(f"({_PLACEHOLDER.pattern})", message)  # text and placeholders in turns
         parts[::2] = map(html.escape, parts[::2])
         parts[1::2] = map(self._kept, parts[1::2])
@@ -272,7 +273,7 @@ class OpenDocument(Document):
         """Write an element without text of the paragraph."""
         ends = _RANGE.fullmatch(element.name)
         if ends:
-            known = _ID.search(self.written(element.start, element.inside))
+            known = _NAMED.search(self.written(element.start, element.inside))
             name = re.sub(r"\W", "-", f"r-{ends[1]}-{known[1] if known else ''}").lower()
             self._add(f"{'/' * (ends[2].lower() == 'end')}{name}", element.start, element.end, ">")
         elif element.name == "text:s" and self.last.strip():  # else it is one more space
