@@ -19,27 +19,27 @@ from pathlib import Path
 BOUNDS = {  # each at most
     "statements in decoding": 4030,
     "statements in building": 2258,
-    "statements in text": 2134,
+    "statements in text": 2231,
     "statements in datastore": 1824,
     "statements in evaluation": 1516,
     "statements in search": 1241,
     "statements in models": 1228,
     "statements in training": 1032,
-    "statements in cli": 1537,
+    "statements in cli": 1560,
     "statements in inference": 1213,
     "statements in ground": 1112,
-    "statements in server": 988,
+    "statements in server": 1016,
     "statements in storage": 691,
     "statements in phrases": 520,
-    "statements in the core": 21324,
+    "statements in the core": 21472,
     "names of constants with more than two values": 0,
     "names of constants with two values": 42,
     "constants below a definition they do not need": 0,
     "functions above 60 lines": 0,
     "# fmt: skip": 30,
-    "lines above 110 columns": 300,
+    "lines above 110 columns": 299,
     "public names that several modules define": 15,
-    "options": 300,  # one that commands share counts once
+    "options": 299,  # one that commands share counts once
 }
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "fairseq_ccpr"

@@ -196,6 +196,7 @@ class OpenDocument(Document):
     around: tuple[str, ...] = ("text:span", "text:a", "text:meta")
     breaks: tuple[str, ...] = ("text:tab", "text:line-break")  # where a sentence ends
     needless: tuple[str, ...] = ()
+    text_in: str = "{1}"  # what its text is written as, after the format
 
     def read(self) -> None:
         with ZipFile(self.path) as archive:
@@ -302,11 +303,8 @@ class OpenDocument(Document):
                 if tag[2] == "hr":
                     styles = [self.kept[int(tag[3]) + 1]]
             elif part:
-                found.append(self.text_in(_CONTROLS.sub("", part), styles[-1]))
+                found.append(self.text_in.format(styles[-1], _CONTROLS.sub("", part)))
         return "".join(found)
-
-    def text_in(self, text: str, style: str) -> str:
-        return text
 
 
 def _first(element: _Element) -> int:
@@ -322,6 +320,7 @@ class WordDocument(OpenDocument):
     around = ("w:hyperlink", "w:ins", "w:moveTo", "w:sdt", "w:smartTag", "w:customXml", "w:dir", "w:bdo")
     breaks = ("w:br", "w:cr", "w:tab", "w:ptab")
     needless = ("w:proofErr", "w:lastRenderedPageBreak", "w:lang", "w:rPrChange")
+    text_in = '<w:r>{0}<w:t xml:space="preserve">{1}</w:t></w:r>'
 
     def read(self) -> None:
         self.formats, self.began = dict[str, str](), _Element("", 0)
@@ -377,9 +376,6 @@ class WordDocument(OpenDocument):
             elif one.name in (*self.around, "w:sdtContent"):
                 waiting += one.elements
         return max(lengths, key=lambda style: lengths[style], default="")
-
-    def text_in(self, text: str, style: str) -> str:
-        return f'<w:r>{style}<w:t xml:space="preserve">{text}</w:t></w:r>'
 
 
 FORMATS: dict[str, type[Document]] = {
