@@ -184,7 +184,7 @@ def _compare(words: list[str], data_bin: Path) -> list[dict[str, Any]]:
 
 
 def _built(output: Path) -> str:
-    """Return the digest of a datastore's adapter, which no other build has; nothing where there is none."""
+    """Return the digest by which a manifest knows the adapter; nothing where there is no datastore."""
     token = Manifest.read(output).token if (output / MANIFEST).is_file() else None
     return token.fingerprints["adapter"] if token is not None else ""
 
