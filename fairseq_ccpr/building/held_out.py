@@ -18,7 +18,7 @@ def rank_of_draw(pair: Pair) -> int:
 
 
 def hold_out(
-    pairs: Sequence[Pair], wanted: Mapping[str, int]
+    pairs: Sequence[Pair], wanted: Mapping[str, int], given: Sequence[Pair] = ()
 ) -> tuple[dict[str, list[Pair]], list[Pair], list[Pair]]:
     """Draw pairs for each name, and part those like them from what is left.
 
@@ -28,6 +28,7 @@ def hold_out(
 
     Args:
         wanted: how many, by name, in the order in which they are drawn.
+        given: pairs that are held out already.
 
     Returns:
         The pairs drawn by name, fewer where there are no more; those left, in their order; those too like.
@@ -39,14 +40,14 @@ def hold_out(
     waiting = (i for i in ranked if all(map(compared_words, pairs[i])))
     chosen = dict[str, list[int]]()
     for name, count in wanted.items():
-        held = [pairs[i] for some in chosen.values() for i in some]
+        held = [*given, *(pairs[i] for some in chosen.values() for i in some)]
         chosen[name] = []
         while (more := count - len(chosen[name])) and (some := list(islice(waiting, more))):
             near = _near([pairs[i] for i in some], held)
             chosen[name] += [i for i, is_near in zip(some, near) if not is_near]
     drawn = {name: [pairs[i] for i in some] for name, some in chosen.items()}
     rest = sorted({*range(len(pairs))}.difference(*chosen.values()))
-    near = _near([pairs[i] for i in rest], [pair for some in drawn.values() for pair in some])
+    near = _near([pairs[i] for i in rest], [*given, *(pair for some in drawn.values() for pair in some)])
     left, alike = ([pairs[i] for i, one in zip(rest, near) if one == is_near] for is_near in (False, True))
     return drawn, left, alike
 

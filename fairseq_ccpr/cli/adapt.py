@@ -25,6 +25,7 @@ from fairseq_ccpr.cli.build import build_phrases, build_text, build_tokens
 from fairseq_ccpr.cli.command import command, counted, markdown_table
 from fairseq_ccpr.cli.decode import CHANCE, LEARNED, tune
 from fairseq_ccpr.cli.text import prepare
+from fairseq_ccpr.datastore.manifest import Manifest
 from fairseq_ccpr.errors import PROGRAM, ConfigurationError
 from fairseq_ccpr.evaluation.test_set import compare_decoding
 from fairseq_ccpr.evaluation.tune import QUALITY
@@ -32,7 +33,7 @@ from fairseq_ccpr.inference.resources import configure
 from fairseq_ccpr.inference.system import System
 from fairseq_ccpr.settings import option
 from fairseq_ccpr.storage.data_bin import TRAIN
-from fairseq_ccpr.storage.files import read_checked_json, write_checked_json, write_text
+from fairseq_ccpr.storage.files import MANIFEST, read_checked_json, write_checked_json, write_text
 from fairseq_ccpr.storage.fingerprint import of_files
 from fairseq_ccpr.text.languages import IDENTIFIED_LINES, refuse_exchanged
 from fairseq_ccpr.text.pairs import read_lines, tell_skipped, tidy
@@ -106,17 +107,20 @@ class Texts:
     def divide(self) -> dict[str, int]:
         """Write the pairs of each set, and the text without what is held out; returns how many there are."""
         (given,) = self.files[TRAIN]
-        pairs, wanted = self._read(given), [name for name in (TEST, VALID) if not self.files[name]]
+        kept = {name: self._read(*self.files[name]) for name in (TEST, VALID) if self.files[name]}
+        pairs, wanted = self._read(given), [name for name in (TEST, VALID) if name not in kept]
         most = min(MOST_HELD_OUT, len(pairs) // SHARE_HELD_OUT)
         found = f"{given} has {counted(len(pairs), 'pair')}, and to hold out {' and '.join(wanted)}"
         needed = f"takes {LEAST_HELD_OUT * SHARE_HELD_OUT:,}: give --{VALID} and --{TEST}, or more pairs"
         refuse((bool(wanted) and most < LEAST_HELD_OUT, f"{found} {needed}"))
-        drawn, left, aside = hold_out(pairs, dict.fromkeys(wanted, most))
-        held = [target for some in drawn.values() for _, target in some]
-        drawn |= {name: self._read(*self.files[name]) for name in (TEST, VALID) if name not in drawn}
+        drawn, left, aside = hold_out(
+            pairs, dict.fromkeys(wanted, most), [pair for some in kept.values() for pair in some]
+        )
+        _check_sizes(given, {TRAIN: left, **drawn})
+        drawn |= kept
         sets = {TRAIN: left, **drawn, "aside": aside}
         self._write(HOME, sets)
-        lines = _without(self.files["text"], held)
+        lines = _without(self.files["text"], [target for some in drawn.values() for _, target in some])
         write_text(self.folder / HOME / OF_TARGET, "".join(lines))
         for name, path in zip(self.names[1:], self.files[ALSO]):
             pairs = self._read(path)
@@ -124,7 +128,9 @@ class Texts:
             found = f"--also {path} has {counted(len(pairs), 'pair')}, and to tune and to measure"
             refuse((most < LEAST_HELD_OUT, f"{found} takes {2 * LEAST_HELD_OUT}: give more"))
             some = nsmallest(4 * most, pairs, key=rank_of_draw)  # more, as some are alike
-            self._write(name, hold_out(some, {TEST: most, VALID: most})[0])
+            drawn = hold_out(some, {TEST: most, VALID: most})[0]
+            _check_sizes(path, drawn)
+            self._write(name, drawn)
         return {name: len(some) for name, some in sets.items()}
 
     def _read(self, path: Path) -> list[Pair]:
@@ -153,6 +159,14 @@ class Texts:
         prepare.work([], *self.languages, output, pairs, valid, test, self.path, [], 0)
 
 
+def _check_sizes(given: Path, sets: dict[str, list[Pair]]) -> None:
+    """Refuse pairs of which too few differ."""
+    least = dict.fromkeys(sets, LEAST_HELD_OUT) | {TRAIN: 1}
+    few = [f"{len(some)} for {name}" for name, some in sets.items() if len(some) < least[name]]
+    found = f"{given} has too few pairs that are not nearly the same: {', '.join(few)}"
+    refuse((bool(few), f"{found}; {LEAST_HELD_OUT} are held out for a set: give other pairs"))
+
+
 def _without(texts: list[Path], held: list[str]) -> Iterator[str]:
     """Yield the lines of texts that are not nearly the same as one that is held out."""
     for waiting in map(read_lines, texts):
@@ -169,6 +183,12 @@ def _compare(words: list[str], data_bin: Path) -> list[dict[str, Any]]:
     return [row | score | of_all for row, score in zip(decodings.rows(), deciding)]
 
 
+def _built(output: Path) -> str:
+    """Return the digest by which a manifest knows the adapter; nothing where there is no datastore."""
+    token = Manifest.read(output).token if (output / MANIFEST).is_file() else None
+    return token.fingerprints["adapter"] if token is not None else ""
+
+
 @command("""\
 Make a datastore of sentence pairs for a trained model, tune it and measure what it brings, in one command:
 
@@ -179,8 +199,8 @@ It does what prepare, build tokens --adapter clknn, tune and compare do; with --
 --encoder build phrases. Each has more options. The model's dictionaries and subwords lie next to it.
 
 Without --valid or --test, a tenth of the pairs is held out for each, at most 500, drawn by a hash of their
-words. What nearly repeats them, on either side or in --text, is not built from, so that the figures are of
-new text; it is in OUTPUT.data/domain/aside.tsv. The pairs that you give stay as they are.
+words. What nearly repeats them, or the pairs of --valid and --test, on either side or in --text, is not built
+from, so that the figures are of new text; it is in OUTPUT.data/domain/aside.tsv.
 
 --also names pairs of other text, whose translations should lose nothing: half to tune on, half to measure.
 
@@ -190,8 +210,8 @@ def adapt(
     train: Path = option(help="sentence pairs of the domain", positional=True, metavar="TSV|PREFIX"),
     path: Path = option(help="checkpoint of the model", metavar="MODEL"),
     output: Path = option(help="the datastore: a new folder", metavar="DIR"),
-    valid: Optional[Path] = option(None, "pairs to tune on", metavar="TSV|PREFIX"),
-    test: Optional[Path] = option(None, "pairs to measure on", metavar="TSV|PREFIX"),
+    valid: Optional[Path] = None,
+    test: Optional[Path] = None,
     also: list[Path] = option([], "pairs of other text", nargs="+", metavar="TSV|PREFIX"),
     text: list[Path] = option(
         [], "text of the domain in the target language, one sentence per line", nargs="+", metavar="OF_TARGET"
@@ -221,7 +241,11 @@ def adapt(
     for name in texts.names:
         steps.once(f"prepare {name}", partial(texts.prepare, name))
     tokens = TokenBuildSettings(data, str(path), adapter=TRAINED_ADAPTER, **common)
-    steps.once("build tokens", lambda: build_tokens.work(tokens))
+    built = steps.once("build tokens", lambda: (build_tokens.work(tokens), _built(output))[1])
+    gone = (
+        f"{output} is gone, or another was built there: give another --output, or delete {texts.folder} too"
+    )
+    refuse((built != _built(output), gone))
     if text:
         of_model = ["--path", str(path), "-s", task.source_lang, "-t", task.target_lang, *words]
         steps.once("build text", lambda: build_text.work(of_model, own, against, output, data, quiet))
@@ -262,8 +286,11 @@ def _print(
         print("the datastore brings nothing on text like this: translate without it, or give more pairs")
         return
     chance = ", which may be chance" if gain < CHANCE / sentences**0.5 else ""
-    use = f"{PROGRAM} translate --datastore {shlex.quote(str(output))} < in.txt > out.txt"
+    quoted = shlex.quote(str(output))
+    use = f"{PROGRAM} translate --datastore {quoted} < in.txt > out.txt"
     print(f"{metric} gains {gain:.1f} on text like this{chance}: {use}")
+    others = " ".join(shlex.quote(str(steps.file.with_name(HOME) / f"{one}.tsv")) for one in (TEST, "aside"))
+    print(f"the pairs not built from, when all is measured: {PROGRAM} learn --datastore {quoted} {others}")
     if not gains:
         print("other text was not measured: --also names pairs of it, whose translations should lose nothing")
     elif (worst := min(gains.values())) < -HARM:

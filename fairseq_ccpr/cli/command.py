@@ -80,6 +80,8 @@ class Shared:
     text: list[Path] = option(
         help="files of one sentence per line", positional=True, nargs="+", metavar="TEXT"
     )
+    valid: Optional[Path] = option(None, "pairs to tune on, the subset 'valid'", metavar="TSV|PREFIX")
+    test: Optional[Path] = option(None, "pairs to measure on, the subset 'test'", metavar="TSV|PREFIX")
     against: list[Path] = option(
         [],
         "general text of the target language, whose expectations the text is weighed against",

@@ -201,8 +201,8 @@ A document keeps its form, and formats and links go to the words that they belon
 
   fairseq-ccpr translate --datastore datastores/mine --input in.docx --output out.docx
 
-Documents are .docx, .odt, .html, .md and .po. A sentence without a translation stays as it was. A run that is
-interrupted leaves no file. Markdown and PO need the packages of the extra "files".
+Documents are .docx, .odt, .html and .po, and .txt with --output. A sentence without a translation stays as it
+was. A run that is interrupted leaves no file. PO needs the package of the extra "files".
 """
 )
 def translate(
@@ -226,16 +226,13 @@ def translate(
     ),
     quiet: bool = False,
 ) -> int:
-    for path in input:
-        if not path.is_file():
-            raise ConfigurationError(f"--input: there is no file {path}")
-    document = _document(input, output)
+    document = _document(input, output, plain=output_format == TEXT and not confidence)
     system = System.of(rest, data)
     if confidence:
         system.check_confidence()
     print(described(system), file=sys.stderr)
-    if document is not None and output is not None:
-        return _translate_document(system, document, output, quiet)
+    if document is not None:
+        return _translate_document(system, *document, quiet)
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # as the input is read, whatever the locale
     terminal = not input and sys.stdin.isatty()
@@ -274,21 +271,30 @@ def _tell_faults(system: System, faults: list[tuple[int, str]]) -> None:
         )
 
 
-def _document(input: list[Path], output: Path | None) -> Document | None:
-    """Open what is to be translated if it is a document; None for lines of text."""
-    kind = next((path.suffix.lower() for path in input if path.suffix.lower() in FORMATS), ".txt")
-    if kind == ".txt":
-        if output is not None:
-            raise ConfigurationError(
-                f"--output is for documents: give --input IN{output.suffix}, or > {output}"
-            )
+def _document(input: list[Path], output: Path | None, plain: bool) -> tuple[Document, Path] | None:
+    """Open what is to be translated if it is a document, and check where it goes; None for lines of text.
+
+    Args:
+        plain: whether translations alone are asked for.
+    """
+    for path in input:
+        if not path.is_file():
+            raise ConfigurationError(f"--input: there is no file {path}")
+    kinds = [path.suffix.lower() for path in input if path.suffix.lower() in FORMATS]
+    if output is None and {*kinds} <= {".txt"}:
         return None
+    if not kinds:
+        known = f"expected --input FILE of {', '.join(FORMATS)}, found {' '.join(map(str, input)) or 'none'}"
+        raise ConfigurationError(f"--output is for documents: {known}; of lines, give > {output}")
     check_folders(output=output)
-    if len(input) > 1 or output is None or output.suffix.lower() != kind:
+    if len(input) > 1 or output is None or output.suffix.lower() != kinds[0]:
+        alone = f"a document is translated by itself, to --output FILE{kinds[0]}"
+        raise ConfigurationError(f"--input {' '.join(map(str, input))}: {alone}")
+    if not plain:
         raise ConfigurationError(
-            f"--input {' '.join(map(str, input))}: a document is translated by itself, to --output FILE{kind}"
+            f"--output {output} has translations alone: leave out --output-format and --confidence"
         )
-    return open_document(*input)
+    return open_document(*input), output
 
 
 def _translate_document(system: System, document: Document, output: Path, quiet: bool) -> int:
@@ -301,10 +307,8 @@ def _translate_document(system: System, document: Document, output: Path, quiet:
             faults += [f"'{one.source}' has no translation: {one.fault}" for one in some if one.fault]
             placed = with_markup(system, [[one] for one in some], marks[len(parts) :])
             parts += [best for (best,) in placed]
-    each = iter(parts)
-    texts = [text.join([next(each) for _ in text.sentences]) for text in document.segments]
     with atomic_file(output) as partial:
-        document.save(texts, partial)
+        document.save(parts, partial)
     for fault in faults:
         print(fault, file=sys.stderr)
     return 1 if faults else 0

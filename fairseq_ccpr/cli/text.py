@@ -146,8 +146,8 @@ def prepare(
     target_lang: str = target_language_option(help="language of the second column"),
     output: Path = option(help="folder to write", metavar="DATA_BIN"),
     train: Optional[Path] = option(None, "pairs of the subset 'train'", metavar="TSV|PREFIX"),
-    valid: Optional[Path] = option(None, "pairs of the subset 'valid'", metavar="TSV|PREFIX"),
-    test: Optional[Path] = option(None, "pairs of the subset 'test'", metavar="TSV|PREFIX"),
+    valid: Optional[Path] = None,
+    test: Optional[Path] = None,
     path: Optional[Path] = option(
         None,
         "checkpoint of the translation model; its dictionaries and subword model are next to it",

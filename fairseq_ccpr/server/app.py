@@ -8,8 +8,8 @@ import logging
 import signal
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import asdict
 from functools import partial
 from ipaddress import ip_address
@@ -54,6 +54,8 @@ REFUSED_BODY = b'{"error": "too many connections are open: try again later"}'
 REFUSED = b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nconnection: close\r\n" + (
     b"content-length: %d\r\n\r\n%b" % (len(REFUSED_BODY), REFUSED_BODY)
 )
+WRONG_KEY = "the API key is missing or wrong: send it as api_key, or as Authorization: Bearer"
+MOST_UPLOADS = 2  # documents that are received at once
 BEARERS = ("bearer", "deepl-auth-key")  # of a key, as Authorization
 LACKING = ("/metrics", "/spec", "/docs")
 
@@ -74,26 +76,36 @@ def endpoint(
     """Make a handler an endpoint: read, check who asks, answer; errors become JSON.
 
     Args:
-        file: whether the body is a file. files: how many a form has at most.
+        file: whether the body is a file. files: how many documents a form has at most.
     """
+
+    uploads = [
+        asyncio.Semaphore(MOST_UPLOADS),
+        asyncio.Semaphore(MOST_UPLOADS),
+    ]  # without a key, and with one
 
     async def answer(request: Request) -> Response:
         start, asked = time.perf_counter(), Parameters()
         try:
             if reason := foreign(request.headers, limits):
                 raise bad(reason, 403)
+            alone = given.without_absent(dict(request.query_params))
+            early = _key(request, alone)
+            known = not limits.keys or memories_of(limits.keys, early) is not None
+            if files and early is not None and not known:
+                raise bad(WRONG_KEY, 403)
+            most = given.MOST_FILE if known else given.MOST_UNKNOWN
             if file:
-                asked = given.without_absent(dict(request.query_params))
-                asked |= {"body": request.stream(), "unless_gone": partial(_unless_gone, request)}
+                asked = alone | {"body": request.stream(), "unless_gone": partial(_unless_gone, request)}
             else:
-                asked = await given.read_parameters(request, limits.most_characters, files)
+                async with uploads[known] if files else nullcontext():
+                    asked = await given.read_parameters(request, limits.most_characters, files * most)
                 asked |= {**request.path_params, "site": _site(request, limits)}
-            kind, _, bearer = request.headers.get("authorization", "").partition(" ")
-            key = asked.get("api_key", bearer if kind.lower() in BEARERS else None)
+            key = _key(request, asked)
             asked[OPENED] = memories_of(limits.keys, key) if limits.keys and not open_to_all else ()
             asked[OWNER] = key if limits.keys else ""
             if asked[OPENED] is None:
-                raise bad("the API key is missing or wrong: send api_key, or Authorization: Bearer", 403)
+                raise bad(WRONG_KEY, 403)
             handling = handler(asked)  # which itself receives a file
             response = _respond(await (handling if file else _unless_gone(request, handling)), request)
         except Exception as error:
@@ -106,6 +118,12 @@ def endpoint(
         return response
 
     return answer
+
+
+def _key(request: Request, asked: Mapping[str, Any]) -> Any:
+    """Return the API key that a request has among its parameters, or in its header."""
+    kind, _, bearer = request.headers.get("authorization", "").partition(" ")
+    return asked.get("api_key", bearer if kind.lower() in BEARERS else None)
 
 
 def _site(request: Request, limits: Limits) -> str:

@@ -27,6 +27,8 @@ MOST_NAMES = 1000  # characters of a list of names
 BYTES_BESIDE = 1 << 16  # of all parameters that are no text
 # that a body, or the next part of a file, may take to arrive; bytes of a file
 MAX_SECONDS, MOST_FILE = 30, 1 << 26
+KEY_FIRST = "send the API key as Authorization: Bearer, so that it is known first"
+MOST_UNKNOWN = 1 << 22  # bytes of a file whose key is not known before it is read
 # what a request has besides its own parameters: the memories that its key opens, and whose sessions it has
 OPENED, OWNER = "opened", "owner"
 GONE = 499  # as the status of a request whose client did not wait; nobody receives it
@@ -38,9 +40,13 @@ def bad(sentence: str, status: int = 400) -> HTTPException:
     return HTTPException(status, sentence)
 
 
-async def read_parameters(request: Request, most_characters: int, files: int = 0) -> Parameters:
-    """Read the parameters of a request: of its address, a form, or JSON; `LISTS` may be of several."""
-    return without_absent(await _read(request, most_characters, files))
+async def read_parameters(request: Request, most_characters: int, most_file: int = 0) -> Parameters:
+    """Read the parameters of a request: of its address, a form, or JSON; `LISTS` may be of several.
+
+    Args:
+        most_file: bytes of the file that a form may have; 0: none.
+    """
+    return without_absent(await _read(request, most_characters, most_file))
 
 
 def without_absent(given: Parameters) -> Parameters:
@@ -77,19 +83,20 @@ def _arriving() -> Iterator[None]:
         raise bad("the client went away", GONE) from None
 
 
-async def _read(request: Request, most_characters: int, files: int) -> Parameters:
+async def _read(request: Request, most_characters: int, most_file: int) -> Parameters:
     pairs = list(request.query_params.multi_items())
     if request.method != "POST" and request.headers.get("content-length", "0") == "0":
         return _by_name(pairs)
-    most = BYTES_OF_CHARACTER * most_characters + BYTES_BESIDE + files * MOST_FILE
-    body = await _read_body(request, most)
+    most = BYTES_OF_CHARACTER * most_characters + BYTES_BESIDE + most_file
+    do = KEY_FIRST if most_file == MOST_UNKNOWN else "divide it"
+    body = await _read_body(request, most, do)
     kind = request.headers.get("content-type", FORM).partition(";")[0].strip().lower()
     named: Parameters = {}
     try:
         if kind == FORM:
             pairs += parse_qsl(body.decode("utf-8"), keep_blank_values=True, errors="strict")
         elif kind == PARTS:
-            pairs += await _read_parts(request, body, files)
+            pairs += await _read_parts(request, body, int(most_file > 0))
         elif kind == JSON:
             named = json.loads(body)
             if not isinstance(named, dict):
@@ -99,9 +106,8 @@ async def _read(request: Request, most_characters: int, files: int) -> Parameter
     except (ValueError, RecursionError) as error:
         raise bad(f"the body is not valid {kind} in UTF-8: {str(error)[:100]}") from None
     except MultiPartException as error:
-        raise bad(
-            f"the form cannot be read ({error.message.rstrip('.')}): send fields of text, and {files or 'no'} file"
-        ) from None
+        told = f"the form cannot be read ({error.message.rstrip('.')})"
+        raise bad(f"{told}: send fields of text, {'one' if most_file else 'no'} file") from None
     return _by_name(pairs) | named
 
 
@@ -116,8 +122,8 @@ async def _read_parts(request: Request, body: bytes, files: int) -> list[tuple[s
     return (await parser.parse()).multi_items()
 
 
-async def _read_body(request: Request, most: int) -> bytes:
-    too_long = bad(f"the request is longer than the {most:,} bytes that this server takes: divide it", 413)
+async def _read_body(request: Request, most: int, do: str) -> bytes:
+    too_long = bad(f"the request is longer than the {most:,} bytes that this server takes: {do}", 413)
     length = request.headers.get("content-length", "0")
     if length.isdigit() and int(length) > most:
         raise too_long

@@ -6,7 +6,7 @@ import asyncio
 import json
 import re
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from itertools import islice
@@ -32,6 +32,7 @@ from fairseq_ccpr.server import parameters as given
 from fairseq_ccpr.server.access import Limits, split_names
 from fairseq_ccpr.server.parameters import OPENED, OWNER, Parameters, bad
 from fairseq_ccpr.server.work import ROUND_SENTENCES, BusyError, Work
+from fairseq_ccpr.storage.files import atomic_file
 from fairseq_ccpr.text.documents import EXTRA, FORMATS, open_document, usable
 from fairseq_ccpr.text.html import Page
 from fairseq_ccpr.text.languages import as_bcp47, language_code, language_name, same_language
@@ -44,7 +45,8 @@ TEXT, HTML = "text", "html"
 KEPT = "ignore_tags"  # DeepL's parameter: elements whose text stays as it is
 # bytes of a file: at least, as a multiple, at most
 LEAST_UNPACKED, PACKING, MOST_UNPACKED = 1 << 22, 100, 1 << 30
-PORTION, MOST_FILES = 256, 32  # sentences of a document that wait at once; translated files that are kept
+PORTION, MOST_IN_FILE = 256, 50_000  # sentences of a document that wait at once, and that it may have
+MINUTES_KEPT, MOST_FILES = 30, 256  # of translated files
 MOST_PAIRS = 100  # of the memory that one answer has unless asked for more
 MOST_OF_SESSION = 2000  # pairs, replaced ones among them
 
@@ -66,7 +68,7 @@ class Service:
         self.explained = {  # datastores that can be explained
             name for name, own in memories.items() if own and not any(memory.unscored for memory in own)
         }
-        self.files = TemporaryDirectory()
+        self.files, self.made = TemporaryDirectory(), list[Path]()
 
     def of_page(self) -> dict[str, Any]:
         return {
@@ -145,10 +147,13 @@ class Service:
             except ConfigurationError as error:
                 raise ConfigurationError(str(error).replace(f"{own}/", "")) from None
             parts = await self._portions(document.segments, self._memory(asked))
-            texts = [text.join([next(parts) for _ in text.sentences]) for text in document.segments]
-            await asyncio.to_thread(document.save, texts, made)
-        for old in sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime)[:-MOST_FILES]:
-            old.unlink()
+            with atomic_file(made) as partial_file:
+                await asyncio.to_thread(document.save, parts, partial_file)
+        asyncio.get_running_loop().call_later(60 * MINUTES_KEPT, partial(made.unlink, missing_ok=True))
+        self.made = [*self.made, made]
+        for old in self.made[:-MOST_FILES]:
+            old.unlink(missing_ok=True)
+        self.made = self.made[-MOST_FILES:]
         return {"translatedFileUrl": f"{asked['site']}/download_file/{quote(made.name)}"}
 
     async def download_file(self, asked: Parameters) -> Response:
@@ -156,7 +161,7 @@ class Service:
         name = given.text(asked, "name", 1000)
         path = Path(self.files.name, Path(name).name)
         if not path.is_file():
-            raise bad(f"there is no translated file {name}: the last {MOST_FILES} are kept", 404)
+            raise bad(f"there is no translated file {name}: each is kept for {MINUTES_KEPT} minutes", 404)
         return FileResponse(path, filename=name.partition(".")[2])
 
     async def languages(self, asked: Parameters) -> list[dict[str, Any]]:
@@ -397,15 +402,27 @@ class Service:
             confidences.append(None if None in sure else min(sure, default=1.0))
         return found, confidences
 
-    async def _portions(self, segments: list[Segments], memory: tuple[str, ...]) -> Iterator[Any]:
-        """Translate the sentences of a document, some at a time, so that it keeps nobody waiting."""
+    async def _portions(self, segments: list[Segments], memory: tuple[str, ...]) -> list[Any]:
+        """Translate the sentences of a document, some at a time, so that it keeps nobody waiting.
+
+        Once it has begun, it waits where others' sentences are too many.
+        """
         sentences, marks = with_marks(segments)
+        if len(sentences) > MOST_IN_FILE:
+            count = f"the file has {len(sentences):,} sentences, and this server takes {MOST_IN_FILE:,}"
+            raise bad(f"{count}: divide it, or use fairseq-ccpr translate", 413)
         found: list[Any] = []
-        for at in range(0, len(sentences), PORTION):
-            finish = partial(_as_far_as_translated, marks[at : at + PORTION])
-            waiting = self.work.translate(sentences[at : at + PORTION], finish, memory)
-            found = [*found, *await asyncio.wrap_future(waiting)]
-        return iter(found)
+        while some := sentences[len(found) : len(found) + PORTION]:
+            finish = partial(_as_far_as_translated, marks[len(found) : len(found) + PORTION])
+            try:
+                more: list[Any] = await asyncio.wrap_future(self.work.translate(some, finish, memory))
+            except BusyError:
+                if not found or self.stopping.is_set() or not self.work.alive:
+                    raise
+                await asyncio.sleep(1)
+            else:
+                found += more
+        return found
 
     async def _call(self, function: Callable[[Translator], T], memory: tuple[str, ...] = ()) -> T:
         called = self.work.call(lambda translator: function(translator.over(memory)))

@@ -1,54 +1,43 @@
-"""Documents in, documents of the same kind out: Word, OpenDocument, HTML, Markdown, gettext's PO, plain text.
+"""Documents in, documents of the same kind out: Word, OpenDocument, HTML, gettext's PO, plain text.
 
 All but PO and plain text becomes HTML, and comes back by its tags. In these a number stands for what is kept,
 so that `html.Page` leaves it as it was and puts formats and links at the words that they belong to. A tree of
-the XML would be written in another form than it was read; here what is not text stays byte for byte.
+the XML would be written in another form than it was read: here elements are places among its bytes, and what
+is outside of paragraphs is copied.
 """
 
 from __future__ import annotations
 
 import html
 import re
+import zlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from copy import copy
+from dataclasses import dataclass, field
 from importlib.util import find_spec
-from itertools import count
 from pathlib import Path
-from typing import Any, ClassVar
+from shutil import copyfileobj
+from typing import ClassVar
+from xml.parsers.expat import ExpatError, ParserCreate
 from zipfile import BadZipFile, ZipFile
 
 from fairseq_ccpr.errors import ConfigurationError, installing
 from fairseq_ccpr.text.html import Page
-from fairseq_ccpr.text.sentences import Segments
+from fairseq_ccpr.text.sentences import Parts, Segments
 
 EXTRA = "files"
-MOST_OF_TEXT = 1 << 28  # bytes of a document's texts
-_NUMBERED = re.compile(r'</?(?:[mx]|br) n="(\d+)"(?:/?>| translate="no">.*?</x>)', re.DOTALL)
-_FRONT_MATTER = re.compile(r"\A---\n.*?\n(?:---|\.\.\.)\n", re.DOTALL)
-_DELIMITERS = {
-    "Strong": 2,
-    "Emphasis": 1,
-    "Strikethrough": 2,
-    "Link": 1,
-}  # characters before their text, in Markdown
-# Of OpenDocument: where a sentence ends, in HTML; what is not of the text.
-_ENDS = {"p :": "text:[ph]", "br :": "text:(?:line-break|tab)"}
-_FIELD = re.compile(
-    r"<(dc:\w+|meta:[\w-]+|text:(?:note-citation|page-\w+|date|time|\w+-ref|chapter))(?: [^>]*)?>[^<]*</\1>"
+# MiB of a document's texts, and of all that is in it; elements inside each other
+MOST_OF_TEXT, MOST_OF_ALL, MOST_DEEP = 32, 512, 200
+_OURS = re.compile(r'<(/?)([\w-]+) n="(\d+)"(?:/?>| translate="no">[^<]*</x>)')
+# What begins and ends at places of its own, such as a bookmark, and what its two ends have in common.
+_RANGE = re.compile(r"(?:w|text|office):(.*?)-?([sS]tart|[eE]nd)")
+_NAMED = re.compile(r'\s(?:w:id|text:name|text:id|text:change-id|office:name)="([^"]*)"')
+# What a translation of a message must have again: of C, of Python and others; a mark of a key, a tag.
+_PLACEHOLDER = re.compile(
+    r"%(?:\(\w+\)|\d+\$)?[-+#0]*\d*(?:\.\d+)?(?:hh?|ll?|[zjtL])?[a-zA-Z@%]|%\d+"
+    r"|\n|[$%]?\{[^{}]*\}|&\w+;|&(?=\w)|</?\w[^<>]*>"
 )
-# Of Word: what a paragraph begins or ends with; a run that has no others; its text; what only Word needs.
-_PARAGRAPH = re.compile(r"(<w:p(?: [^>]*)?>(?:<w:pPr>.*?</w:pPr>)?|</w:p>)", re.DOTALL)
-_RUNS = re.compile(
-    r"<w:r(?: [^>]*)?>(<w:rPr>.*?</w:rPr>|<w:rPr/>)?((?:[^<]|<(?!w:[rp][ >]|/w:r>))*+)</w:r>|(?<=>)[^<]+",
-    re.DOTALL,
-)
-_TEXT = re.compile(r"<w:t(?: [^>]*)?>([^<]*)</w:t>")
-_NEEDLESS = re.compile(
-    r"<w:(?:proofErr|lastRenderedPageBreak|lang)\b[^>]*/>|<w:([rp])PrChange\b.*?</w:\1PrChange>", re.DOTALL
-)
-_BREAK = re.compile(r"<w:(?:br|cr|tab|ptab)\b")
-_CONTENT = re.compile(r"<w:sdt>(?:(?!<w:sdt>).)*?<w:sdtContent>|</w:sdtContent></w:sdt>", re.DOTALL)
-_OF_WORD = re.compile(r'<(/?)(p|m|x|br|c) n="(\d+)"/?>')
 _CONTROLS = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f]")  # which XML cannot have
 
 
@@ -66,7 +55,12 @@ class Document:
         """Divide the file into segments."""
         self.segments.append(self.kind.of(self.path.read_bytes().decode("utf-8-sig")))
 
-    def save(self, texts: Sequence[str], path: Path) -> None:
+    def save(self, translations: Iterable[str | Parts], path: Path) -> None:
+        """Write the file with the translations of all sentences, in their order."""
+        each = iter(translations)
+        self.write([text.join([next(each) for _ in text.sentences]) for text in self.segments], path)
+
+    def write(self, texts: Sequence[str], path: Path) -> None:
         """Write the file with other texts in place of its segments."""
         path.write_bytes("".join(texts).encode())
 
@@ -83,7 +77,10 @@ class HtmlDocument(Document):
 
 
 class GettextDocument(Document):
-    """A catalogue of messages: those without a translation get one, marked fuzzy, as nobody has read it."""
+    """A catalogue of messages: those that are empty get a translation, marked fuzzy, as nobody has read it.
+
+    Those with plurals stay, whose number is that of another language.
+    """
 
     package = "polib"
 
@@ -91,175 +88,294 @@ class GettextDocument(Document):
         import polib
 
         self.catalogue = polib.pofile(str(self.path))
-        self.entries = [one for one in self.catalogue if not one.obsolete and not one.translated()]
-        texts = (text for one in self.entries for text in (one.msgid, one.msgid_plural))
-        self.segments += map(Segments.of, texts)
+        empty = (one for one in self.catalogue if not (one.obsolete or one.msgstr or one.msgid_plural))
+        self.entries = [*empty]
+        self.segments += (Page.of(self.shown(one.msgid)) for one in self.entries)
 
-    def save(self, texts: Sequence[str], path: Path) -> None:
-        for entry, text, plural in zip(self.entries, texts[::2], texts[1::2]):
-            if entry.msgid_plural:
-                entry.msgstr_plural = {n: plural if n else text for n in entry.msgstr_plural or (0, 1)}
-            else:
-                entry.msgstr = text
-            entry.flags = [*dict.fromkeys([*entry.flags, "fuzzy"])]
+    def shown(self, message: str) -> str:
+        """Write a message as HTML that keeps placeholders; sentences have those that are words."""
+        parts = re.split(f"({_PLACEHOLDER.pattern})", message)  # text and placeholders in turns
+        parts[::2] = map(html.escape, parts[::2])
+        parts[1::2] = map(self._kept, parts[1::2])
+        return "".join(parts)
+
+    def _kept(self, placeholder: str) -> str:
+        number = self.keep(placeholder)
+        if placeholder[0] in "<\n":
+            ends = "/" * placeholder.startswith("</")
+            return f"<br {number}/>" if placeholder == "\n" else f"<{ends}c {number}>"
+        return f'<x {number} translate="no">{html.escape(placeholder) * (placeholder[0] != "&")}</x>'
+
+    def write(self, texts: Sequence[str], path: Path) -> None:
+        for entry, text in zip(self.entries, texts):
+            made = html.unescape(_OURS.sub(lambda tag: html.escape(self.kept[int(tag[3])]), text))
+            had, has = (sorted(_PLACEHOLDER.findall(one)) for one in (entry.msgid, made))
+            if had == has:
+                entry.msgstr, entry.flags = made, [*dict.fromkeys([*entry.flags, "fuzzy"])]
+        self.catalogue.encoding = "utf-8"  # whatever it was: it may lack the translations' characters
+        self.catalogue.metadata["Content-Type"] = "text/plain; charset=UTF-8"
         self.catalogue.save(str(path))
 
 
-class MarkdownDocument(Document):
-    """Markdown: paragraphs, headings, items and cells; code, HTML and what is before the text stay."""
+@dataclass(slots=True)
+class _Element:
+    """An element of XML: where it starts and ends, and where its content does, in bytes; `str` is text."""
 
-    package = "mistletoe"
+    name: str
+    start: int
+    inside: int = 0
+    past: int = 0
+    end: int = 0
+    divided: bool = False  # whether paragraphs are inside
+    content: list[_Element | str] = field(default_factory=list)
 
-    def read(self) -> None:
-        text = self.path.read_bytes().decode("utf-8-sig")
-        front = _FRONT_MATTER.match(text)
-        self.front = front[0] if front else ""
-        self.text = text[len(self.front) :]
-        self.render(None)
+    @property
+    def elements(self) -> list[_Element]:
+        return [one for one in self.content if isinstance(one, _Element)]
 
-    def save(self, texts: Sequence[str], path: Path) -> None:
-        path.write_bytes((self.front + self.render(texts)).encode())
+    @property
+    def text(self) -> str:
+        return "".join(one for one in self.content if isinstance(one, str))
 
-    def render(self, texts: Sequence[str] | None) -> str:
-        """Write the page with these texts, or gather its own."""
-        from mistletoe import Document as Parsed
-        from mistletoe.markdown_renderer import Fragment, MarkdownRenderer
 
-        document, numbers = self, count()
+def _parsed(xml: bytes, paragraphs: Sequence[str]) -> _Element:
+    """Return the root around what XML has.
 
-        class Renderer(MarkdownRenderer):
-            def span_to_lines(self, tokens: Any, max_line_length: int | None) -> Any:
-                if texts is None:
-                    document.segments.append(Page.of(document.shown(tokens, self)))
-                    return iter([""])
-                parts = _NUMBERED.split(texts[next(numbers)])  # text and numbers in turns
-                parts[::2] = map(html.unescape, parts[::2])
-                parts[1::2] = (document.kept[int(number)] for number in parts[1::2])
-                return self.fragments_to_lines([Fragment("".join(parts))])
+    Raises:
+        ValueError, ExpatError: it is not well-formed, not in UTF-8, too deep, or has a document type.
+    """
+    parser, begun = ParserCreate("utf-8"), list[_Element]()  # whose start tag ends with what comes next
+    around = [_Element("", 0)]
 
-        with Renderer() as renderer:
-            rendered: str = renderer.render(Parsed(self.text))
-        return rendered
+    def reach(*_: object) -> int:
+        at = parser.CurrentByteIndex
+        while begun:
+            begun.pop().inside = at
+        return at
 
-    def shown(self, tokens: Any, renderer: Any) -> str:
-        """Write what a paragraph consists of as HTML."""
+    def start(name: str, attributes: object) -> None:
+        begin = _Element(name, reach())
+        if len(around) > MOST_DEEP:
+            raise ValueError(f"its elements are more than {MOST_DEEP} deep")
+        around[-1].content.append(begin)
+        around.append(begin)
+        begun.append(begin)
 
-        def written(some: Any) -> str:
-            return "".join(fragment.text for fragment in renderer.make_fragments(some))
+    def end(name: str) -> None:
+        at, ended = reach(), around.pop()
+        empty = ended.inside == at and xml[at - 2 : at] == b"/>"
+        ended.past, ended.end = at, at if empty else xml.index(b">", at) + 1
+        around[-1].divided |= ended.divided or name in paragraphs
 
-        found = ""
-        for token in tokens:
-            name, whole = type(token).__name__, written([token])
-            if name == "RawText" or (name == "LineBreak" and token.soft):
-                found += html.escape(whole, quote=False)
-            elif name in _DELIMITERS and (inner := written(token.children)):
-                first, last = whole[: _DELIMITERS[name]], whole[_DELIMITERS[name] + len(inner) :]
-                found += f"<m {self.keep(first)}>{self.shown(token.children, renderer)}</m {self.keep(last)}>"
-            elif name in ("InlineCode", "EscapeSequence"):
-                code = html.escape(token.children[0].content)
-                found += f'<x {self.keep(whole)} translate="no">{code}</x>'
-            else:
-                found += f"<{'br' if name == 'LineBreak' else 'x'} {self.keep(whole)}/>"
-        return found
+    def text(data: str) -> None:
+        reach()
+        around[-1].content.append(data)
+
+    def declared(_: str, encoding: str | None, *rest: object) -> None:
+        if (encoding or "utf-8").lower() != "utf-8":
+            raise ValueError(f"its XML is in {encoding}: expected UTF-8")
+
+    parser.StartElementHandler, parser.EndElementHandler, parser.CharacterDataHandler = start, end, text
+    parser.DefaultHandler, parser.XmlDeclHandler = reach, declared
+    parser.StartDoctypeDeclHandler = lambda *_: declared(
+        "", "a document type"
+    )  # whose entities would be lost
+    parser.StartCdataSectionHandler = parser.EndCdataSectionHandler = reach
+    parser.Parse(xml, True)
+    return around[0]
 
 
 class OpenDocument(Document):
-    """A text of LibreOffice or another: a ZIP archive of XML, some of whose files have text."""
+    """A text of LibreOffice or another: a ZIP archive of XML, some of whose files have text.
+
+    What is not in `paragraphs` is kept; in these what is not text, or `around` text, moves as a whole.
+    """
 
     parts = re.compile(r"content\.xml|styles\.xml")
+    paragraphs: tuple[str, ...] = ("text:p", "text:h", "svg:title", "svg:desc")
+    around: tuple[str, ...] = ("text:span", "text:a", "text:meta")
+    breaks: tuple[str, ...] = ("text:tab", "text:line-break")  # where a sentence ends
+    needless: tuple[str, ...] = ()
+    text_in: str = "{1}"  # what its text is written as, after the format
 
     def read(self) -> None:
-        try:
-            with ZipFile(self.path) as archive:
-                named = [one for one in archive.infolist() if self.parts.fullmatch(one.filename)]
-                if sum(one.file_size for one in named) > MOST_OF_TEXT:
-                    raise ConfigurationError(f"{self.path} has more than {MOST_OF_TEXT >> 20} MiB of text")
-                texts = {one.filename: archive.read(one).decode() for one in named}
-        except (BadZipFile, RuntimeError) as error:  # the latter of a password
-            raise ValueError(error) from None
-        if not texts:
-            raise ValueError("it has no text in it")
-        self.names = [*texts]
-        self.segments += (Page.of(self.shown(text)) for text in texts.values())
+        with ZipFile(self.path) as archive:
+            every = archive.infolist()
+            texts = [one for one in every if self.parts.fullmatch(one.filename)]
+            for some, most in ((texts, MOST_OF_TEXT), (every, MOST_OF_ALL)):
+                if sum(one.file_size for one in some) > most << 20:
+                    raise ValueError(f"it has more than {most} MiB{' of text' * (some is texts)}")
+            if not texts or (damaged := archive.testzip()):
+                raise ValueError(f"{damaged} in it is damaged" if texts else "it has no text in it")
+            self.names = [one.filename for one in texts]
+            self.segments += (Page.of(self.shown(archive.read(one))) for one in texts)
 
-    def save(self, texts: Sequence[str], path: Path) -> None:
+    def write(self, texts: Sequence[str], path: Path) -> None:
         made = {name: self.restored(text).encode() for name, text in zip(self.names, texts)}
         with ZipFile(self.path) as archive, ZipFile(path, "w") as written:
             for one in archive.infolist():  # in their order, which OpenDocument prescribes
-                written.writestr(one, made.get(one.filename) or archive.read(one))
+                if one.filename in made:
+                    written.writestr(one, made[one.filename])
+                else:
+                    with archive.open(one) as source, written.open(copy(one), "w") as target:
+                        copyfileobj(source, target)
 
-    def shown(self, xml: str) -> str:
+    def shown(self, xml: bytes) -> str:
         """Write XML as HTML."""
-        xml = re.sub(r"<text:s(?: [^>]*)?/>", " ", xml)
-        xml = _FIELD.sub(lambda found: f"<x {self.keep(found[0])}/>", xml)
-        for name, theirs in _ENDS.items():
-            xml = re.sub(rf"<(/?)({theirs})(?=[\s/>])", rf"<\1{name}\2", xml)
-        return xml
+        self.xml, self.at, self.found, self.usual = xml, 0, list[str](), ""
+        self.fields = 0  # that have begun, and not ended: nothing is written until then
+        self._outside(_parsed(xml, self.paragraphs))
+        self.fields = 0
+        self._divide(len(xml))
+        return "".join(self.found)
+
+    def written(self, start: int, end: int) -> str:
+        return self.xml[start:end].decode()
+
+    def _divide(self, end: int) -> None:
+        """Keep what is before a place, and was not written, where no sentence goes on."""
+        if not self.fields:
+            self.found.append(f"<hr {self.keep(self.written(self.at, end))}>")
+            self.keep(self.usual)  # by the number after that
+            self.at, self.last = end, ""
+
+    def _add(self, tag: str, start: int, end: int, after: str = "/>") -> None:
+        if not self.fields:
+            self.found.append(f"<{tag} {self.keep(self.written(start, end))}{after}")
+
+    def _outside(self, element: _Element) -> None:
+        for one in element.elements:
+            if one.name in self.paragraphs:
+                usual, self.usual = self.usual, self.usual_of(one)
+                self._divide(_first(one))
+                self._inside(one)
+                self.at, self.usual = self.at if self.fields else one.past, usual
+            elif one.divided:
+                self._outside(one)
+
+    def _inside(self, element: _Element) -> None:
+        first = _first(element)
+        for one in element.content:
+            if isinstance(one, str):
+                self.add_text(one)
+            elif one.name in self.around:
+                inner = next((own for own in one.elements if own.name == "w:sdtContent"), one)
+                self._add("c", one.start, _first(inner), ">")
+                self._inside(inner)
+                self._add("/c", inner.past, one.end, ">")
+            elif one.divided:
+                self.at = self.at if self.fields else one.start
+                self._outside(one)
+                self._divide(one.end)
+            elif one.start >= first:
+                self.add(one, element)
+
+    def add(self, element: _Element, parent: _Element) -> None:
+        """Write an element without text of the paragraph."""
+        ends = _RANGE.fullmatch(element.name)
+        if ends:
+            known = _NAMED.search(self.written(element.start, element.inside))
+            name = re.sub(r"\W", "-", f"r-{ends[1]}-{known[1] if known else ''}").lower()
+            self._add(f"{'/' * (ends[2].lower() == 'end')}{name}", element.start, element.end, ">")
+        elif element.name == "text:s" and self.last.strip():  # else it is one more space
+            self.add_text(" ")
+        elif element.name not in self.needless:
+            self._add("br" if element.name in self.breaks else "x", element.start, element.end)
+
+    def add_text(self, text: str) -> None:
+        self.found.append(html.escape(text, quote=False))
+        self.last = text[-1]
+
+    def usual_of(self, paragraph: _Element) -> str:
+        """Return the format that most of a paragraph has."""
+        return ""
 
     def restored(self, text: str) -> str:
         """Write the HTML of `shown` as XML."""
-        text = _NUMBERED.sub(lambda tag: self.kept[int(tag[1])], text)
-        return re.sub("<(/?)(?:p|br) :", r"<\1", text)
+        styles, found = [""], list[str]()
+        for part in re.split("(<[^>]*>)", text):
+            if tag := _OURS.fullmatch(part):
+                written = self.kept[int(tag[3])]
+                if tag[2] == "m":
+                    styles = styles[:-1] if tag[1] else [*styles, written]
+                    continue
+                found.append(written)
+                if tag[2] == "hr":
+                    styles = [self.kept[int(tag[3]) + 1]]
+            elif part:
+                found.append(self.text_in.format(styles[-1], _CONTROLS.sub("", part)))
+        return "".join(found)
+
+
+def _first(element: _Element) -> int:
+    """Return where an element's content begins, behind its properties."""
+    return max((one.end for one in element.elements if one.name.endswith("Pr")), default=element.inside)
 
 
 class WordDocument(OpenDocument):
     """A text of Word. Runs of the format that most of a paragraph has become text, others elements."""
 
     parts = re.compile(r"word/(document|header\d*|footer\d*|footnotes|endnotes|comments)\.xml")
+    paragraphs = ("w:p",)
+    around = ("w:hyperlink", "w:ins", "w:moveTo", "w:sdt", "w:smartTag", "w:customXml", "w:dir", "w:bdo")
+    breaks = ("w:br", "w:cr", "w:tab", "w:ptab")
+    needless = ("w:proofErr", "w:lastRenderedPageBreak", "w:lang", "w:rPrChange")
+    text_in = '<w:r>{0}<w:t xml:space="preserve">{1}</w:t></w:r>'
 
-    def shown(self, xml: str) -> str:
-        self.formats = dict[str, str]()
-        xml = _CONTENT.sub(
-            lambda found: f"<{'/' * found[0].startswith('</')}c {self.keep(found[0])}>",
-            _NEEDLESS.sub("", xml),
-        )
-        start, *rest = _PARAGRAPH.split(xml)
-        found = self._of_runs(start, "")
-        for tag, runs in zip(rest[::2], rest[1::2]):
-            lengths = Counter[str]()
-            for run in _RUNS.finditer(runs):
-                lengths[run[1] or ""] += sum(map(len, _TEXT.findall(run[2] or "")))
-            usual = max(lengths, key=lambda style: lengths[style], default="")
-            found += f"<p {self.keep(tag)}>"
-            self.keep(usual)  # by the number after that
-            found += self._of_runs(runs, usual)
-        return found
+    def read(self) -> None:
+        self.formats, self.began = dict[str, str](), _Element("", 0)
+        super().read()
 
-    def _of_runs(self, xml: str, usual: str) -> str:
-        """Write what is between the tags of paragraphs."""
-
-        def write(run: re.Match[str]) -> str:
-            if run[2] is None:  # text that is none of the document's, such as a measure
-                return f"<x {self.keep(run[0])}/>" if run[0].strip() else ""
-            style, found = run[1] or "", ""
-            if style not in self.formats:
-                self.formats[style] = self.keep(style)
-            tag = f"m {self.formats[style]}"
-            for number, part in enumerate(_TEXT.split(run[2])):
-                if number % 2:
-                    found += part if style == usual or not part else f"<{tag}>{part}</{tag}>"
-                elif part:
-                    name = "br" if _BREAK.match(part) else "x"
-                    found += f"<{name} {self.keep(f'<w:r>{style}{part}</w:r>')}/>"
-            return found
-
-        return re.sub(r"</(m [^>]*)><\1>", "", _RUNS.sub(write, xml))
-
-    def restored(self, text: str) -> str:
-        styles, found = [""], ""
-        for part in re.split("(<[^>]*>)", text):
-            if tag := _OF_WORD.fullmatch(part):
-                end, name, written = tag[1], tag[2], self.kept[int(tag[3])]
-                if name == "p":
-                    styles = [self.kept[int(tag[3]) + 1]]
-                elif name == "m":
-                    styles = styles[:-1] if end else [*styles, written]
-                found += written if name != "m" else ""
-            elif part and part[0] != "<":
-                found += f'<w:r>{styles[-1]}<w:t xml:space="preserve">{_CONTROLS.sub("", part)}</w:t></w:r>'
+    def add(self, element: _Element, parent: _Element) -> None:
+        if element.name != "w:r":
+            return super().add(element, parent)
+        own = [one for one in element.elements if one.name == "w:fldChar"]
+        ends = Counter(re.findall("begin|end", "".join(self.written(one.start, one.end) for one in own)))
+        if self.fields or ends["begin"]:  # a field stays as a whole, which may be several paragraphs
+            if not self.fields:
+                self.at, self.began = element.start, parent
+            self.fields = max(0, self.fields + ends["begin"] - ends["end"])
+            if self.began is parent:
+                self._add("x", self.at, element.end)
             else:
-                found += part
-        return found
+                self._divide(element.end)
+            return None
+        style = self._style(element)
+        for one in element.elements:
+            if one.name == "w:t" and one.text:
+                self._add_run(html.escape(one.text, quote=False), style)
+            elif one.name not in ("w:t", "w:rPr", *self.needless):
+                tag = "br" if one.name in self.breaks else "x"
+                whole = f"<w:r>{style}{self.written(one.start, one.end)}</w:r>"
+                self.found.append(f"<{tag} {self.keep(whole)}/>")
+
+    def add_text(self, text: str) -> None:
+        """Leave out what is between runs."""
+
+    def _add_run(self, text: str, style: str) -> None:
+        if style not in self.formats:
+            self.formats[style] = self.keep(style)
+        tag = f"m {self.formats[style]}>"
+        if style == self.usual:
+            self.found.append(text)
+        elif self.found[-1] == f"</{tag}":
+            self.found[-1:] = [text, f"</{tag}"]
+        else:
+            self.found += [f"<{tag}", text, f"</{tag}"]
+
+    def _style(self, run: _Element) -> str:
+        own = (one for format in run.elements if format.name == "w:rPr" for one in format.elements)
+        parts = [self.written(one.start, one.end) for one in own if one.name not in self.needless]
+        return f"<w:rPr>{''.join(parts)}</w:rPr>" if parts else ""
+
+    def usual_of(self, paragraph: _Element) -> str:
+        lengths, waiting = Counter[str](), paragraph.elements
+        for one in waiting:
+            if one.name == "w:r":
+                lengths[self._style(one)] += sum(len(own.text) for own in one.elements if own.name == "w:t")
+            elif one.name in (*self.around, "w:sdtContent"):
+                waiting += one.elements
+        return max(lengths, key=lambda style: lengths[style], default="")
 
 
 FORMATS: dict[str, type[Document]] = {
@@ -267,7 +383,6 @@ FORMATS: dict[str, type[Document]] = {
     ".odt": OpenDocument,
     ".html": HtmlDocument,
     ".htm": HtmlDocument,
-    ".md": MarkdownDocument,
     ".po": GettextDocument,
     ".txt": Document,
 }
@@ -287,7 +402,8 @@ def open_document(path: Path) -> Document:
     except ImportError as error:
         needed = f"{error.name}, which is not installed: {installing(EXTRA)}"
         raise ConfigurationError(f"documents need {needed}") from None
-    except (ValueError, OSError) as error:  # of polib as well
+    # of polib as well; RuntimeError: of a password, of what ZIP has besides
+    except (ValueError, OSError, EOFError, RuntimeError, BadZipFile, zlib.error, ExpatError) as error:
         raise ConfigurationError(f"{path} is no readable {suffix} file: {error}") from None
 
 

@@ -11,7 +11,7 @@ import pytest
 from pytest import Config
 
 from fairseq_ccpr.building import adapter_build
-from fairseq_ccpr.building.held_out import hold_out
+from fairseq_ccpr.building.held_out import hold_out, rank_of_draw
 from fairseq_ccpr.text.pairs import read_pairs
 from fairseq_ccpr.text.resemblance import NEAR, highest_resemblance
 from tests.helpers import begin, call, refused, write_lines
@@ -35,7 +35,11 @@ def test_nothing_like_what_is_held_out_is_left(pytestconfig: Config) -> None:
             assert likeness.max() < NEAR
     assert left == [pair for pair in pairs if pair in {*left}]
     rng.shuffle(pairs)
-    assert hold_out(pairs, {"test": 60, "valid": 50})[0].keys() == drawn.keys()
+    shuffled = hold_out(pairs, {"test": 60, "valid": 50})[0]
+    assert {*map(rank_of_draw, shuffled["test"])} == {*map(rank_of_draw, drawn["test"])}
+    none, others, near = hold_out(pairs, {}, drawn["test"])  # given, not drawn
+    assert not none and {*drawn["test"]} <= {*near} and sorted([*others, *near]) == sorted(pairs)
+    assert {*left} <= {*others}
     again = hold_out([*pairs, ("some new", "words here")], {"test": 60})[0]["test"]
     sources = ({source.casefold().strip("!") for source, _ in some} for some in (again, drawn["test"]))
     assert len(next(sources) ^ next(sources)) <= 2  # one that is new may be drawn in place of another
@@ -83,21 +87,24 @@ def test_a_killed_run_goes_on_and_ends_as_any_other(
     assert killed.exists() and not (killed / "tuned.json").exists(), (tmp_path / "log").read_text("utf-8")
     done = call("adapt", *words, "--output", killed)
     assert "pairs ..." not in done.stderr and "build tokens ..." in done.stderr and "tune ..." in done.stderr
-    assert (
-        done.stdout.count("| base |") == 2 and f"--datastore {killed} <" in done.stdout
-    ) or "nothing" in done.stdout
+    assert done.stdout.count("| base |") == 2
+    assert ("brings nothing" in done.stdout) != (f"--datastore {killed} <" in done.stdout)
     call("adapt", *words, "--output", whole)
     assert figures(killed) == figures(whole)
     assert call("adapt", *words, "--output", killed).stderr == ""
     folder = Path(f"{killed}.data/domain")
     targets = {target for _, target in read_pairs(folder / "test.tsv")}
     assert targets and not targets & {*(folder / "text.txt").read_text("utf-8").splitlines()}
+    killed.rename(tmp_path / "moved")
+    refused(call("adapt", *words, "--output", killed, check=False), "is gone, or another was built there")
     write_lines(other, *(f"{source} z\t{target}" for source, target in pairs[:120]))
     refused(call("adapt", *words, "--output", killed, check=False), "--also has changed since")
 
 
 def test_bad_input(world: World, model: Path, tmp_path: Path) -> None:
     few = write_lines(tmp_path / "few.tsv", *(f"Haus {i}\thouse {i}" for i in range(12)))
+    held = write_lines(tmp_path / "held.tsv", *(f"Baum b{i} c{i}\ttree d{i} e{i}" for i in range(60)))
+    same = write_lines(tmp_path / "same.tsv", *(f"Haus {i % 3}\thouse {i % 3}" for i in range(1000)))
     none = write_lines(tmp_path / "none.tsv", "nothing")
 
     def fails(given: Path, said: str, *extra: object) -> None:
@@ -110,12 +117,17 @@ def test_bad_input(world: World, model: Path, tmp_path: Path) -> None:
     fails(few, "--encoder is for text of the target language", "--encoder", few)
     fails(few, "has 12 pairs, and to hold out test takes 500", "--valid", few)
     fails(
+        same,
+        "has too few pairs that are not nearly the same: 0 for train, [0-3] for test, 0 for valid; 50 are",
+    )
+    fails(few, "has too few pairs that are not nearly the same: 0 for train", "--valid", held, "--test", few)
+    fails(
         few,
         "--also .*none.tsv has 0 pairs, and to tune and to measure takes 100",
         "--valid",
-        few,
+        held,
         "--test",
-        few,
+        held,
         "--also",
         none,
     )

@@ -38,6 +38,7 @@ class Served:
 
     url: str
     translator: Translator
+    service: Any = None
 
     def ask(
         self, path: str, method: str = "GET", headers: dict[str, str] | None = None, **sent: Any
@@ -68,7 +69,9 @@ def served(translator: Translator, **limits: Any) -> Iterator[Served]:
         while not server.started:
             time.sleep(0.01)
         try:
-            yield Served(f"http://127.0.0.1:{listening.getsockname()[1]}", translator)
+            yield Served(
+                f"http://127.0.0.1:{listening.getsockname()[1]}", translator, vars(server)["service"]
+            )
         finally:
             server.should_exit = True
             thread.join()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from pathlib import Path
 from xml.dom.minidom import parseString
 from zipfile import ZipFile
@@ -10,8 +11,9 @@ from zipfile import ZipFile
 import pytest
 
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.text.documents import FORMATS, open_document, usable
-from tests.text.test_html import translated
+from fairseq_ccpr.text import documents
+from fairseq_ccpr.text.documents import FORMATS, open_document
+from tests.text.test_html import written
 
 WORDS = {
     "Das": "The", "kleine": "small", "Haus": "house", "ist": "is", "alt": "old", "Ende": "End", "Zelle": "Cell",
@@ -31,7 +33,9 @@ WORD = (
     "<w:r><w:drawing><wp:posOffset>12</wp:posOffset></w:drawing></w:r></w:p>"
     f'<w:p><w:hyperlink r:id="rId1">{run("Link", BOLD)}</w:hyperlink>{run(" und Haus")}<w:r><w:tab/></w:r>'
     f"{run('Ende &amp; 3')}</w:p>"
-    '<w:p><w:r><w:fldChar w:fldCharType="begin"/></w:r><w:r><w:instrText> PAGE </w:instrText></w:r></w:p>'
+    '<w:p><w:r><w:fldChar w:fldCharType="begin"/></w:r><w:r><w:instrText> PAGE </w:instrText></w:r>'
+    f'<w:r><w:fldChar w:fldCharType="separate"/></w:r>{run("3")}<w:r><w:fldChar w:fldCharType="end"/></w:r>'
+    f'<w:bookmarkStart w:id="1"/>{run("Ende", BOLD)}<w:bookmarkEnd w:id="1"/>{run(" und Haus")}</w:p>'
     f'<w:p><w:sdt><w:sdtPr><w:id w:val="1"/></w:sdtPr><w:sdtContent>{run("Zelle")}</w:sdtContent></w:sdt></w:p>'
     f"<w:p>{run('Ein Satz')}<w:r><w:pict><w:txbxContent><w:p>{run('Note')}</w:p></w:txbxContent></w:pict></w:r></w:p>"
     "</w:body></w:document>"
@@ -41,35 +45,13 @@ OPEN = (
     "<office:body>"
     '<text:h text:outline-level="1">Ende</text:h><text:p text:style-name="P1">Das <text:span text:style-name="T1">kleine'
     '</text:span><text:s text:c="2"/>Haus<text:note><text:note-citation>1</text:note-citation><text:note-body><text:p>Note'
-    "</text:p></text:note-body></text:note></text:p><text:p>Ein Satz<text:line-break/>Haus &lt; 3</text:p><text:p/>"
+    "</text:p></text:note-body></text:note></text:p><text:p>Ein Satz<text:line-break/>Haus &lt; 3</text:p>"
+    "<text:p><text:s/>Ende <text:s/>Ende<text:number>Haus</text:number></text:p><text:p/>"
     "<office:annotation><dc:date>2026-11-28T10:00</dc:date><text:p>Zelle</text:p></office:annotation>"
     "</office:body></office:document-content>"
 )
-MARKDOWN = """---
-title: Das Haus
----
-# Das *kleine* Haus
-
-Das **kleine** Haus ist
-alt. Ein [Link](https://a.b/c_d "Haus") und `Haus` &amp; 3 \\* 4.
-
-- Ein Satz
-  1. Ende
-
-> Das ***kleine*** Haus
-
-| Zelle | Haus |
-| ----- | ---- |
-| Ende  | Satz |
-
-```text
-Das Haus
-```
-
-<div>Das Haus</div>
-"""
 PO = """msgid ""
-msgstr "Content-Type: text/plain; charset=UTF-8\\n"
+msgstr "Content-Type: text/plain; charset=ISO-8859-1\\n"
 
 # Haus
 #: a.c:1
@@ -79,7 +61,19 @@ msgstr ""
 msgid "Ein Haus"
 msgid_plural "Das Haus"
 msgstr[0] ""
-msgstr[1] ""
+msgstr[1] "by hand"
+
+#, fuzzy
+msgid "Satz"
+msgstr "read by nobody"
+
+#, c-format
+msgid "Ende\\n"
+"kleine %d {0}"
+msgstr ""
+
+msgid "&Das %(n)s Stück <b>Haus</b> 3 < 4"
+msgstr ""
 
 msgid "Ende"
 msgstr "kept"
@@ -98,7 +92,8 @@ def zipped(path: Path, **files: str) -> Path:
 def through(path: Path, words: dict[str, str], order: list[int] | None = None) -> Path:
     """Translate a document word by word."""
     made, document = path.with_name(f"made{path.suffix}"), open_document(path)
-    document.save([translated(one, words, order) for one in document.segments], made)
+    texts = ((one, number) for one in document.segments for number in range(len(one.sentences)))
+    document.save([written(one, number, words, order) for one, number in texts], made)
     return made
 
 
@@ -120,7 +115,7 @@ def test_word(tmp_path: Path) -> None:
     path = zipped(tmp_path / "a.docx", word__document=WORD, word__styles="<a>Haus</a>", word__footnotes=WORD)
     sentences = [one for text in open_document(path).segments for one in text.sentences]
     assert sentences[: len(sentences) // 2] == [
-        "Das kleine Haus ist alt.", "Link und Haus", "Ende & 3", "Zelle", "Ein Satz", "Note"
+        "Das kleine Haus ist alt.", "Link und Haus", "Ende & 3", "Ende und Haus", "Zelle", "Ein Satz", "Note"
     ]  # fmt: skip
     with ZipFile(path) as before, ZipFile(through(path, WORDS)) as after:
         assert before.namelist() == after.namelist()
@@ -139,7 +134,7 @@ def test_word_keeps_what_is_not_text(tmp_path: Path) -> None:
     path = zipped(tmp_path / "a.docx", word__document=WORD)
     with ZipFile(through(path, {})) as after:
         again = after.read("word/document.xml").decode()
-    wanted = re.sub('<w:proofErr[^>]*>|(?<=<w:r) w:rsidR="00A1"|(?<=\\?>)\n', "", WORD)
+    wanted, again = (re.sub('<w:proofErr[^>]*>|(?<=<w:r) w:rsidR="00A1"', "", one) for one in (WORD, again))
     for style, one, two in ((BOLD, "klei", "ne"), ("", " Ha", "us")):  # adjacent runs of one format are one
         wanted = wanted.replace(f'{one}</w:t></w:r><w:r>{style}<w:t xml:space="preserve">{two}', one + two)
     assert again == wanted
@@ -158,35 +153,83 @@ def test_open_document(tmp_path: Path) -> None:
     )
     assert 'The <text:span text:style-name="T1">small</text:span> house<text:note>' in xml
     assert "<dc:date>2026-11-28T10:00</dc:date><text:p>Cell<" in xml and "citation>1<" in xml
+    assert "<text:s/>End <text:s/>End<text:number>Haus</text:number>" in xml
 
 
-@pytest.mark.skipif({".md", ".po"} - {*usable()} != set(), reason="packages of documents are not installed")
-def test_markdown_and_gettext(tmp_path: Path) -> None:
-    path = tmp_path / "a.md"
-    path.write_text(MARKDOWN, encoding="utf-8")
-    joined = MARKDOWN.replace("&amp;", "&").replace(
-        "ist\nalt. Ein [", "ist alt. Ein ["
-    )  # a sentence is one line
-    assert through(path, {}).read_text(encoding="utf-8") == joined
-    made = through(path, WORDS).read_text(encoding="utf-8")
-    assert (
-        "# The *small* house\n" in made and "> The ***small*** house\n" in made and "title: Das Haus" in made
+def test_fields_and_ranges_stay_whole(tmp_path: Path) -> None:
+    path = zipped(tmp_path / "a.docx", word__document=WORD)
+    with ZipFile(through(path, WORDS, order=[2, 1, 0])) as after:
+        xml = after.read("word/document.xml").decode()
+    field = WORD[WORD.index('<w:r><w:fldChar w:fldCharType="begin"') : WORD.index("<w:bookmarkStart")]
+    bold = f'<w:bookmarkStart w:id="1"/><w:r>{BOLD}<w:t xml:space="preserve">End</w:t></w:r><w:bookmarkEnd w:id="1"/>'
+    assert field.replace(' w:rsidR="00A1"', "") in xml.replace(' w:rsidR="00A1"', "") and bold in xml
+    assert texts(xml)[2] == "3house and *End*"
+    contents = WORD.replace('<w:r><w:fldChar w:fldCharType="begin"/></w:r>', "", 1).replace(
+        run("Link", BOLD), '<w:r><w:fldChar w:fldCharType="begin"/></w:r>', 1
     )
-    assert 'One [link](https://a.b/c_d "Haus") and `Haus` & 3 \\* 4.' in made and "  1. End" in made
-    assert "| Cell | house" in made and "```text\nDas Haus\n```" in made and "<div>Das Haus</div>" in made
+    with ZipFile(through(zipped(path, word__document=contents), WORDS)) as after:
+        again = after.read("word/document.xml").decode()
+    start, end = contents.index("<w:hyperlink "), contents.index('<w:bookmarkStart w:id="1"/>')
+    assert parseString(again) and contents[start:end] in again and "End</w:t>" in again  # over two paragraphs
+
+
+def test_gettext(tmp_path: Path) -> None:
+    pytest.importorskip("polib")
     path = tmp_path / "a.po"
-    path.write_text(PO, encoding="utf-8")
-    made = through(path, WORDS).read_text(encoding="utf-8")
-    assert 'msgid "Das Haus\\n"\nmsgstr "The house\\n"' in made and made.count("#, fuzzy") == 2
+    path.write_text(PO, encoding="latin-1")
+    made = through(path, {**WORDS, "Stück": "pieces €"}).read_text(encoding="utf-8")
+    assert 'msgid "Das Haus\\n"\nmsgstr "The house\\n"' in made and made.count(" fuzzy\n") == 4
+    assert 'msgstr "kept"' in made and 'msgstr "read by nobody"' in made and "# Haus\n#: a.c:1" in made
+    assert made.count('msgstr[0] ""') == 1 and 'msgstr[1] "by hand"' in made and "charset=UTF-8" in made
     assert (
-        'msgstr[0] "One house"\nmsgstr[1] "The house"' in made
-        and 'msgstr "kept"' in made
-        and "# Haus\n#: a.c:1" in made
+        'msgstr "&The %(n)s pieces € <b>house</b> 3 < 4"' in made
+        and 'msgstr ""\n"End\\n"\n"small %d {0}"' in made
     )
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        "<w:p>" * 150 + "</w:p>" * 150,
+        "<w:p><w:pPr></w:pPr><w:r></w:r>" * 20_000 + "</w:p>" * 20_000,
+        "<w:p><w:pPr>" * 20_000,
+        "<w:p>" + "<w:r><w:rPr><w:rPrChange>" * 20_000,
+        "<w:p>" + "<w:sdt><w:sdtPr/>" * 20_000,
+        "<w:p>" + "<w:r><w:t>a</w:t></w:r>x<!-- <w:p> -->" * 20_000 + "</w:p>",
+        "<w:p>" + '<w:bookmarkStart w:id="1"/><w:r><w:t>a</w:t></w:r>' * 5_000 + "</w:p>",
+        '<w:p><w:r><w:fldChar w:fldCharType="begin"/></w:r></w:p>' * 5_000,
+    ],
+)
+def test_no_document_takes_long(tmp_path: Path, hostile: str) -> None:
+    path = zipped(tmp_path / "a.docx", word__document=f"<w:document>{hostile}</w:document>")
+    start = time.process_time()
+    try:
+        through(path, {})
+    except ConfigurationError as error:
+        assert re.search("deep|mismatched tag", str(error))
+    assert time.process_time() - start < 10
+
+
+def test_archives_that_are_damaged_or_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = zipped(tmp_path / "a.docx", word__document="\ufeff" + WORD)
+    with ZipFile(through(path, {})) as after:
+        assert after.read("word/document.xml").decode().startswith("\ufeff<?xml")
+    for most, said in (("MOST_OF_TEXT", "more than 0 MiB of text"), ("MOST_OF_ALL", "more than 0 MiB$")):
+        with monkeypatch.context() as patch, pytest.raises(ConfigurationError, match=said):
+            patch.setattr(documents, most, 0)
+            open_document(path)
+    whole = path.read_bytes()
+    path.write_bytes(whole.replace(bytes(range(200)), bytes(200)))
+    with pytest.raises(ConfigurationError, match=r"picture\.png in it is damaged"):
+        open_document(path)
+    latin = WORD.replace("UTF-8", "ISO-8859-1")
+    for xml, said in ((latin, "its XML is in ISO-8859-1"), (f"<!DOCTYPE a>{WORD[55:]}", "document type")):
+        with pytest.raises(ConfigurationError, match=said):
+            open_document(zipped(path, word__document=xml))
 
 
 def test_what_is_no_document_is_refused(tmp_path: Path) -> None:
-    for suffix in (".docx", ".odt", ".html", ".md", ".po"):
+    for suffix in (".docx", ".odt", ".html", ".po"):
         path = tmp_path / f"a{suffix}"
         path.write_bytes(b"\xff\xfe no document")
         with pytest.raises(ConfigurationError, match=f"a{suffix} is no readable {suffix} file"):
@@ -195,4 +238,4 @@ def test_what_is_no_document_is_refused(tmp_path: Path) -> None:
         open_document(zipped(tmp_path / "b.docx", content=OPEN))
     with pytest.raises(ConfigurationError, match="is no document that is known"):
         open_document(tmp_path / "a.pdf")
-    assert {*FORMATS} >= {".docx", ".odt", ".html", ".md", ".po", ".txt"}
+    assert {*FORMATS} >= {".docx", ".odt", ".html", ".po", ".txt"}
