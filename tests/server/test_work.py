@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from pathlib import Path
@@ -13,10 +14,12 @@ import pytest
 from fairseq_ccpr import Translator
 from fairseq_ccpr.evaluation.explain import encode_sentences
 from fairseq_ccpr.evaluation.explanation import Explanation
+from fairseq_ccpr.inference.learning import learned_memory
 from fairseq_ccpr.server import work as working
 from fairseq_ccpr.server.work import Work
 from fairseq_ccpr.text.pairs import read_pairs
 from tests.small_models import World
+from tests.test_memories import make_stores
 
 
 @pytest.fixture(scope="module")
@@ -102,3 +105,28 @@ def test_a_compaction_that_is_refused_is_told_once(
     work.close()
     assert caplog.text.count("has phrases as well, and can be compacted while nothing uses it to learn") == 1
     assert "this server does not try again" in caplog.text and "tried again" not in caplog.text
+
+
+@pytest.mark.full
+def test_each_memory_is_compacted_and_let_go(
+    world: World, pairs: list[tuple[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(working, "COMPACTED_AT", 1)
+    monkeypatch.setattr(working, "SHARE_COMPACTED", 10**9)
+    stores = make_stores(world, tmp_path)
+    work = Work(translator := Translator(datastore=stores, device="cpu", max_len_b=25))
+    (source, target), (_, other) = sorted(pairs, key=lambda pair: len(pair[1]))[:2]
+    for name, text in (("cars", target), ("bikes", other)):
+        work.call(lambda one, name=name, text=text: one[name].learn(source, text)).result(60)
+        end = time.monotonic() + 300
+        while learned_memory(translator[name]).entries.index.size:  # until they are the datastore's own
+            assert time.monotonic() < end
+            work.call(lambda one: None).result(60)
+            time.sleep(0.5)
+        (one,) = work.translate([source], memory=(name,)).result(60)
+        assert one.text == text
+    work.close()
+    for name, text in (("cars", target), ("bikes", other)):
+        with Translator(datastore=stores[name], device="cpu") as after:
+            assert [one.target for one in after.memory()] == [text]
+            after.lock()
