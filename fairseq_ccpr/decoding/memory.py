@@ -125,6 +125,7 @@ class Variant:
     otherwise: bool = False  # tried only where no variant before it was kept
     # leaves the memory out: tried where one before `otherwise` was kept, or for speed
     leaves_out: bool = False
+    of_winner: bool = False  # tried only where the winner has the memory
 
 
 class RescoringRecord(Protocol):

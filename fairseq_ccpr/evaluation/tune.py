@@ -150,7 +150,7 @@ class Trial:
     def _is_worth_trying(self, variant: Variant, memory: Memory, winner: Candidate, kept: bool) -> bool:
         if variant.leaves_out:
             return bool(winner.ensemble.voting) and (kept or self.prefer == SPEED)
-        return not (variant.otherwise and kept)
+        return winner.has(memory) if variant.of_winner else not (variant.otherwise and kept)
 
     def _try(self, variant: Variant, memory: Memory, candidate: Candidate) -> Candidate:
         """Decode with a variant of a candidate; return the one that is kept."""

@@ -107,7 +107,7 @@ async def _read(request: Request, most_characters: int, most_file: int) -> Param
         raise bad(f"the body is not valid {kind} in UTF-8: {str(error)[:100]}") from None
     except MultiPartException as error:
         told = f"the form cannot be read ({error.message.rstrip('.')})"
-        raise bad(f"{told}: send fields of text, {'one' if most_file else 'no'} file") from None
+        raise bad(f"{told}: send fields of text, and {'one' if most_file else 'no'} file") from None
     return _by_name(pairs) | named
 
 

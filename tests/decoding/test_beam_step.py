@@ -74,8 +74,8 @@ def make_ensemble(
     task = SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
     base_architecture(arguments)
     model = TransformerModel.build_model(arguments, task).eval().to(device)
-    found = [Found([5, 6, 4], 0, 0.9, [6]), Found([5, 4], 0, 0.7, [])]
-    sentence = [*found, *(Found([4], 1, 0.8 - lane / 100, [5]) for lane in range(lanes - 2))]
+    found = [Found([5, 6, 4], 0, 0.9), Found([5, 4], 0, 0.7)]
+    sentence = [*found, *(Found([4, 5], 1, 0.8 - lane / 100) for lane in range(lanes - 2))]
     sentences = [sentence if not number % 2 else [] for number in range(batch)]
     candidates: Any = SimpleNamespace(
         start=lambda sources, *_: lambda: [None] * batch, table=lambda found: make_table(sentences),

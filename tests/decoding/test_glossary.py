@@ -103,7 +103,7 @@ def test_it_goes_with_a_datastore_and_is_in_the_signature(
 
 def test_votes_are_those_of_the_formula() -> None:
     """Two variants of one term and another term, after a beginning and after one that was written."""
-    table = make_table([[Found([5, 6], 0, 1.0, []), Found([7], 0, 1.0, []), Found([8, 9], 1, 1.0, [])]])
+    table = make_table([[Found([5, 6], 0, 1.0), Found([7], 0, 1.0), Found([8, 9], 1, 1.0)]])
     votes = GlossaryVotes()
     log_probs = torch.randn(1, 12).log_softmax(dim=1)
     state = PhraseState(table, torch.tensor([0]))
@@ -132,7 +132,7 @@ def test_a_step_is_a_plain_computation_of_votes_and_costs(rng: np.random.Generat
     words, sentences, hypotheses, length = 9, 3, 40, 7
     terms = [[list(rng.integers(4, words, rng.integers(1, 4))) for _ in range(5)] for _ in range(sentences)]
     queries = [0, 0, 1, 2, 2]
-    table = make_table([[Found(term, query, 1.0, []) for query, term in zip(queries, of)] for of in terms])
+    table = make_table([[Found(term, query, 1.0) for query, term in zip(queries, of)] for of in terms])
     votes, rows = GlossaryVotes(), torch.tensor(rng.integers(0, sentences, hypotheses))
     phrases = PhraseMemory(None, PhraseSettings(), votes, torch.device("cpu"))  # type: ignore[arg-type]
     memory = GlossaryMemory(phrases, end_token=2, unknown_token=3)

@@ -185,11 +185,11 @@ def test_token_ids_of_both_are_those_of_one(divided: Divided, folder: Path) -> N
         entries = np.random.randint(whole.section.size, size=size)
         mine = learned.stored(entries)
         sources = [one(entries[mine]), two(entries[~mine] - own.section.size)]
-        found = lay_out(np.stack([mine, ~mine]), sources, 3)
-        wanted = lay_out(np.ones((1, size), bool), [both(entries)], 3)
+        found = lay_out(np.stack([mine, ~mine]), sources)
+        wanted = lay_out(np.ones((1, size), bool), [both(entries)])
         assert (
             all(map(np.array_equal, found, wanted))
-            and ((found[0] != NO_TOKEN).sum(axis=1) == wanted[2]).all()
+            and ((found[0] != NO_TOKEN).sum(axis=1) == wanted[1]).all()
         )
 
 

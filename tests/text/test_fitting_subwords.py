@@ -73,7 +73,7 @@ def test_source_text_is_not_asked_of_the_target_dictionary() -> None:
     nothing: Any = SimpleNamespace(
         start=lambda texts, *_: lambda: one, datastore=SimpleNamespace(spans=np.empty((0, 3)))
     )
-    candidates = PhraseCandidates(nothing, lambda: subwords, source, 4)
+    candidates = PhraseCandidates(nothing, lambda: subwords, source)
     for text in verses()[:200]:
         symbols = symbols_of(None, subwords.scheme.bpe, text)
         [found] = candidates.start(encode_line(source, symbols)[None])()
