@@ -61,8 +61,8 @@ class Translator(System):
         datastore: a folder with tokens, phrases or both; two folders, separated by a colon, where they are
             apart. Left out, the model translates alone. Several of one model have names, such as `{"cars":
             "datastores/cars", "bikes": "datastores/bikes"}`: `translate(texts, memory=["cars", "bikes"])` uses
-            both together, `translator["bikes"]` is a translator over one, and where none is named it is the
-            first.
+            both together, and `translator["bikes"]` is a translator over one of them. The first is the
+            default.
         data: a folder with the model's dictionaries, such as DATA_BIN. Left out, they are found in the
             datastore, or next to the model; so are the subwords, unless `bpe` and `sentencepiece_model` or
             `bpe_codes` name them.

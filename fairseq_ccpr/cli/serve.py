@@ -93,7 +93,7 @@ def read_keys(path: Path | None, memories: Collection[str] = ()) -> dict[str, tu
     """Read the API keys of a file, or else the environment: on each line one and, after a tab, what it opens.
 
     Args:
-        memories: that there are.
+        memories: the names of the server's memories.
     """
     if path is None:
         text, where = os.environ.get(KEY_VARIABLE), KEY_VARIABLE

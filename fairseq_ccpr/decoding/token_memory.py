@@ -697,7 +697,7 @@ class TokenStep(MemoryBatch):
             if copies > 1:
                 found = found.changed(lambda part: part.repeat_interleave(copies, dim=0))
             complete, lost = batch.complete, None
-            if complete:  # so that there are numbers everywhere, as nobody looks for others
+            if complete:  # assumed, not measured: a query that is no number has no finite score
                 lost = found.scores[:, 0] == float("-inf")
                 found = found._replace(scores=found.scores.nan_to_num())
             elif sync_is_free(queries.device):

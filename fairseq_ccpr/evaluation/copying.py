@@ -44,7 +44,7 @@ def copied(systems: Mapping[str, Sequence[np.ndarray]], text: np.ndarray) -> dic
         np.concatenate([np.zeros(0, np.uint64), *(one for each in found.values() for one in each)])
     )
     known = np.zeros(len(wanted), bool)
-    for block in _blocks(text):
+    for block in _blocks(text) if len(wanted) else ():  # all may be shorter than a run
         places = np.searchsorted(wanted, block).clip(max=max(0, len(wanted) - 1))
         known[places[wanted[places] == block]] = True
     return {name: _share(systems[name], each, wanted[known]) for name, each in found.items()}

@@ -330,7 +330,7 @@ def listen(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), family=family)
     except OSError as error:
         used = error.errno == errno.EADDRINUSE
-        found = f"port {port} of {host} {'is in use' if used else f'cannot be had ({error.strerror})'}"
+        found = f"port {port} of {host} {'is in use' if used else f'cannot be bound ({error.strerror})'}"
         raise ConfigurationError(f"{found}: give another --port{' or --host' * (not used)}") from None
 
 

@@ -330,7 +330,7 @@ class Service:
         if one and begun:
             return begun
         names = split_names(given.text(asked, "memory", 1000, "")) or tuple(opened[:1])
-        if unknown := [name for name in names if name not in opened]:  # or closed, which is told nobody
+        if unknown := [name for name in names if name not in opened]:  # a closed one is answered alike
             known = " and ".join(opened) or "one, which has no name: leave memory out"
             raise bad(f"there is no memory {unknown[0]}: there is {known}", 404)
         if one and (several := len(names)) > 1:

@@ -79,7 +79,7 @@ class Work:
         self._changed = Condition()
         self._closing = False
         self._compaction: Thread | None = None
-        # by the names of datastores, after a compaction that failed: how long none is tried, and until when
+        # By the name of a datastore whose compaction failed: seconds until the next try, and the time of that.
         self._pause = dict.fromkeys(translator.named, FIRST_PAUSE)
         self._not_before = dict.fromkeys(translator.named, 0.0)
         self._thread = Thread(target=self._run, name="translator")

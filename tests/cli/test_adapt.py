@@ -1,4 +1,4 @@
-"""`fairseq-ccpr adapt`: what it holds out does not leak, each step is done once, and bad input is told in one sentence."""
+"""`fairseq-ccpr adapt`: held-out pairs do not leak, each step runs once, and bad input is refused in one sentence."""
 
 from __future__ import annotations
 

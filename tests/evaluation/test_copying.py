@@ -42,5 +42,10 @@ def test_the_share_is_that_of_a_plain_count(block: int, rng: np.random.Generator
     assert found["whole"] == 1 and found["nothing"] == 0 and 0.4 < found["half"] < 1
 
 
+def test_translations_shorter_than_a_run_copy_nothing(rng: np.random.Generator) -> None:
+    text = rng.integers(4, 9, 40)
+    assert copied({"a": [text[: STRETCH - 1]], "b": []}, text) == {"a": 0.0, "b": 0.0}
+
+
 def test_an_empty_text_has_nothing(rng: np.random.Generator) -> None:
     assert copied({"a": [rng.integers(4, 9, 40)]}, np.zeros(0, np.int32)) == {"a": 0.0}
