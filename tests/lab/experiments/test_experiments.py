@@ -187,6 +187,7 @@ BAD = [
     ({"systems": {"knn-mt": {"phrases": {}}}}, "systems.knn-mt.phrases needs an encoder"),
     ({"encoder": "e.pt", "systems": {"knn-mt": {"phrases": {}}}}, "phrases needs text: give domains.verses.monolingual"),
     ({"systems": {"knn-mt": {"text": {}}}}, "text needs text: give domains.verses.monolingual"),
+    ({"systems": {"knn-mt": {"tokens": {"reverse_model": "r.pt"}}}}, "tokens.reverse_model needs text: give domains.verses"),
     ({"systems": {"knn-mt": {"tokens": {"raw": "base"}}}}, "tokens.raw is 'base', and there is no such"),
     ({"domains": {"few": {"data_bin": "x"}}}, "domains.few needs data_bin or text, and not both"),
     ({"model": {"dictionary": []}}, "domains.few.text needs model.subwords and model.dictionary"),
