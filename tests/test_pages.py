@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from fairseq_ccpr.version import __version__
-from scripts import results
 from tests.helpers import ROOT
 
 BARE_DECIMAL = re.compile(r"(?<![\w.\])/*\\])\.\d")
@@ -50,16 +49,6 @@ def test_links_and_pictures_are_files() -> None:
 def test_the_documentation_is_short() -> None:
     lengths = {name(page): page.read_bytes().count(b"\n") for page in pages("docs/*.md")}
     assert len(lengths) <= 20 and sum(lengths.values()) <= 3000, lengths
-
-
-@pytest.mark.parametrize("page", pages("docs/results/*.md"), ids=name)
-def test_the_tables_of_results_are_read_as_data(page: Path) -> None:
-    text = page.read_text(encoding="utf-8")
-    tables = results.read(text)["tables"]
-    assert len(tables) == len(re.findall(r"^\|[-:| ]+\|$", text, re.MULTILINE)) > 0
-    for table in tables:
-        widths = {len(row) for row in table["rows"]}
-        assert widths == {len(table["columns"])}, table
 
 
 def test_the_readme_is_short() -> None:
