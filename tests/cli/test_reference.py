@@ -84,5 +84,7 @@ def test_the_site_has_the_reference_and_the_files_of_results(
     assert [name for name in reference.CLASSES if f"\n## {name}\n" not in python] == []
     assert set(reference.CLASSES) <= set(dir(fairseq_ccpr))
     files = [path.relative_to(ROOT) for path in (ROOT / "benchmarks").rglob("*.json")]
-    assert len(files) > 5 and all(json.loads((tmp_path / "pages" / path).read_text("utf-8")) for path in files)
+    assert len(files) > 5 and all(
+        json.loads((tmp_path / "pages" / path).read_text("utf-8")) for path in files
+    )
     assert (tmp_path / "pages/docs/images/step.svg").is_file() and (tmp_path / "pages/README.md").is_file()
