@@ -35,7 +35,7 @@ def subwords_of_text(parts: Parts, ensemble: RetrievalEnsemble | None) -> np.nda
 def copied(
     systems: Mapping[str, Sequence[np.ndarray]], text: np.ndarray, stretch: int = STRETCH
 ) -> dict[str, float]:
-    """Compute the share of subwords, or words, 0 to 1, that stand in runs of so many and more that the text has.
+    """Compute the share of subwords or words, 0 to 1, that stand in runs of so many and more of the text.
 
     Args:
         systems: translations as ids, each int64 [n].
@@ -62,8 +62,9 @@ def _runs(ids: np.ndarray, stretch: int) -> np.ndarray:
     """Hash all runs of n subwords, uint64 [n - stretch + 1]."""
     if len(ids) < stretch:
         return np.zeros(0, np.uint64)
-    windows = sliding_window_view(np.asarray(ids).astype(np.uint64), stretch)
-    hashes: np.ndarray = windows @ _MULTIPLIERS[:stretch]
+    hashes: np.ndarray = (
+        sliding_window_view(np.asarray(ids).astype(np.uint64), stretch) @ _MULTIPLIERS[:stretch]
+    )
     return hashes
 
 
