@@ -51,6 +51,13 @@ def test_the_documentation_is_short() -> None:
     assert len(lengths) <= 20 and sum(lengths.values()) <= 3000, lengths
 
 
+@pytest.mark.parametrize("page", pages("*.md"), ids=name)
+def test_rows_are_as_wide_as_their_tables(page: Path) -> None:
+    text = CODE.sub("", page.read_text(encoding="utf-8"))
+    for table in re.findall(r"(?:^ *\|.*\n)+", text, re.MULTILINE):
+        assert len({len(re.findall(r"(?<!\\)\|", line)) for line in table.splitlines()}) == 1, table
+
+
 def test_the_readme_is_short() -> None:
     text = (ROOT / "README.md").read_bytes()
     assert len(text) <= 10_000 and text.count(b"\n") <= 150
