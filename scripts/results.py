@@ -216,7 +216,12 @@ def make(table: dict[str, Any]) -> str:
     for block in table.get("blocks", [table]):
         if len(block["cells"]) != len(table["head"]):
             raise Fault(f"{len(block['cells'])} cells stand below a head of {len(table['head'])}")
-        for row in block["rows"]:
+        rows = (
+            [[one, *row] for one in block["each"] for row in block["rows"]]
+            if "each" in block
+            else block["rows"]
+        )
+        for row in rows:
             made.append([fill(cell, row, table, i < labels) for i, cell in enumerate(block["cells"])])
     groups: dict[Any, list[Cell]] = {}
     for number, row in enumerate(made):
