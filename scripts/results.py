@@ -250,7 +250,7 @@ def _mark(cells: list[Cell]) -> None:
     numbers = [[one for one in cell if isinstance(one, Figure)] for cell in cells]
     for place in range(max(map(len, numbers), default=0)):
         known = [one[place] for one in numbers if len(one) > place and one[place].value is not None]
-        best = max((one.value for one in known), default=None)
+        best = max((one.value for one in known if one.value is not None), default=None)
         for one in known if len(known) > 1 else []:
             one.best = one.text == next(other.text for other in known if other.value == best)
 

@@ -183,7 +183,7 @@ def _domain(
         systems[name] = _scored(rows, base, name, metrics) | _decoding(config, plan, runner, domain, name)
         systems[name] |= {"unlike": _scored(apart, base, name, metrics)} if apart else {}
     reference = (
-        runner.folder / (about.references or [plan.decode(base, domain).outputs[0] / "reference.txt"])[0]
+        runner.folder / (about.references or [str(plan.decode(base, domain).outputs[0] / "reference.txt")])[0]
     )
     texts = {"reference": reference, **{name: plan.translation(name, domain) for name in names}}
     lines = {name: list(read_lines(path)) for name, path in texts.items()}
