@@ -32,40 +32,47 @@ def subwords_of_text(parts: Parts, ensemble: RetrievalEnsemble | None) -> np.nda
     return written.tokens if written is not None else None
 
 
-def copied(systems: Mapping[str, Sequence[np.ndarray]], text: np.ndarray) -> dict[str, float]:
-    """Compute the share of subwords, 0 to 1, that stand in runs of `STRETCH` and more that the text has.
+def copied(
+    systems: Mapping[str, Sequence[np.ndarray]], text: np.ndarray, stretch: int = STRETCH
+) -> dict[str, float]:
+    """Compute the share of subwords or words, 0 to 1, that stand in runs of so many and more of the text.
 
     Args:
         systems: translations as ids, each int64 [n].
         text: ids of all sentences, [T]; it is read in blocks.
+        stretch: how many; at most `STRETCH`.
     """
-    found = {name: [_runs(one) for one in each] for name, each in systems.items()}
+    found = {name: [_runs(one, stretch) for one in each] for name, each in systems.items()}
     wanted = np.unique(
         np.concatenate([np.zeros(0, np.uint64), *(one for each in found.values() for one in each)])
     )
     known = np.zeros(len(wanted), bool)
-    for block in _blocks(text) if len(wanted) else ():  # all may be shorter than a run
+    for block in _blocks(text, stretch) if len(wanted) else ():  # all may be shorter than a run
         places = np.searchsorted(wanted, block).clip(max=max(0, len(wanted) - 1))
         known[places[wanted[places] == block]] = True
-    return {name: _share(systems[name], each, wanted[known]) for name, each in found.items()}
+    return {name: _share(systems[name], each, wanted[known], stretch) for name, each in found.items()}
 
 
-def _blocks(text: np.ndarray) -> Iterator[np.ndarray]:
+def _blocks(text: np.ndarray, stretch: int) -> Iterator[np.ndarray]:
     for start in range(0, len(text), BLOCK):
-        yield np.unique(_runs(text[start : start + BLOCK + STRETCH - 1]))
+        yield np.unique(_runs(text[start : start + BLOCK + stretch - 1], stretch))
 
 
-def _runs(ids: np.ndarray) -> np.ndarray:
-    """Hash all runs of n subwords, uint64 [n - STRETCH + 1]."""
-    if len(ids) < STRETCH:
+def _runs(ids: np.ndarray, stretch: int) -> np.ndarray:
+    """Hash all runs of n subwords, uint64 [n - stretch + 1]."""
+    if len(ids) < stretch:
         return np.zeros(0, np.uint64)
-    hashes: np.ndarray = sliding_window_view(np.asarray(ids).astype(np.uint64), STRETCH) @ _MULTIPLIERS
+    hashes: np.ndarray = (
+        sliding_window_view(np.asarray(ids).astype(np.uint64), stretch) @ _MULTIPLIERS[:stretch]
+    )
     return hashes
 
 
-def _share(translations: Sequence[np.ndarray], runs: Sequence[np.ndarray], known: np.ndarray) -> float:
+def _share(
+    translations: Sequence[np.ndarray], runs: Sequence[np.ndarray], known: np.ndarray, stretch: int
+) -> float:
     copied = sum(
-        int(np.convolve(np.isin(one, known), np.ones(STRETCH, int)).astype(bool).sum())
+        int(np.convolve(np.isin(one, known), np.ones(stretch, int)).astype(bool).sum())
         for one in runs
         if len(one)
     )

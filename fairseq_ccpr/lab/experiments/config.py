@@ -74,6 +74,9 @@ class DomainConfig:
     # text of the target language, for phrases and text memories
     monolingual: list[str] = field(default_factory=list)
     references: list[str] = field(default_factory=list)  # of the test set, in place of those in data_bin
+    unlike: Optional[str] = (
+        None  # text whose near-duplicates in the test set are left out in a second comparison
+    )
     published_bleu: Optional[float] = None  # of the base model
     published_in: str = ""
     tolerance: float = 0.5

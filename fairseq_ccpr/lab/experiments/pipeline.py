@@ -306,6 +306,10 @@ class Plan:
             self.output / "scores" / (f"{domain}.against.{against}.json" if against else f"{domain}.json")
         )
         inputs = tuple((f"domains.{domain}.references", path) for path in given)
+        unlike = self.config.domains[domain].unlike
+        if unlike is not None:
+            words += ["--unlike", unlike]
+            inputs += ((f"domains.{domain}.unlike", unlike),)
         decoded = tuple(self.decode(name, domain) for name in dict.fromkeys([base, *names]))
         name = f"score/{domain}/{against}" if against else f"score/{domain}"
         return self._add(
