@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fairseq_ccpr.evaluation import copying
-from fairseq_ccpr.evaluation.copying import STRETCH, copied
+from fairseq_ccpr.evaluation.copying import STRETCH, TextRuns
 
 
 def plain(translations: list[np.ndarray], text: list[int]) -> float:
@@ -37,15 +37,16 @@ def test_the_share_is_that_of_a_plain_count(block: int, rng: np.random.Generator
         "nothing": [],
     }
     with patch.object(copying, "BLOCK", block):
-        found = copied(systems, text.astype(np.uint16))
+        runs = TextRuns(text.astype(np.uint16))
+    found = {name: runs.copied(each) for name, each in systems.items()}
     assert found == {name: pytest.approx(plain(each, text.tolist())) for name, each in systems.items()}
     assert found["whole"] == 1 and found["nothing"] == 0 and 0.4 < found["half"] < 1
 
 
 def test_translations_shorter_than_a_run_copy_nothing(rng: np.random.Generator) -> None:
     text = rng.integers(4, 9, 40)
-    assert copied({"a": [text[: STRETCH - 1]], "b": []}, text) == {"a": 0.0, "b": 0.0}
+    assert TextRuns(text).copied([text[: STRETCH - 1]]) == 0
 
 
 def test_an_empty_text_has_nothing(rng: np.random.Generator) -> None:
-    assert copied({"a": [rng.integers(4, 9, 40)]}, np.zeros(0, np.int32)) == {"a": 0.0}
+    assert TextRuns(np.zeros(0, np.int32)).copied([rng.integers(4, 9, 40)]) == 0
