@@ -60,13 +60,14 @@ seen only the datastore's domain helps there and harms elsewhere.
 
 One teacher-forced pass over each text scores hundreds of settings by the likelihood of the references. Trust is
 learned with the best temperature, for 8 and for 32 neighbours, and starts from a weight of 0.5. 32 must gain 0.2
-BLEU. A third of the held-out pairs is then decoded with each candidate and with the model alone, phrases also with half
-their weight. All of them are decoded with the finalists: what is best on the third, the same with a bound on the votes
-of phrases (--phrases-consent 3, unless one is given), the same trained without --also, and what another --prefer takes
-there. A table says what each gains, copies, loses on other text and takes, and --prefer chooses of it. If none beats
-the model, the weights of tokens, phrases and text are set to 0. Trust in tokens and phrases together takes the number
-of neighbours that was tuned for the tokens alone, or else 32. Where the tokens alone are better, the weight of phrases
-becomes 0. --output FILE writes the options there instead, for $(cat FILE), and trust to FILE.trust.
+BLEU. A third of the held-out pairs is then decoded with each candidate and with the model alone, phrases
+also with half their weight. All of them are decoded with the finalists: what is best on the third, the same
+with a bound on the votes of phrases (--phrases-consent 3, unless one is given), the same trained without
+--also, and what another --prefer takes there. A table says what each gains, copies, loses on other text and
+takes, and --prefer chooses one. If none beats the model, the weights of tokens, phrases and text are set to
+0. Trust in tokens and phrases together takes the number of neighbours that was tuned for the tokens alone,
+or else 32. Where the tokens alone are better, the weight of phrases becomes 0. --output FILE writes the
+options there instead, for $(cat FILE), and trust to FILE.trust.
 
 For an adapter's keys the grid has both a fixed lambda and lambda*; --tokens-confidence or --no-tokens-confidence
 restricts it to one of them, --tokens-k, --tokens-temperature and --tokens-likeness to one value. These are not tuned,
@@ -180,8 +181,9 @@ def _print_what_was_tried(tuned: tuning.Tuned, subset: str) -> None:
     if tuned.helps:
         print(f"chosen by --prefer {trial.prefer}: {tuned.best.name}{_given_up(tuned)}")
     print(f"retrieval {tuned.best.ensemble.signature()}")
+    tried = len(screened.scores) - 1
     print(
-        f"{tuned.scored:,} settings by likelihood, {len(screened.scores) - 1} by {base.metric}, in {tuned.seconds:.0f} s: "
+        f"{tuned.scored:,} settings by likelihood, {tried} by {base.metric}, in {tuned.seconds:.0f} s: "
         f"{tuned.seconds / tuned.base_seconds:.1f} times a decoding of {subset} without retrieval"
     )
     if tuned.left_out and tuned.helps:

@@ -41,7 +41,7 @@ class TextRuns:
         return cls(written.tokens) if written is not None else None
 
     def copied(self, translations: Sequence[np.ndarray]) -> float:
-        """Compute the share of subwords, 0 to 1, of translations as ids, each int64 [n], that stand in such runs."""
+        """Compute the share of translations' subwords, 0 to 1, that stand in such runs; each is ids, int64 [n]."""
         copied = 0
         for one in filter(len, map(_runs, translations)):
             known = np.zeros(len(one), bool)

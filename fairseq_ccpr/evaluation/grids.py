@@ -169,7 +169,7 @@ def force_decode_text(
 
 @torch.inference_mode()
 def loss_of(ensemble: RetrievalEnsemble, samples: list[Any]) -> float:
-    """Measure what batches of held-out sentences lose against the model alone, in nats per reference token."""
+    """Measure what held-out batches lose against the model alone, in nats per reference token."""
     lost, tokens = 0.0, 0
     for sample in samples:
         real = ensemble.real_tokens(sample["target"])

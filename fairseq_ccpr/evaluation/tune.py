@@ -202,17 +202,17 @@ class Trial:
         return max(0.0, self.decoded.copied[name] - self.decoded.copied[REFERENCES])
 
     def harmless(self, tried: list[Candidate]) -> list[Candidate]:
-        """Return those that lose at most `HARMLESS` more on other text than the one that loses least of it."""
+        """Return those that lose at most `HARMLESS` more on other text than the one that loses least there."""
         if not self.losses:
             return tried
         least = min(max(0.0, self.losses[one.name]) for one in tried)
         return [one for one in tried if self.losses[one.name] <= least + HARMLESS]
 
     def finalists(self, winner: Candidate) -> list[Candidate]:
-        """Return those that are worth decoding all with: the winner, and between what there is to choose.
+        """Return those that all is decoded with, the winner on the sample first.
 
-        That is what another preference takes, a memory's variants that are `finals`, and training without
-        other text.
+        The others are what another preference takes there, and the winner with each variant that is `final`
+        and trained without other text.
         """
         found = [winner, *(replace(self, prefer=one).choose(self.tried) for one in PREFERENCES)]
         for memory in winner.ensemble.memories:
@@ -220,7 +220,7 @@ class Trial:
             found += [winner.changed(one.change(memory)) for one in finals]
         if (alone := winner.trained_alone()) is not None:
             found.append(alone)
-        return [*{one.name: one for one in reversed(found)}.values()][::-1]
+        return [*{one.name: one for one in found}.values()]
 
     def vary(self, tried: list[Candidate], memories: tuple[Memory, ...]) -> Candidate:
         """Choose a candidate, and decode with the variants of each memory; return the winner of all."""
@@ -422,7 +422,7 @@ class Tuning:
 def tune(system: System, also: list[OtherText], trusting: bool, count: int, prefer: str = QUALITY) -> Tuned:
     """Choose by likelihood what to decode with, and by the score of translations what of that to keep.
 
-    See the steps of `Tuning`, `Trial.vary` and `Trial.finalists`. If nothing beats the model alone, see `silenced`.
+    See the steps of `Tuning`, `Trial.vary` and `Trial.finalists`, and `silenced` if nothing beats the model.
 
     Args:
         also: text of other domains, which must not suffer.
