@@ -14,11 +14,12 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from fairseq.sequence_scorer import SequenceScorer
 from safetensors import safe_open
 
 from fairseq_ccpr import Translator
 from fairseq_ccpr.datastore.tuned import TUNED, write_tuned
-from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
+from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble, RetrievalScorer
 from fairseq_ccpr.decoding.mixture import Mixture
 from fairseq_ccpr.decoding.phrase_memory import CONSENT, PhraseMemory
 from fairseq_ccpr.decoding.token_memory import trusted_neighbours
@@ -39,6 +40,7 @@ from fairseq_ccpr.evaluation.training import WeighedText, train_trust, worths
 from fairseq_ccpr.evaluation.tune import BATCHES, REFERENCES, SAMPLED, Candidate, silenced, tune
 from fairseq_ccpr.inference.system import System
 from fairseq_ccpr.text.pairs import read_pairs
+from tests.decoding.phrase_ensembles import load_ensemble
 from tests.decoding.test_trust import parts_of
 from tests.helpers import BOTH, ROOT, TOKENS, adaptive_trust, call, refused
 from tests.small_models import World
@@ -458,18 +460,15 @@ def test_all_is_translated_with_the_finalists_and_what_each_costs_is_printed(
 
 
 def test_losses_on_other_text_are_those_of_scored_references(world: World, joint: list) -> None:
-    words = world.options("--no-progress-bar", "--gen-subset", "test", "--untuned", "--score-reference")[1:]
-    system = System.of([*words, *map(str, joint)], world.data_bin)
-    cfg, task, models, ensemble = system.cfg, system.task, system.models, system.ensemble
-    assert ensemble is not None
-    task.load_dataset("test")
-    samples, sums = list(batches(cfg, task, models)), []
-    for retrieve in (False, True):
-        scorer = system.generator(retrieve=retrieve)
-        scored = [task.inference_step(scorer, models, sample) for sample in samples]
-        each = torch.cat([one[0]["positional_scores"] for some in scored for one in some])
-        sums.append(float(each.mean()))
-    assert sums[0] != sums[1] and loss_of(ensemble, samples) == pytest.approx(sums[0] - sums[1], abs=1e-5)
+    cfg, task, models, ensemble = load_ensemble(world, joint)
+    samples, dictionary = list(batches(cfg, task, models)), task.target_dictionary
+    means = []
+    for scorer in (SequenceScorer(dictionary), RetrievalScorer(ensemble, dictionary)):
+        scored = [scorer.generate(models, sample) for sample in samples]
+        means.append(
+            float(torch.cat([one["positional_scores"] for some in scored for one, *_ in some]).mean())
+        )
+    assert means[0] != means[1] and loss_of(ensemble, samples) == pytest.approx(means[0] - means[1], abs=1e-5)
     assert loss_of(silenced(ensemble), samples) == pytest.approx(0, abs=1e-6)
 
 
