@@ -20,7 +20,7 @@ import numpy as np
 
 from fairseq_ccpr.device import choose_device
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.evaluation.copying import copied
+from fairseq_ccpr.evaluation.copying import TextRuns
 from fairseq_ccpr.evaluation.page import STYLE, fill
 from fairseq_ccpr.evaluation.test_set import BASE, RETRIEVAL
 from fairseq_ccpr.lab.experiments.config import ExperimentConfig
@@ -241,8 +241,9 @@ def _copied(lines: dict[str, list[str]], texts: list[Path]) -> dict[str, float]:
         return [numbers.setdefault(word, len(numbers) + 1) for word in found]
 
     text = [number for path in texts for line in read_lines(path) for number in (*words(line), 0)]
+    runs = TextRuns(np.array(text), WORDS)
     systems = {name: [np.array(words(line), np.int64) for line in each] for name, each in lines.items()}
-    return {name: round(share, 4) for name, share in copied(systems, np.array(text), WORDS).items()}
+    return {name: round(runs.copied(each), 4) for name, each in systems.items()}
 
 
 def _decoding(config: ExperimentConfig, plan: Plan, runner: Runner, domain: str, name: str) -> dict[str, Any]:
