@@ -173,7 +173,9 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
                 )
             else:
                 log_probs, attention = self._decoded(tokens, encoded, encoded.decoders, temperature)
-        step = Step(tokens[:, self.forced :], Distribution(log_probs.float()), self.trusted, self.mixture)
+        model = Distribution(log_probs.float())
+        attention = attention.float() if attention is not None else None
+        step = Step(tokens[:, self.forced :], model, self.trusted, self.mixture, attention)
         self._rescore(step, heard["model"])
         votes = [batch.vote(step) for batch in heard["vote"]]
         step.model = self.mixture.mix(step.model, self.decided(step.model, votes))
@@ -238,7 +240,8 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
         previous, after = net_input["prev_output_tokens"][:, self.forced :], log_probs[:, self.forced :]
         for batch in heard["model"]:
             batch.rescore_given(previous, after, self.mixture)
-        text = GivenText(previous, real[:, self.forced :], after, Distribution(log_probs[real]))
+        looked = attention[:, self.forced :].float() if attention is not None else None
+        text = GivenText(previous, real[:, self.forced :], after, Distribution(log_probs[real]), looked)
         records = {memory.name: one.force(text) for memory, one in zip(self.voting, heard["vote"])}
         (sentences, positions), targets = text.real.nonzero().unbind(dim=1), target[real]
         said = text.model.log_probs.gather(1, targets.unsqueeze(1)).squeeze(1)

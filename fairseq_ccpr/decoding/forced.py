@@ -25,6 +25,7 @@ class GivenText:
     real: Tensor  # bool [B, T], the N tokens
     log_probs: Tensor  # fp32 [B, T, V], log p_NMT
     model: Distribution  # the same at the N tokens
+    attention: Tensor | None = None  # fp32 [B, T, S], see `Step`
 
 
 def joined(several: Sequence[T], join: Callable[[list[Tensor]], Tensor]) -> T:

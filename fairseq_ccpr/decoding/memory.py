@@ -39,6 +39,8 @@ class Step:
     model: Distribution  # what the model says, and what memories before have made of it
     trusted: bool = False  # whether trust decides the weights, and so needs evidence
     mixture: Mixture = field(default_factory=Mixture)
+    # fp32 [H, S], what its last layer attends to, the mean of heads and models; None: that is not known
+    attention: Tensor | None = None
 
     def mix(self, votes: Sequence[Vote]) -> Tensor:
         return self.mixture.mix(self.model, votes).log_probs
@@ -96,7 +98,8 @@ class MemoryBatch:
         steps: list[tuple[Tensor, ...]] = []
         for position in range(text.previous.size(1)):
             model = Distribution(text.log_probs[:, position])
-            vote = self.vote(Step(text.previous[:, : position + 1], model, trusted=True))
+            attention = text.attention[:, position] if text.attention is not None else None
+            vote = self.vote(Step(text.previous[:, : position + 1], model, trusted=True, attention=attention))
             none = vote.weight.new_empty(len(vote.weight), 0)
             features = vote.evidence.features(model.likeliest) if vote.evidence is not None else none
             steps.append((vote.values, vote.log_probs, vote.weight, features))

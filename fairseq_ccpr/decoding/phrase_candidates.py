@@ -54,6 +54,9 @@ class SentencePhrases:
     candidates: Candidates
     read: Callable[[], list[list[QueryPhrase]]]  # of all sentences of the batch
     number: int  # of this one in the batch
+    # Which of S source subwords are words' (padding and markers are not), and which are of each of Q source
+    # phrases, bool [1 + Q, S]; all of each where that is not known.
+    covering: np.ndarray | None = None
 
     @property
     def queries(self) -> list[QueryPhrase]:
@@ -99,9 +102,10 @@ class CandidateSource:
 
     def table(self, batch: list[SentencePhrases]) -> PhraseTable:
         """Lay a batch out as tensors on the CPU."""
-        return PhraseTable.of(
+        table = PhraseTable.of(
             [sentence.candidates for sentence in batch], self._letters, self.subwords.borders
         )
+        return table.covering_sources([sentence.covering for sentence in batch])
 
     @cached_property
     def _letters(self) -> np.ndarray:
@@ -170,9 +174,25 @@ class PhraseCandidates(CandidateSource):
             bounds = np.searchsorted(candidates.queries, first)
             parts = [Candidates(*(column[i:j] for column in candidates)) for i, j in pairwise(bounds)]
             each = (part._replace(queries=part.queries - begin) for part, begin in zip(parts, first))
-            return [SentencePhrases(part, read, number) for number, part in enumerate(each)]
+            spans = [retrieved.spans[i:j, 1:] for i, j in pairwise(first)]
+            covering = map(self._covering, src_tokens.tolist(), texts, spans)
+            return [
+                SentencePhrases(part, read, number, covers)
+                for number, (part, covers) in enumerate(zip(each, covering))
+            ]
 
         return wait
+
+    def _covering(self, source: list[int], text: str, spans: np.ndarray) -> np.ndarray:
+        """See `SentencePhrases.covering`, of source phrases from character to character, int32 [Q, 2]."""
+        placed = self.subwords.place_source(self.source_dictionary, source, text)
+        if placed is None:
+            return np.ones((1 + len(spans), len(source)), bool)
+        columns, starts, ends = np.array(placed, np.int64).reshape(-1, 3).T
+        covering = np.zeros((1 + len(spans), len(source)), bool)
+        covering[0, columns] = True
+        covering[1:, columns] = (starts < spans[:, 1:]) & (ends > spans[:, :1]) & (starts < ends)
+        return covering
 
     def _superseding(self, learned: LearnedPhrases | None) -> LearnedPhrases | None:
         """Return what was learned, without the phrases of the datastore's sentences that it supersedes."""

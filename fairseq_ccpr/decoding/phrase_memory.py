@@ -34,7 +34,14 @@ from fairseq_ccpr.decoding.phrase_candidates import (
     SentencePhrases,
 )
 from fairseq_ccpr.decoding.phrase_retriever import PhraseRetriever
-from fairseq_ccpr.decoding.phrase_votes import Consent, PhraseState, PhraseTable, PhraseVotes, Proposals
+from fairseq_ccpr.decoding.phrase_votes import (
+    Consent,
+    PhraseState,
+    PhraseTable,
+    PhraseVotes,
+    Proposals,
+    looked_at,
+)
 from fairseq_ccpr.settings import signed
 from fairseq_ccpr.timing import FINDING, PHRASES, phase
 
@@ -106,15 +113,15 @@ class PhraseMemory(Memory):
         """
         # Copied before a GPU has anything else to do, which a copy would wait for.
         start = partial(self.candidates.start, sources.cpu(), _phrases(snapshot.learned), snapshot.texts)
-        answer = start() if self.candidates.remote else lambda: start()()
-        return Begun(lambda: self._lay_out(answer))
+        answer, attentive = start() if self.candidates.remote else lambda: start()(), self.votes.attentive
+        return Begun(lambda: self._lay_out(answer, attentive))
 
-    def _lay_out(self, answer: Callable[[], list[SentencePhrases]]) -> PhraseBatch:
+    def _lay_out(self, answer: Callable[[], list[SentencePhrases]], attentive: bool) -> PhraseBatch:
         with phase(FINDING, whole=True), _without_collections():
             phrases = answer()
             table = self.candidates.table(phrases)
         self.candidates.check(phrases)
-        return PhraseBatch(self, phrases, table.to(self.device))
+        return PhraseBatch(self, phrases, table.to(self.device), attentive)
 
     @property
     def retriever(self) -> PhraseRetriever:
@@ -184,6 +191,7 @@ class PhraseBatch(MemoryBatch):
     memory: PhraseMemory
     phrases: list[SentencePhrases]
     table: PhraseTable  # on the memory's device
+    attentive: bool = False  # whether the attention counts in beam search
 
     def __post_init__(self) -> None:
         table = self.table
@@ -202,7 +210,8 @@ class PhraseBatch(MemoryBatch):
     def vote(self, step: Step) -> Vote:
         if step.tokens.size(1) > 1:
             self.state.advance(step.tokens[:, -1])
-        proposals, prior = self.state.merged(self.prior, self.memory.votes.covered_factor)
+        attention = step.attention if self.attentive else None
+        proposals, prior = self.state.merged(self.prior, self.memory.votes, self.state.looked(attention))
         view = step.model.view(proposals.values)
         votes = self.memory.weigh(proposals, view, prior)
         return self.merged(proposals, votes, self.state.rows, view, step.trusted)
@@ -225,7 +234,12 @@ class PhraseBatch(MemoryBatch):
             if position:
                 state.advance(text.previous[:, position])
             steps.append(state.proposals())
-        proposals = Proposals(*(torch.stack(parts, dim=1)[text.real] for parts in zip(*steps)))
+        *each, _ = zip(*steps)
+        looked = looked_at(self.table.covering, text.attention)  # [B, T, Q]
+        proposals = Proposals(*(torch.stack(parts, dim=1)[text.real] for parts in each))
+        if looked is not None:
+            queries = self.table.queries.index_select(0, text.real.nonzero()[:, 0])
+            proposals = proposals._replace(looked=looked[text.real].gather(1, queries))
         view = text.model.view(proposals.values)
         looked_up = LookedUp(view.neighbours, view.best, view.favourite)
         return PhraseRecord(self, proposals, text.real.nonzero()[:, 0], looked_up)

@@ -4,11 +4,13 @@ After a hypothesis, phrase a proposes one token v_a, its first or what continues
 q the source phrase it was retrieved for, i its state (`STATES`: it may begin, or has begun) and v* the model's
 likeliest token, its vote is
 
-    u_a = w1 s_a + w2 (s_a - max over q of s) + b_i + c_i log(p_NMT(v_a) / p_NMT(v*)) + d [i = may begin, q is covered]
+    u_a = w1 s_a + w2 (s_a - max over q of s) + b_i + c_i log(p_NMT(v_a) / p_NMT(v*)) + g_i l_q
+          + d [i = may begin, q is covered]
     u_0 = n0 + n1 p_NMT(v*)
     P(a) = exp(u_a) / (exp(u_0) + sum over b of exp(u_b))
 
-and the rest is the model's. A source phrase is covered once one of its phrases was written in full. Where
+and the rest is the model's. A source phrase is covered once one of its phrases was written in full. l_q is
+how much of the model's attention it has, see `looked_at`; 0 where that is not known. Where
 p_NMT(v_a) is further than --phrases-consent below p_NMT(v*), in nats, u_a is -inf.
 
 Pure tensor maths, without a loop over hypotheses or phrases, and on a GPU without a host round trip. Letters:
@@ -41,6 +43,7 @@ SENTENCE = 2**32  # more than any token
 # Of the log probability of a token to that of the likeliest: less is as impossible. --phrases-consent has it
 # as its default.
 LEAST_RATIO = -12.0
+LEAST_SHARE = 0.02  # of the attention, is added to that of each source phrase
 LEAST_LEFT = 1e-6  # of a sum over phrases: less is what rounding leaves of one whose phrases have all begun
 # How far a phrase is after a hypothesis: its state. By the subwords that match:
 BEGUN_AFTER = (1, 2, 3, 4, 6)  # so many at least, of the phrase
@@ -93,6 +96,9 @@ class PhraseTable:
     openings: Tensor
     opened: Tensor  # int64 [2, B, P], pairs of an opening and a source phrase, some phrase of which it is
     pairs: Tensor  # int64 [B, A], the pair of each phrase
+    # fp32 [B, 1 + Q, S], 1 for subwords of the source that are words', and for those of each source phrase;
+    # [B, 0, 0] where they are not known, see `covering_sources`
+    covering: Tensor
     states: Tensor  # int64, by kind and number of matching subwords; see `_states`
     unfinished: Tensor  # bool [V], of each token, whether a word may continue after it
     most_equal: int  # R, of the subwords of a sentence
@@ -152,12 +158,23 @@ class PhraseTable:
             _by_row(opening_rows, size, tokens[first[some]], slots[first[some]], inside[some]),
             _by_row(pair_rows, size, pair_openings - first_opening[pair_rows], pair_codes % SENTENCE),
             by_lane(pair - first_pair[rows]),
+            torch.empty(size, 0, 0),
             _states(),
             torch.from_numpy(borders.unfinished),
             int(np.diff(np.flatnonzero(np.diff(codes, prepend=-1, append=-1))).max(initial=1)),
             int(slots.max(initial=0)),
             1 + int(queries.max(initial=0)),
         )
+
+    def covering_sources(self, known: Sequence[np.ndarray | None]) -> PhraseTable:
+        """Return it with what each source phrase covers, bool [1 + Q, S] of each sentence or None."""
+        each = [one[: 1 + self.most_queries] for one in known if one is not None]
+        if len(each) < len(self.lengths):
+            return self
+        made = torch.zeros(len(each), 1 + self.most_queries, each[0].shape[1])
+        for row, one in zip(made, each):
+            row[: len(one)] = torch.from_numpy(one)
+        return replace(self, covering=made)
 
     def to(self, device: torch.device) -> PhraseTable:
         """Move all tensors to another device, or back to the CPU, in one copy."""
@@ -184,6 +201,7 @@ class Proposals(NamedTuple):
     slots: Tensor  # int64, of the token among the distinct ones of the sentence
     states: Tensor  # int64, of STATES, or BARRED
     covered: Tensor  # fp32, 1 where a phrase of the same source phrase was written in full
+    looked: Tensor | None = None  # fp32, l of its source phrase; None: not known
 
     def continuation(self, votes: Tensor, most_distinct: int) -> Continuation:
         """Merge votes, fp32 [H, A], see `PhraseVotes`: Z = sum of all; p_phr(v) = sum of those for v / Z."""
@@ -220,6 +238,7 @@ class PhraseState:
         self._found = rows[:0], rows[:0], rows[:0]
         # the prior scores, and what `merged` computes of them once for `rows`
         self._openings: list[Tensor] = []
+        self._covering: Tensor | None = None  # that of the table for `rows`
         self.covered = rows.new_zeros(len(rows), table.most_queries)
         self.unfinished = rows.new_zeros(len(rows), dtype=torch.bool)
 
@@ -232,7 +251,7 @@ class PhraseState:
         """Follow the beam; with `same_sentences` `rows` stays the same tensor."""
         other = copy.copy(self)
         if not same_sentences:
-            other.rows, other._openings = self.rows.index_select(0, order), []
+            other.rows, other._openings, other._covering = self.rows.index_select(0, order), [], None
         other._origins, other.covered, other.unfinished = (
             part.index_select(0, order) for part in (self._origins, self.covered, self.unfinished)
         )
@@ -294,12 +313,23 @@ class PhraseState:
         ends = self.table.lengths.index_select(0, self.rows).sub_(1).clamp_min_(0)
         return ((self.matched >> ends) & 1).any(dim=1)
 
-    def proposals(self) -> Proposals:
+    def looked(self, attention: Tensor | None) -> Tensor | None:
+        """Compute l of each source phrase by the attention of the hypotheses, fp32 [H, S]: fp32 [H, Q]."""
+        if attention is None:
+            return None
+        if self._covering is None:
+            self._covering = self.table.covering.index_select(0, self.rows)
+        looked = looked_at(self._covering, attention.unsqueeze(1))
+        return looked.squeeze(1) if looked is not None else None
+
+    def proposals(self, looked: Tensor | None = None) -> Proposals:
+        """Collect what each phrase proposes; `looked` is of the source phrases, fp32 [H, Q]."""
         queries, prefix, followed, inside, first = self.table.phrases.index_select(0, self.rows).unbind(dim=2)
         length = _binary_digits(self.matched & followed)  # of the longest prefix with a next subword
         barred = (length == 0) & self.unfinished.unsqueeze(1) & inside.bool()
         values, slots, states = self._look_up(length, prefix, first, barred)
-        return Proposals(values, slots, states, self.covered.gather(1, queries).float())
+        looked = looked.gather(1, queries) if looked is not None else None
+        return Proposals(values, slots, states, self.covered.gather(1, queries).float(), looked)
 
     def _look_up(
         self, length: Tensor, prefix: Tensor, first: Tensor, barred: Tensor | None = None
@@ -314,13 +344,16 @@ class PhraseState:
         values, slots = following.view(*length.shape, 2).unbind(dim=-1)
         return values, slots, states
 
-    def merged(self, prior: Tensor, covered_factor: Tensor) -> tuple[Proposals, Tensor]:
+    def merged(
+        self, prior: Tensor, votes: PhraseVotes, looked: Tensor | None = None
+    ) -> tuple[Proposals, Tensor]:
         """Collect proposals and prior scores, [H, C], fewer where `sync_is_free`, of the same sum of votes.
 
         Phrases that may begin with the same token v are then one proposal: they have one state, and so the
         score
 
-            log(sum over a of exp(w1 s_a + w2 (s_a - max over q of s) + d [q is covered])) + b_0 + c_0 log(p(v) / p(v*))
+            log(sum over a of exp(w1 s_a + w2 (s_a - max over q of s) + g_0 l_q + d [q is covered]))
+            + b_0 + c_0 log(p(v) / p(v*))
 
         together. The sum over the phrases of a source phrase q is that of the sentence less those that have
         begun. So a step costs what has begun and what may begin, and not A phrases: with 300 to 600 of these
@@ -328,10 +361,11 @@ class PhraseState:
 
         Args:
             prior: fp32 [B, A], see `PhraseVotes.prior`.
-            covered_factor: fp32 [1], see `PhraseVotes.covered_factor`.
+            votes: whose prior it is.
+            looked: of the source phrases, fp32 [H, Q], see `looked`.
         """
         if not sync_is_free(self.rows.device):
-            return self.proposals(), prior.index_select(0, self.rows)
+            return self.proposals(looked), prior.index_select(0, self.rows)
         table, phrases = self.table, prior.size(1)
         if not self._openings or self._openings[0] is not prior:
             top = prior.amax(dim=1, keepdim=True)
@@ -339,23 +373,15 @@ class PhraseState:
             sums = top.new_zeros(table.opened.shape[1:]).scatter_add(1, table.pairs, (prior - top).exp())
             parts = *table.openings, *table.opened, top, sums
             self._openings = [prior, *(part.index_select(0, self.rows) for part in parts)]
-        _, tokens, token_slots, inside, opening, query, top, sums = self._openings
+        _, tokens, token_slots, inside, *_ = self._openings
 
         hypotheses, places, length = self._begun(phrases)
         queries, prefix, _, _, first = table.phrases.view(-1, 5).index_select(0, places).unbind(dim=1)
         values, slots, states = self._look_up(length, prefix, first)
-        covered = self.covered.view(-1).index_select(0, hypotheses * table.most_queries + queries).float()
+        of_queries = hypotheses * table.most_queries + queries
+        covered = self.covered.view(-1).index_select(0, of_queries).float()
         scores = prior.view(-1).index_select(0, places)
-
-        # What is left of the others.
-        pairs = hypotheses * sums.size(1) + table.pairs.view(-1).index_select(0, places)
-        begun = (scores - top.view(-1).index_select(0, hypotheses)).exp()
-        left = sums.view(-1).index_add(0, pairs, begun, alpha=-1).view(sums.shape)
-        left = torch.where(left > LEAST_LEFT * sums, left, 0.0)
-        left *= torch.lerp(covered_factor.new_ones(1), covered_factor, self.covered.float()).gather(1, query)
-        left = left.new_zeros(tokens.shape).scatter_add(1, opening, left)
-        may_begin = left.clamp_min(torch.finfo(left.dtype).tiny).log() + top
-        may_begin = may_begin.masked_fill(left == 0, float("-inf"))
+        may_begin = self._may_begin(hypotheses, places, scores, votes.opening(self.covered, looked))
         barred = BARRED * (inside.bool() & self.unfinished.unsqueeze(1))
 
         counts = torch.bincount(hypotheses, minlength=len(self.rows))
@@ -369,8 +395,27 @@ class PhraseState:
             return torch.cat([first, laid], dim=1)
 
         each = joined(tokens, values), joined(token_slots, slots), joined(barred, states)
-        proposals = Proposals(*each, joined(torch.zeros_like(left), covered))
+        none = torch.zeros_like(may_begin)  # where all is in their scores
+        if looked is not None:
+            looked = joined(none, looked.reshape(-1).index_select(0, of_queries))
+        proposals = Proposals(*each, joined(none, covered), looked)
         return proposals, joined(may_begin, scores, float("-inf"))
+
+    def _may_begin(self, hypotheses: Tensor, places: Tensor, scores: Tensor, opening: Tensor) -> Tensor:
+        """Sum, as log, what may begin with each of F tokens once M phrases have begun: fp32 [H, F].
+
+        Args:
+            opening: see `PhraseVotes.opening`.
+        """
+        _, tokens, _, _, openings, query, top, sums = self._openings
+        pairs = hypotheses * sums.size(1) + self.table.pairs.view(-1).index_select(0, places)
+        begun = (scores - top.view(-1).index_select(0, hypotheses)).exp()
+        left = sums.view(-1).index_add(0, pairs, begun, alpha=-1).view(sums.shape)
+        left = torch.where(left > LEAST_LEFT * sums, left, 0.0)
+        left *= opening.gather(1, query)
+        left = left.new_zeros(tokens.shape).scatter_add(1, openings, left)
+        may_begin = left.clamp_min(torch.finfo(left.dtype).tiny).log() + top
+        return may_begin.masked_fill(left == 0, float("-inf"))
 
     def _begun(self, phrases: int) -> tuple[Tensor, Tensor, Tensor]:
         """Find M phrases that have begun, once each: hypotheses, places, subwords that match, int64 [M].
@@ -412,10 +457,11 @@ class PhraseVotes(nn.Module):
         self.similarity = _weights(4.0, 9.3)  # w1, w2
         self.state = _weights(-6.4, -3.8, -2.5, -2.1, -2.1, -2.5)  # b
         self.consent = _weights(0.6, 0.4, 0.4, 0.4, 0.4, 0.1)  # c
+        self.attention = _weights(*[0.0] * len(STATES))  # g
         self.covered = _weights(-1.9)  # d
         self.model = _weights(1.2, 0.8)  # n0, n1
-        # Offset and consent of a phrase that cannot begin.
-        self.register_buffer("barred", torch.tensor([[float("-inf"), 0.0]]), persistent=False)
+        # Offset, consent and attention of a phrase that cannot begin.
+        self.register_buffer("barred", torch.tensor([[float("-inf"), 0.0, 0.0]]), persistent=False)
 
     def prior(self, table: PhraseTable) -> Tensor:
         """Compute the part of u that no hypothesis changes, fp32 [B, A]; -inf where there is no phrase."""
@@ -432,18 +478,50 @@ class PhraseVotes(nn.Module):
         """What is left of a phrase's vote to begin once its source phrase is covered, fp32 [1]."""
         return self.covered.exp()
 
+    @property
+    def attentive(self) -> bool:
+        """Whether the attention counts; a GPU is asked, and waited for."""
+        return bool(self.attention.any())
+
+    def opening(self, covered: Tensor, looked: Tensor | None) -> Tensor:
+        """Compute what phrases of each source phrase count to begin, fp32 [H, Q], see `PhraseState`."""
+        counts = torch.lerp(self.covered.new_ones(1), self.covered_factor, covered.float())
+        return counts if looked is None else counts * (self.attention[0] * looked).exp()
+
     def forward(self, proposals: Proposals, consent: Consent, prior: Tensor) -> Tensor:
         """Compute P, fp32 [N, A], with a row of `prior` for each hypothesis."""
-        weights = torch.cat([torch.stack([self.state, self.consent], dim=1), self.barred])
+        weights = torch.cat([torch.stack([self.state, self.consent, self.attention], dim=1), self.barred])
         by_state = weights.index_select(0, proposals.states.view(-1))
-        offset, consent_weight = by_state.view(*proposals.states.shape, 2).unbind(dim=2)
+        offset, consent_weight, attention = by_state.view(*proposals.states.shape, 3).unbind(dim=2)
         scores = prior + offset + consent_weight * consent.ratios
+        if proposals.looked is not None:
+            scores = scores + attention * proposals.looked
         scores = scores + self.covered * proposals.covered * (proposals.states == 0)
         model = self.model[0] + self.model[1] * consent.best.exp()
         return torch.cat([model.unsqueeze(1), scores], dim=1).softmax(dim=1)[:, 1:]
 
     def digest(self) -> str:
-        return short(of_parameters(self.state_dict().items()))
+        """Return the same for votes by which the attention does not count as before it could."""
+        named = self.state_dict().items()
+        return short(of_parameters((name, one) for name, one in named if name != "attention" or one.any()))
+
+
+def looked_at(covering: Tensor, attention: Tensor | None) -> Tensor | None:
+    """Compute how much of the attention, fp32 [B, T, S], source phrases have: fp32 [B, T, Q], 0 for all.
+
+    l_q = log((m_q + 0.02) / 1.02), where m_q is the part of what words have that the subwords of q have.
+
+    Args:
+        covering: see `PhraseTable`; None is returned where it is of other subwords.
+
+    >>> looked_at(torch.tensor([[[1.0, 1.0, 0.0], [1.0, 0.0, 0.0]]]), torch.tensor([[[0.3, 0.1, 0.6]]])).exp()
+    tensor([[[0.7549]]])
+    """
+    if attention is None or attention.size(2) != covering.size(2):
+        return None
+    words, phrases = (attention @ covering.transpose(1, 2)).tensor_split([1], dim=2)
+    shares = phrases / words.clamp_min(torch.finfo(words.dtype).tiny)
+    return ((shares + LEAST_SHARE) / (1 + LEAST_SHARE)).log()
 
 
 def _begins(rows: np.ndarray, size: int) -> np.ndarray:

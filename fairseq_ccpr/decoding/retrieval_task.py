@@ -554,7 +554,8 @@ class RetrievalTask(FairseqTask):
                 f"{len(votes.state)}, since sentences are no longer followed beyond their phrases: tune again, or give "
                 "--trust none"
             )
-        votes.load_state_dict(trained)
+        # those trained before attention counted have no weights of it
+        votes.load_state_dict({"attention": votes.attention, **trained})
         return PhraseMemory(candidates, settings, votes.requires_grad_(False).to(device), device)
 
     @cached_property

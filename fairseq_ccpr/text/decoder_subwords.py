@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.text.pairs import one_line
-from fairseq_ccpr.text.schemes import MOSES_UNIT, CharacterOrigins, Placed, examples_of, scheme_of
+from fairseq_ccpr.text.schemes import MOSES_UNIT, CharacterOrigins, Placed, Scheme, examples_of, scheme_of
 from fairseq_ccpr.text.words import LETTER, MARK, SIGNS, kinds_of
 
 MAX_UNKNOWN_PIECES = 0.1  # fraction of unknown pieces above which the subwords are not the model's
@@ -82,6 +82,7 @@ class DecoderSubwords:
         model: str | None = None,
     ) -> None:
         self.tokenizer, self.scheme = _for_target_text(tokenizer), scheme_of(bpe)
+        self._source_tokenizer = tokenizer
         self.dictionary, self.tags, self.model = dictionary, frozenset(tags), model
         self.pieces = self.unknown = 0
         self._source_dictionary: Dictionary | None = None
@@ -115,7 +116,7 @@ class DecoderSubwords:
     def split_unchecked(self, text: str) -> Pieces:
         """Tokenise a sentence regardless of how many pieces are unknown, and count none."""
         index, unknown, first = self.dictionary.indices, self.dictionary.unk(), self.dictionary.nspecial
-        placed = self._place(text)
+        placed = _placed(text, self.tokenizer, self.scheme.target)
         symbols, starts, ends = zip(*placed) if placed else ((), (), ())
         found = (index.get(symbol, unknown) for symbol in symbols)
         ids = tuple(number if number >= first else unknown for number in found)  # a word "</s>" is no marker
@@ -155,8 +156,7 @@ class DecoderSubwords:
 
     def recover(self, source_dictionary: Dictionary, ids: Tensor) -> str:
         """Recover the text of a source sentence from its ids [L]; padding and markers are left out."""
-        left_out = {source_dictionary.index(tag) for tag in self.tags if tag in source_dictionary}
-        left_out.add(source_dictionary.pad())
+        left_out = self._left_out(source_dictionary)
         known = [i for i in ids.tolist() if i not in left_out]
         text = source_dictionary.string(known, unk_string=UNKNOWN_SIGN)
         if source_dictionary is not self._source_dictionary:
@@ -167,14 +167,26 @@ class DecoderSubwords:
         text = self.scheme.decode(text)
         return self.tokenizer.decode(text) if self.tokenizer is not None else text
 
-    def _place(self, text: str) -> list[Placed]:
-        scheme = self.scheme.target
-        if self.tokenizer is None:
-            return scheme.place(text)
-        tokenised = self.tokenizer.encode(text)
-        units = MOSES_UNIT.findall(tokenised) if isinstance(self.tokenizer, MosesTokenizer) else tokenised
-        origins = CharacterOrigins.trace(units, text)
-        return [(symbol, *origins.span(start, end)) for symbol, start, end in scheme.place(tokenised)]
+    def _left_out(self, source_dictionary: Dictionary) -> set[int]:
+        tags = {source_dictionary.index(tag) for tag in self.tags if tag in source_dictionary}
+        return {*tags, source_dictionary.pad()}
+
+    def place_source(
+        self, source_dictionary: Dictionary, ids: Sequence[int], text: str
+    ) -> list[tuple[int, int, int]] | None:
+        """Find what each subword of a source sentence [S] stands for in its text.
+
+        Returns:
+            Of each subword, padding and markers aside, its place among the ids, and the characters that it
+            stands for, end exclusive; None where the text has other subwords.
+        """
+        left_out = {*self._left_out(source_dictionary), source_dictionary.bos(), source_dictionary.eos()}
+        placed = _placed(text, self._source_tokenizer, self.scheme)
+        places = [place for place, i in enumerate(ids) if i not in left_out]
+        places = places[max(0, len(places) - len(placed)) :]  # without a tag that the scheme put in front
+        if [ids[place] for place in places] != [source_dictionary.index(symbol) for symbol, _, _ in placed]:
+            return None
+        return [(place, start, end) for place, (_, start, end) in zip(places, placed)]
 
 
 class SplitSentences(NamedTuple):
@@ -223,6 +235,16 @@ def cut_phrases(spans: np.ndarray, split: SplitSentences, unknown: int) -> Cuts:
     whole = (first < stop) & (start < last) & (last <= end) & (next_unknown >= stop)
     whole &= (first == bounds[sentences]) | (before <= start)
     return Cuts(first, np.where(whole, stop - first, 0))
+
+
+def _placed(text: str, tokenizer: Any, scheme: Scheme) -> list[Placed]:
+    """Split a text, and find what each symbol stands for."""
+    if tokenizer is None:
+        return scheme.place(text)
+    tokenised = tokenizer.encode(text)
+    units = MOSES_UNIT.findall(tokenised) if isinstance(tokenizer, MosesTokenizer) else tokenised
+    origins = CharacterOrigins.trace(units, text)
+    return [(symbol, *origins.span(start, end)) for symbol, start, end in scheme.place(tokenised)]
 
 
 def split_text(sentence: str, steps: tuple[Any, ...]) -> str:

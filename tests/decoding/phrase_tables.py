@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,8 +29,10 @@ class Found(NamedTuple):
 NOWHERE = np.zeros((2, 64), bool)  # no word is unfinished after a token, and no token goes on with one
 
 
-def make_table(batch: list[list[Found]], borders: np.ndarray = NOWHERE) -> PhraseTable:
-    """The phrases of each sentence, with the borders of words, bool [2, V]."""
+def make_table(
+    batch: list[list[Found]], borders: np.ndarray = NOWHERE, covering: Sequence[np.ndarray] = ()
+) -> PhraseTable:
+    """The phrases of each sentence, with the borders of words, bool [2, V], and the source's subwords that each has."""
     made = []
     for sentence in batch:
         queries, scores = (
@@ -38,7 +41,7 @@ def make_table(batch: list[list[Found]], borders: np.ndarray = NOWHERE) -> Phras
         )
         made.append(Candidates.of([one.phrase for one in sentence], queries, queries, scores))
     letters = np.arange(borders.shape[1]) != MARK
-    return PhraseTable.of(made, letters, WordBorders(*borders))
+    return PhraseTable.of(made, letters, WordBorders(*borders)).covering_sources(covering)
 
 
 def weigh(
@@ -51,10 +54,15 @@ def weigh(
 
 
 def judge(
-    votes: PhraseVotes, table: PhraseTable, state: PhraseState, log_probs: Tensor, bound: float = 12.0
+    votes: PhraseVotes,
+    table: PhraseTable,
+    state: PhraseState,
+    log_probs: Tensor,
+    bound: float = 12.0,
+    looked: Tensor | None = None,
 ) -> Tensor:
     """What each phrase gives to the token it proposes, where a model says log p_NMT, fp32 [H, V]."""
-    return weigh(votes, state.proposals(), log_probs, votes.prior(table)[state.rows], bound)
+    return weigh(votes, state.proposals(looked), log_probs, votes.prior(table)[state.rows], bound)
 
 
 def begun_after(phrase: list[int]) -> int:

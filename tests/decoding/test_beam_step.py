@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fairseq_ccpr.datastore.token import KeyProjection
+from fairseq_ccpr.decoding import phrase_votes
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
 from fairseq_ccpr.decoding.gate import Gate
 from fairseq_ccpr.decoding.mixture import Distribution, Mixture, Said, Vote
@@ -59,7 +60,14 @@ def make_retriever(metric: str, device: torch.device) -> TokenRetriever:
 
 
 def make_ensemble(
-    metric: str, device: torch.device, *, batch: int = 2, lanes: int = 3, k: int = 8, trusting: bool = False
+    metric: str,
+    device: torch.device,
+    *,
+    batch: int = 2,
+    lanes: int = 3,
+    k: int = 8,
+    trusting: bool = False,
+    attentive: bool = False,
 ) -> RetrievalEnsemble:
     """A tiny Transformer of random weights with both memories, and trust in them; every second sentence has no phrases."""
     retriever = make_retriever(metric, device)
@@ -77,13 +85,15 @@ def make_ensemble(
     found = [Found([5, 6, 4], 0, 0.9), Found([5, 4], 0, 0.7)]
     sentence = [*found, *(Found([4, 5], 1, 0.8 - lane / 100) for lane in range(lanes - 2))]
     sentences = [sentence if not number % 2 else [] for number in range(batch)]
+    covering = np.array([[1, 1, 0], [1, 0, 0], [0, 1, 0]], bool)
     candidates: Any = SimpleNamespace(
-        start=lambda sources, *_: lambda: [None] * batch, table=lambda found: make_table(sentences),
+        start=lambda sources, *_: lambda: [None] * batch,
+        table=lambda found: make_table(sentences, covering=[covering] * batch),
         remote=False, check=lambda phrases: None,
     )  # fmt: skip
-    phrases = PhraseMemory(
-        candidates, PhraseSettings(), PhraseVotes().requires_grad_(False).to(device), device
-    )
+    votes = PhraseVotes().requires_grad_(False).to(device)
+    votes.attention += attentive
+    phrases = PhraseMemory(candidates, PhraseSettings(), votes, device)
     settings = TokenRetrievalSettings(k, 0.5, 0.1, confidence=metric == "ip")
     tokens = TokenMemory(KeyCapture(model, "decoder_output"), retriever, settings, dictionary.unk())
     trust = None
@@ -193,10 +203,11 @@ def test_votes_are_combined_by_the_mixture_alone() -> None:
     assert torch.equal(ensemble.mixed(text.whole, votes), before)
 
 
+@pytest.mark.parametrize("attentive", [False, True])
 @pytest.mark.parametrize("trusting", [False, True])
 @pytest.mark.parametrize("metric", ["l2", "ip"])
-def test_step_makes_no_round_trip(metric: str, trusting: bool) -> None:
-    ensemble = make_ensemble(metric, CPU, trusting=trusting)
+def test_step_makes_no_round_trip(metric: str, trusting: bool, attentive: bool) -> None:
+    ensemble = make_ensemble(metric, CPU, trusting=trusting, attentive=attentive)
     with watching(NoRoundTrip):
         for log_probs in two_steps(ensemble, CPU):
             torch.testing.assert_close(log_probs.exp().sum(dim=1), torch.ones(6))
@@ -238,10 +249,24 @@ def test_round_trip_of_trust_is_seen() -> None:
         list(two_steps(make_ensemble("l2", CPU, trusting=True), CPU))
 
 
-def operations(phrases: bool = True, trusting: bool = False, **sizes: int) -> int:
+@torch.no_grad()
+def test_a_step_with_attention_is_the_same_as_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where phrases that begin alike are one proposal."""
+    plain, there = (
+        list(two_steps(make_ensemble("l2", CPU, lanes=9, attentive=attentive), CPU))
+        for attentive in (False, True)
+    )
+    monkeypatch.setattr(phrase_votes, "sync_is_free", lambda device: True)
+    here = list(two_steps(make_ensemble("l2", CPU, lanes=9, attentive=True), CPU))
+    torch.testing.assert_close(there, here, rtol=1e-5, atol=1e-5)
+    assert not torch.allclose(plain[1], there[1], atol=1e-3)
+
+
+def operations(phrases: bool = True, trusting: bool = False, attentive: bool = False, **sizes: int) -> int:
     """How many there are in a step, besides the models' own and the search."""
     beam = sizes.pop("beam", 3)
-    ensemble, counted = make_ensemble("ip", CPU, trusting=trusting, **sizes), Operations()
+    ensemble = make_ensemble("ip", CPU, trusting=trusting, attentive=attentive, **sizes)
+    counted = Operations()
     if not phrases:
         ensemble = ensemble.with_memories([ensemble.find(TokenMemory)], None)
     steps = two_steps(ensemble, CPU, sizes.get("batch", 2), beam)
@@ -251,13 +276,14 @@ def operations(phrases: bool = True, trusting: bool = False, **sizes: int) -> in
     return counted.count
 
 
-@pytest.mark.parametrize("trusting", [False, True])
-def test_a_step_has_as_many_operations_whatever_its_sizes(trusting: bool) -> None:
+@pytest.mark.parametrize("trusting, attentive", [(False, False), (True, False), (False, True)])
+def test_a_step_has_as_many_operations_whatever_its_sizes(trusting: bool, attentive: bool) -> None:
     """On a GPU each is a kernel to launch."""
-    count = operations(trusting=trusting)
+    count = operations(trusting=trusting, attentive=attentive)
     for sizes in ({"k": 32}, {"lanes": 24}, {"beam": 6}, {"batch": 8}):
-        assert operations(trusting=trusting, **sizes) == count, sizes
+        assert operations(trusting=trusting, attentive=attentive, **sizes) == count, sizes
     assert 0 < operations(phrases=False) < count
+    assert not attentive or count - operations() <= 10
 
 
 def test_trust_adds_few_operations_to_a_step() -> None:

@@ -119,6 +119,32 @@ def test_candidates_are_what_the_decoder_writes_of_what_was_retrieved(
     assert 0 < elsewhere < len(entries) < seen / 2
 
 
+def test_source_phrases_have_the_subwords_that_they_are_written_with(
+    world: World, joint: list[object]
+) -> None:
+    """In batches with padding; a text that the source's subwords are not of has none to tell apart."""
+    words = [*joint, "--phrases-min-similarity", 0, "--phrases-threshold", 0, "--batch-size", 8]
+    cfg, task, models, ensemble = load_ensemble(world, words)
+    candidates, dictionary, seen = ensemble.find(PhraseMemory).candidates, task.source_dictionary, 0
+    for sample in batches(cfg, task, models):
+        sources = sample["net_input"]["src_tokens"]
+        found = candidates.start(sources)()
+        table = candidates.table(found)
+        assert table.covering.shape == (len(sources), 1 + table.most_queries, sources.size(1))
+        for source, sentence, rows in zip(sources, found, table.covering.bool(), strict=True):
+            if dictionary.unk() in source.tolist():
+                continue
+            assert torch.equal(rows[0], (source != dictionary.pad()) & (source != dictionary.eos()))
+            for query, columns in zip(sentence.queries, rows[1:]):
+                pieces = [dictionary[int(i)] for i in source[columns]]
+                assert query.string in "".join(pieces).replace("▁", " ")
+                assert "".join(pieces[1:-1]).replace("▁", " ").strip() in query.string
+                seen += 1
+        others = candidates.start(sources, None, ["No such text."] * len(sources))()
+        assert all(one.covering.all() for one in others)
+    assert seen > 50
+
+
 def test_batches_of_the_same_bytes_are_remembered_apart() -> None:
     asked: list[torch.Size] = []
     candidates: Any = SimpleNamespace(

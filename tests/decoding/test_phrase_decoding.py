@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from fairseq_ccpr.decoding.breakdown import break_down
+from fairseq_ccpr.decoding.phrase_votes import PhraseVotes
 from fairseq_ccpr.evaluation.test_set import batches, load
 from fairseq_ccpr.inference.resources import parse_generation
 from fairseq_ccpr.text.pairs import read_pairs
@@ -76,12 +77,36 @@ def test_phrases_do_not_depend_on_the_batch(
         assert equal(decode(*words, "--batch-size", size), together, tolerance=3e-3)
 
 
+@pytest.fixture
+def attentive(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let what the model attends to count for phrases."""
+    begin = PhraseVotes.__init__
+
+    def begin_attentive(votes: PhraseVotes) -> None:
+        begin(votes)
+        votes.attention.data = torch.linspace(1.5, 0.5, len(votes.attention))
+
+    monkeypatch.setattr(PhraseVotes, "__init__", begin_attentive)
+
+
+@pytest.mark.parametrize("members", [1, 2])
+@pytest.mark.parametrize("looking", [False, True])
 def test_scores_of_beam_search_are_those_of_one_pass_over_what_it_wrote(
-    world: World, decode: Callable, joint: list[object]
+    world: World,
+    decode: Callable,
+    joint: list[object],
+    looking: bool,
+    members: int,
+    request: pytest.FixtureRequest,
 ) -> None:
-    """Prefixes and coverage follow the beam, and the batch as it shrinks."""
+    """Prefixes, coverage and attention follow the beam, and the batch as it shrinks."""
     words = [*joint, "--phrases-lambda", 0.8]
+    words += ["--path", f"{world.model}:{world.other_model}"] if members > 1 else []
+    if looking:
+        without = decode(*words)
+        request.getfixturevalue("attentive")
     found = decode(*words)
+    assert not looking or not equal(found, without, tolerance=1e-2)
     options = ["--max-tokens", 2000, "--gen-subset", "test", *words]
     cfg, task, models, ensemble = load_ensemble(world, options)
     coming = 0

@@ -26,9 +26,11 @@ from fairseq_ccpr.decoding.phrase_votes import (
     PhraseTable,
     PhraseVotes,
 )
+from fairseq_ccpr.storage.fingerprint import of_parameters, short
 from tests.decoding.phrase_tables import MARK, NOWHERE, Found, begun_after, judge, make_table, weigh
 
 VOCABULARY = 8  # so few that phrases repeat tokens, begin alike and overlap
+QUERIES, SOURCE = 3, 5  # source phrases, and subwords of the source
 SPECIAL = 0  # a token that no phrase has, and that none may ask for
 tokens_of = st.integers(MARK, VOCABULARY - 1)
 sentences = st.lists(
@@ -84,8 +86,11 @@ def reference_votes(
     votes: PhraseVotes,
     borders: np.ndarray,
     bound: float,
+    attention: list[float],
+    covering: list[list[bool]],
 ) -> list[tuple[int, float]]:
     """The token that each phrase proposes, and P, the plain way."""
+    words, *phrases = [sum(x for x, one in zip(attention, row) if one) for row in covering]
     weights = {name: value.double().tolist() for name, value in votes.state_dict().items()}
     best = max(log_probs)
     proposed = []
@@ -98,6 +103,7 @@ def reference_votes(
         score += weights["similarity"][1] * (found.score - max(other.score for other in of_query))
         ratio = max(log_probs[token] - best, LEAST_RATIO)
         score += weights["state"][state] + weights["consent"][state] * ratio
+        score += weights["attention"][state] * math.log((phrases[found.query] / words + 0.02) / 1.02)
         score += weights["covered"][0] * (covered and state == 0)
         barred = (not length and not may_begin(found.phrase, written, borders)) or ratio < -bound
         proposed.append((token, 0.0 if barred else math.exp(score)))
@@ -116,7 +122,10 @@ def test_all_steps_against_the_plain_formula(
 ) -> None:
     torch.manual_seed(data.draw(st.integers(0, 2**31)))  # so that the example Hypothesis shows has it all
     borders = (torch.rand(2, VOCABULARY) < 0.5).numpy()
-    table = make_table(batch, borders)
+    covering = torch.rand(len(batch), 1 + QUERIES, SOURCE) < 0.4
+    covering[:, 0] |= covering.any(dim=1)
+    covering[:, 0, 0] = True  # a word that no phrase may have
+    table = make_table(batch, borders, [one.numpy() for one in covering])
     votes = PhraseVotes().requires_grad_(False)
     for weights in votes.parameters():
         weights.add_(torch.randn_like(weights))
@@ -136,15 +145,21 @@ def test_all_steps_against_the_plain_formula(
             written = [(written[i][0], [*written[i][1], token]) for i, token in zip(order, tokens)]
         lengths = prefixes_of(state)
         log_probs = torch.randn(len(written), VOCABULARY).mul(3).log_softmax(dim=1)
-        proposals, each = state.proposals(), judge(votes, table, state, log_probs, bound)
+        attention = torch.randn(len(written), SOURCE).mul(2).softmax(dim=1)
+        looked = state.looked(attention)
+        proposals, each = state.proposals(), judge(votes, table, state, log_probs, bound, looked)
         merged = proposals.continuation(each, table.most_distinct)
         if free:
-            check_merged(votes, table, state, log_probs, bound)
+            check_merged(votes, table, state, log_probs, bound, looked)
+            check_merged(votes, table, state, log_probs, bound, None)
         for row, (number, tokens_so_far) in enumerate(written):
             sentence = batch[number]
             prefixes = [longest_prefix(found, tokens_so_far, borders) for found in sentence]
             assert lengths[row, : len(sentence)].tolist() == prefixes
-            wanted = reference_votes(sentence, tokens_so_far, log_probs[row].tolist(), votes, borders, bound)
+            wanted = reference_votes(
+                sentence, tokens_so_far, log_probs[row].tolist(), votes, borders, bound, attention[row].tolist(),
+                covering[number].tolist(),
+            )  # fmt: skip
             states = [
                 state_of(found, length)
                 if length or may_begin(found.phrase, tokens_so_far, borders)
@@ -169,13 +184,19 @@ def prefixes_of(state: PhraseState) -> Tensor:
 
 
 def check_merged(
-    votes: PhraseVotes, table: PhraseTable, state: PhraseState, log_probs: Tensor, bound: float
+    votes: PhraseVotes,
+    table: PhraseTable,
+    state: PhraseState,
+    log_probs: Tensor,
+    bound: float,
+    looked: Tensor | None,
 ) -> None:
     """What phrases propose together is what each proposes, added up."""
-    each = state.proposals().continuation(judge(votes, table, state, log_probs, bound), table.most_distinct)
+    judged = judge(votes, table, state, log_probs, bound, looked)
+    each = state.proposals().continuation(judged, table.most_distinct)
     prior = votes.prior(table)
     for scored in (2 * prior, prior, prior):  # what is kept of one is for that one alone
-        proposals, scores = state.merged(scored, votes.covered_factor)
+        proposals, scores = state.merged(scored, votes, looked)
     together = proposals.continuation(weigh(votes, proposals, log_probs, scores, bound), table.most_distinct)
     for one, other in zip(
         (each.mass, each.going, spread(each)), (together.mass, together.going, spread(together))
@@ -203,6 +224,34 @@ def check_row(values: Tensor, probs: Tensor, mass: float, wanted: list[tuple[int
             assert prob * mass == pytest.approx(expected[value], abs=1e-5)
         else:
             assert prob == 0
+
+
+@pytest.mark.parametrize("free", [True, False])
+def test_votes_without_weights_of_attention_are_as_they_were_to_the_bit(free: bool) -> None:
+    """And without attention, those that have them."""
+    found = [Found([2, 3, 4], 0, 0.7), Found([2, 5], 1, 0.6), Found([3, 4], 1, 0.9)]
+    table = make_table([found], covering=[np.array([[1, 1, 1], [1, 0, 0], [0, 1, 0]], bool)])
+    state = PhraseState(table, torch.tensor([0, 0]))
+    state.advance(torch.tensor([2, 6]))
+    log_probs = torch.randn(2, VOCABULARY, generator=torch.Generator().manual_seed(1)).log_softmax(dim=1)
+    looked = state.looked(torch.tensor([[0.7, 0.1, 0.2], [0.1, 0.1, 0.8]]))
+    assert looked is not None and state.looked(None) is None
+    assert state.looked(torch.ones(2, 4)) is None  # of other subwords
+
+    def merged(votes: PhraseVotes, looked: Tensor | None) -> Tensor:
+        with patch.object(phrase_votes, "sync_is_free", lambda device: free):
+            proposals, prior = state.merged(votes.prior(table), votes, looked)
+        return weigh(votes, proposals, log_probs, prior)
+
+    votes, plain = PhraseVotes().requires_grad_(False), PhraseVotes().requires_grad_(False)
+    assert torch.equal(merged(votes, looked), merged(votes, None)) and not votes.attentive
+    assert votes.digest() == short(
+        of_parameters((name, one) for name, one in votes.state_dict().items() if name != "attention")
+    )
+    votes.attention += 0.5
+    assert votes.attentive and votes.digest() != plain.digest()
+    assert torch.equal(merged(votes, None), merged(plain, None))
+    assert not torch.allclose(merged(votes, looked), merged(plain, looked))
 
 
 def test_every_number_of_subwords_has_a_state() -> None:
@@ -282,7 +331,7 @@ def test_lanes_that_are_empty_say_nothing() -> None:
     assert prior[0].tolist() == [prior[1, 0].item(), -math.inf]
     state = PhraseState(make_table([[far]]), torch.tensor([0, 0]))
     state.advance(torch.tensor([2, 5]))
-    assert state.merged(prior[:1, :1], votes.covered_factor)[0].values.tolist() == [[2, 3], [2, 0]]
+    assert state.merged(prior[:1, :1], votes)[0].values.tolist() == [[2, 3], [2, 0]]
 
 
 def test_the_model_keeps_what_no_phrase_is_worth() -> None:

@@ -59,6 +59,29 @@ def test_votes_are_better_than_their_start_on_sentences_held_out(
     assert loss(trained) < loss(memory)
 
 
+def test_votes_learn_that_attention_tells_what_is_right(world: World, phrases: list[object]) -> None:
+    text, memory, ensemble = text_of(world, phrases)
+    records = [one.records["phrases"] for one in text.texts]
+    assert all(record.proposals.looked is not None for record in records)
+    for one, record in zip(text.texts, records):
+        right = record.proposals.values == one.targets.unsqueeze(1)
+        record.proposals = record.proposals._replace(looked=torch.where(right, 0.0, -2.0))
+    memory.votes.state.data += 2
+    trained: Any = train_votes(memory, ensemble, [text])
+    assert trained.votes.attention[0] > 0.5 and not memory.votes.attention.any()
+
+
+def test_votes_that_were_trained_without_attention_are_as_they_were(
+    world: World, phrases: list[object]
+) -> None:
+    task, models = load(parse_generation([*world.options("--no-progress-bar"), *map(str, phrases)]))
+    older = PhraseVotes().requires_grad_(False)
+    older.state += 0.5
+    task.trained = {"phrases": {name: x for name, x in older.state_dict().items() if name != "attention"}}
+    votes = task.build_ensemble(models).find(PhraseMemory).votes
+    assert votes.digest() == older.digest() != PhraseVotes().digest() and not votes.attentive
+
+
 def test_votes_go_with_trust_and_decode(world: World, phrases: list[object], tmp_path: Path) -> None:
     """Where trust translates best, as some scores have it."""
 

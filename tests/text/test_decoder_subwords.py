@@ -317,3 +317,27 @@ def test_source_text_is_recovered(system: tuple[Any, Any]) -> None:
             continue  # fairseq's decoding does not put bytes together
         assert plain(bpe, found) == plain(bpe, text)
         assert found == text or system[0] is not None
+
+
+@given(text=TEXT)
+@example(text="  the  Lord ä😀b ½ ")
+@example(text="中½ … 国人 e\u0301 ﬁ ｔｈｅ ﷺ¨")
+def test_subwords_of_a_source_are_found_in_its_text(system: tuple[Any, Any], text: str) -> None:
+    """As those of a target, here in the same language; padding and markers stand for nothing."""
+    subwords = decoder_subwords(*system)
+    ids = encode_line(subwords.dictionary, symbols_of(*system, text)).tolist()
+    found, pieces = subwords.place_source(subwords.dictionary, ids, text), subwords.split_unchecked(text)
+    assert found is not None and [place for place, _, _ in found] == [*range(3, len(ids) - 1)]
+    for wanted, part in ((pieces.starts, 1), (pieces.ends, 2)):
+        assert tuple(itertools.accumulate((one[part] for one in found), max)) == wanted
+    assert subwords.place_source(subwords.dictionary, ids, f"{text} the") is None
+
+
+@pytest.mark.parametrize("tags", [(), ("__de__",)])
+def test_a_tag_before_a_source_stands_for_nothing(tags: tuple[str, ...]) -> None:
+    """Whether it is the task's or the subwords'."""
+    dictionary = dictionary_of(["__de__", "the", "Lord"])
+    subwords = DecoderSubwords(None, None, dictionary, tags)
+    ids = [dictionary.pad(), *map(dictionary.index, ["__de__", "the", "Lord", "</s>"])]
+    assert subwords.place_source(dictionary, ids, "the Lord") == [(2, 0, 3), (3, 4, 8)]
+    assert subwords.place_source(dictionary, ids[:2], "") == []
