@@ -17,9 +17,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 BOUNDS = {  # each at most
-    "statements in decoding": 4059,
+    "statements in decoding": 4137,
     "statements in building": 2258,
-    "statements in text": 2237,
+    "statements in text": 2249,
     "statements in datastore": 1827,
     "statements in evaluation": 1615,
     "statements in search": 1254,
@@ -31,7 +31,7 @@ BOUNDS = {  # each at most
     "statements in server": 1021,
     "statements in storage": 691,
     "statements in phrases": 520,
-    "statements in the core": 21791,
+    "statements in the core": 21881,
     "names of constants with more than two values": 0,
     "names of constants with two values": 41,
     "constants below a definition they do not need": 0,

@@ -111,9 +111,10 @@ class PhraseMemory(Memory):
         Remote indexes search while the sources are encoded. A local one works when it is waited for, while a
         GPU encodes.
         """
-        # Copied before a GPU has anything else to do, which a copy would wait for.
+        # Copied and asked before a GPU has anything else to do, which that would wait for.
+        attentive = self.votes.attentive
         start = partial(self.candidates.start, sources.cpu(), _phrases(snapshot.learned), snapshot.texts)
-        answer, attentive = start() if self.candidates.remote else lambda: start()(), self.votes.attentive
+        answer = start() if self.candidates.remote else lambda: start()()
         return Begun(lambda: self._lay_out(answer, attentive))
 
     def _lay_out(self, answer: Callable[[], list[SentencePhrases]], attentive: bool) -> PhraseBatch:
