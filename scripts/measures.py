@@ -20,7 +20,7 @@ BOUNDS = {  # each at most
     "statements in decoding": 4059,
     "statements in building": 2258,
     "statements in text": 2237,
-    "statements in datastore": 1827,
+    "statements in datastore": 1825,
     "statements in evaluation": 1525,
     "statements in search": 1254,
     "statements in models": 1200,
@@ -29,17 +29,17 @@ BOUNDS = {  # each at most
     "statements in inference": 1287,
     "statements in ground": 1116,
     "statements in server": 1021,
-    "statements in storage": 691,
+    "statements in storage": 674,
     "statements in phrases": 520,
-    "statements in the core": 21507,
+    "statements in the core": 21488,
     "names of constants with more than two values": 0,
     "names of constants with two values": 41,
     "constants below a definition they do not need": 0,
     "functions above 60 lines": 0,
     "# fmt: skip": 28,
-    "lines above 110 columns": 300,
-    "public names that several modules define": 15,
-    "options": 300,  # one that commands share counts once
+    "lines above 110 columns": 298,
+    "public names that several modules define": 14,
+    "options": 299,  # one that commands share counts once
 }
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "fairseq_ccpr"
