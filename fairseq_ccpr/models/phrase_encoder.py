@@ -123,8 +123,6 @@ def load_phrase_encoder(
     with reading(path, what, f"{OTHER_ENCODER}, in its folder"):
         state = checkpoint_utils.load_checkpoint_to_cpu(str(path))
         settings, task = state["cfg"]["model"], state["task_state"]
-        if task.get("marked"):
-            raise ValueError("it was trained with --mark-phrases, which is gone")
         weights = {name: weight for name, weight in state["model"].items() if not name.startswith(MOMENTUM)}
         kind = ENCODER_CLASSES[settings.get("_name") or DEFAULT_ARCHITECTURE]
         if not issubclass(kind, wanted):

@@ -38,15 +38,12 @@ PAIRS_PER_BATCH = 1000  # sentence pairs
 
 
 def edge_rule(settings: Mapping[str, Any]) -> str:
-    """Name the rule that barred words from the edges of phrases; earlier versions had two more.
+    """Name the rule that barred words from the edges of phrases: too frequent ones in their own text.
 
     >>> edge_rule({"max_edge_share": 0.003})
     'own>0.003'
-    >>> edge_rule({"max_edge_share": 0.003, "frequent_in": "general", "frequent_may_begin": True})
-    'general>0.003,begin'
     """
-    begins = ",begin" if settings.get("frequent_may_begin") else ""
-    return f"{settings.get('frequent_in', 'own')}>{settings['max_edge_share']:g}{begins}"
+    return f"own>{settings['max_edge_share']:g}"
 
 
 @dataclass
