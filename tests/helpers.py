@@ -280,7 +280,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def edit_manifest(folder: Path, **changes: object) -> None:
     """Change top-level entries of a manifest, which stays one that could have been written so."""
-    data = read_checked_json(folder / MANIFEST, older=True)
+    data = read_checked_json(folder / MANIFEST)
     write_checked_json(folder / MANIFEST, {k: v for k, v in data.items() if k != CHECKSUM} | changes)
 
 

@@ -320,7 +320,7 @@ def test_retrieval_refuses_bad_input(ccpr: Ccpr, sharded_store: Path, tmp_path: 
     refused(fails(folder=tmp_path / "nowhere"), "no datastore at .*nowhere")
     refused(
         fails(folder=ccpr.phrases / "train"),
-        r"train is not a datastore: its manifest\.json is that of something else",
+        r"train holds no datastore: its manifest\.json is that of something else",
     )
     shutil.copytree(sharded_store, damaged := tmp_path / "damaged")
     (damaged / "phrase" / "keys.npy").write_bytes((sharded_store / "phrase" / "keys.npy").read_bytes()[:-2])
