@@ -30,7 +30,7 @@ from fairseq_ccpr.datastore.manifest import TEXT
 from fairseq_ccpr.datastore.parts import PROJECTION_FILE
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.datastore.token import TokenDatastore
-from fairseq_ccpr.datastore.tuned import Parts, by_current_prefix
+from fairseq_ccpr.datastore.tuned import Parts
 from fairseq_ccpr.decoding.gate import Gate
 from fairseq_ccpr.decoding.memory import Memory
 from fairseq_ccpr.decoding.mixture import ModelEvidence, Vote
@@ -45,6 +45,7 @@ logger = logging.getLogger(__name__)
 
 HIDDEN = 32
 MOST_LOG_ODDS = 6.0  # of a, either way: a factor of 400
+FORMER_PREFIXES = {"knn", "phrase"}  # of options and settings, today "tokens" and "phrases"
 DIGEST = 64  # digits of a fingerprint
 MEMORY = "memory."  # begins the names of what belongs to a memory, before the memory's name
 
@@ -334,12 +335,11 @@ def _read(path: Path) -> tuple[dict[str, Tensor], TrustDescription]:
         if metadata["checksum"] != _checksum(tensors, metadata["trust"]):
             raise ValueError("its checksum is not that of its content")
         said = json.loads(metadata["trust"])
-        if "memories" not in said["arguments"]:
+        if "memories" not in said["arguments"] or FORMER_PREFIXES & said["settings"].keys():
             raise ConfigurationError(
-                f"{path} was trained by fairseq-ccpr 0.2 or earlier, on features that this version does not "
-                "have: tune again, or give --trust none"
+                f"{path} was trained by an earlier version of fairseq-ccpr, on other features or settings: tune "
+                "again, or give --trust none"
             )
-        said["settings"] = by_current_prefix(said["settings"])
         return tensors, TrustDescription(**said)
     except FileNotFoundError:
         raise ConfigurationError(

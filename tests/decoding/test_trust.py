@@ -413,9 +413,10 @@ def test_other_models_layers_metrics_and_features_are_refused(
     for name, said in needs.items():
         wrong = write(trust, world.datastore, tmp_path / "wrong.trust", needs=needs | {name: f"not {said}"})
         refused(generate(world, wrong), f"wrong.trust was trained with another {name} .*--trust none")
-    old = {"tokens": True, "phrases": False, "hidden": 32}
-    path = write(trust, world.datastore, tmp_path / "old.trust", arguments=old)
-    refused(generate(world, path), "old.trust was trained by fairseq-ccpr 0.2 or earlier.*: tune again")
+    of_before: dict[str, Any] = {"arguments": {"tokens": True, "phrases": False, "hidden": 32}}
+    for name, old in (("0.2", of_before), ("since", {"settings": {"knn": {"k": 4}}})):
+        path = write(trust, world.datastore, tmp_path / f"{name}.trust", **old)
+        refused(generate(world, path), f"{name}.trust was trained by an earlier version .*: tune again")
     other = LearnedTrust(TOKENS)
     other.gate.names = "highest p_NMT of 2", *other.gate.names[1:]
     path = write(other, world.datastore, tmp_path / "other.trust")

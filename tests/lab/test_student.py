@@ -197,7 +197,7 @@ def test_it_builds_and_decodes_as_any_other(
         "--cpu",
         "--max-len-b",
         30,
-        "--phrase-min-similarity",
+        "--phrases-min-similarity",
         0,
     ]
     (tmp_path / "in.txt").write_text("Und Gott sprach zu Noah.\n", encoding="utf-8")
