@@ -42,7 +42,7 @@ from fairseq_ccpr.decoding.token_features import OBSERVED, Course, TokenEvidence
 from fairseq_ccpr.device import sync_is_free
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.models.key_layer import KeyCapture
-from fairseq_ccpr.search import EXACT, ExactIndex, Index
+from fairseq_ccpr.search import EXACT, ExactIndex
 from fairseq_ccpr.search.candidates import Candidates
 from fairseq_ccpr.search.exact import largest
 from fairseq_ccpr.search.live import search_without
@@ -155,7 +155,6 @@ class TokenRetriever:
         # missing neighbours have some value
         self.values = (values if len(values) else values.new_zeros(1)).to(device)
         self.learned: LearnedEntries | None = None
-        self._instead: str | None = None  # names the index of other entries
         self._named: dict[int, bool] = {}  # whether an entry names a token, of those that were asked for
 
     def project(self, states: Tensor) -> Tensor:
@@ -238,19 +237,6 @@ class TokenRetriever:
         other.learned = None if entries.empty else entries
         return other
 
-    def with_entries(self, index: Index, values: Tensor, described: str) -> TokenRetriever:
-        """Return the same retriever over other entries.
-
-        Args:
-            index: of their keys.
-            values: int [N], their tokens, on the device of the index.
-            described: names the index in the signature.
-        """
-        other = copy.copy(self)
-        other.index, other.values, other.learned, other._instead = index, values, None, described
-        other._named = {}
-        return other
-
     def describe(self) -> dict[str, object]:
         section = self.datastore.section
         learned = {} if self.learned is None else {"learned": self.learned}
@@ -259,7 +245,7 @@ class TokenRetriever:
             "store": short(self.datastore.keys_fingerprint),
             "entries": self.index.size,
             "keys": section.key_layer + (f"+{section.projection}" if section.projection is not None else ""),
-            "index": self._instead or (EXACT if self.index.stands_in else section.index),
+            "index": EXACT if self.index.stands_in else section.index,
             "metric": section.index.metric,
             **learned,
         }
