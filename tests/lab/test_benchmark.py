@@ -16,9 +16,9 @@ from fairseq_ccpr.decoding.token_memory import TokenMemory, TokenRetriever
 from fairseq_ccpr.evaluation.test_set import load
 from fairseq_ccpr.inference.resources import parse_generation
 from fairseq_ccpr.lab.speed.decoding_speed import BASE, EQUIPPED, SpeedTest, with_entries
-from fairseq_ccpr.lab.speed.search_speed import grow, queries_near
+from fairseq_ccpr.lab.speed.search_speed import grow, queries_near, recall
 from fairseq_ccpr.search import ExactIndex
-from fairseq_ccpr.search.recall import recall, recall_of_sample
+from fairseq_ccpr.search.recall import recall_of_sample
 from fairseq_ccpr.timing import DECODER, MERGE, SEARCH, PhaseTimer
 from tests.helpers import call, refused
 from tests.small_models import World, build
