@@ -287,17 +287,6 @@ def usable_pairs(
             yield SentencePair(source, target, source_words, target_words, links)
 
 
-def aligned_words(
-    training: Path, more: list[SentencePair] | None = None
-) -> Iterator[tuple[SentencePair, list[list[int]]]]:
-    """Yield pairs with their links: `more`, or those of a file, by a fast aligner that learns from both."""
-    known = list(usable_pairs(TextPairs(pairs=training), word_spans, ExtractionSettings.max_words, Counter()))
-    aligner = ALIGNERS["fast-align"](AlignerOptions(ExtractionSettings.symmetrization))
-    aligner.train(known + (more or []), False)
-    pairs = known if more is None else more
-    yield from zip(pairs, (links.tolist() for links in aligner.align(pairs)))
-
-
 class PairExtraction:
     """One run: the texts, the extraction settings, and the counts.
 
