@@ -49,13 +49,18 @@ class ProjectionDescription:
     query_dimension: int  # d, of the decoder's states
     adapter_dimension: int  # d_o, before PCA; 0: there is no adapter, and states are but scaled to length 1
     pca: bool
-    normalize_before_pca: bool
+    normalize_before_pca: bool = False  # always: keys of earlier versions, where it is true, are refused
+
+    def __post_init__(self) -> None:
+        if self.normalize_before_pca:
+            raise DatastoreError(
+                "the keys of a datastore were made with --normalize-before-pca, which is gone: build it again"
+            )
 
     def __str__(self) -> str:
         if not self.adapter_dimension:
             return "unit"
-        before = "norm+" if self.normalize_before_pca else ""
-        return f"clknn{self.adapter_dimension}{f'+{before}pca' if self.pca else ''}"
+        return f"clknn{self.adapter_dimension}{'+pca' if self.pca else ''}"
 
 
 @dataclass(frozen=True)

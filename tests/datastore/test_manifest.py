@@ -199,7 +199,7 @@ def test_a_manifest_without_its_checksum_or_with_unknown_entries_is_damaged(copi
 
 TOKENS = TokenSection(
     size=3, dimension=2, key_layer="ffn", subsets={"train": 1}, fingerprints={"keys": "0"},
-    index=IndexDescription("exact", "ip"), projection=ProjectionDescription(2, 16, True, False),
+    index=IndexDescription("exact", "ip"), projection=ProjectionDescription(2, 16, True),
 )  # fmt: skip
 
 
@@ -277,11 +277,22 @@ def test_keys_in_a_database_are_told_apart_by_what_they_were_built_from() -> Non
 
 @pytest.mark.parametrize(
     ("described", "name"),
-    [((8, 0, True, True), "unit"), ((8, 16, False, True), "clknn16"), ((8, 16, True, False), "clknn16+pca"),
-     ((8, 16, True, True), "clknn16+norm+pca")],
+    [((8, 0, True), "unit"), ((8, 16, False), "clknn16"), ((8, 16, True), "clknn16+pca")],
 )  # fmt: skip
-def test_projections_have_names(described: tuple[int, int, bool, bool], name: str) -> None:
+def test_projections_have_names(described: tuple[int, int, bool], name: str) -> None:
     assert str(ProjectionDescription(*described)) == name
+
+
+def test_keys_of_an_option_that_is_gone_are_refused(tmp_path: Path) -> None:
+    Manifest(TOKENS).write(tmp_path)
+    token = json.loads((tmp_path / MANIFEST).read_text())["token"]
+    assert token["projection"]["normalize_before_pca"] is False
+    token["projection"]["normalize_before_pca"] = True
+    edit_manifest(tmp_path, token=token)
+    with pytest.raises(
+        DatastoreError, match="made with --normalize-before-pca, which is gone: build it again"
+    ):
+        Manifest.read(tmp_path)
 
 
 def test_what_is_no_datastore_is_told_from_what_was_meant(tmp_path: Path) -> None:
