@@ -171,12 +171,6 @@ class PhraseSearchSettings:
         automatic=True,
         unsigned="the description of the queries has it",
     )
-    bf16: bool = option(
-        False,
-        "run the phrase encoder in bfloat16, faster where the processor supports it; results may then "
-        "depend slightly on which sentences share a batch",
-        unsigned="the description of the queries has it",
-    )
 
     def __post_init__(self) -> None:
         check(self)

@@ -533,8 +533,7 @@ class RetrievalTask(FairseqTask):
 
     def _phrase_memory(self, models: list[Any], datastore: PhraseDatastore) -> PhraseMemory:
         device, settings = next(models[0].parameters()).device, self.settings[PhraseSettings]
-        low = replace(settings, bf16=settings.bf16 or self.precision == BF16)
-        encoder = load_encoder(datastore, low)
+        encoder = load_encoder(datastore, settings.encoder, self.precision == BF16)
         segmentation = query_segmentation(datastore, settings.threshold, settings.segmentation)
         retriever = PhraseRetriever(
             datastore,

@@ -42,7 +42,7 @@ OF_OTHER_TEXT = ("guard",)  # see test_followed_hypotheses
 OF_UNIT_KEYS = ("confidence", "lambda_max", "min_similarity", "lambda_star")
 PHRASES: dict[str, list[object]] = {
     "k": ["--phrases-k", 1], "min_similarity": ["--phrases-min-similarity", 0.8], "threshold": ["--phrases-threshold", 0.2],
-    "segmentation": ["--phrases-segmentation", "ngram:1"], "bf16": ["--phrases-bf16"], "lambda_": ["--phrases-lambda", 0.3],
+    "segmentation": ["--phrases-segmentation", "ngram:1"], "lambda_": ["--phrases-lambda", 0.3],
     "consent": ["--phrases-consent", 0.5],
 }  # fmt: skip
 MATTERS_WITH: dict[str, list[object]] = {"threshold": ["--phrases-segmentation", "learned"]}

@@ -92,6 +92,14 @@ def test_retrieval_equals_comparing_with_every_key(
             )
 
 
+@pytest.mark.usefixtures("without_bf16")
+def test_bf16_is_left_out_where_it_is_slower(ccpr: Ccpr, sharded_store: Path) -> None:
+    text = "\n".join(queries_of(ccpr)[:5])
+    asked, plain = (retrieve(ccpr, sharded_store, text, *words) for words in (["--bf16"], []))
+    assert asked.stdout == plain.stdout and "bfloat16 is many times slower" in asked.stderr
+    assert "bfloat16" not in plain.stderr
+
+
 @pytest.mark.usefixtures("with_bf16")
 def test_queries_in_bf16_are_nearly_the_same(ccpr: Ccpr, sharded_store: Path) -> None:
     def by_query(*extra: object) -> dict[tuple[int, int, int], dict[str, float]]:
@@ -106,7 +114,7 @@ def test_queries_in_bf16_are_nearly_the_same(ccpr: Ccpr, sharded_store: Path) ->
             for query in json.loads(line)["phrases"]
         }
 
-    whole, half = by_query("--phrases-threshold", 0), by_query("--phrases-threshold", 0, "--phrases-bf16")
+    whole, half = by_query("--phrases-threshold", 0), by_query("--phrases-threshold", 0, "--bf16")
     assert whole.keys() == half.keys()
     pairs = [
         (whole[at][string], score)
@@ -208,7 +216,7 @@ def test_every_setting_is_in_the_signature(
     )
     changes: list[list[object]] = [
         ["--phrases-k", 3], ["--phrases-min-similarity", 0.1], ["--phrases-segmentation", "all"],
-        ["--phrases-threshold", 0.4], ["--phrases-bf16"],
+        ["--phrases-threshold", 0.4], ["--bf16"],
     ]  # fmt: skip
     build_phrases(ccpr, repeated_text, tmp_path / "other", "--threshold", 0.4)
     build_phrases(ccpr, repeated_text, tmp_path / "exact")
