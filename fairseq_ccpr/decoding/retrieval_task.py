@@ -52,15 +52,8 @@ from fairseq_ccpr.decoding.phrase_retriever import PhraseRetriever, load_encoder
 from fairseq_ccpr.decoding.phrase_votes import PhraseVotes
 from fairseq_ccpr.decoding.remote_answers import RemoteAnswers
 from fairseq_ccpr.decoding.text_memory import LearnedTargets, TextMemory, TextWeight
-from fairseq_ccpr.decoding.token_memory import (
-    LearningRetriever,
-    Retriever,
-    TokenMemory,
-    TokenRetriever,
-    WeightPolicy,
-    confidence_weight,
-    name_of,
-)
+from fairseq_ccpr.decoding.token_memory import TokenMemory, WeightPolicy, confidence_weight, name_of
+from fairseq_ccpr.decoding.token_retriever import LearningRetriever, Retriever, TokenRetriever
 from fairseq_ccpr.decoding.trust import LearnedTrust, LoadedTrust, Trained, Trust, load_trust, trained_with
 from fairseq_ccpr.device import BF16, FP16, FP32, choose_precision
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError

@@ -26,7 +26,8 @@ from fairseq_ccpr.decoding.mixture import Distribution, Mixture, Said, Vote
 from fairseq_ccpr.decoding.options import MixtureSettings, PhraseSettings, TokenRetrievalSettings
 from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
 from fairseq_ccpr.decoding.phrase_votes import PhraseState, PhraseVotes
-from fairseq_ccpr.decoding.token_memory import Neighbours, TokenBatch, TokenMemory, TokenRetriever
+from fairseq_ccpr.decoding.token_memory import TokenBatch, TokenMemory
+from fairseq_ccpr.decoding.token_retriever import Neighbours, TokenRetriever
 from fairseq_ccpr.decoding.trust import LearnedTrust, Trust
 from fairseq_ccpr.lab.speed.decoding_speed import Operations
 from fairseq_ccpr.models import step_decoder

@@ -25,7 +25,7 @@ from fairseq_ccpr.decoding.options import (
     automatic_token_settings,
     token_settings,
 )
-from fairseq_ccpr.decoding.token_memory import Neighbours
+from fairseq_ccpr.decoding.token_retriever import Neighbours
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.test_set import load
 from fairseq_ccpr.inference.resources import parse_generation

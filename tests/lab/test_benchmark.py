@@ -12,7 +12,8 @@ import torch
 from fairseq_ccpr.cli.planning import Limits
 from fairseq_ccpr.datastore.manifest import Manifest
 from fairseq_ccpr.datastore.token import TokenDatastore
-from fairseq_ccpr.decoding.token_memory import TokenMemory, TokenRetriever
+from fairseq_ccpr.decoding.token_memory import TokenMemory
+from fairseq_ccpr.decoding.token_retriever import TokenRetriever
 from fairseq_ccpr.evaluation.test_set import load
 from fairseq_ccpr.inference.resources import parse_generation
 from fairseq_ccpr.lab.speed.decoding_speed import BASE, EQUIPPED, SpeedTest, with_entries

@@ -19,7 +19,8 @@ from fairseq_ccpr.cli.planning import Limits, synchronise
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
 from fairseq_ccpr.decoding.learned_memory import LearnedEntries
-from fairseq_ccpr.decoding.token_memory import TokenMemory, TokenRetriever
+from fairseq_ccpr.decoding.token_memory import TokenMemory
+from fairseq_ccpr.decoding.token_retriever import TokenRetriever
 from fairseq_ccpr.device import FP32
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.lab.machine import peak_bytes, start_peak
