@@ -36,8 +36,8 @@ import torch
 from matplotlib.figure import Figure
 
 from fairseq_ccpr.building.compact import CompactSettings, compact_datastore
+from fairseq_ccpr.building.merge import MergeSettings, merge_datastores
 from fairseq_ccpr.building.part import Part
-from fairseq_ccpr.building.rewrite import MergeSettings, merge_datastores
 from fairseq_ccpr.datastore.learned import LearnedStore, NewPair
 from fairseq_ccpr.datastore.manifest import TokenSection
 from fairseq_ccpr.datastore.parts import PROVENANCE, SYMBOLS, VALUES
