@@ -51,12 +51,6 @@ class ProjectionDescription:
     pca: bool
     normalize_before_pca: bool = False  # always: keys of earlier versions, where it is true, are refused
 
-    def __post_init__(self) -> None:
-        if self.normalize_before_pca:
-            raise DatastoreError(
-                "the keys of a datastore were made with --normalize-before-pca, which is gone: build it again"
-            )
-
     def __str__(self) -> str:
         if not self.adapter_dimension:
             return "unit"
@@ -319,6 +313,7 @@ class Manifest:
             build = "build one with fairseq-ccpr build tokens, build phrases or build text"
             advice = f"did you mean {near[0].parent}?" if near else build
             raise DatastoreError(f"{directory} is not a datastore: it has no {MANIFEST}; {advice}")
+        again = "build the datastore again"
         parts = {section.PART: section for section in (TokenSection, PhraseSection, TextSection)}
 
         def make(data: dict[str, Any]) -> Manifest:
@@ -326,9 +321,13 @@ class Manifest:
             values = _known(cls, data)
             for name in parts.keys() & values.keys():
                 values[name] = parts[name].from_json(values[name])
-            return cls(**values)
+            manifest = cls(**values)
+            if (token := manifest.token) and token.projection and token.projection.normalize_before_pca:
+                raise DatastoreError(
+                    f"{path}: the keys were made with --normalize-before-pca, which is gone: {again}"
+                )
+            return manifest
 
-        again = "build the datastore again"
         return read_versioned(
             directory,
             "datastore",

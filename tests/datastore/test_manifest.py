@@ -290,7 +290,8 @@ def test_keys_of_an_option_that_is_gone_are_refused(tmp_path: Path) -> None:
     token["projection"]["normalize_before_pca"] = True
     edit_manifest(tmp_path, token=token)
     with pytest.raises(
-        DatastoreError, match="made with --normalize-before-pca, which is gone: build it again"
+        DatastoreError,
+        match=r"manifest\.json: the keys were made with --normalize-before-pca, which is gone: build",
     ):
         Manifest.read(tmp_path)
 
