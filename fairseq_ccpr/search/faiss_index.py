@@ -316,9 +316,8 @@ class FaissIndex(Index):
         faiss = import_faiss()
         try:
             # FAISS maps such lists into memory; they are next to the index, wherever both were made
-            # else processes share what they map
             in_lists = faiss.IO_FLAG_ONDISK_SAME_DIR | faiss.IO_FLAG_READ_ONLY
-            flags = in_lists if on_disk else faiss.IO_FLAG_MMAP_IFC
+            flags = in_lists if on_disk else faiss.IO_FLAG_MMAP_IFC  # processes share what they map
             with silence() if on_disk else nullcontext():
                 index = faiss.read_index(str(path), flags)
             if on_disk:
