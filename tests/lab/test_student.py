@@ -205,7 +205,7 @@ def test_it_builds_and_decodes_as_any_other(
     shown = call(*asked)
     assert PhraseEncoder.load(trained.checkpoint).fingerprint()[:12] in shown.stderr and shown.stdout.strip()
     refused(
-        call(*asked, "--phrase-encoder", ccpr.checkpoint, check=False), "with another encoder"
+        call(*asked, "--phrases-encoder", ccpr.checkpoint, check=False), "with another encoder"
     )  # the vectors are its own
 
 
