@@ -231,6 +231,11 @@ def test_settings_of_other_keys_are_not_taken(
         "|k:8|lambda:0.5|T:10.0|" in signature
         and "unknown to this one (of_old): the tuned settings are not used; tune again" in caplog.text
     )
+    tuned["token"]["settings"] = {"knn": {"k": 3}}  # as the options were called before
+    write_checked_json(store / TUNED, {"format_version": 1, "tuned": tuned})
+    with caplog.at_level("WARNING"):
+        assert "|k:8|lambda:0.5|" in Translator(datastore=store, device="cpu").signature
+    assert "unknown to this one (k): the tuned settings are not used; tune again" in caplog.text
 
 
 @pytest.mark.full

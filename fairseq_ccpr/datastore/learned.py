@@ -50,18 +50,16 @@ from fairseq_ccpr.storage.journal import (
 from fairseq_ccpr.text.glossary import folded
 
 LEARNED, LOCK = "learnt", "lock"  # the names on disk are older than the word
-# 2 brought phrases, 3 records that are found and checked one by one, 4 hashes of sources, 5 their subwords.
-JOURNAL_VERSION = 5
+JOURNAL_VERSION = 5  # the only one that is read
 OWN_SENTENCE = -1  # in place of the number of a sentence that the datastore was built with
 
 # Of records. Numbers are little-endian, texts UTF-8, arrays NumPy's bytes.
 Kind = IntEnum(
     "Kind",
     "HEADER PAIR AGAIN FORGOTTEN MOVED PAIR_WITH_PHRASES PHRASES PHRASE_IDENTITY MOVED_WITH_PHRASES "
-    "HASHED READ_AS",
+    "UNUSED READ_AS",
     start=0,
 )
-IGNORED = (Kind.HASHED,)  # of version 4: hashes alone, which are computed again
 _ID = struct.Struct("<BQ")
 _READ_AS = struct.Struct("<BQQ")  # kind, id, and the hash of `ReadAs`, before its ids
 _PAIR = struct.Struct("<BQIIII")  # kind, id, count, bytes of source and target, tokens
@@ -75,6 +73,7 @@ _KEY, _PHRASE_KEY = (
     np.dtype(kind.KEY_FORM.dtype).newbyteorder("<") for kind in (TokenSection, PhraseSection)
 )
 
+FROM_OLDER = "export the pairs with the version that learned them, move the file away, and learn them again"
 NAMED_PAIRS = 10  # that a message names
 
 # of the files that are written here
@@ -375,13 +374,10 @@ class LearnedStore:
             create_journal(self.path, first_records(self.datastore.section, self.next_id))
         open(self.path, "r+b", opener=unfollowed).close()
         self._load()
-        if self.damage or self._journal.old:
-            if self.damage:
-                self.put_aside = self._journal.put_damage_aside()
-                where = (
-                    f"; the damaged bytes are in {self.put_aside} now" if self.put_aside is not None else ""
-                )
-                logger.warning("%s%s", self.damage, where)
+        if self.damage:
+            self.put_aside = self._journal.put_damage_aside()
+            where = f"; the damaged bytes are in {self.put_aside} now" if self.put_aside is not None else ""
+            logger.warning("%s%s", self.damage, where)
             phrases = self.phrase_section if self._has_phrases else None
             records = first_records(self.datastore.section, self.next_id, phrases)
             records += [
@@ -432,7 +428,8 @@ class LearnedStore:
         self._hash_sources()
         if not self._begun:
             raise DatastoreError(
-                f"{self.path} is damaged from its beginning on: move it away, and learn again"
+                f"{self.path} is damaged from its beginning on, or has format version 1 or 2, and this "
+                f"fairseq-ccpr reads {JOURNAL_VERSION}: move it away, and learn again"
             )
         if self._journal.gaps:
             self._tell_damage(self._journal)
@@ -474,10 +471,11 @@ class LearnedStore:
             kind = record[0]
             if kind == Kind.HEADER:
                 header = json.loads(record[1:])
-                if header["version"] > JOURNAL_VERSION:
+                if (version := header["version"]) != JOURNAL_VERSION:
                     raise DatastoreError(
-                        f"{self.path} has format version {header['version']}, and this fairseq-ccpr reads up "
-                        f"to {JOURNAL_VERSION}: upgrade fairseq-ccpr"
+                        f"{self.path} has format version {version}, and this fairseq-ccpr reads "
+                        f"{JOURNAL_VERSION}: "
+                        + ("upgrade fairseq-ccpr" if version > JOURNAL_VERSION else FROM_OLDER)
                     )
                 self._refuse_others(header["identity"], identity(self.datastore.section))
                 self.next_id, self._begun = max(self.next_id, header["first_id"]), True
@@ -492,7 +490,7 @@ class LearnedStore:
                 self._all[pair.id] = replace(pair, moment=next(self._moments), phrases=phrases)
             elif kind in (Kind.AGAIN, Kind.PHRASES, Kind.FORGOTTEN, Kind.READ_AS):
                 self._change(kind, _ID.unpack_from(record)[1], record)
-            elif kind not in IGNORED:
+            else:
                 raise ValueError(f"kind {kind}")
         except (struct.error, ValueError, TypeError, KeyError, IndexError) as error:
             raise DatastoreError(

@@ -17,7 +17,6 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.settings import current_name
 
 NAME = re.compile(r"\w[\w.+-]*")
 # Options that an experiment passes to its commands itself.
@@ -249,7 +248,7 @@ def _faults(config: ExperimentConfig) -> Iterator[str]:
         except ValueError as error:
             yield f"{key} cannot be split into words: {error}"
             return
-        for option in (current_name(word.split("=")[0], RESERVED) for word in words):
+        for option in (word.split("=")[0] for word in words):
             if option in RESERVED:
                 yield f"{key} has {option}, which the experiment sets itself: leave it out"
 
