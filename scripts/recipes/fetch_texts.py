@@ -6,8 +6,8 @@ It needs apt-get of a Debian 12, downloads to OUTPUT/packages and installs nothi
 Written are NAME.train.tsv, NAME.valid.tsv and NAME.test.tsv: German (office-fr: French), tab, English; and
 NAME.mono.en, the English sentences of training, each once. The hash of a pair's place decides whether it is
 held out, so these are the same on each machine: benchmarks/texts.sha256 has the checksums of all four, and each
-file that differs from it is named. No held-out sentence is in training on either side, and in koran1 no verse of theirs. The texts
-keep their owners' licences.
+file that differs from it is named. No held-out sentence is in training on either side, and in koran1 no verse of
+theirs. The texts keep their owners' licences.
 
     office    help of LibreOffice, MPL-2.0: its elements are joined by page and id, and divided into sentences where both
               languages have as many; office-fr is the same from French
