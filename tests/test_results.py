@@ -149,16 +149,16 @@ def test_a_missing_file_or_table_is_told(house: Path) -> None:
     assert "README.md, table c: tables.yaml has no such table" in results.faults()
 
 
-RULE = "|---|---|\n"
+HEAD = "| a | b |\n|---|---|\n"
 TYPED = [
-    "| a | b |\n" + RULE + "| x | 36.69", "a | b\n---|---\nx | 36.69\n", "> | a | b |\n> |---|---|\n> | x | 5 |\n",
-    "<table><tr>\n<td>36</td>\n</tr></table>\n", "| a | b |\n" + RULE + "| x | `36.69` |\n",
-    "| a | b |\n" + RULE + "| x | BLEU 37 |\n", "| a | b |\n" + RULE + "| x | 63–68 |\n", "| a | b |\n" + RULE + "| x | 12k |\n",
-    "| a | b |\n" + RULE + "| x | p<.05 |\n", "| a | b |\n" + RULE + "| 36.69 | x |\n", "| a | b |\n" + RULE + "| x | ½ |\n",
+    HEAD + "| x | 36.69", "a | b\n---|---\nx | 36.69\n", "> | a | b |\n> |---|---|\n> | x | 5 |\n",
+    "<table><tr>\n<td>36</td>\n</tr></table>\n", HEAD + "| x | `36.69` |\n",
+    HEAD + "| x | BLEU 37 |\n", HEAD + "| x | 63–68 |\n", HEAD + "| x | 12k |\n",
+    HEAD + "| x | p<.05 |\n", HEAD + "| 36.69 | x |\n", HEAD + "| x | ½ |\n",
 ]  # fmt: skip
 UNTYPED = [
     "```text\n| x | 36.69 |\n```\n", "   ```text\n| x | 36.69 |\n   ```\n", "BLEU is 36.69, or `a | b`.\n",
-    "| a | b |\n" + RULE + "| x | `--k8`, [y](z-2.md) |\n",
+    HEAD + "| x | `--k8`, [y](z-2.md) |\n",
 ]  # fmt: skip
 
 

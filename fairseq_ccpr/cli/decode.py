@@ -170,10 +170,11 @@ def _print_what_was_tried(tuned: tuning.Tuned, subset: str) -> None:
         print(f"copied: of the subwords, in runs of {STRETCH} and more that the text has")
     if trial.apart:
         apart = [one for each in trial.apart for one in each]
+        told = sum(len(one["id"]) for one in apart)
         few = 2 * sum(int(one["ntokens"]) for one in apart) < tuning.LOSS_TOKENS
         print(
-            f"other text: what references of {sum(len(one['id']) for one in apart):,} sentences that trained nothing lose, "
-            f"in nats per token; at most {tuning.HARMLESS:g} more than with another finalist"
+            f"other text: what references of {told:,} sentences that trained nothing lose, in nats per token; "
+            f"at most {tuning.HARMLESS:g} more than with another finalist"
             + "; so little text says little"
             * few
         )

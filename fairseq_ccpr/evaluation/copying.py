@@ -35,12 +35,12 @@ def subwords_of_text(parts: Parts, ensemble: RetrievalEnsemble) -> np.ndarray | 
 def copied(
     systems: Mapping[str, Sequence[np.ndarray]], text: np.ndarray, stretch: int = STRETCH
 ) -> dict[str, float]:
-    """Compute the share of subwords or words, 0 to 1, that stand in runs of so many and more that the text has.
+    """Compute the share of subwords or words, 0 to 1, that stand in runs that the text has.
 
     Args:
         systems: translations as ids, each int64 [n].
         text: ids of all sentences, [T]; it is read once, in blocks.
-        stretch: at most `STRETCH`.
+        stretch: of so many and more are runs; at most `STRETCH`.
     """
     runs = {name: [_runs(one, stretch) for one in each] for name, each in systems.items()}
     none = np.zeros(0, np.uint64)

@@ -136,7 +136,10 @@ class Trial:
         self.seconds[other.name] = took
 
     def decode_rest(self, finalists: list[Candidate], rest: list[Any], losses: dict[str, float]) -> Trial:
-        """Decode with finalists what is not of the sample, or it again if it is all: a trial of all, timed by that."""
+        """Decode with finalists what is not of the sample: a trial of all, timed by that.
+
+        Where the sample is all, it is decoded again.
+        """
         for one in finalists:
             if one.name not in self.scores:
                 self.decode_another(finalists[0], one, timed=False)
@@ -211,9 +214,9 @@ class Trial:
         return max(0.0, self.copied[name] - self.copied[REFERENCES])
 
     def harmless(self, tried: list[Candidate]) -> list[Candidate]:
-        """Return those that lose at most `HARMLESS` more on other text than another that is better than the model.
+        """Return those that lose at most `HARMLESS` more on other text than another that beats the model.
 
-        Where none is better, all are returned: the model is.
+        Where none beats it, all are returned.
         """
         better = [one for one in tried if self.deciding(one) > self.scores[BASE].deciding]
         if not self.losses or not better:
@@ -447,8 +450,8 @@ def tune(system: System, also: list[OtherText], trusting: bool, count: int, pref
     text = subwords_of_text(system.task.parts, system.ensemble)
     if prefer == FAITHFUL and text is None:
         raise ConfigurationError(
-            f"--prefer {FAITHFUL} is for what copies least from a text, and the datastore has neither a text nor phrases "
-            f"of one in the model's subwords: build one, or leave out --prefer {FAITHFUL}"
+            f"--prefer {FAITHFUL} is for what copies least from a text, and the datastore has neither a text nor "
+            f"phrases of one in the model's subwords: build one, or leave out --prefer {FAITHFUL}"
         )
     system.task.load_dataset(subset)
     samples = list(batches(system.cfg, system.task, system.models, at_least=BATCHES))

@@ -90,7 +90,9 @@ def test_results_have_length_what_is_copied_and_the_translations(made: Path) -> 
     reference = (made.parent / "test.en").read_text(encoding="utf-8").splitlines()
     with lzma.open(out / "outputs/few.tsv.xz", "rt", encoding="utf-8") as stream:
         columns = list(zip(*(line.rstrip("\n").split("\t") for line in stream)))
-    assert [path.name for path in (out / "outputs").iterdir()] == ["few.tsv.xz"]  # the other is not for publishing
+    assert [path.name for path in (out / "outputs").iterdir()] == [
+        "few.tsv.xz"
+    ]  # the other is not for publishing
     names = {"base": "base", "knn-mt": "retrieval"}
     assert [column[0] for column in columns] == ["reference", *names] and [*columns[0][1:]] == reference
     for (name, file), column in zip(names.items(), columns[1:]):
@@ -113,7 +115,11 @@ def test_results_have_length_what_is_copied_and_the_translations(made: Path) -> 
 
 def test_score_files_of_before_are_read_for_what_all_of_them_have(copied: Path) -> None:
     """A system that is new has all systems scored, and comparisons of before stay done."""
-    (path,) = (one for one in (copied.parent / "out").rglob("*.json") if "verses" in str(one) and _compares(one, "knn-mt"))
+    (path,) = (
+        one
+        for one in (copied.parent / "out").rglob("*.json")
+        if "verses" in str(one) and _compares(one, "knn-mt")
+    )
     table = json.loads(path.read_text(encoding="utf-8"))
     del table["signatures"]["chrF++"]
     table["rows"] = [{key: row[key] for key in row if "chrF++" not in key} for row in table["rows"]]
