@@ -43,6 +43,10 @@ class Nothing(Fault):
     """A path that leads nowhere."""
 
 
+class Absent(Exception):
+    """An entry that a row does not have."""
+
+
 @dataclass
 class Figure:
     """A number as a cell has it."""
@@ -106,9 +110,9 @@ def find(path: str) -> list[Any]:
         if step == "*":
             found = members
         elif "=" in step:
-            found = _matching(members, step)
+            found = _matching([one for one in members if isinstance(one, dict)], step)
         elif step.isdigit() and members:
-            found = [one[int(step)] for one in found if int(step) < len(one)]
+            found = [one[int(step)] for one in found if isinstance(one, list) and int(step) < len(one)]
         else:
             found = [one[step] for one in found if isinstance(one, dict) and step in one]
     return found
@@ -134,73 +138,71 @@ def figure(paths: list[str], form: str) -> Figure:
     found = [find(path) for path in paths]
     if name in COUNTS and written:
         return Figure(written(spec, *found))
-    values = [_only(path, given) for path, given in zip(paths, found)]
-    if not form and isinstance(values[0], str):
-        return Figure(values[0])
-    numbers = [Decimal(one) for one in values]
+    for path, given in zip(paths, found):
+        if len(given) != 1 or given[0] is None:
+            raise Nothing(f"{path} names {len([one for one in given if one is not None])} values, not one")
+    if not form and isinstance(found[0][0], str):
+        return Figure(found[0][0])
+    numbers = [Decimal("nan" if isinstance(one, bool) else one) for (one,) in found]
     if not all(one.is_finite() for one in numbers):
-        raise Fault(f"{'; '.join(paths)} is not finite")
+        raise Fault(f"{'; '.join(paths)} is no number")
     return Figure(written(spec, *numbers)) if written else Figure(_minus(f"{numbers[0]:{form}}"), numbers[0])
-
-
-def _only(path: str, given: list[Any]) -> Any:
-    if len(given) != 1 or given[0] is None:
-        raise Nothing(f"{path} names {len([one for one in given if one is not None])} values, not one")
-    if isinstance(given[0], bool):
-        raise Fault(f"{path} is {given[0]}, and no number")
-    return given[0]
 
 
 def _minus(number: str) -> str:
     return number.replace("-", "−") if re.search("[1-9]", number) else number.lstrip("+-")
 
 
-def fill(template: str, row: list[Any], table: dict[str, Any], label: bool) -> Cell:
-    """Fill a cell; one that needs an entry which the row does not have is empty, as one whose numbers are all left out."""
+def fill(template: str, names: dict[str, Any], label: bool) -> Cell:
+    """Fill a cell; one that needs an entry which the row does not have is empty, as one whose numbers are all left out.
+
+    Args:
+        names: what $NAME stands for, and `from`.
+    """
     cell, end, known = Cell(), 0, False
     try:
         for place in PLACEHOLDER.finditer(template):
-            paths = [_path(one, row, table) for one in place[2].split("; ")]
+            paths = [_path(one, names) for one in place[2].split("; ")]
             try:
                 number, known = figure(paths, place[3]), True
             except Nothing:
                 if not place[1]:
                     raise
                 number = Figure("–")
-            cell += [_expand(template[end : place.start()], row, table), number]
+            cell += [_expand(template[end : place.start()], names), number]
             end = place.end()
-        cell.append(_expand(template[end:], row, table))
-    except IndexError:
+        cell.append(_expand(template[end:], names))
+        _refuse_typed("".join(part for part in cell if isinstance(part, str)), label)
+    except Absent:
         return []
-    _refuse_typed("".join(part for part in cell if isinstance(part, str)), label)
+    except (Fault, ArithmeticError, LookupError, ValueError, TypeError) as error:
+        what = error if isinstance(error, Fault) else f"{type(error).__name__} {error}"
+        raise Fault(
+            f"row {', '.join(str(names[one]) for one in names if one.isdigit())}, {template}: {what}"
+        ) from error
     return cell if known or len(cell) == 1 else []
 
 
-def _path(path: str, row: list[Any], table: dict[str, Any]) -> str:
-    path = _expand(path, row, table)
-    return path if ":" in path else f"{_expand(table.get('from', ''), row, table)}/{path}"
+def _path(path: str, names: dict[str, Any]) -> str:
+    path = _expand(path, names)
+    return path if ":" in path else f"{_expand(names['from'], names)}/{path}"
+
+
+def _expand(text: str, names: dict[str, Any]) -> str:
+    def named(place: re.Match[str]) -> str:
+        if place[1] not in names:
+            raise Fault(f"there is no ${place[1]}")
+        if names[place[1]] is None:
+            raise Absent
+        return _expand(str(names[place[1]]), names)
+
+    return re.sub(r"\$(\w+)", named, text)
 
 
 def _refuse_typed(text: str, label: bool) -> None:
     words = label and re.search(r"[^\W\d]", text) and not MEASURED.search(text)
     if any(map(str.isnumeric, text)) and not words:
         raise Fault(f"a cell has '{text.strip()}': a number comes from a file, {{PATH|FORMAT}}")
-
-
-def _expand(text: str, row: list[Any], table: dict[str, Any]) -> str:
-    def named(place: re.Match[str]) -> str:
-        name, let = place[1], table.get("let", {})
-        if not name.isdigit():
-            if name not in let:
-                raise Fault(f"${name} is not in `let`")
-            return _expand(let[name], row, table)
-        if int(name) > table["longest"]:
-            raise Fault(f"no row has an entry ${name}")
-        if row[int(name) - 1] is None:
-            raise IndexError
-        return str(row[int(name) - 1])
-
-    return re.sub(r"\$(\w+)", named, text)
 
 
 def make(table: dict[str, Any]) -> str:
@@ -212,12 +214,12 @@ def make(table: dict[str, Any]) -> str:
         firsts = [[one] for one in block["each"]] if "each" in block else [[]]
         given = [one if isinstance(one, dict) else {"row": one} for one in block["rows"]]
         given = [one | {"row": [*first, *one["row"]]} for first in firsts for one in given]
-        about = table | {"longest": max(len(one["row"]) for one in given)}
-        rows = [one["row"] for one in given if "if" not in one or find(_path(one["if"], one["row"], about))]
-        filled = [
-            [_filled(cell, row, about, i < labels) for i, cell in enumerate(block["cells"])] for row in rows
-        ]
-        made += filled
+        none = {str(place): None for place in range(1, 1 + max(len(one["row"]) for one in given))}
+        for one in given:
+            entries = {str(place): entry for place, entry in enumerate(one["row"], 1)}
+            names = {"from": table.get("from", ""), **table.get("let", {}), **none, **entries}
+            if "if" not in one or find(_path(one["if"], names)):
+                made.append([fill(cell, names, i < labels) for i, cell in enumerate(block["cells"])])
         optional |= {place for place, cell in enumerate(block["cells"]) if "{?" in cell}
     for place in optional:
         if not any(row[place] for row in made):
@@ -240,16 +242,6 @@ def make(table: dict[str, Any]) -> str:
         lines.append([""] * same + texts[same:])
     first, *body = (f"| {' | '.join(line)} |".replace("|  |", "| |").replace("|  |", "| |") for line in lines)
     return "\n".join([first, f"|{'---|' * len(head)}", *body, ""])
-
-
-def _filled(template: str, row: list[Any], table: dict[str, Any], label: bool) -> Cell:
-    """Fill a cell of a row, whose missing entries are null; a fault names both."""
-    row = row + [None] * (table["longest"] - len(row))
-    try:
-        return fill(template, row, table, label)
-    except (Fault, ArithmeticError, ValueError, TypeError) as error:
-        what = error if isinstance(error, Fault) else f"{type(error).__name__} {error}"
-        raise Fault(f"row {', '.join(str(one) for one in row)}, {template}: {what}") from error
 
 
 def _text(cell: Cell) -> str:

@@ -220,8 +220,8 @@ REFUSED = {
     "{scores:rows/0/BLEU|.2f} (+15.2)": "a cell has",
     "½": "a cell has '½'",
     "$2": "a cell has '36.69'",
-    "$3": r"no row has an entry \$3",
-    "{scores:$of|.2f}": r"\$of is not in `let`",
+    "$3": r"there is no \$3",
+    "{scores:$of|.2f}": r"there is no \$of",
     "{scores:rows/0/chrF|.2f}": "scores:rows/0/chrF names 0 values, not one",
     "{scores:rows/*/BLEU|.2f}": r"scores:rows/\*/BLEU names 4 values, not one",
     "{scores:rows/0/p|p}": "names 0 values, not one",
@@ -234,8 +234,8 @@ REFUSED = {
     "{scores:rows/0/BLEU|spread}": "StatisticsError",
     "{scores:rows/0/BLEU|.2q}": "ValueError",
     "{scores:text/2|.2f}": "InvalidOperation",
-    "{scores:true|.2f}": "is True, and no number",
-    "{scores:nan|.2f}": "NaN|nan|not finite",
+    "{scores:true|.2f}": "scores:true is no number",
+    "{scores:nan|.2f}": "scores:nan is no number",
     "{?scores:rows/0/chrF|.2f}": "no row has anything of the column 'column'",
 }
 
