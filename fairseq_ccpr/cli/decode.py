@@ -61,13 +61,15 @@ seen only the datastore's domain helps there and harms elsewhere.
 One teacher-forced pass over each text scores hundreds of settings by the likelihood of the references. Trust is
 learned with the best temperature, for 8 and for 32 neighbours, and starts from a weight of 0.5. 32 must gain 0.2
 BLEU. A third of the held-out pairs is then decoded with each candidate and with the model alone, phrases
-also with half their weight. All of them are decoded with the finalists: what is best on the third, the same
-with a bound on the votes of phrases (--phrases-consent 3, unless one is given), the same trained without
---also, and what another --prefer takes there. A table says what each gains, copies, loses on other text and
-takes, and --prefer chooses one. If none beats the model, the weights of tokens, phrases and text are set to
-0. Trust in tokens and phrases together takes the number of neighbours that was tuned for the tokens alone,
-or else 32. Where the tokens alone are better, the weight of phrases becomes 0. --output FILE writes the
-options there instead, for $(cat FILE), and trust to FILE.trust.
+also with half their weight. All of them, the third among them, are decoded with the finalists: what is best
+on the third, the same with a bound on the votes of phrases (--phrases-consent 3, unless one is given), the
+same with votes and trust trained without --also, and what another --prefer takes of those tried. A table says
+what each gains, copies, loses on sentences of --also that train nothing, and takes. Of those that lose at
+most 0.01 nats a token more there than another that beats the model, --prefer chooses one. If none beats the
+model, the weights of tokens, phrases and text are set to 0. Trust in tokens and phrases together takes the
+number of neighbours that was tuned for the tokens alone, or else 32. Where the tokens alone are better, the
+weight of phrases becomes 0. --output FILE writes the options there instead, for $(cat FILE), and trust to
+FILE.trust.
 
 For an adapter's keys the grid has both a fixed lambda and lambda*; --tokens-confidence or --no-tokens-confidence
 restricts it to one of them, --tokens-k, --tokens-temperature and --tokens-likeness to one value. These are not tuned,
@@ -94,8 +96,8 @@ def tune(
     decode: int = count_option(8, "how many settings to decode with (--combiner fixed)"),
     prefer: str = option(
         tuning.QUALITY,
-        "choose the best by BLEU or chrF; what copies least from the text, of those with at least half of its "
-        f"gain; or the fastest of those at most {tuning.LEVEL:g} below it",
+        "choose, of what loses least on --also, the best by BLEU or chrF; what copies least from the text, "
+        f"of those with at least half of its gain; or the fastest of those at most {tuning.LEVEL:g} below it",
         choices=tuning.PREFERENCES,
     ),
 ) -> int:
@@ -159,17 +161,22 @@ def _print_what_was_tried(tuned: tuning.Tuned, subset: str) -> None:
     trial, screened = tuned.trial, tuned.screened
     base = trial.scores[BASE]
     third, sentences = (sum(len(one["id"]) for one in each.sample) for each in (screened, trial))
-    print(f"a third of {subset}, {third:,} sentences, with all that was tried\n   {base.metric} speed")
+    print(f"a third of {subset}, {third:,} sentences, with all that was tried\n   {base.metric}")
     for name, scores in _ranked(screened):
-        print(f"{scores.deciding:7.2f} {screened.speeds[name]:5.0%}  {name}")
+        print(f"{scores.deciding:7.2f}  {name}")
     print(f"all of {subset}, {sentences:,} sentences, with the finalists, of which --prefer chooses")
     print("\n".join(_trade(trial)))
-    if trial.decoded.copied:
+    if trial.copied:
         print(f"copied: of the subwords, in runs of {STRETCH} and more that the text has")
-    if trial.losses:
+    if trial.apart:
+        apart = [one for each in trial.apart for one in each]
+        told = sum(len(one["id"]) for one in apart)
+        few = 2 * sum(int(one["ntokens"]) for one in apart) < tuning.LOSS_TOKENS
         print(
-            "other text: what its references lose, in nats per token; "
+            f"other text: what references of {told:,} sentences that trained nothing lose, in nats per token; "
             f"at most {tuning.HARMLESS:g} more than with another finalist"
+            + "; so little text says little"
+            * few
         )
     described = base.bleu_signature if base.metric == "BLEU" else base.chrf_signature
     print(f"{base.metric} {described}")
@@ -200,14 +207,15 @@ def _ranked(trial: tuning.Trial) -> list[tuple[str, TranslationScores]]:
 
 def _trade(trial: tuning.Trial) -> list[str]:
     """Write what each finalist gains, copies, loses on other text and takes, and the references copy."""
-    copied, losses = trial.decoded.copied, trial.losses
+    copied, losses = trial.copied, trial.losses
     names = ["BLEU", "chrF", *["copied"] * bool(copied), *["other text"] * bool(losses), "tokens/s"]
     rows = [(names, "")]
     for name, scores in _ranked(trial):
         cells = [f"{scores.bleu:.2f}", f"{scores.chrf:.2f}"]
         cells += [f"{copied[name]:.1%}"] if copied else []
-        cells += [f"{losses.get(name, 0.0):.3f}"] if losses else []  # the model alone loses nothing
-        rows.append(([*cells, f"{trial.decoded.systems[name].tokens / trial.seconds[name]:,.0f}"], name))
+        lost = round(losses.get(name, 0.0), 3) + 0.0  # the model alone loses nothing; and no -0.000
+        cells += [f"{lost:.3f}"] if losses else []
+        rows.append(([*cells, f"{trial.speed(name):,.0f}"], name))
     if copied:
         shown = f"{copied[tuning.REFERENCES]:.1%}"
         rows.append(([shown if name == "copied" else "" for name in names], tuning.REFERENCES))

@@ -129,7 +129,7 @@ class Decodings:
     references: dict[int, str] = field(default_factory=dict)
     language: str = ""  # of the references
     reference_ids: dict[int, np.ndarray] = field(default_factory=dict)
-    copied: dict[str, float] = field(default_factory=dict)  # see `TextRuns.copied`; of references too
+    copied: dict[str, float] = field(default_factory=dict)  # of subwords, see `Trial.copied`
     to_scored: Any = None  # makes a `ScoredText` of ids and scores, without unknown words
 
     def after(self, before: Decodings) -> Decodings:
@@ -232,12 +232,13 @@ class OtherText:
     def name(self) -> str:
         return f"{self.data_bin}:{self.subset}"
 
-    def samples(self, system: System) -> list[Any]:
+    def samples(self, system: System, at_least: int = 1) -> list[Any]:
+        """Read its batches, see `batches`."""
         task = self.check(system)
         task.load_dataset(self.subset)
         cfg = copy.deepcopy(system.cfg)
         cfg.dataset.gen_subset = self.subset
-        return list(batches(cfg, task, system.models))
+        return list(batches(cfg, task, system.models, at_least))
 
     def check(self, system: System) -> Any:
         """Return the task over its folder, once it is seen to be readable: before any long work begins."""

@@ -19,6 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 from fairseq_ccpr.errors import ConfigurationError
 
 NAME = re.compile(r"\w[\w.+-]*")
+REFERENCE = "reference"  # beside systems, in results
 # Options that an experiment passes to its commands itself.
 RESERVED = {
     "-s", "-t", "--source-lang", "--target-lang", "--path", "--output", "--datastore", "--results-path", "--phrases-encoder",
@@ -75,6 +76,9 @@ class DomainConfig:
     references: list[str] = field(default_factory=list)  # of the test set, in place of those in data_bin
     unlike: Optional[str] = (
         None  # text whose near-duplicates in the test set are left out in a second comparison
+    )
+    publish: bool = (
+        False  # all translations beside the references, in outputs/: if the text's licence allows it
     )
     published_bleu: Optional[float] = None  # of the base model
     published_in: str = ""
@@ -240,6 +244,8 @@ def _faults(config: ExperimentConfig) -> Iterator[str]:
             yield f"domains.{name}.text needs model.subwords and model.dictionary"
         if not any(config.is_base(system) for system in config.systems_of(name)):
             yield f"domains.{name} has no base model: name a system without tokens, phrases, text and fine_tune for it"
+    if REFERENCE in config.systems:
+        yield f"systems.{REFERENCE}: the references have this name in results, give another"
     for name in config.systems:
         yield from _system_faults(config, name, config.system(name))
     for key, text in _options(config):

@@ -190,7 +190,7 @@ class Runner:
         for folder in (self.stamps, self.logs, *(path.parent for path in stage.outputs)):
             folder.mkdir(parents=True, exist_ok=True)
         begun.write_text(digest, encoding="utf-8")
-        command, start = self.command(stage), time.monotonic()
+        command, commit, start = self.command(stage), commit_of_code(), time.monotonic()
         with log.open("a" if resumed else "w", encoding="utf-8") as stream:
             code = execute(command, self.folder, stream, lock)
         seconds = time.monotonic() - start
@@ -202,7 +202,7 @@ class Runner:
             "stage": stage.name, "digest": digest, "command": ["python", *map(self._portable, command)],
             "log": str(log.relative_to(self.output)), "seconds": round(seconds, 1), "resumed": resumed,
             "finished": datetime.now(UTC).isoformat(timespec="seconds"),
-            "created_with": f"fairseq-ccpr {__version__}", "commit": commit_of_code(),
+            "created_with": f"fairseq-ccpr {__version__}", "commit": commit,
             "optional_files": self._optional_files(stage), "datastore": _describe_datastore(stage.outputs[0]),
         }  # fmt: skip
         write_json(stamp, about)
