@@ -40,8 +40,8 @@ from fairseq_ccpr.text.sentences import Parts, with_marks
 from fairseq_ccpr.timing import progress_bar
 
 LEARNED, FIXED = "learned", "fixed"
-FEW_SENTENCES = 150  # sentences, of which a point of BLEU may be chance
-CHANCE = 20.0  # BLEU, divided by the root of the sentences: what systems that are equal may differ by
+FEW_SENTENCES = 150  # sentences, of which a point may be chance
+CHANCE = 20.0  # points, divided by the root of the sentences: what systems that are equal may differ by
 TEXT, JSONL = "text", "jsonl"
 
 
@@ -60,7 +60,7 @@ seen only the datastore's domain helps there and harms elsewhere.
 
 One teacher-forced pass over each text scores hundreds of settings by the likelihood of the references. Trust is
 learned with the best temperature, for 8 and for 32 neighbours, and starts from a weight of 0.5. 32 must gain 0.2
-BLEU. A third of the held-out pairs is then decoded with each candidate and with the model alone, phrases
+points. A third of the held-out pairs is then decoded with each candidate and with the model alone, phrases
 also with half their weight. All of them, the third among them, are decoded with the finalists: what is best
 on the third, the same with a bound on the votes of phrases (--phrases-consent 3, unless one is given), the
 same with votes and trust trained without --also, and what another --prefer takes of those tried. A table says
@@ -96,7 +96,7 @@ def tune(
     decode: int = count_option(8, "how many settings to decode with (--combiner fixed)"),
     prefer: str = option(
         tuning.QUALITY,
-        "choose, of what loses least on --also, the best by BLEU or chrF; what copies least from the text, "
+        "choose, of what loses least on --also, the best by the mean of BLEU and chrF; what copies least from the text, "
         f"of those with at least half of its gain; or the fastest of those at most {tuning.LEVEL:g} below it",
         choices=tuning.PREFERENCES,
     ),
@@ -161,9 +161,9 @@ def _print_what_was_tried(tuned: tuning.Tuned, subset: str) -> None:
     trial, screened = tuned.trial, tuned.screened
     base = trial.scores[BASE]
     third, sentences = (sum(len(one["id"]) for one in each.sample) for each in (screened, trial))
-    print(f"a third of {subset}, {third:,} sentences, with all that was tried\n   {base.metric}")
+    print(f"a third of {subset}, {third:,} sentences, with all that was tried\n   BLEU   chrF")
     for name, scores in _ranked(screened):
-        print(f"{scores.deciding:7.2f}  {name}")
+        print(f"{scores.bleu:7.2f}{scores.chrf:7.2f}  {name}")
     print(f"all of {subset}, {sentences:,} sentences, with the finalists, of which --prefer chooses")
     print("\n".join(_trade(trial)))
     if trial.copied:
@@ -178,13 +178,10 @@ def _print_what_was_tried(tuned: tuning.Tuned, subset: str) -> None:
             + "; so little text says little"
             * few
         )
-    described = base.bleu_signature if base.metric == "BLEU" else base.chrf_signature
-    print(f"{base.metric} {described}")
+    print(f"BLEU {base.bleu_signature}\nchrF {base.chrf_signature}")
     if sentences < FEW_SENTENCES:
         chance = CHANCE / sentences**0.5
-        print(
-            f"{sentences:,} sentences are few: differences of {chance:.0f} {base.metric} or less may be chance"
-        )
+        print(f"{sentences:,} sentences are few: differences of {chance:.0f} points or less may be chance")
     if tuned.helps:
         print(f"chosen by --prefer {trial.prefer}: {tuned.best.name}{_given_up(tuned)}")
     print(f"retrieval {tuned.best.ensemble.signature()}")

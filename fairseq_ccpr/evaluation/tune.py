@@ -45,8 +45,8 @@ LEAST_TOKENS = 5000  # of the held-out text, for a hidden layer
 QUALITY, FAITHFUL, SPEED = PREFERENCES = "quality", "faithful", "speed"
 REFERENCES = "references"
 LEAST_GAIN = 0.5  # of the best's gain over the model alone: what copies less must have it
-MORE_NEIGHBOURS = 0.2  # BLEU or chrF that more neighbours must gain, which are slower
-LEVEL = 0.3  # BLEU or chrF given up for speed, where that is preferred
+MORE_NEIGHBOURS = 0.2  # points that more neighbours must gain, which are slower
+LEVEL = 0.3  # points given up for speed, where that is preferred
 HARMLESS = 0.01  # nats per token of other text that may be lost beyond what another finalist loses
 LOSS_TOKENS = 6000  # of all other texts together, on which finalists are measured; they train nothing
 APART = 4  # these are at most one batch in so many
