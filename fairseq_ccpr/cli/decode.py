@@ -244,7 +244,7 @@ def translate(
         _tell_unexpected(first, system.task.cfg.source_lang)
     shown = not quiet and sys.stderr.isatty()
     total = sum(1 for path in input for _ in read_lines(path)) if input and shown else None
-    faults = []
+    told, failed = list[str](), False
     with progress_bar("translations", "sentence", total=total, quiet=quiet or terminal) as bar:
         window = 1 if terminal else buffer_size
         for number, one in enumerate(system.translate(lines, bar.update, window, confidence=confidence), 1):
@@ -254,15 +254,19 @@ def translate(
                 text if output_format == TEXT else json.dumps(asdict(one), ensure_ascii=False), flush=at_once
             )
             if one.fault:
-                faults.append((number, one.fault))
-    _tell_faults(system, faults)
-    return 1 if faults else 0
+                failed = True
+                told.append(f"line {number} has no translation: {one.fault}")
+            elif one.parts:
+                whole = f"line {number} is longer than the model takes"
+                told.append(f"{whole}: it was translated in {len(one.parts)} parts")
+    _tell(system, told)
+    return int(failed)
 
 
-def _tell_faults(system: System, faults: list[tuple[int, str]]) -> None:
-    """Tell which lines have no translation, and of a glossary that was of no use."""
-    for number, fault in faults:
-        print(f"line {number} has no translation: {fault}", file=sys.stderr)
+def _tell(system: System, told: list[str]) -> None:
+    """Tell what is to be known of lines, and of a glossary that was of no use."""
+    for sentence in told:
+        print(sentence, file=sys.stderr)
     terms = system.task.glossary
     if terms is not None and terms.searched and not terms.found:
         print(

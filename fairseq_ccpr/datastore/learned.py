@@ -2,9 +2,9 @@
 
 The datastore stays unchanged. `learnt/N.journal` belongs to its generation N, and to exactly its keys, model,
 key layer and projection, as its first record says. Each other record is a pair that was learned, one that was
-learned again, one that was forgotten, one that has moved into the datastore's own entries, or what the model
-reads as a pair's source. Of the pairs of one source, the one that was learned last counts. Texts that the
-model reads alike are one source. If the datastore has a phrase part, pairs have the phrases of their targets,
+learned again, one that was forgotten, one that has moved into the datastore's own entries, what the model
+reads as a pair's source, or when and by whom a pair was learned. Of the pairs of one source, the one that was
+learned last counts. Texts that the model reads alike are one source. If the datastore has a phrase part, pairs have the phrases of their targets,
 too, and a record before them says which encoder, segmentation and set of phrases these belong to. Both
 records of what the others belong to are there twice: nothing can be read without them. Letters: n tokens of a
 pair, d width of keys, P phrases of its target, o width of theirs.
@@ -50,20 +50,21 @@ from fairseq_ccpr.storage.journal import (
 from fairseq_ccpr.text.glossary import folded
 
 LEARNED, LOCK = "learnt", "lock"  # the names on disk are older than the word
-# 2 brought phrases, 3 records that are found and checked one by one, 4 hashes of sources, 5 their subwords.
-JOURNAL_VERSION = 5
+# 2 brought phrases, 3 records that are found and checked one by one, 4 hashes of sources, 5 their subwords, 6 dates.
+JOURNAL_VERSION = 6
 OWN_SENTENCE = -1  # in place of the number of a sentence that the datastore was built with
 
 # Of records. Numbers are little-endian, texts UTF-8, arrays NumPy's bytes.
 Kind = IntEnum(
     "Kind",
     "HEADER PAIR AGAIN FORGOTTEN MOVED PAIR_WITH_PHRASES PHRASES PHRASE_IDENTITY MOVED_WITH_PHRASES "
-    "HASHED READ_AS",
+    "HASHED READ_AS SIGNED",
     start=0,
 )
 IGNORED = (Kind.HASHED,)  # of version 4: hashes alone, which are computed again
 _ID = struct.Struct("<BQ")
 _READ_AS = struct.Struct("<BQQ")  # kind, id, and the hash of `ReadAs`, before its ids
+_SIGNED = struct.Struct("<BQQ")  # kind, id, and seconds since 1970, before who has learned it
 _PAIR = struct.Struct("<BQIIII")  # kind, id, count, bytes of source and target, tokens
 _PLACES = {
     Kind.MOVED: struct.Struct("<q"),
@@ -108,6 +109,8 @@ class NewPair:
     keys: np.ndarray  # fp16 [n, d]
     phrases: PairPhrases | None = None  # None: no phrase memory is there
     read_as: ReadAs | None = None  # None: not known
+    time: int = 0  # seconds since 1970, at which it is learned; 0: not known
+    author: str = ""
 
 
 @dataclass(frozen=True)
@@ -126,6 +129,9 @@ class LearnedPair:
     sentence: int | None = None
     replaced_by: int | None = None  # the pair of its source that counts; None: this one does
     read_as: ReadAs | None = None  # None: not known, as of pairs that earlier versions learned
+    # when and by whom it was learned last, as of `NewPair`
+    time: int = field(default=0, compare=False)
+    author: str = field(default="", compare=False)
     # When it was last learned: of one source, the pair with the highest counts.
     moment: int = field(default=0, compare=False)
     # What is in the journal, and not in the datastore: values int32 [n] and keys fp16 [n, d]; phrases.
@@ -242,6 +248,8 @@ class LearnedStore:
                         records.append(_ID.pack(Kind.AGAIN, there.id))
                 if pair.read_as is not None:
                     records.append(read_as_record(learned.id, pair.read_as))
+                if pair.time:
+                    records.append(signed_record(learned.id, pair.time, pair.author))
                 done.append((learned.id, there is None, counting.get(_source(pair), learned).id))
                 counting[_source(pair)] = learned
             self._append(records)
@@ -315,6 +323,7 @@ class LearnedStore:
             record[0] in (Kind.PAIR_WITH_PHRASES, Kind.MOVED_WITH_PHRASES) for record in records
         )
         records += [read_as_record(pair.id, pair.read_as) for pair in pairs if pair.read_as is not None]
+        records += [signed_record(pair.id, pair.time, pair.author) for pair in pairs if pair.time]
         return [*first_records(token, self.next_id, phrase if has_phrases else None), *records]
 
     def _taken_back(self, pair: LearnedPair) -> LearnedPair:
@@ -490,7 +499,7 @@ class LearnedStore:
                 self.next_id = max(self.next_id, pair.id + 1)
                 phrases = self._belonging(pair.phrases)
                 self._all[pair.id] = replace(pair, moment=next(self._moments), phrases=phrases)
-            elif kind in (Kind.AGAIN, Kind.PHRASES, Kind.FORGOTTEN, Kind.READ_AS):
+            elif kind in (Kind.AGAIN, Kind.PHRASES, Kind.FORGOTTEN, Kind.READ_AS, Kind.SIGNED):
                 self._change(kind, _ID.unpack_from(record)[1], record)
             elif kind not in IGNORED:
                 raise ValueError(f"kind {kind}")
@@ -506,11 +515,21 @@ class LearnedStore:
         if kind == Kind.FORGOTTEN:
             texts = _texts_of(pair)
             pair = replace(
-                pair, source="", target="", read_as=None, entries=None, phrases=None, forgotten=texts
+                pair,
+                source="",
+                target="",
+                author="",
+                read_as=None,
+                entries=None,
+                phrases=None,
+                forgotten=texts,
             )
         elif kind == Kind.READ_AS:
             ids = np.frombuffer(record, _INTEGER, offset=_READ_AS.size)
             pair = replace(pair, read_as=ReadAs(_READ_AS.unpack_from(record)[2], tuple(ids.tolist())))
+        elif kind == Kind.SIGNED:
+            author = record[_SIGNED.size :].decode()
+            pair = replace(pair, time=_SIGNED.unpack_from(record)[2], author=author)
         else:
             pair = replace(pair, count=pair.count + 1, moment=next(self._moments))
         if kind == Kind.PHRASES:
@@ -616,6 +635,11 @@ def _read_pair(record: bytes, width: int) -> LearnedPair:
 def read_as_record(number: int, read_as: ReadAs) -> bytes:
     """Make the record of what the model reads as the source of a pair."""
     return _READ_AS.pack(Kind.READ_AS, number, read_as.subwords) + np.array(read_as.ids, _INTEGER).tobytes()
+
+
+def signed_record(number: int, time: int, author: str) -> bytes:
+    """Make the record of when a pair was learned, and by whom."""
+    return _SIGNED.pack(Kind.SIGNED, number, time) + author.encode()
 
 
 def journal_path(directory: Path, generation: int) -> Path:

@@ -538,13 +538,31 @@ def differences(plain: str, translation: str) -> list[tuple[int, int]]:
     [(5, 14)]
     """
     words = list(re.finditer(r"\S+", plain))
-    matcher = difflib.SequenceMatcher(
-        None, [word.group() for word in words], translation.split(), autojunk=False
-    )
     changed = [
-        (first, end) for kind, first, end, _, _ in matcher.get_opcodes() if kind in ("replace", "delete")
+        (first, end) for kind, first, end, *_ in _opcodes(plain, translation) if kind in ("replace", "delete")
     ]
     return [(words[first].start(), words[end - 1].end()) for first, end in changed]
+
+
+def changes(before: str, after: str) -> list[tuple[str, str]]:
+    """Tell by words what makes one text of another: what is the `same`, `deleted` and `inserted`.
+
+    >>> changes("open the files now", "open a file now")
+    [('same', 'open'), ('deleted', 'the files'), ('inserted', 'a file'), ('same', 'now')]
+    """
+    old, new = before.split(), after.split()
+    found = []
+    for kind, first, end, begin, stop in _opcodes(before, after):
+        if kind == "equal":
+            found.append(("same", " ".join(new[begin:stop])))
+            continue
+        each = ("deleted", old[first:end]), ("inserted", new[begin:stop])
+        found += [(name, " ".join(words)) for name, words in each if words]
+    return found
+
+
+def _opcodes(before: str, after: str) -> list[tuple[str, int, int, int, int]]:
+    return difflib.SequenceMatcher(None, before.split(), after.split(), autojunk=False).get_opcodes()
 
 
 def _short(number: float) -> float:

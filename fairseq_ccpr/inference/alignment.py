@@ -36,9 +36,36 @@ class Alignment:
     share: Callable[[int, int], Sequence[float]]
 
 
-@torch.inference_mode()
 def align(system: System, translations: Sequence[Translation]) -> list[Alignment]:
-    """Align translations with their sources.
+    """Align translations with their sources; those in parts by their parts."""
+    parts = [one.parts or (one,) for one in translations]
+    each = iter(_align(system, [part for own in parts for part in own]))
+    aligned = [[next(each) for _ in own] for own in parts]
+    return [_joined(one, own) if one.parts else own[0] for one, own in zip(translations, aligned)]
+
+
+def _joined(one: Translation, parts: Sequence[Alignment]) -> Alignment:
+    """Join the alignments of a sentence's parts: their words attend to their part of the source alone."""
+    words, begins, begin, at = list[tuple[int, int]](), list[int](), 0, 0
+    for part in parts:
+        begin, at = one.source.index(part.source, begin), one.text.index(part.text, at)
+        begins.append(begin)
+        words += [(at + start, at + stop) for start, stop in part.words]
+        begin, at = begin + len(part.source), at + len(part.text)
+
+    def share(start: int, stop: int) -> Sequence[float]:
+        found = list[float]()
+        for part, begin in zip(parts, begins):
+            first, last = max(start - begin, 0), min(stop - begin, len(part.source))
+            found += part.share(first, last) if first < last else [0.0] * len(part.words)
+        return found
+
+    return Alignment(one.source, one.text, words, share)
+
+
+@torch.inference_mode()
+def _align(system: System, translations: Sequence[Translation]) -> list[Alignment]:
+    """Align translations of what the models take whole.
 
     A decoder's lower layers attend to what the subword that they read was made from, and its upper layers to
     what the next is made from: the mean of both is taken, each with its own subword. Of an ensemble the first

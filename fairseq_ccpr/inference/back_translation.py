@@ -271,7 +271,7 @@ class BackTranslation:
 def _fault(translation: Translation) -> str:
     if not translation.source.strip():
         return EMPTY
-    if translation.fault:
+    if translation.fault or translation.parts:
         return TOO_LONG
     return "" if translation.text.strip() else NO_TEXT
 

@@ -6,6 +6,7 @@ If it has phrases, those of the targets are found in the same way as in its text
 from __future__ import annotations
 
 import logging
+import time
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -73,8 +74,10 @@ class Learner:
         self.retriever, self.capture = retriever, tokens.capture
         self._encode_target = system.target_encoder()
 
-    def learn(self, pairs: Sequence[tuple[str, str]]) -> list[Learned | str]:
+    def learn(self, pairs: Sequence[tuple[str, str]], author: str = "") -> list[Learned | str]:
         """Learn pairs of sentences together; those that can be learned count as soon as this returns.
+
+        The journal keeps when that was, and who has learned them.
 
         Returns:
             For each pair its id and what it replaced, or instead a few words that say why it cannot be
@@ -89,7 +92,8 @@ class Learner:
             keys, numbers = PhraseSection.KEY_FORM.encode(found.vectors), found.spans[:, 0]
             each = [PairPhrases(found.spans[numbers == n, 1:], keys[numbers == n]) for n in range(len(new))]
             new = [replace(pair, phrases=phrases) for pair, phrases in zip(new, each)]
-        done = iter(self.memory.learn(new) if new else [])
+        signed = [replace(pair, time=int(time.time()), author=author) for pair in new]
+        done = iter(self.memory.learn(signed) if new else [])
         return [next(done) if isinstance(one, NewPair) else one for one in made]
 
     @torch.no_grad()

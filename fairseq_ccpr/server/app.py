@@ -227,6 +227,7 @@ def make_app(service: Service) -> Starlette:
             route("/memory.tmx", service.export, "GET"),
             route("/memory/{id}", service.forget, "DELETE"),
             route("/session/{session:path}", service.end, "DELETE"),
+            route("/matches", service.matches, "GET", "POST"),
             route("/explain", service.explain, "GET", "POST"),
             route("/v2/translate", deepl.translate, "POST"),
             route("/v2/languages", deepl.languages, "GET", "POST"),

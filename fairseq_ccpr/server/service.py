@@ -8,6 +8,7 @@ import re
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import asdict
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -23,8 +24,8 @@ from starlette.responses import FileResponse, Response, StreamingResponse
 from fairseq_ccpr.datastore.learned import Learned, LearnedPair
 from fairseq_ccpr.decoding.token_memory import TokenMemory
 from fairseq_ccpr.errors import CcprError, ConfigurationError, installing
-from fairseq_ccpr.evaluation.explain import encode_sentences
-from fairseq_ccpr.evaluation.explanation import Explanation, unexplained
+from fairseq_ccpr.evaluation.explain import encode_sentences, matches_of
+from fairseq_ccpr.evaluation.explanation import Explanation, changes, unexplained
 from fairseq_ccpr.inference.alignment import with_markup
 from fairseq_ccpr.inference.learning import count_learned, learned_for
 from fairseq_ccpr.inference.system import SESSION, Session, Translation, encode
@@ -61,6 +62,7 @@ class Service:
         self.work, self.limits, self.stopping = Work(translator), limits, Event()
         task = translator.cfg.task
         self.source, self.target = task.source_lang, task.target_lang
+        self._fitting = partial(Segments.of, fits=translator.fits)
         memories = {name: (one.ensemble or one.alone).memories for name, one in translator.named.items()}
         self.names, self.sessions = [*memories], len(translator.models) == 1
         self.memories = [one.name for one in next(iter(memories.values())) if one.acts_on == "vote"]
@@ -91,28 +93,30 @@ class Service:
         rated = given.flag(asked, "confidence") or least > 0
         if self._copies(asked):
             found = [[text] for text in texts]
-            confidences: list[float | None] = [1.0] * len(texts)
+            confidences, divided = list[float | None]([1.0] * len(texts)), [0] * len(texts)
         else:
             self._check_languages(asked)
             kept, memory = given.names(asked, KEPT), self._memory(asked)
             divide = partial(Page.of, kept=kept) if kind == HTML else Segments.of
             if rated:
                 await self._call(Translator.check_confidence, memory)
-            found, confidences = await self._translated(texts, divide, alternatives, memory, rated)
+            found, confidences, divided = await self._translated(texts, divide, alternatives, memory, rated)
         found = [one if (sure or 0) >= least else [""] for one, sure in zip(found, confidences)]
         answer: dict[str, list[Any]] = {"translatedText": [texts[0] for texts in found]}
         if alternatives:
             answer["alternatives"] = [texts[1:] for texts in found]
         if rated:
             answer["confidence"] = confidences
+        if any(divided):
+            answer["divided"] = divided
         if asked.get("source") == AUTO:
             answer["detectedLanguage"] = [self._detected(100.0)] * len(found)
         return answer if several else {name: each[0] for name, each in answer.items()}
 
     async def sentences(self, asked: Parameters) -> dict[str, Any]:
         """Translate `q`, and tell its sentences apart: what is before each, and the pair learned for it."""
-        memory = self._memory(asked)
-        (text,) = await self._divided([given.text(asked, "q", self.limits.most_characters)], Segments.of)
+        memory, alternatives = self._memory(asked), given.number(asked, "alternatives", 0)
+        (text,) = await self._divided([given.text(asked, "q", self.limits.most_characters)], self._fitting)
         finish = _rated if given.flag(asked, "confidence") else _checked
         found = await asyncio.wrap_future(self.work.translate(text.sentences, finish, memory))
         learned = await self._call(partial(learned_for, sources=text.sentences), memory)
@@ -120,7 +124,9 @@ class Service:
         sentences = [
             {
                 "before": f"{before}{text.space_before(number, translations)}",
+                "continues": number in text.continued,
                 "source": one.source, "translation": one.text, "learned": known and of_pair(*known),
+                "alternatives": [other for other in _texts(one) if other != one.text][:alternatives],
                 "confidence": one.confidence, "words": one.word_confidences,
             }
             for number, (before, one, known) in enumerate(zip(text.parts[::2], found, learned))
@@ -195,7 +201,7 @@ class Service:
         pair = given.text(asked, "q", most), given.text(asked, "s", most)
         self._check_languages(asked)
         memory = self._memory(asked, one=True)
-        (learned,) = await self._learn([pair], memory)
+        (learned,) = await self._learn([pair], memory, asked)
         if isinstance(learned, str):
             raise bad(f"the pair was not learned: {learned}")
         replaced = of_pair(learned.replaced, *memory) if learned.replaced is not None else None
@@ -220,7 +226,8 @@ class Service:
             memory = self._memory({**asked, "session": ""}, one=True)
             texts = [(one.source, one.target) for one in pairs]
             for at in range(0, len(texts), ROUND_SENTENCES):
-                count_learned(await self._learn(texts[at : at + ROUND_SENTENCES], memory), counts, skipped)
+                some = await self._learn(texts[at : at + ROUND_SENTENCES], memory, asked)
+                count_learned(some, counts, skipped)
 
         def end(translator: Translator) -> None:
             if [one.id for one in _counting(translator.over(own))] != [one.id for one in pairs]:
@@ -287,7 +294,7 @@ class Service:
             with kept:
                 try:
                     while some:
-                        count_learned(await self._learn(some, memory), counts, skipped)
+                        count_learned(await self._learn(some, memory, asked), counts, skipped)
                         counts["pairs"] += len(some)
                         yield json.dumps(counts) + "\n"
                         some = await asyncio.to_thread(next, batches, [])
@@ -297,13 +304,20 @@ class Service:
 
         return StreamingResponse(lines(), media_type="application/x-ndjson")
 
+    async def matches(self, asked: Parameters) -> dict[str, Any]:
+        """Return the sentences of the datastore most like `q`, and what is otherwise in it; null: not known."""
+        text, memory = given.text(asked, "q", self.limits.most_characters), self._memory(asked, one=True)
+        found = await self._call(partial(matches_of, sentence=text), memory)
+        told = [asdict(one) | {"changes": changes(one.source, text)} for one in found or ()]
+        return {"matches": told if found is not None else None}
+
     async def explain(self, asked: Parameters) -> Explanation:
         """Translate the sentences of `q`, and say where each token came from, where this server can."""
         text, memory = given.text(asked, "q", self.limits.most_characters), self._memory(asked, one=True)
         if "session" in asked:
             raise bad("a session is not explained: leave session out")
         self._check_languages(asked)
-        sentences = (await self._divided([text], Segments.of))[0].sentences
+        sentences = (await self._divided([text], self._fitting))[0].sentences
         if not sentences:
             raise bad("the parameter q has no sentence: expected one or more")
         if memory[0] not in self.explained:
@@ -337,18 +351,20 @@ class Service:
             raise bad(f"the parameter memory has {several} names: expected one, several are for translation")
         return begun + names
 
-    async def _learn(self, pairs: list[Pair], memory: tuple[str, ...]) -> list[Learned | str]:
-        """Learn into one memory; a session begins with what it learns."""
-        (name,) = memory
+    async def _learn(
+        self, pairs: list[Pair], memory: tuple[str, ...], asked: Parameters
+    ) -> list[Learned | str]:
+        """Learn into one memory, as whoever asks; a session begins with what it learns."""
+        (name,), author = memory, self.limits.authors.get(asked[OWNER], "")
 
         def learn(translator: Translator) -> list[Learned | str]:
             if not name.startswith(SESSION):
-                return translator.over(memory).learn_all(pairs)
+                return translator.over(memory).learn_all(pairs, author)
             session = translator.begin(name)
             try:
                 if len(session.memory()) + len(pairs) > MOST_OF_SESSION:
                     raise ConfigurationError(f"a session has at most {MOST_OF_SESSION:,} pairs: end it")
-                return session.learn_all(pairs)
+                return session.learn_all(pairs, author)
             finally:
                 if not session.memory():
                     translator.end(name)
@@ -385,22 +401,24 @@ class Service:
 
     async def _translated(
         self, texts: list[str], divide: Divide, alternatives: int, memory: tuple[str, ...], rated: bool
-    ) -> tuple[list[list[str]], list[float | None]]:
-        """Return each text's best translation and others, and the lowest confidence in its sentences.
+    ) -> tuple[list[list[str]], list[float | None], list[int]]:
+        """Return each text's best translation and others, the lowest confidence in its sentences, and how many of
+        these were translated in parts.
 
-        It is None where one of them was not decoded, as unknown characters are copied, and 1 without any.
+        The confidence is None where one was not decoded, as unknown characters are copied, and 1 without any.
         """
         segments = await self._divided(texts, divide)
         sentences, marks = with_marks(segments)
         finish = partial(_with_markup, marks, alternatives, rated)
         translations: list[Any] = await asyncio.wrap_future(self.work.translate(sentences, finish, memory))
         each = iter(translations)
-        found, confidences = [], list[float | None]()
+        found, confidences, divided = [], list[float | None](), list[int]()
         for text in segments:
-            own, sure = zip(*[next(each) for _ in text.sentences]) if text.sentences else ((), ())
+            own, sure, parts = zip(*[next(each) for _ in text.sentences]) if text.sentences else ((), (), ())
             found.append(text.ranked(own)[: 1 + alternatives])
             confidences.append(None if None in sure else min(sure, default=1.0))
-        return found, confidences
+            divided.append(sum(parts))
+        return found, confidences, divided
 
     async def _portions(self, segments: list[Segments], memory: tuple[str, ...]) -> list[Any]:
         """Translate the sentences of a document, some at a time, so that it keeps nobody waiting.
@@ -458,17 +476,24 @@ def _with_markup(
     translator: Translator,
     first: int,
     translations: list[Translation],
-) -> list[tuple[list[str | Parts], float | None]]:
-    """Return the best translations of each sentence, with the markup of its source, and the confidence."""
+) -> list[tuple[list[str | Parts], float | None, bool]]:
+    """Return the best translations of each sentence, with the markup of its source, the confidence, and
+    whether it was translated in parts.
+    """
     translations = (_rated if rated else _checked)(translator, first, translations)
     ranked = [[one, *one.alternatives] if alternatives else [one] for one in translations]
     marked = with_markup(translator, ranked, marks[first:])
-    return [(texts, best[0].confidence) for texts, best in zip(marked, ranked)]
+    return [(texts, best[0].confidence, bool(best[0].parts)) for texts, best in zip(marked, ranked)]
+
+
+def _texts(one: Translation) -> list[str]:
+    """Return the best translation and others, each once."""
+    return list(dict.fromkeys(each.text for each in (one, *one.alternatives)))
 
 
 def of_pair(pair: LearnedPair, memory: str) -> dict[str, Any]:
     """Return a learned pair of a memory or session as clients receive it; ids are of each its own."""
-    fields = ("id", "source", "target", "count", "replaced_by")
+    fields = ("id", "source", "target", "count", "replaced_by", "time", "author")
     return {name: getattr(pair, name) for name in fields} | whose(memory)
 
 

@@ -27,10 +27,11 @@ SEVERAL = "the parameter memory has 2 names: expected one, several are for trans
 @pytest.fixture(scope="module")
 def server(world: World, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("memories")
-    (folder / "keys").write_text(f"{OWNER}\n{SHOP}\tbikes, empty\nthe owner's key other\n")
+    (folder / "keys").write_text(f"{OWNER}\n{SHOP}\tbikes, empty\tAnna Muster\nthe owner's key other\n")
     stores = make_stores(world, folder)
     translator = Translator(datastore=stores, **KEEN | {"max_len_b": 45})
-    with served(translator, keys=read_keys(folder / "keys", stores)) as one:
+    keys, authors = read_keys(folder / "keys", stores)
+    with served(translator, keys=keys, authors=authors) as one:
         yield one
 
 

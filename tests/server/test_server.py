@@ -459,9 +459,9 @@ def test_clients_at_the_same_time_get_what_they_would_alone(
         ({"q": "a", "alternatives": True}, 400, "expected a whole number from 0"),
         ({"q": "\ud800"}, 400, "half a character"),
         (
-            {"q": "ja " * 1000},
+            {"q": "ja" * 1000},
             400,
-            "sentence 1 has no translation: 2,001 tokens, and the model takes 1,024: divide it",
+            "sentence 1 has no translation: [0-9,]+ tokens, and the model takes 1,024: divide it",
         ),
         ({"q": "a" * 200_000}, 413, "the request is longer than the 101,536 bytes"),
     ],
