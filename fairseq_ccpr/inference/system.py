@@ -500,8 +500,9 @@ class System:
         if one.parts:
             parts = tuple(map(self.rated, one.parts))
             known = [part.confidence for part in parts if part.confidence is not None]
+            lowest = min(known) if len(known) == len(parts) else None
             words = tuple(word for part in parts for word in part.word_confidences)
-            return replace(one, confidence=min(known, default=None), word_confidences=words, parts=parts)
+            return replace(one, confidence=lowest, word_confidences=words, parts=parts)
         scored = ScoredText.of(one.text, self.token_ends(one), one.token_scores)
         sentence, words = self.confidence.of_sentence(scored), self.confidence.of_words(scored)
         return replace(one, confidence=sentence, word_confidences=words)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -186,6 +187,19 @@ def test_what_is_refused(server: Served) -> None:
     for path, method in (("/memory", "GET"), ("/memory.tmx", "GET"), ("/memory/1", "DELETE")):
         refused = server.ask(f"{path}?memory=cars", method, {"Authorization": f"Bearer {SHOP}"})
         assert refused == (404, {"error": CLOSED})
+
+
+def test_pairs_say_who_has_learned_them_and_when(server: Served) -> None:
+    for key, author in ((SHOP, "Anna Muster"), (OWNER, "")):
+        learned = ask(server, "/learn", key=key, q="Wer ist da?", s=f"Who is {author}?", memory="bikes")
+        (pair, *_) = ask(server, "/memory?memory=bikes&q=Wer", "GET", key)["pairs"]
+        assert (
+            pair["id"] == learned["id"] and pair["author"] == author and 0 <= time.time() - pair["time"] < 60
+        )
+    ask(server, "/learn", key=SHOP, q="Wer ist da?", s="Who is ?", memory="bikes")  # again, by another
+    (pair, *_) = (one for one in server.translator["bikes"].memory("Wer") if one.replaced_by is None)
+    assert (pair.count, pair.author) == (2, "Anna Muster")
+    server.translator["bikes"].forget(*(one.id for one in server.translator["bikes"].memory("Wer")))
 
 
 def test_an_ensemble_has_no_sessions(world: World) -> None:

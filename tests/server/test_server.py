@@ -206,7 +206,8 @@ def test_what_is_learned_counts_is_shown_and_is_forgotten(
     assert server.send("/suggest", body, FORM)[1]["id"] == number
     _, memory = server.ask(f"/memory?q={quote(source.split()[0])}&limit=5")
     learned_pair = {"id": number, "source": source, "target": target, "count": 2, "replaced_by": None}
-    assert memory == {"pairs": [learned_pair], "found": 1}
+    learned_pair |= {"time": memory["pairs"][0]["time"], "author": ""}
+    assert memory == {"pairs": [learned_pair], "found": 1} and 0 <= time.time() - learned_pair["time"] < 60
     _, explanation = server.ask(f"/explain?q={quote(source)}")
     learned = {
         one["learned"] for token in explanation["sentences"][0]["tokens"] for one in token["neighbours"]
@@ -230,6 +231,51 @@ def test_what_is_learned_counts_is_shown_and_is_forgotten(
     assert not any(one["learned"] for one in explanation["sentences"][0]["matches"])
     status, answer = server.ask(f"/memory/{number}", "DELETE")
     assert status == 404 and answer["error"] == f"there is no pair {number} among what was learned"
+
+
+def test_matches_say_what_is_otherwise(server: Served, pairs: list[tuple[str, str]]) -> None:
+    source, target = "Der kleine Vogel sitzt auf dem hohen Baum.", pairs[0][1]
+    number = server.ask("/learn", "POST", q=source, s=target)[1]["id"]
+    asked = "Der kleine Vogel singt auf dem Baum."
+    found = server.ask(f"/matches?q={quote(asked)}")[1]["matches"]
+    (explained,) = server.ask("/explain", "POST", q=asked)[1]["sentences"]
+    assert [{**one, "changes": None} for one in found] == [
+        {**one, "changes": None} for one in explained["matches"]
+    ]
+    (one,) = (one for one in found if one["learned"] == number)
+    assert 0.3 < one["likeness"] < 1 and (one["source"], one["target"]) == (source, target)
+    expected = [
+        ("same", "Der kleine Vogel"),
+        ("deleted", "sitzt"),
+        ("inserted", "singt"),
+        ("same", "auf dem"),
+    ]
+    assert [tuple(each) for each in one["changes"]] == [*expected, ("deleted", "hohen"), ("same", "Baum.")]
+    assert server.ask("/matches", "POST", q=source)[1]["matches"][0]["changes"] == [["same", source]]
+    server.ask(f"/memory/{number}", "DELETE")
+    assert number not in [one["learned"] for one in server.ask("/matches", "POST", q=source)[1]["matches"]]
+    assert server.ask("/matches", "POST", q="")[1]["matches"] == []
+    assert server.ask("/matches", "POST")[0] == 400
+
+
+def test_a_sentence_that_is_too_long_is_divided_and_that_is_said(server: Served) -> None:
+    long, most = "Und er ging fort, " * 110, server.translator.fits
+    assert not most(long)
+    _, answer = server.ask("/translate", "POST", q=[f"Licht. {long}Amen. Ja.", "Licht."], alternatives=1)
+    assert answer["divided"] == [1, 0] and answer["translatedText"][0].startswith(answer["translatedText"][1])
+    _, parts = server.ask("/sentences", "POST", q=f"Licht. {long}Amen. Ja.", alternatives=2)
+    assert [one["continues"] for one in parts["sentences"]] == [False, False, True, False]
+    assert all(most(one["source"]) and one["source"][-1] in ",." for one in parts["sentences"])
+    joined = "".join(one["before"] + one["translation"] for one in parts["sentences"])
+    assert joined.split() == answer["translatedText"][0].split()
+    for one in parts["sentences"]:
+        others = one["alternatives"]
+        assert len({one["translation"], *others}) == 1 + len(others) and 0 < len(others) <= 2
+    assert "divided" not in server.ask("/translate", "POST", q="Licht.")[1]
+    _, marked = server.ask("/translate", "POST", q=f"<p>{long}<b>Amen</b></p>", format="html")
+    assert marked["divided"] == 1 and re.search("<b>.+</b>", marked["translatedText"])
+    explained = server.ask("/explain", "POST", q="Und er ging fort, " * 80 + "Amen")
+    assert explained[0] == 200
 
 
 def test_sentences_come_with_what_was_learned_for_them(server: Served, pairs: list[tuple[str, str]]) -> None:
