@@ -12,7 +12,7 @@ const work = { sentences: [], after: "", rest: "", length: 0 }; // and what is t
 const rows = new Map(); // what shows the sentences: the item of the list, the box to edit, what is behind its text, a fault
 const card = byId("sentence"), [tools, others, alike, why] = card.children;
 let current = null, composing = null; // the sentence at the cursor; the one that an input method writes in
-let matches = new Map(); // of sources, as of what is learned now
+const matches = new Map(), asked = new Set(); // of sources; those whose matches are of what is learned now
 let mine = new Map(); // by their sources, translations that were edited before the text was translated anew
 let learning = Promise.resolve(); // ends after what is learned and forgotten, which is one after the other
 let listed = 100, deleted = []; // how many pairs are shown; those that can come back
@@ -77,7 +77,7 @@ function grouped(items, length) {
 // Ask again for what is shown, where something was learned or forgotten since, beginning after a sentence, and then for
 // the rest of the text.
 async function translate(signal, say, done = "", last = null) {
-  matches = new Map();
+  asked.clear();
   if (current) look();
   if (byId("memory").open) await list();
   const at = work.sentences.indexOf(last) + 1;
@@ -90,7 +90,7 @@ async function translate(signal, say, done = "", last = null) {
   const count = (kind) => work.sentences.filter(kind).length;
   const changed = count((one) => one.changed), divided = count((one, n, all) => one.continues && !all[n - 1]?.continues);
   const said = [done, changed ? `${counted(changed, "translation")} changed.` : ""].filter(Boolean);
-  if (!said.length) said.push(`${counted(count(() => true), "sentence")}.${data.learns ? " Ctrl + Enter confirms one." : ""}`);
+  if (!said.length) said.push(`${counted(work.sentences.length, "sentence")}.${data.learns ? " Ctrl + Enter confirms one." : ""}`);
   if (!done && divided) said.push(`${divided} ${divided === 1 ? "was" : "were"} longer than the model takes, and divided.`);
   return said.join(" ");
 }
@@ -248,9 +248,10 @@ function take(text) {
 }
 
 async function look() {
-  const { source } = current, now = matches;
-  if (!data.learns || now.has(source)) return;
-  now.set(source, (await ask("POST", "matches", { q: source }).catch(() => ({}))).matches);
+  const { source } = current;
+  if (!data.learns || asked.has(source)) return;
+  asked.add(source);
+  matches.set(source, (await ask("POST", "matches", { q: source }).catch(() => ({}))).matches);
   if (current?.source === source) show();
 }
 
@@ -269,11 +270,11 @@ function change(sentence, job, last = null) {
 
 // Learn a sentence as it is now, and go on to the next.
 function confirm(sentence) {
-  const { source, text } = sentence;
+  const { source, text } = sentence, place = byId("name").value;
   go(sentence, 1);
   if (!data.learns || (sentence.learned && !edited(sentence))) return;
   change(sentence, async () => {
-    const { id, memory, replaced } = await ask("POST", "learn", { q: source, s: text });
+    const { id, memory, replaced } = await ask("POST", "learn", { q: source, s: text }, null, place);
     sentence.learned = { id, memory, target: tidy(text) };
     return replaced ? `Remembered, in place of ${quoted(replaced.target)}.` : "Remembered.";
   }, sentence);
@@ -402,7 +403,6 @@ function start() {
   [byId("key-label").hidden, byId("name-label").hidden] = [!data.key, !data.several];
   byId("key").value = sessionStorage.getItem(KEY) || "";
   byId("memory").hidden = !data.learns;
-  card.hidden = true;
   on(byId("ask"), "submit", (event) => {
     event.preventDefault();
     const text = byId("text").value;
@@ -443,7 +443,9 @@ function start() {
   });
   on(document, "keydown", (event) => event.key === "Escape" && shut(true));
   // A reload, or a phone that needs the memory, leaves the work as it is.
-  const keep = () => sessionStorage.setItem(WORK, JSON.stringify({ text: byId("text").value, name: byId("name").value, work }));
+  const again = ["alternatives", "words"]; // come again when it is translated again
+  const keep = () => sessionStorage.setItem(WORK, JSON.stringify({ text: byId("text").value, name: byId("name").value, work },
+    (name, value) => (again.includes(name) ? undefined : value)));
   on(window, "pagehide", keep);
   on(document, "visibilitychange", keep);
   const kept = JSON.parse(sessionStorage.getItem(WORK));

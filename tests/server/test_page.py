@@ -27,7 +27,8 @@ pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium: a package manager installs it"),
 ]
 expect = sync_api.expect
-expect.set_options(timeout=60_000)  # of a machine that does other work as well
+PATIENCE = 120_000  # ms, of a machine that does other work as well
+expect.set_options(timeout=PATIENCE)
 DESK, PHONE = {"width": 1280, "height": 800}, {"width": 375, "height": 800}
 Pair = tuple[str, str]
 
@@ -71,6 +72,7 @@ class Shown:
 
     def __init__(self, browser: Any, url: str, **settings: Any) -> None:
         self.page = browser.new_page(**({"viewport": DESK} | settings))
+        self.page.set_default_timeout(PATIENCE)
         self.faults: list[str] = []
         self.page.on("pageerror", lambda error: self.faults.append(str(error)))
         self.page.on("console", lambda said: self.faults.append(said.text) if said.type == "error" else None)
