@@ -194,8 +194,9 @@ The datastore stores model, languages, dictionaries, subwords and tuned settings
 alone, with the dictionaries and subwords in its own folder. Any option of fairseq-generate may be given, such as --beam or
 --lenpen.
 
-Every input line yields one output line. An empty line yields an empty one. So does a line that is longer than the model
-accepts, which is reported on standard error; the exit code is then 1.
+Every input line yields one output line. An empty line yields an empty one. A line that is longer than the
+model accepts is divided after a clause or at a space and translated in parts, as standard error tells.
+One that cannot be divided yields an empty line, and the exit code 1.
 
 A document keeps its form, and formats and links go to the words that they belong to:
 

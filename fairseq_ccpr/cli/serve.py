@@ -40,7 +40,7 @@ def serve(
     ),
     api_key_file: Optional[Path] = option(
         None,
-        "file with the keys that requests must carry, one a line; after tabs the memories it opens (all), whose it is",
+        "file with the keys that requests carry, one a line; after tabs the memories it opens (all), whose it is",
         metavar="FILE",
     ),
     public_url: Optional[str] = option(
@@ -92,8 +92,9 @@ def serve(
 def read_keys(
     path: Path | None, memories: Collection[str] = ()
 ) -> tuple[dict[str, tuple[str, ...]], dict[str, str]]:
-    """Read the API keys of a file, or else the environment: on each line one, after a tab what it opens, and
-    after another whose it is.
+    """Read the API keys of a file, or else the environment.
+
+    On each line is one, after a tab what it opens, and after another whose it is.
 
     Args:
         memories: the names of the server's memories.

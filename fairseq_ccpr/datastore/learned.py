@@ -4,8 +4,8 @@ The datastore stays unchanged. `learnt/N.journal` belongs to its generation N, a
 key layer and projection, as its first record says. Each other record is a pair that was learned, one that was
 learned again, one that was forgotten, one that has moved into the datastore's own entries, what the model
 reads as a pair's source, or when and by whom a pair was learned. Of the pairs of one source, the one that was
-learned last counts. Texts that the model reads alike are one source. If the datastore has a phrase part, pairs
-have the phrases of their targets, too, and a record before them says which encoder, segmentation and set of
+learned last counts. Texts that the model reads alike are one source. If the datastore has a phrase part,
+pairs have the phrases of their targets, too, and a record before them says which encoder, segmentation and set of
 phrases these belong to. Both records of what the others belong to are there twice: nothing can be read
 without them. Letters: n tokens of a pair, d width of keys, P phrases of its target, o width of theirs.
 """
@@ -50,7 +50,8 @@ from fairseq_ccpr.storage.journal import (
 from fairseq_ccpr.text.glossary import folded
 
 LEARNED, LOCK = "learnt", "lock"  # the names on disk are older than the word
-# 2 brought phrases, 3 records that are found and checked one by one, 4 hashes of sources, 5 their subwords, 6 dates.
+# 2 brought phrases, 3 records that are found and checked one by one, 4 hashes of sources, 5 their subwords,
+# 6 dates.
 JOURNAL_VERSION = 6
 OWN_SENTENCE = -1  # in place of the number of a sentence that the datastore was built with
 

@@ -78,8 +78,8 @@ class Translation:
         word_confidences: likewise each word of the text that has letters or digits, in order, and how
             probable it is that a reference has it; None of one that the tokens are not seen to write, as
             where a pair was learned in another form than they spell.
-        parts: the translations of its parts where a sentence is longer than the models take. `text` then joins
-            theirs, `tokens` and `token_scores` are those of one after the other, `score` is their mean by
+        parts: the translations of its parts where a sentence is longer than the models take. `text` joins
+            theirs then, `tokens` and `token_scores` are those of one after the other, `score` is their mean by
             tokens, and `confidence` the lowest.
     """
 
@@ -122,7 +122,7 @@ class Translation:
 
     @classmethod
     def joined(cls, source: str, divided: Segments, parts: Sequence[Translation]) -> Translation:
-        """Join the translations of a sentence's parts, and of their alternatives the first ones, and so on."""
+        """Join the translations of a sentence's parts, and of their alternatives the first, and so on."""
         if fault := next((one.fault for one in parts if one.fault), ""):
             return cls(source, "", 0.0, fault=fault)
         count = sum(len(one.token_scores) for one in parts)

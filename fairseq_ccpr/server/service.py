@@ -305,7 +305,7 @@ class Service:
         return StreamingResponse(lines(), media_type="application/x-ndjson")
 
     async def matches(self, asked: Parameters) -> dict[str, Any]:
-        """Return the sentences of the datastore most like `q`, and what is otherwise in it; null: not known."""
+        """Return the sentences of the datastore most like `q`, and what is other in it; null: not known."""
         text, memory = given.text(asked, "q", self.limits.most_characters), self._memory(asked, one=True)
         found = await self._call(partial(matches_of, sentence=text), memory)
         told = [asdict(one) | {"changes": changes(one.source, text)} for one in found or ()]
@@ -402,10 +402,10 @@ class Service:
     async def _translated(
         self, texts: list[str], divide: Divide, alternatives: int, memory: tuple[str, ...], rated: bool
     ) -> tuple[list[list[str]], list[float | None], list[int]]:
-        """Return each text's best translation and others, the lowest confidence in its sentences, and how many of
-        these were translated in parts.
+        """Return each text's best translation and others, a confidence, and how many sentences have parts.
 
-        The confidence is None where one was not decoded, as unknown characters are copied, and 1 without any.
+        The confidence is the lowest in its sentences: None where one was not decoded, as unknown characters
+        are copied, and 1 without any.
         """
         segments = await self._divided(texts, divide)
         sentences, marks = with_marks(segments)

@@ -22,7 +22,7 @@ _END = re.compile(
     rf"|(?:[{_ALWAYS}]|{_WIDE}(?!(?<=[\dA-Za-zＡ-Ｚａ-ｚ]{_WIDE})\d))[{_ALWAYS}{_WIDE}{_MARKS}]*+[{_CLOSING}]*+(?:[\"')\]]++(?=\s))?+\s*+"
 )
 # Where one that is too long is divided: after marks of clauses, or else at space.
-_CLAUSE = re.compile(rf"[,;:،؛][\"'”’»)\]]*+\s++|\s[-–—]\s++|[、，；：]|[{_MARKS}]++[\"'”’»)\]]*+\s++")
+_CLAUSE = re.compile(rf"[,;:،؛{_MARKS}][\"'”’»)\]]*+\s++|\s[-–—]\s++|[、，；：]")
 _SPACE = re.compile(r"\s++")
 _LINE = re.compile(r"[^\n\r\v\f\x85\u2028\u2029]+")
 _OPENING = "\"'“„«‘‚([¿¡-–— "

@@ -259,13 +259,13 @@ def test_matches_say_what_is_otherwise(server: Served, pairs: list[tuple[str, st
 
 
 def test_a_sentence_that_is_too_long_is_divided_and_that_is_said(server: Served) -> None:
-    long, most = "Und er ging fort, " * 110, server.translator.fits
-    assert not most(long)
+    long, fits = "Wo, " * 600, server.translator.fits
+    assert not fits(long)
     _, answer = server.ask("/translate", "POST", q=[f"Licht. {long}Amen. Ja.", "Licht."], alternatives=1)
     assert answer["divided"] == [1, 0] and answer["translatedText"][0].startswith(answer["translatedText"][1])
     _, parts = server.ask("/sentences", "POST", q=f"Licht. {long}Amen. Ja.", alternatives=2)
     assert [one["continues"] for one in parts["sentences"]] == [False, False, True, False]
-    assert all(most(one["source"]) and one["source"][-1] in ",." for one in parts["sentences"])
+    assert all(fits(one["source"]) and one["source"][-1] in ",." for one in parts["sentences"])
     joined = "".join(one["before"] + one["translation"] for one in parts["sentences"])
     assert joined.split() == answer["translatedText"][0].split()
     for one in parts["sentences"]:
@@ -274,8 +274,7 @@ def test_a_sentence_that_is_too_long_is_divided_and_that_is_said(server: Served)
     assert "divided" not in server.ask("/translate", "POST", q="Licht.")[1]
     _, marked = server.ask("/translate", "POST", q=f"<p>{long}<b>Amen</b></p>", format="html")
     assert marked["divided"] == 1 and re.search("<b>.+</b>", marked["translatedText"])
-    explained = server.ask("/explain", "POST", q="Und er ging fort, " * 80 + "Amen")
-    assert explained[0] == 200
+    assert len(server.ask("/explain", "POST", q=long)[1]["sentences"]) == 2
 
 
 def test_sentences_come_with_what_was_learned_for_them(server: Served, pairs: list[tuple[str, str]]) -> None:
@@ -505,7 +504,7 @@ def test_clients_at_the_same_time_get_what_they_would_alone(
         ({"q": "a", "alternatives": True}, 400, "expected a whole number from 0"),
         ({"q": "\ud800"}, 400, "half a character"),
         (
-            {"q": "ja" * 1000},
+            {"q": "zw" * 1000},
             400,
             "sentence 1 has no translation: [0-9,]+ tokens, and the model takes 1,024: divide it",
         ),
