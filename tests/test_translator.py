@@ -281,6 +281,9 @@ def test_bad_text_is_named_by_its_line(
     done = called(monkeypatch, b"Wort" * 10_000 + b"\n" + good, "--datastore", world.datastore)
     assert done.returncode == 1 and len(done.stdout.splitlines()) == 2 and done.stdout.splitlines()[1]
     assert "line 1 has no translation: " in done.stderr and "Traceback" not in done.stderr
+    done = called(monkeypatch, good + b"\n" + b"Wo, " * 600, "--datastore", world.datastore)
+    assert done.returncode == 0 and all(done.stdout.splitlines())
+    assert "line 2 is longer than the model takes: it was translated in 2 parts" in done.stderr
     with_mark = called(monkeypatch, b"\xef\xbb\xbf" + good, "--datastore", world.datastore)
     assert with_mark.stdout == called(monkeypatch, good, "--datastore", world.datastore).stdout
 
