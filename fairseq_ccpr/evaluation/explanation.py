@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -561,7 +561,7 @@ def changes(before: str, after: str) -> list[tuple[str, str]]:
     return found
 
 
-def _opcodes(before: str, after: str) -> list[tuple[str, int, int, int, int]]:
+def _opcodes(before: str, after: str) -> Sequence[tuple[str, int, int, int, int]]:
     return difflib.SequenceMatcher(None, before.split(), after.split(), autojunk=False).get_opcodes()
 
 

@@ -531,7 +531,7 @@ class System:
             if self.knows_nothing(sentences[i], ids):
                 translations[i] = Translation(sentences[i], one_line(sentences[i]), 0.0)
             elif len(ids) > most:
-                divided = Segments.of(sentences[i].strip(), self.fits)
+                divided = Segments.fitting(sentences[i].strip(), self.fits)
                 if len(divided.sentences) > 1:
                     parts = list(self._translate(divided.sentences, lambda count: None, nbest, retrieve))
                     translations[i] = Translation.joined(sentences[i], divided, parts)

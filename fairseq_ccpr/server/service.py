@@ -62,7 +62,7 @@ class Service:
         self.work, self.limits, self.stopping = Work(translator), limits, Event()
         task = translator.cfg.task
         self.source, self.target = task.source_lang, task.target_lang
-        self._fitting = partial(Segments.of, fits=translator.fits)
+        self._fitting = partial(Segments.fitting, fits=translator.fits)
         memories = {name: (one.ensemble or one.alone).memories for name, one in translator.named.items()}
         self.names, self.sessions = [*memories], len(translator.models) == 1
         self.memories = [one.name for one in next(iter(memories.values())) if one.acts_on == "vote"]

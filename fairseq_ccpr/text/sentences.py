@@ -78,7 +78,11 @@ class Segments:
     continued: set[int] = field(default_factory=set)  # those that go on with one that was too long
 
     @classmethod
-    def of(cls, text: str, fits: Callable[[str], bool] = lambda sentence: True) -> Segments:
+    def of(cls, text: str) -> Segments:
+        return cls.fitting(text, lambda sentence: True)
+
+    @classmethod
+    def fitting(cls, text: str, fits: Callable[[str], bool]) -> Segments:
         """Divide a text into sentences, and those that do not fit further, see `pieces_of`."""
         segments = cls()
         segments.parts = segments.divide(text, fits=fits)
