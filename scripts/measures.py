@@ -19,7 +19,7 @@ from pathlib import Path
 BOUNDS = {  # each at most
     "statements in decoding": 4059,
     "statements in building": 2258,
-    "statements in text": 2257,
+    "statements in text": 2259,
     "statements in datastore": 1841,
     "statements in evaluation": 1546,
     "statements in search": 1254,
@@ -31,7 +31,7 @@ BOUNDS = {  # each at most
     "statements in server": 1037,
     "statements in storage": 691,
     "statements in phrases": 520,
-    "statements in the core": 21794,
+    "statements in the core": 21796,
     "names of constants with more than two values": 0,
     "names of constants with two values": 42,
     "constants below a definition they do not need": 0,
