@@ -170,7 +170,7 @@ def test_confirming_goes_on_and_improves_what_follows(
     shown, held = Shown(browser, server.url), list[Any]()
     shown.translate(f"{source}\n{other}\n{source[:-1]}!\n{third}")
     before = shown.texts
-    shown.page.route("**/learn", held.append)
+    shown.page.route("**/learn", lambda route: held.append(route))
     shown.boxes.nth(0).fill(target)
     shown.page.keyboard.press("Control+Enter")
     expect(shown.boxes.nth(1)).to_be_focused()
@@ -492,7 +492,7 @@ def test_what_was_learned_is_undone_where_it_was_learned(
     bikes.learn(source, "Another.")
     with served(translator) as server:
         shown = Shown(browser, server.url)
-        field = shown.page.get_by_label("Memory")
+        field = shown.page.get_by_role("textbox", name="Memory")
         shown.translate(source)
         shown.correct(0, target)
         shown.page.get_by_text("What was learned").click()
