@@ -62,7 +62,7 @@ class Service:
         self.work, self.limits, self.stopping = Work(translator), limits, Event()
         task = translator.cfg.task
         self.source, self.target = task.source_lang, task.target_lang
-        self._fitting = partial(Segments.fitting, fits=translator.fits)
+        self.fits, self._fitting = translator.fits, partial(Segments.fitting, fits=translator.fits)
         memories = {name: (one.ensemble or one.alone).memories for name, one in translator.named.items()}
         self.names, self.sessions = [*memories], len(translator.models) == 1
         self.memories = [one.name for one in next(iter(memories.values())) if one.acts_on == "vote"]
@@ -307,9 +307,13 @@ class Service:
     async def matches(self, asked: Parameters) -> dict[str, Any]:
         """Return the sentences of the datastore most like `q`, and what is other in it; null: not known."""
         text, memory = given.text(asked, "q", self.limits.most_characters), self._memory(asked, one=True)
+        if not self.fits(text):  # what follows takes the square of its length
+            raise bad("the parameter q is longer than the model takes: send one of its sentences")
         found = await self._call(partial(matches_of, sentence=text), memory)
-        told = [asdict(one) | {"changes": changes(one.source, text)} for one in found or ()]
-        return {"matches": told if found is not None else None}
+        if found is None:
+            return {"matches": None}
+        differences = await asyncio.to_thread(lambda: [changes(one.source, text) for one in found])
+        return {"matches": [asdict(one) | {"changes": each} for one, each in zip(found, differences)]}
 
     async def explain(self, asked: Parameters) -> Explanation:
         """Translate the sentences of `q`, and say where each token came from, where this server can."""

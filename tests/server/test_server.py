@@ -255,7 +255,11 @@ def test_matches_say_what_is_otherwise(server: Served, pairs: list[tuple[str, st
     server.ask(f"/memory/{number}", "DELETE")
     assert number not in [one["learned"] for one in server.ask("/matches", "POST", q=source)[1]["matches"]]
     assert server.ask("/matches", "POST", q="")[1]["matches"] == []
-    assert server.ask("/matches", "POST")[0] == 400
+    status, answer = server.ask("/matches", "POST", q="Wo, " * 600)
+    assert (status, answer["error"].partition(":")[0]) == (
+        400,
+        "the parameter q is longer than the model takes",
+    )
 
 
 def test_a_sentence_that_is_too_long_is_divided_and_that_is_said(server: Served) -> None:
