@@ -197,7 +197,7 @@ def test_confirming_goes_on_and_improves_what_follows(
     shown.page.unroute("**/learn")
     shown.page.route("**/learn", lambda route: route.abort())
     shown.page.keyboard.press("Control+Enter")
-    expect(shown.page.get_by_role("alert").nth(3)).to_have_text("The server does not answer.")
+    expect(shown.page.get_by_role("alert")).to_have_text("The server does not answer.")
     assert shown.marked("edited") == ["I am being typed"]
     shown.faults.clear()  # a console tells of what is aborted
     shown.page.unroute("**/learn")
