@@ -3,8 +3,8 @@
     python scripts/docs.py && zensical build --strict
 
 then makes the site, build/site, and refuses a link or an anchor that leads nowhere. Pages that are generated, the reference
-of commands and Python and the results as data, are in build/pages alone. llms.txt, the list of pages for language models,
-is made of the site's navigation and of what each page says first; it is kept in the checkout as well.
+of commands and Python, are in build/pages alone; the files that tables are made from are copied. llms.txt, the list of pages
+for language models, is made of the site's navigation and of what each page says first; it is kept in the checkout as well.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import reference
-import results
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ROOT / "build" / "pages"
@@ -63,14 +62,9 @@ def gather(folder: Path = PAGES) -> None:
             shutil.copyfile(source, target)
     links = re.sub(r"(README)?\.md\)", lambda end: f"{'index' if end[1] else ''}.html)", llms())
     (folder / "llms.txt").write_text(links, encoding="utf-8")
-    write(folder / "docs/reference", reference.pages())
-    write(folder / "docs/results/data", results.files())
-
-
-def write(folder: Path, files: dict[str, str]) -> None:
-    folder.mkdir(parents=True)
-    for name, text in files.items():
-        (folder / name).write_text(text, encoding="utf-8")
+    (folder / "docs/reference").mkdir(parents=True)
+    for name, text in reference.pages().items():
+        (folder / "docs/reference" / name).write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -20,7 +20,14 @@ from fairseq_ccpr.evaluation import tune as tuning
 from fairseq_ccpr.evaluation.confidence import confidence_table, measure
 from fairseq_ccpr.evaluation.copying import STRETCH
 from fairseq_ccpr.evaluation.explain import explain_subset
-from fairseq_ccpr.evaluation.test_set import BASE, RETRIEVAL, OtherText, compare_decoding, other_texts
+from fairseq_ccpr.evaluation.test_set import (
+    BASE,
+    RETRIEVAL,
+    OtherText,
+    TranslationScores,
+    compare_decoding,
+    other_texts,
+)
 from fairseq_ccpr.evaluation.tune import table
 from fairseq_ccpr.inference.alignment import with_markup
 from fairseq_ccpr.inference.system import WINDOW, System
@@ -53,11 +60,14 @@ seen only the datastore's domain helps there and harms elsewhere.
 
 One teacher-forced pass over each text scores hundreds of settings by the likelihood of the references. Trust is
 learned with the best temperature, for 8 and for 32 neighbours, and starts from a weight of 0.5. 32 must gain 0.2
-BLEU. A third of the held-out pairs is then decoded with each candidate and with the model alone. If none beats the
-model, the weights of tokens, phrases and text are set to 0. Trust in tokens and phrases together takes the number of
-neighbours that was tuned for the tokens alone, or else 32. Where the tokens alone are better, the weight of phrases
-becomes 0. Half their weight and a bound on their votes (--phrases-consent 3, unless one is given) are tried, and kept
-where they are better. --output FILE writes the options there instead, for $(cat FILE), and trust to FILE.trust.
+BLEU. A third of the held-out pairs is then decoded with each candidate and with the model alone, phrases
+also with half their weight. All of them are decoded with the finalists: what is best on the third, the same
+with a bound on the votes of phrases (--phrases-consent 3, unless one is given), the same trained without
+--also, and what another --prefer takes there. A table says what each gains, copies, loses on other text and
+takes, and --prefer chooses one. If none beats the model, the weights of tokens, phrases and text are set to
+0. Trust in tokens and phrases together takes the number of neighbours that was tuned for the tokens alone,
+or else 32. Where the tokens alone are better, the weight of phrases becomes 0. --output FILE writes the
+options there instead, for $(cat FILE), and trust to FILE.trust.
 
 For an adapter's keys the grid has both a fixed lambda and lambda*; --tokens-confidence or --no-tokens-confidence
 restricts it to one of them, --tokens-k, --tokens-temperature and --tokens-likeness to one value. These are not tuned,
@@ -86,7 +96,7 @@ def tune(
         tuning.QUALITY,
         "choose the best by BLEU or chrF; what copies least from the text, of those with at least half of its "
         f"gain; or the fastest of those at most {tuning.LEVEL:g} below it",
-        choices=(tuning.QUALITY, tuning.FAITHFUL, tuning.SPEED),
+        choices=tuning.PREFERENCES,
     ),
 ) -> int:
     check_folders(output=output)
@@ -146,33 +156,34 @@ def _print_what_was_tried(tuned: tuning.Tuned, subset: str) -> None:
     if tuned.linear:
         print(f"{subset} is small: trust is a linear function of its features")
     print("\n".join(table(tuned.texts)))
-    trial = tuned.trial
+    trial, screened = tuned.trial, tuned.screened
     base = trial.scores[BASE]
-    print(f"   {base.metric} speed{' copied' if trial.decoded.copied else ''}")
-    ranked = sorted(trial.scores.items(), key=lambda item: -item[1].deciding)
-    for name, scores in ranked:
-        said = f"{trial.decoded.copied[name]:6.1%} " if trial.decoded.copied else ""
-        print(f"{scores.deciding:7.2f} {tuned.speeds[name]:5.0%} {said} {name}")
+    third, sentences = (sum(len(one["id"]) for one in each.sample) for each in (screened, trial))
+    print(f"a third of {subset}, {third:,} sentences, with all that was tried\n   {base.metric} speed")
+    for name, scores in _ranked(screened):
+        print(f"{scores.deciding:7.2f} {screened.speeds[name]:5.0%}  {name}")
+    print(f"all of {subset}, {sentences:,} sentences, with the finalists, of which --prefer chooses")
+    print("\n".join(_trade(trial)))
     if trial.decoded.copied:
+        print(f"copied: of the subwords, in runs of {STRETCH} and more that the text has")
+    if trial.losses:
         print(
-            f"copied: of the subwords, in runs of {STRETCH} and more that the text has; of the references "
-            f"{trial.decoded.copied[tuning.REFERENCES]:.1%}"
+            "other text: what its references lose, in nats per token; "
+            f"at most {tuning.HARMLESS:g} more than with another finalist"
         )
     described = base.bleu_signature if base.metric == "BLEU" else base.chrf_signature
-    sentences = sum(len(one["id"]) for one in trial.sample)
-    print(f"{base.metric} {described}, of {sentences:,} sentences, a third of {subset}")
+    print(f"{base.metric} {described}")
     if sentences < FEW_SENTENCES:
         chance = CHANCE / sentences**0.5
         print(
             f"{sentences:,} sentences are few: differences of {chance:.0f} {base.metric} or less may be chance"
         )
-    if tuned.helps and tuned.best.name != ranked[0][0]:
-        why = "copies less" if trial.prefer == tuning.FAITHFUL else "is faster"
-        print(f"chosen: {tuned.best.name}, which {why} than the best")
+    if tuned.helps:
+        print(f"chosen by --prefer {trial.prefer}: {tuned.best.name}{_given_up(tuned)}")
     print(f"retrieval {tuned.best.ensemble.signature()}")
-    decoded = len(trial.scores) - 1
+    tried = len(screened.scores) - 1
     print(
-        f"{tuned.scored:,} settings by likelihood, {decoded} by {base.metric}, in {tuned.seconds:.0f} s: "
+        f"{tuned.scored:,} settings by likelihood, {tried} by {base.metric}, in {tuned.seconds:.0f} s: "
         f"{tuned.seconds / tuned.base_seconds:.1f} times a decoding of {subset} without retrieval"
     )
     if tuned.left_out and tuned.helps:
@@ -181,6 +192,44 @@ def _print_what_was_tried(tuned: tuning.Tuned, subset: str) -> None:
         print(f"confidence is not calibrated: {tuned.confidence}")
     if not tuned.helps:
         print("nothing is better than the model alone here: the interpolation weights are 0")
+
+
+def _ranked(trial: tuning.Trial) -> list[tuple[str, TranslationScores]]:
+    return sorted(trial.scores.items(), key=lambda item: -item[1].deciding)
+
+
+def _trade(trial: tuning.Trial) -> list[str]:
+    """Write what each finalist gains, copies, loses on other text and takes, and the references copy."""
+    copied, losses = trial.decoded.copied, trial.losses
+    names = ["BLEU", "chrF", *["copied"] * bool(copied), *["other text"] * bool(losses), "tokens/s"]
+    rows = [(names, "")]
+    for name, scores in _ranked(trial):
+        cells = [f"{scores.bleu:.2f}", f"{scores.chrf:.2f}"]
+        cells += [f"{copied[name]:.1%}"] if copied else []
+        cells += [f"{losses.get(name, 0.0):.3f}"] if losses else []  # the model alone loses nothing
+        rows.append(([*cells, f"{trial.decoded.systems[name].tokens / trial.seconds[name]:,.0f}"], name))
+    if copied:
+        shown = f"{copied[tuning.REFERENCES]:.1%}"
+        rows.append(([shown if name == "copied" else "" for name in names], tuning.REFERENCES))
+    widths = [max(7, len(name) + 1) for name in names]
+    return [
+        "".join(f"{cell:>{width}}" for cell, width in zip(cells, widths)) + f"  {name}"
+        for cells, name in rows
+    ]
+
+
+def _given_up(tuned: tuning.Tuned) -> str:
+    """Say why the best finalist was not chosen, and what it has more; empty if it was."""
+    trial, chosen = tuned.trial, tuned.best.name
+    best = max(trial.tried, key=trial.deciding)
+    if best.name == chosen:
+        return ""
+    more, own = trial.scores[best.name], trial.scores[chosen]
+    why = "copies less" if trial.prefer == tuning.FAITHFUL else "is faster"
+    if best not in trial.harmless(trial.tried):
+        why = "loses less on other text"
+    gained = f"{more.bleu - own.bleu:+.2f} BLEU, {more.chrf - own.chrf:+.2f} chrF"
+    return f", which {why} than the best ({gained}): {best.name}"
 
 
 @command(

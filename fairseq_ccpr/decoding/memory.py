@@ -125,7 +125,7 @@ class Variant:
     otherwise: bool = False  # tried only where no variant before it was kept
     # leaves the memory out: tried where one before `otherwise` was kept, or for speed
     leaves_out: bool = False
-    of_winner: bool = False  # tried only where the winner has the memory
+    final: bool = False  # of what is best without it: decoded with on all of the held-out text
 
 
 class RescoringRecord(Protocol):

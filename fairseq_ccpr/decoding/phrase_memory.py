@@ -173,7 +173,7 @@ class PhraseMemory(Memory):
     def variants(self, options: Any) -> list[Variant]:
         """Weigh less, since after references a phrase is right more often than after hypotheses; bound the votes."""
         less = Variant(partial(PhraseMemory.scaled, factor=HALF))
-        bound = Variant(partial(PhraseMemory.changed, consent=CONSENT), of_winner=True)
+        bound = Variant(partial(PhraseMemory.changed, consent=CONSENT), final=True)
         return [less, bound] if options.phrases_consent is None else [less]
 
 

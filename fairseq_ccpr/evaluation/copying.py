@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -21,52 +21,42 @@ _MULTIPLIERS = np.random.default_rng(1).integers(0, 2**63, STRETCH, dtype=np.uin
 ) + np.uint64(1)
 
 
-def subwords_of_text(parts: Parts, ensemble: RetrievalEnsemble | None) -> np.ndarray | None:
-    """Return the subwords of a datastore's target-language text, [T]; None if it has none in them."""
-    if isinstance(text := parts.get("text"), TextDatastore):
-        return text.tokens
-    phrases = ensemble.find(PhraseMemory) if ensemble is not None else None
-    if phrases is None or not isinstance(phrases.candidates, PhraseCandidates):
-        return None
-    written = phrases.candidates.written
-    return written.tokens if written is not None else None
+class TextRuns:
+    """All runs of so many subwords or words that a text has, 8 bytes each: read once, looked up for each system."""
+
+    def __init__(self, text: np.ndarray, stretch: int = STRETCH) -> None:
+        """Hash the runs of a text, the ids of all its sentences, [T]; it is read in blocks. At most `STRETCH` in a run."""
+        starts, self.stretch = range(0, len(text), BLOCK), stretch
+        self.blocks = [
+            np.unique(_runs(text[start : start + BLOCK + stretch - 1], stretch)) for start in starts
+        ]
+
+    @classmethod
+    def of(cls, parts: Parts, ensemble: RetrievalEnsemble | None) -> TextRuns | None:
+        """Hash a datastore's target-language text; None if it has none in subwords."""
+        if isinstance(text := parts.get("text"), TextDatastore):
+            return cls(text.tokens)
+        phrases = ensemble.find(PhraseMemory) if ensemble is not None else None
+        if phrases is None or not isinstance(phrases.candidates, PhraseCandidates):
+            return None
+        written = phrases.candidates.written
+        return cls(written.tokens) if written is not None else None
+
+    def copied(self, translations: Sequence[np.ndarray]) -> float:
+        """Compute the share of translations' subwords, 0 to 1, that stand in such runs; each is ids, int64 [n]."""
+        copied = 0
+        for one in filter(len, (_runs(each, self.stretch) for each in translations)):
+            known = np.zeros(len(one), bool)
+            for block in filter(len, self.blocks):
+                known |= block[np.searchsorted(block, one).clip(max=len(block) - 1)] == one
+            copied += int(np.convolve(known, np.ones(self.stretch, int)).astype(bool).sum())
+        return copied / max(1, sum(map(len, translations)))
 
 
-def copied(systems: Mapping[str, Sequence[np.ndarray]], text: np.ndarray) -> dict[str, float]:
-    """Compute the share of subwords, 0 to 1, that stand in runs of `STRETCH` and more that the text has.
-
-    Args:
-        systems: translations as ids, each int64 [n].
-        text: ids of all sentences, [T]; it is read in blocks.
-    """
-    found = {name: [_runs(one) for one in each] for name, each in systems.items()}
-    wanted = np.unique(
-        np.concatenate([np.zeros(0, np.uint64), *(one for each in found.values() for one in each)])
-    )
-    known = np.zeros(len(wanted), bool)
-    for block in _blocks(text) if len(wanted) else ():  # all may be shorter than a run
-        places = np.searchsorted(wanted, block).clip(max=max(0, len(wanted) - 1))
-        known[places[wanted[places] == block]] = True
-    return {name: _share(systems[name], each, wanted[known]) for name, each in found.items()}
-
-
-def _blocks(text: np.ndarray) -> Iterator[np.ndarray]:
-    for start in range(0, len(text), BLOCK):
-        yield np.unique(_runs(text[start : start + BLOCK + STRETCH - 1]))
-
-
-def _runs(ids: np.ndarray) -> np.ndarray:
-    """Hash all runs of n subwords, uint64 [n - STRETCH + 1]."""
-    if len(ids) < STRETCH:
+def _runs(ids: np.ndarray, stretch: int) -> np.ndarray:
+    """Hash all runs of so many, uint64 [n - stretch + 1]."""
+    if len(ids) < stretch:
         return np.zeros(0, np.uint64)
-    hashes: np.ndarray = sliding_window_view(np.asarray(ids).astype(np.uint64), STRETCH) @ _MULTIPLIERS
+    windows = sliding_window_view(np.asarray(ids).astype(np.uint64), stretch)
+    hashes: np.ndarray = windows @ _MULTIPLIERS[:stretch]
     return hashes
-
-
-def _share(translations: Sequence[np.ndarray], runs: Sequence[np.ndarray], known: np.ndarray) -> float:
-    copied = sum(
-        int(np.convolve(np.isin(one, known), np.ones(STRETCH, int)).astype(bool).sum())
-        for one in runs
-        if len(one)
-    )
-    return copied / max(1, sum(map(len, translations)))

@@ -167,6 +167,21 @@ def force_decode_text(
     return HeldOut(name, texts, foreign)
 
 
+@torch.inference_mode()
+def loss_of(ensemble: RetrievalEnsemble, samples: list[Any]) -> float:
+    """Measure what held-out batches lose against the model alone, in nats per reference token."""
+    lost, tokens = 0.0, 0
+    for sample in samples:
+        real = ensemble.real_tokens(sample["target"])
+        log_probs = ensemble.force_models(sample)[0][real]
+        text = ensemble.force_decode(sample)
+        model = log_probs.gather(1, text.targets.unsqueeze(1)).squeeze(1)
+        system = text.mixed(ensemble.decided(text, ensemble.votes(text)))
+        lost += float((model.clamp_min(SILENT) - system.clamp_min(SILENT)).sum())
+        tokens += len(model)
+    return lost / max(1, tokens)
+
+
 def spread(samples: list[Any], size: int, most: int) -> list[Any]:
     """Keep every n-th batch, so many that `size` tokens become about `most`."""
     return samples[:: max(1, round(size / most))]

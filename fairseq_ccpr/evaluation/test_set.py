@@ -6,7 +6,7 @@ import copy
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache, partial
 from itertools import repeat
 from pathlib import Path
@@ -105,6 +105,15 @@ class SystemOutput:
     seconds: float = 0.0
     tokens: int = 0
 
+    def after(self, before: SystemOutput) -> SystemOutput:
+        """Join it with that for other sentences; time and tokens are those of these alone."""
+        return replace(
+            self,
+            hypotheses=before.hypotheses | self.hypotheses,
+            ids=before.ids | self.ids,
+            scores=before.scores | self.scores,
+        )
+
     @property
     def tokens_per_second(self) -> float:
         """Target tokens of the best hypotheses per second."""
@@ -120,8 +129,18 @@ class Decodings:
     references: dict[int, str] = field(default_factory=dict)
     language: str = ""  # of the references
     reference_ids: dict[int, np.ndarray] = field(default_factory=dict)
-    copied: dict[str, float] = field(default_factory=dict)  # see `copying.copied`; of references too
+    copied: dict[str, float] = field(default_factory=dict)  # see `TextRuns.copied`; of references too
     to_scored: Any = None  # makes a `ScoredText` of ids and scores, without unknown words
+
+    def after(self, before: Decodings) -> Decodings:
+        """Join them with other sentences as the same systems translated them; time is that of these alone."""
+        return replace(
+            self,
+            systems={name: one.after(before.systems[name]) for name, one in self.systems.items()},
+            sources=before.sources | self.sources,
+            references=before.references | self.references,
+            reference_ids=before.reference_ids | self.reference_ids,
+        )
 
     def scores(self, name: str) -> TranslationScores:
         """Score one system by BLEU and chrF."""

@@ -1,9 +1,11 @@
-"""Tuning a datastore: grids by likelihood, trust where it helps, the choice by decoding a sample."""
+"""Tuning a datastore: grids by likelihood, trust where it helps, the choice by decoding."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from fairseq_ccpr.decoding.token_memory import TokenMemory
 from fairseq_ccpr.decoding.trust import LearnedTrust, Trust, TrustDescription, save_trust
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.confidence import calibrate
-from fairseq_ccpr.evaluation.copying import copied, subwords_of_text
+from fairseq_ccpr.evaluation.copying import TextRuns
 from fairseq_ccpr.evaluation.fit import SEED
 from fairseq_ccpr.evaluation.grids import (
     HELD_OUT_TOKENS,
@@ -25,7 +27,9 @@ from fairseq_ccpr.evaluation.grids import (
     TextWorth,
     Worth,
     force_decode_text,
+    loss_of,
     names_of,
+    spread,
     with_settings,
 )
 from fairseq_ccpr.evaluation.rescoring import CPU, tune_rescoring
@@ -35,14 +39,16 @@ from fairseq_ccpr.inference.confidence import Confidence, conditions
 from fairseq_ccpr.inference.system import System
 from fairseq_ccpr.settings import as_options, automatic_values
 
-SAMPLED = 3  # one batch in so many is decoded
+SAMPLED = 3  # one batch in so many is decoded with all that is tried
 BATCHES = 12  # at least, so that those are of all lengths
 LEAST_TOKENS = 5000  # of the held-out text, for a hidden layer
-QUALITY, FAITHFUL, SPEED = "quality", "faithful", "speed"
+QUALITY, FAITHFUL, SPEED = PREFERENCES = "quality", "faithful", "speed"
 REFERENCES = "references"
 LEAST_GAIN = 0.5  # of the best's gain over the model alone: what copies less must have it
 MORE_NEIGHBOURS = 0.2  # BLEU or chrF that more neighbours must gain, which are slower
 LEVEL = 0.3  # BLEU or chrF given up for speed, where that is preferred
+HARMLESS = 0.01  # nats per token of other text that may be lost beyond what another finalist loses
+LOSS_TOKENS = 6000  # of all other texts together, on which finalists are measured
 
 
 def table(texts: dict[str, TextWorth]) -> list[str]:
@@ -67,6 +73,8 @@ class Candidate:
     # with what was trained and without, by text
     texts: dict[str, dict[str, Worth]] = field(default_factory=dict)
     trained: str = ""  # what of it was trained
+    # trains it again on the datastore's own domain alone, where it was trained on others too
+    alone: Callable[[], Candidate] | None = None
 
     @property
     def name(self) -> str:
@@ -76,32 +84,93 @@ class Candidate:
     def has(self, memory: Memory) -> bool:
         return memory.name in [one.name for one in self.ensemble.memories]
 
+    def changed(self, memory: Memory) -> Candidate:
+        """Return it with a memory in the place of that of its name."""
+        return replace(self, ensemble=self.ensemble.replacing(memory, trust=self.ensemble.trust))
+
+    def trained_alone(self) -> Candidate | None:
+        """Return it with votes and trust that saw no other text; None where they did not anyway."""
+        if self.alone is None:
+            return None
+        other, settings = (
+            self.alone(),
+            {one.name: one.settings for one in self.ensemble.memories if one.tuned},
+        )
+        for memory in other.ensemble.memories:
+            if memory.name in settings:
+                other = other.changed(memory.changed(**vars(settings[memory.name])))
+        return replace(other, trained=f"{self.trained} without --also")
+
 
 @dataclass
 class Trial:
-    """A sample of held-out sentences, and how systems translate it."""
+    """Held-out sentences, and how systems translate them."""
 
     system: System
     sample: list[Any]
-    prefer: str  # QUALITY, FAITHFUL or SPEED
+    prefer: str  # one of PREFERENCES
     # by name of the system, including the base
     scores: dict[str, TranslationScores] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     decoded: Decodings = field(default_factory=lambda: Decodings({}))
+    tried: list[Candidate] = field(default_factory=list)
+    losses: dict[str, float] = field(default_factory=dict)  # on other text, nats per token; {}: unknown
+    runs: TextRuns | None = None  # of the datastore's text
 
     def decode(self, tried: list[Candidate]) -> None:
         """Decode with each candidate and the model alone, in turns."""
-        self.scores, self.seconds, self.decoded = _decode(self.system, tried, self.sample)
+        self.tried = list(tried)
+        self.scores, self.seconds, self.decoded = self._decode(tried, self.sample)
 
     def decode_another(self, candidate: Candidate, other: Candidate, timed: bool) -> None:
         """Decode with other settings of a candidate's memories; they take as long unless they are `timed`."""
-        scores, seconds, decoded = _decode(self.system, [other], self.sample, base=timed)
+        self.tried.append(other)
+        scores, seconds, decoded = self._decode([other], self.sample, timed)
         self.scores[other.name], took = scores[other.name], self.seconds[candidate.name]
         self.decoded.systems[other.name] = decoded.systems[other.name]
         self.decoded.copied |= decoded.copied
         if timed:
             took = seconds[other.name] * self.seconds[BASE] / seconds[BASE]
         self.seconds[other.name] = took
+
+    def decode_rest(self, finalists: list[Candidate], rest: list[Any], losses: dict[str, float]) -> Trial:
+        """Decode with finalists what is not of the sample: a trial of all, timed by the rest of it."""
+        for one in finalists:
+            if one.name not in self.scores:
+                self.decode_another(finalists[0], one, timed=False)
+        other = replace(self, tried=finalists, losses=losses)
+        if rest:
+            other.sample = [*self.sample, *rest]
+            other.scores, other.seconds, other.decoded = self._decode(finalists, rest, True, self.decoded)
+        return other
+
+    def _decode(
+        self, tried: list[Candidate], samples: list[Any], base: bool = True, before: Decodings | None = None
+    ) -> tuple[dict[str, TranslationScores], dict[str, float], Decodings]:
+        """Decode with each candidate in turns, and with the base; returns scores and seconds, and outputs.
+
+        Args:
+            before: other sentences as these systems translated them, to be scored with the samples.
+        """
+        system = self.system
+        generators = {BASE: system.generator(retrieve=False)} if base else {}
+        for candidate in tried:
+            generators[candidate.name] = system.generator(retrieve=False)
+            system.task.equip(generators[candidate.name], candidate.ensemble)
+        decodings = decode(system.cfg, system.task, system.models, generators, samples)
+        if before is not None:
+            decodings = decodings.after(before)
+        scores = {name: decodings.scores(name) for name in generators}
+        if self.runs is not None:
+            outputs = {name: one.ids for name, one in decodings.systems.items()}
+            outputs[REFERENCES] = decodings.reference_ids
+            decodings.copied = {name: self.runs.copied([*ids.values()]) for name, ids in outputs.items()}
+        return scores, {name: one.seconds for name, one in decodings.systems.items()}, decodings
+
+    @property
+    def speeds(self) -> dict[str, float]:
+        """The speed of each system that was decoded with, 1 being the base's."""
+        return {name: self.seconds[BASE] / seconds for name, seconds in self.seconds.items()}
 
     def deciding(self, candidate: Candidate) -> float:
         """Return the score of a candidate, see `TranslationScores.deciding`."""
@@ -112,8 +181,9 @@ class Trial:
 
         Of the best's memories with trust, fewer neighbours are better that lose less than `MORE_NEIGHBOURS`.
         FAITHFUL is what copies least from the text, beyond what references share with it, of those that have
-        `LEAST_GAIN`.
+        `LEAST_GAIN`. None loses much more on other text than another, see `harmless`.
         """
+        tried = self.harmless(tried)
         best, base = max(tried, key=self.deciding), self.scores[BASE].deciding
         if self.prefer == FAITHFUL and self.decoded.copied:
             least = base + LEAST_GAIN * (self.deciding(best) - base)
@@ -130,6 +200,27 @@ class Trial:
     def excess(self, name: str) -> float:
         """Return the share of subwords that a system copied, less that of the references; at least 0."""
         return max(0.0, self.decoded.copied[name] - self.decoded.copied[REFERENCES])
+
+    def harmless(self, tried: list[Candidate]) -> list[Candidate]:
+        """Return those that lose at most `HARMLESS` more on other text than the one that loses least there."""
+        if not self.losses:
+            return tried
+        least = min(max(0.0, self.losses[one.name]) for one in tried)
+        return [one for one in tried if self.losses[one.name] <= least + HARMLESS]
+
+    def finalists(self, winner: Candidate) -> list[Candidate]:
+        """Return those that all is decoded with, the winner on the sample first.
+
+        The others are what another preference takes there, and the winner with each variant that is `final`
+        and trained without other text.
+        """
+        found = [winner, *(replace(self, prefer=one).choose(self.tried) for one in PREFERENCES)]
+        for memory in winner.ensemble.memories:
+            finals = [one for one in memory.variants(self.system.cfg.task) if one.final]
+            found += [winner.changed(one.change(memory)) for one in finals]
+        if (alone := winner.trained_alone()) is not None:
+            found.append(alone)
+        return [*{one.name: one for one in found}.values()]
 
     def vary(self, tried: list[Candidate], memories: tuple[Memory, ...]) -> Candidate:
         """Choose a candidate, and decode with the variants of each memory; return the winner of all."""
@@ -150,13 +241,11 @@ class Trial:
     def _is_worth_trying(self, variant: Variant, memory: Memory, winner: Candidate, kept: bool) -> bool:
         if variant.leaves_out:
             return bool(winner.ensemble.voting) and (kept or self.prefer == SPEED)
-        return winner.has(memory) if variant.of_winner else not (variant.otherwise and kept)
+        return not (variant.final or (variant.otherwise and kept))
 
     def _try(self, variant: Variant, memory: Memory, candidate: Candidate) -> Candidate:
         """Decode with a variant of a candidate; return the one that is kept."""
-        ensemble = candidate.ensemble
-        changed = variant.change(ensemble.find(type(memory)))
-        other = replace(candidate, ensemble=ensemble.replacing(changed, trust=ensemble.trust))
+        other = candidate.changed(variant.change(candidate.ensemble.find(type(memory))))
         self.decode_another(candidate, other, timed=variant.leaves_out)
         return self.choose([candidate, other])
 
@@ -169,7 +258,8 @@ class Tuned:
     helps: bool  # whether it is better than the model alone; if not, the interpolation weights are 0
     # of memories without which others are best: settings with a weight of 0, and fields that are written
     left_out: list[tuple[Any, tuple[str, ...]]]
-    trial: Trial
+    screened: Trial  # of a sample, with all that was tried
+    trial: Trial  # of all, with the finalists
     scored: int  # settings, by likelihood
     seconds: float  # of everything
     base_seconds: float  # of decoding the whole subset without retrieval
@@ -192,11 +282,6 @@ class Tuned:
         """Options of fairseq-generate for them, but for trust."""
         return " ".join([options_of(self.best.ensemble), *(as_options(*one) for one in self.left_out)])
 
-    @property
-    def speeds(self) -> dict[str, float]:
-        """The speed of each system that was decoded with, 1 being the base's."""
-        return {name: self.trial.seconds[BASE] / seconds for name, seconds in self.trial.seconds.items()}
-
     def save_trust(self, parts: Parts, path: Path) -> None:
         """Write the trust of the best, and what was trained of its memories."""
         ensemble = self.best.ensemble
@@ -217,7 +302,7 @@ class Tuned:
 class Tuning:
     """The steps of tuning, each of which takes and returns candidates, and what they leave for later ones."""
 
-    trial: Trial
+    trial: Trial  # of a sample
     # batches of held-out sentences by name, the first of the datastore's own domain
     texts: dict[str, list[Any]]
     trusting: bool
@@ -226,6 +311,7 @@ class Tuning:
     rescored: dict[str, TextWorth] = field(default_factory=dict)
     held_out: list[HeldOut] = field(default_factory=list)
     grids: Grids = field(default_factory=lambda: Grids({}))
+    final: Trial = field(init=False)  # of all
 
     @property
     def quiet(self) -> bool:
@@ -273,7 +359,7 @@ class Tuning:
         others = [one for one in first.memories if one.quick or one.acts_on != "vote" or not one.tuned]
         if not any(memory.quick for memory in first.voting):
             # Phrases alone are often best as their votes have them.
-            tried.append(with_votes(tried[0].ensemble, self.held_out))
+            tried.append(with_votes(tried[0], self.held_out))
         elif len(others) < len(first.memories):  # which may be likelier together, and translate worse
             tried.append(with_trust(kind, first.with_memories(others, None), self.held_out, names))
         return tried
@@ -284,8 +370,18 @@ class Tuning:
         return candidates
 
     def vary(self, candidates: list[Candidate]) -> list[Candidate]:
-        """Decode with variants, and keep the winner of all."""
-        return [self.trial.vary(candidates, self.whole.memories)]
+        """Decode the sample with variants; return the finalists, what is best there first."""
+        return self.trial.finalists(self.trial.vary(candidates, self.whole.memories))
+
+    def decide(self, finalists: list[Candidate]) -> list[Candidate]:
+        """Measure finalists on other text, decode all with them, and keep the winner."""
+        first, *others = self.texts.values()
+        most = LOSS_TOKENS // max(1, len(others))
+        some = [spread(one, sum(int(each["ntokens"]) for each in one), most) for one in others]
+        losses = {one.name: max(loss_of(one.ensemble, each) for each in some) for one in finalists if some}
+        rest = [one for place, one in enumerate(first) if place % SAMPLED]
+        self.final = self.trial.decode_rest(finalists, rest, losses)
+        return [self.final.choose(finalists)]
 
     def measured(self, winner: Candidate) -> dict[str, TextWorth]:
         """Measure the likeliest settings and the winner on each text, on top of what rescores."""
@@ -301,20 +397,22 @@ class Tuning:
 
     def outcome(self, winner: Candidate, start: float) -> Tuned:
         """Return what was tuned, silent if nothing beats the model alone; it began at this moment."""
-        trial, samples = self.trial, next(iter(self.texts.values()))
+        trial, samples = self.final, next(iter(self.texts.values()))
         helps = trial.deciding(winner) > trial.scores[BASE].deciding
         missing = [one.scaled(0.0) for one in self.whole.memories if one.tuned and not winner.has(one)]
-        tokens, sampled = (sum(int(one["ntokens"]) for one in some) for some in (samples, trial.sample))
+        timed = trial.sample[len(self.trial.sample) :] or samples  # see `Trial.decode_rest`
+        tokens, of_timed = (sum(int(one["ntokens"]) for one in some) for some in (samples, timed))
         best = winner if helps else Candidate(silenced(winner.ensemble))
         holds_for = conditions(best.ensemble, trial.system.cfg.generation)
         return Tuned(
             best,
             helps,
             [*((one.settings, one.tuned) for one in missing), *trial.system.task.unused],
+            self.trial,
             trial,
             sum(map(len, self.grids.of.values())),
             time.perf_counter() - start,
-            trial.seconds[BASE] * tokens / sampled,
+            trial.seconds[BASE] * tokens / of_timed,
             linear=self.trusting and is_small(self.held_out[0]),
             texts=self.measured(winner),
             confidence=calibrate(trial.decoded, winner.name if helps else BASE, holds_for),
@@ -324,14 +422,14 @@ class Tuning:
 def tune(system: System, also: list[OtherText], trusting: bool, count: int, prefer: str = QUALITY) -> Tuned:
     """Choose by likelihood what to decode with, and by the score of translations what of that to keep.
 
-    See the steps of `Tuning`, and `Trial.vary`. If nothing beats the model alone, see `silenced`.
+    See the steps of `Tuning`, `Trial.vary` and `Trial.finalists`, and `silenced` if nothing beats the model.
 
     Args:
         also: text of other domains, which must not suffer.
         trusting: whether trust is trained, of the kind that the task has; otherwise settings alone are
             chosen.
         count: settings that are decoded with, where trust is not trained.
-        prefer: QUALITY, FAITHFUL or SPEED.
+        prefer: one of PREFERENCES.
     """
     start, subset = time.perf_counter(), system.cfg.dataset.gen_subset
     if system.ensemble is None:
@@ -339,39 +437,54 @@ def tune(system: System, also: list[OtherText], trusting: bool, count: int, pref
     system.task.load_dataset(subset)
     samples = list(batches(system.cfg, system.task, system.models, at_least=BATCHES))
     texts = {subset: samples, **{one.name: one.samples(system) for one in also}}
-    tuning = Tuning(Trial(system, samples[::SAMPLED], prefer), texts, trusting, count, system.ensemble)
+    trial = Trial(system, samples[::SAMPLED], prefer, runs=TextRuns.of(system.task.parts, system.ensemble))
+    tuning = Tuning(trial, texts, trusting, count, system.ensemble)
     candidates = [Candidate(system.ensemble)]
-    for step in (tuning.rescore, tuning.ask, tuning.score, tuning.train, tuning.decode, tuning.vary):
+    steps = tuning.rescore, tuning.ask, tuning.score, tuning.train, tuning.decode, tuning.vary, tuning.decide
+    for step in steps:
         candidates = step(candidates)
     return tuning.outcome(candidates[0], start)
 
 
 def with_trust(
-    kind: type[Trust], ensemble: RetrievalEnsemble, texts: list[HeldOut], names: list[str]
+    kind: type[Trust],
+    ensemble: RetrievalEnsemble,
+    texts: list[HeldOut],
+    names: list[str],
+    among: int | None = None,
 ) -> Candidate:
     """Train the votes of memories, then trust, on top of an ensemble's settings.
 
     Args:
-        texts: the first is of the datastore's domain.
+        texts: the first is of the datastore's domain; all are measured.
         names: of all memories; what was trained is measured where all of them were asked.
+        among: how many of the texts to train on; None: all.
     """
+    before, seen = ensemble, texts[:among]
     if issubclass(kind, LearnedTrust):
         held, device = ensemble.on(CPU), next(ensemble.models[0].parameters()).device
-        ensemble = ensemble.replacing(*(train_votes(one, held, texts).on(device) for one in held.voting))
+        ensemble = ensemble.replacing(*(train_votes(one, held, seen).on(device) for one in held.voting))
     held = ensemble.on(CPU)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
         trust = kind.untrained(ensemble.voting, is_small(texts[0]))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
-        train_trust(trust, [WeighedText.of(text, trust, held) for text in texts])
-    return _candidate(trust, ensemble, texts, names, f"trust:{kind.KIND}")
+        train_trust(trust, [WeighedText.of(text, trust, held) for text in seen])
+    found = _candidate(trust, ensemble, texts, names, f"trust:{kind.KIND}")
+    if len(seen) > 1:
+        found.alone = partial(with_trust, kind, before, texts, names, 1)
+    return found
 
 
-def with_votes(ensemble: RetrievalEnsemble, texts: list[HeldOut]) -> Candidate:
-    """Leave the weights to an ensemble's trained votes: trust is a network of zeros."""
+def with_votes(trusting: Candidate, texts: list[HeldOut]) -> Candidate:
+    """Leave the weights to the votes that were trained for a candidate: trust is a network of zeros."""
+    ensemble, alone = trusting.ensemble, trusting.alone
     trust = LearnedTrust({memory.name: memory.features for memory in ensemble.voting}, hidden=0)
-    return _candidate(trust, ensemble, texts, names_of(ensemble), "votes")
+    found = _candidate(trust, ensemble, texts, names_of(ensemble), "votes")
+    if alone is not None:
+        found.alone = lambda: with_votes(alone(), texts)
+    return found
 
 
 def _candidate(
@@ -417,20 +530,3 @@ def options_of(ensemble: RetrievalEnsemble) -> str:
     """Write the options of fairseq-generate that give an ensemble's settings."""
     options = [memory.written() for memory in ensemble.memories]
     return " ".join(filter(None, [*options, as_options(ensemble.mixture.settings)]))
-
-
-def _decode(
-    system: System, tried: list[Candidate], samples: list[Any], base: bool = True
-) -> tuple[dict[str, TranslationScores], dict[str, float], Decodings]:
-    """Decode with each candidate in turns, and with the base; returns scores and seconds, and outputs."""
-    generators = {BASE: system.generator(retrieve=False)} if base else {}
-    for candidate in tried:
-        generators[candidate.name] = system.generator(retrieve=False)
-        system.task.equip(generators[candidate.name], candidate.ensemble)
-    decodings = decode(system.cfg, system.task, system.models, generators, samples)
-    scores = {name: decodings.scores(name) for name in generators}
-    outputs = {name: [*one.ids.values()] for name, one in decodings.systems.items()}
-    outputs[REFERENCES] = [*decodings.reference_ids.values()]
-    if (text := subwords_of_text(system.task.parts, system.ensemble)) is not None:
-        decodings.copied = copied(outputs, text)
-    return scores, {name: one.seconds for name, one in decodings.systems.items()}, decodings

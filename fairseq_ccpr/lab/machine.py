@@ -29,18 +29,23 @@ def machine_name(device: torch.device) -> str:
     return f"{next(models, platform.machine())}, {torch.get_num_threads()} threads"
 
 
+def commit_of_code() -> str:
+    """Name the commit of this checkout, with -dirty if it was changed; empty for an installed package."""
+    root = Path(__file__).parents[2]
+    if not (root / ".git").exists() or not which("git"):  # installed, maybe within another repository
+        return ""
+    git = ["git", "-C", str(root), "describe", "--always", "--dirty", "--exclude=*"]
+    return subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
+
+
 def describe_run(device: torch.device) -> dict[str, str]:
     """Describe how figures were measured: device, versions, commit, command line, and time."""
-    root, commit = Path(__file__).parents[2], ""
-    if (root / ".git").exists() and which("git"):  # else it is installed, maybe within another repository
-        git = ["git", "-C", str(root), "describe", "--always", "--dirty", "--exclude=*"]
-        commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout
     command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
     date = datetime.now(UTC).isoformat(timespec="seconds")
     return {
         "device": machine_name(device),
         **versions(),
-        "commit": commit.strip(),
+        "commit": commit_of_code(),
         "command": command,
         "date": date,
     }

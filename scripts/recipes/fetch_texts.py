@@ -3,9 +3,10 @@
 python scripts/recipes/fetch_texts.py office|office-fr|koran1 OUTPUT
 
 It needs apt-get of a Debian 12, downloads to OUTPUT/packages and installs nothing; packages that are there already are used.
-Written are NAME.train.tsv, NAME.valid.tsv and NAME.test.tsv: German (office-fr: French), tab, English. The hash of a pair's
-place decides whether it is held out. So these are the same on each machine, and but for office-fr others than in the results,
-which were drawn at random. No held-out sentence is in training on either side, and in koran1 no verse of theirs. The texts
+Written are NAME.train.tsv, NAME.valid.tsv and NAME.test.tsv: German (office-fr: French), tab, English; and
+NAME.mono.en, the English sentences of training, each once. The hash of a pair's place decides whether it is
+held out, so these are the same on each machine: benchmarks/texts.sha256 has the checksums of those that results
+were measured on. No held-out sentence is in training on either side, and in koran1 no verse of theirs. The texts
 keep their owners' licences.
 
     office    help of LibreOffice, MPL-2.0: its elements are joined by page and id, and divided into sentences where both
@@ -26,11 +27,13 @@ from collections.abc import Iterable, Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
+ROOT = Path(__file__).resolve().parent.parent.parent
+sys.path.insert(0, str(ROOT))
 
 from fairseq_ccpr.text.sentences import Segments
 from fairseq_ccpr.text.words import has_letters, word_spans
 
+CHECKSUMS = ROOT / "benchmarks" / "texts.sha256"
 Pair = tuple[str, str]
 Place = str  # where a pair stands: the same in all its translations
 
@@ -69,8 +72,17 @@ def main() -> None:
     train, held_out = office(packages, SOURCES[name]) if name in SOURCES else koran(packages)
     for part, pairs in split(train, held_out, SIZES[name]).items():
         path = output / f"{name}.{part}.tsv"
-        path.write_text("".join(f"{source}\t{target}\n" for source, target in pairs), encoding="utf-8")
-        print(f"{path}: {len(pairs):,} pairs")
+        text = "".join(f"{source}\t{target}\n" for source, target in pairs)
+        path.write_text(text, encoding="utf-8")
+        known = (
+            f"{hashlib.sha256(text.encode()).hexdigest()}  {path.name}" in CHECKSUMS.read_text().splitlines()
+        )
+        print(f"{path}: {len(pairs):,} pairs, {'those' if known else 'not those'} of the results")
+        if part == "train":
+            english = dict.fromkeys(target for _, target in pairs)
+            (output / f"{name}.mono.en").write_text(
+                "".join(f"{line}\n" for line in english), encoding="utf-8"
+            )
 
 
 def office(packages: Path, language: str) -> tuple[dict[Place, list[Pair]], dict[Place, Pair]]:

@@ -22,7 +22,6 @@ from fairseq_ccpr.decoding.token_memory import TokenMemory
 from fairseq_ccpr.evaluation.grids import force_decode_text, limited, log_likelihood, with_settings
 from fairseq_ccpr.evaluation.test_set import Decodings, SystemOutput, TranslationScores, batches
 from fairseq_ccpr.evaluation.tune import Candidate
-from fairseq_ccpr.inference.system import System
 from fairseq_ccpr.storage.files import MANIFEST
 from tests.decoding.phrase_ensembles import load_ensemble, mixed_and_phrase_vote, retrieving
 from tests.helpers import call, edit_manifest, equal, refused
@@ -65,7 +64,7 @@ def test_tuning_chooses_tokens_and_phrases_together(
     """Where both translate best, with half the weight of phrases or with all of it, as some scores have it."""
     lambdas: list[float] = []
 
-    def scored(system: System, tried: list[Candidate], samples: list[Any], base: bool = True) -> Any:
+    def scored(trial: Any, tried: list[Candidate], *others: Any) -> Any:
         together = [one for one in tried if len(one.ensemble.voting) == 2]
         weights = {one.name: one.ensemble.find(PhraseMemory).settings.lambda_ for one in together}
         lambdas.extend(weights.values())
@@ -76,15 +75,13 @@ def test_tuning_chooses_tokens_and_phrases_together(
 
     words = [*world.options("--no-progress-bar"), *map(str, joint)]
     shaping = ["--phrases-threshold", "0.4", "--retrieval-lambda-max", "0.8"]
-    with patch("fairseq_ccpr.evaluation.tune._decode", scored):
+    with patch("fairseq_ccpr.evaluation.tune.Trial._decode", scored):
         shown = call("tune", *words, *shaping, "--output", tmp_path / "options", "--decode", 3).stdout
     assert "285 settings" in shown and "entries" in shown and "phrases:" in shown
     chosen = (tmp_path / "options").read_text().split()
     assert "--tokens-k" in chosen and options_in(chosen, shaping)
-    *tried, halved, bounded = lambdas
-    kept = min(tried) if half else max(tried)
-    assert halved == 0.5 * kept and bounded == (halved if half else kept)
-    assert float(chosen[chosen.index("--phrases-lambda") + 1]) == bounded
+    kept = float(chosen[chosen.index("--phrases-lambda") + 1])
+    assert kept == (min(lambdas) if half else max(lambdas)) and min(lambdas) == 0.5 * lambdas[0]
     assert options_in(chosen, ["--phrases-consent", "12"])  # it is no better with the bound
     generated = call("fairseq-generate", *words, *chosen)
     assert "Generate test" in generated.stdout

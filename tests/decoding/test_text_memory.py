@@ -30,7 +30,6 @@ from fairseq_ccpr.decoding.text_memory import (
 from fairseq_ccpr.decoding.token_memory import TokenMemory
 from fairseq_ccpr.evaluation.test_set import Decodings, SystemOutput, TranslationScores
 from fairseq_ccpr.evaluation.tune import Candidate
-from fairseq_ccpr.inference.system import System
 from fairseq_ccpr.text.pairs import read_pairs
 from tests.decoding.test_decoding import SEARCHES
 from tests.helpers import call, equal, refused, write_lines
@@ -182,7 +181,7 @@ def test_tuning_stores_what_decoding_takes(
     """Where the text translates best with more of alpha, or with less, as some scores have it."""
     store = build_text(references, alone, "--against", general)
 
-    def scored(system: System, tried: list[Candidate], samples: list[Any], base: bool = True) -> Any:
+    def scored(trial: Any, tried: list[Candidate], *others: Any) -> Any:
         bleu = {one.name: one.ensemble.find(TextMemory).settings.alpha for one in tried}
         bleu = {name: 2 - alpha if half and alpha else alpha for name, alpha in bleu.items()} | {"base": 1e-9}
         scores = {n: TranslationScores(value, 0.0, "", "") for n, value in bleu.items()}
@@ -191,7 +190,7 @@ def test_tuning_stores_what_decoding_takes(
     words = [*world.options("--no-progress-bar"), *subword_options(world)]
     words[words.index(str(world.datastore))] = str(store)
     del words[words.index("--tokens-temperature") : words.index("--tokens-temperature") + 2]
-    with patch("fairseq_ccpr.evaluation.tune._decode", scored):
+    with patch("fairseq_ccpr.evaluation.tune.Trial._decode", scored):
         shown = call("tune", *words).stdout
     assert re.search(r"model alone +-\S+\n +text +\+[\d.]*[1-9]", shown), (
         shown
@@ -209,7 +208,7 @@ def test_tuning_stores_what_decoding_takes(
 def test_for_speed_the_text_is_left_out_where_it_brings_little(
     world: World, build_text: Callable, references: Path, tmp_path: Path
 ) -> None:
-    def scored(system: System, tried: list[Candidate], samples: list[Any], base: bool = True) -> Any:
+    def scored(trial: Any, tried: list[Candidate], *others: Any) -> Any:
         out = {one.name: not one.ensemble.find(TextMemory).settings.alpha for one in tried} | {"base": False}
         scores = {name: TranslationScores(5 - 0.2 * without, 0.0, "", "") for name, without in out.items()}
         scores["base"] = TranslationScores(1.0, 0.0, "", "")
@@ -220,7 +219,7 @@ def test_for_speed_the_text_is_left_out_where_it_brings_little(
         "--no-progress-bar", "--datastore", build_text(references, False), *subword_options(world)
     )
     for prefer, left_out in (("speed", True), ("quality", False)):
-        with patch("fairseq_ccpr.evaluation.tune._decode", scored):
+        with patch("fairseq_ccpr.evaluation.tune.Trial._decode", scored):
             call("tune", *words, "--combiner", "fixed", "--prefer", prefer, "--output", tmp_path / prefer)
         assert ("--text-alpha 0 " in (tmp_path / prefer).read_text()) == left_out
 
@@ -326,13 +325,13 @@ def test_text_is_from_then_on_for_the_model_that_it_was_tuned_with(
     torch.save(state, other)
     words = ["--datastore", store, "--cpu", "--no-progress-bar", "--max-len-b", 20]
 
-    def scored(system: System, tried: list[Candidate], samples: list[Any], base: bool = True) -> Any:
+    def scored(trial: Any, tried: list[Candidate], *others: Any) -> Any:
         # the text helps, in any tiny model
         bleu = {"base": 1.0, **dict.fromkeys((one.name for one in tried), 2.0)}
         scores = {n: TranslationScores(value, 0.0, "", "") for n, value in bleu.items()}
         return scores, dict.fromkeys(bleu, 1.0), Decodings(dict.fromkeys(bleu, SystemOutput()))
 
-    with patch("fairseq_ccpr.evaluation.tune._decode", scored):
+    with patch("fairseq_ccpr.evaluation.tune.Trial._decode", scored):
         call("tune", world.data_bin, *words, "--path", other, "--also", f"{world.data_bin}:test", "--bf16")
     assert f"by {other}" in call("inspect", store).stdout
     Translator(datastore=store, device="cpu")

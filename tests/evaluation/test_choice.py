@@ -61,12 +61,12 @@ def test_more_neighbours_must_gain(many: float, few: float, trust: bool, chosen:
 
 
 def test_leaving_the_text_out_is_timed_and_other_weights_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    def decoded(system: Any, tried: list[Any], samples: Any, base: bool) -> Any:
+    def decoded(trial: Trial, tried: list[Any], samples: Any, base: bool) -> Any:
         names = [one.name for one in tried] + ["base"] * base
         scores = dict.fromkeys(names, TranslationScores(29.9, 0.0, "", ""))
         return scores, {"base": 4.0, names[0]: 6.0}, Decodings(dict.fromkeys(names, SystemOutput()))
 
-    monkeypatch.setattr(tune, "_decode", decoded)
+    monkeypatch.setattr(Trial, "_decode", decoded)
     whole, half, none = map(candidate, ("whole", "half", "none"))
     scores = {
         name: TranslationScores(value, 0.0, "", "") for name, value in {"base": 20.0, "whole": 30.0}.items()
@@ -77,6 +77,25 @@ def test_leaving_the_text_out_is_timed_and_other_weights_are_not(monkeypatch: py
         decoded_before.decode_another(whole, other, timed=other is none)
     assert took == {"base": 2.0, "whole": 3.5, "half": 3.5, "none": 3.0} and scores["base"].bleu == 20
     assert decoded_before.choose([whole, half, none]) is none
+
+
+@pytest.mark.parametrize(
+    ("losses", "chosen"),
+    [
+        ({"a": 0.05, "b": 0.01, "c": 0.02}, "b"),
+        ({"a": 0.02, "b": 0.01, "c": 0.0}, "b"),  # c loses least, and b little more
+        ({"a": 0.005, "b": -0.02, "c": -0.03}, "a"),  # what gains there is no better than what loses nothing
+        ({}, "a"),
+    ],
+)
+def test_what_loses_much_more_on_other_text_is_not_chosen(losses: dict[str, float], chosen: str) -> None:
+    tried = [candidate(name) for name in "abc"]
+    bleu = {"a": 30.0, "b": 29.0, "c": 28.0, "base": 20.0}
+    decoded = trial(
+        QUALITY, {name: TranslationScores(value, 0.0, "", "") for name, value in bleu.items()}, {}
+    )
+    decoded.losses = losses
+    assert decoded.choose(tried).name == chosen
 
 
 def test_columns_of_a_table_stay_apart() -> None:

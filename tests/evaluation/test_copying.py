@@ -8,27 +8,28 @@ import numpy as np
 import pytest
 
 from fairseq_ccpr.evaluation import copying
-from fairseq_ccpr.evaluation.copying import STRETCH, copied
+from fairseq_ccpr.evaluation.copying import STRETCH, TextRuns
 
 
-def plain(translations: list[np.ndarray], text: list[int]) -> float:
-    known = {tuple(text[at : at + STRETCH]) for at in range(len(text) - STRETCH + 1)}
+def plain(translations: list[np.ndarray], text: list[int], stretch: int) -> float:
+    known = {tuple(text[at : at + stretch]) for at in range(len(text) - stretch + 1)}
     marked = 0
     for one in translations:
         ids = one.tolist()
         marked += len(
             {
                 i
-                for at in range(len(ids) - STRETCH + 1)
-                if tuple(ids[at : at + STRETCH]) in known
-                for i in range(at, at + STRETCH)
+                for at in range(len(ids) - stretch + 1)
+                if tuple(ids[at : at + stretch]) in known
+                for i in range(at, at + stretch)
             }
         )
     return marked / max(1, sum(map(len, translations)))
 
 
+@pytest.mark.parametrize("stretch", [STRETCH, 5])
 @pytest.mark.parametrize("block", [1, 50, 1 << 20])
-def test_the_share_is_that_of_a_plain_count(block: int, rng: np.random.Generator) -> None:
+def test_the_share_is_that_of_a_plain_count(block: int, stretch: int, rng: np.random.Generator) -> None:
     text = rng.integers(4, 9, 400)
     systems = {
         "random": [rng.integers(4, 9, n) for n in (0, 3, 40, 200)],
@@ -37,15 +38,18 @@ def test_the_share_is_that_of_a_plain_count(block: int, rng: np.random.Generator
         "nothing": [],
     }
     with patch.object(copying, "BLOCK", block):
-        found = copied(systems, text.astype(np.uint16))
-    assert found == {name: pytest.approx(plain(each, text.tolist())) for name, each in systems.items()}
+        runs = TextRuns(text.astype(np.uint16), stretch)
+    found = {name: runs.copied(each) for name, each in systems.items()}
+    assert found == {
+        name: pytest.approx(plain(each, text.tolist(), stretch)) for name, each in systems.items()
+    }
     assert found["whole"] == 1 and found["nothing"] == 0 and 0.4 < found["half"] < 1
 
 
 def test_translations_shorter_than_a_run_copy_nothing(rng: np.random.Generator) -> None:
     text = rng.integers(4, 9, 40)
-    assert copied({"a": [text[: STRETCH - 1]], "b": []}, text) == {"a": 0.0, "b": 0.0}
+    assert TextRuns(text).copied([text[: STRETCH - 1]]) == 0
 
 
 def test_an_empty_text_has_nothing(rng: np.random.Generator) -> None:
-    assert copied({"a": [rng.integers(4, 9, 40)]}, np.zeros(0, np.int32)) == {"a": 0.0}
+    assert TextRuns(np.zeros(0, np.int32)).copied([rng.integers(4, 9, 40)]) == 0

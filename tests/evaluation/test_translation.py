@@ -125,9 +125,9 @@ def test_significance_is_that_of_sacrebleu_and_differences_lie_in_their_interval
     found = compare_systems(systems, [references], 200)
     metrics = {
         name: kind(references=[references]) for name, kind in (("BLEU", BLEU), ("chrF", CHRF), ("TER", TER))
-    }
+    } | {"chrF++": CHRF(references=[references], word_order=2)}
     signatures, scores = PairedTest(list(systems.items()), metrics, None, test_type="bs", n_samples=200)()
-    for metric, theirs in zip(metrics, ("BLEU", "chrF2", "TER")):
+    for metric, theirs in zip(metrics, ("BLEU", "chrF2", "TER", "chrF2++"), strict=True):
         assert found.signatures[metric] == signatures[theirs].format()
         for row, result in zip(found.rows, scores[theirs]):
             assert row[metric] == pytest.approx(result.score, abs=0.006)
@@ -135,5 +135,12 @@ def test_significance_is_that_of_sacrebleu_and_differences_lie_in_their_interval
                 assert row[f"{metric} p"] == pytest.approx(result.p_value, abs=1e-4)
                 low, high = row[f"{metric} interval"]
                 assert low < row[f"{metric} difference"] < high
+    short = [line[:-4] for line in references]
+    (row,), bleu = (
+        compare_systems({"short": short}, [references], 5).rows,
+        BLEU().corpus_score(short, [references]),
+    )
+    assert (row["brevity"], row["length"]) == (round(bleu.bp, 3), round(bleu.sys_len / bleu.ref_len, 3))
+    assert row["brevity"] < 1
     same = compare_systems({"a": systems["a"], "again": systems["a"]}, [references], 50).rows[1]
     assert same["BLEU difference"] == 0 and same["BLEU interval"] == [0, 0] and same["BLEU p"] == 1

@@ -14,18 +14,19 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from fairseq.sequence_scorer import SequenceScorer
 from safetensors import safe_open
 
 from fairseq_ccpr import Translator
 from fairseq_ccpr.datastore.tuned import TUNED, write_tuned
-from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
+from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble, RetrievalScorer
 from fairseq_ccpr.decoding.mixture import Mixture
 from fairseq_ccpr.decoding.phrase_memory import CONSENT, PhraseMemory
 from fairseq_ccpr.decoding.token_memory import trusted_neighbours
 from fairseq_ccpr.decoding.trust import LearnedTrust, Trust
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
 from fairseq_ccpr.evaluation.fit import split
-from fairseq_ccpr.evaluation.grids import force_decode_text
+from fairseq_ccpr.evaluation.grids import force_decode_text, loss_of
 from fairseq_ccpr.evaluation.test_set import (
     Decodings,
     OtherText,
@@ -36,9 +37,10 @@ from fairseq_ccpr.evaluation.test_set import (
     other_texts,
 )
 from fairseq_ccpr.evaluation.training import WeighedText, train_trust, worths
-from fairseq_ccpr.evaluation.tune import BATCHES, REFERENCES, SAMPLED, Candidate, tune
+from fairseq_ccpr.evaluation.tune import BATCHES, REFERENCES, SAMPLED, Candidate, silenced, tune
 from fairseq_ccpr.inference.system import System
 from fairseq_ccpr.text.pairs import read_pairs
+from tests.decoding.phrase_ensembles import load_ensemble
 from tests.decoding.test_trust import parts_of
 from tests.helpers import BOTH, ROOT, TOKENS, adaptive_trust, call, refused
 from tests.small_models import World
@@ -232,9 +234,9 @@ def counting_steps() -> Iterator[Counter[str]]:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("memories", "systems"), [("token", 3), ("phrase", 5), ("both", 4)])
-def test_what_tuning_computes_is_about_two_plain_decodings(
-    world: World, joint: list[object], phrases: list[object], memories: str, systems: int
+@pytest.mark.parametrize(("memories", "counts"), [("token", (4, 3)), ("phrase", (6, 4)), ("both", (5, 3))])
+def test_what_tuning_computes_is_bounded(
+    world: World, joint: list[object], phrases: list[object], memories: str, counts: tuple[int, int]
 ) -> None:
     """What it decodes and force-decodes, another text as large as the held-out one included."""
     memory = {"token": [], "phrase": phrases, "both": joint}[memories]
@@ -249,10 +251,13 @@ def test_what_tuning_computes_is_about_two_plain_decodings(
         )
     with counting_steps() as counted:
         tuned = tune(system, [OtherText(world.data_bin, "test")], "learned", 1)
-    assert len(tuned.trial.scores) == systems and plain["decoded"] and not plain["forced"]
+    assert plain["decoded"] and not plain["forced"]
+    tried, finalists = (len(one.scores) for one in (tuned.screened, tuned.trial))
+    assert (tried, finalists) == counts
     # Hypotheses end at other steps, by far in so small a model
-    assert 0.6 * systems / SAMPLED < counted["decoded"] / plain["decoded"] < 1.4 * systems / SAMPLED
-    assert counted["forced"] > 0 and counted.total() < 2.25 * plain.total(), (counted, plain)
+    thirds = (tried + (SAMPLED - 1) * finalists) / SAMPLED
+    assert 0.6 * thirds < counted["decoded"] / plain["decoded"] < 1.4 * thirds
+    assert counted["forced"] > 0 and counted.total() < 7.5 * plain.total(), (counted, plain)
     assert tuned.best.ensemble.trust is not None or not tuned.helps
 
 
@@ -377,7 +382,7 @@ def test_phrases_that_translate_worse_are_left_out(
 ) -> None:
     """Whatever their likelihood: what is kept then decodes as if there were none."""
 
-    def scored(system: System, tried: list[Candidate], samples: list[Any], base: bool = True) -> Any:
+    def scored(trial: Any, tried: list[Candidate], *others: Any) -> Any:
         bleu = {one.name: 1.0 + (one.ensemble.find(PhraseMemory) is None) for one in tried} | {
             "base": 0.5 if helps else 3.0
         }
@@ -386,7 +391,7 @@ def test_phrases_that_translate_worse_are_left_out(
 
     options = world.options("--no-progress-bar")
     chosen = tmp_path / "options"
-    with patch("fairseq_ccpr.evaluation.tune._decode", scored):
+    with patch("fairseq_ccpr.evaluation.tune.Trial._decode", scored):
         shown = call("tune", *options, *map(str, joint), "--output", chosen).stdout
     assert ("phrases bring nothing here" in shown) == helps and (
         "better than the model alone" in shown
@@ -411,7 +416,7 @@ def test_phrases_that_translate_worse_are_left_out(
 def test_votes_are_bounded_where_translations_are_better_or_more_faithful(
     world: World, phrases: list, tmp_path: Path, loss: float, given: list, kept: str
 ) -> None:
-    def scored(system: System, tried: list[Candidate], samples: list[Any], base: bool = True) -> Any:
+    def scored(trial: Any, tried: list[Candidate], *others: Any) -> Any:
         bounds = {one.name: one.ensemble.find(PhraseMemory).settings.consent == CONSENT for one in tried}
         bleu = {name: 5.0 - loss * bound for name, bound in bounds.items()} | {"base": 1.0}
         scores = {n: TranslationScores(value, 0.0, "", "") for n, value in bleu.items()}
@@ -421,19 +426,63 @@ def test_votes_are_bounded_where_translations_are_better_or_more_faithful(
         return scores, dict.fromkeys(bleu, 1.0), Decodings(outputs, copied=shares)
 
     chosen = tmp_path / "options"
-    with patch("fairseq_ccpr.evaluation.tune._decode", scored):
-        call("tune", *world.options("--no-progress-bar"), *map(str, phrases), *given, "--output", chosen)
+    with patch("fairseq_ccpr.evaluation.tune.Trial._decode", scored):
+        words = [*world.options("--no-progress-bar"), *map(str, phrases), *given, "--output", chosen]
+        shown = call("tune", *words).stdout
     words = chosen.read_text().split()
     assert words[words.index("--phrases-consent") + 1] == kept
+    price = re.search(
+        r"^chosen by --prefer \w+: .*, which (.*) than the best \((.*) BLEU", shown, re.MULTILINE
+    )
+    faithful = loss == 0.1 and kept == "3"
+    assert (price is not None) == faithful and (price is None or price.groups() == ("copies less", "+0.10"))
 
 
-def test_what_is_copied_is_printed_where_there_is_a_text(world: World, phrases: list, tmp_path: Path) -> None:
-    words = [*world.options("--no-progress-bar"), *map(str, phrases)]
+def test_all_is_translated_with_the_finalists_and_what_each_costs_is_printed(
+    world: World, phrases: list, tmp_path: Path
+) -> None:
+    words = [*world.options("--no-progress-bar"), *map(str, phrases), "--also", f"{world.data_bin}:test"]
     shown = call("tune", *words, "--output", tmp_path / "options").stdout
-    assert "BLEU speed copied\n" in shown
-    shares = [float(one) for one in re.findall(r"^ *[\d.]+ +\d+% +([\d.]+)%  ", shown, re.MULTILINE)]
-    assert len(shares) >= 2 and max(shares) > 0
-    assert re.search(r"copied: of the subwords, in runs of 7 .* of the references [\d.]+%", shown)
+    (third,) = re.findall(r"^a third of valid, (\d+) sentences", shown, re.MULTILINE)
+    (whole,) = re.findall(r"^all of valid, (\d+) sentences", shown, re.MULTILINE)
+    assert 0 < int(third) < int(whole) == len(list(read_pairs(world.folder / "valid.tsv")))
+    _, header, *rows = shown[
+        shown.index("all of valid") : shown.index("copied: of the subwords")
+    ].splitlines()
+    assert header.split() == ["BLEU", "chrF", "copied", "other", "text", "tokens/s"]
+    table = {one[5] if len(one) > 5 else one[1]: one for one in (row.split(None, 5) for row in rows)}
+    assert table.pop(REFERENCES)[0].endswith("%") and float(table["base"][3]) == 0
+    assert len({float(one[0]) for one in table.values()}) > 1
+    (alone,) = (name for name in table if name.endswith(" without --also"))
+    bounds = {word for name in table for word in re.findall(r"--phrases-consent (\d+)", name)}
+    assert alone.removesuffix(" without --also") in table and bounds == {"3", "12"}
+
+
+def test_losses_on_other_text_are_those_of_scored_references(world: World, joint: list) -> None:
+    cfg, task, models, ensemble = load_ensemble(world, joint)
+    samples, dictionary = list(batches(cfg, task, models)), task.target_dictionary
+    means = []
+    for scorer in (SequenceScorer(dictionary), RetrievalScorer(ensemble, dictionary)):
+        scored = [scorer.generate(models, sample) for sample in samples]
+        means.append(
+            float(torch.cat([one["positional_scores"] for some in scored for one, *_ in some]).mean())
+        )
+    assert means[0] != means[1] and loss_of(ensemble, samples) == pytest.approx(means[0] - means[1], abs=1e-5)
+    assert loss_of(silenced(ensemble), samples) == pytest.approx(0, abs=1e-6)
+
+
+def test_sentences_may_be_translated_in_two_parts(world: World) -> None:
+    system = System.of(world.options("--no-progress-bar", "--gen-subset", "test")[1:], world.data_bin)
+    cfg, task, models = system.cfg, system.task, system.models
+    task.load_dataset("test")
+    samples, generators = list(batches(cfg, task, models, at_least=4)), {"base": system.generator()}
+    whole, first, second = (
+        decode(cfg, task, models, generators, some) for some in (samples, samples[:1], samples[1:])
+    )
+    joined = second.after(first)
+    assert joined.scores("base") == whole.scores("base") != second.scores("base")
+    assert joined.systems["base"].ids.keys() == joined.reference_ids.keys() == whole.reference_ids.keys()
+    assert joined.systems["base"].seconds == second.systems["base"].seconds
 
 
 def test_phrases_that_are_left_out_by_hand_stay_out(world: World, joint: list, tmp_path: Path) -> None:

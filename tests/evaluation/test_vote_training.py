@@ -20,7 +20,6 @@ from fairseq_ccpr.evaluation.test_set import Decodings, SystemOutput, Translatio
 from fairseq_ccpr.evaluation.training import train_votes
 from fairseq_ccpr.evaluation.tune import Candidate
 from fairseq_ccpr.inference.resources import parse_generation
-from fairseq_ccpr.inference.system import System
 from tests.helpers import call
 from tests.small_models import World
 
@@ -63,13 +62,13 @@ def test_votes_are_better_than_their_start_on_sentences_held_out(
 def test_votes_go_with_trust_and_decode(world: World, phrases: list[object], tmp_path: Path) -> None:
     """Where trust translates best, as some scores have it."""
 
-    def scored(system: System, tried: list[Candidate], samples: list[Any], base: bool = True) -> Any:
+    def scored(trial: Any, tried: list[Candidate], *others: Any) -> Any:
         bleu = {one.name: 1.0 + (one.ensemble.trust is not None) for one in tried} | {"base": 0.5}
         scores = {n: TranslationScores(value, 0.0, "", "") for n, value in bleu.items()}
         return scores, dict.fromkeys(bleu, 1.0), Decodings(dict.fromkeys(bleu, SystemOutput()))
 
     words = [*world.options("--no-progress-bar"), *map(str, phrases)]
-    with patch("fairseq_ccpr.evaluation.tune._decode", scored):
+    with patch("fairseq_ccpr.evaluation.tune.Trial._decode", scored):
         call("tune", *words, "--output", tmp_path / "options")
     cfg = parse_generation([*words, *(tmp_path / "options").read_text().split()])
     task, models = load(cfg)

@@ -18,7 +18,8 @@ INTERVAL = 2.5, 97.5  # percentiles
 class SystemsComparison:
     """A row per system, the first being the baseline, and how it was computed."""
 
-    # system; for each metric its score, and against the baseline difference, interval, p
+    # system; for each metric its score, and against the baseline difference, interval, p; BLEU's brevity penalty, and
+    # the length of the translation by the reference's
     rows: list[dict[str, Any]]
     signatures: dict[str, str]
 
@@ -38,11 +39,14 @@ def compare_systems(
     metrics: dict[str, Metric] = {
         "BLEU": BLEU(references=references, tokenize=tokenizer),
         "chrF": CHRF(references=references),
+        "chrF++": CHRF(references=references, word_order=2),
         "TER": TER(references=references, normalized=asian, asian_support=asian),
     }
     lines = len(references[0])
     drawn = np.random.default_rng(SEED).choice(lines, size=(samples, lines), replace=True)
-    rows: list[dict[str, Any]] = [{"system": name} for name in systems]
+    rows: list[dict[str, Any]] = [
+        {"system": name, **_length(metrics["BLEU"], hypotheses)} for name, hypotheses in systems.items()
+    ]
     signatures = {}
     for name, metric in metrics.items():
         results = [_score(metric, hypotheses, drawn) for hypotheses in systems.values()]
@@ -58,6 +62,11 @@ def compare_systems(
         signature.update("bs", samples)
         signatures[name] = signature.format()
     return SystemsComparison(rows, signatures)
+
+
+def _length(bleu: Metric, hypotheses: list[str]) -> dict[str, float]:
+    found = bleu._compute_score_from_stats(np.sum(bleu._extract_corpus_statistics(hypotheses, None), 0))
+    return {"brevity": round(found.bp, 3), "length": round(found.sys_len / found.ref_len, 3)}
 
 
 def _score(metric: Metric, hypotheses: list[str], drawn: np.ndarray) -> tuple[float, np.ndarray]:

@@ -61,8 +61,9 @@ REFERENCE_THRESHOLD = Segmentation.threshold  # probability above which words of
 
 
 @command("""\
-BLEU, chrF and TER of any number of translations of one test set, each compared with the first by paired bootstrap resampling
-as in sacrebleu: the difference, its 95% interval, and p, the probability of a difference as large between equal systems.
+BLEU, chrF, chrF++ and TER of any number of translations of one test set, each compared with the first by paired bootstrap
+resampling as in sacrebleu: the difference, its 95% interval, and p, the probability of a difference as large between equal
+systems. --json has BLEU's brevity penalty and the length by the reference's, too.
 
   fairseq-ccpr evaluate systems reference.txt base=base.txt knn=knn.txt clknn=clknn.txt
   fairseq-ccpr evaluate systems reference.txt base=base.txt knn=knn.txt --unlike train.tsv

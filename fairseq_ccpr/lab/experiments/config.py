@@ -74,6 +74,9 @@ class DomainConfig:
     # text of the target language, for phrases and text memories
     monolingual: list[str] = field(default_factory=list)
     references: list[str] = field(default_factory=list)  # of the test set, in place of those in data_bin
+    unlike: Optional[str] = (
+        None  # text whose near-duplicates in the test set are left out in a second comparison
+    )
     published_bleu: Optional[float] = None  # of the base model
     published_in: str = ""
     tolerance: float = 0.5
@@ -86,6 +89,8 @@ class TokensConfig:
     options: str = ""  # of fairseq-ccpr build tokens
     share: float = 1.0  # of the sentence pairs
     raw: Optional[str] = None  # the system whose datastore an adapter starts from
+    # translates the domain's monolingual text back, which is stored in place of its sentence pairs
+    reverse_model: Optional[str] = None
 
 
 @dataclass
@@ -284,6 +289,7 @@ def _system_faults(config: ExperimentConfig, name: str, system: SystemConfig) ->
     needing = {
         "phrases": system.phrases is not None and not system.phrases.texts,
         "text": system.text is not None,
+        "tokens.reverse_model": system.tokens is not None and system.tokens.reverse_model is not None,
     }
     domains = system.domains or list(config.domains)
     for domain in [*domains, *map(system.tuned_on, domains)]:

@@ -214,6 +214,11 @@ class Plan:
             raw = self._tokens(settings.raw, home, other)
             words += ["--raw-datastore", str(raw.outputs[0])]
             reads.append(Dependency(needs=(raw,)))
+        if settings.reverse_model is not None:
+            texts = self.config.domains[home].monolingual
+            words += ["--monolingual", *texts, "--reverse-model", settings.reverse_model]
+            reads.append(Dependency.given(f"systems.{name}.tokens.reverse_model", settings.reverse_model))
+            reads += [Dependency.given(f"domains.{home}.monolingual", path) for path in texts]
         return self._store("tokens", name, home, [*words, *shlex.split(settings.options)], *reads)
 
     def _store(self, part: str, name: str, home: str, words: list[str], *reads: Dependency) -> Stage:
@@ -301,6 +306,10 @@ class Plan:
             self.output / "scores" / (f"{domain}.against.{against}.json" if against else f"{domain}.json")
         )
         inputs = tuple((f"domains.{domain}.references", path) for path in given)
+        unlike = self.config.domains[domain].unlike
+        if unlike is not None:
+            words += ["--unlike", unlike]
+            inputs += ((f"domains.{domain}.unlike", unlike),)
         decoded = tuple(self.decode(name, domain) for name in dict.fromkeys([base, *names]))
         name = f"score/{domain}/{against}" if against else f"score/{domain}"
         return self._add(

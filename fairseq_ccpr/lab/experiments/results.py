@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import html
 import json
+import lzma
 import shlex
 from collections.abc import Iterable
 from dataclasses import asdict
@@ -15,19 +16,25 @@ from typing import Any
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element, SubElement
 
+import numpy as np
+
 from fairseq_ccpr.device import choose_device
 from fairseq_ccpr.errors import ConfigurationError
+from fairseq_ccpr.evaluation.copying import TextRuns
 from fairseq_ccpr.evaluation.page import STYLE, fill
 from fairseq_ccpr.evaluation.test_set import BASE, RETRIEVAL
 from fairseq_ccpr.lab.experiments.config import ExperimentConfig
 from fairseq_ccpr.lab.experiments.pipeline import Plan
 from fairseq_ccpr.lab.experiments.stages import Runner, Stage, with_needs
 from fairseq_ccpr.lab.machine import machine_name, versions
-from fairseq_ccpr.storage.files import write_json
+from fairseq_ccpr.storage.files import atomic_file, write_json
+from fairseq_ccpr.text.pairs import read_lines
+from fairseq_ccpr.text.words import word_spans
 
 METRICS = ("BLEU", "chrF", "TER")
 HEAD = ["system", "BLEU", "difference", "p", "chrF", "p", "TER", "p", "speed", "datastores"]
 RESULTS = "results.json"
+WORDS = 5  # in a row are copied
 HERE = Path(__file__).parent
 
 
@@ -110,7 +117,8 @@ def settings_of(system: dict[str, Any], stages: dict[str, Any]) -> list[tuple[st
 def circumstances(results: dict[str, Any]) -> str:
     """Describe when, on what machine, and with which versions the experiment ran."""
     versions = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
-    return " · ".join([*filter(None, [results["date"]]), results["machine"], versions])
+    commit = f"commit {results['commit']}" if results.get("commit") else ""
+    return " · ".join([*filter(None, [results["date"], commit]), results["machine"], versions])
 
 
 def choose(config: ExperimentConfig, plan: Plan, runner: Runner, only: list[str]) -> dict[str, list[str]]:
@@ -149,6 +157,7 @@ def write_results(
     results = {
         "title": config.title or runner.output.name, "description": config.description, "command": command,
         "date": max((stamp["finished"] for stamp in known.values()), default=None), "versions": versions(),
+        "commit": ", ".join(sorted({stamp.get("commit") or "" for stamp in known.values()} - {""})),
         "machine": machine_name(choose_device(cpu=False)), "domains": domains, "stages": known,
         "config": asdict(config),
     }  # fmt: skip
@@ -166,27 +175,75 @@ def _domain(
 ) -> dict[str, Any]:
     about, base = config.domains[domain], names[0]
     tables = {other: _read(stage.outputs[0]) for other, stage in comparisons.items()}
-    rows = {row["system"]: row for row in tables[base]["rows"]}
+    metrics = list(tables[base]["signatures"])
+    rows = {other: table["rows"] for other, table in tables.items()}
+    apart = {other: table["unlike"]["rows"] for other, table in tables.items() if "unlike" in table}
     systems = {}
     for name in names:
-        systems[name] = {
-            "scores": {metric: rows[name][metric] for metric in METRICS},
-            "against": {
-                other: {
-                    m: {what: row[f"{m} {what}"] for what in ("difference", "interval", "p")} for m in METRICS
-                }
-                for other, table in tables.items()
-                for row in table["rows"]
-                if row["system"] == name != other
-            },
-            **_decoding(config, plan, runner, domain, name),
-        }
-    sentences = plan.translation(base, domain).read_bytes().count(b"\n")
+        systems[name] = _scored(rows, base, name, metrics) | _decoding(config, plan, runner, domain, name)
+        systems[name] |= {"unlike": _scored(apart, base, name, metrics)} if apart else {}
+    reference = (
+        runner.folder / (about.references or [str(plan.decode(base, domain).outputs[0] / "reference.txt")])[0]
+    )
+    texts = {"reference": reference, **{name: plan.translation(name, domain) for name in names}}
+    lines = {name: list(read_lines(path)) for name, path in texts.items()}
+    _write_outputs(runner.output / "outputs" / f"{domain}.tsv.xz", lines)
     published = {"bleu": about.published_bleu, "in": about.published_in, "tolerance": about.tolerance}
-    return {
-        "base": base, "sentences": sentences, "published": published if about.published_bleu is not None else None,
+    found = {
+        "base": base, "sentences": len(lines[base]), "published": published if about.published_bleu is not None else None,
         "signatures": tables[base]["signatures"], "systems": systems,
     }  # fmt: skip
+    if apart:
+        found["unlike"] = {key: value for key, value in tables[base]["unlike"].items() if key != "rows"}
+    stored = [runner.folder / path for path in about.monolingual]
+    if stored and all(path.exists() for path in stored):
+        found["copied"] = _copied(lines, stored)
+    return found
+
+
+def _scored(
+    tables: dict[str, list[dict[str, Any]]], base: str, name: str, metrics: list[str]
+) -> dict[str, Any]:
+    """Gather scores of a system, and what tables of comparisons, by the system compared with, say of it."""
+    scores = next(row for row in tables[base] if row["system"] == name)
+    return {
+        "scores": {metric: scores[metric] for metric in metrics},
+        **{
+            what: scores[what] for what in ("brevity", "length") if what in scores
+        },  # files of before do not say
+        "against": {
+            other: {
+                m: {what: row[f"{m} {what}"] for what in ("difference", "interval", "p")} for m in metrics
+            }
+            for other, rows in tables.items()
+            for row in rows
+            if row["system"] == name != other
+        },
+    }
+
+
+def _write_outputs(path: Path, lines: dict[str, list[str]]) -> None:
+    """Write translations as a packed table, a column for each system below its name, the reference first."""
+    path.parent.mkdir(exist_ok=True)
+    rows = (
+        "\t".join(cell.replace("\t", " ") for cell in row) + "\n" for row in [[*lines], *zip(*lines.values())]
+    )
+    with atomic_file(path) as partial, lzma.open(partial, "wt", encoding="utf-8") as stream:
+        stream.writelines(rows)
+
+
+def _copied(lines: dict[str, list[str]], texts: list[Path]) -> dict[str, float]:
+    """Compute the share of the words of each translation that stand in runs of `WORDS` and more that the texts have."""
+    numbers: dict[str, int] = {}
+
+    def words(line: str) -> list[int]:
+        found = (line[start:end].lower() for start, end in word_spans(line))
+        return [numbers.setdefault(word, len(numbers) + 1) for word in found]
+
+    text = [number for path in texts for line in read_lines(path) for number in (*words(line), 0)]
+    runs = TextRuns(np.array(text), WORDS)
+    systems = {name: [np.array(words(line), np.int64) for line in each] for name, each in lines.items()}
+    return {name: round(runs.copied(each), 4) for name, each in systems.items()}
 
 
 def _decoding(config: ExperimentConfig, plan: Plan, runner: Runner, domain: str, name: str) -> dict[str, Any]:

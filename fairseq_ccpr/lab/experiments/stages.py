@@ -17,6 +17,7 @@ from typing import IO, Any, Union
 from fairseq_ccpr.child_process import run_child
 from fairseq_ccpr.datastore.manifest import Manifest
 from fairseq_ccpr.errors import CcprError, ConfigurationError
+from fairseq_ccpr.lab.machine import commit_of_code
 from fairseq_ccpr.storage import fingerprint
 from fairseq_ccpr.storage.files import MANIFEST, write_json
 from fairseq_ccpr.version import __version__
@@ -201,8 +202,8 @@ class Runner:
             "stage": stage.name, "digest": digest, "command": ["python", *map(self._portable, command)],
             "log": str(log.relative_to(self.output)), "seconds": round(seconds, 1), "resumed": resumed,
             "finished": datetime.now(UTC).isoformat(timespec="seconds"),
-            "created_with": f"fairseq-ccpr {__version__}", "optional_files": self._optional_files(stage),
-            "datastore": _describe_datastore(stage.outputs[0]),
+            "created_with": f"fairseq-ccpr {__version__}", "commit": commit_of_code(),
+            "optional_files": self._optional_files(stage), "datastore": _describe_datastore(stage.outputs[0]),
         }  # fmt: skip
         write_json(stamp, about)
         begun.unlink()

@@ -216,3 +216,21 @@ def test_settings_of_a_domain_may_come_from_another(tmp_path: Path) -> None:
     assert {"tokens/office/clknn", "tune/office/clknn", "prepare/software"} <= {
         need.name for need in elsewhere.needs
     }
+
+
+def test_text_is_translated_back_by_a_reverse_model(tmp_path: Path) -> None:
+    path = next(path for path in SHIPPED if path.stem == "monolingual")
+    plan = Plan(read_config(path), path.parent, tmp_path)
+    built = {
+        system: dict(plan.datastores(system, "office"))["tokens"] for system in ("back", "knn", "back+text")
+    }
+    words = built["back"].words
+    place = words.index("--monolingual")
+    assert words[place : place + 4] == [
+        "--monolingual", "data/office.mono.en", "--reverse-model", "data/reverse.pt",
+    ]  # fmt: skip
+    assert "--monolingual" not in built["knn"].words and built["back+text"] is built["back"]
+    assert {
+        ("systems.back.tokens.reverse_model", "data/reverse.pt"),
+        ("domains.office.monolingual", "data/office.mono.en"),
+    } <= set(built["back"].inputs)

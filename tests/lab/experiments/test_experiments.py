@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import lzma
 import os
 import re
 import shutil
@@ -15,9 +16,11 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import yaml
+from sacrebleu.metrics import BLEU, CHRF
 
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.lab.experiments.results import as_page, check_of_base
+from fairseq_ccpr.text.words import word_spans
 from tests.helpers import begin, call, refused
 from tests.lab.experiments.small_experiments import (
     execute_here,
@@ -77,7 +80,45 @@ def test_experiment_finds_what_its_commands_find(world: World, made: Path, tmp_p
     assert difference == pytest.approx(tenth["scores"]["BLEU"] - knn["scores"]["BLEU"], abs=0.02)
     assert all((out / stage["log"]).read_text() for stage in results["stages"].values())
     assert results["versions"]["fairseq-ccpr"] and results["config"]["title"] == "A & B"
+    commits = {stage["commit"] for stage in results["stages"].values()} - {""}
+    assert results["commit"] == ", ".join(sorted(commits))
     assert not list(out.rglob("*.begun")) and not list(out.rglob("*.partial"))
+
+
+def test_results_have_length_what_is_copied_and_the_translations(made: Path) -> None:
+    few, out = results_of(made)["domains"]["few"], made.parent / "out"
+    reference = (made.parent / "test.en").read_text(encoding="utf-8").splitlines()
+    with lzma.open(out / "outputs/few.tsv.xz", "rt", encoding="utf-8") as stream:
+        columns = list(zip(*(line.rstrip("\n").split("\t") for line in stream)))
+    names = {"base": "base", "knn-mt": "retrieval"}
+    assert [column[0] for column in columns] == ["reference", *names] and [*columns[0][1:]] == reference
+    for (name, file), column in zip(names.items(), columns[1:]):
+        assert "\n".join([*column[1:], ""]) == (out / f"decoded/few/{name}/{file}.txt").read_text()
+        found, bleu = few["systems"][name], BLEU().corpus_score(column[1:], [reference])
+        assert found["brevity"] == round(bleu.bp, 3) and found["length"] == round(
+            bleu.sys_len / bleu.ref_len, 3
+        )
+        plus = CHRF(word_order=2).corpus_score(column[1:], [reference])
+        assert found["scores"]["chrF++"] == round(plus.score, 2)
+    assert few["unlike"]["text"] == "valid.en" and 0 < few["unlike"]["sentences"] <= few["sentences"]
+    assert few["systems"]["knn-mt"]["unlike"]["against"]["base"]["BLEU"]["p"] <= 1
+    text = (made.parent / "valid.en").read_text(encoding="utf-8").splitlines()
+    assert (
+        few["copied"].keys() == {"reference", *names}
+        and "copied" not in results_of(made)["domains"]["verses"]
+    )
+    assert few["copied"]["reference"] == pytest.approx(share_in_runs(reference, text), abs=1e-4)
+
+
+def share_in_runs(lines: list[str], text: list[str]) -> float:
+    """The share of words in runs of five that the text has."""
+    sentences = [[line[a:b].lower() for a, b in word_spans(line)] for line in [*text, *lines]]
+    known = {tuple(one[i : i + 5]) for one in sentences[: len(text)] for i in range(len(one) - 4)}
+    places = [
+        {i + k for i in range(len(one) - 4) if tuple(one[i : i + 5]) in known for k in range(5)}
+        for one in sentences[len(text) :]
+    ]
+    return sum(map(len, places)) / sum(map(len, sentences[len(text) :]))
 
 
 def test_second_run_runs_nothing(made: Path) -> None:
@@ -187,6 +228,7 @@ BAD = [
     ({"systems": {"knn-mt": {"phrases": {}}}}, "systems.knn-mt.phrases needs an encoder"),
     ({"encoder": "e.pt", "systems": {"knn-mt": {"phrases": {}}}}, "phrases needs text: give domains.verses.monolingual"),
     ({"systems": {"knn-mt": {"text": {}}}}, "text needs text: give domains.verses.monolingual"),
+    ({"systems": {"knn-mt": {"tokens": {"reverse_model": "r.pt"}}}}, "tokens.reverse_model needs text: give domains.verses"),
     ({"systems": {"knn-mt": {"tokens": {"raw": "base"}}}}, "tokens.raw is 'base', and there is no such"),
     ({"domains": {"few": {"data_bin": "x"}}}, "domains.few needs data_bin or text, and not both"),
     ({"model": {"dictionary": []}}, "domains.few.text needs model.subwords and model.dictionary"),

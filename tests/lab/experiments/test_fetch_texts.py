@@ -99,6 +99,8 @@ def test_office_is_joined_by_page_and_id(name: str, language: str, tmp_path: Pat
     help_package(tmp_path, language, source)
     help_package(tmp_path, "en-US", english)
     parts = fetch(name, tmp_path)
+    english_lines = (tmp_path / f"{name}.mono.en").read_text(encoding="utf-8").splitlines()
+    assert english_lines == list(dict.fromkeys(target for _, target in parts["train"]))
     found = {pair for pairs in parts.values() for pair in pairs}
     assert found == {
         ("Druckvorschau", "Print Preview"),

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import os
 import re
-import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -18,14 +15,12 @@ import pytest
 import torch
 from fairseq import checkpoint_utils
 
-from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.datastore.preprocessing import read_preprocessing
-from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.phrases.pair_store import PhrasePairs
 from fairseq_ccpr.text.pairs import read_pairs
 from scripts.recipes import growth
 from scripts.recipes import train_on_gpu as trainer
-from tests.helpers import ROOT, call, refused, run
+from tests.helpers import ROOT, call, run
 from tests.small_models import TINY, Ccpr, World, build
 
 pytestmark = pytest.mark.full
@@ -57,24 +52,6 @@ def test_a_dictionary_of_aligned_text(ccpr: Ccpr) -> None:
     assert set(written) == expected and len(written) == len(expected) > 5
     assert [counts[pair] for pair in written] == sorted(map(counts.get, written), reverse=True)
     assert "fairseq-ccpr extract" in run("scripts/recipes/phrase_table.py", check=False).stderr
-
-
-def test_stretches_of_the_datastore(world: World, decode: Callable, tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    decode("--tokens-k", 4, "--tokens-lambda", 0.6, "--tokens-log", log)
-    shown = run("scripts/recipes/copied_stretches.py", log, world.datastore).stdout.splitlines()
-    places = [tuple(place) for place in TokenDatastore(world.datastore).provenance.tolist()]
-    lines = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
-    follow = pairs = 0
-    for before, line in itertools.pairwise(lines):
-        if before["sentence"] == line["sentence"]:
-            pairs += 1
-            number, place = places[before["neighbours"][0]["entry"]]
-            follow += places[line["neighbours"][0]["entry"]] == (number, place + 1)
-    assert (
-        shown[0] == f"nearest 1: {follow / pairs:.1%} of {pairs:,} tokens follow a stretch"
-        and len(shown) == 2
-    )
 
 
 def test_fuzzy_matches_are_copied(tmp_path: Path) -> None:
@@ -180,45 +157,6 @@ def test_what_is_copied_and_what_the_source_does_not_say(tmp_path: Path) -> None
     np.save(tmp_path / "vectors.npy", np.stack([np.cos(turns), np.sin(turns)], 1))
     shown = measured("--lexicon", tmp_path / "lexicon", "--encoder", tmp_path)
     assert shown["apart"] == ["4.7", "0.0%", "22.2%", "0.0%", "0.171"] and shown["copied"][4] == "1.000"
-
-
-def shuffle(store: Path, output: Path, check: bool = True) -> subprocess.CompletedProcess[str]:
-    return run("scripts/recipes/shuffle_phrases.py", store, output, check=check)
-
-
-def test_shuffled_phrases_are_the_same_phrases_with_other_keys(
-    ccpr: Ccpr, mono: Path, tmp_path: Path
-) -> None:
-    """Every file comes along: lists on disk, what was counted, and of a merged datastore the texts."""
-    lines = mono.read_text(encoding="utf-8").splitlines()
-    for name, half in {"one": lines[:60], "two": lines[40:]}.items():
-        (tmp_path / f"{name}.txt").write_text("\n".join(half) + "\n", encoding="utf-8")
-        words = ["--encoder", ccpr.checkpoint, "--segmentation", "all", "--max-words", 2, "--cpu", "--quiet"]
-        call("build phrases", tmp_path / f"{name}.txt", "--output", tmp_path / name, *words)
-    merged = tmp_path / "both"
-    call(
-        "merge", tmp_path / "one", tmp_path / "two", "--output", merged, "--index", "disk:IVF4,SQ8", "--quiet"
-    )
-    shuffle(merged, output := tmp_path / "shuffled")
-    store, control = PhraseDatastore(merged), PhraseDatastore(output)
-    assert control.find_damage() == [] and control.section.index == store.section.index
-    assert control.section.index_recall == store.section.index_recall is not None
-    changed = {name for name, file in control.section.files.items() if file != store.section.files[name]}
-    assert control.section.files.keys() == store.section.files.keys()
-    assert changed == {"phrase/spans.npy", "phrase/string-hashes.npy"}
-    assert {"phrase/totals.json", "phrase/sources.npy"} < control.section.files.keys()
-    assert sorted(control.spans.tolist()) == store.spans.tolist() != control.spans.tolist()
-    call("merge", output, "--remove", "two", "--output", tmp_path / "less", "--quiet")
-    refused(shuffle(merged, output, check=False), "shuffled exists: give a new folder")
-
-
-def test_keys_in_milvus_are_not_shuffled(ccpr: Ccpr, mono: Path, tmp_path: Path) -> None:
-    pytest.importorskip("milvus_lite", reason="needs the extra [milvus]")
-    words = ["--encoder", ccpr.checkpoint, "--segmentation", "ngram:1", "--fraction", 0.1, "--cpu", "--quiet"]
-    call("build phrases", mono, "--output", tmp_path / "s", "--store", tmp_path / "p.db", *words)
-    done = shuffle(tmp_path / "s", tmp_path / "out", check=False)
-    refused(done, "the keys of .* are in the collection 's' of Milvus")
-    assert not list(tmp_path.glob("out*"))
 
 
 def test_a_model_is_fine_tuned_at_several_rates(world: World, tmp_path: Path) -> None:
