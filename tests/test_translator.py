@@ -137,7 +137,7 @@ def test_a_sentence_that_is_too_long_is_translated_in_parts(
     assert found.score == pytest.approx(mean, rel=1e-3)
     marks = [
         Mark(start := long.rindex("da kam"), start + 2, ["<b>"], ["</b>"]),
-        Mark(len(long), len(long), ["<i/>"]),
+        Mark(seam := long.index(found.parts[2].source) - 1, seam, ["<i/>"]),
     ]
     ((parts,),) = with_markup(translator, [[found]], [marks])
     marked = "".join(map(str, parts))
@@ -146,6 +146,8 @@ def test_a_sentence_that_is_too_long_is_translated_in_parts(
     lengths = [len(html.escape(part.text, quote=False)) + 1 for part in found.parts]
     within = [n for n, part in enumerate(found.parts) if "da kam" in part.source]
     assert sum(lengths[: within[0]]) <= len(inside) < sum(lengths[: within[0] + 1])
+    inside = re.sub("<.*?>", "", marked[: marked.index("<i/>")])
+    assert sum(lengths[:2]) <= len(inside) < sum(lengths[:3])
 
 
 def test_sentences_are_read_a_window_at_a_time(translator: Translator, sentences: list[str]) -> None:

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from fairseq_ccpr.cli.command import command, named
 from fairseq_ccpr.cli.decode import described
 from fairseq_ccpr.errors import ConfigurationError, installing
+from fairseq_ccpr.inference.learning import author_fault
 from fairseq_ccpr.server.access import KEY_VARIABLE, LOG_NOTHING, LOGS, LOOPBACK, MIN_KEY, Limits, split_names
 from fairseq_ccpr.settings import count_option, option
 from fairseq_ccpr.translator import Translator
@@ -124,7 +125,12 @@ def read_keys(
             raise ConfigurationError(f"{told}: a key is one line of {MIN_KEY} or more")
         keys[key] = split_names(opened)
         authors |= {key: author} if author else {}
-        unknown = [name for name in keys[key] or [""] * (len(rest) == 1) if name not in memories]
+        if fault := author_fault(author):
+            raise ConfigurationError(f"{where}, line {number}, {fault}")
+        named_none = rest and (
+            memories or len(rest) == 1
+        )  # a column left empty by mistake is not to open all
+        unknown = [name for name in keys[key] or [""] * bool(named_none) if name not in memories]
         if unknown:
             known = f"has {' and '.join(memories)}" if memories else "has no named ones"
             told = f"{where}, line {number}, opens the memory '{unknown[0]}'"

@@ -41,6 +41,7 @@ MOST_PLACES = 4  # of a token in the text
 MOST_VOTES = 16  # phrases that proposed a token, likewise
 MOST_FEATURES = 8  # that trust looked at, likewise
 MOST_MATCHES = 5  # sentences like the source, likewise
+MOST_DIFFERENCE = 200 * 200  # pairs of words that are compared: it takes the cube of a text's length
 MOST_COMPARED = 200  # of these that are looked at, since some are the same
 LEAST_LIKENESS = 0.3  # of these
 NEARLY_SAME = 0.99  # likeness, at most, of sentences that have the same subwords in another order or number
@@ -562,7 +563,10 @@ def changes(before: str, after: str) -> list[tuple[str, str]]:
 
 
 def _opcodes(before: str, after: str) -> Sequence[tuple[str, int, int, int, int]]:
-    return difflib.SequenceMatcher(None, before.split(), after.split(), autojunk=False).get_opcodes()
+    old, new = before.split(), after.split()
+    if len(old) * len(new) > MOST_DIFFERENCE:
+        return [("equal" if old == new else "replace", 0, len(old), 0, len(new))]
+    return difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes()
 
 
 def _short(number: float) -> float:

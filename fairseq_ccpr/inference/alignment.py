@@ -45,7 +45,10 @@ def align(system: System, translations: Sequence[Translation]) -> list[Alignment
 
 
 def _joined(one: Translation, parts: Sequence[Alignment]) -> Alignment:
-    """Join the alignments of a sentence's parts: their words attend to their part of the source alone."""
+    """Join the alignments of a sentence's parts: their words attend to their part of the source alone.
+
+    What is between two parts belongs to the second, so that a tag there goes before its first words.
+    """
     words, begins, begin, at = list[tuple[int, int]](), list[int](), 0, 0
     for part in parts:
         begin, at = one.source.index(part.source, begin), one.text.index(part.text, at)
@@ -54,10 +57,13 @@ def _joined(one: Translation, parts: Sequence[Alignment]) -> Alignment:
         begin, at = begin + len(part.source), at + len(part.text)
 
     def share(start: int, stop: int) -> Sequence[float]:
-        found = list[float]()
+        found, past = list[float](), -1
         for part, begin in zip(parts, begins):
-            first, last = max(start - begin, 0), min(stop - begin, len(part.source))
-            found += part.share(first, last) if first < last else [0.0] * len(part.words)
+            length = len(part.source)
+            has = past < stop and start < begin + length
+            first, last = max(start - begin, 0), max(min(stop - begin, length), 0)
+            found += part.share(first, last) if has else [0.0] * len(part.words)
+            past = begin + length
         return found
 
     return Alignment(one.source, one.text, words, share)

@@ -32,6 +32,7 @@ from fairseq_ccpr.models.phrase_finder import PhraseFinder, Segmentation
 from fairseq_ccpr.storage import fingerprint
 from fairseq_ccpr.text.pairs import tidy
 
+MOST_AUTHOR = 100  # characters
 TOO_MANY_UNKNOWN = 0.5  # fraction of a sentence's subwords that are unknown
 
 logger = logging.getLogger(__name__)
@@ -82,7 +83,12 @@ class Learner:
         Returns:
             For each pair its id and what it replaced, or instead a few words that say why it cannot be
             learned.
+
+        Raises:
+            ConfigurationError: the author is no name that others can be shown.
         """
+        if fault := author_fault(author):
+            raise ConfigurationError(fault)
         self.system.check_open()
         made = self._with_keys([(tidy(source), tidy(target)) for source, target in pairs])
         new = [one for one in made if isinstance(one, NewPair)]
@@ -214,3 +220,16 @@ def text_fault(source: str, target: str) -> str:
         ):
             return f"its {side} has control characters, or is no Unicode"
     return ""
+
+
+def author_fault(author: str) -> str:
+    """Say why a name cannot be kept with a pair; nothing where it can.
+
+    Control characters, marks of direction and halves of characters could make others read another name.
+    """
+    if author.isprintable() and len(author) <= MOST_AUTHOR:
+        return ""
+    return (
+        f"the author is {author[:30]!a}: give a name of at most {MOST_AUTHOR} characters, without control "
+        "characters and marks of direction"
+    )

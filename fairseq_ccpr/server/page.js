@@ -2,18 +2,17 @@
 
 const PIECE = 2000; // characters that are translated together, about: then it is said how far it is
 const DOUBTFUL = 0.3; // the confidence in a word below which it is underlined
-const ALTERNATIVES = 3, MATCHES = 3; // that are offered of a sentence, at most
+const OFFERED = { alternatives: 3, matches: 3 }; // of a sentence, at most
 const KEY = "fairseq-ccpr-key", WORK = "fairseq-ccpr-work"; // in the session's storage
 // Sentences have `before`, what stands between them and the one before; `source`; `continues`, whether they go on with
 // one that was too long; `text`, their translation as it is shown; `translation`, that of the translator, and its
-// `alternatives`; `words`, those of it with the confidence in each; `learned`, the pair that counts for them, or null;
-// `changed`, by what was learned.
-const work = { sentences: [], after: "", rest: "", length: 0 }; // and what is to be translated yet
+// `alternatives`; `words`, those of it with the confidence in each; `matches`, what is like them in the memory;
+// `learned`, the pair that counts for them, or null; `changed`, by what was learned.
+const work = { sentences: [], after: "", rest: "", length: 0, continues: false }; // and what is to be translated yet
 const rows = new Map(); // what shows the sentences: the item of the list, the box to edit, what is behind its text, a fault
 const card = byId("sentence"), [tools, others, alike, why] = card.children;
 let current = null, composing = null; // the sentence at the cursor; the one that an input method writes in
-const matches = new Map(), asked = new Set(); // of sources; those whose matches are of what is learned now
-let mine = new Map(); // by their sources, translations that were edited before the text was translated anew
+let mine = new Map(); // translations that were edited before the text was translated anew, see `named`
 let learning = Promise.resolve(); // ends after what is learned and forgotten, which is one after the other
 let listed = 100, deleted = []; // how many pairs are shown; those that can come back
 
@@ -22,7 +21,8 @@ const wanted = (sentence) => sentence.learned?.target ?? sentence.translation;
 const edited = (sentence) => tidy(sentence.text) !== tidy(wanted(sentence));
 const counted = (number, one) => `${number.toLocaleString("en")} ${one}${number === 1 ? "" : "s"}`;
 const button = (name, onclick, first = false) => make("button", { type: "button", class: `button${first ? " first" : ""}`, onclick }, name);
-const entered = (event) => event.key === "Enter" && (event.ctrlKey || event.metaKey) && !event.isComposing;
+const entered = (event) => event.key === "Enter" && (event.ctrlKey || event.metaKey) && !event.repeat && !composed(event);
+const composed = (event) => event.isComposing || event.keyCode === 229; // an input method has the key: Safari says it so
 const on = (element, names, job) => names.split(" ").forEach((name) => element.addEventListener(name, job));
 
 // ---- the server
@@ -77,9 +77,8 @@ function grouped(items, length) {
 // Ask again for what is shown, where something was learned or forgotten since, beginning after a sentence, and then for
 // the rest of the text.
 async function translate(signal, say, done = "", last = null) {
-  asked.clear();
-  if (current) look();
-  if (byId("memory").open) await list();
+  await learning;
+  const listing = byId("memory").open && list().catch((error) => error.message);
   const at = work.sentences.indexOf(last) + 1;
   for (const sentence of work.sentences) sentence.changed = false;
   for (const some of grouped([...work.sentences.slice(at), ...work.sentences.slice(0, at)], ({ source }) => source.length + 1)) {
@@ -89,21 +88,21 @@ async function translate(signal, say, done = "", last = null) {
   while (work.rest) await translateMore(signal, say, done);
   const count = (kind) => work.sentences.filter(kind).length;
   const changed = count((one) => one.changed), divided = count((one, n, all) => one.continues && !all[n - 1]?.continues);
-  const said = [done, changed ? `${counted(changed, "translation")} changed.` : ""].filter(Boolean);
+  const said = [done, changed ? `${counted(changed, "translation")} changed.` : "", await listing].filter(Boolean);
   if (!said.length) said.push(`${counted(work.sentences.length, "sentence")}.${data.learns ? " Ctrl + Enter confirms one." : ""}`);
   if (!done && divided) said.push(`${divided} ${divided === 1 ? "was" : "were"} longer than the model takes, and divided.`);
   return said.join(" ");
 }
 
-const sentencesOf = (q, signal) => ask("POST", "sentences", { q, confidence: true, alternatives: ALTERNATIVES }, signal);
+const sentencesOf = (q, signal) => ask("POST", "sentences", { q, confidence: true, ...OFFERED }, signal);
 
 // Show what sentences are translated as now, unless someone has written something else.
 function update(some, { sentences }) {
   const now = new Map(sentences.map((sentence) => [sentence.source, sentence]));
   for (const sentence of some) {
     const kept = edited(sentence) || sentence === composing;
-    const { translation, alternatives, words, learned } = now.get(sentence.source) ?? sentence;
-    Object.assign(sentence, { translation, alternatives, words, learned });
+    const { translation, alternatives, words, matches, learned } = now.get(sentence.source) ?? sentence;
+    Object.assign(sentence, { translation, alternatives, words, matches, learned });
     sentence.changed = !kept && edited(sentence);
     if (sentence.changed) put(sentence, wanted(sentence));
     paint(sentence);
@@ -114,17 +113,31 @@ async function translateMore(signal, say, done) {
   const [lines] = grouped(work.rest.match(/[^\n]*\n|[^\n]+/g), (line) => line.length);
   let piece = lines.join("").slice(0, data.most_characters).replace(/[\ud800-\udbff]$/, "");
   say(`${done} Translating … ${Math.round(100 - (100 * work.rest.length) / work.length)}%`);
-  let { sentences, after } = await sentencesOf(piece, signal);
+  let going = false, { sentences, after } = await sentencesOf(piece, signal);
   if (piece.length < lines.join("").length && sentences.length > 1) { // the last may go on, so the next piece has it
-    const { before, source } = sentences.pop();
+    const { before, source, continues } = sentences.pop();
     piece = piece.slice(0, piece.lastIndexOf(source));
-    after = before;
+    [after, going] = [before, continues];
   }
-  if (sentences.length) sentences[0].before = work.after + sentences[0].before;
+  if (sentences.length) {
+    sentences[0].before = work.after + sentences[0].before;
+    sentences[0].continues ||= work.continues;
+  }
   work.after = sentences.length ? after : work.after + after;
-  work.sentences.push(...sentences.map((one) => ({ ...one, text: mine.get(one.source) ?? wanted(one), changed: false })));
+  work.continues = going;
+  work.sentences.push(...sentences.map((one) => ({ ...one, changed: false })));
+  for (const [name, one] of named(work.sentences)) one.text ??= mine.get(name) ?? wanted(one);
   work.rest = work.rest.slice(piece.length);
   draw();
+}
+
+// Sentences with their names: their sources, and which of equal ones they are.
+function named(sentences) {
+  const seen = new Map();
+  return sentences.map((one) => {
+    seen.set(one.source, (seen.get(one.source) ?? 0) + 1);
+    return [`${seen.get(one.source)} ${one.source}`, one];
+  });
 }
 
 const shown = () => work.sentences.map(({ before, text }) => before + text).join("") + work.after;
@@ -153,6 +166,7 @@ function row(sentence) {
     paint(sentence);
   });
   on(box, "keydown", (event) => {
+    if (composed(event)) return;
     const step = event.altKey ? { ArrowDown: 1, ArrowUp: -1 }[event.key] : undefined;
     if (!step && !entered(event)) return;
     event.preventDefault();
@@ -176,7 +190,6 @@ function paint(sentence) {
   for (const one of ["edited", "remembered", "changed"]) item.classList.toggle(one, one === state);
   box.setAttribute("aria-label", `Translation${state && `, ${state}`}: ${sentence.source}`);
   behind.replaceChildren(...doubted(sentence), "\u200b");
-  byId("legend").hidden = !byId("rows").querySelector(".edited, .remembered, .changed, .doubtful");
   byId("copy").textContent = "Copy";
   if (sentence === current) show();
 }
@@ -204,6 +217,7 @@ function go(sentence, step) {
 
 function choose(sentence) {
   if (sentence === current) return;
+  const place = () => rows.get(sentence)?.item.getBoundingClientRect().top ?? 0, at = place();
   shut(false);
   if (current) rows.get(current)?.item.removeAttribute("aria-current");
   current = sentence;
@@ -214,24 +228,30 @@ function choose(sentence) {
   item.setAttribute("aria-current", "true");
   item.append(card);
   show();
-  look();
+  window.scrollBy({ top: place() - at, behavior: "instant" }); // the card that was above must not move what is pressed
 }
 
 function show() {
-  const { text, translation, alternatives = [], learned, source } = current;
+  const { text, translation, alternatives = [], learned, matches = [] } = current;
   const there = () => card.contains(document.activeElement), inside = there();
-  tools.replaceChildren(
+  renew(tools,
     ...(data.learns && (edited(current) || !learned) ? [button("Confirm", () => confirm(current), true)] : []),
     ...(edited(current) ? [button("Discard", () => put(current, wanted(current)))] : []),
     ...(learned ? [button("Undo", undo), make("span", { class: "badge remembered" }, "remembered")] : []),
     ...(why.hasChildNodes() ? [button("Hide tokens", () => { shut(false); why.replaceChildren(); show(); })]
       : data.explains ? [button("Where from?", explain)] : []));
   const different = [...new Set([translation, ...alternatives])].filter((one) => tidy(one) !== tidy(text));
-  others.replaceChildren(...titled("Alternatives", different.map((one) => [choice(one)])));
-  alike.replaceChildren(...titled("In the memory (struck out: only there; underlined: only here)",
-    (matches.get(source) ?? []).slice(0, MATCHES).map((one) => [make("span", language(data.source_language),
+  renew(others, ...titled("Alternatives", different.map((one) => [choice(one)])));
+  renew(alike, ...titled("In the memory (struck out: only there; underlined: only here)",
+    matches.map((one) => [make("span", language(data.source_language),
       make("b", {}, percent(one.likeness)), " ", ...one.changes.flatMap(difference)), choice(one.target)])));
   if (inside && !there()) rows.get(current).box.focus();
+}
+
+// Parts that are the same stay, with the focus and a click that has begun: what they do is for the current sentence.
+function renew(group, ...parts) {
+  const made = make("div", {}, ...parts);
+  if (made.innerHTML !== group.innerHTML) group.replaceChildren(...made.childNodes);
 }
 
 const titled = (title, items) => (items.length
@@ -247,20 +267,21 @@ function take(text) {
   if (!document.execCommand("insertText", false, text)) put(current, text);
 }
 
-async function look() {
-  const { source } = current;
-  if (!data.learns || asked.has(source)) return;
-  asked.add(source);
-  matches.set(source, (await ask("POST", "matches", { q: source }).catch(() => ({}))).matches);
-  if (current?.source === source) show();
+// Learn or forget something after what was asked for before.
+function inTurn(job) {
+  const changing = learning.then(job);
+  learning = changing.catch(() => {});
+  return changing;
 }
 
-// Learn or forget something after what was asked for before; a fault stays with the sentence.
+// The same of a sentence, with which a fault stays, and translate again.
 function change(sentence, job, last = null) {
   const { fault } = rows.get(sentence);
   fault.textContent = "";
-  const changing = learning.then(job);
-  learning = changing.catch((error) => { fault.textContent = error.message; });
+  const changing = inTurn(job).catch((error) => {
+    fault.textContent = error.message;
+    return "Not done: see below the sentence.";
+  });
   attempt("translating", async (signal, say) => {
     const done = await changing;
     if (rows.has(sentence)) paint(sentence);
@@ -274,6 +295,7 @@ function confirm(sentence) {
   go(sentence, 1);
   if (!data.learns || (sentence.learned && !edited(sentence))) return;
   change(sentence, async () => {
+    if (sentence.learned?.target === tidy(text)) return "Remembered."; // it was asked for twice
     const { id, memory, replaced } = await ask("POST", "learn", { q: source, s: text }, null, place);
     sentence.learned = { id, memory, target: tidy(text) };
     return replaced ? `Remembered, in place of ${quoted(replaced.target)}.` : "Remembered.";
@@ -283,6 +305,7 @@ function confirm(sentence) {
 function undo() {
   const sentence = current, { id, memory } = sentence.learned;
   change(sentence, async () => {
+    if (sentence.learned?.id !== id) return "Undone."; // it was asked for twice
     const { restored } = await ask("DELETE", `memory/${id}`, null, null, memory), free = !edited(sentence);
     sentence.learned = restored[0] ?? null;
     if (free && rows.has(sentence)) put(sentence, wanted(sentence));
@@ -291,16 +314,16 @@ function undo() {
 }
 
 async function explain() {
-  const sentence = current;
-  why.replaceChildren("…");
+  const waiting = make("p", {}, "…"), { source } = current;
+  why.replaceChildren(waiting);
   show();
-  const shown = await ask("POST", "explain", { q: sentence.source }).then((explanation) => {
+  const shown = await ask("POST", "explain", { q: source }).then((explanation) => {
     const cards = moreCards(explanation);
     for (const one of cards) one.tokens = tokenRow(one);
     const colours = ALL.map((part) => make("li", {}, make("i", { class: `swatch ${PARTS[part].by}` }), PARTS[part].name));
     return [make("ul", { class: "key small", "aria-label": "Colours" }, ...colours), ...cards.map(({ tokens }) => tokens)];
   }, (error) => [error.message]);
-  if (sentence === current) why.replaceChildren(...shown);
+  if (waiting.isConnected) why.replaceChildren(...shown);
 }
 
 // ---- what was learned
@@ -317,39 +340,33 @@ async function list() {
 }
 
 function pairRow(pair, all) {
-  const { id, source, target, memory, replaced_by: by } = pair, last = all.find((one) => one.id === by); // which counts
+  const { id, source, target, memory, replaced_by: by, deleted: gone } = pair, last = all.find((one) => one.id === by); // which counts
   const learn = (text) => ask("POST", "learn", { q: source, s: text }, null, memory);
-  const change = (name, done, job, first = false) => button(name, () => attempt("learning", async () => {
-    await job();
+  const change = (name, done, job) => button(name, () => attempt("learning", async () => {
+    await inTurn(job);
     attempt("translating", translate); // which lists pairs as well
     return done;
-  }), first);
-  const row = make("li", { class: pair.deleted ? "deleted" : by ? "replaced" : "" });
-  const text = make("span", language(data.target_language), target, ...(by ? [" ", make("span", { class: "badge" }, "replaced")] : []));
-  const when = pair.time && new Date(1000 * pair.time).toLocaleString("en-GB", { dateStyle: "medium", timeStyle: "short" });
-  const signed = [when, pair.author].filter(Boolean).join(" · ");
-  const show = (shown, ...buttons) => row.replaceChildren(make("span", language(data.source_language), source), shown,
-    make("p", { class: "actions" }, ...buttons.filter(Boolean)), ...(signed ? [make("p", { class: "small muted" }, signed)] : []));
-  const start = () => show(text, ...(pair.deleted ? [by && !last ? null : change("Undo", "It is back.", restore)] : [
-    by ? change("Bring back", "It counts again.", () => learn(target)) : button("Edit", edit),
-    change("Delete", "Deleted.", async () => {
-      await ask("DELETE", `memory/${id}`, null, null, memory);
-      deleted.push({ ...pair, deleted: true });
-    })]));
-  const edit = () => {
-    const box = make("textarea", { ...language(data.target_language), "aria-label": `Translation of ${quoted(source)}` });
-    const save = change("Save", "Saved.", () => learn(box.value), true);
-    box.value = target;
-    on(box, "keydown", (event) => (entered(event) ? save.click() : event.key === "Escape" && start()));
-    show(box, save, button("Cancel", start));
-    box.focus();
-  };
-  const restore = async () => {
+  }));
+  const box = make("span", { ...language(data.target_language), ...(!gone && !by && {
+    contenteditable: "plaintext-only", role: "textbox", "aria-label": `Translation of ${quoted(source)}` }) }, target);
+  const keep = change("Save", "Saved.", () => learn(box.textContent));
+  on(box, "input", () => { keep.hidden = tidy(box.textContent) === target; });
+  on(box, "keydown", (event) => entered(event) && keep.click());
+  keep.hidden = true;
+  const restore = change("Undo", "It is back.", async () => {
     deleted = deleted.filter((one) => one.id !== id);
     for (const one of [pair, last].filter(Boolean)) await learn(one.target);
-  };
+  });
+  const drop = change("Delete", "Deleted.", async () => {
+    await ask("DELETE", `memory/${id}`, null, null, memory);
+    deleted.push({ ...pair, deleted: true });
+  });
+  const buttons = gone ? [by && !last ? null : restore] : [by ? change("Bring back", "It counts again.", () => learn(target)) : keep, drop];
+  const when = pair.time && new Date(1000 * pair.time).toLocaleString("en-GB", { dateStyle: "medium", timeStyle: "short" });
+  const signed = [by && "replaced", when, pair.author].filter(Boolean).join(" · ");
+  const row = make("li", { class: gone ? "deleted" : by ? "replaced" : "" }, make("span", language(data.source_language), source), box,
+    make("p", { class: "actions" }, ...buttons), signed ? make("p", { class: "small muted" }, signed) : null);
   row.pair = JSON.stringify(pair);
-  start();
   return row;
 }
 
@@ -406,9 +423,9 @@ function start() {
   on(byId("ask"), "submit", (event) => {
     event.preventDefault();
     const text = byId("text").value;
-    mine = new Map(work.sentences.filter(edited).map((one) => [one.source, one.text]));
+    for (const [name, one] of named(work.sentences)) edited(one) ? mine.set(name, one.text) : mine.delete(name);
     choose(null);
-    Object.assign(work, { sentences: [], after: "", rest: text, length: text.length });
+    Object.assign(work, { sentences: [], after: "", rest: text, length: text.length, continues: false });
     draw();
     attempt("translating", translate);
   });
@@ -443,8 +460,8 @@ function start() {
   });
   on(document, "keydown", (event) => event.key === "Escape" && shut(true));
   // A reload, or a phone that needs the memory, leaves the work as it is.
-  const again = ["alternatives", "words"]; // come again when it is translated again
-  const keep = () => sessionStorage.setItem(WORK, JSON.stringify({ text: byId("text").value, name: byId("name").value, work },
+  const again = ["alternatives", "words", "matches"]; // come again when it is translated again
+  const keep = () => sessionStorage.setItem(WORK, JSON.stringify({ text: byId("text").value, name: byId("name").value, work, mine: [...mine] },
     (name, value) => (again.includes(name) ? undefined : value)));
   on(window, "pagehide", keep);
   on(document, "visibilitychange", keep);
@@ -452,6 +469,7 @@ function start() {
   if (kept === null) return;
   Object.assign(work, kept.work);
   [byId("text").value, byId("name").value] = [kept.text, kept.name ?? ""];
+  mine = new Map(kept.mine);
   draw();
   attempt("translating", translate);
 }

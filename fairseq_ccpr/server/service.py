@@ -6,15 +6,15 @@ import asyncio
 import json
 import re
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import ExitStack
-from dataclasses import asdict
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Event
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote
 from uuid import uuid4
 
@@ -55,14 +55,52 @@ T = TypeVar("T")
 Divide = Callable[[str], Segments]
 
 
+class Finished(NamedTuple):
+    """What a sentence is answered with: its translation, all of them with the markup of the source, what is like it."""
+
+    best: Translation
+    texts: list[str | Parts]
+    matches: list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Finish:
+    """Makes of translations what is answered, in the thread of the translator."""
+
+    marks: Sequence[list[Mark]] = ()  # the markup of each sentence, if any
+    strict: bool = (
+        True  # whether a sentence without a translation refuses the request, or else stays as it is
+    )
+    several: bool = False  # whether the next best translations are wanted as well
+    rated: bool = False
+    matches: int = 0  # of sentences of the memories that are most like each
+
+    def __call__(self, translator: Translator, first: int, found: list[Translation]) -> list[Finished]:
+        for one in found if self.strict else ():
+            if one.fault:
+                raise bad(f"the sentence {one.source[:40]!r} … has no translation: {one.fault}")
+        found = list(map(translator.rated, found)) if self.rated else found
+        ranked = [[one, *one.alternatives] if self.several else [one] for one in found]
+        marks = self.marks[first : first + len(found)] or [[] for _ in found]
+        each = with_markup(translator, ranked, marks)
+        return [
+            Finished(one, texts, self._matches(translator, one.source)) for one, texts in zip(found, each)
+        ]
+
+    def _matches(self, translator: Translator, source: str) -> list[dict[str, Any]]:
+        each = (matches_of(one, source) or [] for one in translator.members) if self.matches else ()
+        best = sorted(chain.from_iterable(each), key=lambda match: -match.likeness)[: self.matches]
+        return [asdict(match) | {"changes": changes(match.source, source)} for match in best]
+
+
 class Service:
-    """Answers the requests; only this may use the translator from now on."""
+    """Answers the requests; only this may use the translator from now on, in its thread, or to encode text."""
 
     def __init__(self, translator: Translator, limits: Limits) -> None:
         self.work, self.limits, self.stopping = Work(translator), limits, Event()
         task = translator.cfg.task
         self.source, self.target = task.source_lang, task.target_lang
-        self.fits, self._fitting = translator.fits, partial(Segments.fitting, fits=translator.fits)
+        self._fitting = partial(Segments.fitting, fits=translator.fits)
         memories = {name: (one.ensemble or one.alone).memories for name, one in translator.named.items()}
         self.names, self.sessions = [*memories], len(translator.models) == 1
         self.memories = [one.name for one in next(iter(memories.values())) if one.acts_on == "vote"]
@@ -117,19 +155,20 @@ class Service:
         """Translate `q`, and tell its sentences apart: what is before each, and the pair learned for it."""
         memory, alternatives = self._memory(asked), given.number(asked, "alternatives", 0)
         (text,) = await self._divided([given.text(asked, "q", self.limits.most_characters)], self._fitting)
-        finish = _rated if given.flag(asked, "confidence") else _checked
-        found = await asyncio.wrap_future(self.work.translate(text.sentences, finish, memory))
+        rated, matches = given.flag(asked, "confidence"), given.number(asked, "matches", 0)
+        finish = Finish(several=alternatives > 0, rated=rated, matches=matches)
+        found = await self._finished(text.sentences, finish, memory)
         learned = await self._call(partial(learned_for, sources=text.sentences), memory)
-        translations = [one.text for one in found]
+        translations = [one.best.text for one in found]
         sentences = [
             {
                 "before": f"{before}{text.space_before(number, translations)}",
                 "continues": number in text.continued,
-                "source": one.source, "translation": one.text, "learned": known and of_pair(*known),
-                "alternatives": [other for other in _texts(one) if other != one.text][:alternatives],
-                "confidence": one.confidence, "words": one.word_confidences,
+                "source": best.source, "translation": best.text, "learned": known and of_pair(*known),
+                "alternatives": [*dict.fromkeys(texts)][1 : 1 + alternatives], "matches": alike,
+                "confidence": best.confidence, "words": best.word_confidences,
             }
-            for number, (before, one, known) in enumerate(zip(text.parts[::2], found, learned))
+            for number, (before, (best, texts, alike), known) in enumerate(zip(text.parts[::2], found, learned))
         ]  # fmt: skip
         return {"sentences": sentences, "after": text.parts[-1]}
 
@@ -148,10 +187,8 @@ class Service:
         with TemporaryDirectory() as own:
             sent = Path(own, name)
             await asyncio.to_thread(sent.write_bytes, await file.read())
-            try:
+            with _naming(own):
                 document = await asyncio.to_thread(open_document, sent)
-            except ConfigurationError as error:
-                raise ConfigurationError(str(error).replace(f"{own}/", "")) from None
             parts = await self._portions(document.segments, self._memory(asked))
             with atomic_file(made) as partial_file:
                 await asyncio.to_thread(document.save, parts, partial_file)
@@ -277,15 +314,10 @@ class Service:
                         f"the file is more than {most >> 10:,} KiB unpacked: use fairseq-ccpr learn"
                     )
 
-            def told_here(error: Exception) -> str:
-                return str(error).replace(f"{folder}/", "")
-
-            try:
+            with _naming(folder):  # it may be no such file
                 pairs = read_memory(Path(folder, name), self.source, self.target, skipped, unconfirmed, watch)
                 batches = iter(lambda: list(islice(pairs, ROUND_SENTENCES)), [])
                 first: list[Pair] = await asked["unless_gone"](asyncio.to_thread(next, batches, []))
-            except ConfigurationError as error:  # this is no such file
-                raise ConfigurationError(told_here(error)) from None
             kept = stack.pop_all()
 
         async def lines() -> AsyncIterator[str]:
@@ -299,21 +331,10 @@ class Service:
                         yield json.dumps(counts) + "\n"
                         some = await asyncio.to_thread(next, batches, [])
                 except (CcprError, BusyError) as error:
-                    end = {"error": told_here(error)}
+                    end = {"error": str(error).replace(f"{folder}/", "")}
             yield json.dumps({**counts, "skipped": skipped, **end}) + "\n"
 
         return StreamingResponse(lines(), media_type="application/x-ndjson")
-
-    async def matches(self, asked: Parameters) -> dict[str, Any]:
-        """Return the sentences of the datastore most like `q`, and what is other in it; null: not known."""
-        text, memory = given.text(asked, "q", self.limits.most_characters), self._memory(asked, one=True)
-        if not self.fits(text):  # what follows takes the square of its length
-            raise bad("the parameter q is longer than the model takes: send one of its sentences")
-        found = await self._call(partial(matches_of, sentence=text), memory)
-        if found is None:
-            return {"matches": None}
-        differences = await asyncio.to_thread(lambda: [changes(one.source, text) for one in found])
-        return {"matches": [asdict(one) | {"changes": each} for one, each in zip(found, differences)]}
 
     async def explain(self, asked: Parameters) -> Explanation:
         """Translate the sentences of `q`, and say where each token came from, where this server can."""
@@ -325,8 +346,9 @@ class Service:
         if not sentences:
             raise bad("the parameter q has no sentence: expected one or more")
         if memory[0] not in self.explained:
-            translations = await asyncio.wrap_future(self.work.translate(sentences, _checked, memory))
-            found = [(one.source, one.text) for one in translations]
+            found = [
+                (one.best.source, one.best.text) for one in await self._finished(sentences, Finish(), memory)
+            ]
             signature = await self._call(lambda translator: translator.signature, memory)
             languages = language_code(self.source), language_code(self.target)
             return unexplained(found, languages, signature or "")
@@ -413,15 +435,15 @@ class Service:
         """
         segments = await self._divided(texts, divide)
         sentences, marks = with_marks(segments)
-        finish = partial(_with_markup, marks, alternatives, rated)
-        translations: list[Any] = await asyncio.wrap_future(self.work.translate(sentences, finish, memory))
-        each = iter(translations)
+        finish = Finish(marks, several=alternatives > 0, rated=rated)
+        each = iter(await self._finished(sentences, finish, memory))
         found, confidences, divided = [], list[float | None](), list[int]()
         for text in segments:
-            own, sure, parts = zip(*[next(each) for _ in text.sentences]) if text.sentences else ((), (), ())
-            found.append(text.ranked(own)[: 1 + alternatives])
-            confidences.append(None if None in sure else min(sure, default=1.0))
-            divided.append(sum(parts))
+            own = list(islice(each, len(text.sentences)))
+            found.append(text.ranked([one.texts for one in own])[: 1 + alternatives])
+            sure = (one.best.confidence for one in own)
+            confidences.append(min(sure, key=lambda one: -1.0 if one is None else one, default=1.0))
+            divided.append(sum(bool(one.best.parts) for one in own))
         return found, confidences, divided
 
     async def _portions(self, segments: list[Segments], memory: tuple[str, ...]) -> list[Any]:
@@ -433,18 +455,27 @@ class Service:
         if len(sentences) > MOST_IN_FILE:
             count = f"the file has {len(sentences):,} sentences, and this server takes {MOST_IN_FILE:,}"
             raise bad(f"{count}: divide it, or use fairseq-ccpr translate", 413)
+        most = self.limits.most_characters
+        if long := next((one for one in sentences if len(one) > most), ""):
+            told = f"a sentence of the file, {long[:40]!r} …, has {len(long):,} characters"
+            raise bad(f"{told}, and this server takes {most:,}: end its sentences with a mark or a line", 413)
         found: list[Any] = []
         while some := sentences[len(found) : len(found) + PORTION]:
-            finish = partial(_as_far_as_translated, marks[len(found) : len(found) + PORTION])
+            finish = Finish(marks[len(found) : len(found) + PORTION], strict=False)
             try:
-                more: list[Any] = await asyncio.wrap_future(self.work.translate(some, finish, memory))
+                more = await self._finished(some, finish, memory)
             except BusyError:
                 if not found or self.stopping.is_set() or not self.work.alive:
                     raise
                 await asyncio.sleep(1)
             else:
-                found += more
+                found += [one.texts[0] for one in more]
         return found
+
+    async def _finished(
+        self, sentences: list[str], finish: Finish, memory: tuple[str, ...]
+    ) -> list[Finished]:
+        return await asyncio.wrap_future(self.work.translate(sentences, finish, memory))
 
     async def _call(self, function: Callable[[Translator], T], memory: tuple[str, ...] = ()) -> T:
         called = self.work.call(lambda translator: function(translator.over(memory)))
@@ -455,44 +486,13 @@ def _file_name(given: str) -> Path:
     return Path(re.sub(r"[^\w. -]", "_", given).lstrip(".")[-60:] or "file")
 
 
-def _as_far_as_translated(
-    marks: Sequence[list[Mark]], translator: Translator, first: int, translations: list[Translation]
-) -> list[str | Parts]:
-    """Return translations with the markup of their sources; a sentence without one stays as it is."""
-    return [one for (one,) in with_markup(translator, [[one] for one in translations], marks[first:])]
-
-
-def _checked(translator: Translator, first: int, translations: list[Translation]) -> list[Translation]:
-    for number, one in enumerate(translations, first + 1):
-        if one.fault:
-            raise bad(f"sentence {number} has no translation: {one.fault}")
-    return translations
-
-
-def _rated(translator: Translator, first: int, translations: list[Translation]) -> list[Translation]:
-    return list(map(translator.rated, _checked(translator, first, translations)))
-
-
-def _with_markup(
-    marks: list[list[Mark]],
-    alternatives: int,
-    rated: bool,
-    translator: Translator,
-    first: int,
-    translations: list[Translation],
-) -> list[tuple[list[str | Parts], float | None, bool]]:
-    """Return the best translations of each sentence, with the markup of its source, the confidence, and
-    whether it was translated in parts.
-    """
-    translations = (_rated if rated else _checked)(translator, first, translations)
-    ranked = [[one, *one.alternatives] if alternatives else [one] for one in translations]
-    marked = with_markup(translator, ranked, marks[first:])
-    return [(texts, best[0].confidence, bool(best[0].parts)) for texts, best in zip(marked, ranked)]
-
-
-def _texts(one: Translation) -> list[str]:
-    """Return the best translation and others, each once."""
-    return list(dict.fromkeys(each.text for each in (one, *one.alternatives)))
+@contextmanager
+def _naming(folder: str) -> Iterator[None]:
+    """Name a file that was sent as its sender does, where it is refused: without the server's folder."""
+    try:
+        yield
+    except ConfigurationError as error:
+        raise ConfigurationError(str(error).replace(f"{folder}/", "")) from None
 
 
 def of_pair(pair: LearnedPair, memory: str) -> dict[str, Any]:

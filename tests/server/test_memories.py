@@ -217,6 +217,8 @@ def test_keys_that_cannot_be(tmp_path: Path) -> None:
         ("a good key\t ,", "line 1, opens the memory ''"),
         ("another key\na good key\t", "line 2, opens the memory ''"),
         ("a good key\t\n", "line 1, opens the memory ''"),
+        ("a good key\t\tbikes", "line 1, opens the memory ''"),
+        ("a good key\tbikes\tAn\u202ena", r"line 1, the author is 'An\\u202ena': give a name of at most 100"),
     ):
         (tmp_path / "keys").write_text(text)
         with pytest.raises(ConfigurationError, match=f"--api-key-file .*, {sentence}"):
