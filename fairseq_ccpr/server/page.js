@@ -12,7 +12,7 @@ const work = { sentences: [], after: "", rest: "", length: 0, continues: false }
 const rows = new Map(); // what shows the sentences: the item of the list, the box to edit, what is behind its text, a fault
 const card = byId("sentence"), [tools, others, alike, why] = card.children;
 let current = null, composing = null; // the sentence at the cursor; the one that an input method writes in
-let mine = new Map(); // translations that were edited before the text was translated anew, see `named`
+let mine = new Map(); // translations that were edited before the text was translated anew, see `occurrences`
 let learning = Promise.resolve(); // ends after what is learned and forgotten, which is one after the other
 let listed = 100, deleted = []; // how many pairs are shown; those that can come back
 
@@ -49,11 +49,11 @@ async function attempt(lane, job) {
     if (place.task !== task) return;
     status.textContent = text;
     place.classList.toggle("fault", fault);
-    stop.hidden = done;
+    if (stop) stop.hidden = done;
   };
   place.task?.abort();
   place.task = task;
-  stop.onclick = () => task.abort();
+  if (stop) stop.onclick = () => task.abort();
   say("…");
   const stopped = (error) => error.name === "AbortError";
   await job(task.signal, say).then((text) => say(text, false, true),
@@ -126,13 +126,13 @@ async function translateMore(signal, say, done) {
   work.after = sentences.length ? after : work.after + after;
   work.continues = going;
   work.sentences.push(...sentences.map((one) => ({ ...one, changed: false })));
-  for (const [name, one] of named(work.sentences)) one.text ??= mine.get(name) ?? wanted(one);
+  for (const [name, one] of occurrences(work.sentences)) one.text ??= mine.get(name) ?? wanted(one);
   work.rest = work.rest.slice(piece.length);
   draw();
 }
 
 // Sentences with their names: their sources, and which of equal ones they are.
-function named(sentences) {
+function occurrences(sentences) {
   const seen = new Map();
   return sentences.map((one) => {
     seen.set(one.source, (seen.get(one.source) ?? 0) + 1);
@@ -365,7 +365,7 @@ function pairRow(pair, all) {
   const when = pair.time && new Date(1000 * pair.time).toLocaleString("en-GB", { dateStyle: "medium", timeStyle: "short" });
   const signed = [by && "replaced", when, pair.author].filter(Boolean).join(" · ");
   const row = make("li", { class: gone ? "deleted" : by ? "replaced" : "" }, make("span", language(data.source_language), source), box,
-    make("p", { class: "actions" }, ...buttons), signed ? make("p", { class: "small muted" }, signed) : null);
+    make("p", { class: "small muted" }, signed), make("p", { class: "actions" }, ...buttons));
   row.pair = JSON.stringify(pair);
   return row;
 }
@@ -423,7 +423,7 @@ function start() {
   on(byId("ask"), "submit", (event) => {
     event.preventDefault();
     const text = byId("text").value;
-    for (const [name, one] of named(work.sentences)) edited(one) ? mine.set(name, one.text) : mine.delete(name);
+    for (const [name, one] of occurrences(work.sentences)) edited(one) ? mine.set(name, one.text) : mine.delete(name);
     choose(null);
     Object.assign(work, { sentences: [], after: "", rest: text, length: text.length, continues: false });
     draw();
