@@ -56,7 +56,7 @@ Divide = Callable[[str], Segments]
 
 
 class Finished(NamedTuple):
-    """What a sentence is answered with: its translation, all of them with the markup of the source, what is like it."""
+    """What a sentence is answered with: its translation, all with the markup of the source, and what is like it."""
 
     best: Translation
     texts: list[str | Parts]
@@ -159,7 +159,7 @@ class Service:
         finish = Finish(several=alternatives > 0, rated=rated, matches=matches)
         found = await self._finished(text.sentences, finish, memory)
         learned = await self._call(partial(learned_for, sources=text.sentences), memory)
-        translations = [one.best.text for one in found]
+        translations, each = [one.best.text for one in found], zip(text.parts[::2], found, learned)
         sentences = [
             {
                 "before": f"{before}{text.space_before(number, translations)}",
@@ -168,7 +168,7 @@ class Service:
                 "alternatives": [*dict.fromkeys(texts)][1 : 1 + alternatives], "matches": alike,
                 "confidence": best.confidence, "words": best.word_confidences,
             }
-            for number, (before, (best, texts, alike), known) in enumerate(zip(text.parts[::2], found, learned))
+            for number, (before, (best, texts, alike), known) in enumerate(each)
         ]  # fmt: skip
         return {"sentences": sentences, "after": text.parts[-1]}
 
