@@ -79,8 +79,9 @@ class Translation:
             probable it is that a reference has it; None of one that the tokens are not seen to write, as
             where a pair was learned in another form than they spell.
         parts: the translations of its parts where a sentence is longer than the models take. `text` joins
-            theirs then, `tokens` and `token_scores` are those of one after the other, `score` is their mean
-            by tokens, and `confidence` the lowest.
+            theirs then, `tokens` and `token_scores` are those of one after the other, each with its end,
+            `score` is their mean by tokens, `confidence` the lowest, and `word_confidences` lack a part that
+            was copied.
     """
 
     source: str

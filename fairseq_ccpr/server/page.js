@@ -349,8 +349,8 @@ function pairRow(pair, all) {
   }));
   const box = make("span", { ...language(data.target_language), ...(!gone && !by && {
     contenteditable: "plaintext-only", role: "textbox", "aria-label": `Translation of ${quoted(source)}` }) }, target);
-  const keep = change("Save", "Saved.", () => learn(box.textContent));
-  on(box, "input", () => { keep.hidden = tidy(box.textContent) === target; });
+  const keep = change("Save", "Saved.", () => learn(box.innerText));
+  on(box, "input", () => { keep.hidden = tidy(box.innerText) === target; });
   on(box, "keydown", (event) => entered(event) && keep.click());
   keep.hidden = true;
   const restore = change("Undo", "It is back.", async () => {

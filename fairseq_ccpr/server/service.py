@@ -68,9 +68,7 @@ class Finish:
     """Makes of translations what is answered, in the thread of the translator."""
 
     marks: Sequence[list[Mark]] = ()  # the markup of each sentence, if any
-    strict: bool = (
-        True  # whether a sentence without a translation refuses the request, or else stays as it is
-    )
+    strict: bool = True  # whether one without a translation refuses the request; otherwise it stays
     several: bool = False  # whether the next best translations are wanted as well
     rated: bool = False
     matches: int = 0  # of sentences of the memories that are most like each
@@ -81,11 +79,9 @@ class Finish:
                 raise bad(f"the sentence {one.source[:40]!r} … has no translation: {one.fault}")
         found = list(map(translator.rated, found)) if self.rated else found
         ranked = [[one, *one.alternatives] if self.several else [one] for one in found]
-        marks = self.marks[first : first + len(found)] or [[] for _ in found]
-        each = with_markup(translator, ranked, marks)
-        return [
-            Finished(one, texts, self._matches(translator, one.source)) for one, texts in zip(found, each)
-        ]
+        marked = with_markup(translator, ranked, self.marks[first:] or [[] for _ in found])
+        alike = [self._matches(translator, one.source) for one in found]
+        return [Finished(*each) for each in zip(found, marked, alike)]
 
     def _matches(self, translator: Translator, source: str) -> list[dict[str, Any]]:
         each = (matches_of(one, source) or [] for one in translator.members) if self.matches else ()

@@ -282,6 +282,18 @@ def test_a_confirm_that_fails_or_comes_twice_stops_nothing(
     learned[0].continue_()
     shown.said("Remembered.")
     assert [one.count for one in server.translator.memory()] == [1]
+    learned.clear()
+    asked = list[str]()
+    shown.page.on("request", lambda sent: asked.append(sent.url) if "sentences" in sent.url else None)
+    shown.boxes.nth(2).fill("It is being learned.")
+    shown.page.keyboard.press("Control+Enter")
+    shown.button("Translate").click()
+    expect(shown.boxes).to_have_count(0)
+    assert shown.page.evaluate("fetch('health').then((answer) => answer.ok)")  # as long as a request takes
+    assert not asked  # as what is answered would lack what is being learned
+    learned[0].continue_()
+    shown.said("sentences. Ctrl + Enter confirms one.")
+    assert "It is being learned." in shown.marked("remembered") and not shown.marked("edited")
     shown.page.unroute_all()
     shown.close()
 
