@@ -84,7 +84,8 @@ class Finish:
         return [Finished(*each) for each in zip(found, marked, alike)]
 
     def _matches(self, translator: Translator, source: str) -> list[dict[str, Any]]:
-        each = (matches_of(one, source) or [] for one in translator.members) if self.matches else ()
+        members = translator.members if self.matches else ()
+        each = (matches_of(one, source) or [] for one in members)
         best = sorted(chain.from_iterable(each), key=lambda match: -match.likeness)[: self.matches]
         return [asdict(match) | {"changes": changes(match.source, source)} for match in best]
 
