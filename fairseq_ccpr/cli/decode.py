@@ -248,8 +248,9 @@ The datastore stores model, languages, dictionaries, subwords and tuned settings
 alone, with the dictionaries and subwords in its own folder. Any option of fairseq-generate may be given, such as --beam or
 --lenpen.
 
-Every input line yields one output line. An empty line yields an empty one. So does a line that is longer than the model
-accepts, which is reported on standard error; the exit code is then 1.
+Every input line yields one output line. An empty line yields an empty one. A line that is longer than the
+model accepts is divided after a clause or at a space and translated in parts, as standard error tells.
+One that cannot be divided yields an empty line, and the exit code 1.
 
 A document keeps its form, and formats and links go to the words that they belong to:
 
@@ -298,7 +299,7 @@ def translate(
         _tell_unexpected(first, system.task.cfg.source_lang)
     shown = not quiet and sys.stderr.isatty()
     total = sum(1 for path in input for _ in read_lines(path)) if input and shown else None
-    faults = []
+    told, failed = list[str](), False
     with progress_bar("translations", "sentence", total=total, quiet=quiet or terminal) as bar:
         window = 1 if terminal else buffer_size
         for number, one in enumerate(system.translate(lines, bar.update, window, confidence=confidence), 1):
@@ -308,15 +309,19 @@ def translate(
                 text if output_format == TEXT else json.dumps(asdict(one), ensure_ascii=False), flush=at_once
             )
             if one.fault:
-                faults.append((number, one.fault))
-    _tell_faults(system, faults)
-    return 1 if faults else 0
+                failed = True
+                told.append(f"line {number} has no translation: {one.fault}")
+            elif one.parts:
+                whole = f"line {number} is longer than the model takes"
+                told.append(f"{whole}: it was translated in {len(one.parts)} parts")
+    _tell(system, told)
+    return int(failed)
 
 
-def _tell_faults(system: System, faults: list[tuple[int, str]]) -> None:
-    """Tell which lines have no translation, and of a glossary that was of no use."""
-    for number, fault in faults:
-        print(f"line {number} has no translation: {fault}", file=sys.stderr)
+def _tell(system: System, told: list[str]) -> None:
+    """Tell what is to be known of lines, and of a glossary that was of no use."""
+    for sentence in told:
+        print(sentence, file=sys.stderr)
     terms = system.task.glossary
     if terms is not None and terms.searched and not terms.found:
         print(

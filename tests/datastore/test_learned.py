@@ -87,6 +87,26 @@ def test_a_pair_that_is_learned_again_is_counted(folder: Path) -> None:
     assert ids_of(store.learn([new_pair(1)])) == [3] and store.pairs[3].count == 1
 
 
+def test_a_pair_keeps_when_and_by_whom_it_was_learned_last(folder: Path) -> None:
+    store, first = store_at(folder), replace(new_pair(1), time=1_700_000_000, author="Änne")
+    store.learn([first, new_pair(2)])
+    store.learn(
+        [replace(new_pair(3), time=1 << 33, author="Bo"), replace(first, time=1_800_000_000, author="")]
+    )
+    store.learn([replace(first, target="Other.", time=1_900_000_000, author="Ö\t中")])
+    known = {1: (1_800_000_000, ""), 2: (0, ""), 3: (1 << 33, "Bo"), 4: (1_900_000_000, "Ö\t中")}
+    store.close()
+    counting = [*store.pairs.values()]
+    records = store.records_after_compaction(store.datastore.section, None, counting)
+    for one in (store, store_at(folder)):
+        assert {pair.id: (pair.time, pair.author) for pair in one.find("")} == known
+    create_journal(journal_path(folder, 0), records)
+    after = store_at(folder)
+    assert {pair.id: (pair.time, pair.author) for pair in after.find("")} == known
+    after.forget([4])
+    assert after._all[4].author == "" and after.pairs[1].time == 1_800_000_000
+
+
 def test_one_writes_and_others_read_until_it_closes(folder: Path) -> None:
     first, second = store_at(folder), store_at(folder)
     first.learn([new_pair(1)])
@@ -352,7 +372,7 @@ def test_pairs_that_were_learned_without_phrases_have_them_once_they_are_learned
 
 @pytest.mark.parametrize(
     ("version", "what_to_do"),
-    [(4, "export the pairs with the version that learned them, move"), (6, "upgrade fairseq-ccpr")],
+    [(4, "export the pairs with the version that learned them, move"), (7, "upgrade fairseq-ccpr")],
 )
 def test_a_journal_of_another_version_is_refused_and_stays(
     folder: Path, version: int, what_to_do: str
@@ -363,7 +383,7 @@ def test_a_journal_of_another_version_is_refused_and_stays(
     create_journal(path, [b"\0" + json.dumps(header).encode()])
     before = path.read_bytes()
     with pytest.raises(
-        DatastoreError, match=f"has format version {version}, and this .* reads 5: {what_to_do}"
+        DatastoreError, match=f"has format version {version}, and this .* reads 5 and 6: {what_to_do}"
     ):
         store_at(folder)
     assert path.read_bytes() == before
