@@ -264,7 +264,7 @@ def _decoding(config: ExperimentConfig, plan: Plan, runner: Runner, domain: str,
     }
     settings = None
     if tuned is not None:
-        options = tuned.outputs[0].read_text(encoding="utf-8").strip()
+        options = runner.portable(tuned.outputs[0].read_text(encoding="utf-8").strip())
         settings = {"on": config.system(name).tuned_on(domain), "options": options}
     return {
         "speed": row["speed"], "tokens_per_second": row["tokens_per_second"],
