@@ -70,6 +70,7 @@ def test_experiment_finds_what_its_commands_find(world: World, made: Path, tmp_p
     assert knn["stores"] == fixed["stores"] and fixed["tuned"] is None  # the store was built once
     assert "tokens/verses/knn-mt" in fixed["stages"] and "k:2|" in fixed["retrieval_signature"]
     assert tenth["stores"]["tokens"]["share"] == 0.1 and tenth["tuned"]["on"] == "few"
+    assert str(out) not in tenth["tuned"]["options"]
     trusted = "--trust" in tenth["tuned"]["options"]
     assert (
         trusted == ("trust:learned-" in tenth["retrieval_signature"])
