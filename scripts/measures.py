@@ -33,7 +33,7 @@ BOUNDS = {  # each at most
     "statements in phrases": 510,
     "statements in the core": 21722,
     "names of constants with more than two values": 0,
-    "names of constants with two values": 41,
+    "names of constants with two values": 42,
     "constants below a definition they do not need": 0,
     "functions above 60 lines": 0,
     "# fmt: skip": 30,

@@ -258,7 +258,7 @@ def test_tuning_an_adapters_store_tries_both_kinds_of_share(
     del words[at : at + 2]
     fixed = ["--combiner", "fixed"]
     shown = call("tune", *words, *fixed, "--output", tmp_path / "options", "--decode", 4).stdout
-    assert "5,600 settings" in shown and "4 by BLEU" in shown
+    assert "5,600 settings" in shown and "4 by the mean of BLEU and chrF" in shown
     assert (
         "--tokens-confidence" in (chosen := (tmp_path / "options").read_text())
         or "--no-tokens-confidence" in chosen

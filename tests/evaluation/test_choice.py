@@ -39,7 +39,7 @@ def trial(prefer: str, scores: dict[str, TranslationScores], seconds: dict[str, 
 )
 def test_the_best_or_the_fastest_beside_it(bleu: dict[str, float], quality: str, speed: str) -> None:
     tried = [candidate(name) for name in "abc"]
-    scores = {name: TranslationScores(value, 0.0, "", "") for name, value in bleu.items()}
+    scores = {name: TranslationScores(value, value, "", "") for name, value in bleu.items()}
     seconds = {"a": 3.0, "b": 2.0, "c": 1.0, "base": 0.5}
     for prefer, name in {QUALITY: quality, SPEED: speed}.items():
         assert trial(prefer, scores, seconds).choose(tried).name == name
@@ -57,20 +57,20 @@ def test_the_best_or_the_fastest_beside_it(bleu: dict[str, float], quality: str,
 def test_more_neighbours_must_gain(many: float, few: float, trust: bool, chosen: str) -> None:
     tried = [candidate("many", 32, trust), candidate("few", 8, trust)]
     values = {"many": many, "few": few, "base": 20.0}
-    scores = {name: TranslationScores(value, 0.0, "", "") for name, value in values.items()}
+    scores = {name: TranslationScores(value, value, "", "") for name, value in values.items()}
     assert trial(QUALITY, scores, {}).choose(tried).name == chosen
 
 
 def test_leaving_the_text_out_is_timed_and_other_weights_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
     def decoded(trial: Trial, tried: list[Any], samples: Any, base: bool) -> Any:
         names = [one.name for one in tried] + ["base"] * base
-        scores = dict.fromkeys(names, TranslationScores(29.9, 0.0, "", ""))
+        scores = dict.fromkeys(names, TranslationScores(29.9, 29.9, "", ""))
         return scores, {"base": 4.0, names[0]: 6.0}, Decodings(dict.fromkeys(names, SystemOutput()))
 
     monkeypatch.setattr(Trial, "_decode", decoded)
     whole, half, none = map(candidate, ("whole", "half", "none"))
     scores = {
-        name: TranslationScores(value, 0.0, "", "") for name, value in {"base": 20.0, "whole": 30.0}.items()
+        name: TranslationScores(value, value, "", "") for name, value in {"base": 20.0, "whole": 30.0}.items()
     }
     took = {"base": 2.0, "whole": 3.5}  # of another decoding, on a machine that was less busy
     decoded_before = trial(SPEED, scores, took)
@@ -93,7 +93,7 @@ def test_what_loses_much_more_on_other_text_is_not_chosen(losses: dict[str, floa
     tried = [candidate(name) for name in "abc"]
     bleu = {"a": 30.0, "b": 29.0, "c": 28.0, "base": 20.0}
     decoded = trial(
-        QUALITY, {name: TranslationScores(value, 0.0, "", "") for name, value in bleu.items()}, {}
+        QUALITY, {name: TranslationScores(value, value, "", "") for name, value in bleu.items()}, {}
     )
     decoded.losses = losses
     assert decoded.choose(tried).name == chosen
@@ -102,7 +102,7 @@ def test_what_loses_much_more_on_other_text_is_not_chosen(losses: dict[str, floa
 @pytest.mark.parametrize(("model", "chosen"), [(30.0, "a"), (29.0, "b"), (37.0, "a")])
 def test_what_is_worse_than_the_model_sets_no_bar_on_other_text(model: float, chosen: str) -> None:
     bleu = {"a": 36.0, "b": 29.9, "base": model}  # b loses nothing
-    scores = {name: TranslationScores(value, 0.0, "", "") for name, value in bleu.items()}
+    scores = {name: TranslationScores(value, value, "", "") for name, value in bleu.items()}
     decoded = trial(QUALITY, scores, {})
     decoded.losses = {"a": 0.02, "b": 0.0}
     assert decoded.choose([candidate("a"), candidate("b")]).name == chosen
@@ -148,7 +148,7 @@ def test_one_batch_is_decoded_again_with_the_finalists(monkeypatch: pytest.Monke
     def decoded(trial: Trial, tried: list[Any], samples: Any, base: bool = True, before: Any = None) -> Any:
         names = [one.name for one in tried] + ["base"] * base
         took = {name: float(2 + len(name)) for name in names}
-        scores = dict.fromkeys(names, TranslationScores(29.9, 0.0, "", ""))
+        scores = dict.fromkeys(names, TranslationScores(29.9, 29.9, "", ""))
         return scores, took, Decodings({name: SystemOutput() for name in names})
 
     monkeypatch.setattr(Trial, "_decode", decoded)
@@ -174,7 +174,7 @@ def test_columns_of_a_table_stay_apart() -> None:
 def test_of_equally_fast_ones_the_better_one() -> None:
     tried = [candidate(name) for name in "ab"]
     scores = {
-        name: TranslationScores(value, 0.0, "", "")
+        name: TranslationScores(value, value, "", "")
         for name, value in {"a": 9.9, "b": 10.0, "base": 7.0}.items()
     }
     assert trial(SPEED, scores, {"a": 2.0, "b": 2.0, "base": 1.0}).choose(tried).name == "b"
@@ -191,7 +191,7 @@ def test_of_equally_fast_ones_the_better_one() -> None:
 def test_what_copies_less_keeps_half_of_the_gain(copied: dict[str, float], chosen: str) -> None:
     tried = [candidate(name) for name in "abc"]
     bleu = {"a": 30.0, "b": 26.0, "c": 24.0, "base": 20.0}
-    scores = {name: TranslationScores(value, 0.0, "", "") for name, value in bleu.items()}
+    scores = {name: TranslationScores(value, value, "", "") for name, value in bleu.items()}
     decoded = trial(FAITHFUL, scores, {})
     decoded.decoded.copied = {**copied, "base": 0.0, REFERENCES: 0.25}
     assert decoded.choose(tried).name == chosen

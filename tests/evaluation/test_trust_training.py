@@ -386,7 +386,7 @@ def test_phrases_that_translate_worse_are_left_out(
         bleu = {one.name: 1.0 + (one.ensemble.find(PhraseMemory) is None) for one in tried} | {
             "base": 0.5 if helps else 3.0
         }
-        scores = {n: TranslationScores(value, 0.0, "", "") for n, value in bleu.items()}
+        scores = {n: TranslationScores(value, value, "", "") for n, value in bleu.items()}
         return scores, dict.fromkeys(bleu, 1.0), Decodings(dict.fromkeys(bleu, SystemOutput()))
 
     options = world.options("--no-progress-bar")
@@ -421,7 +421,7 @@ def test_votes_are_bounded_where_translations_are_better_or_more_faithful(
     def scored(trial: Any, tried: list[Candidate], *others: Any) -> Any:
         bounds = {one.name: one.ensemble.find(PhraseMemory).settings.consent == CONSENT for one in tried}
         bleu = {name: 5.0 - loss * bound for name, bound in bounds.items()} | {"base": 1.0}
-        scores = {n: TranslationScores(value, 0.0, "", "") for n, value in bleu.items()}
+        scores = {n: TranslationScores(value, value, "", "") for n, value in bleu.items()}
         shares.update({name: 0.2 if bound else 0.4 for name, bound in bounds.items()})
         return scores, dict.fromkeys(bleu, 1.0), Decodings(dict.fromkeys(bleu, SystemOutput()))
 

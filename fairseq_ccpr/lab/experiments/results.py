@@ -25,7 +25,7 @@ from fairseq_ccpr.evaluation.page import STYLE, fill
 from fairseq_ccpr.evaluation.test_set import BASE, RETRIEVAL
 from fairseq_ccpr.lab.experiments.config import REFERENCE, ExperimentConfig
 from fairseq_ccpr.lab.experiments.pipeline import Plan
-from fairseq_ccpr.lab.experiments.stages import Runner, Stage, with_needs
+from fairseq_ccpr.lab.experiments.stages import FileArguments, Runner, Stage, with_needs
 from fairseq_ccpr.lab.machine import machine_name, versions
 from fairseq_ccpr.storage.files import atomic_file, write_json
 from fairseq_ccpr.text.pairs import read_lines
@@ -234,8 +234,10 @@ def _write_outputs(path: Path, lines: dict[str, list[str]]) -> None:
         "\t".join(cell.replace("\t", " ") for cell in row) + "\n"
         for row in [[*lines], *zip(*lines.values(), strict=True)]
     )
-    with atomic_file(path) as partial, lzma.open(partial, "wt", encoding="utf-8") as stream:
-        stream.writelines(rows)
+    packed = lzma.compress("".join(rows).encode())
+    if not path.is_file() or path.read_bytes() != packed:  # a run that runs nothing changes nothing
+        with atomic_file(path) as partial:
+            partial.write_bytes(packed)
 
 
 def _copied(lines: dict[str, list[str]], texts: list[Path]) -> dict[str, float]:
@@ -264,7 +266,7 @@ def _decoding(config: ExperimentConfig, plan: Plan, runner: Runner, domain: str,
     }
     settings = None
     if tuned is not None:
-        options = runner.portable(tuned.outputs[0].read_text(encoding="utf-8").strip())
+        options = runner.portable(shlex.join(FileArguments(tuned.outputs[0]).read()))
         settings = {"on": config.system(name).tuned_on(domain), "options": options}
     return {
         "speed": row["speed"], "tokens_per_second": row["tokens_per_second"],

@@ -223,6 +223,7 @@ def with_entries(retriever: TokenRetriever, index: Index, values: Tensor, descri
     """
     other = copy(retriever)
     other.index, other.values, other.learned, other._named = index, values, None, {}
+    vars(other).pop("describe", None)  # of entries that it had before
     said = {**other.describe(), "index": described}
     vars(other)["describe"] = lambda: said
     return other
