@@ -86,7 +86,7 @@ class Candidate:
         return memory.name in [one.name for one in self.ensemble.memories]
 
     def changed(self, memory: Memory) -> Candidate:
-        """Return it with a memory in the place of that of its name."""
+        """Return it with a memory in place of the one of its name."""
         return replace(self, ensemble=self.ensemble.replacing(memory, trust=self.ensemble.trust))
 
     def trained_alone(self) -> Candidate | None:
