@@ -172,11 +172,10 @@ def _print_what_was_tried(tuned: tuning.Tuned, subset: str) -> None:
         apart = [one for each in trial.apart for one in each]
         told = sum(len(one["id"]) for one in apart)
         few = 2 * sum(int(one["ntokens"]) for one in apart) < tuning.LOSS_TOKENS
+        remark = "; so little text says little" if few else ""
         print(
             f"other text: what references of {told:,} sentences that trained nothing lose, in nats per token; "
-            f"at most {tuning.HARMLESS:g} more than with another finalist"
-            + "; so little text says little"
-            * few
+            f"at most {tuning.HARMLESS:g} more than with another finalist{remark}"
         )
     print(f"BLEU {base.bleu_signature}\nchrF {base.chrf_signature}")
     if sentences < FEW_SENTENCES:

@@ -93,10 +93,8 @@ class Candidate:
         """Return it with votes and trust that saw no other text; None where they did not anyway."""
         if self.alone is None:
             return None
-        other, settings = (
-            self.alone(),
-            {one.name: one.settings for one in self.ensemble.memories if one.tuned},
-        )
+        other = self.alone()
+        settings = {one.name: one.settings for one in self.ensemble.memories if one.tuned}
         for memory in other.ensemble.memories:
             if memory.name in settings:
                 other = other.changed(memory.changed(**vars(settings[memory.name])))

@@ -98,6 +98,20 @@ class Shown:
         self.said("Ctrl + Enter confirms one.")
         return self.texts
 
+    def translate_halfway(self, text: str) -> list[Any]:
+        """Begin a translation whose second request is held back; return its requests as they come."""
+        held: list[Any] = []
+
+        def hold_second(route: Any) -> None:
+            held.append(route)
+            if len(held) != 2:
+                route.continue_()
+
+        self.page.route("**/sentences", hold_second)
+        self.page.get_by_label("German", exact=True).fill(text)
+        self.button("Translate").click()
+        return held
+
     @property
     def texts(self) -> list[str]:
         """The translations as they are shown, behind which the same texts stand."""
@@ -248,17 +262,9 @@ def test_a_confirm_that_fails_or_comes_twice_stops_nothing(
     server: Served, browser: Any, pairs: list[Pair]
 ) -> None:
     """A key that is held down confirms what was read, and not what follows."""
-    text, held = "\n".join(source for source, _ in pairs * 3), list[Any]()
-    shown = Shown(browser, server.url)
+    text, shown = "\n".join(source for source, _ in pairs * 3), Shown(browser, server.url)
 
-    def hold_second(route: Any) -> None:
-        held.append(route)
-        if len(held) != 2:
-            route.continue_()
-
-    shown.page.route("**/sentences", hold_second)
-    shown.page.get_by_label("German", exact=True).fill(text)
-    shown.button("Translate").click()
+    shown.translate_halfway(text)
     expect(shown.page.locator("#translating [role=status]")).to_contain_text(re.compile(r"… [1-9]\d*%"))
     shown.boxes.nth(0).fill(" ")
     shown.page.keyboard.press("Control+Enter")
@@ -356,16 +362,9 @@ def test_a_long_text_is_stopped_and_is_corrected_before_its_end(
     server: Served, browser: Any, pairs: list[Pair]
 ) -> None:
     text = "\n".join(source for source, _ in pairs * 3)
-    shown, held = Shown(browser, server.url), list[Any]()
+    shown = Shown(browser, server.url)
 
-    def hold_second(route: Any) -> None:
-        held.append(route)
-        if len(held) != 2:
-            route.continue_()
-
-    shown.page.route("**/sentences", hold_second)
-    shown.page.get_by_label("German", exact=True).fill(text)
-    shown.button("Translate").click()
+    held = shown.translate_halfway(text)
     status = shown.page.locator("#translating [role=status]")
     expect(status).to_contain_text(re.compile(r"Translating … [1-9]\d*%"))
     begun = shown.texts

@@ -74,12 +74,10 @@ class DomainConfig:
     # text of the target language, for phrases and text memories
     monolingual: list[str] = field(default_factory=list)
     references: list[str] = field(default_factory=list)  # of the test set, in place of those in data_bin
-    unlike: Optional[str] = (
-        None  # text whose near-duplicates in the test set are left out in a second comparison
-    )
-    publish: bool = (
-        False  # all translations beside the references, in outputs/: if the text's licence allows it
-    )
+    # text whose near-duplicates in the test set are left out of a second comparison
+    unlike: Optional[str] = None
+    # whether outputs/ gets all translations beside the references, as far as the text's licence allows it
+    publish: bool = False
     published_bleu: Optional[float] = None  # of the base model
     published_in: str = ""
     tolerance: float = 0.5

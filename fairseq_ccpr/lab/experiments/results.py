@@ -213,9 +213,8 @@ def _scored(
     scores = next(row for row in tables[base] if row["system"] == name)
     return {
         "scores": {metric: scores[metric] for metric in metrics},
-        **{
-            what: scores[what] for what in ("brevity", "length") if what in scores
-        },  # files of before do not say
+        # Files of before do not say
+        **{what: scores[what] for what in ("brevity", "length") if what in scores},
         "against": {
             other: {
                 m: {what: row[f"{m} {what}"] for what in ("difference", "interval", "p")} for m in metrics
