@@ -24,11 +24,11 @@ from fairseq_ccpr.decoding.options import TokenRetrievalSettings as TokenRetriev
 from fairseq_ccpr.decoding.options import TranslationRetrievalConfig as TranslationRetrievalConfig
 from fairseq_ccpr.decoding.retrieval_task import RetrievalTask as RetrievalTask
 from fairseq_ccpr.decoding.task import TranslationRetrievalTask as TranslationRetrievalTask
-from fairseq_ccpr.decoding.token_memory import LearningRetriever as LearningRetriever
-from fairseq_ccpr.decoding.token_memory import Neighbours as Neighbours
-from fairseq_ccpr.decoding.token_memory import Retriever as Retriever
 from fairseq_ccpr.decoding.token_memory import TokenMemory as TokenMemory
-from fairseq_ccpr.decoding.token_memory import TokenRetriever as TokenRetriever
+from fairseq_ccpr.decoding.token_retriever import LearningRetriever as LearningRetriever
+from fairseq_ccpr.decoding.token_retriever import Neighbours as Neighbours
+from fairseq_ccpr.decoding.token_retriever import Retriever as Retriever
+from fairseq_ccpr.decoding.token_retriever import TokenRetriever as TokenRetriever
 from fairseq_ccpr.decoding.trust import Decision as Decision
 from fairseq_ccpr.decoding.trust import Trust as Trust
 from fairseq_ccpr.decoding.trust import TrustStep as TrustStep

@@ -14,8 +14,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, field, fields
 from enum import Enum
 from functools import partial
@@ -24,8 +23,6 @@ from typing import Any, Optional, TypeVar, get_args, get_origin, get_type_hints
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.version import __version__
 
-# What options of retrieval began with before; these names are taken as well, and no help shows them.
-FORMER_PREFIXES = {"knn": "tokens", "phrase": "phrases"}
 NUMBERS = {int: "N", float: "X"}  # what the value of an option is called, unless it says so
 
 S = TypeVar("S")
@@ -237,24 +234,6 @@ def signature(parts: Mapping[str, object]) -> str:
     'k:8|T:0.05'
     """
     return "|".join(f"{name}:{value}" for name, value in {**parts, "v": __version__}.items())
-
-
-def current_name(word: str, known: Collection[str]) -> str:
-    """Return an option by the name that it has today, where it is known by that and not by its own.
-
-    Args:
-        word: of a command line, perhaps with a value, or a name of Python.
-
-    >>> known = "--tokens-k", "no_tokens_guard"
-    >>> [current_name(word, known) for word in ("--knn-k=8", "no_knn_guard", "--knn-window", "beam")]
-    ['--tokens-k=8', 'no_tokens_guard', '--knn-window', 'beam']
-    """
-    name, equals, value = word.partition("=")
-    found = re.match(r"((?:--)?(?:no[-_])?)([a-z]+)(?=[-_])", name)
-    if found is None or found[2] not in FORMER_PREFIXES or name in known:
-        return word
-    current = found[1] + FORMER_PREFIXES[found[2]] + name[found.end() :]
-    return current + equals + value if current in known else word
 
 
 def option_name(kind: type, one: Field[Any]) -> str:

@@ -140,7 +140,7 @@ class Translator(System):
         datastore = f", datastore={self.cfg.task.datastore!r}" if self.cfg.task.datastore else ""
         return f"{type(self).__name__}({self.cfg.common_eval.path!r}{datastore}, device='{self.device}')"
 
-    def learn(self, source: str, target: str) -> Learned:
+    def learn(self, source: str, target: str, author: str = "") -> Learned:
         """Learn a sentence and its translation, such as a correction: it counts from the next sentence on.
 
         It replaces what was learned before of the same sentence, which is kept and counts again once it is
@@ -148,6 +148,9 @@ class Translator(System):
 
         It is on disk, in the datastore's folder, when this returns. From then on no other process, and no
         other translator, can learn into this datastore until `close`, or until this process ends.
+
+        Args:
+            author: who has learned it, which is kept with it, as is the time.
 
         Returns:
             Its id, and what it replaced. A pair that was learned before keeps its id, and is counted.
@@ -157,7 +160,7 @@ class Translator(System):
             empty or too long. DatastoreError: another process learns, or the journal cannot be written:
             nothing was learned then.
         """
-        (learned,) = self._learner.learn([(source, target)])
+        (learned,) = self.learn_all([(source, target)], author)
         if isinstance(learned, str):
             raise ConfigurationError(f"the pair was not learned: {learned}")
         return learned
@@ -180,7 +183,7 @@ class Translator(System):
             return False
         return True
 
-    def learn_all(self, pairs: Sequence[tuple[str, str]]) -> list[Learned | str]:
+    def learn_all(self, pairs: Sequence[tuple[str, str]], author: str = "") -> list[Learned | str]:
         """Learn many pairs together, which is faster than one by one.
 
         Returns:
@@ -191,7 +194,7 @@ class Translator(System):
             DatastoreError: another process learns, or the journal cannot be written: nothing was learned
             then.
         """
-        return self._learner.learn(pairs)
+        return self._learner.learn(pairs, author)
 
     def forget(self, *ids: int) -> list[LearnedPair]:
         """Forget pairs that were learned: translations are from now on as if they never had been.

@@ -23,7 +23,9 @@ import reference
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ROOT / "build" / "pages"
-FILES = ("*.md", "*.png", "*.svg", "CITATION.cff", "docs/papers.bib", "docs/site.css", "benchmarks/*.[jt]s*")
+FILES = ("*.md", "*.png", "*.svg", "CITATION.cff", "docs/papers.bib", "docs/site.css")
+# Not outputs/, which have texts of others. In :(glob), unlike in the others, * does not cross a /.
+RESULTS = (":(glob)benchmarks/*.json", ":(glob)benchmarks/results/*.json", "benchmarks/judged.tsv")
 
 
 def llms() -> str:
@@ -54,7 +56,7 @@ def _sentences(page: str) -> Iterator[str]:
 
 def gather(folder: Path = PAGES) -> None:
     shutil.rmtree(folder, ignore_errors=True)
-    listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", *FILES]
+    listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", *FILES, *RESULTS]
     for name in filter(None, subprocess.check_output(listed, cwd=ROOT, text=True).split("\0")):
         source, target = ROOT / name, folder / name
         if source.exists():  # else it was removed, and git was not told yet

@@ -3,12 +3,13 @@
     python scripts/results.py            # writes the tables into the pages
     python scripts/results.py --check    # fails where a table is not what its files give, or has figures and no file
 
-A table stands in a page between `<!-- table NAME -->` and `<!-- end -->`. `UNFILED` counts those that have no file yet.
+A table stands in a page between `<!-- table NAME -->` and `<!-- end -->`. `unfiled` of tables.yaml has those without a file.
 """
 
 from __future__ import annotations
 
 import csv
+import hashlib
 import json
 import re
 import statistics
@@ -18,59 +19,20 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import cache
-from math import comb
 from pathlib import Path
 from typing import Any
 
 import yaml
+from scipy.stats import binomtest
 
 ROOT = Path(__file__).resolve().parent.parent
 FILES, TABLES = ROOT / "benchmarks", ROOT / "scripts" / "tables.yaml"
-PAGES = ("README.md", "docs/speed.md", "docs/scaling.md", "docs/results/*.md")
-UNFILED: dict[str, dict[str, int]] = {  # by page and heading
-    "README.md": {
-        "Try it": 1, "Results": 1,
-    },
-    "docs/results/index.md": {
-        "What to use": 1, "The texts": 1, "Measured and not used": 1,
-    },
-    "docs/results/memory.md": {
-        "Learning while translating": 1, "What learning costs": 1, "Glossaries": 1, "Server": 2,
-        "Markup in translations": 1,
-    },
-    "docs/results/monolingual.md": {
-        "What the text gains": 2, "Text memory": 1, "Terms and errors": 1,
-        "Phrases, alone and with pairs": 1, "A phrase encoder of three layers": 1, "What limits phrases": 2,
-    },
-    "docs/results/pairs.md": {
-        "What a token datastore gains": 1, "The neighbour's sentence": 1, "Without near-duplicates": 1,
-        "Text of another domain": 1, "Size, layer and seed": 1, "Precision of retrieval": 1,
-        "The same pairs": 1, "Far domains": 1, "A few updates for each sentence": 1, "Side by side": 1,
-        "What they offer": 1,
-    },
-    "docs/results/retrieval.md": {
-        "Contextual encoders": 1, "What matters in training them": 1, "Which text to index": 1,
-        "Phrase types (XPR)": 1, "Mining": 1, "Methods compared": 1,
-        "By the fraction of sentences without a partner": 1, "At size": 1,
-        "RFR against the margin ratio": 1, "Word alignment": 1,
-    },
-    "docs/scaling.md": {
-        "What the plans say": 1, "Formulas": 1, "Indexes on disk and on several GPUs": 1,
-    },
-    "docs/speed.md": {
-        "Search": 1, "Effort": 1,
-    },
-}  # fmt: skip
+PAGES = ("README.md", "docs/**/*.md")
+UNFILED = "unfiled"
 PLACE = re.compile(r"^<!-- table (\S+) -->\n((?:\|.*\n)*)(?=<!-- end -->$)", re.MULTILINE)
 PLACEHOLDER = re.compile(r"\{(\??)([^{}]*)\|([^{}|]*)\}")
-# A figure is a number with a decimal point or a per cent sign, or one that a cell begins with.
-MEASURED = re.compile(r"\d\.\d|\d ?%|^\W*\d[\d,]*(?![\w–])")
-CODE_OR_ADDRESS = re.compile(r"`[^`]*`|\]\([^)]*\)")
-DERIVED: dict[str, tuple[Callable[..., Decimal], str]] = {
-    "minus": (lambda one, base: one - base, "+.1f"),
-    "share": (lambda one, base, top: (one - base) / (top - base), ".0%"),
-    "ratio": (lambda one, floor: one / floor, ".0f"),
-}
+ROW = re.compile(r"[\s>]*\||[\s>:|-]+$")  # what a table has at least one of: a pipe at the margin, or a rule
+CODE, ADDRESS, MEASURED = re.compile(r"`([^`]*)`"), re.compile(r"\]\([^)]*\)"), re.compile(r"\d\.\d|\d ?%")
 
 
 class Fault(Exception):
@@ -79,6 +41,10 @@ class Fault(Exception):
 
 class Nothing(Fault):
     """A path that leads nowhere."""
+
+
+class Absent(Exception):
+    """An entry that a row does not have."""
 
 
 @dataclass
@@ -94,6 +60,33 @@ class Figure:
 
 
 Cell = list[str | Figure]
+
+
+def _p(p: Any) -> str:
+    return "< 0.001" if p < 0.0005 else f"{p:.3f}" if p < Decimal("0.0095") else f"{p:.2f}"
+
+
+def _sign(spec: str, one: list[Any], other: list[Any]) -> str:
+    tried = len(one) + len(other)
+    return _p(binomtest(len(one), tried).pvalue if tried else 1.0)
+
+
+def _spread(spec: str, *values: Decimal) -> str:
+    return f"{_minus(f'{statistics.mean(values):{spec}}')} ± {statistics.stdev(values):{spec}}"
+
+
+# By name: how many paths, None for any number, and what is made of a format of Python's and what they find: of `COUNTS` all
+# that each finds, of the others a number.
+COUNTS = "count", "sign"
+FORMS: dict[str, tuple[int | None, Callable[..., str]]] = {
+    "count": (1, lambda spec, one: f"{len(one):,}"),
+    "sign": (2, _sign),
+    "minus": (2, lambda spec, one, base: _minus(f"{one - base:{spec or '+.1f'}}")),
+    "share": (3, lambda spec, one, base, top: _minus(f"{(one - base) / (top - base):{spec or '.0%'}}")),
+    "ratio": (2, lambda spec, one, floor: _minus(f"{one / floor:{spec or '.0f'}}")),
+    "p": (1, lambda spec, p: _p(p)),
+    "spread": (None, _spread),
+}
 
 
 @cache
@@ -113,132 +106,142 @@ def find(path: str) -> list[Any]:
     name, _, steps = path.partition(":")
     found = [read(name)]
     for step in filter(None, steps.split("/")):
-        found = [value for one in found for value in _step(one, step)]
+        members = [one for value in found if isinstance(value, list) for one in value]
+        if step == "*":
+            found = members
+        elif "=" in step:
+            found = _matching([one for one in members if isinstance(one, dict)], step)
+        elif step.isdigit() and members:
+            found = [one[int(step)] for one in found if isinstance(one, list) and int(step) < len(one)]
+        else:
+            found = [one[step] for one in found if isinstance(one, dict) and step in one]
     return found
 
 
-def _step(value: Any, step: str) -> list[Any]:
-    if isinstance(value, dict):
-        return [value[step]] if step in value else []
-    if not isinstance(value, list) or step == "*":
-        return value if isinstance(value, list) else []
-    if step.isdigit():
-        return value[int(step) : int(step) + 1]
-    wanted = [pair.partition("=")[::2] for pair in step.split("&")]
-    return [one for one in value if all(key in one and str(one[key]) == given for key, given in wanted)]
+def _matching(members: list[Any], step: str) -> list[Any]:
+    """Select members; the first of several conditions is a name, which must be there."""
+    for place, (key, value) in enumerate(pair.partition("=")[::2] for pair in step.split("&")):
+        if members and not any(key in one for one in members):
+            raise Nothing(f"no member has '{key}' of {step}")
+        members = [one for one in members if str(one.get(key)) == value]
+        if not (members or place):
+            raise Nothing(f"no member has {key}={value} of {step}")
+    return members
 
 
 def figure(paths: list[str], form: str) -> Figure:
-    """Write what stands at some paths: a number by Python's format, or what `DERIVED` makes of several.
-
-    `count` counts what a path finds, `sign` is the p of two such counts, `p` a p, and `spread` a mean and the standard
-    deviation.
-    """
-    found = [find(path) for path in paths]
+    """Write what stands at some paths: a number by Python's format, a text where it is empty, or one of `FORMS`."""
     name, _, spec = form.partition(" ")
-    if name == "count":
-        return Figure(f"{len(found[0]):,}")
-    if name == "sign":
-        return Figure(_p(sign_test(*map(len, found))))
-    for path, values in zip(paths, found):
-        if len(values) != 1 or values[0] is None:
-            raise Nothing(f"{path} names {len([v for v in values if v is not None])} values, not one")
-    if isinstance(found[0][0], str):
+    expected, written = FORMS.get(name, (1, None))
+    if expected not in (None, len(paths)):
+        raise Fault(f"'{form}' takes {expected} paths, not {len(paths)}")
+    found = [find(path) for path in paths]
+    if name in COUNTS and written:
+        return Figure(written(spec, *found))
+    for path, given in zip(paths, found):
+        if len(given) != 1 or given[0] is None:
+            raise Nothing(f"{path} names {len([one for one in given if one is not None])} values, not one")
+    if not form and isinstance(found[0][0], str):
         return Figure(found[0][0])
-    values = [Decimal(one[0]) for one in found]
-    if name == "p":
-        return Figure(_p(values[0]))
-    if name == "spread":
-        return Figure(f"{statistics.mean(values):{spec}} ± {statistics.stdev(values):{spec}}")
-    if name not in DERIVED:
-        return Figure(_minus(f"{values[0]:{form}}"), values[0])
-    function, default = DERIVED[name]
-    return Figure(_minus(f"{function(*values):{spec or default}}"))
+    numbers = [Decimal("nan" if isinstance(one, bool) else one) for (one,) in found]
+    if not all(one.is_finite() for one in numbers):
+        raise Fault(f"{'; '.join(paths)} is no number")
+    return Figure(written(spec, *numbers)) if written else Figure(_minus(f"{numbers[0]:{form}}"), numbers[0])
 
 
 def _minus(number: str) -> str:
     return number.replace("-", "−") if re.search("[1-9]", number) else number.lstrip("+-")
 
 
-def _p(p: Any) -> str:
-    return f"{p:.3f}" if p < Decimal("0.0095") else f"{p:.2f}"
+def fill(template: str, names: dict[str, Any], label: bool) -> Cell:
+    """Fill a cell; one that needs an entry which the row does not have is empty, as one whose numbers are all left out.
 
-
-def sign_test(one: int, other: int) -> float:
-    """Return how likely a difference as large is by chance, two-sided.
-
-    >>> sign_test(1, 5) == 2 * (1 + 6) / 64
-    True
+    Args:
+        names: what $NAME stands for, and `from`.
     """
-    return min(1.0, 2 * sum(comb(one + other, k) for k in range(min(one, other) + 1)) / 2 ** (one + other))
-
-
-def fill(template: str, row: list[Any], table: dict[str, Any], label: bool) -> Cell:
-    """Fill a cell; one that needs an entry which the row does not have is empty, as one whose numbers are all left out."""
-    try:
-        template, start = (
-            _expand(text, row, table.get("let", {})) for text in (template, table.get("from", ""))
-        )
-    except IndexError:
-        return []
     cell, end, known = Cell(), 0, False
-    for place in PLACEHOLDER.finditer(template):
-        paths = [path if ":" in path else f"{start}/{path}" for path in place[2].split("; ")]
-        try:
-            number, known = figure(paths, place[3]), True
-        except Nothing:
-            if not place[1]:
-                raise
-            number = Figure("–")
-        cell += [template[end : place.start()], number]
-        end = place.end()
-    typed = "".join(part for part in (*cell, template[end:]) if isinstance(part, str))
-    if re.search(r"\d", typed) and not (label and re.search(r"[^\W\d]", typed)):
-        raise Fault(f"a cell has '{typed.strip()}': a number comes from a file, {{PATH|FORMAT}}")
-    return [*cell, template[end:]] if known or not cell else []
+    try:
+        for place in PLACEHOLDER.finditer(template):
+            paths = [_path(one, names) for one in place[2].split("; ")]
+            try:
+                number, known = figure(paths, place[3]), True
+            except Nothing:
+                if not place[1]:
+                    raise
+                number = Figure("–")
+            cell += [_expand(template[end : place.start()], names), number]
+            end = place.end()
+        cell.append(_expand(template[end:], names))
+        _refuse_typed("".join(part for part in cell if isinstance(part, str)), label)
+    except Absent:
+        return []
+    except (Fault, ArithmeticError, LookupError, ValueError, TypeError) as error:
+        what = error if isinstance(error, Fault) else f"{type(error).__name__} {error}"
+        raise Fault(
+            f"row {', '.join(str(names[one]) for one in names if one.isdigit())}, {template}: {what}"
+        ) from error
+    return cell if known or len(cell) == 1 else []
 
 
-def _expand(text: str, row: list[Any], let: dict[str, str]) -> str:
+def _path(path: str, names: dict[str, Any]) -> str:
+    path = _expand(path, names)
+    return path if ":" in path else f"{_expand(names['from'], names)}/{path}"
+
+
+def _expand(text: str, names: dict[str, Any]) -> str:
     def named(place: re.Match[str]) -> str:
-        if not place[1].isdigit():
-            return _expand(let[place[1]], row, let)
-        found = row[int(place[1]) - 1]
-        if found is None:
-            raise IndexError
-        return str(found)
+        if place[1] not in names:
+            raise Fault(f"there is no ${place[1]}")
+        if names[place[1]] is None:
+            raise Absent
+        return _expand(str(names[place[1]]), names)
 
     return re.sub(r"\$(\w+)", named, text)
 
 
+def _refuse_typed(text: str, label: bool) -> None:
+    words = label and re.search(r"[^\W\d]", text) and not MEASURED.search(text)
+    if any(map(str.isnumeric, text)) and not words:
+        raise Fault(f"a cell has '{text.strip()}': a number comes from a file, {{PATH|FORMAT}}")
+
+
 def make(table: dict[str, Any]) -> str:
     """Make a table: a head, and blocks of rows, each with a template for each column, the first of which are labels."""
-    labels, made = table.get("labels", 1), list[list[Cell]]()
+    labels, made, head, optional = table.get("labels", 1), list[list[Cell]](), table["head"], set[int]()
     for block in table.get("blocks", [table]):
-        if len(block["cells"]) != len(table["head"]):
-            raise Fault(f"{len(block['cells'])} cells stand below a head of {len(table['head'])}")
-        rows = (
-            [[one, *row] for one in block["each"] for row in block["rows"]]
-            if "each" in block
-            else block["rows"]
-        )
-        for row in rows:
-            made.append([fill(cell, row, table, i < labels) for i, cell in enumerate(block["cells"])])
+        if len(block["cells"]) != len(head):
+            raise Fault(f"{len(block['cells'])} cells stand below a head of {len(head)}")
+        firsts = [[one] for one in block["each"]] if "each" in block else [[]]
+        given = [one if isinstance(one, dict) else {"row": one} for one in block["rows"]]
+        given = [one | {"row": [*first, *one["row"]]} for first in firsts for one in given]
+        none = {str(place): None for place in range(1, 1 + max(len(one["row"]) for one in given))}
+        for one in given:
+            entries = {str(place): entry for place, entry in enumerate(one["row"], 1)}
+            names = {"from": table.get("from", ""), **table.get("let", {}), **none, **entries}
+            if "if" not in one or find(_path(one["if"], names)):
+                made.append([fill(cell, names, i < labels) for i, cell in enumerate(block["cells"])])
+        optional |= {place for place, cell in enumerate(block["cells"]) if "{?" in cell}
+    for place in optional:
+        if not any(row[place] for row in made):
+            raise Fault(f"no row has anything of the column '{head[place]}'")
+    for name in head:
+        _refuse_typed(f"{name} x", label=True)
     groups: dict[Any, list[Cell]] = {}
     for number, row in enumerate(made):
         for column, cell in enumerate(row[labels:], labels):
             across = table.get("best") == "across"
-            if across or table["head"][column] in table.get("best", ()):
+            if across or head[column] in table.get("best", ()):
                 groups.setdefault(number if across else (_text(row[0]), column), []).append(cell)
     for cells in groups.values():
         _mark(cells)
-    lines, before = [table["head"]], [""] * labels
+    lines, before = [head], [""] * labels
     for row in made:
         texts = [_text(cell) for cell in row]
         same = next((i for i in range(labels) if texts[i] != before[i]), labels)
         before = texts[:labels]
         lines.append([""] * same + texts[same:])
-    head, *body = (f"| {' | '.join(line)} |".replace("|  |", "| |").replace("|  |", "| |") for line in lines)
-    return "\n".join([head, f"|{'---|' * len(table['head'])}", *body, ""])
+    first, *body = (f"| {' | '.join(line)} |".replace("|  |", "| |").replace("|  |", "| |") for line in lines)
+    return "\n".join([first, f"|{'---|' * len(head)}", *body, ""])
 
 
 def _text(cell: Cell) -> str:
@@ -246,7 +249,7 @@ def _text(cell: Cell) -> str:
 
 
 def _mark(cells: list[Cell]) -> None:
-    """Mark the best of what the cells have at the same place, if there are several."""
+    """Mark the highest of what the cells have at the same place, if there are several."""
     numbers = [[one for one in cell if isinstance(one, Figure)] for cell in cells]
     for place in range(max(map(len, numbers), default=0)):
         known = [one[place] for one in numbers if len(one) > place and one[place].value is not None]
@@ -255,65 +258,85 @@ def _mark(cells: list[Cell]) -> None:
             one.best = one.text == next(other.text for other in known if other.value == best)
 
 
-def renew(page: str) -> tuple[str, str, set[str], list[str]]:
-    """Return a page with its tables made, what of it was written by hand, the names of the tables, and faults.
+def renew(page: str, tables: dict[str, Any]) -> tuple[str, str, list[str], list[str]]:
+    """Return a page with its tables made, what of it has no file, faults, and the files that are missing.
 
     A table whose file is not there yet is left as it is, as one written by hand.
     """
-    tables, names, faults = yaml.safe_load(TABLES.read_text(encoding="utf-8")), set[str](), list[str]()
-    rest = page
+    rest, faults, missing = page, list[str](), list[str]()
     for place in PLACE.finditer(page):
-        names.add(place[1])
         try:
             if place[1] not in tables:
                 raise Fault(f"{TABLES.name} has no such table")
             page = page.replace(place[0], f"<!-- table {place[1]} -->\n{make(tables[place[1]])}")
-        except FileNotFoundError:
+        except FileNotFoundError as error:
+            missing.append(f"table {place[1]}: {error}")
             continue
-        except Fault as fault:
+        except (Fault, KeyError) as fault:
             faults.append(f"table {place[1]}: {fault}")
         rest = rest.replace(place[0], "")
-    return page, rest, names, faults
+    return page, rest, faults, missing
 
 
-def by_hand(page: str) -> Counter[str]:
-    """Count the tables with figures below each heading, their first columns apart."""
-    found, heading, fenced, known = Counter[str](), "", False, False
-    for line in page.splitlines():
-        fenced ^= line.startswith("```")
-        if not line.lstrip().startswith("|") or fenced:
-            known = False  # the next table is another
-            heading = line.lstrip("# ") if line.startswith("#") and not fenced else heading
+def by_hand(page: str) -> Iterator[str]:
+    """Yield heading and digest of each table that has a digit, in Markdown or HTML, outside addresses and code."""
+    heading, run, fenced, tagged = "", list[str](), False, False
+    for line in [*page.splitlines(), ""]:
+        fenced ^= bool(re.match(r"\s*(```|~~~)", line))
+        tagged = not fenced and (tagged or "<table" in line)
+        if tagged or (not fenced and "|" in CODE.sub("", line)):
+            run.append(line)
+            tagged = tagged and "</table" not in line
             continue
-        cells = [CODE_OR_ADDRESS.sub("", cell).replace("*", "") for cell in line.split("|")[2:-1]]
-        if not known and any(map(MEASURED.search, cells)):
-            found[heading], known = found[heading] + 1, True
-    return found
+        if any(ROW.match(one) or "<table" in one for one in run) and any(map(_has_digits, run)):
+            digest = hashlib.sha256("\n".join(run).encode()).hexdigest()
+            yield f"{heading}, {digest[:8]}"
+        run = []
+        heading = line.strip("# ") if line.startswith("#") and not fenced else heading
 
 
-def faults() -> Iterator[str]:
-    """Yield what is wrong with the pages, a sentence each."""
-    shown: set[str] = set()
+def _has_digits(line: str) -> bool:
+    """Tell whether a line has figures; code is one if it has no letters."""
+    text = CODE.sub(lambda code: "" if re.search(r"[^\W\d]", code[1]) else code[1], ADDRESS.sub("", line))
+    return any(map(str.isnumeric, text))
+
+
+def renewed() -> Iterator[tuple[Path, str, list[str]]]:
+    """Yield each page, its text with its tables made, and what is wrong with it, a sentence each."""
+    tables = yaml.safe_load(TABLES.read_text(encoding="utf-8"))
+    unfiled, names = tables.pop(UNFILED, {}), set[str]()
     for path in sorted(one for pattern in PAGES for one in ROOT.glob(pattern)):
         name, page = path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8")
-        new, rest, names, wrong = renew(page)
-        shown |= names
-        yield from (f"{name}, {one}" for one in wrong)
+        names |= {place[1] for place in PLACE.finditer(page)}
+        new, rest, wrong, missing = renew(page, tables)
         if new != page:
-            yield f"{name} has a table that its files do not give: run python scripts/results.py"
-        found, known = by_hand(rest), Counter(UNFILED.get(name, {}))
-        yield from (f"{name}, {one}: a table has figures and no file" for one in found - known)
-        yield from (f"{name}, {one}: UNFILED counts more tables without a file" for one in known - found)
-    for name in sorted(yaml.safe_load(TABLES.read_text(encoding="utf-8")).keys() - shown):
-        yield f"no page shows the table {name} of {TABLES.name}"
+            wrong.append("a table is not what its files give: run python scripts/results.py")
+        found, known = list(by_hand(rest)), unfiled.get(name, [])
+        if isinstance(known, int):
+            if len(found) != known:
+                counted = f"{len(found)} tables have figures and no file, and `{UNFILED}` says {known}"
+                wrong.append(f"{counted}: file what is new, or write {len(found)}")
+            found = known = []
+        wrong += missing if Counter(found) - Counter(known) else []
+        for one in Counter(found) - Counter(known):
+            wrong.append(f"{one}: a table has figures and no file, or was changed: see `{UNFILED}`")
+        for one in Counter(known) - Counter(found):
+            wrong.append(f"{one}: no table is so any more: take it out of `{UNFILED}`")
+        yield path, new, [f"{name}, {one}" for one in wrong]
+    for name in sorted(tables.keys() - names):
+        yield TABLES, TABLES.read_text(encoding="utf-8"), [f"no page shows the table {name} of {TABLES.name}"]
+
+
+def faults() -> list[str]:
+    """Return what is wrong with the pages."""
+    return [one for _, _, wrong in renewed() for one in wrong]
 
 
 def main() -> None:
     if sys.argv[1:] not in ([], ["--check"]):
         sys.exit(__doc__.strip())
-    if not sys.argv[1:]:
-        for path in (one for pattern in PAGES for one in ROOT.glob(pattern)):
-            path.write_text(renew(path.read_text(encoding="utf-8"))[0], encoding="utf-8")
+    for path, page, _ in renewed() if not sys.argv[1:] else ():
+        path.write_text(page, encoding="utf-8")
     sys.exit("\n".join(faults()) or None)
 
 

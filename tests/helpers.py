@@ -42,7 +42,8 @@ from fairseq_ccpr.decoding.memory import Snapshot
 from fairseq_ccpr.decoding.mixture import Distribution, ModelView, Vote
 from fairseq_ccpr.decoding.options import TokenRetrievalSettings
 from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
-from fairseq_ccpr.decoding.token_memory import Neighbours, TokenMemory
+from fairseq_ccpr.decoding.token_memory import TokenMemory
+from fairseq_ccpr.decoding.token_retriever import Neighbours
 from fairseq_ccpr.evaluation.grids import HeldOut, force_decode_text, log_likelihood
 from fairseq_ccpr.importing import install_report
 from fairseq_ccpr.storage.files import CHECKSUM, MANIFEST, read_checked_json, write_checked_json
@@ -280,7 +281,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def edit_manifest(folder: Path, **changes: object) -> None:
     """Change top-level entries of a manifest, which stays one that could have been written so."""
-    data = read_checked_json(folder / MANIFEST, older=True)
+    data = read_checked_json(folder / MANIFEST)
     write_checked_json(folder / MANIFEST, {k: v for k, v in data.items() if k != CHECKSUM} | changes)
 
 

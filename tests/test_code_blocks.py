@@ -39,7 +39,7 @@ def blocks(page: Path, *languages: str) -> list[str]:
 
 
 def commands(script: str, folder: Path) -> Iterator[list[str]]:
-    """The commands of a script, their arguments expanded by bash; none is run."""
+    """Return the commands of a script, with their arguments as bash expands them; none of them runs."""
     for file in re.findall(r"[<>]\s*([\w./-]+)", script):
         (folder / file).parent.mkdir(parents=True, exist_ok=True)
         (folder / file).touch()

@@ -275,6 +275,13 @@ def test_what_cannot_be_learned_is_refused_with_its_reason(
         translator.forget(300)
 
 
+def test_an_author_is_a_name_that_others_can_be_shown(nothing_learned: Translator) -> None:
+    for author in ("\ud800", "An\u202ena", "Anna\tBo", "a" * 101):
+        with pytest.raises(ConfigurationError, match=r"the author is .*: give a name of at most 100"):
+            nothing_learned.learn("Es ist gut.", "It is good.", author)
+    assert not nothing_learned.memory()
+
+
 def test_learning_needs_a_token_datastore_and_the_right_to_write(
     world: World, store: Path, tmp_path: Path
 ) -> None:

@@ -21,12 +21,12 @@ UNNEEDED = {
 }  # fmt: skip
 REGISTERED = {
     "tasks": {
-        "phrase_contrast", "phrase_distillation", "token_contrast", "translation_cpu_bf16",
+        "phrase_contrast", "token_contrast", "translation_cpu_bf16",
         "translation_retrieval", "translation_retrieval_bart", "translation_retrieval_multi",
     },
-    "models": {"marian", "phrase_encoder", "phrase_student", "token_adapter"},
-    "architectures": {"marian", "phrase_encoder", "phrase_student", "token_adapter"},
-    "criterions": {"ccpr", "phrase_distillation", "supervised_contrastive"},
+    "models": {"marian", "phrase_encoder", "token_adapter"},
+    "architectures": {"marian", "phrase_encoder", "token_adapter"},
+    "criterions": {"ccpr", "supervised_contrastive"},
 }  # fmt: skip
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import html
 import io
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -19,6 +21,9 @@ from fairseq.search import BeamSearch
 from fairseq_ccpr import Translator
 from fairseq_ccpr.decoding import beam_search
 from fairseq_ccpr.errors import ConfigurationError
+from fairseq_ccpr.inference.alignment import with_markup
+from fairseq_ccpr.inference.system import encode, length_limit
+from fairseq_ccpr.text.sentences import Mark
 from tests.helpers import PROGRAM, ROOT, call, hypotheses, own_bytes, refused, texts
 from tests.small_models import World, subword_options
 
@@ -99,7 +104,7 @@ def test_without_a_datastore_the_model_translates_alone(
 
 
 def test_order_empty_and_long_sentences(translator: Translator, sentences: list[str]) -> None:
-    long = "Wort " * 10_000
+    long = "Wort" * 10_000
     given = [sentences[0], "", long, " \t ", sentences[1]]
     made = list(translator.translate(iter(given)))
     assert [one.source for one in made] == given
@@ -110,6 +115,39 @@ def test_order_empty_and_long_sentences(translator: Translator, sentences: list[
     assert list(translator.translate([])) == [] and texts(translator, ["", " "]) == ["", ""]
     with pytest.raises(ConfigurationError, match="a list of sentences, not one string"):
         next(iter(translator.translate("Guten Morgen.")))
+
+
+def test_a_sentence_that_is_too_long_is_translated_in_parts(
+    translator: Translator, sentences: list[str]
+) -> None:
+    """At ends of sentences, clauses or at spaces; of each rank the parts' translations are joined."""
+    clause, most = "Und er ging, " * 300 + "da kam er", length_limit(translator.task, translator.models)
+    long = f"{sentences[0]} {clause}. {'Wort ' * 900}"
+    first, found = translator.translate([sentences[0], long], nbest=2)
+    assert not found.fault and found.parts[0].text == first.text and len(found.parts) >= 4
+    assert all(len(encode(part.source, translator.task)) <= most for part in found.parts)
+    assert "".join(part.source for part in found.parts).replace(" ", "") == long.replace(" ", "")
+    assert all(part.source.endswith(",") for part in found.parts[1:2])
+    assert found.text.split() == " ".join(part.text for part in found.parts).split()
+    others = " ".join(part.alternatives[0].text for part in found.parts)
+    assert found.alternatives[0].text.split() == others.split()
+    assert list(translator.translate([part.source for part in found.parts], nbest=2)) == list(found.parts)
+    assert len(found.token_scores) == len(found.tokens) + len(found.parts)
+    mean = sum(found.token_scores) / len(found.token_scores)
+    assert found.score == pytest.approx(mean, rel=1e-3)
+    marks = [
+        Mark(start := long.rindex("da kam"), start + 2, ["<b>"], ["</b>"]),
+        Mark(seam := long.index(found.parts[2].source) - 1, seam, ["<i/>"]),
+    ]
+    ((parts,),) = with_markup(translator, [[found]], [marks])
+    marked = "".join(map(str, parts))
+    assert re.sub("<.*?>", "", marked) == html.escape(found.text, quote=False)
+    inside = re.sub("<.*?>", "", marked[: marked.index("<b>")])
+    lengths = [len(html.escape(part.text, quote=False)) + 1 for part in found.parts]
+    within = [n for n, part in enumerate(found.parts) if "da kam" in part.source]
+    assert sum(lengths[: within[0]]) <= len(inside) < sum(lengths[: within[0] + 1])
+    inside = re.sub("<.*?>", "", marked[: marked.index("<i/>")])
+    assert sum(lengths[:2]) <= len(inside) < sum(lengths[:3])
 
 
 def test_sentences_are_read_a_window_at_a_time(translator: Translator, sentences: list[str]) -> None:
@@ -242,9 +280,12 @@ def test_bad_text_is_named_by_its_line(
     good = sentences[0].encode()
     done = called(monkeypatch, good + b"\n\xff\xfe\n", "--datastore", world.datastore)
     refused(done, "the standard input, line 2: the bytes are not UTF-8")
-    done = called(monkeypatch, b"Wort " * 10_000 + b"\n" + good, "--datastore", world.datastore)
+    done = called(monkeypatch, b"Wort" * 10_000 + b"\n" + good, "--datastore", world.datastore)
     assert done.returncode == 1 and len(done.stdout.splitlines()) == 2 and done.stdout.splitlines()[1]
     assert "line 1 has no translation: " in done.stderr and "Traceback" not in done.stderr
+    done = called(monkeypatch, good + b"\n" + b"Wo, " * 600, "--datastore", world.datastore)
+    assert done.returncode == 0 and all(done.stdout.splitlines())
+    assert "line 2 is longer than the model takes: it was translated in 2 parts" in done.stderr
     with_mark = called(monkeypatch, b"\xef\xbb\xbf" + good, "--datastore", world.datastore)
     assert with_mark.stdout == called(monkeypatch, good, "--datastore", world.datastore).stdout
 

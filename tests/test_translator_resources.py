@@ -231,6 +231,11 @@ def test_settings_of_other_keys_are_not_taken(
         "|k:8|lambda:0.5|T:10.0|" in signature
         and "unknown to this one (of_old): the tuned settings are not used; tune again" in caplog.text
     )
+    tuned["token"]["settings"] = {"knn": {"k": 3}}  # as the options were called before
+    write_checked_json(store / TUNED, {"format_version": 1, "tuned": tuned})
+    with caplog.at_level("WARNING"):
+        assert "|k:8|lambda:0.5|" in Translator(datastore=store, device="cpu").signature
+    assert "unknown to this one (k): the tuned settings are not used; tune again" in caplog.text
 
 
 @pytest.mark.full
@@ -255,9 +260,9 @@ def test_where_retrieval_does_not_help_tuning_silences_it(world: World, tmp_path
     shown = call(
         "tune", world.data_bin, "--datastore", foreign, "--cpu", "--no-progress-bar", "--decode", 2, "--tokens-k", 4
     ).stdout  # fmt: skip
-    scores = {
-        name: float(bleu) for bleu, name in re.findall(r"^ *(\d+\.\d\d) +\d+%  (.+)$", shown, re.MULTILINE)
-    }
+    _, shown_of_all = shown.split("\nall of ")
+    rows = [line for line in shown_of_all.splitlines() if re.match(r" +\d+\.\d\d +\d+\.\d\d ", line)]
+    scores = {row.rsplit("  ", 1)[1]: sum(map(float, row.split()[:2])) for row in rows}
     silenced = scores.pop("base") >= max(scores.values())
     assert silenced == ("better than the model alone" in shown)
     assert silenced == ("|lambda:0.0|" in Translator(datastore=foreign, device="cpu").signature)

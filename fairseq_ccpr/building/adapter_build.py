@@ -232,9 +232,7 @@ class _Plan:
                     f"(with --raw-datastore {s.output} it starts from them)"
                 )
         raw, d = self.raw_section, self.pca_dim or self.width
-        projection = ProjectionDescription(
-            raw.dimension, self.width, bool(self.pca_dim), s.normalize_before_pca
-        )
+        projection = ProjectionDescription(raw.dimension, self.width, bool(self.pca_dim))
         prints = raw.fingerprints | {"adapter": self.identity}
         section = replace(raw, dimension=d, projection=projection, fingerprints=prints)
         part = TokenPart(s.output, section, self.extraction.symbols, show, s.key_store())
@@ -272,7 +270,7 @@ class _Plan:
         self.extraction.tell(part, raw.keys)
 
     def _projection(self, part: TokenPart, raw: TokenDatastore, adapter: TokenAdapter) -> KeyProjection:
-        path, normalize, pca = part.partial / PROJECTION_FILE, self.settings.normalize_before_pca, None
+        path, pca = part.partial / PROJECTION_FILE, None
         if not path.exists():
             if self.pca_dim:
                 rows = torch.from_numpy(raw.keys[sample_rows(len(raw.keys))])
@@ -280,8 +278,8 @@ class _Plan:
                     z = torch.cat(
                         [adapter(block.to(self.device).float()) for block in rows.split(PROJECTED_ROWS)]
                     )
-                pca = fit_pca(torch.nn.functional.normalize(z, dim=1) if normalize else z, self.pca_dim)
-            KeyProjection.fold(adapter.hidden, adapter.output, pca, normalize).save(path)
+                pca = fit_pca(z, self.pca_dim)
+            KeyProjection.fold(adapter.hidden, adapter.output, pca).save(path)
         return KeyProjection.load(path).to(self.device)
 
 

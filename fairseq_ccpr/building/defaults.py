@@ -17,7 +17,8 @@ from fairseq_ccpr.datastore.source_index import SentenceMemory, SourceIndex
 from fairseq_ccpr.datastore.token import FAMILIAR
 from fairseq_ccpr.decoding.mixture import target_log_probabilities
 from fairseq_ccpr.decoding.options import TokenRetrievalSettings
-from fairseq_ccpr.decoding.token_memory import DEEP, LIKENESSES, Neighbours, best_neighbours
+from fairseq_ccpr.decoding.token_memory import DEEP, LIKENESSES
+from fairseq_ccpr.decoding.token_retriever import Neighbours, best_neighbours
 from fairseq_ccpr.search import Index
 
 ASKED_TOKENS, SEED = 1024, 1

@@ -23,7 +23,7 @@ from fairseq_ccpr.datastore.learned import LEARNED, journal_path
 from fairseq_ccpr.datastore.manifest import Manifest, TokenSection
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.decoding.learned_memory import LearnedMemory
-from fairseq_ccpr.decoding.token_memory import LearningRetriever
+from fairseq_ccpr.decoding.token_retriever import LearningRetriever
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
 from fairseq_ccpr.storage.files import MANIFEST, only_writer, scratch_directory
 from fairseq_ccpr.storage.journal import Journal, create_journal

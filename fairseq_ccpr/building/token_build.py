@@ -108,7 +108,6 @@ class TokenOptions:
         needs="a width, or 0 for no PCA,",
         metavar="N",
     )
-    normalize_before_pca: bool = option(False, "scale the adapter's vectors to length 1 before PCA as well")
     raw_datastore: Optional[Path] = option(
         None,
         "datastore of the decoder's own states, for the adapter to start from: read, or else created; it is "
@@ -148,7 +147,7 @@ class TokenBuildSettings(BuildOptions, TokenOptions):
     def check(self) -> None:
         super().check()
         raw, trained = self.adapter == NO_ADAPTER, self.adapter == TRAINED_ADAPTER
-        of_adapter = ("pca_dim", "normalize_before_pca", "raw_datastore", "keep_raw_keys")
+        of_adapter = ("pca_dim", "raw_datastore", "keep_raw_keys")
         refuse(
             (
                 self.num_shards > 1 and not raw,
@@ -183,10 +182,6 @@ class TokenBuildSettings(BuildOptions, TokenOptions):
                 self.valid_subset in self.subset,
                 f"--valid-subset is {self.valid_subset}, which the datastore is built from: give text that "
                 "it will not hold",
-            ),
-            (
-                self.normalize_before_pca and self.pca_dim == 0,
-                "--normalize-before-pca needs PCA: leave out --pca-dim 0",
             ),
         )
         self._check_monolingual()
@@ -495,7 +490,7 @@ def write_empty_store(
             "corpus": fingerprint.of_strings([]),
             **({LANGUAGE_PAIR: languages} if languages else {}),
         },
-        projection=ProjectionDescription(dimension, 0, pca=False, normalize_before_pca=False),
+        projection=ProjectionDescription(dimension, 0, pca=False),
     )
     beside_phrases = (output / MANIFEST).exists() and Manifest.read(output).token is None
     with nullcontext(output) if beside_phrases else atomic_directory(output) as folder:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fairseq_ccpr.errors import PROGRAM, CcprError, did_you_mean, explain_usage
-from fairseq_ccpr.settings import current_name
 from fairseq_ccpr.version import __version__
 
 if TYPE_CHECKING:
@@ -99,7 +98,6 @@ def _main() -> None:
                 print_help(command)
                 return
             known = options_of(command)
-            sys.argv[1:] = [current_name(word, known) if word[:2] == "--" else word for word in sys.argv[1:]]
             refuse_misspelt(known, sys.argv[1:], command)
         try:
             load(command)()

@@ -44,7 +44,7 @@ HOME, OF_TARGET = "domain", "text.txt"  # the folder of the domain's pairs; its 
 MOST_HELD_OUT, LEAST_HELD_OUT = 500, 50  # pairs of each set
 SHARE_HELD_OUT = 10  # one pair in so many, of each set
 LINES_AT_ONCE = 100_000  # of a text, that are compared with what is held out
-HARM = 1.0  # BLEU or chrF that other text may lose before a word is said about it
+HARM = 1.0  # points that other text may lose before a word is said about it
 
 
 class Steps:
@@ -270,10 +270,7 @@ def _print(
     for name, (base, retrieval) in found.items():
         gains[name] = retrieval["deciding"] - base["deciding"]
         text = f"{name}, {counted(base['sentences'], 'sentence')}"
-        for row, beside, gain in (
-            (base, text, ""),
-            (retrieval, "", f" ({gains[name]:+.2f} {base['metric']})"),
-        ):
+        for row, beside, gain in ((base, text, ""), (retrieval, "", f" ({gains[name]:+.2f})")):
             scores = f"{row['bleu']:.2f}", f"{row['chrf']:.2f}"
             cells.append([beside, f"{row['system']}{gain}", *scores, f"{row['speed']:.0%}"])
     seconds = {name: one["seconds"] for name, one in steps.done.items()}

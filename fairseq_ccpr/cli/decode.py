@@ -40,8 +40,8 @@ from fairseq_ccpr.text.sentences import Parts, with_marks
 from fairseq_ccpr.timing import progress_bar
 
 LEARNED, FIXED = "learned", "fixed"
-FEW_SENTENCES = 150  # sentences, of which a point of BLEU may be chance
-CHANCE = 20.0  # BLEU, divided by the root of the sentences: what systems that are equal may differ by
+FEW_SENTENCES = 150  # sentences, of which a point may be chance
+CHANCE = 20.0  # points, divided by the root of the sentences: what systems that are equal may differ by
 TEXT, JSONL = "text", "jsonl"
 
 
@@ -60,14 +60,16 @@ seen only the datastore's domain helps there and harms elsewhere.
 
 One teacher-forced pass over each text scores hundreds of settings by the likelihood of the references. Trust is
 learned with the best temperature, for 8 and for 32 neighbours, and starts from a weight of 0.5. 32 must gain 0.2
-BLEU. A third of the held-out pairs is then decoded with each candidate and with the model alone, phrases
-also with half their weight. All of them are decoded with the finalists: what is best on the third, the same
-with a bound on the votes of phrases (--phrases-consent 3, unless one is given), the same trained without
---also, and what another --prefer takes there. A table says what each gains, copies, loses on other text and
-takes, and --prefer chooses one. If none beats the model, the weights of tokens, phrases and text are set to
-0. Trust in tokens and phrases together takes the number of neighbours that was tuned for the tokens alone,
-or else 32. Where the tokens alone are better, the weight of phrases becomes 0. --output FILE writes the
-options there instead, for $(cat FILE), and trust to FILE.trust.
+points. A third of the held-out pairs is then decoded with each candidate and with the model alone, phrases
+also with half their weight. All of them, the third among them, are decoded with the finalists: what is best
+on the third, the same with a bound on the votes of phrases (--phrases-consent 3, unless one is given), the
+same with votes and trust trained without --also, and what another --prefer takes of those tried. A table says
+what each gains, copies, loses on sentences of --also that train nothing, and takes. Of those that lose at
+most 0.01 nats a token more there than another that beats the model, --prefer chooses one. If none beats the
+model, the weights of tokens, phrases and text are set to 0. Trust in tokens and phrases together takes the
+number of neighbours that was tuned for the tokens alone, or else 32. Where the tokens alone are better, the
+weight of phrases becomes 0. --output FILE writes the options there instead, for $(cat FILE), and trust to
+FILE.trust.
 
 For an adapter's keys the grid has both a fixed lambda and lambda*; --tokens-confidence or --no-tokens-confidence
 restricts it to one of them, --tokens-k, --tokens-temperature and --tokens-likeness to one value. These are not tuned,
@@ -94,8 +96,8 @@ def tune(
     decode: int = count_option(8, "how many settings to decode with (--combiner fixed)"),
     prefer: str = option(
         tuning.QUALITY,
-        "choose the best by BLEU or chrF; what copies least from the text, of those with at least half of its "
-        f"gain; or the fastest of those at most {tuning.LEVEL:g} below it",
+        "choose, of what loses least on --also, the best by the mean of BLEU and chrF; what copies least from the text, "
+        f"of those with at least half of its gain; or the fastest of those at most {tuning.LEVEL:g} below it",
         choices=tuning.PREFERENCES,
     ),
 ) -> int:
@@ -159,25 +161,26 @@ def _print_what_was_tried(tuned: tuning.Tuned, subset: str) -> None:
     trial, screened = tuned.trial, tuned.screened
     base = trial.scores[BASE]
     third, sentences = (sum(len(one["id"]) for one in each.sample) for each in (screened, trial))
-    print(f"a third of {subset}, {third:,} sentences, with all that was tried\n   {base.metric} speed")
+    print(f"a third of {subset}, {third:,} sentences, with all that was tried\n   BLEU   chrF")
     for name, scores in _ranked(screened):
-        print(f"{scores.deciding:7.2f} {screened.speeds[name]:5.0%}  {name}")
+        print(f"{scores.bleu:7.2f}{scores.chrf:7.2f}  {name}")
     print(f"all of {subset}, {sentences:,} sentences, with the finalists, of which --prefer chooses")
     print("\n".join(_trade(trial)))
-    if trial.decoded.copied:
+    if trial.copied:
         print(f"copied: of the subwords, in runs of {STRETCH} and more that the text has")
-    if trial.losses:
+    if trial.apart:
+        apart = [one for each in trial.apart for one in each]
+        told = sum(len(one["id"]) for one in apart)
+        few = 2 * sum(int(one["ntokens"]) for one in apart) < tuning.LOSS_TOKENS
+        remark = "; so little text says little" if few else ""
         print(
-            "other text: what its references lose, in nats per token; "
-            f"at most {tuning.HARMLESS:g} more than with another finalist"
+            f"other text: what references of {told:,} sentences that trained nothing lose, in nats per token; "
+            f"at most {tuning.HARMLESS:g} more than with another finalist{remark}"
         )
-    described = base.bleu_signature if base.metric == "BLEU" else base.chrf_signature
-    print(f"{base.metric} {described}")
+    print(f"BLEU {base.bleu_signature}\nchrF {base.chrf_signature}")
     if sentences < FEW_SENTENCES:
         chance = CHANCE / sentences**0.5
-        print(
-            f"{sentences:,} sentences are few: differences of {chance:.0f} {base.metric} or less may be chance"
-        )
+        print(f"{sentences:,} sentences are few: differences of {chance:.0f} points or less may be chance")
     if tuned.helps:
         print(f"chosen by --prefer {trial.prefer}: {tuned.best.name}{_given_up(tuned)}")
     print(f"retrieval {tuned.best.ensemble.signature()}")
@@ -200,14 +203,15 @@ def _ranked(trial: tuning.Trial) -> list[tuple[str, TranslationScores]]:
 
 def _trade(trial: tuning.Trial) -> list[str]:
     """Write what each finalist gains, copies, loses on other text and takes, and the references copy."""
-    copied, losses = trial.decoded.copied, trial.losses
+    copied, losses = trial.copied, trial.losses
     names = ["BLEU", "chrF", *["copied"] * bool(copied), *["other text"] * bool(losses), "tokens/s"]
     rows = [(names, "")]
     for name, scores in _ranked(trial):
         cells = [f"{scores.bleu:.2f}", f"{scores.chrf:.2f}"]
         cells += [f"{copied[name]:.1%}"] if copied else []
-        cells += [f"{losses.get(name, 0.0):.3f}"] if losses else []  # the model alone loses nothing
-        rows.append(([*cells, f"{trial.decoded.systems[name].tokens / trial.seconds[name]:,.0f}"], name))
+        lost = round(losses.get(name, 0.0), 3) + 0.0  # the model alone loses nothing; and no -0.000
+        cells += [f"{lost:.3f}"] if losses else []
+        rows.append(([*cells, f"{trial.speed(name):,.0f}"], name))
     if copied:
         shown = f"{copied[tuning.REFERENCES]:.1%}"
         rows.append(([shown if name == "copied" else "" for name in names], tuning.REFERENCES))
@@ -243,8 +247,9 @@ The datastore stores model, languages, dictionaries, subwords and tuned settings
 alone, with the dictionaries and subwords in its own folder. Any option of fairseq-generate may be given, such as --beam or
 --lenpen.
 
-Every input line yields one output line. An empty line yields an empty one. So does a line that is longer than the model
-accepts, which is reported on standard error; the exit code is then 1.
+Every input line yields one output line. An empty line yields an empty one. A line that is longer than the
+model accepts is divided after a clause or at a space and translated in parts, as standard error tells.
+One that cannot be divided yields an empty line, and the exit code 1.
 
 A document keeps its form, and formats and links go to the words that they belong to:
 
@@ -293,7 +298,7 @@ def translate(
         _tell_unexpected(first, system.task.cfg.source_lang)
     shown = not quiet and sys.stderr.isatty()
     total = sum(1 for path in input for _ in read_lines(path)) if input and shown else None
-    faults = []
+    told, failed = list[str](), False
     with progress_bar("translations", "sentence", total=total, quiet=quiet or terminal) as bar:
         window = 1 if terminal else buffer_size
         for number, one in enumerate(system.translate(lines, bar.update, window, confidence=confidence), 1):
@@ -303,15 +308,19 @@ def translate(
                 text if output_format == TEXT else json.dumps(asdict(one), ensure_ascii=False), flush=at_once
             )
             if one.fault:
-                faults.append((number, one.fault))
-    _tell_faults(system, faults)
-    return 1 if faults else 0
+                failed = True
+                told.append(f"line {number} has no translation: {one.fault}")
+            elif one.parts:
+                whole = f"line {number} is longer than the model takes"
+                told.append(f"{whole}: it was translated in {len(one.parts)} parts")
+    _tell(system, told)
+    return int(failed)
 
 
-def _tell_faults(system: System, faults: list[tuple[int, str]]) -> None:
-    """Tell which lines have no translation, and of a glossary that was of no use."""
-    for number, fault in faults:
-        print(f"line {number} has no translation: {fault}", file=sys.stderr)
+def _tell(system: System, told: list[str]) -> None:
+    """Tell what is to be known of lines, and of a glossary that was of no use."""
+    for sentence in told:
+        print(sentence, file=sys.stderr)
     terms = system.task.glossary
     if terms is not None and terms.searched and not terms.found:
         print(

@@ -14,7 +14,7 @@ from typing import Any, Optional
 import numpy as np
 
 from fairseq_ccpr.building.compact import CompactSettings, compact_datastore
-from fairseq_ccpr.building.rewrite import MergeSettings, merge_datastores
+from fairseq_ccpr.building.merge import MergeSettings, merge_datastores
 from fairseq_ccpr.cli.command import DEVICE, MODEL, check_folders, command, counted, markdown_table, named
 from fairseq_ccpr.cli.planning import describe_room, measure_speeds, needs, parse_speeds
 from fairseq_ccpr.cli.retrieve import marked

@@ -50,6 +50,7 @@ def retrieve(
     output_format: str = option(TABLE, "what is printed", choices=(TABLE, JSONL, PROMPT)),
     source_language: Optional[str] = option(None, "what a prompt calls it, such as German", metavar="NAME"),
     target_language: Optional[str] = option(None, "what a prompt calls it, such as English", metavar="NAME"),
+    bf16: bool = False,
     cpu: bool = False,
     *,
     waiting: StoreSettings,
@@ -66,7 +67,7 @@ def retrieve(
         )
     device, (phrases, tuned) = choose_device(cpu), open_phrases(datastore, waiting.timeout)
     settings = read_phrases(tuned)
-    encoder = load_encoder(phrases, settings)
+    encoder = load_encoder(phrases, settings.encoder, bf16)
     segmentation = query_segmentation(phrases, settings.threshold, settings.segmentation)
     retriever = PhraseRetriever(
         phrases, encoder, segmentation, settings.k, settings.min_similarity, device, waiting

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from fairseq_ccpr.cli.command import command, named
 from fairseq_ccpr.cli.decode import described
 from fairseq_ccpr.errors import ConfigurationError, installing
+from fairseq_ccpr.inference.learning import author_fault
 from fairseq_ccpr.server.access import KEY_VARIABLE, LOG_NOTHING, LOGS, LOOPBACK, MIN_KEY, Limits, split_names
 from fairseq_ccpr.settings import count_option, option
 from fairseq_ccpr.translator import Translator
@@ -40,7 +41,7 @@ def serve(
     ),
     api_key_file: Optional[Path] = option(
         None,
-        "file with the keys that requests must carry, one a line; after a tab the memories that a key opens (all)",
+        "file with the keys that requests carry, one a line; after tabs the memories it opens (all), whose it is",
         metavar="FILE",
     ),
     public_url: Optional[str] = option(
@@ -70,13 +71,13 @@ def serve(
     datastores = named(datastore, "datastores")
     if len(datastore) < 2 and [*datastores.values()] == datastore:  # it has no name
         rest, datastores = [*rest, *(f"--datastore={one}" for one in datastore)], {}
-    keys = read_keys(api_key_file, datastores)
+    keys, authors = read_keys(api_key_file, datastores)
     origins, names = _known_sites(public_url, allow_origin, bool(keys))
     if host not in LOOPBACK and not keys:
         raise ConfigurationError(
             f"--host {host} lets other machines in: give --api-key-file FILE, or a key in {KEY_VARIABLE}"
         )
-    limits = Limits(host, keys, max_characters, max_sentences, log, names, origins)
+    limits = Limits(host, keys, authors, max_characters, max_sentences, log, names, origins)
     with app.listen(host, port) as listening:
         translator = Translator.of(rest, data, datastores)
         for one in translator.named.values():
@@ -89,16 +90,23 @@ def serve(
     return 0
 
 
-def read_keys(path: Path | None, memories: Collection[str] = ()) -> dict[str, tuple[str, ...]]:
-    """Read the API keys of a file, or else the environment: on each line one and, after a tab, what it opens.
+def read_keys(
+    path: Path | None, memories: Collection[str] = ()
+) -> tuple[dict[str, tuple[str, ...]], dict[str, str]]:
+    """Read the API keys of a file, or else the environment.
+
+    On each line is one, after a tab what it opens, and after another whose it is.
 
     Args:
         memories: the names of the server's memories.
+
+    Returns:
+        What each key opens, nothing for all; and the names of those who have them, as far as they are there.
     """
     if path is None:
         text, where = os.environ.get(KEY_VARIABLE), KEY_VARIABLE
         if text is None:
-            return {}
+            return {}, {}
     else:
         where = f"--api-key-file {path}"
         if not path.is_file():
@@ -107,21 +115,27 @@ def read_keys(path: Path | None, memories: Collection[str] = ()) -> dict[str, tu
             text = path.read_text(encoding="utf-8").rstrip("\r\n")
         except UnicodeDecodeError:
             raise ConfigurationError(f"{where}: the bytes are not UTF-8; write a line of text") from None
-    keys: dict[str, tuple[str, ...]] = {}
+    keys, authors = dict[str, tuple[str, ...]](), dict[str, str]()
     for number, line in enumerate(text.split("\n"), 1):
-        key, tab, opened = line.rstrip("\r").partition("\t")
-        key = key.strip()
+        key, *rest = map(str.strip, line.split("\t", 2))
+        opened, author = (*rest, "", "")[:2]
         if len(key) < MIN_KEY or not key.isprintable() or key in keys:
             found = "is there twice" if key in keys else f"has {len(key)} characters"
             told = f"{where}, line {number}, {found}"
             raise ConfigurationError(f"{told}: a key is one line of {MIN_KEY} or more")
         keys[key] = split_names(opened)
-        unknown = [name for name in keys[key] or [""] * len(tab) if name not in memories]
+        authors |= {key: author} if author else {}
+        if fault := author_fault(author):
+            raise ConfigurationError(f"{where}, line {number}, {fault}")
+        named_none = rest and (
+            memories or len(rest) == 1
+        )  # a column left empty by mistake is not to open all
+        unknown = [name for name in keys[key] or [""] * bool(named_none) if name not in memories]
         if unknown:
             known = f"has {' and '.join(memories)}" if memories else "has no named ones"
             told = f"{where}, line {number}, opens the memory '{unknown[0]}'"
             raise ConfigurationError(f"{told}, and the server {known}")
-    return keys
+    return keys, authors
 
 
 def origin_of(address: str, option: str) -> str:

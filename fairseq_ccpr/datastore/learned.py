@@ -2,12 +2,12 @@
 
 The datastore stays unchanged. `learnt/N.journal` belongs to its generation N, and to exactly its keys, model,
 key layer and projection, as its first record says. Each other record is a pair that was learned, one that was
-learned again, one that was forgotten, one that has moved into the datastore's own entries, or what the model
-reads as a pair's source. Of the pairs of one source, the one that was learned last counts. Texts that the
-model reads alike are one source. If the datastore has a phrase part, pairs have the phrases of their targets,
-too, and a record before them says which encoder, segmentation and set of phrases these belong to. Both
-records of what the others belong to are there twice: nothing can be read without them. Letters: n tokens of a
-pair, d width of keys, P phrases of its target, o width of theirs.
+learned again, one that was forgotten, one that has moved into the datastore's own entries, what the model
+reads as a pair's source, or when and by whom a pair was learned. Of the pairs of one source, the one that was
+learned last counts. Texts that the model reads alike are one source. If the datastore has a phrase part,
+pairs have the phrases of their targets, too, and a record before them says which encoder, segmentation and
+set of phrases these belong to. Both records of what the others belong to are there twice: nothing can be read
+without them. Letters: n tokens of a pair, d width of keys, P phrases of its target, o width of theirs.
 """
 
 from __future__ import annotations
@@ -50,20 +50,19 @@ from fairseq_ccpr.storage.journal import (
 from fairseq_ccpr.text.glossary import folded
 
 LEARNED, LOCK = "learnt", "lock"  # the names on disk are older than the word
-# 2 brought phrases, 3 records that are found and checked one by one, 4 hashes of sources, 5 their subwords.
-JOURNAL_VERSION = 5
+JOURNAL_VERSION, DATELESS = 6, 5  # the only ones that are read; the former has dates and authors
 OWN_SENTENCE = -1  # in place of the number of a sentence that the datastore was built with
 
 # Of records. Numbers are little-endian, texts UTF-8, arrays NumPy's bytes.
 Kind = IntEnum(
     "Kind",
     "HEADER PAIR AGAIN FORGOTTEN MOVED PAIR_WITH_PHRASES PHRASES PHRASE_IDENTITY MOVED_WITH_PHRASES "
-    "HASHED READ_AS",
+    "UNUSED READ_AS SIGNED",
     start=0,
 )
-IGNORED = (Kind.HASHED,)  # of version 4: hashes alone, which are computed again
 _ID = struct.Struct("<BQ")
 _READ_AS = struct.Struct("<BQQ")  # kind, id, and the hash of `ReadAs`, before its ids
+_SIGNED = struct.Struct("<BQQ")  # kind, id, and seconds since 1970, before who has learned it
 _PAIR = struct.Struct("<BQIIII")  # kind, id, count, bytes of source and target, tokens
 _PLACES = {
     Kind.MOVED: struct.Struct("<q"),
@@ -75,6 +74,7 @@ _KEY, _PHRASE_KEY = (
     np.dtype(kind.KEY_FORM.dtype).newbyteorder("<") for kind in (TokenSection, PhraseSection)
 )
 
+FROM_OLDER = "export the pairs with the version that learned them, move the file away, and learn them again"
 NAMED_PAIRS = 10  # that a message names
 
 # of the files that are written here
@@ -108,6 +108,8 @@ class NewPair:
     keys: np.ndarray  # fp16 [n, d]
     phrases: PairPhrases | None = None  # None: no phrase memory is there
     read_as: ReadAs | None = None  # None: not known
+    time: int = 0  # seconds since 1970, at which it is learned; 0: not known
+    author: str = ""
 
 
 @dataclass(frozen=True)
@@ -126,6 +128,9 @@ class LearnedPair:
     sentence: int | None = None
     replaced_by: int | None = None  # the pair of its source that counts; None: this one does
     read_as: ReadAs | None = None  # None: not known, as of pairs that earlier versions learned
+    # when and by whom it was learned last, as of `NewPair`
+    time: int = field(default=0, compare=False)
+    author: str = field(default="", compare=False)
     # When it was last learned: of one source, the pair with the highest counts.
     moment: int = field(default=0, compare=False)
     # What is in the journal, and not in the datastore: values int32 [n] and keys fp16 [n, d]; phrases.
@@ -242,6 +247,8 @@ class LearnedStore:
                         records.append(_ID.pack(Kind.AGAIN, there.id))
                 if pair.read_as is not None:
                     records.append(read_as_record(learned.id, pair.read_as))
+                if pair.time:
+                    records.append(signed_record(learned.id, pair.time, pair.author))
                 done.append((learned.id, there is None, counting.get(_source(pair), learned).id))
                 counting[_source(pair)] = learned
             self._append(records)
@@ -315,6 +322,7 @@ class LearnedStore:
             record[0] in (Kind.PAIR_WITH_PHRASES, Kind.MOVED_WITH_PHRASES) for record in records
         )
         records += [read_as_record(pair.id, pair.read_as) for pair in pairs if pair.read_as is not None]
+        records += [signed_record(pair.id, pair.time, pair.author) for pair in pairs if pair.time]
         return [*first_records(token, self.next_id, phrase if has_phrases else None), *records]
 
     def _taken_back(self, pair: LearnedPair) -> LearnedPair:
@@ -375,13 +383,10 @@ class LearnedStore:
             create_journal(self.path, first_records(self.datastore.section, self.next_id))
         open(self.path, "r+b", opener=unfollowed).close()
         self._load()
-        if self.damage or self._journal.old:
-            if self.damage:
-                self.put_aside = self._journal.put_damage_aside()
-                where = (
-                    f"; the damaged bytes are in {self.put_aside} now" if self.put_aside is not None else ""
-                )
-                logger.warning("%s%s", self.damage, where)
+        if self.damage:
+            self.put_aside = self._journal.put_damage_aside()
+            where = f"; the damaged bytes are in {self.put_aside} now" if self.put_aside is not None else ""
+            logger.warning("%s%s", self.damage, where)
             phrases = self.phrase_section if self._has_phrases else None
             records = first_records(self.datastore.section, self.next_id, phrases)
             records += [
@@ -432,7 +437,8 @@ class LearnedStore:
         self._hash_sources()
         if not self._begun:
             raise DatastoreError(
-                f"{self.path} is damaged from its beginning on: move it away, and learn again"
+                f"{self.path} is damaged from its beginning on, or has format version 1 or 2, and this "
+                f"fairseq-ccpr reads {DATELESS} and {JOURNAL_VERSION}: move it away, and learn again"
             )
         if self._journal.gaps:
             self._tell_damage(self._journal)
@@ -474,10 +480,11 @@ class LearnedStore:
             kind = record[0]
             if kind == Kind.HEADER:
                 header = json.loads(record[1:])
-                if header["version"] > JOURNAL_VERSION:
+                if (version := header["version"]) not in (JOURNAL_VERSION, DATELESS):
                     raise DatastoreError(
-                        f"{self.path} has format version {header['version']}, and this fairseq-ccpr reads up "
-                        f"to {JOURNAL_VERSION}: upgrade fairseq-ccpr"
+                        f"{self.path} has format version {version}, and this fairseq-ccpr reads "
+                        f"{DATELESS} and {JOURNAL_VERSION}: "
+                        + ("upgrade fairseq-ccpr" if version > JOURNAL_VERSION else FROM_OLDER)
                     )
                 self._refuse_others(header["identity"], identity(self.datastore.section))
                 self.next_id, self._begun = max(self.next_id, header["first_id"]), True
@@ -490,9 +497,9 @@ class LearnedStore:
                 self.next_id = max(self.next_id, pair.id + 1)
                 phrases = self._belonging(pair.phrases)
                 self._all[pair.id] = replace(pair, moment=next(self._moments), phrases=phrases)
-            elif kind in (Kind.AGAIN, Kind.PHRASES, Kind.FORGOTTEN, Kind.READ_AS):
+            elif kind in (Kind.AGAIN, Kind.PHRASES, Kind.FORGOTTEN, Kind.READ_AS, Kind.SIGNED):
                 self._change(kind, _ID.unpack_from(record)[1], record)
-            elif kind not in IGNORED:
+            else:
                 raise ValueError(f"kind {kind}")
         except (struct.error, ValueError, TypeError, KeyError, IndexError) as error:
             raise DatastoreError(
@@ -506,11 +513,21 @@ class LearnedStore:
         if kind == Kind.FORGOTTEN:
             texts = _texts_of(pair)
             pair = replace(
-                pair, source="", target="", read_as=None, entries=None, phrases=None, forgotten=texts
+                pair,
+                source="",
+                target="",
+                author="",
+                read_as=None,
+                entries=None,
+                phrases=None,
+                forgotten=texts,
             )
         elif kind == Kind.READ_AS:
             ids = np.frombuffer(record, _INTEGER, offset=_READ_AS.size)
             pair = replace(pair, read_as=ReadAs(_READ_AS.unpack_from(record)[2], tuple(ids.tolist())))
+        elif kind == Kind.SIGNED:
+            author = record[_SIGNED.size :].decode()
+            pair = replace(pair, time=_SIGNED.unpack_from(record)[2], author=author)
         else:
             pair = replace(pair, count=pair.count + 1, moment=next(self._moments))
         if kind == Kind.PHRASES:
@@ -616,6 +633,11 @@ def _read_pair(record: bytes, width: int) -> LearnedPair:
 def read_as_record(number: int, read_as: ReadAs) -> bytes:
     """Make the record of what the model reads as the source of a pair."""
     return _READ_AS.pack(Kind.READ_AS, number, read_as.subwords) + np.array(read_as.ids, _INTEGER).tobytes()
+
+
+def signed_record(number: int, time: int, author: str) -> bytes:
+    """Make the record of when a pair was learned, and by whom."""
+    return _SIGNED.pack(Kind.SIGNED, number, time) + author.encode()
 
 
 def journal_path(directory: Path, generation: int) -> Path:

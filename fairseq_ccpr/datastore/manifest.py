@@ -29,21 +29,14 @@ from fairseq_ccpr.storage.files import (
     MANIFEST,
     PARTIAL,
     PLAN,
-    drop_checksum,
     only_writer,
-    read_checked_json,
+    read_versioned,
     sync_directory,
     write_checked_json,
 )
 from fairseq_ccpr.version import __version__
 
-# 2 brought projections, 3 phrases, 4 keys in Milvus, 5 the checksum of the manifest, 6 what tokens know of
-# their own text, 7 token parts that what was learned has moved into, 8 phrase parts likewise, and hashes of
-# their strings, 9 texts whose sources are back-translations among those that were merged, 10 a minimum of
-# candidates among the index parameters, 11 text, 12 tokens' keys in Milvus, 14 the source sentences of
-# tokens, of which 13 had hashes alone
-MANIFEST_VERSION = 14
-CHECKSUM_SINCE = 5
+MANIFEST_VERSION = 14  # the only one that is read
 TOKEN, PHRASE, TEXT = "token", "phrase", "text"  # the folders of the parts
 EXACT = IndexDescription("exact", "ip")
 REVERSE_MODEL = "reverse_model"  # fingerprint of the model whose back-translations are the sources of tokens
@@ -56,13 +49,12 @@ class ProjectionDescription:
     query_dimension: int  # d, of the decoder's states
     adapter_dimension: int  # d_o, before PCA; 0: there is no adapter, and states are but scaled to length 1
     pca: bool
-    normalize_before_pca: bool
+    normalize_before_pca: bool = False  # always: keys of earlier versions, where it is true, are refused
 
     def __str__(self) -> str:
         if not self.adapter_dimension:
             return "unit"
-        before = "norm+" if self.normalize_before_pca else ""
-        return f"clknn{self.adapter_dimension}{f'+{before}pca' if self.pca else ''}"
+        return f"clknn{self.adapter_dimension}{'+pca' if self.pca else ''}"
 
 
 @dataclass(frozen=True)
@@ -321,33 +313,29 @@ class Manifest:
             build = "build one with fairseq-ccpr build tokens, build phrases or build text"
             advice = f"did you mean {near[0].parent}?" if near else build
             raise DatastoreError(f"{directory} is not a datastore: it has no {MANIFEST}; {advice}")
-        try:
-            data = read_checked_json(path, older=True)
-            version = data["format_version"]
-            if not isinstance(version, int) or version < 1:
-                raise ValueError(f"it has format version {version!r}, and the first is 1")
-            if version > MANIFEST_VERSION:
-                raise DatastoreError(
-                    f"{path} has format version {version}, and this fairseq-ccpr ({__version__}) reads up to "
-                    f"{MANIFEST_VERSION}: upgrade fairseq-ccpr"
-                )
-            if not {TOKEN, PHRASE, TEXT} & data.keys():
-                raise DatastoreError(
-                    f"{directory} is not a datastore: its {MANIFEST} is that of something else"
-                )
-            drop_checksum(data, CHECKSUM_SINCE)
+        again = "build the datastore again"
+        parts = {section.PART: section for section in (TokenSection, PhraseSection, TextSection)}
+
+        def make(data: dict[str, Any]) -> Manifest:
             del data["format_version"]
-            data.get(TOKEN, {}).pop("hashes", None)  # of format 13
             values = _known(cls, data)
-            for section in (TokenSection, PhraseSection, TextSection):
-                if section.PART in values:
-                    values[section.PART] = section.from_json(values[section.PART])
-            return cls(**values)
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
-            fault = error if isinstance(error, ValueError) else repr(error)
-            raise DatastoreError(
-                f"{path} is damaged ({fault}): copy it again, or build the datastore again"
-            ) from None
+            for name in parts.keys() & values.keys():
+                values[name] = parts[name].from_json(values[name])
+            manifest = cls(**values)
+            if (token := manifest.token) and token.projection and token.projection.normalize_before_pca:
+                raise DatastoreError(
+                    f"{path}: the keys were made with --normalize-before-pca, which is gone: {again}"
+                )
+            return manifest
+
+        return read_versioned(
+            directory,
+            "datastore",
+            MANIFEST_VERSION,
+            again,
+            lambda data: bool(parts.keys() & data.keys()),
+            make,
+        )
 
 
 def _known(cls: type[Any], data: dict[str, Any]) -> dict[str, Any]:

@@ -33,23 +33,18 @@ class KeyProjection(nn.Module):
     """g(h) = Norm(PCA(FFN(h))), section 3 of the CLKNN paper: unit vectors, whose inner products are cosines.
 
     PCA is linear, so it folds into the last layer of the adapter, and g is two matrices however wide the
-    adapter's output. With vectors scaled to length 1 before PCA as well, it cannot, and g is three.
+    adapter's output.
     """
 
-    def __init__(self, hidden: nn.Linear, output: nn.Linear, pca: nn.Linear | None = None) -> None:
+    def __init__(self, hidden: nn.Linear, output: nn.Linear) -> None:
         super().__init__()
-        self.hidden, self.output, self.pca = hidden, output, pca
+        self.hidden, self.output = hidden, output
 
     @classmethod
-    def fold(
-        cls, hidden: nn.Linear, output: nn.Linear, pca: Pca | None, normalize_before_pca: bool
-    ) -> KeyProjection:
+    def fold(cls, hidden: nn.Linear, output: nn.Linear, pca: Pca | None) -> KeyProjection:
         """Fold a PCA of an adapter's output into the adapter's two layers."""
         if pca is None:
             return cls(hidden, output)
-        rotation = _linear(pca.components, -pca.components @ pca.mean)
-        if normalize_before_pca:
-            return cls(hidden, output, rotation)
         weight, bias = output.weight.double(), output.bias.double()
         components = pca.components
         return cls(hidden, _linear(components @ weight, components @ (bias - pca.mean)))
@@ -65,13 +60,11 @@ class KeyProjection(nn.Module):
     def forward(self, states: Tensor) -> Tensor:
         """Compute g(h), [H, d] of any float dtype -> fp32 [H, d_key], each of length 1."""
         z = self.output(torch.relu(self.hidden(states.to(self.hidden.weight.dtype))))
-        if self.pca is not None:
-            z = self.pca(nn.functional.normalize(z, dim=-1))
         return nn.functional.normalize(z, dim=-1)
 
     @property
     def dimension(self) -> int:
-        return (self.pca or self.output).out_features
+        return self.output.out_features
 
     def save(self, path: Path) -> None:
         with atomic_file(path) as partial:
@@ -84,9 +77,7 @@ class KeyProjection(nn.Module):
         try:
             tensors = load_file(path)
             layers = [
-                _linear(tensors[f"{name}.weight"], tensors[f"{name}.bias"])
-                for name in ("hidden", "output", "pca")
-                if f"{name}.weight" in tensors
+                _linear(tensors[f"{name}.weight"], tensors[f"{name}.bias"]) for name in ("hidden", "output")
             ]
             return cls(*layers)
         except (SafetensorError, KeyError, TypeError) as error:

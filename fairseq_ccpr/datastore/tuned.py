@@ -16,7 +16,6 @@ from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.datastore.text import TextDatastore
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.errors import DatastoreError
-from fairseq_ccpr.settings import FORMER_PREFIXES
 from fairseq_ccpr.storage.files import read_checked_json, write_checked_json
 from fairseq_ccpr.storage.fingerprint import of_file
 
@@ -119,14 +118,7 @@ def _tuned_of(parts: Parts) -> dict[str, Any] | None:
             "%s was tuned for keys that the datastore no longer has, and is not used: tune again", path
         )
         return None
-    if tuned is not None:
-        tuned["settings"] = by_current_prefix(tuned["settings"])
     return tuned
-
-
-def by_current_prefix(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings by the prefix that their options have today."""
-    return {FORMER_PREFIXES.get(prefix, prefix): values for prefix, values in settings.items()}
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -15,7 +15,8 @@ from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble, trust_step
 from fairseq_ccpr.decoding.forced import ForcedText
 from fairseq_ccpr.decoding.mixture import Vote
 from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
-from fairseq_ccpr.decoding.token_memory import Neighbours, TokenMemory
+from fairseq_ccpr.decoding.token_memory import TokenMemory
+from fairseq_ccpr.decoding.token_retriever import Neighbours
 from fairseq_ccpr.decoding.trust import LearnedTrust
 from fairseq_ccpr.errors import ConfigurationError
 

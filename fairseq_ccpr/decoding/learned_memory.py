@@ -42,7 +42,7 @@ from fairseq_ccpr.storage.fingerprint import of_strings, short
 from fairseq_ccpr.storage.text_lines import LinesInMemory
 
 if TYPE_CHECKING:
-    from fairseq_ccpr.decoding.token_memory import LearningRetriever
+    from fairseq_ccpr.decoding.token_retriever import LearningRetriever
 
 FIRST_ROWS = 4096  # that there is room for; then twice as many each time
 # Rows that are compared with one by one: of a segment without lists, and after those that are in lists. More

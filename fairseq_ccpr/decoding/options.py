@@ -2,9 +2,7 @@
 
 # No `from __future__ import annotations` here: fairseq makes its options from the types themselves.
 
-import argparse
 import logging
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Optional
@@ -18,7 +16,7 @@ from fairseq_ccpr.datastore.tuned import Parts
 from fairseq_ccpr.device import PRECISIONS
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.search import TIMEOUT
-from fairseq_ccpr.settings import FORMER_PREFIXES, check, option, read_options, with_options
+from fairseq_ccpr.settings import check, option, read_options, with_options
 
 logger = logging.getLogger(__name__)
 
@@ -173,12 +171,6 @@ class PhraseSearchSettings:
         automatic=True,
         unsigned="the description of the queries has it",
     )
-    bf16: bool = option(
-        False,
-        "run the phrase encoder in bfloat16, faster where the processor supports it; results may then "
-        "depend slightly on which sentences share a batch",
-        unsigned="the description of the queries has it",
-    )
 
     def __post_init__(self) -> None:
         check(self)
@@ -283,15 +275,6 @@ class MixtureSettings:
 RETRIEVAL: dict[type[Any], str] = {
     TokenRetrievalSettings: "token", PhraseSettings: "phrase", TextSettings: "text", StoreSettings: "", MixtureSettings: "",
 }  # fmt: skip
-
-
-def accept_former_names(parser: argparse.ArgumentParser) -> None:
-    """Let a parser take options of retrieval by the names that they had before, which no help shows."""
-    known = parser._option_string_actions
-    for former, prefix in FORMER_PREFIXES.items():
-        for name in [*known]:
-            if beginning := re.match(f"(--|--no-){prefix}-", name):
-                known.setdefault(f"{beginning[1]}{former}-{name[beginning.end() :]}", known[name])
 
 
 @with_options(*RETRIEVAL)

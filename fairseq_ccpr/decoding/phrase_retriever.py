@@ -14,7 +14,7 @@ import torch
 
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.decoding.learned_memory import LearnedPhrases
-from fairseq_ccpr.decoding.options import PhraseSearchSettings, StoreSettings
+from fairseq_ccpr.decoding.options import StoreSettings
 from fairseq_ccpr.decoding.remote_answers import RemoteAnswers
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.models.phrase_encoder import COSINE, SpanEncoder, load_phrase_encoder
@@ -200,9 +200,9 @@ def find_encoder(datastore: PhraseDatastore, given: str | None) -> Path:
     return path
 
 
-def load_encoder(datastore: PhraseDatastore, settings: PhraseSearchSettings) -> SpanEncoder:
-    """Load the phrase encoder of a datastore, and warn where it does not compare by cosine."""
-    path, bf16 = find_encoder(datastore, settings.encoder), settings.bf16
+def load_encoder(datastore: PhraseDatastore, given: str | None, bf16: bool) -> SpanEncoder:
+    """Load a datastore's phrase encoder, or the one `given`; warn where it does not compare by cosine."""
+    path = find_encoder(datastore, given)
     with torch.random.fork_rng(devices=[]):  # sampling must draw the same as without phrases
         encoder = load_phrase_encoder(path, bf16=bf16)
     if getattr(encoder, "similarity", COSINE) != COSINE:

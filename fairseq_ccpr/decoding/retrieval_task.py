@@ -52,15 +52,8 @@ from fairseq_ccpr.decoding.phrase_retriever import PhraseRetriever, load_encoder
 from fairseq_ccpr.decoding.phrase_votes import PhraseVotes
 from fairseq_ccpr.decoding.remote_answers import RemoteAnswers
 from fairseq_ccpr.decoding.text_memory import LearnedTargets, TextMemory, TextWeight
-from fairseq_ccpr.decoding.token_memory import (
-    LearningRetriever,
-    Retriever,
-    TokenMemory,
-    TokenRetriever,
-    WeightPolicy,
-    confidence_weight,
-    name_of,
-)
+from fairseq_ccpr.decoding.token_memory import TokenMemory, WeightPolicy, confidence_weight, name_of
+from fairseq_ccpr.decoding.token_retriever import LearningRetriever, Retriever, TokenRetriever
 from fairseq_ccpr.decoding.trust import LearnedTrust, LoadedTrust, Trained, Trust, load_trust, trained_with
 from fairseq_ccpr.device import BF16, FP16, FP32, choose_precision
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
@@ -533,8 +526,7 @@ class RetrievalTask(FairseqTask):
 
     def _phrase_memory(self, models: list[Any], datastore: PhraseDatastore) -> PhraseMemory:
         device, settings = next(models[0].parameters()).device, self.settings[PhraseSettings]
-        low = replace(settings, bf16=settings.bf16 or self.precision == BF16)
-        encoder = load_encoder(datastore, low)
+        encoder = load_encoder(datastore, settings.encoder, self.precision == BF16)
         segmentation = query_segmentation(datastore, settings.threshold, settings.segmentation)
         retriever = PhraseRetriever(
             datastore,

@@ -16,7 +16,8 @@ from fairseq_ccpr.search.candidates import Candidates
 from fairseq_ccpr.timing import LIKENESS, phase
 
 if TYPE_CHECKING:
-    from fairseq_ccpr.decoding.token_memory import Neighbours, TokenMemory, TokenRetriever
+    from fairseq_ccpr.decoding.token_memory import TokenMemory
+    from fairseq_ccpr.decoding.token_retriever import Neighbours, TokenRetriever
 
 # What trust looks at of each source sentence: fp32 [B] by name. A feature of the source is a line here, and
 # nothing elsewhere.

@@ -16,7 +16,7 @@ from fairseq.tasks.translation import TranslationTask
 from fairseq.tasks.translation_from_pretrained_bart import TranslationFromPretrainedBARTTask
 from fairseq.tasks.translation_multi_simple_epoch import TranslationMultiSimpleEpochTask
 
-from fairseq_ccpr.decoding.options import RetrievalConfig, TranslationRetrievalConfig, accept_former_names
+from fairseq_ccpr.decoding.options import RetrievalConfig, TranslationRetrievalConfig
 from fairseq_ccpr.decoding.retrieval_task import RetrievalTask
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.models.checkpoint import read_task
@@ -79,18 +79,27 @@ class TranslationRetrievalTask(RetrievalTask, TranslationTask):
         self.open_datastore(cfg)
 
     @classmethod
-    def add_args(cls, parser: argparse.ArgumentParser) -> None:
-        super().add_args(parser)
-        accept_former_names(parser)
-
-    @classmethod
     def setup_task(cls, cfg: TranslationRetrievalConfig, **kwargs: Any) -> Any:
         check_data_bin(Path(cfg.data), *(lang for lang in (cfg.source_lang, cfg.target_lang) if lang))
         return super().setup_task(cfg, **kwargs)
 
 
+class ArgumentsTask(RetrievalTask):
+    """A task of fairseq that adds its options to a parser, and calls them `args`."""
+
+    @classmethod
+    def add_args(cls, parser: argparse.ArgumentParser) -> None:
+        super().add_args(parser)
+        gen_parser_from_dataclass(parser, RetrievalConfig())
+
+    def with_data(self, data_bin: Path) -> Any:
+        task = super().with_data(data_bin)
+        task.args = task.cfg
+        return task
+
+
 @register_task(MULTILINGUAL)
-class MultilingualRetrievalTask(RetrievalTask, TranslationMultiSimpleEpochTask):
+class MultilingualRetrievalTask(ArgumentsTask, TranslationMultiSimpleEpochTask):
     """fairseq's `translation_multi_simple_epoch`: M2M-100, NLLB, mBART-50."""
 
     name = MULTILINGUAL
@@ -109,12 +118,6 @@ class MultilingualRetrievalTask(RetrievalTask, TranslationMultiSimpleEpochTask):
             languages=f"{args.source_lang}-{args.target_lang}",
         )
         self.open_datastore(args)
-
-    @staticmethod
-    def add_args(parser: argparse.ArgumentParser) -> None:
-        TranslationMultiSimpleEpochTask.add_args(parser)
-        gen_parser_from_dataclass(parser, RetrievalConfig())
-        accept_former_names(parser)
 
     @classmethod
     def setup_task(cls, args: Any, **kwargs: Any) -> Any:
@@ -142,13 +145,13 @@ class MultilingualRetrievalTask(RetrievalTask, TranslationMultiSimpleEpochTask):
 
     def with_data(self, data_bin: Path) -> Any:
         task = super().with_data(data_bin)
-        task.args, task.data_manager = task.cfg, copy.copy(self.data_manager)
+        task.data_manager = copy.copy(self.data_manager)
         task.data_manager.args = task.cfg
         return task
 
 
 @register_task(BART)
-class BartRetrievalTask(RetrievalTask, TranslationFromPretrainedBARTTask):
+class BartRetrievalTask(ArgumentsTask, TranslationFromPretrainedBARTTask):
     """fairseq's `translation_from_pretrained_bart`: models that were made of mBART."""
 
     name = BART
@@ -163,12 +166,6 @@ class BartRetrievalTask(RetrievalTask, TranslationFromPretrainedBARTTask):
         )
         self.open_datastore(args)
 
-    @staticmethod
-    def add_args(parser: argparse.ArgumentParser) -> None:
-        TranslationFromPretrainedBARTTask.add_args(parser)
-        gen_parser_from_dataclass(parser, RetrievalConfig())
-        accept_former_names(parser)
-
     @classmethod
     def setup_task(cls, args: Any, **kwargs: Any) -> Any:
         _check_languages(cls.name, args)
@@ -178,11 +175,6 @@ class BartRetrievalTask(RetrievalTask, TranslationFromPretrainedBARTTask):
             )
         check_data_bin(Path(args.data), args.source_lang, args.target_lang)
         return super().setup_task(args, **kwargs)
-
-    def with_data(self, data_bin: Path) -> Any:
-        task = super().with_data(data_bin)
-        task.args = task.cfg
-        return task
 
 
 def _check_languages(name: str, args: Any) -> None:

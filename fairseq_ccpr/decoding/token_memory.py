@@ -6,20 +6,19 @@ the vocabulary, and nothing goes back to the host. Letters: N tokens or queries,
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import cache
 from itertools import product
-from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fairseq_ccpr.datastore.domain import Domain
-from fairseq_ccpr.datastore.token import FAMILIAR, TokenDatastore
+from fairseq_ccpr.datastore.token import FAMILIAR
 from fairseq_ccpr.datastore.tuned import Parts, read_tuned
 from fairseq_ccpr.decoding.forced import GivenText, Record, joined
 from fairseq_ccpr.decoding.learned_memory import LearnedEntries, LearnedMemory
@@ -39,16 +38,18 @@ from fairseq_ccpr.decoding.options import PUBLISHED, TokenRetrievalSettings, aut
 from fairseq_ccpr.decoding.remote_answers import RemoteAnswers
 from fairseq_ccpr.decoding.source_likeness import SourceLikeness
 from fairseq_ccpr.decoding.token_features import OBSERVED, Course, TokenEvidence, along_sentences, observed
+from fairseq_ccpr.decoding.token_retriever import (
+    AnsweredSearch,
+    LearningRetriever,
+    Neighbours,
+    Retriever,
+    TokenRetriever,
+    best_neighbours,
+)
 from fairseq_ccpr.device import sync_is_free
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.models.key_layer import KeyCapture
-from fairseq_ccpr.search import EXACT, ExactIndex, Index
-from fairseq_ccpr.search.candidates import Candidates
-from fairseq_ccpr.search.exact import largest
-from fairseq_ccpr.search.live import search_without
 from fairseq_ccpr.settings import as_options, signature, signed
-from fairseq_ccpr.storage.arrays import as_tensor
-from fairseq_ccpr.storage.fingerprint import short
 from fairseq_ccpr.timing import MERGE, phase
 
 # of the likeness that is familiar: the guard leaves nothing of sentences that are as little like any
@@ -71,235 +72,6 @@ TRUSTED_NEIGHBOURS = (8, 32)  # that trust is trained with: the more, the better
 # The nearest neighbours that lambda* averages, however many there are: of many, most are far whatever the
 # first are.
 CONFIDENT = 8
-MOST_BYTES = 4 << 30  # that keys gathered for a batch may take
-
-
-class Neighbours(NamedTuple):
-    """The nearest entries of N queries, best first; missing ones may stand between them.
-
-    Args:
-        ids: int64 [N, k], entries; -1 where one is missing.
-        scores: fp32 [N, k], inner products or minus squared distances; -inf where one is missing.
-        values: int64 [N, k], their tokens; any token where one is missing.
-        likeness: fp16 or fp32 [N, k], how much their source sentences are like the one that is translated, 0
-            to 1; None: not known.
-    """
-
-    ids: Tensor
-    scores: Tensor
-    values: Tensor
-    likeness: Tensor | None = None
-
-    @classmethod
-    def missing(cls, queries: Tensor, k: int) -> Neighbours:
-        ids = queries.new_full((len(queries), k), -1, dtype=torch.int64)
-        return cls(ids, torch.full_like(ids, float("-inf"), dtype=torch.float32), torch.zeros_like(ids))
-
-    def put(self, rows: Tensor, found: Neighbours) -> None:
-        """Put neighbours in the places of those of some queries, int64 [n]."""
-        for part, other in zip(self[:3], found[:3]):
-            part[rows] = other
-
-    def changed(self, change: Callable[[Tensor], Tensor]) -> Neighbours:
-        return joined([self], lambda parts: change(parts[0]))
-
-    def without(self, missing: Tensor) -> Neighbours:
-        """Return the same, of which some are missing: bool [N, k], or [N, 1] for all of a query."""
-        ids, scores = self.ids.masked_fill(missing, -1), self.scores.masked_fill(missing, float("-inf"))
-        return self._replace(ids=ids, scores=scores)
-
-
-class Retriever(Protocol):
-    """Searches a token datastore. `TranslationRetrievalTask.retriever_class` names the class.
-
-    It is called with an opened datastore and the model's device, and must keep no state from one search to
-    the next: several generators, or threads, may share it.
-    """
-
-    datastore: TokenDatastore
-
-    def search(self, queries: Tensor, k: int) -> Neighbours:
-        """Find the k nearest entries of the decoder's states, [N, d] in any float dtype, on its device."""
-
-    def describe(self) -> dict[str, object]:
-        """Name all that decides what is retrieved, by name: the retrieval signature prints it."""
-
-
-@runtime_checkable
-class LearningRetriever(Retriever, Protocol):
-    """A retriever that also searches what was learned alongside its datastore."""
-
-    def project(self, states: Tensor) -> Tensor:
-        """Make keys of the decoder's states, [N, d] in any float dtype."""
-
-    def with_learned(self, entries: LearnedEntries) -> LearningRetriever:
-        """Return the same with what was learned up to a moment, numbered after its own entries."""
-
-
-class TokenRetriever:
-    """The retriever of CLKNN and kNN-MT: projects queries, searches the index, looks up values.
-
-    What was learned alongside the datastore is searched together with it: its entries are numbered after the
-    datastore's own.
-
-    Args:
-        datastore: an opened token datastore.
-        device: the model's device; keys and values live there where the index can.
-    """
-
-    def __init__(self, datastore: TokenDatastore, device: torch.device) -> None:
-        self.datastore = datastore
-        self.index = datastore.open_index(device)
-        self.projection: nn.Module = (datastore.open_projection() or nn.Identity()).to(device)
-        values = as_tensor(datastore.values)
-        # missing neighbours have some value
-        self.values = (values if len(values) else values.new_zeros(1)).to(device)
-        self.learned: LearnedEntries | None = None
-        self._instead: str | None = None  # names the index of other entries
-        self._named: dict[int, bool] = {}  # whether an entry names a token, of those that were asked for
-
-    def project(self, states: Tensor) -> Tensor:
-        keys: Tensor = self.projection(states)
-        return keys
-
-    def search(self, queries: Tensor, k: int) -> Neighbours:
-        keys = self.project(queries)
-        if self.learned is not None:
-            return self._search_both(keys, k, self.learned)
-        scores, ids = self.index.search(keys, k)
-        return Neighbours(ids, scores, self.values[ids].long())
-
-    def always_finds(self, k: int, unknown: int) -> bool:
-        """Tell whether no search for k neighbours leaves one out, nor names a token.
-
-        A GPU is waited for once. A query that is no number finds nothing all the same: its scores are -inf.
-        """
-        own = type(self).search is TokenRetriever.search and isinstance(self.index, ExactIndex)
-        if not own or self.learned is not None or k > self.index.size:
-            return False
-        if unknown not in self._named:
-            self._named[unknown] = bool((self.values == unknown).any())
-        return not self._named[unknown]
-
-    def _search_both(self, keys: Tensor, k: int, learned: LearnedEntries) -> Neighbours:
-        """Find the k nearest of the datastore's entries that count, and of those that were learned."""
-        scores, ids = search_without(self.index, learned.gone, keys, k)
-        values = self.values[ids]
-        if learned.index.size:
-            more, rows = learned.index.candidates(keys, k)
-            values = torch.cat([values, learned.values[rows]], dim=1)
-            scores = torch.cat([scores, more], dim=1)
-            ids = torch.cat([ids, torch.where(rows >= 0, rows + self.index.size, rows)], dim=1)
-        # Places stand for ids, which may be missing: of equal scores the datastore's own come first.
-        best, places = largest(scores, k)
-        return Neighbours(ids.gather(1, places), best, values.gather(1, places).long())
-
-    def candidates(self, entries: list[np.ndarray]) -> Candidates:
-        """Gather the keys of entries, int64 [n] for each sentence, to be searched with `search_among`.
-
-        Raises:
-            ConfigurationError: they take more memory than `MOST_BYTES`.
-        """
-        own, device = self.index.size, self.values.device
-        keys = self.index.keys if isinstance(self.index, ExactIndex) else as_tensor(self.datastore.keys)
-        most = max(1, *(len(one) for one in entries))
-        dtype = torch.float16 if device.type == "cuda" else torch.float32
-        if (needed := len(entries) * most * keys.size(1) * dtype.itemsize) > MOST_BYTES:
-            smaller = len(entries) * MOST_BYTES // needed
-            raise ConfigurationError(
-                f"--tokens-sentences gathers {most:,} keys for each of {len(entries):,} sentences, "
-                f"{needed / 1e9:.0f} GB: give "
-                f"fewer{f', or a --batch-size of up to {smaller:,}' if smaller else ''}"
-            )
-        gathered = torch.zeros(len(entries), most, keys.size(1), dtype=dtype, device=device)
-        numbers = torch.full((len(entries), most), -1)
-        for row, some in enumerate(map(torch.from_numpy, entries)):
-            stored = some < own
-            gathered[row, : int(stored.sum())] = keys[some[stored].to(keys.device)].to(device, dtype)
-            numbers[row, : len(some)] = torch.cat([some[stored], some[~stored]])
-            if self.learned is not None and not stored.all():
-                learned = self.learned.index.keys[(some[~stored] - own).to(device)]
-                gathered[row, int(stored.sum()) : len(some)] = learned.to(dtype)
-        return Candidates(gathered, numbers.to(device), self.datastore.section.index.metric)
-
-    def search_among(
-        self, candidates: Candidates, queries: Tensor, rows: Tensor, k: int, each: int | None
-    ) -> Neighbours:
-        """Find the k nearest candidates of the decoder's states; see `Candidates.search`."""
-        scores, ids = candidates.search(self.project(queries).float(), rows, k, each)
-        values = self.values[ids.clamp(0, len(self.values) - 1)]
-        if self.learned is not None and self.learned.index.size:
-            learned = self.learned.values[(ids - self.index.size).clamp_min(0)]
-            values = torch.where(ids >= self.index.size, learned, values)
-        return Neighbours(ids, scores, values.long())
-
-    def with_learned(self, entries: LearnedEntries) -> TokenRetriever:
-        other = copy.copy(self)
-        other.learned = None if entries.empty else entries
-        return other
-
-    def with_entries(self, index: Index, values: Tensor, described: str) -> TokenRetriever:
-        """Return the same retriever over other entries.
-
-        Args:
-            index: of their keys.
-            values: int [N], their tokens, on the device of the index.
-            described: names the index in the signature.
-        """
-        other = copy.copy(self)
-        other.index, other.values, other.learned, other._instead = index, values, None, described
-        other._named = {}
-        return other
-
-    def describe(self) -> dict[str, object]:
-        section = self.datastore.section
-        learned = {} if self.learned is None else {"learned": self.learned}
-        return {
-            "retriever": type(self).__name__,
-            "store": short(self.datastore.keys_fingerprint),
-            "entries": self.index.size,
-            "keys": section.key_layer + (f"+{section.projection}" if section.projection is not None else ""),
-            "index": self._instead or (EXACT if self.index.stands_in else section.index),
-            "metric": section.index.metric,
-            **learned,
-        }
-
-
-def best_neighbours(found: Neighbours, settings: TokenRetrievalSettings) -> tuple[Neighbours, Tensor | None]:
-    """Choose the k best of the neighbours found by their scores and their sentences' likeness to the source.
-
-    A neighbour of sentence s scores gamma T (1 - sim(x, s)) less, so that its share of p_r is that of
-    exp(score / T + gamma (sim(x, s) - 1)).
-
-    Returns:
-        The neighbours, best first, and their places among those found, int64 [N, k]; None: they are the first
-        k.
-    """
-    k = settings.k
-    if not settings.likeness or found.likeness is None:
-        return found if k >= found.ids.size(1) else found.changed(lambda part: part[:, :k]), None
-    most = settings.temperature * settings.likeness
-    scores = found.scores.add(found.likeness, alpha=most) - most
-    best, places = scores.sort(dim=1, descending=True, stable=True)
-    best, places = best[:, :k], places[:, :k]
-    ids, values, likeness = (part.gather(1, places) for part in (found.ids, found.values, found.likeness))
-    return Neighbours(ids, best, values, likeness), places
-
-
-@dataclass
-class AnsweredSearch:
-    """The search of a batch in a database; where it does not answer, the sentences go without."""
-
-    search: Callable[[Tensor, int], Neighbours]
-    remote: RemoteAnswers
-    sentences: int  # of the batch; 0 once they were counted
-
-    def __call__(self, queries: Tensor, k: int) -> Neighbours:
-        found = self.remote.ask(partial(self.search, queries, k), self.sentences)
-        if found is None:
-            self.sentences = 0
-            return Neighbours.missing(queries, k)
-        return found
 
 
 # How much the token memory weighs at N tokens, fp32 [N]: a pure function of the neighbours' scores and

@@ -30,12 +30,11 @@ from fairseq_ccpr.datastore.manifest import TEXT
 from fairseq_ccpr.datastore.parts import PROJECTION_FILE
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.datastore.token import TokenDatastore
-from fairseq_ccpr.datastore.tuned import Parts, by_current_prefix
+from fairseq_ccpr.datastore.tuned import Parts
 from fairseq_ccpr.decoding.gate import Gate
 from fairseq_ccpr.decoding.memory import Memory
 from fairseq_ccpr.decoding.mixture import ModelEvidence, Vote
 from fairseq_ccpr.decoding.options import PhraseSettings
-from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
 from fairseq_ccpr.decoding.token_memory import TokenMemory, name_of
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
 from fairseq_ccpr.models.checkpoint import Undrawn
@@ -46,10 +45,9 @@ logger = logging.getLogger(__name__)
 
 HIDDEN = 32
 MOST_LOG_ODDS = 6.0  # of a, either way: a factor of 400
-NUMBERED = 2  # the features of files that do not name them: trust that was trained on others is refused
+FORMER_PREFIXES = {"knn", "phrase"}  # of options and settings, today "tokens" and "phrases"
 DIGEST = 64  # digits of a fingerprint
 MEMORY = "memory."  # begins the names of what belongs to a memory, before the memory's name
-OLD_VOTES = "votes."  # the same for the phrases, in files of version 0.2
 
 Features = Mapping[str, Sequence[str]]  # names of the features of each memory
 Trained = Mapping[str, Mapping[str, Tensor]]  # by memory
@@ -316,19 +314,11 @@ def load_trust(path: Path, parts: Parts, kind: type[Trust] = LearnedTrust) -> Lo
                 "%s was trained with other %s keys than the datastore has: tune again if you can", path, name
             )
     trained: dict[str, dict[str, Tensor]] = {}
-    for name in [name for name in tensors if name.startswith((MEMORY, OLD_VOTES))]:
-        full = (
-            name if name.startswith(MEMORY) else f"{MEMORY}{PhraseMemory.name}.{name.removeprefix(OLD_VOTES)}"
-        )
-        memory, one = full.removeprefix(MEMORY).split(".", 1)
+    for name in [name for name in tensors if name.startswith(MEMORY)]:
+        memory, one = name.removeprefix(MEMORY).split(".", 1)
         trained.setdefault(memory, {})[one] = tensors.pop(name)
-    arguments = dict(described.arguments)
-    if "memories" not in arguments:  # of version 0.2, whose files say whether there are tokens and phrases
-        arguments["memories"] = {
-            one.name: one.features for one in (TokenMemory, PhraseMemory) if arguments.pop(one.name)
-        }
     with Undrawn():
-        trust = kind(**arguments)
+        trust = kind(**described.arguments)
     trust.load_state_dict(tensors)
     return LoadedTrust(trust.requires_grad_(False), trained, described)
 
@@ -345,12 +335,11 @@ def _read(path: Path) -> tuple[dict[str, Tensor], TrustDescription]:
         if metadata["checksum"] != _checksum(tensors, metadata["trust"]):
             raise ValueError("its checksum is not that of its content")
         said = json.loads(metadata["trust"])
-        if (features := said.pop("features", NUMBERED)) != NUMBERED:
+        if "memories" not in said["arguments"] or FORMER_PREFIXES & said["settings"].keys():
             raise ConfigurationError(
-                f"{path} was trained by another version of fairseq-ccpr (features {features}, here {NUMBERED}): "
-                "tune again, or give --trust none"
+                f"{path} was trained by an earlier version of fairseq-ccpr, on other features or settings: tune "
+                "again, or give --trust none"
             )
-        said["settings"] = by_current_prefix(said["settings"])
         return tensors, TrustDescription(**said)
     except FileNotFoundError:
         raise ConfigurationError(

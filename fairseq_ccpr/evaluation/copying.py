@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -21,36 +21,44 @@ _MULTIPLIERS = np.random.default_rng(1).integers(0, 2**63, STRETCH, dtype=np.uin
 ) + np.uint64(1)
 
 
-class TextRuns:
-    """All runs of so many subwords or words that a text has, 8 bytes each: read once, looked up for each system."""
+def subwords_of_text(parts: Parts, ensemble: RetrievalEnsemble) -> np.ndarray | None:
+    """Return the subwords of a datastore's target-language text, [T]; None if it has none in them."""
+    if isinstance(text := parts.get("text"), TextDatastore):
+        return text.tokens
+    phrases = ensemble.find(PhraseMemory)
+    if phrases is None or not isinstance(phrases.candidates, PhraseCandidates):
+        return None
+    written = phrases.candidates.written
+    return written.tokens if written is not None else None
 
-    def __init__(self, text: np.ndarray, stretch: int = STRETCH) -> None:
-        """Hash the runs of a text, the ids of all its sentences, [T]; it is read in blocks. At most `STRETCH` in a run."""
-        starts, self.stretch = range(0, len(text), BLOCK), stretch
-        self.blocks = [
-            np.unique(_runs(text[start : start + BLOCK + stretch - 1], stretch)) for start in starts
-        ]
 
-    @classmethod
-    def of(cls, parts: Parts, ensemble: RetrievalEnsemble | None) -> TextRuns | None:
-        """Hash a datastore's target-language text; None if it has none in subwords."""
-        if isinstance(text := parts.get("text"), TextDatastore):
-            return cls(text.tokens)
-        phrases = ensemble.find(PhraseMemory) if ensemble is not None else None
-        if phrases is None or not isinstance(phrases.candidates, PhraseCandidates):
-            return None
-        written = phrases.candidates.written
-        return cls(written.tokens) if written is not None else None
+def copied(
+    systems: Mapping[str, Sequence[np.ndarray]], text: np.ndarray, stretch: int = STRETCH
+) -> dict[str, float]:
+    """Compute the share of subwords or words, 0 to 1, that stand in runs that the text has.
 
-    def copied(self, translations: Sequence[np.ndarray]) -> float:
-        """Compute the share of translations' subwords, 0 to 1, that stand in such runs; each is ids, int64 [n]."""
-        copied = 0
-        for one in filter(len, (_runs(each, self.stretch) for each in translations)):
-            known = np.zeros(len(one), bool)
-            for block in filter(len, self.blocks):
-                known |= block[np.searchsorted(block, one).clip(max=len(block) - 1)] == one
-            copied += int(np.convolve(known, np.ones(self.stretch, int)).astype(bool).sum())
-        return copied / max(1, sum(map(len, translations)))
+    Args:
+        systems: translations as ids, each int64 [n].
+        text: ids of all sentences, [T]; it is read once, in blocks.
+        stretch: of so many and more are runs; at most `STRETCH`.
+    """
+    runs = {name: [_runs(one, stretch) for one in each] for name, each in systems.items()}
+    none = np.zeros(0, np.uint64)
+    wanted = np.unique(np.concatenate([none, *(one for each in runs.values() for one in each)]))
+    known = np.zeros(len(wanted), bool)
+    for start in range(0, len(text) if len(wanted) else 0, BLOCK):  # all may be shorter than a run
+        block = np.unique(_runs(text[start : start + BLOCK + stretch - 1], stretch))
+        places = np.searchsorted(wanted, block).clip(max=len(wanted) - 1)
+        known[places[wanted[places] == block]] = True
+    wanted = wanted[known]
+    return {name: _share(systems[name], each, wanted, stretch) for name, each in runs.items()}
+
+
+def _share(
+    translations: Sequence[np.ndarray], runs: Sequence[np.ndarray], known: np.ndarray, stretch: int
+) -> float:
+    marked = (np.convolve(np.isin(one, known), np.ones(stretch, int)) for one in runs if len(one))
+    return sum(int(np.count_nonzero(one)) for one in marked) / max(1, sum(map(len, translations)))
 
 
 def _runs(ids: np.ndarray, stretch: int) -> np.ndarray:

@@ -16,9 +16,10 @@ from fairseq_ccpr.decoding.ensemble import TEXTS, RetrievalEnsemble
 from fairseq_ccpr.decoding.text_memory import TextMemory
 from fairseq_ccpr.decoding.token_memory import TokenMemory
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.evaluation.explanation import CorpusText, Explainer, Explanation, SentenceExplanation
+from fairseq_ccpr.evaluation.explanation import CorpusText, Explainer, Explanation, Match, SentenceExplanation
 from fairseq_ccpr.evaluation.test_set import BASE, RETRIEVAL, score
 from fairseq_ccpr.inference.system import System, batches_of, encode, length_limit
+from fairseq_ccpr.inference.unknown import given_text
 from fairseq_ccpr.text.decoder_subwords import UNKNOWN_SIGN
 from fairseq_ccpr.text.languages import as_bcp47
 from fairseq_ccpr.timing import progress_over
@@ -88,6 +89,19 @@ def explain_encoded(
     explanation = _explain(system, samples(), most_neighbours)
     explanation.sentences.sort(key=lambda one: one.number)
     return explanation
+
+
+def matches_of(system: System, sentence: str) -> list[Match] | None:
+    """Find the sentences of the datastore most like a sentence, as an explanation lists them.
+
+    None: there is no datastore that has its source sentences.
+    """
+    if system.ensemble is None:
+        return None
+    corpus = _explainer(system, system.ensemble.now(), 0).corpus
+    tokens = system.task.source_subwords(encode(sentence, system.task))
+    likeness = corpus.likeness(tokens, given_text(sentence, system.task)) if corpus is not None else None
+    return corpus.matches(likeness) if corpus is not None and likeness is not None else None
 
 
 def _explain(system: System, samples: Iterable[dict[str, Any]], most_neighbours: int) -> Explanation:

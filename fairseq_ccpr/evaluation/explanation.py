@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -41,6 +41,7 @@ MOST_PLACES = 4  # of a token in the text
 MOST_VOTES = 16  # phrases that proposed a token, likewise
 MOST_FEATURES = 8  # that trust looked at, likewise
 MOST_MATCHES = 5  # sentences like the source, likewise
+MOST_DIFFERENCE = 200 * 200  # pairs of words that are compared: it takes the cube of a text's length
 MOST_COMPARED = 200  # of these that are looked at, since some are the same
 LEAST_LIKENESS = 0.3  # of these
 NEARLY_SAME = 0.99  # likeness, at most, of sentences that have the same subwords in another order or number
@@ -538,13 +539,34 @@ def differences(plain: str, translation: str) -> list[tuple[int, int]]:
     [(5, 14)]
     """
     words = list(re.finditer(r"\S+", plain))
-    matcher = difflib.SequenceMatcher(
-        None, [word.group() for word in words], translation.split(), autojunk=False
-    )
     changed = [
-        (first, end) for kind, first, end, _, _ in matcher.get_opcodes() if kind in ("replace", "delete")
+        (first, end) for kind, first, end, *_ in _opcodes(plain, translation) if kind in ("replace", "delete")
     ]
     return [(words[first].start(), words[end - 1].end()) for first, end in changed]
+
+
+def changes(before: str, after: str) -> list[tuple[str, str]]:
+    """Tell by words what makes one text of another: what is the `same`, `deleted` and `inserted`.
+
+    >>> changes("open the files now", "open a file now")
+    [('same', 'open'), ('deleted', 'the files'), ('inserted', 'a file'), ('same', 'now')]
+    """
+    old, new = before.split(), after.split()
+    found = []
+    for kind, first, end, begin, stop in _opcodes(before, after):
+        if kind == "equal":
+            found.append(("same", " ".join(new[begin:stop])))
+            continue
+        each = ("deleted", old[first:end]), ("inserted", new[begin:stop])
+        found += [(name, " ".join(words)) for name, words in each if words]
+    return found
+
+
+def _opcodes(before: str, after: str) -> Sequence[tuple[str, int, int, int, int]]:
+    old, new = before.split(), after.split()
+    if len(old) * len(new) > MOST_DIFFERENCE:
+        return [("equal" if old == new else "replace", 0, len(old), 0, len(new))]
+    return difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes()
 
 
 def _short(number: float) -> float:

@@ -48,7 +48,7 @@ function marked({ sentence, start, end, symbol }, by, context = Infinity) {
 const learnedTag = ({ learned: id }) => (id ? make("span", { class: "muted" }, ` · learned: ${id}`) : null);
 
 // The sentences of the datastore most like the source, as translation memories list fuzzy matches.
-function matchList({ matches }, open = false) {
+function matchList({ matches }) {
   const line = (text) => make("p", { class: "small muted" }, text);
   if (!has("tokens")) return null;
   if (!matches) return line("The datastore lacks its source sentences: build it again to see those most like this one.");
@@ -56,7 +56,7 @@ function matchList({ matches }, open = false) {
   const item = (one) => make("li", {}, make("b", {}, `${percent(one.likeness)} like: `),
     make("span", language(data.source_language), one.source), " → ",
     make("span", language(data.target_language), one.target), learnedTag(one));
-  return make("details", { class: "phrases", open },
+  return make("details", { class: "phrases" },
     make("summary", {}, `Sentences of the datastore most like this one: ${matches.map((one) => percent(one.likeness)).join(", ")}`),
     make("ul", { class: "found" }, ...matches.map(item)));
 }

@@ -32,6 +32,7 @@ OTHER_SUBSET = "valid"
 # What sacrebleu divides a script without spaces into words with. Others of these are divided into characters.
 TOKENIZERS = {**dict.fromkeys(("Hani", "Hans", "Hant"), "zh"), "Jpan": "ja-mecab", "Kore": "ko-mecab"}
 CHARACTERS = "char"
+MEAN = "the mean of BLEU and chrF"
 UNSPACED = {"Thai", "Laoo", "Khmr", "Mymr", "Tibt", "Bali", "Java", "Lana", "Talu", "Hira", "Kana", "Yiii"}
 
 
@@ -74,13 +75,17 @@ class TranslationScores:
 
     @property
     def metric(self) -> str:
-        """Name the score that systems are chosen by: BLEU of characters says little that chrF does not."""
-        return "chrF" if f"|tok:{CHARACTERS}|" in self.bleu_signature else "BLEU"
+        """Name the score that systems are chosen by.
+
+        BLEU alone favours text that is copied in long runs, which chrF does not; BLEU of characters says
+        little that chrF does not.
+        """
+        return "chrF" if f"|tok:{CHARACTERS}|" in self.bleu_signature else MEAN
 
     @property
     def deciding(self) -> float:
         """Return the score that `metric` names, 0 to 100."""
-        return self.bleu if self.metric == "BLEU" else self.chrf
+        return (self.bleu + self.chrf) / 2 if self.metric == MEAN else self.chrf
 
 
 def score(hypotheses: list[str], references: list[str], language: str = "") -> TranslationScores:
@@ -129,7 +134,7 @@ class Decodings:
     references: dict[int, str] = field(default_factory=dict)
     language: str = ""  # of the references
     reference_ids: dict[int, np.ndarray] = field(default_factory=dict)
-    copied: dict[str, float] = field(default_factory=dict)  # see `TextRuns.copied`; of references too
+    copied: dict[str, float] = field(default_factory=dict)  # of subwords, see `Trial.copied`
     to_scored: Any = None  # makes a `ScoredText` of ids and scores, without unknown words
 
     def after(self, before: Decodings) -> Decodings:
@@ -232,12 +237,13 @@ class OtherText:
     def name(self) -> str:
         return f"{self.data_bin}:{self.subset}"
 
-    def samples(self, system: System) -> list[Any]:
+    def samples(self, system: System, at_least: int = 1) -> list[Any]:
+        """Read its batches, see `batches`."""
         task = self.check(system)
         task.load_dataset(self.subset)
         cfg = copy.deepcopy(system.cfg)
         cfg.dataset.gen_subset = self.subset
-        return list(batches(cfg, task, system.models))
+        return list(batches(cfg, task, system.models, at_least))
 
     def check(self, system: System) -> Any:
         """Return the task over its folder, once it is seen to be readable: before any long work begins."""

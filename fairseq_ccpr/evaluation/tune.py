@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from fairseq_ccpr.datastore.tuned import Parts
@@ -18,7 +19,7 @@ from fairseq_ccpr.decoding.token_memory import TokenMemory
 from fairseq_ccpr.decoding.trust import LearnedTrust, Trust, TrustDescription, save_trust
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.confidence import calibrate
-from fairseq_ccpr.evaluation.copying import TextRuns
+from fairseq_ccpr.evaluation.copying import copied, subwords_of_text
 from fairseq_ccpr.evaluation.fit import SEED
 from fairseq_ccpr.evaluation.grids import (
     HELD_OUT_TOKENS,
@@ -29,7 +30,6 @@ from fairseq_ccpr.evaluation.grids import (
     force_decode_text,
     loss_of,
     names_of,
-    spread,
     with_settings,
 )
 from fairseq_ccpr.evaluation.rescoring import CPU, tune_rescoring
@@ -45,10 +45,11 @@ LEAST_TOKENS = 5000  # of the held-out text, for a hidden layer
 QUALITY, FAITHFUL, SPEED = PREFERENCES = "quality", "faithful", "speed"
 REFERENCES = "references"
 LEAST_GAIN = 0.5  # of the best's gain over the model alone: what copies less must have it
-MORE_NEIGHBOURS = 0.2  # BLEU or chrF that more neighbours must gain, which are slower
-LEVEL = 0.3  # BLEU or chrF given up for speed, where that is preferred
+MORE_NEIGHBOURS = 0.2  # points that more neighbours must gain, which are slower
+LEVEL = 0.3  # points given up for speed, where that is preferred
 HARMLESS = 0.01  # nats per token of other text that may be lost beyond what another finalist loses
-LOSS_TOKENS = 6000  # of all other texts together, on which finalists are measured
+LOSS_TOKENS = 6000  # of all other texts together, on which finalists are measured; they train nothing
+APART = 4  # these are at most one batch in so many
 
 
 def table(texts: dict[str, TextWorth]) -> list[str]:
@@ -85,17 +86,15 @@ class Candidate:
         return memory.name in [one.name for one in self.ensemble.memories]
 
     def changed(self, memory: Memory) -> Candidate:
-        """Return it with a memory in the place of that of its name."""
+        """Return it with a memory in place of the one of its name."""
         return replace(self, ensemble=self.ensemble.replacing(memory, trust=self.ensemble.trust))
 
     def trained_alone(self) -> Candidate | None:
         """Return it with votes and trust that saw no other text; None where they did not anyway."""
         if self.alone is None:
             return None
-        other, settings = (
-            self.alone(),
-            {one.name: one.settings for one in self.ensemble.memories if one.tuned},
-        )
+        other = self.alone()
+        settings = {one.name: one.settings for one in self.ensemble.memories if one.tuned}
         for memory in other.ensemble.memories:
             if memory.name in settings:
                 other = other.changed(memory.changed(**vars(settings[memory.name])))
@@ -115,7 +114,9 @@ class Trial:
     decoded: Decodings = field(default_factory=lambda: Decodings({}))
     tried: list[Candidate] = field(default_factory=list)
     losses: dict[str, float] = field(default_factory=dict)  # on other text, nats per token; {}: unknown
-    runs: TextRuns | None = None  # of the datastore's text
+    apart: list[list[Any]] = field(default_factory=list)  # batches of each other text, which train nothing
+    timed: list[Any] = field(default_factory=list)  # batches that took the seconds
+    text: np.ndarray | None = None  # subwords of the datastore's text, [T]
 
     def decode(self, tried: list[Candidate]) -> None:
         """Decode with each candidate and the model alone, in turns."""
@@ -128,20 +129,21 @@ class Trial:
         scores, seconds, decoded = self._decode([other], self.sample, timed)
         self.scores[other.name], took = scores[other.name], self.seconds[candidate.name]
         self.decoded.systems[other.name] = decoded.systems[other.name]
-        self.decoded.copied |= decoded.copied
         if timed:
             took = seconds[other.name] * self.seconds[BASE] / seconds[BASE]
         self.seconds[other.name] = took
 
     def decode_rest(self, finalists: list[Candidate], rest: list[Any], losses: dict[str, float]) -> Trial:
-        """Decode with finalists what is not of the sample: a trial of all, timed by the rest of it."""
+        """Decode with finalists what is not of the sample: a trial of all, timed by that.
+
+        Where the sample is all, it is decoded again.
+        """
         for one in finalists:
             if one.name not in self.scores:
                 self.decode_another(finalists[0], one, timed=False)
-        other = replace(self, tried=finalists, losses=losses)
-        if rest:
-            other.sample = [*self.sample, *rest]
-            other.scores, other.seconds, other.decoded = self._decode(finalists, rest, True, self.decoded)
+        sample, timed = [*self.sample, *rest], rest or self.sample
+        other = replace(self, sample=sample, tried=finalists, losses=losses, timed=timed)
+        other.scores, other.seconds, other.decoded = self._decode(finalists, timed, True, self.decoded)
         return other
 
     def _decode(
@@ -161,16 +163,24 @@ class Trial:
         if before is not None:
             decodings = decodings.after(before)
         scores = {name: decodings.scores(name) for name in generators}
-        if self.runs is not None:
-            outputs = {name: one.ids for name, one in decodings.systems.items()}
-            outputs[REFERENCES] = decodings.reference_ids
-            decodings.copied = {name: self.runs.copied([*ids.values()]) for name, ids in outputs.items()}
         return scores, {name: one.seconds for name, one in decodings.systems.items()}, decodings
 
     @property
-    def speeds(self) -> dict[str, float]:
-        """The speed of each system that was decoded with, 1 being the base's."""
-        return {name: self.seconds[BASE] / seconds for name, seconds in self.seconds.items()}
+    def copied(self) -> dict[str, float]:
+        """The share of its subwords that each system, and references, copied from the text; {} without one.
+
+        Of systems that were decoded with since it was asked for last, one pass over the text tells.
+        """
+        known, outputs = self.decoded.copied, {REFERENCES: self.decoded.reference_ids}
+        outputs |= {name: one.ids for name, one in self.decoded.systems.items()}
+        new = {name: [*ids.values()] for name, ids in outputs.items() if name not in known}
+        if self.text is not None and new:
+            known |= copied(new, self.text)
+        return known
+
+    def speed(self, name: str) -> float:
+        """Return how many tokens of references a system translated in a second, so that all had as many."""
+        return sum(int(one["ntokens"]) for one in self.timed) / self.seconds[name]
 
     def deciding(self, candidate: Candidate) -> float:
         """Return the score of a candidate, see `TranslationScores.deciding`."""
@@ -185,7 +195,7 @@ class Trial:
         """
         tried = self.harmless(tried)
         best, base = max(tried, key=self.deciding), self.scores[BASE].deciding
-        if self.prefer == FAITHFUL and self.decoded.copied:
+        if self.prefer == FAITHFUL and self.copied:
             least = base + LEAST_GAIN * (self.deciding(best) - base)
             near = [one for one in tried if one is best or self.deciding(one) >= least > base]
             return min(near, key=lambda one: (self.excess(one.name), -self.deciding(one)))
@@ -199,20 +209,24 @@ class Trial:
 
     def excess(self, name: str) -> float:
         """Return the share of subwords that a system copied, less that of the references; at least 0."""
-        return max(0.0, self.decoded.copied[name] - self.decoded.copied[REFERENCES])
+        return max(0.0, self.copied[name] - self.copied[REFERENCES])
 
     def harmless(self, tried: list[Candidate]) -> list[Candidate]:
-        """Return those that lose at most `HARMLESS` more on other text than the one that loses least there."""
-        if not self.losses:
+        """Return those that lose at most `HARMLESS` more on other text than another that beats the model.
+
+        Where none beats it, all are returned.
+        """
+        better = [one for one in tried if self.deciding(one) > self.scores[BASE].deciding]
+        if not self.losses or not better:
             return tried
-        least = min(max(0.0, self.losses[one.name]) for one in tried)
+        least = min(max(0.0, self.losses[one.name]) for one in better)
         return [one for one in tried if self.losses[one.name] <= least + HARMLESS]
 
     def finalists(self, winner: Candidate) -> list[Candidate]:
         """Return those that all is decoded with, the winner on the sample first.
 
-        The others are what another preference takes there, and the winner with each variant that is `final`
-        and trained without other text.
+        The others are what another preference takes of those that were tried there, and the winner with each
+        variant that is `final` and with votes and trust that were trained without other text.
         """
         found = [winner, *(replace(self, prefer=one).choose(self.tried) for one in PREFERENCES)]
         for memory in winner.ensemble.memories:
@@ -375,11 +389,9 @@ class Tuning:
 
     def decide(self, finalists: list[Candidate]) -> list[Candidate]:
         """Measure finalists on other text, decode all with them, and keep the winner."""
-        first, *others = self.texts.values()
-        most = LOSS_TOKENS // max(1, len(others))
-        some = [spread(one, sum(int(each["ntokens"]) for each in one), most) for one in others]
+        some = [*filter(None, self.trial.apart)]
         losses = {one.name: max(loss_of(one.ensemble, each) for each in some) for one in finalists if some}
-        rest = [one for place, one in enumerate(first) if place % SAMPLED]
+        rest = [one for place, one in enumerate(next(iter(self.texts.values()))) if place % SAMPLED]
         self.final = self.trial.decode_rest(finalists, rest, losses)
         return [self.final.choose(finalists)]
 
@@ -400,8 +412,7 @@ class Tuning:
         trial, samples = self.final, next(iter(self.texts.values()))
         helps = trial.deciding(winner) > trial.scores[BASE].deciding
         missing = [one.scaled(0.0) for one in self.whole.memories if one.tuned and not winner.has(one)]
-        timed = trial.sample[len(self.trial.sample) :] or samples  # see `Trial.decode_rest`
-        tokens, of_timed = (sum(int(one["ntokens"]) for one in some) for some in (samples, timed))
+        tokens = sum(int(one["ntokens"]) for one in samples)
         best = winner if helps else Candidate(silenced(winner.ensemble))
         holds_for = conditions(best.ensemble, trial.system.cfg.generation)
         return Tuned(
@@ -412,7 +423,7 @@ class Tuning:
             trial,
             sum(map(len, self.grids.of.values())),
             time.perf_counter() - start,
-            trial.seconds[BASE] * tokens / of_timed,
+            tokens / trial.speed(BASE),
             linear=self.trusting and is_small(self.held_out[0]),
             texts=self.measured(winner),
             confidence=calibrate(trial.decoded, winner.name if helps else BASE, holds_for),
@@ -434,16 +445,36 @@ def tune(system: System, also: list[OtherText], trusting: bool, count: int, pref
     start, subset = time.perf_counter(), system.cfg.dataset.gen_subset
     if system.ensemble is None:
         raise ConfigurationError("there is nothing to tune without a datastore: give --datastore DIR")
+    text = subwords_of_text(system.task.parts, system.ensemble)
+    if prefer == FAITHFUL and text is None:
+        raise ConfigurationError(
+            f"--prefer {FAITHFUL} is for what copies least from a text, and the datastore has neither a text nor "
+            f"phrases of one in the model's subwords: build one, or leave out --prefer {FAITHFUL}"
+        )
     system.task.load_dataset(subset)
     samples = list(batches(system.cfg, system.task, system.models, at_least=BATCHES))
-    texts = {subset: samples, **{one.name: one.samples(system) for one in also}}
-    trial = Trial(system, samples[::SAMPLED], prefer, runs=TextRuns.of(system.task.parts, system.ensemble))
+    trial = Trial(system, samples[::SAMPLED], prefer, text=text)
+    texts = {subset: samples}
+    for one in also:
+        others = one.samples(system, at_least=APART * BATCHES)
+        texts[one.name], apart = held_apart(others, LOSS_TOKENS // len(also))
+        trial.apart.append(apart)
     tuning = Tuning(trial, texts, trusting, count, system.ensemble)
     candidates = [Candidate(system.ensemble)]
     steps = tuning.rescore, tuning.ask, tuning.score, tuning.train, tuning.decode, tuning.vary, tuning.decide
     for step in steps:
         candidates = step(candidates)
     return tuning.outcome(candidates[0], start)
+
+
+def held_apart(samples: list[Any], most: int) -> tuple[list[Any], list[Any]]:
+    """Divide batches, which are ordered by length: those that train, and some of all lengths that do not.
+
+    The latter are one in `APART` at most, and have about `most` tokens if that allows it.
+    """
+    step = max(APART, round(sum(int(one["ntokens"]) for one in samples) / most))
+    apart = samples[step // 2 :: step]
+    return [one for place, one in enumerate(samples) if place % step != step // 2], apart
 
 
 def with_trust(

@@ -36,9 +36,42 @@ class Alignment:
     share: Callable[[int, int], Sequence[float]]
 
 
-@torch.inference_mode()
 def align(system: System, translations: Sequence[Translation]) -> list[Alignment]:
-    """Align translations with their sources.
+    """Align translations with their sources; those in parts by their parts."""
+    parts = [one.parts or (one,) for one in translations]
+    each = iter(_align(system, [part for own in parts for part in own]))
+    aligned = [[next(each) for _ in own] for own in parts]
+    return [_joined(one, own) if one.parts else own[0] for one, own in zip(translations, aligned)]
+
+
+def _joined(one: Translation, parts: Sequence[Alignment]) -> Alignment:
+    """Join the alignments of a sentence's parts: their words attend to their part of the source alone.
+
+    What is between two parts belongs to the second, so that a tag there goes before its first words.
+    """
+    words, begins, begin, at = list[tuple[int, int]](), list[int](), 0, 0
+    for part in parts:
+        begin, at = one.source.index(part.source, begin), one.text.index(part.text, at)
+        begins.append(begin)
+        words += [(at + start, at + stop) for start, stop in part.words]
+        begin, at = begin + len(part.source), at + len(part.text)
+
+    def share(start: int, stop: int) -> Sequence[float]:
+        found, past = list[float](), -1
+        for part, begin in zip(parts, begins):
+            length = len(part.source)
+            has = past < stop and start < begin + length
+            first, last = max(start - begin, 0), max(min(stop - begin, length), 0)
+            found += part.share(first, last) if has else [0.0] * len(part.words)
+            past = begin + length
+        return found
+
+    return Alignment(one.source, one.text, words, share)
+
+
+@torch.inference_mode()
+def _align(system: System, translations: Sequence[Translation]) -> list[Alignment]:
+    """Align translations of what the models take whole.
 
     A decoder's lower layers attend to what the subword that they read was made from, and its upper layers to
     what the next is made from: the mean of both is taken, each with its own subword. Of an ensemble the first

@@ -214,13 +214,15 @@ class BackTranslation:
                     write_checked_json(self._part(number), self._translated(lines, bar.update))
 
     def _translated(self, lines: list[str], done: Callable[[int], object]) -> dict[str, Any]:
-        pairs, left_out = [], Counter[str]()
-        for translation in self.system.translate(lines, done, window=len(lines)):
+        fitting = [line for line in lines if self.system.fits(line)]  # others would be translated in parts
+        pairs, left_out = [], Counter({TOO_LONG: len(lines) - len(fitting)})
+        done(left_out[TOO_LONG])
+        for translation in self.system.translate(fitting, done, window=len(lines)):
             if fault := _fault(translation):
                 left_out[fault] += 1
             else:
                 pairs.append([translation.text.replace("\t", " "), translation.source])
-        return {"pairs": pairs, "left_out": dict(left_out)}
+        return {"pairs": pairs, "left_out": dict(+left_out)}
 
     def _count(self) -> int:
         return -(-self.sentences // PART_SENTENCES)

@@ -6,6 +6,7 @@ If it has phrases, those of the targets are found in the same way as in its text
 from __future__ import annotations
 
 import logging
+import time
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -24,13 +25,15 @@ from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
 from fairseq_ccpr.decoding.learned_memory import LearnedMemory, why_not_learned
 from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
-from fairseq_ccpr.decoding.token_memory import LearningRetriever, TokenMemory
+from fairseq_ccpr.decoding.token_memory import TokenMemory
+from fairseq_ccpr.decoding.token_retriever import LearningRetriever
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
 from fairseq_ccpr.inference.system import System, batches_of, encode
 from fairseq_ccpr.models.phrase_finder import PhraseFinder, Segmentation
 from fairseq_ccpr.storage import fingerprint
 from fairseq_ccpr.text.pairs import tidy
 
+MOST_AUTHOR = 100  # characters
 TOO_MANY_UNKNOWN = 0.5  # fraction of a sentence's subwords that are unknown
 
 logger = logging.getLogger(__name__)
@@ -73,13 +76,20 @@ class Learner:
         self.retriever, self.capture = retriever, tokens.capture
         self._encode_target = system.target_encoder()
 
-    def learn(self, pairs: Sequence[tuple[str, str]]) -> list[Learned | str]:
+    def learn(self, pairs: Sequence[tuple[str, str]], author: str = "") -> list[Learned | str]:
         """Learn pairs of sentences together; those that can be learned count as soon as this returns.
+
+        The journal keeps when that was, and who has learned them.
 
         Returns:
             For each pair its id and what it replaced, or instead a few words that say why it cannot be
             learned.
+
+        Raises:
+            ConfigurationError: the author is no name that others can be shown.
         """
+        if fault := author_fault(author):
+            raise ConfigurationError(fault)
         self.system.check_open()
         made = self._with_keys([(tidy(source), tidy(target)) for source, target in pairs])
         new = [one for one in made if isinstance(one, NewPair)]
@@ -89,7 +99,8 @@ class Learner:
             keys, numbers = PhraseSection.KEY_FORM.encode(found.vectors), found.spans[:, 0]
             each = [PairPhrases(found.spans[numbers == n, 1:], keys[numbers == n]) for n in range(len(new))]
             new = [replace(pair, phrases=phrases) for pair, phrases in zip(new, each)]
-        done = iter(self.memory.learn(new) if new else [])
+        signed = [replace(pair, time=int(time.time()), author=author) for pair in new]
+        done = iter(self.memory.learn(signed) if new else [])
         return [next(done) if isinstance(one, NewPair) else one for one in made]
 
     @torch.no_grad()
@@ -210,3 +221,16 @@ def text_fault(source: str, target: str) -> str:
         ):
             return f"its {side} has control characters, or is no Unicode"
     return ""
+
+
+def author_fault(author: str) -> str:
+    """Say why a name cannot be kept with a pair; nothing where it can.
+
+    Control characters, marks of direction and halves of characters could make others read another name.
+    """
+    if author.isprintable() and len(author) <= MOST_AUTHOR:
+        return ""
+    return (
+        f"the author is {author[:30]!a}: give a name of at most {MOST_AUTHOR} characters, without control "
+        "characters and marks of direction"
+    )

@@ -27,7 +27,7 @@ from fairseq_ccpr.errors import ConfigurationError, did_you_mean, explain_usage
 from fairseq_ccpr.inference.unknown import OFF
 from fairseq_ccpr.models.checkpoint import read_task
 from fairseq_ccpr.paths import configuration, split_paths
-from fairseq_ccpr.settings import FORMER_PREFIXES, as_words, current_name
+from fairseq_ccpr.settings import as_words
 from fairseq_ccpr.storage.data_bin import but_found, check_data_bin
 from fairseq_ccpr.storage.fingerprint import of_file, of_files
 from fairseq_ccpr.text.schemes import implied_bpe, options_of_file, subword_files
@@ -38,11 +38,7 @@ MEMORY_NAME = re.compile(r"[\w-]+")
 NO_LANGUAGE = (
     "unknown"  # stands for a language that is not known yet, which fairseq's tokenizers want to have
 )
-OF_RETRIEVAL = tuple(
-    f"--{no}{prefix}-"
-    for prefix in (*(kind.PREFIX for kind in RETRIEVAL), *FORMER_PREFIXES)
-    for no in ("", "no-")
-)
+OF_RETRIEVAL = tuple(f"--{no}{kind.PREFIX}-" for kind in RETRIEVAL for no in ("", "no-"))
 
 
 def parse_generation(words: list[str]) -> Any:
@@ -106,10 +102,7 @@ def words_by_name(named: Mapping[str, Any]) -> list[str]:
     """Return options given by name, such as `beam=5`, as words; False is the opposite, if there is one."""
     known = {action.dest for action in decoding_actions()}
     given = {}
-    for typed, value in named.items():
-        name = current_name(typed, known)
-        if name != typed and name in named:
-            raise ConfigurationError(f"{typed} and {name} are one option: give {name} alone")
+    for name, value in named.items():
         has_opposite = value is False and f"no_{name}" in known
         if value in (None, False) and name not in known and not has_opposite:
             raise ConfigurationError(f"there is no option {name}{did_you_mean(name, known)}")

@@ -45,6 +45,7 @@ from fairseq_ccpr.paths import split_paths
 from fairseq_ccpr.text.decoder_subwords import loading_subwords, split_text, target_steps
 from fairseq_ccpr.text.pairs import one_line
 from fairseq_ccpr.text.schemes import check_subwords, looks_shuffled
+from fairseq_ccpr.text.sentences import Segments
 
 MAX_UNKNOWN = 0.1  # fraction of unknown subwords above which something is wrong
 HELD = "\0"  # in place of an unknown token, until it is known as what it is written
@@ -77,6 +78,10 @@ class Translation:
         word_confidences: likewise each word of the text that has letters or digits, in order, and how
             probable it is that a reference has it; None of one that the tokens are not seen to write, as
             where a pair was learned in another form than they spell.
+        parts: the translations of its parts where a sentence is longer than the models take. `text` joins
+            theirs then, `tokens` and `token_scores` are those of one after the other, each with its end,
+            `score` is their mean by tokens, `confidence` the lowest, and `word_confidences` lack a part that
+            was copied.
     """
 
     source: str
@@ -88,6 +93,7 @@ class Translation:
     fault: str = ""
     confidence: float | None = None
     word_confidences: tuple[tuple[str, float | None], ...] = ()
+    parts: tuple[Translation, ...] = ()
 
     @classmethod
     def of(cls, source: str, tokens: Tensor, hypotheses: list[dict[str, Any]], system: System) -> Translation:
@@ -114,6 +120,29 @@ class Translation:
     def of_nothing(cls, source: str, length: int, most: int) -> Translation:
         fault = f"{length:,} tokens, and the model takes {most:,}: divide it" if length > most else ""
         return cls(source, "", 0.0, fault=fault)
+
+    @classmethod
+    def joined(cls, source: str, divided: Segments, parts: Sequence[Translation]) -> Translation:
+        """Join the translations of a sentence's parts, and of their alternatives the first, and so on."""
+        if fault := next((one.fault for one in parts if one.fault), ""):
+            return cls(source, "", 0.0, fault=fault)
+        count = sum(len(one.token_scores) for one in parts)
+        ranked = [[one, *one.alternatives] for one in parts]
+        others = [
+            cls.joined(
+                source, divided, [replace(each[min(rank, len(each) - 1)], alternatives=()) for each in ranked]
+            )
+            for rank in range(1, max(map(len, ranked)))
+        ]
+        return cls(
+            source,
+            one_line(divided.join([one.text for one in parts])),
+            sum(one.score * len(one.token_scores) for one in parts) / max(1, count),
+            tuple(token for one in parts for token in one.tokens),
+            tuple(score for one in parts for score in one.token_scores),
+            tuple(others),
+            parts=tuple(parts),
+        )
 
 
 class Session:
@@ -427,9 +456,10 @@ class System:
         """Translate sentences in batches of similar lengths; translations come in the order of the sentences.
 
         Args:
-            sentences: raw text, each one sentence. An empty one has an empty translation; one that is longer
-                than the models take has an empty translation, too, and the reason as `Translation.fault`. One
-                that has nothing but unknown characters is its own translation.
+            sentences: raw text, each one sentence. An empty one has an empty translation. One that is longer
+                than the models take is divided at ends of sentences or clauses, or at spaces, as
+                `Translation.parts` tells; where it has none, its translation is empty, and the reason is
+                `Translation.fault`. One that has nothing but unknown characters is its own translation.
             done: called with the number of newly translated sentences, before they can be yielded in order.
             window: sentences that are read ahead and sorted by length.
             nbest: translations of each, at most as many as the beam is wide; left out, as `--nbest` has it.
@@ -468,9 +498,19 @@ class System:
         """Return a translation with its confidence, where that was calibrated and something was decoded."""
         if self.confidence is None or not one.token_scores:
             return one
+        if one.parts:
+            parts = tuple(map(self.rated, one.parts))
+            known = [part.confidence for part in parts if part.confidence is not None]
+            lowest = min(known) if len(known) == len(parts) else None
+            words = tuple(word for part in parts for word in part.word_confidences)
+            return replace(one, confidence=lowest, word_confidences=words, parts=parts)
         scored = ScoredText.of(one.text, self.token_ends(one), one.token_scores)
         sentence, words = self.confidence.of_sentence(scored), self.confidence.of_words(scored)
         return replace(one, confidence=sentence, word_confidences=words)
+
+    def fits(self, sentence: str) -> bool:
+        """Tell whether the models take a sentence whole."""
+        return len(encode(sentence, self.task)) <= length_limit(self.task, self.models)
 
     def token_ends(self, one: Translation) -> list[int]:
         """Return where the tokens of a translation end in its text, see `confidence.token_ends`."""
@@ -491,7 +531,12 @@ class System:
         for i, ids in enumerate(tokens):
             if self.knows_nothing(sentences[i], ids):
                 translations[i] = Translation(sentences[i], one_line(sentences[i]), 0.0)
-            elif 1 < len(ids) <= most:
+            elif len(ids) > most:
+                divided = Segments.fitting(sentences[i].strip(), self.fits)
+                if len(divided.sentences) > 1:
+                    parts = list(self._translate(divided.sentences, lambda count: None, nbest, retrieve))
+                    translations[i] = Translation.joined(sentences[i], divided, parts)
+            elif len(ids) > 1:
                 fits.append(i)
         done(len(sentences) - len(fits))
         sources = [sentences[i] for i in fits]

@@ -1,5 +1,5 @@
 """What research runs: mining, XPR, evaluation of retrieval, benchmarks, experiments.
 
 Nothing outside of it imports it: `cli/__init__.py` knows its commands by the names of their modules, and fairseq-train
-its task and criterion by `--user-dir fairseq_ccpr/lab/xpr`.
+tasks and criterions by `--user-dir fairseq_ccpr/lab/xpr` or `lab/student`.
 """

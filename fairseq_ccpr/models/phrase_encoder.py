@@ -13,13 +13,12 @@ import torch
 from fairseq import checkpoint_utils
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.models import BaseFairseqModel, register_model
-from fairseq.modules import FairseqDropout
 from torch import Tensor, nn
 
 from fairseq_ccpr.device import choose_device, has_bf16
 from fairseq_ccpr.errors import CheckpointError, ConfigurationError
 from fairseq_ccpr.models.checkpoint import reading
-from fairseq_ccpr.models.pretrained.context_encoder import TRANSFORMER, ContextEncoder, keep_layers
+from fairseq_ccpr.models.pretrained.context_encoder import TRANSFORMER, ContextEncoder
 from fairseq_ccpr.storage.fingerprint import of_parameters, of_strings
 from fairseq_ccpr.text.tokenizers import ENCODER_TOKENIZERS, load_tokenizer
 
@@ -124,8 +123,6 @@ def load_phrase_encoder(
     with reading(path, what, f"{OTHER_ENCODER}, in its folder"):
         state = checkpoint_utils.load_checkpoint_to_cpu(str(path))
         settings, task = state["cfg"]["model"], state["task_state"]
-        if task.get("marked"):
-            raise ValueError("it was trained with --mark-phrases, which is gone")
         weights = {name: weight for name, weight in state["model"].items() if not name.startswith(MOMENTUM)}
         kind = ENCODER_CLASSES[settings.get("_name") or DEFAULT_ARCHITECTURE]
         if not issubclass(kind, wanted):
@@ -227,62 +224,13 @@ class PhraseEncoder(SpanEncoder):
     def restore(
         cls, context: ContextEncoder, weights: dict[str, Tensor], settings: dict[str, Any]
     ) -> "PhraseEncoder":
-        model = cls(context, len(weights["align.weight"]), str(settings["similarity"]), 1.0)
+        similarity = str(settings.get("similarity", COSINE))  # a student's is its teacher's
+        model = cls(context, len(weights["align.weight"]), similarity, 1.0)
         model.load_state_dict(weights)
         return model
 
 
-@dataclass
-class PhraseStudentConfig(FairseqDataclass):
-    """Options of `--arch phrase_student`."""
-
-    layers: int = field(
-        default=3, metadata={"help": "layers that the student keeps of the phrase encoder's, evenly spaced"}
-    )
-
-
-@register_model(STUDENT, dataclass=PhraseStudentConfig)
-class PhraseStudent(PhraseEncoder):
-    """A phrase encoder of fewer layers, trained to the vectors of another, its task's `teacher`.
-
-    Embeddings and biases stay the teacher's, and there is no dropout: what is learned is a function.
-    """
-
-    @classmethod
-    def build_model(cls, cfg: PhraseStudentConfig, task: Any) -> "PhraseStudent":
-        teacher = task.teacher
-        last, gaps = teacher.context.layers - 1, max(cfg.layers - 1, 1)
-        kept = [round(number * last / gaps) for number in range(cfg.layers)]
-        student = cls(keep_layers(teacher.context, kept), teacher.dimension, teacher.similarity, 1.0)
-        student.align.load_state_dict(teacher.align.state_dict())
-        student.segment.load_state_dict(teacher.segment.state_dict())
-        transformer = student.context.transformer
-        for module in transformer.modules():
-            if isinstance(module, FairseqDropout):
-                module.p = 0.0
-        biases = student.align.bias, student.segment.bias, student.scale_offset
-        for frozen in (transformer.embed_tokens, transformer.embed_positions, *biases):
-            frozen.requires_grad_(False)
-        return student
-
-    @classmethod
-    def restore(
-        cls, context: ContextEncoder, weights: dict[str, Tensor], settings: dict[str, Any]
-    ) -> "PhraseEncoder":
-        # its options do not name what the teacher's do
-        return super().restore(context, weights, {"similarity": COSINE, **settings})
-
-    def forward(self, tokens: Tensor) -> Tensor:  # type: ignore[override]
-        return span_ends(self, tokens)
-
-
-ENCODER_CLASSES |= {DEFAULT_ARCHITECTURE: PhraseEncoder, STUDENT: PhraseStudent}
-
-
-def span_ends(encoder: PhraseEncoder, tokens: Tensor) -> Tensor:
-    """Compute what vectors and log-odds of spans sum over first and last subwords, [S, L, 2 (o + 1)]."""
-    weights = torch.cat([encoder.align.weight, encoder.segment.weight])
-    return encoder.states(tokens) @ torch.cat(weights.chunk(2, dim=1)).T
+ENCODER_CLASSES |= {DEFAULT_ARCHITECTURE: PhraseEncoder, STUDENT: PhraseEncoder}
 
 
 def project_ends(linear: nn.Linear, states: Tensor, spans: Tensor) -> Tensor:

@@ -76,8 +76,6 @@ class AlignerOptions:
 class Aligner(ABC):
     """Finds the links between words of sentence pairs; `symmetrization` makes two directions one."""
 
-    directed = True  # whether it aligns in both directions and makes one of them
-
     def __init__(self, symmetrization: str) -> None:
         self.symmetrization = symmetrization
 
@@ -194,8 +192,6 @@ class EncoderAligner(Aligner):
     There is no training, so one sentence pair is aligned as well as a million; words beyond the encoder's
     maximum length have no links.
     """
-
-    directed = False
 
     def __init__(self, options: AlignerOptions) -> None:
         super().__init__("mutual-nearest")

@@ -38,15 +38,12 @@ PAIRS_PER_BATCH = 1000  # sentence pairs
 
 
 def edge_rule(settings: Mapping[str, Any]) -> str:
-    """Name the rule that barred words from the edges of phrases; earlier versions had two more.
+    """Name the rule that barred words from the edges of phrases: too frequent ones in their own text.
 
     >>> edge_rule({"max_edge_share": 0.003})
     'own>0.003'
-    >>> edge_rule({"max_edge_share": 0.003, "frequent_in": "general", "frequent_may_begin": True})
-    'general>0.003,begin'
     """
-    begins = ",begin" if settings.get("frequent_may_begin") else ""
-    return f"{settings.get('frequent_in', 'own')}>{settings['max_edge_share']:g}{begins}"
+    return f"own>{settings['max_edge_share']:g}"
 
 
 @dataclass
@@ -288,17 +285,6 @@ def usable_pairs(
             skipped["too long"] += 1
         else:
             yield SentencePair(source, target, source_words, target_words, links)
-
-
-def aligned_words(
-    training: Path, more: list[SentencePair] | None = None
-) -> Iterator[tuple[SentencePair, list[list[int]]]]:
-    """Yield pairs with their links: `more`, or those of a file, by a fast aligner that learns from both."""
-    known = list(usable_pairs(TextPairs(pairs=training), word_spans, ExtractionSettings.max_words, Counter()))
-    aligner = ALIGNERS["fast-align"](AlignerOptions(ExtractionSettings.symmetrization))
-    aligner.train(known + (more or []), False)
-    pairs = known if more is None else more
-    yield from zip(pairs, (links.tolist() for links in aligner.align(pairs)))
 
 
 class PairExtraction:

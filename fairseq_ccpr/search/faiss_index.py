@@ -316,10 +316,8 @@ class FaissIndex(Index):
         faiss = import_faiss()
         try:
             # FAISS maps such lists into memory; they are next to the index, wherever both were made
-            if on_disk:
-                flags = faiss.IO_FLAG_ONDISK_SAME_DIR | faiss.IO_FLAG_READ_ONLY
-            else:  # processes share what they map; FAISS before 1.11 copies the file
-                flags = getattr(faiss, "IO_FLAG_MMAP_IFC", 0)
+            in_lists = faiss.IO_FLAG_ONDISK_SAME_DIR | faiss.IO_FLAG_READ_ONLY
+            flags = in_lists if on_disk else faiss.IO_FLAG_MMAP_IFC  # processes share what they map
             with silence() if on_disk else nullcontext():
                 index = faiss.read_index(str(path), flags)
             if on_disk:
@@ -448,15 +446,11 @@ class RescoredIndex(FaissIndex):
         if keys.shape != (codes.ntotal, codes.d):
             return cls(codes, description.metric, path.stat().st_size)  # which `open_index` refuses
         mapped = faiss.IndexScalarQuantizer(codes.d, faiss.ScalarQuantizer.QT_fp16, codes.metric_type)
-        if hasattr(faiss, "MaybeOwnedVectorUInt8"):
-            array = np.ascontiguousarray(keys, np.float16)  # the same memory
-            codes_of_keys = faiss.swig_ptr(array.reshape(-1).view(np.uint8))
-            nobody = mapped.codes.owner  # whom the view would keep alive: Python does
-            mapped.codes = faiss.MaybeOwnedVectorUInt8.create_view(codes_of_keys, array.nbytes, nobody)
-            mapped.ntotal = len(array)
-        else:  # FAISS before 1.11 has no keys but its own
-            array = np.asarray(keys, np.float32)
-            mapped.add(array)
+        array = np.ascontiguousarray(keys, np.float16)  # the same memory
+        codes_of_keys = faiss.swig_ptr(array.reshape(-1).view(np.uint8))
+        nobody = mapped.codes.owner  # whom the view would keep alive: Python does
+        mapped.codes = faiss.MaybeOwnedVectorUInt8.create_view(codes_of_keys, array.nbytes, nobody)
+        mapped.ntotal = len(array)
         index = faiss.IndexRefine(codes, mapped)
         min_candidates = set_parameters(index, description.parameters)
         opened = cls(index, description.metric, path.stat().st_size, min_candidates=min_candidates)

@@ -1,4 +1,4 @@
-"""Recall of an index against exact search, and precision of neighbours by token."""
+"""Which neighbours have the token of the query, and which of the nearest keys an index finds."""
 
 from __future__ import annotations
 
@@ -41,28 +41,6 @@ def matching_neighbours(
     return matches.gather(1, first)
 
 
-def precision_at_k(matches: Tensor) -> Tensor:
-    """Compute the fraction of matches among the nearest 1, 2, ... k of each query, fp32 [Q, k].
-
-    >>> precision_at_k(torch.tensor([[True, False]]))
-    tensor([[1.0000, 0.5000]])
-    """
-    return matches.float().cumsum(1) / torch.arange(1, matches.size(1) + 1, device=matches.device)
-
-
-def any_hit_at_k(matches: Tensor) -> Tensor:
-    """Mark whether the nearest 1, 2, ... k hold a match, fp32 [Q, k]."""
-    return (matches.cumsum(1) > 0).float()
-
-
-def recall(index: Index, exact: ExactIndex, queries: Tensor, k: int) -> float:
-    """Measure what fraction of the k nearest keys `index` finds, on average over the queries [H, d].
-
-    A key as near as the last of the k counts: which of several equal ones is found makes no difference.
-    """
-    return float(_hits(index, exact, queries, k, k).float().mean())
-
-
 def recall_of_sample(index: Index, keys: np.ndarray, depth: int = 0) -> float | None:
     """Measure what fraction of the `DEPTH` neighbours of random keys a search finds; None where keys are few.
 
@@ -75,12 +53,17 @@ def recall_of_sample(index: Index, keys: np.ndarray, depth: int = 0) -> float | 
     exact, queries = ExactIndex(keys, index.metric), torch.from_numpy(keys[rows]).float()
     # A key is its own nearest, or one of those as near: it is among those found, but for what the index
     # misses.
-    hits = _hits(index, exact, queries, DEPTH + 1, min(max(depth, DEPTH + 1), len(keys))).sum(dim=1) - 1
+    hits = (
+        found_among_nearest(index, exact, queries, DEPTH + 1, min(max(depth, DEPTH + 1), len(keys))).sum(
+            dim=1
+        )
+        - 1
+    )
     return float((hits.clamp(0, DEPTH) / DEPTH).mean())
 
 
-def _hits(index: Index, exact: ExactIndex, queries: Tensor, k: int, depth: int) -> Tensor:
-    """Which of the `depth` keys that `index` finds are as near as the k nearest, bool [H, depth]."""
+def found_among_nearest(index: Index, exact: ExactIndex, queries: Tensor, k: int, depth: int) -> Tensor:
+    """Tell which of the `depth` keys that `index` finds are as near as the k nearest, bool [H, depth]."""
     nearest, found = exact.search(queries, k)[1], index.search(queries, depth)[1]
     least = scores_of(exact.keys, queries, nearest, exact.metric)[:, -1:]
     scores = scores_of(exact.keys, queries, found.clamp_min(0), exact.metric)

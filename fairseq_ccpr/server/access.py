@@ -20,6 +20,7 @@ class Limits:
     host: str = "127.0.0.1"
     # with the memories that each opens; none: all
     keys: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    authors: Mapping[str, str] = field(default_factory=dict)  # whose the keys are, as far as that is said
     most_characters: int = 20_000
     most_sentences: int = 1000
     log: str = LOG_NOTHING

@@ -42,6 +42,9 @@ PAGE_POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
+# of every answer: what keeps browsers from guessing, framing, telling and keeping it
+HEADERS = [("x-content-type-options", "nosniff"), ("x-frame-options", "DENY")]
+HEADERS += [("referrer-policy", "no-referrer"), ("cache-control", "no-store")]
 logger = logging.getLogger(__name__)
 Handler = Callable[[Parameters], Coroutine[Any, Any, Any]]
 SECONDS_TO_FINISH = 60  # in which open requests are answered after a signal to stop
@@ -79,10 +82,7 @@ def endpoint(
         file: whether the body is a file. files: how many documents a form has at most.
     """
 
-    uploads = [
-        asyncio.Semaphore(MOST_UPLOADS),
-        asyncio.Semaphore(MOST_UPLOADS),
-    ]  # without a key, and with one
+    uploads = [asyncio.Semaphore(MOST_UPLOADS) for _ in range(2)]  # without a key, and with one
 
     async def answer(request: Request) -> Response:
         start, asked = time.perf_counter(), Parameters()
@@ -107,7 +107,12 @@ def endpoint(
             if asked[OPENED] is None:
                 raise bad(WRONG_KEY, 403)
             handling = handler(asked)  # which itself receives a file
-            response = _respond(await (handling if file else _unless_gone(request, handling)), request)
+            found = await (handling if file else _unless_gone(request, handling))
+            if isinstance(found, Explanation):
+                found = asdict(found)
+                if "text/html" in request.headers.get("accept", ""):
+                    found = HTMLResponse(as_page(found))
+            response = found if isinstance(found, Response) else JSONResponse(found)
         except Exception as error:
             response = _refuse(request, error, limits.log)
         if limits.log != LOG_NOTHING:
@@ -151,14 +156,6 @@ async def _unless_gone(request: Request, handling: Coroutine[Any, Any, Any]) -> 
         leaving.cancel()
 
 
-def _respond(answer: Any, request: Request) -> Response:
-    if isinstance(answer, Explanation):
-        explained = asdict(answer)
-        shown = "text/html" in request.headers.get("accept", "")
-        return HTMLResponse(as_page(explained)) if shown else JSONResponse(explained)
-    return answer if isinstance(answer, Response) else JSONResponse(answer)
-
-
 def _refuse(request: Request, error: Exception, log: str) -> Response:
     if isinstance(error, HTTPException):
         status, sentence = error.status_code, error.detail
@@ -168,12 +165,8 @@ def _refuse(request: Request, error: Exception, log: str) -> Response:
         status, sentence = 400 if isinstance(error, ConfigurationError) else 503, str(error)
     else:
         # The message of an error may quote what was sent, its traceback does not.
-        told = (
-            format_exception(error)
-            if log == LOG_TEXTS
-            else [type(error).__name__, "\n", *format_tb(error.__traceback__)]
-        )
-        logger.error("a request failed: %s", "".join(told))
+        shown = [type(error).__name__, "\n", *format_tb(error.__traceback__)]
+        logger.error("a request failed: %s", "".join(format_exception(error) if log == LOG_TEXTS else shown))
         status, sentence = 500, "the server has a fault, which its log tells"
     return JSONResponse(_told(request, sentence), status)
 
@@ -237,7 +230,6 @@ def make_app(service: Service) -> Starlette:
         lifespan=lifespan,
     )
     app.router.redirect_slashes = False
-    app.add_middleware(_Headers)
     if service.limits.origins:
         app.add_middleware(
             CORSMiddleware,
@@ -256,28 +248,6 @@ class _Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: Any) -> None:
         self.service.stopping.set()
         super().handle_exit(sig, frame)
-
-
-class _Headers:
-    """Adds to every answer what keeps browsers from guessing, framing, telling and keeping it."""
-
-    FIELDS = (
-        (b"x-content-type-options", b"nosniff"),
-        (b"x-frame-options", b"DENY"),
-        (b"referrer-policy", b"no-referrer"),
-        (b"cache-control", b"no-store"),
-    )
-
-    def __init__(self, app: Any) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        async def with_fields(message: Any) -> None:
-            if message["type"] == "http.response.start":
-                message["headers"] = [*message.get("headers", ()), *self.FIELDS]
-            await send(message)
-
-        await self.app(scope, receive, with_fields)
 
 
 class _Protocol(H11Protocol):
@@ -346,6 +316,7 @@ def make_server(translator: Translator, limits: Limits) -> uvicorn.Server:
         timeout_graceful_shutdown=SECONDS_TO_FINISH,
         lifespan="on",
         ws="none",
+        headers=HEADERS,
         http=_Protocol,
     )
     server = _Server(config)

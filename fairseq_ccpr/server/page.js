@@ -1,21 +1,28 @@
-// The page of the server: a text, its translation to edit and copy, corrections, and what was learned.
+// The page of the server: a text, its sentences beside their translations, which are corrected, and what was learned.
 
 const PIECE = 2000; // characters that are translated together, about: then it is said how far it is
 const DOUBTFUL = 0.3; // the confidence in a word below which it is underlined
+const OFFERED = { alternatives: 3, matches: 3 }; // of a sentence, at most
 const KEY = "fairseq-ccpr-key", WORK = "fairseq-ccpr-work"; // in the session's storage
-// Sentences have `before`, what stands between them and the one before; `source`; `text`, their translation as it is shown;
-// `translation`, that of the translator; `words`, those of it with the confidence in each; `learned`, the pair that counts
-// for them, or null; `changed`, by what was learned.
-const work = { sentences: [], after: "", rest: "", length: 0 }; // and what is to be translated yet
-const running = byId("translation"), card = byId("sentence");
-let current = null, listed = 100, deleted = []; // the sentence at the cursor; how many pairs are shown; those that can come back
+// Sentences have `before`, what stands between them and the one before; `source`; `continues`, whether they go on with
+// one that was too long; `text`, their translation as it is shown; `translation`, that of the translator, and its
+// `alternatives`; `words`, those of it with the confidence in each; `matches`, what is like them in the memory;
+// `learned`, the pair that counts for them, or null; `changed`, by what was learned.
+const work = { sentences: [], after: "", rest: "", length: 0, continues: false }; // and what is to be translated yet
+const rows = new Map(); // what shows the sentences: the item of the list, the box to edit, what is behind its text, a fault
+const card = byId("sentence"), [tools, others, alike, why] = card.children;
+let current = null, composing = null; // the sentence at the cursor; the one that an input method writes in
+let mine = new Map(); // translations that were edited before the text was translated anew, see `occurrences`
+let learning = Promise.resolve(); // ends after what is learned and forgotten, which is one after the other
+let listed = 100, deleted = []; // how many pairs are shown; those that can come back
 
 const tidy = (text) => text.replace(/[^\S\u00a0\u2007\u202f]+/g, " ").trim(); // as the server makes one line of what it learns
 const wanted = (sentence) => sentence.learned?.target ?? sentence.translation;
 const edited = (sentence) => tidy(sentence.text) !== tidy(wanted(sentence));
 const counted = (number, one) => `${number.toLocaleString("en")} ${one}${number === 1 ? "" : "s"}`;
 const button = (name, onclick, first = false) => make("button", { type: "button", class: `button${first ? " first" : ""}`, onclick }, name);
-const entered = (event) => event.key === "Enter" && (event.ctrlKey || event.metaKey);
+const entered = (event) => event.key === "Enter" && (event.ctrlKey || event.metaKey) && !event.repeat && !composed(event);
+const composed = (event) => event.isComposing || event.keyCode === 229; // an input method has the key: Safari says it so
 const on = (element, names, job) => names.split(" ").forEach((name) => element.addEventListener(name, job));
 
 // ---- the server
@@ -42,11 +49,11 @@ async function attempt(lane, job) {
     if (place.task !== task) return;
     status.textContent = text;
     place.classList.toggle("fault", fault);
-    stop.hidden = done;
+    if (stop) stop.hidden = done;
   };
   place.task?.abort();
   place.task = task;
-  stop.onclick = () => task.abort();
+  if (stop) stop.onclick = () => task.abort();
   say("…");
   const stopped = (error) => error.name === "AbortError";
   await job(task.signal, say).then((text) => say(text, false, true),
@@ -67,80 +74,124 @@ function grouped(items, length) {
 
 // ---- the text and its translation
 
-// Ask again for what is shown, where something was learned or forgotten since, and then for the rest of the text.
-async function translate(signal, say, done = "") {
-  if (byId("memory").open) await list();
+// Ask again for what is shown, where something was learned or forgotten since, beginning after a sentence, and then for
+// the rest of the text.
+async function translate(signal, say, done = "", last = null) {
+  await learning;
+  const listing = byId("memory").open && list().catch((error) => error.message);
+  const at = work.sentences.indexOf(last) + 1;
   for (const sentence of work.sentences) sentence.changed = false;
-  for (const some of grouped(work.sentences, ({ source }) => source.length + 1)) {
+  for (const some of grouped([...work.sentences.slice(at), ...work.sentences.slice(0, at)], ({ source }) => source.length + 1)) {
     say(`${done} Translating again …`);
-    const { sentences } = await ask("POST", "sentences", { q: some.map(({ source }) => source).join("\n"), confidence: true }, signal);
-    const now = new Map(sentences.map((sentence) => [sentence.source, sentence]));
-    for (const sentence of some) {
-      const mine = edited(sentence), { translation, words, learned } = now.get(sentence.source) ?? sentence;
-      Object.assign(sentence, { translation, words, learned });
-      if (mine || !edited(sentence)) continue; // what someone wrote stays
-      put(sentence, wanted(sentence));
-      sentence.changed = true;
-    }
-    mark();
+    update(some, await sentencesOf(some.map(({ source }) => source).join("\n"), signal));
   }
-  while (work.rest) {
-    const [lines] = grouped(work.rest.match(/[^\n]*\n|[^\n]+/g), (line) => line.length);
-    let piece = lines.join("").slice(0, data.most_characters).replace(/[\ud800-\udbff]$/, "");
-    say(`${done} Translating … ${Math.round(100 - (100 * work.rest.length) / work.length)}%`);
-    let { sentences, after } = await ask("POST", "sentences", { q: piece, confidence: true }, signal);
-    if (piece.length < lines.join("").length && sentences.length > 1) { // the last may go on, so the next piece has it
-      const { before, source } = sentences.pop();
-      piece = piece.slice(0, piece.lastIndexOf(source));
-      after = before;
-    }
-    if (sentences.length) sentences[0].before = work.after + sentences[0].before;
-    work.after = sentences.length ? after : work.after + after;
-    work.sentences.push(...sentences.map((one) => ({ ...one, text: wanted(one), changed: false })));
-    work.rest = work.rest.slice(piece.length);
-    const length = running.value.length;
-    running.setRangeText(shown().slice(length), length, length, "preserve");
-    mark();
+  while (work.rest) await translateMore(signal, say, done);
+  const count = (kind) => work.sentences.filter(kind).length;
+  const changed = count((one) => one.changed), divided = count((one, n, all) => one.continues && !all[n - 1]?.continues);
+  const said = [done, changed ? `${counted(changed, "translation")} changed.` : "", await listing].filter(Boolean);
+  if (!said.length) said.push(`${counted(work.sentences.length, "sentence")}.${data.learns ? " Ctrl + Enter confirms one." : ""}`);
+  if (!done && divided) said.push(`${divided} ${divided === 1 ? "was" : "were"} longer than the model takes, and divided.`);
+  return said.join(" ");
+}
+
+const sentencesOf = (q, signal) => ask("POST", "sentences", { q, confidence: true, ...OFFERED }, signal);
+
+// Show what sentences are translated as now, unless someone has written something else.
+function update(some, { sentences }) {
+  const now = new Map(sentences.map((sentence) => [sentence.source, sentence]));
+  for (const sentence of some) {
+    const kept = edited(sentence) || sentence === composing;
+    const { translation, alternatives, words, matches, learned } = now.get(sentence.source) ?? sentence;
+    Object.assign(sentence, { translation, alternatives, words, matches, learned });
+    sentence.changed = !kept && edited(sentence);
+    if (sentence.changed) put(sentence, wanted(sentence));
+    paint(sentence);
   }
-  const changed = work.sentences.filter((sentence) => sentence.changed).length;
-  const said = [done, changed ? `${counted(changed, "translation")} changed.` : ""].filter(Boolean).join(" ");
-  return said || `${counted(work.sentences.length, "sentence")}.${data.learns ? " Click one to correct it." : ""}`;
+}
+
+async function translateMore(signal, say, done) {
+  const [lines] = grouped(work.rest.match(/[^\n]*\n|[^\n]+/g), (line) => line.length);
+  let piece = lines.join("").slice(0, data.most_characters).replace(/[\ud800-\udbff]$/, "");
+  say(`${done} Translating … ${Math.round(100 - (100 * work.rest.length) / work.length)}%`);
+  let going = false, { sentences, after } = await sentencesOf(piece, signal);
+  if (piece.length < lines.join("").length && sentences.length > 1) { // the last may go on, so the next piece has it
+    const { before, source, continues } = sentences.pop();
+    piece = piece.slice(0, piece.lastIndexOf(source));
+    [after, going] = [before, continues];
+  }
+  if (sentences.length) {
+    sentences[0].before = work.after + sentences[0].before;
+    sentences[0].continues ||= work.continues;
+  }
+  work.after = sentences.length ? after : work.after + after;
+  work.continues = going;
+  work.sentences.push(...sentences.map((one) => ({ ...one, changed: false })));
+  for (const [name, one] of occurrences(work.sentences)) one.text ??= mine.get(name) ?? wanted(one);
+  work.rest = work.rest.slice(piece.length);
+  draw();
+}
+
+// Sentences with their names: their sources, and which of equal ones they are.
+function occurrences(sentences) {
+  const seen = new Map();
+  return sentences.map((one) => {
+    seen.set(one.source, (seen.get(one.source) ?? 0) + 1);
+    return [`${seen.get(one.source)} ${one.source}`, one];
+  });
 }
 
 const shown = () => work.sentences.map(({ before, text }) => before + text).join("") + work.after;
 
+// Make rows of the sentences that have none, and of no others.
+function draw() {
+  const all = work.sentences, there = new Set(all);
+  for (const [sentence, { item }] of rows) if (!there.has(sentence)) rows.delete(sentence), item.remove();
+  const added = all.filter((one) => !rows.has(one));
+  byId("rows").append(...added.map(row));
+  added.forEach(paint);
+  byId("copy").disabled = !all.length;
+}
+
+function row(sentence) {
+  const box = make("textarea", { ...language(data.target_language), rows: 1 });
+  const [behind, fault] = [make("div", { ...language(data.target_language), "aria-hidden": "true" }), make("p", { class: "fault small", role: "alert" })];
+  const item = make("li", {}, make("p", language(data.source_language), sentence.source), make("div", { class: "box" }, behind, box), fault);
+  box.value = sentence.text;
+  item.classList.toggle("apart", /\n\s*\n|\u2029/.test(sentence.before));
+  on(box, "focus", () => choose(sentence));
+  on(box, "compositionstart compositionend", ({ type }) => { composing = type === "compositionstart" ? sentence : null; });
+  on(box, "input", () => {
+    sentence.text = box.value;
+    fault.textContent = "";
+    paint(sentence);
+  });
+  on(box, "keydown", (event) => {
+    if (composed(event)) return;
+    const step = event.altKey ? { ArrowDown: 1, ArrowUp: -1 }[event.key] : undefined;
+    if (!step && !entered(event)) return;
+    event.preventDefault();
+    if (step) go(sentence, step); else confirm(sentence);
+  });
+  rows.set(sentence, { item, box, behind, fault });
+  return item;
+}
+
+// Put a text into a row, in place of what is there, with the cursor where it was.
 function put(sentence, text) {
-  const before = work.sentences.slice(0, work.sentences.indexOf(sentence));
-  const start = before.reduce((at, one) => at + one.before.length + one.text.length, sentence.before.length);
-  running.setRangeText(text, start, start + sentence.text.length, "preserve");
+  const { box } = rows.get(sentence);
+  box.setRangeText(text, 0, box.value.length, "preserve");
   sentence.text = text;
+  paint(sentence);
 }
 
-// Give what was typed to the sentence that it touches; a change that goes over several of them is the first one's.
-function typed() {
-  const before = shown(), now = running.value;
-  let same = 0, start = 0, at = 0;
-  while (same < now.length - running.selectionEnd && same < before.length && now.at(-1 - same) === before.at(-1 - same)) same += 1;
-  while (start < Math.min(now.length, before.length) - same && now[start] === before[start]) start += 1;
-  const end = before.length - same, parts = [...work.sentences.flatMap((one) => [[one, "before"], [one, "text"]]), [work, "after"]];
-  const touched = parts.map(([owner, name]) => ({ owner, name, from: at, to: (at += owner[name].length) }))
-    .filter(({ from, to }) => to >= start && from <= end);
-  const taker = touched.find(({ name }) => name === "text") ?? touched[0];
-  for (const part of touched) {
-    const { owner, name, from } = part, text = owner[name], added = part === taker ? now.slice(start, now.length - same) : "";
-    owner[name] = text.slice(0, Math.max(0, start - from)) + added + text.slice(Math.max(0, end - from));
-  }
-  mark();
-}
-
-function mark() {
-  const state = (one) => (edited(one) ? "edited" : one.learned ? "remembered" : one.changed ? "changed" : "");
-  byId("marks").replaceChildren(...work.sentences.flatMap((one) => [one.before,
-    make("span", { class: `${state(one)}${one === current ? " current" : ""}` }, ...doubted(one))]), work.after, "\u200b");
-  byId("legend").hidden = !work.sentences.some(state) && !byId("marks").querySelector(".doubtful");
+function paint(sentence) {
+  const { item, box, behind } = rows.get(sentence);
+  const state = edited(sentence) ? "edited" : sentence.learned ? "remembered" : sentence.changed ? "changed" : "";
+  for (const one of ["edited", "remembered", "changed"]) item.classList.toggle(one, one === state);
+  box.setAttribute("aria-label", `Translation${state && `, ${state}`}: ${sentence.source}`);
+  behind.replaceChildren(...doubted(sentence), "\u200b");
   byId("copy").textContent = "Copy";
-  byId("copy").disabled = running.readOnly = !work.sentences.length;
-  showSentence();
+  if (sentence === current) show();
 }
 
 // The text of a sentence as the translator wrote it, in parts: doubtful words are elements.
@@ -158,74 +209,121 @@ function doubted({ text, translation, words = [] }) {
 
 // ---- the sentence at the cursor
 
-function choose() {
-  let at = 0, found = null;
-  for (const one of work.sentences) {
-    at += one.before.length;
-    if (found === null || at <= running.selectionStart) found = one;
-    at += one.text.length;
-  }
-  if (found === current) return;
+function go(sentence, step) {
+  const other = rows.get(work.sentences[work.sentences.indexOf(sentence) + step]);
+  other?.box.focus();
+  other?.item.scrollIntoView({ block: "nearest" });
+}
+
+function choose(sentence) {
+  if (sentence === current) return;
+  const place = () => rows.get(sentence)?.item.getBoundingClientRect().top ?? 0, at = place();
   shut(false);
-  current = found;
-  card.replaceChildren();
-  mark();
-}
-
-function showSentence() {
+  if (current) rows.get(current)?.item.removeAttribute("aria-current");
+  current = sentence;
+  why.replaceChildren();
   card.hidden = current === null;
-  if (card.hidden) return;
-  const row = (name, code, text) => make("div", { class: "row" }, make("dt", {}, name), make("dd", language(code), text));
-  const { source, text, translation, learned } = current, other = tidy(text) !== tidy(translation);
-  const why = card.querySelector(".why") ?? make("div", { class: "why" });
-  card.replaceChildren(
-    make("dl", {}, row("Source", data.source_language, source),
-      other ? row("Machine translation", data.target_language, translation) : null),
-    make("p", { class: "actions" },
-      ...(data.learns && (edited(current) || !learned) ? [button("Remember", remember, true)] : []),
-      ...(edited(current) ? [button("Discard", () => { put(current, wanted(current)); mark(); })] : []),
-      ...(learned ? [button("Undo", undo), make("span", { class: "badge remembered" }, "remembered")] : []),
-      ...(why.hasChildNodes() ? [button("Hide tokens", () => { shut(false); why.replaceChildren(); showSentence(); })]
-        : data.explains ? [button("Where from?", explain)] : [])),
-    why);
+  if (card.hidden) return byId("rows").after(card);
+  const { item } = rows.get(current);
+  item.setAttribute("aria-current", "true");
+  item.append(card);
+  show();
+  window.scrollBy({ top: place() - at, behavior: "instant" }); // the card that was above must not move what is pressed
 }
 
-function remember() {
-  const sentence = current, { source, text } = sentence;
-  if (sentence.learned && !edited(sentence)) return;
+function show() {
+  const { text, translation, alternatives = [], learned, matches = [] } = current;
+  const there = () => card.contains(document.activeElement), inside = there();
+  renew(tools,
+    ...(data.learns && (edited(current) || !learned) ? [button("Confirm", () => confirm(current), true)] : []),
+    ...(edited(current) ? [button("Discard", () => put(current, wanted(current)))] : []),
+    ...(learned ? [button("Undo", undo), make("span", { class: "badge remembered" }, "remembered")] : []),
+    ...(why.hasChildNodes() ? [button("Hide tokens", () => { shut(false); why.replaceChildren(); show(); })]
+      : data.explains ? [button("Where from?", explain)] : []));
+  const different = [...new Set([translation, ...alternatives])].filter((one) => tidy(one) !== tidy(text));
+  renew(others, ...titled("Alternatives", different.map((one) => [choice(one)])));
+  renew(alike, ...titled("In the memory (struck out: only there; underlined: only here)",
+    matches.map((one) => [make("span", language(data.source_language),
+      make("b", {}, percent(one.likeness)), " ", ...one.changes.flatMap(difference)), choice(one.target)])));
+  if (inside && !there()) rows.get(current).box.focus();
+}
+
+// Parts that are the same stay, with the focus and a click that has begun: what they do is for the current sentence.
+function renew(group, ...parts) {
+  const made = make("div", {}, ...parts);
+  if (made.innerHTML !== group.innerHTML) group.replaceChildren(...made.childNodes);
+}
+
+const titled = (title, items) => (items.length
+  ? [make("h2", {}, title), make("ul", { "aria-label": title }, ...items.map((one) => make("li", {}, ...one)))] : []);
+const difference = ([kind, words]) => [make({ same: "span", deleted: "del", inserted: "ins" }[kind], {}, words), " "];
+const choice = (text) => make("button", { ...language(data.target_language), type: "button", class: "choice", onclick: () => take(text) }, text);
+
+// Put a text into the box of the sentence as if it was typed, so that it can be undone there.
+function take(text) {
+  const { box } = rows.get(current);
+  box.focus();
+  box.select();
+  if (!document.execCommand("insertText", false, text)) put(current, text);
+}
+
+// Learn or forget something after what was asked for before.
+function inTurn(job) {
+  const changing = learning.then(job);
+  learning = changing.catch(() => {});
+  return changing;
+}
+
+// The same of a sentence, with which a fault stays, and translate again.
+function change(sentence, job, last = null) {
+  const { fault } = rows.get(sentence);
+  fault.textContent = "";
+  const changing = inTurn(job).catch((error) => {
+    fault.textContent = error.message;
+    return "Not done: see below the sentence.";
+  });
   attempt("translating", async (signal, say) => {
-    const { id, memory, replaced } = await ask("POST", "learn", { q: source, s: text });
-    sentence.learned = { id, memory, target: tidy(text) };
-    mark();
-    return translate(signal, say, replaced ? `Remembered, in place of ${quoted(replaced.target)}.` : "Remembered.");
+    const done = await changing;
+    if (rows.has(sentence)) paint(sentence);
+    return translate(signal, say, done, last);
   });
 }
 
+// Learn a sentence as it is now, and go on to the next.
+function confirm(sentence) {
+  const { source, text } = sentence, place = byId("name").value;
+  go(sentence, 1);
+  if (!data.learns || (sentence.learned && !edited(sentence))) return;
+  change(sentence, async () => {
+    if (sentence.learned?.target === tidy(text)) return "Remembered."; // it was asked for twice
+    const { id, memory, replaced } = await ask("POST", "learn", { q: source, s: text }, null, place);
+    sentence.learned = { id, memory, target: tidy(text) };
+    return replaced ? `Remembered, in place of ${quoted(replaced.target)}.` : "Remembered.";
+  }, sentence);
+}
+
 function undo() {
-  const sentence = current;
-  attempt("translating", async (signal, say) => {
-    const { id, memory } = sentence.learned, { restored } = await ask("DELETE", `memory/${id}`, null, null, memory);
-    const free = !edited(sentence);
+  const sentence = current, { id, memory } = sentence.learned;
+  change(sentence, async () => {
+    if (sentence.learned?.id !== id) return "Undone."; // it was asked for twice
+    const { restored } = await ask("DELETE", `memory/${id}`, null, null, memory), free = !edited(sentence);
     sentence.learned = restored[0] ?? null;
-    if (free) put(sentence, wanted(sentence));
-    mark();
-    return translate(signal, say, "Undone.");
+    if (free && rows.has(sentence)) put(sentence, wanted(sentence));
+    return "Undone.";
   });
 }
 
 async function explain() {
-  const why = card.querySelector(".why");
-  why.replaceChildren("…");
-  showSentence();
-  try {
-    const cards = moreCards(await ask("POST", "explain", { q: current.source }));
+  const waiting = make("p", {}, "…"), { source } = current;
+  why.replaceChildren(waiting);
+  show();
+  const shown = await ask("POST", "explain", { q: source }).then((explanation) => {
+    const cards = moreCards(explanation);
     for (const one of cards) one.tokens = tokenRow(one);
     const colours = ALL.map((part) => make("li", {}, make("i", { class: `swatch ${PARTS[part].by}` }), PARTS[part].name));
-    why.replaceChildren(make("ul", { class: "key small", "aria-label": "Colours" }, ...colours),
-      ...cards.flatMap(({ tokens, sentence }) => [tokens, matchList(sentence, true)]).filter(Boolean));
-  } catch (error) {
-    why.replaceChildren(error.message);
-  }
+    return [make("ul", { class: "key small", "aria-label": "Colours" }, ...colours), ...cards.map(({ tokens }) => tokens)];
+  }, (error) => [error.message]);
+  if (waiting.isConnected) why.replaceChildren(...shown);
 }
 
 // ---- what was learned
@@ -242,42 +340,38 @@ async function list() {
 }
 
 function pairRow(pair, all) {
-  const { id, source, target, memory, replaced_by: by } = pair, last = all.find((one) => one.id === by); // which counts
+  const { id, source, target, memory, replaced_by: by, deleted: gone } = pair, last = all.find((one) => one.id === by); // which counts
   const learn = (text) => ask("POST", "learn", { q: source, s: text }, null, memory);
-  const change = (name, done, job, first = false) => button(name, () => attempt("learning", async () => {
-    await job();
+  const change = (name, done, job) => button(name, () => attempt("learning", async () => {
+    await inTurn(job);
     attempt("translating", translate); // which lists pairs as well
     return done;
-  }), first);
-  const row = make("li", { class: pair.deleted ? "deleted" : by ? "replaced" : "" });
-  const text = make("span", language(data.target_language), target, ...(by ? [" ", make("span", { class: "badge" }, "replaced")] : []));
-  const show = (shown, ...buttons) => row.replaceChildren(make("span", language(data.source_language), source), shown,
-    make("p", { class: "actions" }, ...buttons.filter(Boolean)));
-  const start = () => show(text, ...(pair.deleted ? [by && !last ? null : change("Undo", "It is back.", restore)] : [
-    by ? change("Bring back", "It counts again.", () => learn(target)) : button("Edit", edit),
-    change("Delete", "Deleted.", async () => {
-      await ask("DELETE", `memory/${id}`, null, null, memory);
-      deleted.push({ ...pair, deleted: true });
-    })]));
-  const edit = () => {
-    const box = make("textarea", { ...language(data.target_language), "aria-label": `Translation of ${quoted(source)}` });
-    const save = change("Save", "Saved.", () => learn(box.value), true);
-    box.value = target;
-    on(box, "keydown", (event) => (entered(event) ? save.click() : event.key === "Escape" && start()));
-    show(box, save, button("Cancel", start));
-    box.focus();
-  };
-  const restore = async () => {
+  }));
+  const box = make("span", { ...language(data.target_language), ...(!gone && !by && {
+    contenteditable: "plaintext-only", role: "textbox", "aria-label": `Translation of ${quoted(source)}` }) }, target);
+  const keep = change("Save", "Saved.", () => learn(box.innerText));
+  on(box, "input", () => { keep.hidden = tidy(box.innerText) === target; });
+  on(box, "keydown", (event) => entered(event) && keep.click());
+  keep.hidden = true;
+  const restore = change("Undo", "It is back.", async () => {
     deleted = deleted.filter((one) => one.id !== id);
     for (const one of [pair, last].filter(Boolean)) await learn(one.target);
-  };
+  });
+  const drop = change("Delete", "Deleted.", async () => {
+    await ask("DELETE", `memory/${id}`, null, null, memory);
+    deleted.push({ ...pair, deleted: true });
+  });
+  const buttons = gone ? [by && !last ? null : restore] : [by ? change("Bring back", "It counts again.", () => learn(target)) : keep, drop];
+  const when = pair.time && new Date(1000 * pair.time).toLocaleString("en-GB", { dateStyle: "medium", timeStyle: "short" });
+  const signed = [by && "replaced", when, pair.author].filter(Boolean).join(" · ");
+  const row = make("li", { class: gone ? "deleted" : by ? "replaced" : "" }, make("span", language(data.source_language), source), box,
+    make("p", { class: "small muted" }, signed), make("p", { class: "actions" }, ...buttons));
   row.pair = JSON.stringify(pair);
-  start();
   return row;
 }
 
 // Learn from files, one after the other; the server answers with a line for every few pairs.
-function take(chosen) {
+function importFiles(chosen) {
   const files = [...chosen];
   byId("files").value = ""; // so that the same may be chosen again
   byId("memory").open = true;
@@ -321,28 +415,30 @@ async function save() {
 function start() {
   const { source, target } = data.names, relist = () => attempt("learning", list);
   document.title = byId("title").textContent = `${source} → ${target}`;
-  [byId("text").labels[0].textContent, running.labels[0].textContent] = [source, target];
-  [byId("text").lang, running.lang] = [data.source_language, data.target_language];
+  byId("text").labels[0].textContent = source;
+  byId("text").lang = data.source_language;
   [byId("key-label").hidden, byId("name-label").hidden] = [!data.key, !data.several];
   byId("key").value = sessionStorage.getItem(KEY) || "";
   byId("memory").hidden = !data.learns;
   on(byId("ask"), "submit", (event) => {
     event.preventDefault();
     const text = byId("text").value;
-    Object.assign(work, { sentences: [], after: "", rest: text, length: text.length });
-    running.value = "";
-    choose();
-    mark();
+    for (const [name, one] of occurrences(work.sentences)) edited(one) ? mine.set(name, one.text) : mine.delete(name);
+    choose(null);
+    Object.assign(work, { sentences: [], after: "", rest: text, length: text.length, continues: false });
+    draw();
     attempt("translating", translate);
   });
   on(byId("translating").lastElementChild, "click", () => { work.rest = ""; });
   on(byId("text"), "keydown", (event) => entered(event) && byId("ask").requestSubmit());
-  on(running, "input", typed);
-  on(running, "input focus click keyup", choose);
-  on(running, "keydown", (event) => entered(event) && current && data.learns && remember());
   on(byId("copy"), "click", () => {
-    running.select();
+    const box = make("textarea", { class: "skip" });
+    box.value = shown();
+    document.body.append(box);
+    box.select();
     document.execCommand("copy"); // navigator.clipboard needs TLS or localhost
+    box.remove();
+    byId("copy").focus();
     byId("copy").textContent = "Copied";
   });
   on(byId("memory"), "toggle", () => byId("memory").open && relist());
@@ -354,25 +450,27 @@ function start() {
   });
   on(byId("more"), "click", () => relist(listed += 100));
   on(byId("import"), "click", () => byId("files").click());
-  on(byId("files"), "change", () => take(byId("files").files));
+  on(byId("files"), "change", () => importFiles(byId("files").files));
   on(byId("export"), "click", () => attempt("learning", save));
   on(document, "dragover drop dragleave", (event) => {
     if (!event.dataTransfer.types.includes("Files")) return;
     event.preventDefault();
     document.body.classList.toggle("dropping", event.type === "dragover");
-    if (event.type === "drop" && data.learns) take(event.dataTransfer.files);
+    if (event.type === "drop" && data.learns) importFiles(event.dataTransfer.files);
   });
   on(document, "keydown", (event) => event.key === "Escape" && shut(true));
   // A reload, or a phone that needs the memory, leaves the work as it is.
-  const keep = () => sessionStorage.setItem(WORK, JSON.stringify({ text: byId("text").value, name: byId("name").value, work }));
+  const again = ["alternatives", "words", "matches"]; // come again when it is translated again
+  const keep = () => sessionStorage.setItem(WORK, JSON.stringify({ text: byId("text").value, name: byId("name").value, work, mine: [...mine] },
+    (name, value) => (again.includes(name) ? undefined : value)));
   on(window, "pagehide", keep);
   on(document, "visibilitychange", keep);
   const kept = JSON.parse(sessionStorage.getItem(WORK));
   if (kept === null) return;
   Object.assign(work, kept.work);
   [byId("text").value, byId("name").value] = [kept.text, kept.name ?? ""];
-  running.value = shown();
-  mark();
+  mine = new Map(kept.mine);
+  draw();
   attempt("translating", translate);
 }
 

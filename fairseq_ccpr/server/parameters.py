@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
-from math import inf, nan
+from math import inf
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import parse_qsl
 
 import anyio
@@ -33,6 +32,7 @@ MOST_UNKNOWN = 1 << 22  # bytes of a file whose key is not known before it is re
 OPENED, OWNER = "opened", "owner"
 GONE = 499  # as the status of a request whose client did not wait; nobody receives it
 Parameters = dict[str, Any]
+T = TypeVar("T")
 
 
 def bad(sentence: str, status: int = 400) -> HTTPException:
@@ -182,31 +182,32 @@ def names(parameters: Parameters, name: str) -> tuple[str, ...]:
 
 def number(parameters: Parameters, name: str, default: int) -> int:
     """Return a parameter that is a whole number; below 0 it is 0."""
-    value = parameters.get(name, default)
-    digits = str(value)
-    if isinstance(value, bool) or not re.fullmatch("-?[0-9]{1,9}", digits):
-        raise bad(f"the parameter {name} is {digits[:30]!r}: expected a whole number from 0")
-    return max(0, int(digits))
+    return max(0, _parsed(parameters, name, default, int, "a whole number from 0"))
 
 
 def flag(parameters: Parameters, name: str) -> bool:
     """Return a parameter that is true or false; false where it is left out."""
-    value = str(parameters.get(name, False)).lower()
-    if value not in ("true", "false", "1", "0"):
-        raise bad(f"the parameter {name} is {value[:30]!r}: expected true or false")
-    return value in ("true", "1")
+    known = {"true": True, "1": True, "false": False, "0": False}
+    return _parsed(parameters, name, False, lambda text: known[text.lower()], "true or false")
 
 
 def share(parameters: Parameters, name: str) -> float:
     """Return a parameter that is a number from 0 to 1; 0 where it is left out."""
-    value = parameters.get(name, 0)
+
+    def read(text: str) -> float:
+        if not 0 <= float(text) <= 1:
+            raise ValueError
+        return float(text)
+
+    return _parsed(parameters, name, 0.0, read, "a number from 0 to 1")
+
+
+def _parsed(parameters: Parameters, name: str, default: T, read: Callable[[str], T], expected: str) -> T:
+    text = str(parameters.get(name, default))
     try:
-        found = float(value)
-    except (TypeError, ValueError, OverflowError):
-        found = nan
-    if isinstance(value, bool) or not 0 <= found <= 1:
-        raise bad(f"the parameter {name} is {str(value)[:30]!r}: expected a number from 0 to 1")
-    return found
+        return read(text)
+    except (ValueError, KeyError):
+        raise bad(f"the parameter {name} is {text[:30]!r}: expected {expected}") from None
 
 
 def _check(values: list[str], name: str, most: int) -> None:

@@ -6,14 +6,15 @@ import asyncio
 import json
 import re
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Event
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote
 from uuid import uuid4
 
@@ -23,8 +24,8 @@ from starlette.responses import FileResponse, Response, StreamingResponse
 from fairseq_ccpr.datastore.learned import Learned, LearnedPair
 from fairseq_ccpr.decoding.token_memory import TokenMemory
 from fairseq_ccpr.errors import CcprError, ConfigurationError, installing
-from fairseq_ccpr.evaluation.explain import encode_sentences
-from fairseq_ccpr.evaluation.explanation import Explanation, unexplained
+from fairseq_ccpr.evaluation.explain import encode_sentences, matches_of
+from fairseq_ccpr.evaluation.explanation import Explanation, changes, unexplained
 from fairseq_ccpr.inference.alignment import with_markup
 from fairseq_ccpr.inference.learning import count_learned, learned_for
 from fairseq_ccpr.inference.system import SESSION, Session, Translation, encode
@@ -54,13 +55,49 @@ T = TypeVar("T")
 Divide = Callable[[str], Segments]
 
 
+class Finished(NamedTuple):
+    """What a sentence is answered with: its translation, all with the markup of the source, and what is like it."""
+
+    best: Translation
+    texts: list[str | Parts]
+    matches: list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Finish:
+    """Makes of translations what is answered, in the thread of the translator."""
+
+    marks: Sequence[list[Mark]] = ()  # the markup of each sentence, if any
+    strict: bool = True  # whether one without a translation refuses the request; otherwise it stays
+    several: bool = False  # whether the next best translations are wanted as well
+    rated: bool = False
+    matches: int = 0  # of sentences of the memories that are most like each
+
+    def __call__(self, translator: Translator, first: int, found: list[Translation]) -> list[Finished]:
+        for one in found if self.strict else ():
+            if one.fault:
+                raise bad(f"the sentence {one.source[:40]!r} … has no translation: {one.fault}")
+        found = list(map(translator.rated, found)) if self.rated else found
+        ranked = [[one, *one.alternatives] if self.several else [one] for one in found]
+        marked = with_markup(translator, ranked, self.marks[first:] or [[] for _ in found])
+        alike = [self._matches(translator, one.source) for one in found]
+        return [Finished(*each) for each in zip(found, marked, alike)]
+
+    def _matches(self, translator: Translator, source: str) -> list[dict[str, Any]]:
+        members = translator.members if self.matches else ()
+        each = (matches_of(one, source) or [] for one in members)
+        best = sorted(chain.from_iterable(each), key=lambda match: -match.likeness)[: self.matches]
+        return [asdict(match) | {"changes": changes(match.source, source)} for match in best]
+
+
 class Service:
-    """Answers the requests; only this may use the translator from now on."""
+    """Answers the requests; only this may use the translator from now on, in its thread, or to encode text."""
 
     def __init__(self, translator: Translator, limits: Limits) -> None:
         self.work, self.limits, self.stopping = Work(translator), limits, Event()
         task = translator.cfg.task
         self.source, self.target = task.source_lang, task.target_lang
+        self._fitting = partial(Segments.fitting, fits=translator.fits)
         memories = {name: (one.ensemble or one.alone).memories for name, one in translator.named.items()}
         self.names, self.sessions = [*memories], len(translator.models) == 1
         self.memories = [one.name for one in next(iter(memories.values())) if one.acts_on == "vote"]
@@ -91,39 +128,44 @@ class Service:
         rated = given.flag(asked, "confidence") or least > 0
         if self._copies(asked):
             found = [[text] for text in texts]
-            confidences: list[float | None] = [1.0] * len(texts)
+            confidences, divided = list[float | None]([1.0] * len(texts)), [0] * len(texts)
         else:
             self._check_languages(asked)
             kept, memory = given.names(asked, KEPT), self._memory(asked)
             divide = partial(Page.of, kept=kept) if kind == HTML else Segments.of
             if rated:
                 await self._call(Translator.check_confidence, memory)
-            found, confidences = await self._translated(texts, divide, alternatives, memory, rated)
+            found, confidences, divided = await self._translated(texts, divide, alternatives, memory, rated)
         found = [one if (sure or 0) >= least else [""] for one, sure in zip(found, confidences)]
         answer: dict[str, list[Any]] = {"translatedText": [texts[0] for texts in found]}
         if alternatives:
             answer["alternatives"] = [texts[1:] for texts in found]
         if rated:
             answer["confidence"] = confidences
+        if any(divided):
+            answer["divided"] = divided
         if asked.get("source") == AUTO:
             answer["detectedLanguage"] = [self._detected(100.0)] * len(found)
         return answer if several else {name: each[0] for name, each in answer.items()}
 
     async def sentences(self, asked: Parameters) -> dict[str, Any]:
         """Translate `q`, and tell its sentences apart: what is before each, and the pair learned for it."""
-        memory = self._memory(asked)
-        (text,) = await self._divided([given.text(asked, "q", self.limits.most_characters)], Segments.of)
-        finish = _rated if given.flag(asked, "confidence") else _checked
-        found = await asyncio.wrap_future(self.work.translate(text.sentences, finish, memory))
+        memory, alternatives = self._memory(asked), given.number(asked, "alternatives", 0)
+        (text,) = await self._divided([given.text(asked, "q", self.limits.most_characters)], self._fitting)
+        rated, matches = given.flag(asked, "confidence"), given.number(asked, "matches", 0)
+        finish = Finish(several=alternatives > 0, rated=rated, matches=matches)
+        found = await self._finished(text.sentences, finish, memory)
         learned = await self._call(partial(learned_for, sources=text.sentences), memory)
-        translations = [one.text for one in found]
+        translations, each = [one.best.text for one in found], zip(text.parts[::2], found, learned)
         sentences = [
             {
                 "before": f"{before}{text.space_before(number, translations)}",
-                "source": one.source, "translation": one.text, "learned": known and of_pair(*known),
-                "confidence": one.confidence, "words": one.word_confidences,
+                "continues": number in text.continued,
+                "source": best.source, "translation": best.text, "learned": known and of_pair(*known),
+                "alternatives": [*dict.fromkeys(texts)][1 : 1 + alternatives], "matches": alike,
+                "confidence": best.confidence, "words": best.word_confidences,
             }
-            for number, (before, one, known) in enumerate(zip(text.parts[::2], found, learned))
+            for number, (before, (best, texts, alike), known) in enumerate(each)
         ]  # fmt: skip
         return {"sentences": sentences, "after": text.parts[-1]}
 
@@ -142,10 +184,8 @@ class Service:
         with TemporaryDirectory() as own:
             sent = Path(own, name)
             await asyncio.to_thread(sent.write_bytes, await file.read())
-            try:
+            with _naming(own):
                 document = await asyncio.to_thread(open_document, sent)
-            except ConfigurationError as error:
-                raise ConfigurationError(str(error).replace(f"{own}/", "")) from None
             parts = await self._portions(document.segments, self._memory(asked))
             with atomic_file(made) as partial_file:
                 await asyncio.to_thread(document.save, parts, partial_file)
@@ -195,7 +235,7 @@ class Service:
         pair = given.text(asked, "q", most), given.text(asked, "s", most)
         self._check_languages(asked)
         memory = self._memory(asked, one=True)
-        (learned,) = await self._learn([pair], memory)
+        (learned,) = await self._learn([pair], memory, asked)
         if isinstance(learned, str):
             raise bad(f"the pair was not learned: {learned}")
         replaced = of_pair(learned.replaced, *memory) if learned.replaced is not None else None
@@ -220,7 +260,8 @@ class Service:
             memory = self._memory({**asked, "session": ""}, one=True)
             texts = [(one.source, one.target) for one in pairs]
             for at in range(0, len(texts), ROUND_SENTENCES):
-                count_learned(await self._learn(texts[at : at + ROUND_SENTENCES], memory), counts, skipped)
+                some = await self._learn(texts[at : at + ROUND_SENTENCES], memory, asked)
+                count_learned(some, counts, skipped)
 
         def end(translator: Translator) -> None:
             if [one.id for one in _counting(translator.over(own))] != [one.id for one in pairs]:
@@ -270,15 +311,10 @@ class Service:
                         f"the file is more than {most >> 10:,} KiB unpacked: use fairseq-ccpr learn"
                     )
 
-            def told_here(error: Exception) -> str:
-                return str(error).replace(f"{folder}/", "")
-
-            try:
+            with _naming(folder):  # it may be no such file
                 pairs = read_memory(Path(folder, name), self.source, self.target, skipped, unconfirmed, watch)
                 batches = iter(lambda: list(islice(pairs, ROUND_SENTENCES)), [])
                 first: list[Pair] = await asked["unless_gone"](asyncio.to_thread(next, batches, []))
-            except ConfigurationError as error:  # this is no such file
-                raise ConfigurationError(told_here(error)) from None
             kept = stack.pop_all()
 
         async def lines() -> AsyncIterator[str]:
@@ -287,12 +323,12 @@ class Service:
             with kept:
                 try:
                     while some:
-                        count_learned(await self._learn(some, memory), counts, skipped)
+                        count_learned(await self._learn(some, memory, asked), counts, skipped)
                         counts["pairs"] += len(some)
                         yield json.dumps(counts) + "\n"
                         some = await asyncio.to_thread(next, batches, [])
                 except (CcprError, BusyError) as error:
-                    end = {"error": told_here(error)}
+                    end = {"error": str(error).replace(f"{folder}/", "")}
             yield json.dumps({**counts, "skipped": skipped, **end}) + "\n"
 
         return StreamingResponse(lines(), media_type="application/x-ndjson")
@@ -303,12 +339,13 @@ class Service:
         if "session" in asked:
             raise bad("a session is not explained: leave session out")
         self._check_languages(asked)
-        sentences = (await self._divided([text], Segments.of))[0].sentences
+        sentences = (await self._divided([text], self._fitting))[0].sentences
         if not sentences:
             raise bad("the parameter q has no sentence: expected one or more")
         if memory[0] not in self.explained:
-            translations = await asyncio.wrap_future(self.work.translate(sentences, _checked, memory))
-            found = [(one.source, one.text) for one in translations]
+            found = [
+                (one.best.source, one.best.text) for one in await self._finished(sentences, Finish(), memory)
+            ]
             signature = await self._call(lambda translator: translator.signature, memory)
             languages = language_code(self.source), language_code(self.target)
             return unexplained(found, languages, signature or "")
@@ -337,18 +374,20 @@ class Service:
             raise bad(f"the parameter memory has {several} names: expected one, several are for translation")
         return begun + names
 
-    async def _learn(self, pairs: list[Pair], memory: tuple[str, ...]) -> list[Learned | str]:
-        """Learn into one memory; a session begins with what it learns."""
-        (name,) = memory
+    async def _learn(
+        self, pairs: list[Pair], memory: tuple[str, ...], asked: Parameters
+    ) -> list[Learned | str]:
+        """Learn into one memory, as whoever asks; a session begins with what it learns."""
+        (name,), author = memory, self.limits.authors.get(asked[OWNER], "")
 
         def learn(translator: Translator) -> list[Learned | str]:
             if not name.startswith(SESSION):
-                return translator.over(memory).learn_all(pairs)
+                return translator.over(memory).learn_all(pairs, author)
             session = translator.begin(name)
             try:
                 if len(session.memory()) + len(pairs) > MOST_OF_SESSION:
                     raise ConfigurationError(f"a session has at most {MOST_OF_SESSION:,} pairs: end it")
-                return session.learn_all(pairs)
+                return session.learn_all(pairs, author)
             finally:
                 if not session.memory():
                     translator.end(name)
@@ -385,22 +424,24 @@ class Service:
 
     async def _translated(
         self, texts: list[str], divide: Divide, alternatives: int, memory: tuple[str, ...], rated: bool
-    ) -> tuple[list[list[str]], list[float | None]]:
-        """Return each text's best translation and others, and the lowest confidence in its sentences.
+    ) -> tuple[list[list[str]], list[float | None], list[int]]:
+        """Return each text's best translation and others, a confidence, and how many sentences have parts.
 
-        It is None where one of them was not decoded, as unknown characters are copied, and 1 without any.
+        The confidence is the lowest in its sentences: None where one was not decoded, as unknown characters
+        are copied, and 1 without any.
         """
         segments = await self._divided(texts, divide)
         sentences, marks = with_marks(segments)
-        finish = partial(_with_markup, marks, alternatives, rated)
-        translations: list[Any] = await asyncio.wrap_future(self.work.translate(sentences, finish, memory))
-        each = iter(translations)
-        found, confidences = [], list[float | None]()
+        finish = Finish(marks, several=alternatives > 0, rated=rated)
+        each = iter(await self._finished(sentences, finish, memory))
+        found, confidences, divided = [], list[float | None](), list[int]()
         for text in segments:
-            own, sure = zip(*[next(each) for _ in text.sentences]) if text.sentences else ((), ())
-            found.append(text.ranked(own)[: 1 + alternatives])
-            confidences.append(None if None in sure else min(sure, default=1.0))
-        return found, confidences
+            own = list(islice(each, len(text.sentences)))
+            found.append(text.ranked([one.texts for one in own])[: 1 + alternatives])
+            sure = (one.best.confidence for one in own)
+            confidences.append(min(sure, key=lambda one: -1.0 if one is None else one, default=1.0))
+            divided.append(sum(bool(one.best.parts) for one in own))
+        return found, confidences, divided
 
     async def _portions(self, segments: list[Segments], memory: tuple[str, ...]) -> list[Any]:
         """Translate the sentences of a document, some at a time, so that it keeps nobody waiting.
@@ -411,18 +452,27 @@ class Service:
         if len(sentences) > MOST_IN_FILE:
             count = f"the file has {len(sentences):,} sentences, and this server takes {MOST_IN_FILE:,}"
             raise bad(f"{count}: divide it, or use fairseq-ccpr translate", 413)
+        most = self.limits.most_characters
+        if long := next((one for one in sentences if len(one) > most), ""):
+            told = f"a sentence of the file, {long[:40]!r} …, has {len(long):,} characters"
+            raise bad(f"{told}, and this server takes {most:,}: end its sentences with a mark or a line", 413)
         found: list[Any] = []
         while some := sentences[len(found) : len(found) + PORTION]:
-            finish = partial(_as_far_as_translated, marks[len(found) : len(found) + PORTION])
+            finish = Finish(marks[len(found) : len(found) + PORTION], strict=False)
             try:
-                more: list[Any] = await asyncio.wrap_future(self.work.translate(some, finish, memory))
+                more = await self._finished(some, finish, memory)
             except BusyError:
                 if not found or self.stopping.is_set() or not self.work.alive:
                     raise
                 await asyncio.sleep(1)
             else:
-                found += more
+                found += [one.texts[0] for one in more]
         return found
+
+    async def _finished(
+        self, sentences: list[str], finish: Finish, memory: tuple[str, ...]
+    ) -> list[Finished]:
+        return await asyncio.wrap_future(self.work.translate(sentences, finish, memory))
 
     async def _call(self, function: Callable[[Translator], T], memory: tuple[str, ...] = ()) -> T:
         called = self.work.call(lambda translator: function(translator.over(memory)))
@@ -433,42 +483,18 @@ def _file_name(given: str) -> Path:
     return Path(re.sub(r"[^\w. -]", "_", given).lstrip(".")[-60:] or "file")
 
 
-def _as_far_as_translated(
-    marks: Sequence[list[Mark]], translator: Translator, first: int, translations: list[Translation]
-) -> list[str | Parts]:
-    """Return translations with the markup of their sources; a sentence without one stays as it is."""
-    return [one for (one,) in with_markup(translator, [[one] for one in translations], marks[first:])]
-
-
-def _checked(translator: Translator, first: int, translations: list[Translation]) -> list[Translation]:
-    for number, one in enumerate(translations, first + 1):
-        if one.fault:
-            raise bad(f"sentence {number} has no translation: {one.fault}")
-    return translations
-
-
-def _rated(translator: Translator, first: int, translations: list[Translation]) -> list[Translation]:
-    return list(map(translator.rated, _checked(translator, first, translations)))
-
-
-def _with_markup(
-    marks: list[list[Mark]],
-    alternatives: int,
-    rated: bool,
-    translator: Translator,
-    first: int,
-    translations: list[Translation],
-) -> list[tuple[list[str | Parts], float | None]]:
-    """Return the best translations of each sentence, with the markup of its source, and the confidence."""
-    translations = (_rated if rated else _checked)(translator, first, translations)
-    ranked = [[one, *one.alternatives] if alternatives else [one] for one in translations]
-    marked = with_markup(translator, ranked, marks[first:])
-    return [(texts, best[0].confidence) for texts, best in zip(marked, ranked)]
+@contextmanager
+def _naming(folder: str) -> Iterator[None]:
+    """Name a file that was sent as its sender does, where it is refused: without the server's folder."""
+    try:
+        yield
+    except ConfigurationError as error:
+        raise ConfigurationError(str(error).replace(f"{folder}/", "")) from None
 
 
 def of_pair(pair: LearnedPair, memory: str) -> dict[str, Any]:
     """Return a learned pair of a memory or session as clients receive it; ids are of each its own."""
-    fields = ("id", "source", "target", "count", "replaced_by")
+    fields = ("id", "source", "target", "count", "replaced_by", "time", "author")
     return {name: getattr(pair, name) for name in fields} | whose(memory)
 
 

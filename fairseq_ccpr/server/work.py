@@ -64,7 +64,7 @@ class Asked:
 
 
 class Work:
-    """Translate for several clients with one translator, in a thread of its own, which alone may use it.
+    """Translate for several clients with one translator, in a thread of its own, which alone may decode.
 
     Each round takes the same number of sentences from every request that waits, so that a long text keeps
     nobody waiting, whether it is translated or explained. Before a round all calls are made that wait, such

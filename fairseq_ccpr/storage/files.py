@@ -7,20 +7,23 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from stat import S_IMODE
-from typing import Any
+from typing import Any, TypeVar
 
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError, naming
 from fairseq_ccpr.storage import fingerprint
 from fairseq_ccpr.timing import progress_bar
+from fairseq_ccpr.version import __version__
 
 PARTIAL = ".partial"  # what the names of unfinished files and folders end in
 MANIFEST = "manifest.json"
 PLAN = "plan.json"  # in a folder that is not finished: what it is being built from
 CHECKSUM = "checksum"  # the last entry of a manifest: SHA-256 of the file without this entry
+LACKING = f"it lacks its {CHECKSUM}"
+M = TypeVar("M")
 
 
 def partial_path(path: Path) -> Path:
@@ -140,33 +143,65 @@ def write_checked_json(path: Path, data: dict[str, Any]) -> None:
     write_text(path, _with_checksum(data), follow=False)
 
 
-def read_checked_json(path: Path, version: int | None = None, older: bool = False) -> dict[str, Any]:
+def read_checked_json(path: Path, version: int | None = None) -> dict[str, Any]:
     """Read what `write_checked_json` wrote, checksum included; ValueError if damaged.
 
     Args:
         version: the only `format_version` that is read.
-        older: whether files without a checksum are read, too: those of formats that had none, see
-            `drop_checksum`.
     """
-    text = path.read_bytes().decode("utf-8")
-    data = json.loads(text)
-    if not isinstance(data, dict):
-        raise ValueError("it is no JSON object")
-    if CHECKSUM not in data and not older:
-        raise ValueError(f"it lacks its {CHECKSUM}")
-    if CHECKSUM in data and text != _with_checksum({name: data[name] for name in data if name != CHECKSUM}):
-        raise ValueError(f"its {CHECKSUM} is not that of its bytes, which have changed since it was written")
+    data = _read_json(path)
+    if CHECKSUM not in data:
+        raise ValueError(LACKING)
     if version is not None and data["format_version"] != version:
         raise ValueError(f"it has format version {data['format_version']}, and this reads {version}")
     return data
 
 
-def drop_checksum(data: dict[str, Any], since: int) -> None:
-    """Remove the checksum of JSON that was read; ValueError unless formats have one just from `since` on."""
-    if (CHECKSUM in data) != (data["format_version"] >= since):
-        fault = "has" if CHECKSUM in data else "lacks"
-        raise ValueError(f"it {fault} a {CHECKSUM}, unlike any of format version {data['format_version']}")
-    data.pop(CHECKSUM, None)
+def read_versioned(
+    directory: Path,
+    what: str,
+    version: int,
+    again: str,
+    mine: Callable[[dict[str, Any]], bool],
+    make: Callable[[dict[str, Any]], M],
+) -> M:
+    """Make something of the manifest of a folder, which has the only format version that is read.
+
+    Args:
+        what: what such folders hold, as a message has it; `again`: how to make one again.
+        mine: tells whether it is the manifest of such a folder, of any version.
+        make: gets its entries without the checksum; what it raises is damage, unless it is a DatastoreError.
+    """
+    path = directory / MANIFEST
+    try:
+        data = _read_json(path)
+        if not mine(data):
+            raise DatastoreError(f"{directory} holds no {what}: its {MANIFEST} is that of something else")
+        found = data["format_version"]
+        if not isinstance(found, int) or found < 1:
+            raise ValueError(f"it has format version {found!r}, and the first is 1")
+        if found != version:
+            raise DatastoreError(
+                f"{path} has format version {found}, and this fairseq-ccpr ({__version__}) reads {version}: "
+                f"{'upgrade fairseq-ccpr' if found > version else again}"
+            )
+        if data.pop(CHECKSUM, None) is None:
+            raise ValueError(LACKING)
+        return make(data)
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        fault = error if isinstance(error, ValueError) else repr(error)
+        raise DatastoreError(f"{path} is damaged ({fault}): copy it again, or {again}") from None
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object; ValueError unless it is one, and its checksum right where it has one."""
+    text = path.read_bytes().decode("utf-8")
+    data = json.loads(text)
+    if not isinstance(data, dict):
+        raise ValueError("it is no JSON object")
+    if CHECKSUM in data and text != _with_checksum({name: data[name] for name in data if name != CHECKSUM}):
+        raise ValueError(f"its {CHECKSUM} is not that of its bytes, which have changed since it was written")
+    return data
 
 
 def _with_checksum(data: dict[str, Any]) -> str:

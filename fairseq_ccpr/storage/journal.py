@@ -19,8 +19,6 @@ from fairseq_ccpr.storage.files import atomic_file, sync_directory, unfollowed
 
 MARK = b"\xffCCPRJ3\n"  # each record begins with it; its first byte is in no text
 _HEAD = struct.Struct("<8sII16s")  # the mark, number and length of the record, digest
-_OLD_MARK = b"CCPRJNL1"  # versions 1 and 2 begin with it
-_OLD_HEAD = struct.Struct("<I16s")  # length and digest
 
 
 class Journal:
@@ -30,8 +28,7 @@ class Journal:
 
     The digest is BLAKE2b of number, length and record: so a record can neither be changed nor moved
     unnoticed. After one that was, reading goes on at the next mark with a right digest; numbers tell how many
-    are missing. Versions 1 and 2 have no marks, and one digest chained to the next: there, what a changed
-    length hits is lost together with all that comes after.
+    are missing.
     """
 
     def __init__(self, path: Path) -> None:
@@ -39,7 +36,6 @@ class Journal:
         self.end = self.count = 0  # bytes, and records, up to the end of the last record that was read
         self.lost = 0  # records that are missing, as far as their numbers show
         self.damage: list[tuple[int, int]] = []  # where bytes that are no records begin and end
-        self.old = False  # whether the file has to be written again before more is appended to it
 
     @property
     def gaps(self) -> int:
@@ -51,8 +47,7 @@ class Journal:
         with self.path.open("rb") as stream:
             first = stream.seek(self.end)
             data = stream.read()
-        self.old = not first and MARK not in data
-        for number, start, end, record in _old_records(data) if self.old else _records(data):
+        for number, start, end, record in _records(data):
             if number < self.count:
                 continue  # a copy of one that was read
             if first + start > self.end:
@@ -63,7 +58,7 @@ class Journal:
         if self.end < first + len(data):
             self.damage.append((self.end, first + len(data)))
             self.lost += max(1, data.count(MARK, self.end - first))
-        elif not self.old:
+        else:
             self.lost += max(0, noted - self.count)
 
     def append(self, records: Sequence[bytes]) -> None:
@@ -171,9 +166,9 @@ def permissions(path: Path) -> int:
 
 
 def begins_as_journal(path: Path) -> bool:
-    """Tell a journal of any version by the bytes that it begins with."""
+    """Tell a journal by the bytes that it begins with."""
     with path.open("rb") as stream:
-        return stream.read(len(MARK)) in (MARK, _OLD_MARK)
+        return stream.read(len(MARK)) == MARK
 
 
 def _digest(number: int, record: bytes) -> bytes:
@@ -201,20 +196,3 @@ def _records(data: bytes) -> Iterator[tuple[int, int, int, bytes]]:
         if whole := len(record) == length and _digest(number, record) == digest:
             yield number, start, end, record
         start = data.find(MARK, end if whole else start + 1)
-
-
-def _old_records(data: bytes) -> Iterator[tuple[int, int, int, bytes]]:
-    """The same of versions 1 and 2, whose digests are of the digest before, the length and the record."""
-    start, number, before = len(_OLD_MARK), 0, {_OLD_MARK}
-    while start <= len(data) - _OLD_HEAD.size:
-        length, digest = _OLD_HEAD.unpack_from(data, start)
-        end = start + _OLD_HEAD.size + length
-        record = data[start + _OLD_HEAD.size : end]
-        made = {
-            hashlib.blake2b(one + data[start : start + 4] + record, digest_size=16).digest() for one in before
-        }
-        if digest in made:
-            yield number, start if number or not data.startswith(_OLD_MARK) else 0, end, record
-        # where its own digest is damaged, or the record is
-        before = {digest} if digest in made else {digest, *made}
-        start, number = end, number + 1

@@ -12,17 +12,8 @@ import numpy as np
 
 from fairseq_ccpr.errors import DatastoreError, naming
 from fairseq_ccpr.storage.arrays import GrowingArray, bring_to_disk, open_array
-from fairseq_ccpr.storage.files import (
-    MANIFEST,
-    PARTIAL,
-    check_checksums,
-    drop_checksum,
-    partial_path,
-    read_checked_json,
-)
-from fairseq_ccpr.version import __version__
+from fairseq_ccpr.storage.files import MANIFEST, PARTIAL, check_checksums, partial_path, read_versioned
 
-CHECKSUM_SINCE = 2  # format version of every kind
 M = TypeVar("M")
 
 
@@ -110,7 +101,7 @@ class TextFormat:
     """What distinguishes one kind of folder from others."""
 
     kind: str  # as the manifest has it
-    version: int  # the highest that is read
+    version: int  # the only one that is read
     what: str  # what it holds, in the plural, as messages have it
     files: tuple[str, ...]
     again: str  # what to do about a damaged one
@@ -118,33 +109,22 @@ class TextFormat:
 
 def read_text_manifest(directory: Path, make: type[M], of: TextFormat) -> M:
     """Read and check the manifest of a folder, which `make` is the dataclass of."""
-    path = directory / MANIFEST
-    if not path.is_file():
+    if not (directory / MANIFEST).is_file():
         if partial_path(directory).exists() or directory.suffix == PARTIAL:
             raise DatastoreError(f"the {of.what} {directory} are unfinished: {of.again}")
         inside = (
             " (give one of its folders, such as train)" if (directory / "train" / MANIFEST).exists() else ""
         )
         raise DatastoreError(f"there are no {of.what} at {directory}: it has no {MANIFEST}{inside}")
-    try:
-        data = read_checked_json(path, older=True)
-        if data.get("kind") != of.kind:
-            raise DatastoreError(f"{directory} holds no {of.what}: its {MANIFEST} is that of something else")
-        version = data["format_version"]
-        if not isinstance(version, int) or version < 1:
-            raise ValueError(f"it has format version {version!r}, and the first is 1")
-        if version > of.version:
-            raise DatastoreError(
-                f"{path} has format version {version}, and this fairseq-ccpr ({__version__}) reads up to "
-                f"{of.version}: upgrade fairseq-ccpr"
-            )
-        drop_checksum(data, CHECKSUM_SINCE)
+
+    def check(data: dict[str, Any]) -> M:
         if set(data["files"]) != set(of.files):
             raise ValueError(f"it names other files than {', '.join(of.files)}")
         return make(**data)
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        fault = error if isinstance(error, ValueError) else repr(error)
-        raise DatastoreError(f"{path} is damaged ({fault}): {of.again}") from None
+
+    return read_versioned(
+        directory, of.what, of.version, of.again, lambda data: data.get("kind") == of.kind, check
+    )
 
 
 def check_every_byte(directory: Path, files: dict[str, dict[str, Any]], of: TextFormat) -> None:

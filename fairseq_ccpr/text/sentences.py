@@ -21,6 +21,9 @@ _END = re.compile(
     rf"(?<![{_MARKS}{_ALWAYS}{_WIDE}])[{_MARKS}]++[\"'”“’‘»«)\]]*+\s++|(?<=[Ͱ-Ͽἀ-῾]);\s++"
     rf"|(?:[{_ALWAYS}]|{_WIDE}(?!(?<=[\dA-Za-zＡ-Ｚａ-ｚ]{_WIDE})\d))[{_ALWAYS}{_WIDE}{_MARKS}]*+[{_CLOSING}]*+(?:[\"')\]]++(?=\s))?+\s*+"
 )
+# Where one that is too long is divided: after marks of clauses, or else at space.
+_CLAUSE = re.compile(rf"[,;:،؛{_MARKS}][\"'”’»)\]]*+\s++|\s[-–—]\s++|[、，；：]")
+_SPACE = re.compile(r"\s++")
 _LINE = re.compile(r"[^\n\r\v\f\x85\u2028\u2029]+")
 _OPENING = "\"'“„«‘‚([¿¡-–— "
 _ABBREVIATIONS = (
@@ -72,22 +75,35 @@ class Segments:
     parts: list[str | int] = field(default_factory=list)
     marks: dict[int, list[Mark]] = field(default_factory=dict)  # of the sentences that have markup inside
     touching: set[int] = field(default_factory=set)  # the sentences that no space parts from the one before
+    continued: set[int] = field(default_factory=set)  # those that go on with one that was too long
 
     @classmethod
     def of(cls, text: str) -> Segments:
+        return cls.fitting(text, lambda sentence: True)
+
+    @classmethod
+    def fitting(cls, text: str, fits: Callable[[str], bool]) -> Segments:
+        """Divide a text into sentences, and those that do not fit further, see `pieces_of`."""
         segments = cls()
-        segments.parts = segments.divide(text)
+        segments.parts = segments.divide(text, fits=fits)
         return segments
 
-    def divide(self, text: str, escape: Callable[[str], str] = str) -> list[str | int]:
+    def divide(
+        self,
+        text: str,
+        escape: Callable[[str], str] = str,
+        fits: Callable[[str], bool] = lambda sentence: True,
+    ) -> list[str | int]:
         """Add the sentences of a text; returns its parts."""
         parts: list[str | int] = []
         at = 0
-        for start, end in sentences_of(text):
-            self.touching |= {len(self.sentences)} if parts and start == at else set()
-            parts += [escape(text[at:start]), len(self.sentences)]
-            self.sentences.append(text[start:end])
-            at = end
+        for first, last in sentences_of(text):
+            for start, end in pieces_of(text, first, last, fits):
+                self.touching |= {len(self.sentences)} if parts and start == at else set()
+                self.continued |= {len(self.sentences)} if start > first else set()
+                parts += [escape(text[at:start]), len(self.sentences)]
+                self.sentences.append(text[start:end])
+                at = end
         return [*parts, escape(text[at:])]
 
     def join(self, translations: Sequence[str | Parts]) -> str:
@@ -158,6 +174,29 @@ def _ends(text: str, start: int, mark: re.Match[str]) -> bool:
     word = words[-1].lstrip(_OPENING).casefold() if words else ""
     known = word in _NO_END or (following.isdigit() and word in _BEFORE_FIGURES)
     return len(word) > 1 and not word.isdigit() and not known and "." not in word
+
+
+def pieces_of(text: str, start: int, end: int, fits: Callable[[str], bool]) -> Iterator[tuple[int, int]]:
+    """Divide text[start:end] until its pieces fit: near the middle after a clause, or else at a space.
+
+    What has neither stays as long as it is.
+
+    >>> text = "Als es Abend war, sagte er: Kommt alle her und setzt euch an den Tisch"
+    >>> [text[start:end] for start, end in pieces_of(text, 0, len(text), lambda piece: len(piece) < 30)]
+    ['Als es Abend war, sagte er:', 'Kommt alle her und', 'setzt euch an den Tisch']
+    """
+    if fits(text[start:end]):
+        yield start, end
+        return
+    quarter = (end - start) // 4
+    clauses = (one.end() for one in _CLAUSE.finditer(text, start + quarter, end - quarter))
+    spaces = (one.end() for one in _SPACE.finditer(text, start, end))
+    for places in (clauses, spaces):
+        if (middle := min(places, key=lambda at: abs(2 * at - start - end), default=end)) < end:
+            for first, last in (*trimmed(text, start, middle), *trimmed(text, middle, end)):
+                yield from pieces_of(text, first, last, fits)
+            return
+    yield start, end
 
 
 def trimmed(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:

@@ -3,6 +3,6 @@
 fairseq calls this `tasks/` and `criterions/`. Importing this package registers them.
 """
 
-from fairseq_ccpr.training import phrase_contrast, phrase_distillation, tasks, token_contrast
+from fairseq_ccpr.training import phrase_contrast, tasks, token_contrast
 
-__all__ = ["phrase_contrast", "phrase_distillation", "tasks", "token_contrast"]
+__all__ = ["phrase_contrast", "tasks", "token_contrast"]

@@ -53,7 +53,6 @@ case $table in
   choices)
     variant default --adapter clknn
     variant random-negatives --adapter clknn --adapter-options "--negative-sampling random"
-    variant norm-pca-norm --adapter "$out/default/adapter/checkpoint_best.pt" --normalize-before-pca
     variant no-pca --adapter "$out/default/adapter/checkpoint_best.pt" --pca-dim 0
     ;;
   adapters)

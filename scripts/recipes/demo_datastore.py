@@ -101,7 +101,7 @@ def main() -> None:
         manifest.write(built)
         (built / "token" / DOMAIN).unlink()
         rmtree(built / "preprocessing")
-        write_tuned({"token": TokenDatastore(built)}, {"knn": SETTINGS}, "that of the whole text")
+        write_tuned({"token": TokenDatastore(built)}, {"tokens": SETTINGS}, "that of the whole text")
         rmtree(DEMO / "ready", ignore_errors=True)
         copytree(built, DEMO / "ready")
         (folder / "verses.tsv").replace(DEMO / "verses.tsv")

@@ -20,8 +20,8 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
 from fairseq_ccpr.cli.command import markdown_table
+from fairseq_ccpr.lab.accuracy.alignment_error import aligned_words
 from fairseq_ccpr.lab.accuracy.significance import INTERVAL, resample
-from fairseq_ccpr.phrases.pair_build import aligned_words
 from fairseq_ccpr.text.pairs import read_lines
 from fairseq_ccpr.text.words import word_spans
 

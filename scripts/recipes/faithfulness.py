@@ -25,8 +25,8 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
 from fairseq_ccpr.cli.command import markdown_table
+from fairseq_ccpr.lab.accuracy.alignment_error import aligned_words
 from fairseq_ccpr.lab.sentence_encoders import load_sentence_encoder
-from fairseq_ccpr.phrases.pair_build import aligned_words
 from fairseq_ccpr.text.pairs import read_lines, read_pairs
 from fairseq_ccpr.text.words import has_letters, word_spans
 

@@ -5,9 +5,9 @@ python scripts/recipes/fetch_texts.py office|office-fr|koran1 OUTPUT
 It needs apt-get of a Debian 12, downloads to OUTPUT/packages and installs nothing; packages that are there already are used.
 Written are NAME.train.tsv, NAME.valid.tsv and NAME.test.tsv: German (office-fr: French), tab, English; and
 NAME.mono.en, the English sentences of training, each once. The hash of a pair's place decides whether it is
-held out, so these are the same on each machine: benchmarks/texts.sha256 has the checksums of those that results
-were measured on. No held-out sentence is in training on either side, and in koran1 no verse of theirs. The texts
-keep their owners' licences.
+held out, so these are the same on each machine: benchmarks/texts.sha256 has the checksums of all four, and each
+file that differs from it is named. No held-out sentence is in training on either side, and in koran1 no verse of
+theirs. The texts keep their owners' licences.
 
     office    help of LibreOffice, MPL-2.0: its elements are joined by page and id, and divided into sentences where both
               languages have as many; office-fr is the same from French
@@ -70,19 +70,25 @@ def main() -> None:
     packages = output / "packages"
     packages.mkdir(parents=True, exist_ok=True)
     train, held_out = office(packages, SOURCES[name]) if name in SOURCES else koran(packages)
-    for part, pairs in split(train, held_out, SIZES[name]).items():
-        path = output / f"{name}.{part}.tsv"
-        text = "".join(f"{source}\t{target}\n" for source, target in pairs)
-        path.write_text(text, encoding="utf-8")
-        known = (
-            f"{hashlib.sha256(text.encode()).hexdigest()}  {path.name}" in CHECKSUMS.read_text().splitlines()
-        )
-        print(f"{path}: {len(pairs):,} pairs, {'those' if known else 'not those'} of the results")
-        if part == "train":
-            english = dict.fromkeys(target for _, target in pairs)
-            (output / f"{name}.mono.en").write_text(
-                "".join(f"{line}\n" for line in english), encoding="utf-8"
-            )
+    parts = split(train, held_out, SIZES[name])
+    files = {f"{part}.tsv": [f"{source}\t{target}" for source, target in parts[part]] for part in parts}
+    files["mono.en"] = [*dict.fromkeys(target for _, target in parts["train"])]
+    for ending, lines in files.items():
+        path = output / f"{name}.{ending}"
+        path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        print(f"{path}: {len(lines):,} lines, {compared(path)}")
+
+
+def compared(path: Path) -> str:
+    """Say whether a file is the one whose checksum is known."""
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    known = dict(line.split()[::-1] for line in CHECKSUMS.read_text(encoding="utf-8").splitlines())
+    if known[path.name] == digest:
+        return f"as {CHECKSUMS.name} has it"
+    return (
+        f"with the checksum {digest} where {CHECKSUMS.name} has {known[path.name]}: figures will differ, "
+        f"because a package in {path.parent / 'packages'} has another version"
+    )
 
 
 def office(packages: Path, language: str) -> tuple[dict[Place, list[Pair]], dict[Place, Pair]]:

@@ -27,8 +27,8 @@ from fairseq_ccpr import Translator
 from fairseq_ccpr.cli.command import markdown_table
 from fairseq_ccpr.evaluation.test_set import score
 from fairseq_ccpr.inference.system import Translation, batches_of, encode
+from fairseq_ccpr.lab.accuracy.alignment_error import aligned_words
 from fairseq_ccpr.phrases.alignment import SentencePair
-from fairseq_ccpr.phrases.pair_build import aligned_words
 from fairseq_ccpr.text.glossary import Glossary
 from fairseq_ccpr.text.pairs import read_pairs
 from fairseq_ccpr.text.words import word_spans

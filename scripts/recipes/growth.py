@@ -36,16 +36,16 @@ import torch
 from matplotlib.figure import Figure
 
 from fairseq_ccpr.building.compact import CompactSettings, compact_datastore
+from fairseq_ccpr.building.merge import MergeSettings, merge_datastores
 from fairseq_ccpr.building.part import Part
-from fairseq_ccpr.building.rewrite import MergeSettings, merge_datastores
 from fairseq_ccpr.datastore.learned import LearnedStore, NewPair
 from fairseq_ccpr.datastore.manifest import TokenSection
 from fairseq_ccpr.datastore.parts import PROVENANCE, SYMBOLS, VALUES
 from fairseq_ccpr.datastore.token import TokenDatastore
+from fairseq_ccpr.lab.speed.search_speed import recall
 from fairseq_ccpr.search import IndexDescription, RemoteKeys, StoreAddress, build_index, open_index
 from fairseq_ccpr.search.exact import ExactIndex
 from fairseq_ccpr.search.index_plan import plan_index
-from fairseq_ccpr.search.recall import recall
 from fairseq_ccpr.storage.arrays import GrowingArray
 
 BLOCK, NOISE = 1 << 16, 0.1  # rows at a time; noise, in standard deviations of a key

@@ -25,7 +25,8 @@ from fairseq_ccpr.building.adapter_build import AdapterTraining
 from fairseq_ccpr.datastore.token import TokenDatastore, fit_pca
 from fairseq_ccpr.decoding.mixture import Distribution, Mixture
 from fairseq_ccpr.decoding.options import TokenRetrievalSettings
-from fairseq_ccpr.decoding.token_memory import TokenMemory, TokenRetriever
+from fairseq_ccpr.decoding.token_memory import TokenMemory
+from fairseq_ccpr.decoding.token_retriever import TokenRetriever
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.test_set import batches, load
 from fairseq_ccpr.inference.resources import parse_generation
@@ -257,7 +258,7 @@ def test_tuning_an_adapters_store_tries_both_kinds_of_share(
     del words[at : at + 2]
     fixed = ["--combiner", "fixed"]
     shown = call("tune", *words, *fixed, "--output", tmp_path / "options", "--decode", 4).stdout
-    assert "5,600 settings" in shown and "4 by BLEU" in shown
+    assert "5,600 settings" in shown and "4 by the mean of BLEU and chrF" in shown
     assert (
         "--tokens-confidence" in (chosen := (tmp_path / "options").read_text())
         or "--no-tokens-confidence" in chosen

@@ -41,13 +41,13 @@ def of_sentences(keys: np.ndarray, provenance: np.ndarray, numbers: torch.Tensor
 
 
 def forget(folder: Path) -> None:
-    """Make a datastore one of those that were built before datastores knew their own text."""
+    """Take from a datastore what it knows of its own text."""
     token = vars(Manifest.read(folder).token) | {"index": vars(TokenDatastore(folder).section.index)}
     token |= {name: vars(token[name]) for name in ("projection", "source_index") if token[name] is not None}
     token["files"] = {name: file for name, file in token["files"].items() if name != FILE}
     del token["domain"]
     (folder / FILE).unlink()
-    edit_manifest(folder, token=token, format_version=5)
+    edit_manifest(folder, token=token)
 
 
 @pytest.fixture(scope="module")

@@ -76,6 +76,7 @@ def test_the_site_has_the_reference_and_the_files_of_results(
     from scripts import docs
 
     docs.gather(tmp_path / "pages")
+    assert (tmp_path / "pages/benchmarks/judged.tsv").is_file()
     commands, python = (
         (tmp_path / f"pages/docs/reference/{name}.md").read_text(encoding="utf-8")
         for name in ("commands", "python")
@@ -88,3 +89,12 @@ def test_the_site_has_the_reference_and_the_files_of_results(
         json.loads((tmp_path / "pages" / path).read_text("utf-8")) for path in files
     )
     assert (tmp_path / "pages/docs/images/step.svg").is_file() and (tmp_path / "pages/README.md").is_file()
+    names = ["benchmarks/a.json", "benchmarks/results/b.json", "benchmarks/judged.tsv"]
+    hidden = ["benchmarks/c.tsv.xz", "benchmarks/results/office.tsv", "benchmarks/results/outputs/d.json"]
+    for name in (*names, *hidden):  # of the last, texts may be others'
+        (tmp_path / "house" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "house" / name).write_text("{}", encoding="utf-8")
+    subprocess.run(["git", "init", "--quiet", tmp_path / "house"], check=True)
+    listed = ["git", "ls-files", "--others", "--", *docs.FILES, *docs.RESULTS]
+    found = subprocess.check_output(listed, cwd=tmp_path / "house", text=True).splitlines()
+    assert sorted(found) == sorted(names)

@@ -30,7 +30,6 @@ from fairseq_ccpr.storage.journal import Journal, create_journal
 from tests.helpers import contents
 from tests.killing import damage_journals, ids_of, kill_learning, maker, new_pair, same, store_at
 from tests.small_models import World, build
-from tests.storage.test_journal import write_old
 
 
 @pytest.fixture
@@ -86,6 +85,26 @@ def test_a_pair_that_is_learned_again_is_counted(folder: Path) -> None:
         assert [pair.count for pair in one.pairs.values()] == [3, 1] and len(one.entries) == 2
     store.forget([1])
     assert ids_of(store.learn([new_pair(1)])) == [3] and store.pairs[3].count == 1
+
+
+def test_a_pair_keeps_when_and_by_whom_it_was_learned_last(folder: Path) -> None:
+    store, first = store_at(folder), replace(new_pair(1), time=1_700_000_000, author="Änne")
+    store.learn([first, new_pair(2)])
+    store.learn(
+        [replace(new_pair(3), time=1 << 33, author="Bo"), replace(first, time=1_800_000_000, author="")]
+    )
+    store.learn([replace(first, target="Other.", time=1_900_000_000, author="Ö\t中")])
+    known = {1: (1_800_000_000, ""), 2: (0, ""), 3: (1 << 33, "Bo"), 4: (1_900_000_000, "Ö\t中")}
+    store.close()
+    counting = [*store.pairs.values()]
+    records = store.records_after_compaction(store.datastore.section, None, counting)
+    for one in (store, store_at(folder)):
+        assert {pair.id: (pair.time, pair.author) for pair in one.find("")} == known
+    create_journal(journal_path(folder, 0), records)
+    after = store_at(folder)
+    assert {pair.id: (pair.time, pair.author) for pair in after.find("")} == known
+    after.forget([4])
+    assert after._all[4].author == "" and after.pairs[1].time == 1_800_000_000
 
 
 def test_one_writes_and_others_read_until_it_closes(folder: Path) -> None:
@@ -238,10 +257,14 @@ def test_a_pair_whose_forgetting_is_lost_is_there_once(folder: Path) -> None:
 def test_what_is_no_journal_is_refused(folder: Path, content: bytes) -> None:
     journal_path(folder, 0).parent.mkdir()
     journal_path(folder, 0).write_bytes(content)
-    with pytest.raises(DatastoreError, match="is damaged from its beginning on: move it away"):
+    with pytest.raises(
+        DatastoreError, match="is damaged from its beginning on, or has format version 1 or 2, and"
+    ):
         store_at(folder)
     create_journal(journal_path(folder, 0), [bytes([2]) + bytes(8)])
-    with pytest.raises(DatastoreError, match="is damaged from its beginning on: move it away"):
+    with pytest.raises(
+        DatastoreError, match="is damaged from its beginning on, or has format version 1 or 2, and"
+    ):
         store_at(folder)
 
 
@@ -347,42 +370,23 @@ def test_pairs_that_were_learned_without_phrases_have_them_once_they_are_learned
     assert not store.phrases and not store_at(with_phrases).phrases
 
 
-def old_journal(folder: Path, version: int = 2) -> tuple[Path, dict[int, NewPair], list[int]]:
-    """Learn pairs, and write the journal as older versions did."""
-    pairs, _ = learned_one_by_one(folder, 6)
-    records = [one for one in Journal(journal_path(folder, 0)).read() if one[0] not in (0, 7)]
-    header = {"version": version, "identity": identity(store_at(folder).datastore.section), "first_id": 1}
-    phrases = [one for one in Journal(journal_path(folder, 0)).read() if one[0] == 7][:1]
-    ends = write_old(journal_path(folder, 0), [b"\0" + json.dumps(header).encode(), *phrases, *records])
-    return journal_path(folder, 0), pairs, ends
-
-
-def test_a_journal_of_an_older_version_is_read_and_goes_on(both: Path, world: World, tmp_path: Path) -> None:
-    for version, source in ((1, world.datastore), (2, both)):
-        folder = Path(shutil.copytree(source, tmp_path / str(version)))
-        path, pairs, _ = old_journal(folder, version)
-        before, store = contents(folder), store_at(folder)
-        assert same(store, pairs) and not store.damage and contents(folder) == before
-        pairs[7] = maker(folder)(7)
-        assert ids_of(store.learn([pairs[7]])) == [7] and same(store, pairs) and same(store_at(folder), pairs)
-        assert path.read_bytes()[:8] == b"\xffCCPRJ3\n" and not list(path.parent.glob("*damaged*"))
-
-
-def test_damage_of_an_older_journal_costs_what_it_hits_but_for_lengths(
-    with_phrases: Path, rng: np.random.Generator
+@pytest.mark.parametrize(
+    ("version", "what_to_do"),
+    [(4, "export the pairs with the version that learned them, move"), (7, "upgrade fairseq-ccpr")],
+)
+def test_a_journal_of_another_version_is_refused_and_stays(
+    folder: Path, version: int, what_to_do: str
 ) -> None:
-    path, pairs, ends = old_journal(with_phrases)
-    whole = path.read_bytes()
-    for place in rng.integers(ends[1], len(whole), 60).tolist():
-        damaged = bytearray(whole)
-        damaged[place] ^= 1 << int(rng.integers(8))
-        path.write_bytes(damaged)
-        found, hit = store_at(with_phrases), sum(end <= place for end in ends) - 1
-        of_length = place - ends[hit] < 4
-        expected = {n: pair for n, pair in pairs.items() if n < hit or (n > hit and not of_length)}
-        assert found.damage and same(found, expected), place
-    path.write_bytes(b"X" + whole[1:])
-    assert store_at(with_phrases).damage and same(store_at(with_phrases), pairs)
+    header = {"version": version, "identity": identity(store_at(folder).datastore.section), "first_id": 1}
+    path = journal_path(folder, 0)
+    path.parent.mkdir()
+    create_journal(path, [b"\0" + json.dumps(header).encode()])
+    before = path.read_bytes()
+    with pytest.raises(
+        DatastoreError, match=f"has format version {version}, and this .* reads 5 and 6: {what_to_do}"
+    ):
+        store_at(folder)
+    assert path.read_bytes() == before
 
 
 def test_a_journal_of_another_phrase_encoder_is_refused(with_phrases: Path, tmp_path: Path) -> None:

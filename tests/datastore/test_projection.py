@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import pytest
 import torch
 from sklearn.decomposition import PCA
 
@@ -13,16 +12,13 @@ from fairseq_ccpr.datastore.token import KeyProjection, Pca, fit_pca
 from fairseq_ccpr.models.token_adapter import TokenAdapter
 
 
-@pytest.mark.parametrize("normalize", [False, True])
-def test_folded_projection_equals_the_unfolded(normalize: bool) -> None:
+def test_folded_projection_equals_the_unfolded() -> None:
     adapter = TokenAdapter(12, 30, 10)
     rows = adapter(4 * torch.randn(500, 12)).detach()
-    rows = torch.nn.functional.normalize(rows, dim=1) if normalize else rows
     pca = fit_pca(rows, 6)
     states = 4 * torch.randn(50, 12)
-    found = KeyProjection.fold(adapter.hidden, adapter.output, pca, normalize)(states.half())
+    found = KeyProjection.fold(adapter.hidden, adapter.output, pca)(states.half())
     z = adapter.double()(states.half().double())
-    z = torch.nn.functional.normalize(z, dim=1) if normalize else z
     wanted = torch.nn.functional.normalize((z - pca.mean) @ pca.components.T, dim=1)
     torch.testing.assert_close(found.double(), wanted, rtol=0, atol=2e-5)
 
@@ -38,11 +34,10 @@ def test_pca_equals_scikit_learn() -> None:
 def test_projection_survives_the_disk(tmp_path: Path) -> None:
     adapter = TokenAdapter(5, 8, 6)
     pca = Pca(torch.zeros(6, dtype=torch.float64), torch.eye(6, dtype=torch.float64)[:3])
-    for normalize in (False, True):
-        projection = KeyProjection.fold(adapter.hidden, adapter.output, pca, normalize)
-        projection.save(tmp_path / "p.safetensors")
-        states = torch.randn(4, 5)
-        assert torch.equal(KeyProjection.load(tmp_path / "p.safetensors")(states), projection(states))
+    projection = KeyProjection.fold(adapter.hidden, adapter.output, pca)
+    projection.save(tmp_path / "p.safetensors")
+    states = torch.randn(4, 5)
+    assert torch.equal(KeyProjection.load(tmp_path / "p.safetensors")(states), projection(states))
 
 
 def test_its_file_may_be_read_by_whom_new_files_may(tmp_path: Path) -> None:

@@ -17,7 +17,8 @@ from fairseq_ccpr import Translator
 from fairseq_ccpr.building.token_build import load_model, load_task
 from fairseq_ccpr.datastore.source_index import SentenceMemory
 from fairseq_ccpr.datastore.token import TokenDatastore
-from fairseq_ccpr.decoding.token_memory import DEEP, Neighbours, TokenMemory, TokenRetriever
+from fairseq_ccpr.decoding.token_memory import DEEP, TokenMemory
+from fairseq_ccpr.decoding.token_retriever import Neighbours, TokenRetriever
 from fairseq_ccpr.evaluation.test_set import load
 from fairseq_ccpr.inference.resources import parse_generation
 from fairseq_ccpr.search.faiss_index import automatic_factory
@@ -168,7 +169,7 @@ def test_among_sentences_of_any_datastore(world: World, decode: Callable, tmp_pa
 
 
 def test_keys_of_too_many_sentences_are_refused(world: World) -> None:
-    with patch("fairseq_ccpr.decoding.token_memory.MOST_BYTES", 10**6):
+    with patch("fairseq_ccpr.decoding.token_retriever.MOST_BYTES", 10**6):
         done = call("fairseq-generate", *world.options("--tokens-sentences", 5000), check=False)
     refused(done, "--tokens-sentences gathers 5,\\d+ keys for each of 20 sentences", "--batch-size")
 

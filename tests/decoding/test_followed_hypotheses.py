@@ -20,7 +20,8 @@ from fairseq_ccpr.building.token_build import load_task
 from fairseq_ccpr.datastore.manifest import Manifest
 from fairseq_ccpr.datastore.source_index import SentenceMemory
 from fairseq_ccpr.datastore.token import TokenDatastore
-from fairseq_ccpr.decoding.token_memory import STRANGE, TokenRetriever
+from fairseq_ccpr.decoding.token_memory import STRANGE
+from fairseq_ccpr.decoding.token_retriever import TokenRetriever
 from fairseq_ccpr.evaluation.test_set import load
 from fairseq_ccpr.inference.resources import parse_generation
 from tests.helpers import call, equal, refused, run

@@ -17,7 +17,7 @@ from fairseq_ccpr.decoding.mixture import (
     target_log_probabilities,
 )
 from fairseq_ccpr.decoding.options import TokenRetrievalSettings
-from fairseq_ccpr.decoding.token_memory import Neighbours
+from fairseq_ccpr.decoding.token_retriever import Neighbours
 from fairseq_ccpr.settings import signed
 from tests.helpers import weight_of
 

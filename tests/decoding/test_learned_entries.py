@@ -26,7 +26,8 @@ from fairseq_ccpr.decoding.memory import MemoryBatch, Snapshot
 from fairseq_ccpr.decoding.mixture import Distribution, Mixture
 from fairseq_ccpr.decoding.options import TokenRetrievalSettings
 from fairseq_ccpr.decoding.text_memory import TextMemory
-from fairseq_ccpr.decoding.token_memory import LearningRetriever, Neighbours, TokenMemory, TokenRetriever
+from fairseq_ccpr.decoding.token_memory import TokenMemory
+from fairseq_ccpr.decoding.token_retriever import LearningRetriever, Neighbours, TokenRetriever
 from fairseq_ccpr.lab.speed.decoding_speed import Operations
 from fairseq_ccpr.search import ExactIndex, live
 from fairseq_ccpr.search.exact import half_norms

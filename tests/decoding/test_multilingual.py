@@ -20,7 +20,7 @@ from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
 from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
 from fairseq_ccpr.decoding.retrieval_task import find_parts
 from fairseq_ccpr.decoding.task import task_words
-from fairseq_ccpr.decoding.token_memory import Neighbours, TokenRetriever
+from fairseq_ccpr.decoding.token_retriever import Neighbours, TokenRetriever
 from fairseq_ccpr.errors import DatastoreError
 from fairseq_ccpr.evaluation.grids import force_decode_text
 from fairseq_ccpr.evaluation.test_set import load

@@ -15,7 +15,6 @@ import torch
 from fairseq.dataclass.utils import gen_parser_from_dataclass
 
 from fairseq_ccpr.datastore.token import FAMILIAR
-from fairseq_ccpr.datastore.tuned import by_current_prefix
 from fairseq_ccpr.decoding.mixture import Distribution
 from fairseq_ccpr.decoding.options import (
     MixtureSettings,
@@ -26,8 +25,7 @@ from fairseq_ccpr.decoding.options import (
     automatic_token_settings,
     token_settings,
 )
-from fairseq_ccpr.decoding.task import TranslationRetrievalTask
-from fairseq_ccpr.decoding.token_memory import Neighbours
+from fairseq_ccpr.decoding.token_retriever import Neighbours
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.test_set import load
 from fairseq_ccpr.inference.resources import parse_generation
@@ -44,7 +42,7 @@ OF_OTHER_TEXT = ("guard",)  # see test_followed_hypotheses
 OF_UNIT_KEYS = ("confidence", "lambda_max", "min_similarity", "lambda_star")
 PHRASES: dict[str, list[object]] = {
     "k": ["--phrases-k", 1], "min_similarity": ["--phrases-min-similarity", 0.8], "threshold": ["--phrases-threshold", 0.2],
-    "segmentation": ["--phrases-segmentation", "ngram:1"], "bf16": ["--phrases-bf16"], "lambda_": ["--phrases-lambda", 0.3],
+    "segmentation": ["--phrases-segmentation", "ngram:1"], "lambda_": ["--phrases-lambda", 0.3],
     "consent": ["--phrases-consent", 0.5],
 }  # fmt: skip
 MATTERS_WITH: dict[str, list[object]] = {"threshold": ["--phrases-segmentation", "learned"]}
@@ -178,26 +176,14 @@ def test_the_documentation_has_the_defaults_of_the_settings() -> None:
             assert written == one.default, name
 
 
-def test_options_are_taken_by_their_former_names() -> None:
-    words = [
-        "data-bin",
-        "--path",
-        "model.pt",
-        "--{tokens}-k",
-        "3",
-        "--no-{tokens}-guard",
-        "--{phrases}-lambda=0.25",
-    ]
-    current, former = (
-        parse_generation([word.format(tokens=tokens, phrases=phrases) for word in words]).task
-        for tokens, phrases in (("tokens", "phrases"), ("knn", "phrase"))
-    )
-    assert (former.tokens_k, former.no_tokens_guard, former.phrases_lambda) == (3, True, 0.25)
-    assert former == current
-    parser = argparse.ArgumentParser()
-    TranslationRetrievalTask.add_args(parser)
-    assert "--knn-k" not in parser.format_help() and "--tokens-k" in parser.format_help()
-
-
-def test_tuned_settings_are_read_by_their_former_prefixes() -> None:
-    assert by_current_prefix({"knn": {"k": 3}, "text": {}}) == {"tokens": {"k": 3}, "text": {}}
+@pytest.mark.parametrize(
+    ("former", "current"),
+    [
+        ("--knn-k", "--tokens-k"),
+        ("--no-knn-guard", "--no-tokens-guard"),
+        ("--phrase-lambda", "--phrases-lambda"),
+    ],
+)
+def test_a_former_name_is_refused_with_todays(former: str, current: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"there is no option {former}; did you mean {current}[?]"):
+        parse_generation(["data-bin", "--path", "model.pt", former, "3"])

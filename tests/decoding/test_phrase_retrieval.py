@@ -92,6 +92,17 @@ def test_retrieval_equals_comparing_with_every_key(
             )
 
 
+@pytest.mark.usefixtures("without_bf16")
+def test_bf16_is_left_out_where_it_is_slower(
+    ccpr: Ccpr, sharded_store: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    text = "\n".join(queries_of(ccpr))
+    plain = retrieve(ccpr, sharded_store, text).stdout
+    assert "bfloat16" not in caplog.text
+    assert retrieve(ccpr, sharded_store, text, "--bf16").stdout == plain
+    assert "bfloat16 is many times slower on a processor with AVX2 alone" in caplog.text
+
+
 @pytest.mark.usefixtures("with_bf16")
 def test_queries_in_bf16_are_nearly_the_same(ccpr: Ccpr, sharded_store: Path) -> None:
     def by_query(*extra: object) -> dict[tuple[int, int, int], dict[str, float]]:
@@ -106,7 +117,7 @@ def test_queries_in_bf16_are_nearly_the_same(ccpr: Ccpr, sharded_store: Path) ->
             for query in json.loads(line)["phrases"]
         }
 
-    whole, half = by_query("--phrases-threshold", 0), by_query("--phrases-threshold", 0, "--phrases-bf16")
+    whole, half = by_query("--phrases-threshold", 0), by_query("--phrases-threshold", 0, "--bf16")
     assert whole.keys() == half.keys()
     pairs = [
         (whole[at][string], score)
@@ -208,7 +219,7 @@ def test_every_setting_is_in_the_signature(
     )
     changes: list[list[object]] = [
         ["--phrases-k", 3], ["--phrases-min-similarity", 0.1], ["--phrases-segmentation", "all"],
-        ["--phrases-threshold", 0.4], ["--phrases-bf16"],
+        ["--phrases-threshold", 0.4], ["--bf16"],
     ]  # fmt: skip
     build_phrases(ccpr, repeated_text, tmp_path / "other", "--threshold", 0.4)
     build_phrases(ccpr, repeated_text, tmp_path / "exact")
@@ -320,7 +331,7 @@ def test_retrieval_refuses_bad_input(ccpr: Ccpr, sharded_store: Path, tmp_path: 
     refused(fails(folder=tmp_path / "nowhere"), "no datastore at .*nowhere")
     refused(
         fails(folder=ccpr.phrases / "train"),
-        r"train is not a datastore: its manifest\.json is that of something else",
+        r"train holds no datastore: its manifest\.json is that of something else",
     )
     shutil.copytree(sharded_store, damaged := tmp_path / "damaged")
     (damaged / "phrase" / "keys.npy").write_bytes((sharded_store / "phrase" / "keys.npy").read_bytes()[:-2])

@@ -16,14 +16,8 @@ from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
 from fairseq_ccpr.decoding.mixture import ModelEvidence, neighbour_log_probabilities, neighbour_shares
 from fairseq_ccpr.decoding.options import TokenRetrievalSettings
 from fairseq_ccpr.decoding.token_features import RANKS, TYPICAL_RANK, Course, TokenEvidence, observed
-from fairseq_ccpr.decoding.token_memory import (
-    Neighbours,
-    TokenBatch,
-    TokenMemory,
-    TokenRetriever,
-    best_neighbours,
-    confidence_weight,
-)
+from fairseq_ccpr.decoding.token_memory import TokenBatch, TokenMemory, confidence_weight
+from fairseq_ccpr.decoding.token_retriever import Neighbours, TokenRetriever, best_neighbours
 from fairseq_ccpr.decoding.trust import LearnedTrust
 from fairseq_ccpr.evaluation.test_set import load
 from fairseq_ccpr.inference.resources import parse_generation

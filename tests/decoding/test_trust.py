@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 import torch
@@ -28,7 +26,6 @@ from fairseq_ccpr.decoding.mixture import (
 )
 from fairseq_ccpr.decoding.options import PhraseSettings
 from fairseq_ccpr.decoding.phrase_memory import PhraseEvidence
-from fairseq_ccpr.decoding.phrase_votes import PhraseVotes
 from fairseq_ccpr.decoding.retrieval_task import find_parts
 from fairseq_ccpr.decoding.token_features import (
     Course,
@@ -416,9 +413,10 @@ def test_other_models_layers_metrics_and_features_are_refused(
     for name, said in needs.items():
         wrong = write(trust, world.datastore, tmp_path / "wrong.trust", needs=needs | {name: f"not {said}"})
         refused(generate(world, wrong), f"wrong.trust was trained with another {name} .*--trust none")
-    with patch("fairseq_ccpr.decoding.trust.asdict", lambda described: {**asdict(described), "features": 99}):
-        newer = write(trust, world.datastore, tmp_path / "newer.trust")
-    refused(generate(world, newer), "another version of fairseq-ccpr .features 99")
+    of_before: dict[str, Any] = {"arguments": {"tokens": True, "phrases": False, "hidden": 32}}
+    for name, old in (("0.2", of_before), ("since", {"settings": {"knn": {"k": 4}}})):
+        path = write(trust, world.datastore, tmp_path / f"{name}.trust", **old)
+        refused(generate(world, path), f"{name}.trust was trained by an earlier version .*: tune again")
     other = LearnedTrust(TOKENS)
     other.gate.names = "highest p_NMT of 2", *other.gate.names[1:]
     path = write(other, world.datastore, tmp_path / "other.trust")
@@ -427,20 +425,6 @@ def test_other_models_layers_metrics_and_features_are_refused(
     )
     joint = write(LearnedTrust(BOTH), both, tmp_path / "joint.trust")
     refused(generate(world, joint), "trust in token and phrase parts, but --datastore has token")
-
-
-def test_files_of_version_0_2_are_read(both: Path, tmp_path: Path) -> None:
-    trust, votes, parts = randomised(LearnedTrust(BOTH)), PhraseVotes().state_dict(), parts_of(both)
-    arguments = {"tokens": True, "phrases": True, "hidden": trust.arguments()["hidden"]}
-    old = patch.object(LearnedTrust, "stored", LearnedTrust.state_dict)  # without the features' names
-    with patch("fairseq_ccpr.decoding.trust.MEMORY", ""), old:
-        path = write(trust, both, tmp_path / "old.trust", None, {"votes": votes}, arguments=arguments)
-    loaded = load_trust(path, parts)
-    assert loaded.trust.signature() == trust.signature() and loaded.trust.memories == trust.memories
-    assert loaded.trained.keys() == {"phrases"} and loaded.trained["phrases"].keys() == votes.keys()
-    assert not any(one.requires_grad for one in loaded.trust.parameters())
-    wanted = {"phrase encoder": parts["phrase"].section.fingerprints["encoder"], "projection": "none"}
-    assert needs_of(parts).items() >= (wanted | {"knowledge of its own text": "yes"}).items()
 
 
 def test_trust_is_in_the_parts_that_tuning_used(

@@ -18,7 +18,8 @@ from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.decoding.breakdown import break_down
 from fairseq_ccpr.decoding.mixture import Distribution, Mixture
 from fairseq_ccpr.decoding.options import TokenRetrievalSettings
-from fairseq_ccpr.decoding.token_memory import TokenMemory, TokenRetriever
+from fairseq_ccpr.decoding.token_memory import TokenMemory
+from fairseq_ccpr.decoding.token_retriever import TokenRetriever
 from fairseq_ccpr.evaluation.explanation import CorpusText, Explainer
 from fairseq_ccpr.evaluation.test_set import batches, load
 from fairseq_ccpr.inference.resources import parse_generation

@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fairseq_ccpr.evaluation import tune
@@ -38,7 +39,7 @@ def trial(prefer: str, scores: dict[str, TranslationScores], seconds: dict[str, 
 )
 def test_the_best_or_the_fastest_beside_it(bleu: dict[str, float], quality: str, speed: str) -> None:
     tried = [candidate(name) for name in "abc"]
-    scores = {name: TranslationScores(value, 0.0, "", "") for name, value in bleu.items()}
+    scores = {name: TranslationScores(value, value, "", "") for name, value in bleu.items()}
     seconds = {"a": 3.0, "b": 2.0, "c": 1.0, "base": 0.5}
     for prefer, name in {QUALITY: quality, SPEED: speed}.items():
         assert trial(prefer, scores, seconds).choose(tried).name == name
@@ -56,20 +57,20 @@ def test_the_best_or_the_fastest_beside_it(bleu: dict[str, float], quality: str,
 def test_more_neighbours_must_gain(many: float, few: float, trust: bool, chosen: str) -> None:
     tried = [candidate("many", 32, trust), candidate("few", 8, trust)]
     values = {"many": many, "few": few, "base": 20.0}
-    scores = {name: TranslationScores(value, 0.0, "", "") for name, value in values.items()}
+    scores = {name: TranslationScores(value, value, "", "") for name, value in values.items()}
     assert trial(QUALITY, scores, {}).choose(tried).name == chosen
 
 
 def test_leaving_the_text_out_is_timed_and_other_weights_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
     def decoded(trial: Trial, tried: list[Any], samples: Any, base: bool) -> Any:
         names = [one.name for one in tried] + ["base"] * base
-        scores = dict.fromkeys(names, TranslationScores(29.9, 0.0, "", ""))
+        scores = dict.fromkeys(names, TranslationScores(29.9, 29.9, "", ""))
         return scores, {"base": 4.0, names[0]: 6.0}, Decodings(dict.fromkeys(names, SystemOutput()))
 
     monkeypatch.setattr(Trial, "_decode", decoded)
     whole, half, none = map(candidate, ("whole", "half", "none"))
     scores = {
-        name: TranslationScores(value, 0.0, "", "") for name, value in {"base": 20.0, "whole": 30.0}.items()
+        name: TranslationScores(value, value, "", "") for name, value in {"base": 20.0, "whole": 30.0}.items()
     }
     took = {"base": 2.0, "whole": 3.5}  # of another decoding, on a machine that was less busy
     decoded_before = trial(SPEED, scores, took)
@@ -92,10 +93,74 @@ def test_what_loses_much_more_on_other_text_is_not_chosen(losses: dict[str, floa
     tried = [candidate(name) for name in "abc"]
     bleu = {"a": 30.0, "b": 29.0, "c": 28.0, "base": 20.0}
     decoded = trial(
-        QUALITY, {name: TranslationScores(value, 0.0, "", "") for name, value in bleu.items()}, {}
+        QUALITY, {name: TranslationScores(value, value, "", "") for name, value in bleu.items()}, {}
     )
     decoded.losses = losses
     assert decoded.choose(tried).name == chosen
+
+
+@pytest.mark.parametrize(("model", "chosen"), [(30.0, "a"), (29.0, "b"), (37.0, "a")])
+def test_what_is_worse_than_the_model_sets_no_bar_on_other_text(model: float, chosen: str) -> None:
+    bleu = {"a": 36.0, "b": 29.9, "base": model}  # b loses nothing
+    scores = {name: TranslationScores(value, value, "", "") for name, value in bleu.items()}
+    decoded = trial(QUALITY, scores, {})
+    decoded.losses = {"a": 0.02, "b": 0.0}
+    assert decoded.choose([candidate("a"), candidate("b")]).name == chosen
+
+
+@pytest.mark.parametrize("count", [3, 7, 12, 13, 48, 200])
+def test_what_losses_are_measured_on_trains_nothing_and_is_of_all_lengths(
+    count: int, rng: np.random.Generator
+) -> None:
+    samples = [{"ntokens": int(one)} for one in np.sort(rng.integers(10, 600, count))]
+    size = sum(one["ntokens"] for one in samples)
+    train, apart = tune.held_apart(samples, 6000)
+    assert sorted([*train, *apart], key=id) == sorted(samples, key=id) and 0 < len(apart) <= -(-count // 4)
+    if count >= 12:
+        told = sum(one["ntokens"] for one in apart)
+        assert 0.7 < told / min(6000, size / 4) < 1.4
+        means = [float(np.mean([one["ntokens"] for one in some])) for some in (samples, apart)]
+        assert 0.8 < means[0] / means[1] < 1.25
+    assert tune.held_apart(samples[:2], 6000) == (samples[:2], [])
+
+
+def test_copies_are_looked_up_once_for_each_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[str]] = []
+
+    def copied(systems: dict[str, Any], text: Any) -> dict[str, float]:
+        asked.append(sorted(systems))
+        return dict.fromkeys(systems, 0.5)
+
+    monkeypatch.setattr(tune, "copied", copied)
+    decoded = trial(FAITHFUL, {}, {})
+    decoded.decoded.systems["base"] = SystemOutput()
+    assert decoded.copied == {} and asked == []  # without a text
+    decoded.text = np.zeros(9, np.int32)
+    for name in "ab":
+        decoded.decoded.systems[name] = SystemOutput()
+        assert decoded.copied.keys() == {REFERENCES, *decoded.decoded.systems} == decoded.copied.keys()
+    assert asked == [["a", "base", REFERENCES], ["b"]]
+
+
+def test_one_batch_is_decoded_again_with_the_finalists(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No finalist has the seconds of another, and nothing else is in the table."""
+
+    def decoded(trial: Trial, tried: list[Any], samples: Any, base: bool = True, before: Any = None) -> Any:
+        names = [one.name for one in tried] + ["base"] * base
+        took = {name: float(2 + len(name)) for name in names}
+        scores = dict.fromkeys(names, TranslationScores(29.9, 29.9, "", ""))
+        return scores, took, Decodings({name: SystemOutput() for name in names})
+
+    monkeypatch.setattr(Trial, "_decode", decoded)
+    batch, tried = {"ntokens": 60}, [candidate("a"), candidate("bad")]
+    screened = Trial(None, [batch], QUALITY)  # type: ignore[arg-type]
+    screened.decode(tried)
+    screened.decode_another(tried[0], candidate("half"), timed=False)
+    finalists = [tried[0], screened.tried[-1]]
+    whole = screened.decode_rest(finalists, [], {})
+    assert whole.sample == whole.timed == [batch] and whole.seconds == {"a": 3.0, "half": 6.0, "base": 6.0}
+    assert whole.scores.keys() == whole.decoded.systems.keys() == {"a", "half", "base"}
+    assert (screened.seconds["half"], whole.speed("half"), whole.speed("a")) == (3.0, 10.0, 20.0)
 
 
 def test_columns_of_a_table_stay_apart() -> None:
@@ -109,7 +174,7 @@ def test_columns_of_a_table_stay_apart() -> None:
 def test_of_equally_fast_ones_the_better_one() -> None:
     tried = [candidate(name) for name in "ab"]
     scores = {
-        name: TranslationScores(value, 0.0, "", "")
+        name: TranslationScores(value, value, "", "")
         for name, value in {"a": 9.9, "b": 10.0, "base": 7.0}.items()
     }
     assert trial(SPEED, scores, {"a": 2.0, "b": 2.0, "base": 1.0}).choose(tried).name == "b"
@@ -126,7 +191,7 @@ def test_of_equally_fast_ones_the_better_one() -> None:
 def test_what_copies_less_keeps_half_of_the_gain(copied: dict[str, float], chosen: str) -> None:
     tried = [candidate(name) for name in "abc"]
     bleu = {"a": 30.0, "b": 26.0, "c": 24.0, "base": 20.0}
-    scores = {name: TranslationScores(value, 0.0, "", "") for name, value in bleu.items()}
+    scores = {name: TranslationScores(value, value, "", "") for name, value in bleu.items()}
     decoded = trial(FAITHFUL, scores, {})
     decoded.decoded.copied = {**copied, "base": 0.0, REFERENCES: 0.25}
     assert decoded.choose(tried).name == chosen

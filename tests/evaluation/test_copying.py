@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
 import pytest
 
 from fairseq_ccpr.evaluation import copying
-from fairseq_ccpr.evaluation.copying import STRETCH, TextRuns
+from fairseq_ccpr.evaluation.copying import STRETCH, copied
 
 
 def plain(translations: list[np.ndarray], text: list[int], stretch: int) -> float:
@@ -38,8 +39,7 @@ def test_the_share_is_that_of_a_plain_count(block: int, stretch: int, rng: np.ra
         "nothing": [],
     }
     with patch.object(copying, "BLOCK", block):
-        runs = TextRuns(text.astype(np.uint16), stretch)
-    found = {name: runs.copied(each) for name, each in systems.items()}
+        found = copied(systems, text.astype(np.uint16), stretch)
     assert found == {
         name: pytest.approx(plain(each, text.tolist(), stretch)) for name, each in systems.items()
     }
@@ -48,8 +48,25 @@ def test_the_share_is_that_of_a_plain_count(block: int, stretch: int, rng: np.ra
 
 def test_translations_shorter_than_a_run_copy_nothing(rng: np.random.Generator) -> None:
     text = rng.integers(4, 9, 40)
-    assert TextRuns(text).copied([text[: STRETCH - 1]]) == 0
+    assert copied({"short": [text[: STRETCH - 1]]}, text) == {"short": 0}
 
 
 def test_an_empty_text_has_nothing(rng: np.random.Generator) -> None:
-    assert TextRuns(np.zeros(0, np.int32)).copied([rng.integers(4, 9, 40)]) == 0
+    assert copied({"one": [rng.integers(4, 9, 40)]}, np.zeros(0, np.int32)) == {"one": 0}
+
+
+def test_a_text_is_read_once_for_all_systems_and_a_block_at_a_time(rng: np.random.Generator) -> None:
+    read = list[int]()
+
+    class Watched(np.ndarray):
+        def __getitem__(self, key: Any) -> Any:
+            found = super().__getitem__(key)
+            read.append(len(found))
+            return np.asarray(found)
+
+    text = rng.integers(4, 9, 1000)
+    systems = {name: [rng.integers(4, 9, 60)] for name in "abc"}
+    with patch.object(copying, "BLOCK", 100):
+        found = copied(systems, text.view(Watched))
+    assert found == copied(systems, text) and any(found.values())
+    assert len(read) == 10 and max(read) == 100 + STRETCH - 1

@@ -234,8 +234,8 @@ def counting_steps() -> Iterator[Counter[str]]:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("memories", "counts"), [("token", (4, 3)), ("phrase", (6, 4)), ("both", (6, 4))])
-def test_what_tuning_computes_is_about_four_plain_decodings(
+@pytest.mark.parametrize(("memories", "counts"), [("token", (4, 3)), ("phrase", (6, 4)), ("both", (6, 5))])
+def test_what_tuning_computes_is_a_few_plain_decodings(
     world: World, joint: list[object], phrases: list[object], memories: str, counts: tuple[int, int]
 ) -> None:
     """What it decodes and force-decodes, another text as large as the held-out one included."""
@@ -257,8 +257,7 @@ def test_what_tuning_computes_is_about_four_plain_decodings(
     # Hypotheses end at other steps, by far in so small a model
     thirds = (tried + (SAMPLED - 1) * finalists) / SAMPLED
     assert 0.6 * thirds < counted["decoded"] / plain["decoded"] < 1.4 * thirds
-    print(memories, counted, plain, counted.total() / plain.total())
-    assert counted["forced"] > 0 and counted.total() < 2.25 * plain.total(), (counted, plain)
+    assert 0 < counted["forced"] < 0.75 * plain["decoded"], (counted, plain)
     assert tuned.best.ensemble.trust is not None or not tuned.helps
 
 
@@ -387,7 +386,7 @@ def test_phrases_that_translate_worse_are_left_out(
         bleu = {one.name: 1.0 + (one.ensemble.find(PhraseMemory) is None) for one in tried} | {
             "base": 0.5 if helps else 3.0
         }
-        scores = {n: TranslationScores(value, 0.0, "", "") for n, value in bleu.items()}
+        scores = {n: TranslationScores(value, value, "", "") for n, value in bleu.items()}
         return scores, dict.fromkeys(bleu, 1.0), Decodings(dict.fromkeys(bleu, SystemOutput()))
 
     options = world.options("--no-progress-bar")
@@ -417,17 +416,22 @@ def test_phrases_that_translate_worse_are_left_out(
 def test_votes_are_bounded_where_translations_are_better_or_more_faithful(
     world: World, phrases: list, tmp_path: Path, loss: float, given: list, kept: str
 ) -> None:
+    shares = {"base": 0.0, REFERENCES: 0.1}
+
     def scored(trial: Any, tried: list[Candidate], *others: Any) -> Any:
         bounds = {one.name: one.ensemble.find(PhraseMemory).settings.consent == CONSENT for one in tried}
         bleu = {name: 5.0 - loss * bound for name, bound in bounds.items()} | {"base": 1.0}
-        scores = {n: TranslationScores(value, 0.0, "", "") for n, value in bleu.items()}
-        shares = {name: 0.2 if bound else 0.4 for name, bound in bounds.items()}
-        outputs = dict.fromkeys(bleu, SystemOutput())
-        shares |= {"base": 0.0, REFERENCES: 0.1}
-        return scores, dict.fromkeys(bleu, 1.0), Decodings(outputs, copied=shares)
+        scores = {n: TranslationScores(value, value, "", "") for n, value in bleu.items()}
+        shares.update({name: 0.2 if bound else 0.4 for name, bound in bounds.items()})
+        return scores, dict.fromkeys(bleu, 1.0), Decodings(dict.fromkeys(bleu, SystemOutput()))
 
     chosen = tmp_path / "options"
-    with patch("fairseq_ccpr.evaluation.tune.Trial._decode", scored):
+    with (
+        patch("fairseq_ccpr.evaluation.tune.Trial._decode", scored),
+        patch(
+            "fairseq_ccpr.evaluation.tune.copied", lambda systems, text: {one: shares[one] for one in systems}
+        ),
+    ):
         words = [*world.options("--no-progress-bar"), *map(str, phrases), *given, "--output", chosen]
         shown = call("tune", *words).stdout
     words = chosen.read_text().split()
@@ -452,7 +456,11 @@ def test_all_is_translated_with_the_finalists_and_what_each_costs_is_printed(
     ].splitlines()
     assert header.split() == ["BLEU", "chrF", "copied", "other", "text", "tokens/s"]
     table = {one[5] if len(one) > 5 else one[1]: one for one in (row.split(None, 5) for row in rows)}
-    assert table.pop(REFERENCES)[0].endswith("%") and float(table["base"][3]) == 0
+    assert table.pop(REFERENCES)[0].endswith("%") and table["base"][3] == "0.000"
+    assert "-0.000" not in shown and re.search(
+        r"^other text: what references of \d+ sentences that trained nothing", shown, re.MULTILINE
+    )
+    assert "; so little text says little" in shown
     assert len({float(one[0]) for one in table.values()}) > 1
     (alone,) = (name for name in table if name.endswith(" without --also"))
     bounds = {word for name in table for word in re.findall(r"--phrases-consent (\d+)", name)}
@@ -542,6 +550,7 @@ def test_bad_input_is_refused_in_one_sentence(
     refused(tuned("--also", world.data_bin, "--combiner", "fixed"), "--also is for what is learned")
     refused(tuned("--trust", tmp_path / "t"), "tuning learns it|is missing")
     refused(tuned("--combiner", "fix"), "fixed")
+    refused(tuned("--prefer", "faithful"), "neither a text nor phrases of one.*leave out --prefer faithful")
     refused(
         tuned("--gen-subset", "train"), "--gen-subset is for decoding: name the held-out pairs with --subset"
     )

@@ -87,7 +87,7 @@ def test_votes_go_with_trust_and_decode(world: World, phrases: list[object], tmp
 
     def scored(trial: Any, tried: list[Candidate], *others: Any) -> Any:
         bleu = {one.name: 1.0 + (one.ensemble.trust is not None) for one in tried} | {"base": 0.5}
-        scores = {n: TranslationScores(value, 0.0, "", "") for n, value in bleu.items()}
+        scores = {n: TranslationScores(value, value, "", "") for n, value in bleu.items()}
         return scores, dict.fromkeys(bleu, 1.0), Decodings(dict.fromkeys(bleu, SystemOutput()))
 
     words = [*world.options("--no-progress-bar"), *map(str, phrases)]

@@ -11,13 +11,15 @@ import torch
 
 from fairseq_ccpr.cli.planning import Limits
 from fairseq_ccpr.datastore.manifest import Manifest
+from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.decoding.token_memory import TokenMemory
+from fairseq_ccpr.decoding.token_retriever import TokenRetriever
 from fairseq_ccpr.evaluation.test_set import load
 from fairseq_ccpr.inference.resources import parse_generation
-from fairseq_ccpr.lab.speed.decoding_speed import BASE, EQUIPPED, SpeedTest
-from fairseq_ccpr.lab.speed.search_speed import grow, queries_near
+from fairseq_ccpr.lab.speed.decoding_speed import BASE, EQUIPPED, SpeedTest, with_entries
+from fairseq_ccpr.lab.speed.search_speed import grow, queries_near, recall
 from fairseq_ccpr.search import ExactIndex
-from fairseq_ccpr.search.recall import recall, recall_of_sample
+from fairseq_ccpr.search.recall import recall_of_sample
 from fairseq_ccpr.timing import DECODER, MERGE, SEARCH, PhaseTimer
 from tests.helpers import call, refused
 from tests.small_models import World, build
@@ -228,6 +230,17 @@ def test_what_cannot_be_measured_is_refused_before_any_work(
         call("benchmark decoding", world.data_bin, "--path", world.model, *always, *given, check=False),
         sentence,
     )
+
+
+def test_a_retriever_over_other_entries_leaves_the_first_as_it_was(world: World) -> None:
+    retriever = TokenRetriever(TokenDatastore(world.datastore), torch.device("cpu"))
+    before, unknown = retriever.describe(), 3
+    assert retriever.always_finds(8, unknown) == (not bool((retriever.values == unknown).any()))
+    few = ExactIndex(torch.randn(9, retriever.index.keys.size(1)).half(), retriever.index.metric)
+    others = with_entries(retriever, few, torch.full((9,), unknown), "others")
+    assert others.describe() == before | {"index": "others", "entries": 9} and retriever.describe() == before
+    assert not others.always_finds(8, unknown) and others.always_finds(8, unknown + 1)
+    assert others.search(torch.randn(2, few.keys.size(1)), 4).values.eq(unknown).all()
 
 
 def test_a_search_without_tokens_is_refused(phrase_store: Path, world: World) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -26,15 +25,6 @@ from tests.small_models import Xpr
 pytestmark = pytest.mark.full
 
 CPU = torch.device("cpu")
-
-
-def test_a_checkpoint_of_marked_phrases_is_refused(xpr: Xpr, tmp_path: Path) -> None:
-    shutil.copytree(xpr.checkpoint.parent, tmp_path / "run")
-    checkpoint = tmp_path / "run" / xpr.checkpoint.name
-    state = torch.load(checkpoint)
-    torch.save(state | {"task_state": state["task_state"] | {"marked": True}}, checkpoint)
-    with pytest.raises(CheckpointError, match="it was trained with --mark-phrases, which is gone"):
-        XprEncoder.load(checkpoint)
 
 
 def test_training_learns_to_find_translations(xpr: Xpr) -> None:

@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_flatten
 
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
 from fairseq_ccpr.lab.speed.decoding_speed import Operations
+from fairseq_ccpr.lab.speed.search_speed import recall
 from fairseq_ccpr.search import (
     ExactIndex,
     FaissIndex,
@@ -33,7 +34,6 @@ from fairseq_ccpr.search import (
 )
 from fairseq_ccpr.search.faiss_index import automatic_factory, inverted_lists
 from fairseq_ccpr.search.index_plan import Effort, plan_index
-from fairseq_ccpr.search.recall import recall
 from tests.helpers import own_bytes
 from tests.vectors import all_scores, brute_force, clustered, multiplied
 

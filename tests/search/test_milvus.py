@@ -26,12 +26,12 @@ from fairseq_ccpr.decoding import remote_answers
 from fairseq_ccpr.decoding.options import SKIP, STOP, StoreSettings
 from fairseq_ccpr.decoding.phrase_retriever import PhraseRetriever, QueryPhrase
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError, UnreachableError
+from fairseq_ccpr.lab.speed.search_speed import recall
 from fairseq_ccpr.models.phrase_encoder import load_phrase_encoder
 from fairseq_ccpr.models.phrase_finder import Segmentation
 from fairseq_ccpr.search import ExactIndex, distinct_strings, milvus
 from fairseq_ccpr.search.base import IndexDescription, RemoteKeys, StoreAddress
 from fairseq_ccpr.search.milvus import TOKEN, MilvusIndex
-from fairseq_ccpr.search.recall import recall
 from fairseq_ccpr.storage.files import MANIFEST
 from fairseq_ccpr.text.pairs import read_pairs
 from tests.helpers import call, edit_manifest, equal, refused, run

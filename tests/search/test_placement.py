@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from fairseq_ccpr.datastore.token import TokenDatastore
-from fairseq_ccpr.decoding.token_memory import TokenRetriever
+from fairseq_ccpr.decoding.token_retriever import TokenRetriever
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.search import ExactIndex, FaissIndex, build_index, index_plan
 from fairseq_ccpr.search.index_plan import CPU, open_for_device, plan_index

@@ -70,6 +70,8 @@ def test_bad_files(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     )
     monkeypatch.setattr(service, "MOST_IN_FILE", 3)
     ask("the file has 4 sentences, and this server takes 3", 413, file=("a.txt", b"a\nb\nc\nd"))
+    told = "a sentence of the file, 'Wort .*' …, has 3,499 characters, and this server takes 3,000"
+    ask(told, 413, file=("a.txt", b"Zelle\n" + b"Wort " * 700))
 
 
 def test_translated_files_expire_and_waiting_loses_nothing(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,10 +28,11 @@ SEVERAL = "the parameter memory has 2 names: expected one, several are for trans
 @pytest.fixture(scope="module")
 def server(world: World, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("memories")
-    (folder / "keys").write_text(f"{OWNER}\n{SHOP}\tbikes, empty\nthe owner's key other\n")
+    (folder / "keys").write_text(f"{OWNER}\n{SHOP}\tbikes, empty\tAnna Muster\nthe owner's key other\n")
     stores = make_stores(world, folder)
     translator = Translator(datastore=stores, **KEEN | {"max_len_b": 45})
-    with served(translator, keys=read_keys(folder / "keys", stores)) as one:
+    keys, authors = read_keys(folder / "keys", stores)
+    with served(translator, keys=keys, authors=authors) as one:
         yield one
 
 
@@ -187,6 +189,19 @@ def test_what_is_refused(server: Served) -> None:
         assert refused == (404, {"error": CLOSED})
 
 
+def test_pairs_say_who_has_learned_them_and_when(server: Served) -> None:
+    for key, author in ((SHOP, "Anna Muster"), (OWNER, "")):
+        learned = ask(server, "/learn", key=key, q="Wer ist da?", s=f"Who is {author}?", memory="bikes")
+        (pair, *_) = ask(server, "/memory?memory=bikes&q=Wer", "GET", key)["pairs"]
+        assert (
+            pair["id"] == learned["id"] and pair["author"] == author and 0 <= time.time() - pair["time"] < 60
+        )
+    ask(server, "/learn", key=SHOP, q="Wer ist da?", s="Who is ?", memory="bikes")  # again, by another
+    (pair, *_) = (one for one in server.translator["bikes"].memory("Wer") if one.replaced_by is None)
+    assert (pair.count, pair.author) == (2, "Anna Muster")
+    server.translator["bikes"].forget(*(one.id for one in server.translator["bikes"].memory("Wer")))
+
+
 def test_an_ensemble_has_no_sessions(world: World) -> None:
     with served(Translator(f"{world.model}:{world.model}", datastore=world.datastore, **KEEN)) as server:
         sentence = "a session is for one model, and --path names several: leave session out"
@@ -202,6 +217,8 @@ def test_keys_that_cannot_be(tmp_path: Path) -> None:
         ("a good key\t ,", "line 1, opens the memory ''"),
         ("another key\na good key\t", "line 2, opens the memory ''"),
         ("a good key\t\n", "line 1, opens the memory ''"),
+        ("a good key\t\tbikes", "line 1, opens the memory ''"),
+        ("a good key\tbikes\tAn\u202ena", r"line 1, the author is 'An\\u202ena': give a name of at most 100"),
     ):
         (tmp_path / "keys").write_text(text)
         with pytest.raises(ConfigurationError, match=f"--api-key-file .*, {sentence}"):

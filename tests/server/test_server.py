@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 from urllib.error import HTTPError
 from urllib.parse import quote, urlencode, urlsplit
 from urllib.request import Request, urlopen
@@ -27,6 +28,7 @@ from libretranslatepy import LibreTranslateAPI
 
 from fairseq_ccpr import Translator
 from fairseq_ccpr.datastore.token import TokenDatastore
+from fairseq_ccpr.evaluation.explanation import changes
 from fairseq_ccpr.server import service, work
 from fairseq_ccpr.server.service import HTML
 from fairseq_ccpr.text.pairs import read_pairs
@@ -206,7 +208,8 @@ def test_what_is_learned_counts_is_shown_and_is_forgotten(
     assert server.send("/suggest", body, FORM)[1]["id"] == number
     _, memory = server.ask(f"/memory?q={quote(source.split()[0])}&limit=5")
     learned_pair = {"id": number, "source": source, "target": target, "count": 2, "replaced_by": None}
-    assert memory == {"pairs": [learned_pair], "found": 1}
+    learned_pair |= {"time": memory["pairs"][0]["time"], "author": ""}
+    assert memory == {"pairs": [learned_pair], "found": 1} and 0 <= time.time() - learned_pair["time"] < 60
     _, explanation = server.ask(f"/explain?q={quote(source)}")
     learned = {
         one["learned"] for token in explanation["sentences"][0]["tokens"] for one in token["neighbours"]
@@ -230,6 +233,59 @@ def test_what_is_learned_counts_is_shown_and_is_forgotten(
     assert not any(one["learned"] for one in explanation["sentences"][0]["matches"])
     status, answer = server.ask(f"/memory/{number}", "DELETE")
     assert status == 404 and answer["error"] == f"there is no pair {number} among what was learned"
+
+
+def test_matches_say_what_is_otherwise(server: Served, pairs: list[tuple[str, str]]) -> None:
+    source, target = "Der kleine Vogel sitzt auf dem hohen Baum.", pairs[0][1]
+    number = server.ask("/learn", "POST", q=source, s=target)[1]["id"]
+    asked = "Der kleine Vogel singt auf dem Baum."
+
+    def matches(text: str, **more: int) -> list[dict[str, Any]]:
+        (found,) = server.ask("/sentences", "POST", q=text, **({"matches": 5} | more))[1]["sentences"]
+        return found["matches"]
+
+    found = matches(asked)
+    (explained,) = server.ask("/explain", "POST", q=asked)[1]["sentences"]
+    assert [{**one, "changes": None} for one in found] == [
+        {**one, "changes": None} for one in explained["matches"]
+    ]
+    (one,) = (one for one in found if one["learned"] == number)
+    assert 0.3 < one["likeness"] < 1 and (one["source"], one["target"]) == (source, target)
+    expected = [
+        ("same", "Der kleine Vogel"),
+        ("deleted", "sitzt"),
+        ("inserted", "singt"),
+        ("same", "auf dem"),
+    ]
+    assert [tuple(each) for each in one["changes"]] == [*expected, ("deleted", "hohen"), ("same", "Baum.")]
+    assert matches(source, matches=1)[0]["changes"] == [["same", source]] and not matches(source, matches=0)
+    server.ask(f"/memory/{number}", "DELETE")
+    assert number not in [one["learned"] for one in matches(source)]
+
+
+def test_long_texts_are_compared_in_little_time() -> None:
+    start, (old, new) = time.monotonic(), ("a b " * 500, "b b a a " * 250)
+    assert [kind for kind, _ in changes(old, new)] == ["deleted", "inserted"]
+    assert changes(old, old) == [("same", old.strip())] and time.monotonic() - start < 1
+
+
+def test_a_sentence_that_is_too_long_is_divided_and_that_is_said(server: Served) -> None:
+    long, fits = "Wo, " * 600, server.translator.fits
+    assert not fits(long)
+    _, answer = server.ask("/translate", "POST", q=[f"Licht. {long}Amen. Ja.", "Licht."], alternatives=1)
+    assert answer["divided"] == [1, 0] and answer["translatedText"][0].startswith(answer["translatedText"][1])
+    _, parts = server.ask("/sentences", "POST", q=f"Licht. {long}Amen. Ja.", alternatives=2)
+    assert [one["continues"] for one in parts["sentences"]] == [False, False, True, False]
+    assert all(fits(one["source"]) and one["source"][-1] in ",." for one in parts["sentences"])
+    joined = "".join(one["before"] + one["translation"] for one in parts["sentences"])
+    assert joined.split() == answer["translatedText"][0].split()
+    for one in parts["sentences"]:
+        others = one["alternatives"]
+        assert len({one["translation"], *others}) == 1 + len(others) and 0 < len(others) <= 2
+    assert "divided" not in server.ask("/translate", "POST", q="Licht.")[1]
+    _, marked = server.ask("/translate", "POST", q=f"<p>{long}<b>Amen</b></p>", format="html")
+    assert marked["divided"] == 1 and re.search("<b>.+</b>", marked["translatedText"])
+    assert len(server.ask("/explain", "POST", q=long)[1]["sentences"]) == 2
 
 
 def test_sentences_come_with_what_was_learned_for_them(server: Served, pairs: list[tuple[str, str]]) -> None:
@@ -420,8 +476,8 @@ def test_with_a_glossary_translations_come_without_explanations(
         assert not any(one["tokens"] for one in answer["sentences"]) and "glossary:" in answer["signature"]
         server.ask("/learn", "POST", q=source, s=target)
         assert server.ask("/explain", "POST", q=source)[1]["sentences"][0]["translation"] == target
-        status, answer = server.ask("/explain", "POST", q="ja " * 1500)
-        assert status == 400 and "sentence 1 has no translation" in answer["error"]
+        status, answer = server.ask("/explain", "POST", q="zw" * 1000)
+        assert status == 400 and "has no translation" in answer["error"]
 
 
 def test_clients_at_the_same_time_get_what_they_would_alone(
@@ -459,9 +515,9 @@ def test_clients_at_the_same_time_get_what_they_would_alone(
         ({"q": "a", "alternatives": True}, 400, "expected a whole number from 0"),
         ({"q": "\ud800"}, 400, "half a character"),
         (
-            {"q": "ja " * 1000},
+            {"q": "zw" * 1000},
             400,
-            "sentence 1 has no translation: 2,001 tokens, and the model takes 1,024: divide it",
+            "the sentence '(zw){20}' … has no translation: [0-9,]+ tokens, and the model takes 1,024: divide it",
         ),
         ({"q": "a" * 200_000}, 413, "the request is longer than the 101,536 bytes"),
     ],
@@ -699,5 +755,5 @@ def test_a_text_memory_alone_is_explained(world: World, pairs: list[tuple[str, s
     with served(Translator(datastore=store, device="cpu", max_len_b=25)) as server:
         status, answer = server.ask("/explain", "POST", q=pairs[0][0])
         assert status == 200 and answer["sentences"][0]["tokens"]
-        status, answer = server.ask("/explain", "POST", q="ja " * 1500)
+        status, answer = server.ask("/explain", "POST", q="zw" * 1000)
         assert (status, answer["error"].split(" has ")[0]) == (400, "sentence 1")

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import hashlib
 import itertools
 import os
 import re
 import signal
 import socket
 import stat
-import struct
 import time
-from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -42,19 +39,6 @@ def records(path: Path) -> tuple[list[bytes], list[tuple[int, int]], int]:
     return list(journal.read()), journal.damage, journal.lost
 
 
-def write_old(path: Path, records: Iterable[bytes]) -> list[int]:
-    """Write a journal of version 1 or 2; returns where each record ends."""
-    data = digest = b"CCPRJNL1"
-    ends = []
-    for record in records:
-        length = struct.pack("<I", len(record))
-        digest = hashlib.blake2b(digest + length + record, digest_size=16).digest()
-        data += length + digest + record
-        ends.append(len(data))
-    path.write_bytes(data)
-    return ends
-
-
 def test_what_was_appended_is_read_at_once_or_bit_by_bit(tmp_path: Path) -> None:
     create_journal(tmp_path / "j", RECORDS[:1])
     early, writing = Journal(tmp_path / "j"), Journal(tmp_path / "j")
@@ -62,7 +46,7 @@ def test_what_was_appended_is_read_at_once_or_bit_by_bit(tmp_path: Path) -> None
     for record in RECORDS[1:]:
         writing.append([record])
         assert list(early.read()) == [record] and not early.damage
-    assert records(tmp_path / "j") == (RECORDS, [], 0) and list(early.read()) == [] and not early.old
+    assert records(tmp_path / "j") == (RECORDS, [], 0) and list(early.read()) == []
     assert early.end == (tmp_path / "j").stat().st_size == STARTS[-1]
     with (tmp_path / "j").open("ab") as stream:
         stream.write(MARK * 9)
@@ -111,35 +95,9 @@ def test_records_that_were_left_out_or_moved_are_noticed(tmp_path: Path) -> None
         assert records(tmp_path / "other") == ([RECORDS[n] for n in numbers], *noticed)
 
 
-def test_damage_of_an_older_journal_costs_the_record_that_it_hits_and_of_a_length_all_after(
-    tmp_path: Path, rng: np.random.Generator
-) -> None:
-    old, path = [b"first", b"", b"third" * 100, b""], tmp_path / "old"
-    ends = [0, *write_old(path, old)]
-    whole = path.read_bytes()
-    assert records(path) == (old, [], 0)
-    for place in range(len(whole)):
-        damaged = bytearray(whole)
-        damaged[place] ^= 1 << int(rng.integers(8))
-        path.write_bytes(damaged)
-        hit = sum(end <= place for end in ends) - 1
-        after = place - (ends[hit] or 8) in range(4)
-        if place < 8:
-            assert records(path) == (old, [(0, 8)], 0)
-        else:
-            left = [*old[:hit], *([] if after else old[hit + 1 :])]
-            assert records(path) == (left, [(ends[hit], ends[-1] if after else ends[hit + 1])], 1), place
-    for size in range(8, len(whole)):
-        path.write_bytes(whole[:size])
-        count = sum(end <= size for end in ends[1:])
-        rest = [(ends[count], size)] if size > ends[count] else []
-        assert records(path) == (old[:count], rest, len(rest))
-
-
 def test_journals_are_told_by_their_first_bytes(tmp_path: Path) -> None:
-    write_old(tmp_path / "old", [])
     create_journal(tmp_path / "new", [])
-    assert begins_as_journal(tmp_path / "old") and not begins_as_journal(tmp_path / "new")  # it has no record
+    assert not begins_as_journal(tmp_path / "new")  # it has no record
     create_journal(tmp_path / "new", RECORDS[:1])
     assert begins_as_journal(tmp_path / "new")
 

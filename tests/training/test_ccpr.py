@@ -217,6 +217,15 @@ def test_a_checkpoint_keeps_the_rule_of_its_phrases_and_an_older_one_is_named(
 
 
 @torch.no_grad()
+def test_a_student_is_loaded_as_any_other_phrase_encoder(ccpr: Ccpr, tmp_path: Path) -> None:
+    """Without the lab, which trains it; its options do not name the similarity."""
+    checkpoint = shutil.copytree(ccpr.checkpoint.parent, tmp_path / "student") / ccpr.checkpoint.name
+    state = torch.load(checkpoint)
+    state["cfg"]["model"] = {"_name": "phrase_student", "layers": 2}
+    torch.save(state, checkpoint)
+    assert PhraseEncoder.load(checkpoint).fingerprint() == PhraseEncoder.load(ccpr.checkpoint).fingerprint()
+
+
 def test_training_learns_what_phrases_are(ccpr: Ccpr) -> None:
     model, dataset = PhraseEncoder.load(ccpr.checkpoint), ccpr.dataset()
     batch = dataset.collater([dataset[i] for i in range(len(dataset))])

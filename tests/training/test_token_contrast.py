@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from fairseq_ccpr.decoding.mixture import retrieval_confidence
 from fairseq_ccpr.errors import DatastoreError
+from fairseq_ccpr.lab.accuracy.retrieval_accuracy import any_hit_at_k, precision_at_k
 from fairseq_ccpr.models.token_adapter import TokenAdapter
 from fairseq_ccpr.search import ExactIndex
-from fairseq_ccpr.search.recall import any_hit_at_k, matching_neighbours, precision_at_k
+from fairseq_ccpr.search.recall import matching_neighbours
 from fairseq_ccpr.training.contrast_sampler import VALID_KEYS, ContrastSampler, TokenContrastConfig
 from fairseq_ccpr.training.token_clusters import TokenClusters
 from fairseq_ccpr.training.token_contrast import supervised_contrastive_loss

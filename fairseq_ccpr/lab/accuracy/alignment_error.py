@@ -7,14 +7,16 @@ A gold set is two files, line by line: sentence pairs, `source ||| target`, word
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.phrases.alignment import Aligner, SentencePair
-from fairseq_ccpr.text.pairs import read_together
-from fairseq_ccpr.text.words import space_spans
+from fairseq_ccpr.phrases.alignment import ALIGNERS, Aligner, AlignerOptions, SentencePair
+from fairseq_ccpr.phrases.pair_build import ExtractionSettings, usable_pairs
+from fairseq_ccpr.text.pairs import TextPairs, read_together
+from fairseq_ccpr.text.words import space_spans, word_spans
 
 _LINK = re.compile(r"(\d+)([-p])(\d+)")
 Link = tuple[int, int]
@@ -95,3 +97,14 @@ def measure(aligner: Aligner, gold: Sequence[AlignedPair]) -> AlignmentCounts:
         counts.found_sure += len(found & expected.sure)
         counts.found_possible += len(found & expected.possible)
     return counts
+
+
+def aligned_words(
+    training: Path, more: list[SentencePair] | None = None
+) -> Iterator[tuple[SentencePair, list[list[int]]]]:
+    """Yield pairs with their links: `more`, or those of a file, by a fast aligner that learns from both."""
+    known = list(usable_pairs(TextPairs(pairs=training), word_spans, ExtractionSettings.max_words, Counter()))
+    aligner = ALIGNERS["fast-align"](AlignerOptions(ExtractionSettings.symmetrization))
+    aligner.train(known + (more or []), False)
+    pairs = known if more is None else more
+    yield from zip(pairs, (links.tolist() for links in aligner.align(pairs)))

@@ -14,7 +14,7 @@ from torch import Tensor
 from fairseq_ccpr.datastore.token import TokenDatastore, fit_pca, sample_rows
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
 from fairseq_ccpr.search import ExactIndex
-from fairseq_ccpr.search.recall import any_hit_at_k, matching_neighbours, precision_at_k
+from fairseq_ccpr.search.recall import matching_neighbours
 from fairseq_ccpr.timing import progress_bar
 
 SEEN_OFTEN_ENOUGH = 10  # times a token must occur to be in a band: footnote 6 of the CLKNN paper
@@ -24,6 +24,20 @@ OVERALL = "all but punctuation"
 CLUSTERS = MEMBERS = 10  # tokens in a picture, and points of each: figure 2 of the paper
 QUERY_BLOCK = 256
 KEY_BLOCK = 1 << 16
+
+
+def precision_at_k(matches: Tensor) -> Tensor:
+    """Compute the fraction of matches among the nearest 1, 2, ... k of each query, fp32 [Q, k].
+
+    >>> precision_at_k(torch.tensor([[True, False]]))
+    tensor([[1.0000, 0.5000]])
+    """
+    return matches.float().cumsum(1) / torch.arange(1, matches.size(1) + 1, device=matches.device)
+
+
+def any_hit_at_k(matches: Tensor) -> Tensor:
+    """Mark whether the nearest 1, 2, ... k hold a match, fp32 [Q, k]."""
+    return (matches.cumsum(1) > 0).float()
 
 
 @dataclass

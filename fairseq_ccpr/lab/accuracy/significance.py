@@ -66,7 +66,7 @@ def compare_systems(
 
 def _length(bleu: Metric, hypotheses: list[str]) -> dict[str, float]:
     found = bleu._compute_score_from_stats(np.sum(bleu._extract_corpus_statistics(hypotheses, None), 0))
-    return {"brevity": round(found.bp, 3), "length": round(found.sys_len / found.ref_len, 3)}
+    return {"brevity": round(found.bp, 3), "length": round(found.sys_len / max(1, found.ref_len), 3)}
 
 
 def _score(metric: Metric, hypotheses: list[str], drawn: np.ndarray) -> tuple[float, np.ndarray]:

@@ -400,6 +400,7 @@ def evaluate_retrieved(
     ),
     entries: Optional[int] = option(None, "use so many entries of each datastore (all)", metavar="N"),
     json: Optional[Path] = None,
+    bf16: bool = False,
     cpu: bool = False,
     quiet: bool = False,
     *,
@@ -415,7 +416,7 @@ def evaluate_retrieved(
         name: query_segmentation(store, settings.threshold, settings.segmentation)
         for name, store in stores.items()
     }
-    encoder = load_phrase_encoder(find_encoder(first, settings.encoder), bf16=settings.bf16)
+    encoder = load_phrase_encoder(find_encoder(first, settings.encoder), bf16=bf16)
     for store in stores.values():
         store.check_encoder(encoder.fingerprint())  # before any work is done
     written = {name: Path(word) for name, word in named(hypotheses, "translations").items()}

@@ -17,9 +17,9 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.settings import current_name
 
 NAME = re.compile(r"\w[\w.+-]*")
+REFERENCE = "reference"  # beside systems, in results
 # Options that an experiment passes to its commands itself.
 RESERVED = {
     "-s", "-t", "--source-lang", "--target-lang", "--path", "--output", "--datastore", "--results-path", "--phrases-encoder",
@@ -74,9 +74,10 @@ class DomainConfig:
     # text of the target language, for phrases and text memories
     monolingual: list[str] = field(default_factory=list)
     references: list[str] = field(default_factory=list)  # of the test set, in place of those in data_bin
-    unlike: Optional[str] = (
-        None  # text whose near-duplicates in the test set are left out in a second comparison
-    )
+    # text whose near-duplicates in the test set are left out of a second comparison
+    unlike: Optional[str] = None
+    # whether outputs/ gets all translations beside the references, as far as the text's licence allows it
+    publish: bool = False
     published_bleu: Optional[float] = None  # of the base model
     published_in: str = ""
     tolerance: float = 0.5
@@ -241,6 +242,8 @@ def _faults(config: ExperimentConfig) -> Iterator[str]:
             yield f"domains.{name}.text needs model.subwords and model.dictionary"
         if not any(config.is_base(system) for system in config.systems_of(name)):
             yield f"domains.{name} has no base model: name a system without tokens, phrases, text and fine_tune for it"
+    if REFERENCE in config.systems:
+        yield f"systems.{REFERENCE}: the references have this name in results, give another"
     for name in config.systems:
         yield from _system_faults(config, name, config.system(name))
     for key, text in _options(config):
@@ -249,7 +252,7 @@ def _faults(config: ExperimentConfig) -> Iterator[str]:
         except ValueError as error:
             yield f"{key} cannot be split into words: {error}"
             return
-        for option in (current_name(word.split("=")[0], RESERVED) for word in words):
+        for option in (word.split("=")[0] for word in words):
             if option in RESERVED:
                 yield f"{key} has {option}, which the experiment sets itself: leave it out"
 

@@ -9,7 +9,7 @@ import html
 import json
 import lzma
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,12 +20,12 @@ import numpy as np
 
 from fairseq_ccpr.device import choose_device
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.evaluation.copying import TextRuns
+from fairseq_ccpr.evaluation.copying import copied
 from fairseq_ccpr.evaluation.page import STYLE, fill
 from fairseq_ccpr.evaluation.test_set import BASE, RETRIEVAL
-from fairseq_ccpr.lab.experiments.config import ExperimentConfig
+from fairseq_ccpr.lab.experiments.config import REFERENCE, ExperimentConfig
 from fairseq_ccpr.lab.experiments.pipeline import Plan
-from fairseq_ccpr.lab.experiments.stages import Runner, Stage, with_needs
+from fairseq_ccpr.lab.experiments.stages import FileArguments, Runner, Stage, with_needs
 from fairseq_ccpr.lab.machine import machine_name, versions
 from fairseq_ccpr.storage.files import atomic_file, write_json
 from fairseq_ccpr.text.pairs import read_lines
@@ -175,9 +175,13 @@ def _domain(
 ) -> dict[str, Any]:
     about, base = config.domains[domain], names[0]
     tables = {other: _read(stage.outputs[0]) for other, stage in comparisons.items()}
-    metrics = list(tables[base]["signatures"])
+    # Files of before have fewer
+    metrics = [
+        m for m in tables[base]["signatures"] if all(m in one["signatures"] for one in tables.values())
+    ]
     rows = {other: table["rows"] for other, table in tables.items()}
     apart = {other: table["unlike"]["rows"] for other, table in tables.items() if "unlike" in table}
+    apart = apart if base in apart else {}
     systems = {}
     for name in names:
         systems[name] = _scored(rows, base, name, metrics) | _decoding(config, plan, runner, domain, name)
@@ -185,9 +189,10 @@ def _domain(
     reference = (
         runner.folder / (about.references or [str(plan.decode(base, domain).outputs[0] / "reference.txt")])[0]
     )
-    texts = {"reference": reference, **{name: plan.translation(name, domain) for name in names}}
+    texts = {REFERENCE: reference, **{name: plan.translation(name, domain) for name in names}}
     lines = {name: list(read_lines(path)) for name, path in texts.items()}
-    _write_outputs(runner.output / "outputs" / f"{domain}.tsv.xz", lines)
+    if about.publish:
+        _write_outputs(runner.output / "outputs" / f"{domain}.tsv.xz", lines)
     published = {"bleu": about.published_bleu, "in": about.published_in, "tolerance": about.tolerance}
     found = {
         "base": base, "sentences": len(lines[base]), "published": published if about.published_bleu is not None else None,
@@ -208,9 +213,8 @@ def _scored(
     scores = next(row for row in tables[base] if row["system"] == name)
     return {
         "scores": {metric: scores[metric] for metric in metrics},
-        **{
-            what: scores[what] for what in ("brevity", "length") if what in scores
-        },  # files of before do not say
+        # Files of before do not say
+        **{what: scores[what] for what in ("brevity", "length") if what in scores},
         "against": {
             other: {
                 m: {what: row[f"{m} {what}"] for what in ("difference", "interval", "p")} for m in metrics
@@ -226,24 +230,29 @@ def _write_outputs(path: Path, lines: dict[str, list[str]]) -> None:
     """Write translations as a packed table, a column for each system below its name, the reference first."""
     path.parent.mkdir(exist_ok=True)
     rows = (
-        "\t".join(cell.replace("\t", " ") for cell in row) + "\n" for row in [[*lines], *zip(*lines.values())]
+        "\t".join(cell.replace("\t", " ") for cell in row) + "\n"
+        for row in [[*lines], *zip(*lines.values(), strict=True)]
     )
-    with atomic_file(path) as partial, lzma.open(partial, "wt", encoding="utf-8") as stream:
-        stream.writelines(rows)
+    packed = lzma.compress("".join(rows).encode())
+    if not path.is_file() or path.read_bytes() != packed:  # a run that runs nothing changes nothing
+        with atomic_file(path) as partial:
+            partial.write_bytes(packed)
 
 
 def _copied(lines: dict[str, list[str]], texts: list[Path]) -> dict[str, float]:
     """Compute the share of the words of each translation that stand in runs of `WORDS` and more that the texts have."""
-    numbers: dict[str, int] = {}
+    numbers: dict[str, int] = {}  # of the words of translations, from 1: other words end a run, as lines do
 
-    def words(line: str) -> list[int]:
-        found = (line[start:end].lower() for start, end in word_spans(line))
-        return [numbers.setdefault(word, len(numbers) + 1) for word in found]
+    def words(line: str) -> Iterator[str]:
+        return (line[start:end].lower() for start, end in word_spans(line))
 
-    text = [number for path in texts for line in read_lines(path) for number in (*words(line), 0)]
-    runs = TextRuns(np.array(text), WORDS)
-    systems = {name: [np.array(words(line), np.int64) for line in each] for name, each in lines.items()}
-    return {name: round(runs.copied(each), 4) for name, each in systems.items()}
+    systems = {
+        name: [np.array([numbers.setdefault(one, len(numbers) + 1) for one in words(line)]) for line in each]
+        for name, each in lines.items()
+    }
+    ids = (numbers.get(one, 0) for path in texts for line in read_lines(path) for one in (*words(line), ""))
+    found = copied(systems, np.fromiter(ids, np.int32), WORDS)
+    return {name: round(share, 4) for name, share in found.items()}
 
 
 def _decoding(config: ExperimentConfig, plan: Plan, runner: Runner, domain: str, name: str) -> dict[str, Any]:
@@ -256,7 +265,7 @@ def _decoding(config: ExperimentConfig, plan: Plan, runner: Runner, domain: str,
     }
     settings = None
     if tuned is not None:
-        options = tuned.outputs[0].read_text(encoding="utf-8").strip()
+        options = runner.portable(shlex.join(FileArguments(tuned.outputs[0]).read()))
         settings = {"on": config.system(name).tuned_on(domain), "options": options}
     return {
         "speed": row["speed"], "tokens_per_second": row["tokens_per_second"],

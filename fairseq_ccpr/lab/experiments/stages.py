@@ -115,7 +115,7 @@ class Runner:
     def digest(self, stage: Stage) -> str:
         """Digest all that the outcome of a stage depends on. Moving the output does not change it."""
         if stage.name not in self._digests:
-            words = [self._portable(str(word)) for word in stage.words]
+            words = [self.portable(str(word)) for word in stage.words]
             named = [word for word in words if self._is_file(word)]
             files = sorted({*named, *(path for _, path in stage.inputs)})
             about = [[path, list(_describe(self.folder / path))] for path in files]
@@ -125,7 +125,8 @@ class Runner:
             )
         return self._digests[stage.name]
 
-    def _portable(self, word: str) -> str:
+    def portable(self, word: str) -> str:
+        """Write a word with names in place of the folders of the output and of this package."""
         return word.replace(str(self.output), "OUTPUT").replace(str(PACKAGE), PACKAGE.name)
 
     def _is_file(self, word: str) -> bool:
@@ -150,7 +151,7 @@ class Runner:
 
     def _optional_files(self, stage: Stage) -> dict[str, str]:
         return {
-            self._portable(str(path)): fingerprint.of_file(path) for path in stage.optional if path.is_file()
+            self.portable(str(path)): fingerprint.of_file(path) for path in stage.optional if path.is_file()
         }
 
     def to_do(self, goals: Iterable[Stage]) -> list[Stage]:
@@ -190,7 +191,7 @@ class Runner:
         for folder in (self.stamps, self.logs, *(path.parent for path in stage.outputs)):
             folder.mkdir(parents=True, exist_ok=True)
         begun.write_text(digest, encoding="utf-8")
-        command, start = self.command(stage), time.monotonic()
+        command, commit, start = self.command(stage), commit_of_code(), time.monotonic()
         with log.open("a" if resumed else "w", encoding="utf-8") as stream:
             code = execute(command, self.folder, stream, lock)
         seconds = time.monotonic() - start
@@ -199,10 +200,10 @@ class Runner:
                 f"stage {stage.name} failed with exit code {code} ({_last_line(log)}); its log is {log}"
             )
         about = {
-            "stage": stage.name, "digest": digest, "command": ["python", *map(self._portable, command)],
+            "stage": stage.name, "digest": digest, "command": ["python", *map(self.portable, command)],
             "log": str(log.relative_to(self.output)), "seconds": round(seconds, 1), "resumed": resumed,
             "finished": datetime.now(UTC).isoformat(timespec="seconds"),
-            "created_with": f"fairseq-ccpr {__version__}", "commit": commit_of_code(),
+            "created_with": f"fairseq-ccpr {__version__}", "commit": commit,
             "optional_files": self._optional_files(stage), "datastore": _describe_datastore(stage.outputs[0]),
         }  # fmt: skip
         write_json(stamp, about)

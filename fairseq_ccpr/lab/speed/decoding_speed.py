@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from copy import deepcopy
+from copy import copy, deepcopy
 from dataclasses import dataclass, replace
 from itertools import cycle
 from pathlib import Path
@@ -19,7 +19,8 @@ from fairseq_ccpr.cli.planning import Limits, synchronise
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
 from fairseq_ccpr.decoding.learned_memory import LearnedEntries
-from fairseq_ccpr.decoding.token_memory import TokenMemory, TokenRetriever
+from fairseq_ccpr.decoding.token_memory import TokenMemory
+from fairseq_ccpr.decoding.token_retriever import TokenRetriever
 from fairseq_ccpr.device import FP32
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.lab.machine import peak_bytes, start_peak
@@ -120,7 +121,7 @@ class SpeedTest:
             index, values, sentences, described = made[store.directory]
             learned = nothing_learned(store, sentences, self.device)
             tokens = replace(
-                tokens, retriever=retriever.with_entries(index, values, described), learned=learned
+                tokens, retriever=with_entries(retriever, index, values, described), learned=learned
             )
             generator.model = ensemble.replacing(tokens, trust=ensemble.trust)
             self.signatures[f"{name}, {entries:,} keys"] = generator.model.signature()
@@ -210,6 +211,22 @@ class SpeedTest:
             self._decode(name, samples)
         steps = timer.calls[DECODER]
         return {name: 1000 * seconds / steps for name, seconds in phases.items()}, counted.count / steps
+
+
+def with_entries(retriever: TokenRetriever, index: Index, values: Tensor, described: str) -> TokenRetriever:
+    """Return the same retriever over other entries.
+
+    Args:
+        index: of their keys.
+        values: int [N], their tokens, on the device of the index.
+        described: names the index in the signature.
+    """
+    other = copy(retriever)
+    other.index, other.values, other.learned, other._named = index, values, None, {}
+    vars(other).pop("describe", None)  # of entries that it had before
+    said = {**other.describe(), "index": described}
+    vars(other)["describe"] = lambda: said
+    return other
 
 
 def nothing_learned(datastore: TokenDatastore, sentences: Tensor, device: torch.device) -> LearnedEntries:

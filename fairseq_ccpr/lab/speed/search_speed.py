@@ -17,7 +17,7 @@ from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.lab.machine import peak_bytes, start_peak
 from fairseq_ccpr.search import ExactIndex, Index, IndexDescription, build_index, open_index
 from fairseq_ccpr.search.index_plan import plan_index
-from fairseq_ccpr.search.recall import recall
+from fairseq_ccpr.search.recall import found_among_nearest
 
 NOISE = 0.3  # of the keys' own spread in each dimension
 BLOCK = 1 << 20  # entries made at a time
@@ -162,3 +162,11 @@ def time_search(index: Index, queries: Tensor, k: int) -> float:
     index.search(queries, k)
     synchronise(queries.device)
     return time.perf_counter() - start
+
+
+def recall(index: Index, exact: ExactIndex, queries: Tensor, k: int) -> float:
+    """Measure what fraction of the k nearest keys `index` finds, on average over the queries [H, d].
+
+    A key as near as the last of the k counts: which of several equal ones is found makes no difference.
+    """
+    return float(found_among_nearest(index, exact, queries, k, k).float().mean())

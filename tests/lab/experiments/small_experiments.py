@@ -52,7 +52,8 @@ def settings_of(world: World, folder: Path) -> dict[str, Any]:
         "domains": {
             "verses": {"data_bin": str(world.data_bin), "published_bleu": 99.0, "published_in": "nowhere"},
             "few": {"text": {"train": str(world.folder / "valid.tsv"), "valid": "valid", "test": "test"},
-                    "references": ["test.en"], "unlike": "valid.en", "monolingual": ["valid.en"]},
+                    "references": ["test.en"], "unlike": "valid.en", "monolingual": ["valid.en"],
+                    "publish": True},
         },
         "tune_options": "--combiner fixed --decode 1",
         "bootstrap_samples": 20,

@@ -70,6 +70,7 @@ def test_experiment_finds_what_its_commands_find(world: World, made: Path, tmp_p
     assert knn["stores"] == fixed["stores"] and fixed["tuned"] is None  # the store was built once
     assert "tokens/verses/knn-mt" in fixed["stages"] and "k:2|" in fixed["retrieval_signature"]
     assert tenth["stores"]["tokens"]["share"] == 0.1 and tenth["tuned"]["on"] == "few"
+    assert str(out) not in tenth["tuned"]["options"]
     trusted = "--trust" in tenth["tuned"]["options"]
     assert (
         trusted == ("trust:learned-" in tenth["retrieval_signature"])
@@ -90,6 +91,9 @@ def test_results_have_length_what_is_copied_and_the_translations(made: Path) -> 
     reference = (made.parent / "test.en").read_text(encoding="utf-8").splitlines()
     with lzma.open(out / "outputs/few.tsv.xz", "rt", encoding="utf-8") as stream:
         columns = list(zip(*(line.rstrip("\n").split("\t") for line in stream)))
+    assert [path.name for path in (out / "outputs").iterdir()] == [
+        "few.tsv.xz"
+    ]  # the other is not for publishing
     names = {"base": "base", "knn-mt": "retrieval"}
     assert [column[0] for column in columns] == ["reference", *names] and [*columns[0][1:]] == reference
     for (name, file), column in zip(names.items(), columns[1:]):
@@ -108,6 +112,30 @@ def test_results_have_length_what_is_copied_and_the_translations(made: Path) -> 
         and "copied" not in results_of(made)["domains"]["verses"]
     )
     assert few["copied"]["reference"] == pytest.approx(share_in_runs(reference, text), abs=1e-4)
+
+
+def test_score_files_of_before_are_read_for_what_all_of_them_have(copied: Path) -> None:
+    """A system that is new has all systems scored, and comparisons of before stay done."""
+    (path,) = (
+        one
+        for one in (copied.parent / "out").rglob("*.json")
+        if "verses" in str(one) and _compares(one, "knn-mt")
+    )
+    table = json.loads(path.read_text(encoding="utf-8"))
+    del table["signatures"]["chrF++"]
+    table["rows"] = [{key: row[key] for key in row if "chrF++" not in key} for row in table["rows"]]
+    path.write_text(json.dumps(table), encoding="utf-8")
+    assert "0 stages run" in experiment(copied).stdout
+    systems = results_of(copied)["domains"]["verses"]["systems"]
+    assert all(one["scores"].keys() == {"BLEU", "chrF", "TER"} for one in systems.values())
+    assert systems["tenth"]["against"]["knn-mt"].keys() == {"BLEU", "chrF", "TER"}
+    few = results_of(copied)["domains"]["few"]["systems"]
+    assert all("chrF++" in one["scores"] for one in few.values())
+
+
+def _compares(path: Path, first: str) -> bool:
+    found = json.loads(path.read_text(encoding="utf-8"))
+    return isinstance(found, dict) and "signatures" in found and found["rows"][0]["system"] == first
 
 
 def share_in_runs(lines: list[str], text: list[str]) -> float:

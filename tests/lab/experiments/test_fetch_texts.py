@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import hashlib
 import io
 import lzma
 import tarfile
@@ -48,7 +49,10 @@ def deb(path: Path, files: dict[str, str]) -> None:
 
 def fetch(name: str, output: Path) -> dict[str, list[tuple[str, ...]]]:
     """Run the recipe; returns the pairs of each part."""
-    run(ROOT / "scripts/recipes/fetch_texts.py", name, output)
+    done = run(ROOT / "scripts/recipes/fetch_texts.py", name, output)
+    assert (
+        done.stdout.count(": figures will differ, because a package in") == 4
+    )  # these texts are not the known ones
     lines = {
         part: (output / f"{name}.{part}.tsv").read_text(encoding="utf-8").splitlines()
         for part in ("train", "valid", "test")
@@ -111,6 +115,21 @@ def test_office_is_joined_by_page_and_id(name: str, language: str, tmp_path: Pat
         ("Klicken Sie!", "Click!"),
         ("Ein Satz. Zwei.", "One sentence; two."),
     }  # neither what one language lacks nor what is the same in both
+
+
+def test_a_file_with_another_checksum_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = {line.split()[1]: line.split()[0] for line in fetch_texts.CHECKSUMS.read_text().splitlines()}
+    endings = ("test.tsv", "valid.tsv", "train.tsv", "mono.en")
+    assert known.keys() == {f"{name}.{ending}" for name in fetch_texts.SIZES for ending in endings}
+    path, sums = tmp_path / "office.mono.en", tmp_path / "texts.sha256"
+    path.write_text("Print Preview\n", encoding="utf-8")
+    monkeypatch.setattr(fetch_texts, "CHECKSUMS", sums)
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    sums.write_text(f"{digest}  office.mono.en\n", encoding="utf-8")
+    assert fetch_texts.compared(path) == "as texts.sha256 has it"
+    sums.write_text(f"{known[path.name]}  office.mono.en\n", encoding="utf-8")
+    told = fetch_texts.compared(path)
+    assert f"checksum {digest} where texts.sha256 has {known[path.name]}: figures will differ" in told
 
 
 def test_the_examples_are_true() -> None:

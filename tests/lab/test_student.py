@@ -12,25 +12,29 @@ from typing import Any
 import pytest
 import torch
 
-from fairseq_ccpr.models.phrase_encoder import PhraseEncoder, PhraseStudent, PhraseStudentConfig, span_ends
-from fairseq_ccpr.models.phrase_finder import PhraseFinder, Segmentation
-from fairseq_ccpr.text.pairs import read_pairs
-from fairseq_ccpr.text.subwords import collate
-from fairseq_ccpr.training.phrase_distillation import (
+from fairseq_ccpr.lab.student.model import PhraseStudent, PhraseStudentConfig, span_ends
+from fairseq_ccpr.lab.student.training import (
     PhraseDistillation,
     PhraseDistillationConfig,
     PhraseDistillationTask,
 )
+from fairseq_ccpr.models.phrase_encoder import PhraseEncoder
+from fairseq_ccpr.models.phrase_finder import PhraseFinder, Segmentation
+from fairseq_ccpr.text.pairs import read_pairs
+from fairseq_ccpr.text.subwords import collate
 from tests.helpers import USER_DIR, call, refused, run
 from tests.small_models import Ccpr, World, Xpr, build_phrases, other_encoder, random_encoders
 from tests.training.two_processes import gradient_of_two_processes
+
+pytestmark = pytest.mark.full
 
 VALID = re.compile(r"valid on 'valid' subset \| loss ([\d.]+) .*cosine ([\d.]+)")
 
 
 def training(ccpr: Ccpr, save_dir: Path, updates: int, *extra: object) -> list[object]:
-    words = f"--user-dir {USER_DIR} --task phrase_distillation --arch phrase_student --criterion phrase_distillation --cpu "
-    words += "--layers 1 --optimizer adam --lr 3e-3 --max-tokens 1500 --num-workers 0 --log-format simple "
+    words = f"--user-dir {USER_DIR}/lab/student --task phrase_distillation --arch phrase_student "
+    words += "--criterion phrase_distillation --cpu --layers 1 "
+    words += "--optimizer adam --lr 3e-3 --max-tokens 1500 --num-workers 0 --log-format simple "
     words += "--valid-sentences 40 --no-epoch-checkpoints"
     what = ["--text", ccpr.pairs, "--phrase-encoder", ccpr.checkpoint]
     return ["fairseq-train", *words.split(), *what, "--save-dir", save_dir, "--max-update", updates, *extra]
@@ -168,7 +172,6 @@ def test_cells_of_text_are_sentences_once_each(ccpr: Ccpr, tmp_path: Path) -> No
     assert task.dataset("train").texts == ["and", "ein Tag", "a day", "a night"]
 
 
-@pytest.mark.full
 def test_training_comes_near_to_the_teacher(trained: Trained, ccpr: Ccpr) -> None:
     found = [tuple(map(float, one)) for one in VALID.findall(trained.log)]
     assert len(found) > 1 and found[-1][0] < 0.7 * found[0][0] and found[-1][1] > found[0][1]
@@ -179,7 +182,6 @@ def test_training_comes_near_to_the_teacher(trained: Trained, ccpr: Ccpr) -> Non
     assert 1 - learned < 0.6 * (1 - untrained)
 
 
-@pytest.mark.full
 def test_it_builds_and_decodes_as_any_other(
     trained: Trained, ccpr: Ccpr, world: World, tmp_path: Path
 ) -> None:
@@ -195,7 +197,7 @@ def test_it_builds_and_decodes_as_any_other(
         "--cpu",
         "--max-len-b",
         30,
-        "--phrase-min-similarity",
+        "--phrases-min-similarity",
         0,
     ]
     (tmp_path / "in.txt").write_text("Und Gott sprach zu Noah.\n", encoding="utf-8")
@@ -203,11 +205,10 @@ def test_it_builds_and_decodes_as_any_other(
     shown = call(*asked)
     assert PhraseEncoder.load(trained.checkpoint).fingerprint()[:12] in shown.stderr and shown.stdout.strip()
     refused(
-        call(*asked, "--phrase-encoder", ccpr.checkpoint, check=False), "with another encoder"
+        call(*asked, "--phrases-encoder", ccpr.checkpoint, check=False), "with another encoder"
     )  # the vectors are its own
 
 
-@pytest.mark.full
 def test_a_stopped_training_resumes(trained: Trained, ccpr: Ccpr, tmp_path: Path) -> None:
     call(*training(ccpr, tmp_path / "run", 25))
     log = run(*training(ccpr, tmp_path / "run", 60)).stdout
@@ -219,7 +220,6 @@ def test_a_stopped_training_resumes(trained: Trained, ccpr: Ccpr, tmp_path: Path
     assert all(torch.equal(tensor, before[name]) for name, tensor in again.items())
 
 
-@pytest.mark.full
 def test_half_precision_changes_little(trained: Trained, ccpr: Ccpr, tmp_path: Path) -> None:
     """That of the checkpoint which is kept, and a student of a student."""
     shutil.copytree(trained.checkpoint.parent, tmp_path / "kept", ignore=shutil.ignore_patterns("*.pt"))
@@ -230,7 +230,6 @@ def test_half_precision_changes_little(trained: Trained, ccpr: Ccpr, tmp_path: P
     assert PhraseEncoder.load(tmp_path / "again/checkpoint_last.pt").context.layers == 1
 
 
-@pytest.mark.full
 def test_bad_input(ccpr: Ccpr, xpr: Xpr, tmp_path: Path) -> None:
     def trains(*extra: object) -> Any:
         return call(*training(ccpr, tmp_path / "run", 1, *extra), check=False)

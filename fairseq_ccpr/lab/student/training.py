@@ -19,7 +19,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.models.phrase_encoder import COSINE, PhraseEncoder, span_ends
+from fairseq_ccpr.lab.student.model import span_ends
+from fairseq_ccpr.models.phrase_encoder import COSINE, PhraseEncoder
 from fairseq_ccpr.paths import split_paths
 from fairseq_ccpr.text.pairs import read_lines
 from fairseq_ccpr.text.subwords import Subwords, SubwordTokenizer, collate
