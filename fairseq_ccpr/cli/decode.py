@@ -73,7 +73,7 @@ FILE.trust.
 
 For an adapter's keys the grid has both a fixed lambda and lambda*; --tokens-confidence or --no-tokens-confidence
 restricts it to one of them, --tokens-k, --tokens-temperature and --tokens-likeness to one value. These are not tuned,
-and are stored as given: --tokens-sentences, --tokens-lambda-star, --tokens-min-similarity, --tokens-lambda-max,
+and are stored as given: --tokens-lambda-star, --tokens-min-similarity, --tokens-lambda-max,
 --tokens-guard, --phrases-k, --phrases-min-similarity, --phrases-threshold, --phrases-segmentation,
 --retrieval-lambda-max.
 """,

@@ -31,7 +31,7 @@ from fairseq_ccpr.datastore.learned import (
     phrases_of_sentences,
 )
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
-from fairseq_ccpr.datastore.source_index import SentenceMemory, SourceIndex, ranges
+from fairseq_ccpr.datastore.source_index import SentenceMemory, SourceIndex
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.search import ExactIndex, Index
 from fairseq_ccpr.search.exact import half_norms
@@ -175,34 +175,6 @@ class LearnedEntries:
     @cached_property
     def _sentences_gone(self) -> np.ndarray:
         return self.stored_sentences[self.gone].unique().cpu().numpy()
-
-    @cached_property
-    def _sizes(self) -> np.ndarray:
-        """How many entries each sentence has, int64 [S']; 0 where they do not count."""
-        assert self.source_index is not None
-        learned = np.array([pair.tokens for pair in self.pairs], np.int64)
-        sizes = np.concatenate([np.diff(self.source_index.sentences[:, 0]), learned])
-        sizes[self._sentences_gone] = 0
-        return sizes
-
-    def most_alike(self, sims: np.ndarray, count: int) -> np.ndarray:
-        """List entries of the sentences with the highest likeness, [S'], until they are `count`: int64 [n].
-
-        They are none where nothing is like the source at all.
-        """
-        if not sims.max(initial=0.0):
-            return np.empty(0, np.int64)
-        assert self.source_index is not None
-        there = np.flatnonzero(self._sizes)
-        near = there[np.argpartition(-sims[there], min(count, len(there)) - 1)[:count]]
-        near = near[np.lexsort((-near, -sims[near]))]  # of equal ones the newest first
-        near = near[: int(np.searchsorted(np.cumsum(self._sizes[near]), count)) + 1]
-        own = self.source_index.described.sentences
-        stored, learned = near[near < own], near[near >= own]
-        first = self.rows[learned - own] + len(self.stored_sentences)
-        return np.concatenate(
-            [self.source_index.entries(stored), ranges(first, first + self._sizes[learned])]
-        )
 
     @cached_property
     def _first_rows(self) -> Tensor:

@@ -95,15 +95,6 @@ class TokenRetrievalSettings:
         sign="gamma",
         automatic=True,
     )
-    sentences: int = option(
-        0,
-        "search exactly, and only, among about so many entries, of the sentences most like the one that is "
-        "translated; 0: among all, with the index",
-        within="[0, inf)",
-        needs="at least 0 entries",
-        sign="among",
-        automatic=True,
-    )
     guard: bool = option(
         False,
         "translate sentences that none of the datastore's is like without it, and lower the weight for "
@@ -369,16 +360,10 @@ def token_settings(
             "another, which is measured of 10,000 entries or more, when they are built: build it again, or "
             "leave the guard out"
         )
-    if (settings.likeness or settings.sentences) and datastore.section.source_index is None:
-        name = "likeness" if settings.likeness else "sentences"
+    if settings.likeness and datastore.section.source_index is None:
         raise ConfigurationError(
-            f"--tokens-{name} needs the source sentences, and {datastore.directory} was built before these "
+            f"--tokens-likeness needs the source sentences, and {datastore.directory} was built before these "
             "were kept: build it again, or give 0"
-        )
-    if settings.sentences and datastore.section.store is not None:
-        raise ConfigurationError(
-            f"--tokens-sentences needs keys in the folder, and those of {datastore.directory} are in "
-            f"{datastore.section.store}: leave it out"
         )
     if unit and settings.temperature >= 1:
         logger.warning(

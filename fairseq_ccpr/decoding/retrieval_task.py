@@ -462,14 +462,6 @@ class RetrievalTask(FairseqTask):
                 f"the retriever {type(retriever).__name__} has no {' and no '.join(missing)}: give it "
                 "datastore, search and describe, as fairseq_ccpr.Retriever has them"
             )
-        if (
-            self.settings[TokenRetrievalSettings].sentences
-            and getattr(type(retriever), "search", None) is not TokenRetriever.search
-        ):
-            raise ConfigurationError(
-                f"--tokens-sentences takes the place of the search of {TokenRetriever.__name__}, and the "
-                f"retriever is a {type(retriever).__name__}: leave it out"
-            )
         learned = LearnedMemory(datastore, device, self._learning_phrases)
         if not learned.entries.empty and not isinstance(retriever, LearningRetriever):
             raise ConfigurationError(

@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from fairseq_ccpr.datastore.source_index import Likeness
-from fairseq_ccpr.search.candidates import Candidates
 from fairseq_ccpr.timing import LIKENESS, phase
 
 if TYPE_CHECKING:
     from fairseq_ccpr.decoding.token_memory import TokenMemory
-    from fairseq_ccpr.decoding.token_retriever import Neighbours, TokenRetriever
+    from fairseq_ccpr.decoding.token_retriever import Neighbours
 
 # What trust looks at of each source sentence: fp32 [B] by name. A feature of the source is a line here, and
 # nothing elsewhere.
@@ -70,19 +68,6 @@ class SourceLikeness:
 
     def prepare(self) -> None:
         _ = self.strange, self._sims, self._columns
-        if self.memory.settings.sentences:
-            _ = self.candidates
-
-    @cached_property
-    def candidates(self) -> Candidates:
-        """The entries of the sentences most like each source, about as many as the settings say."""
-        learned = self.memory.learned
-        assert learned is not None
-        retriever = cast("TokenRetriever", self.memory.searched)  # as the task has made sure
-        rows = self._found.sims if self._found is not None else np.zeros((len(self.sources), 0), np.float16)
-        return retriever.candidates(
-            [learned.entries.most_alike(row, self.memory.settings.sentences) for row in rows]
-        )
 
     def of(self, found: Neighbours, rows: Tensor) -> Neighbours:
         """Add the likeness of the neighbours' sentences to the sources in these rows, int64 [N]."""

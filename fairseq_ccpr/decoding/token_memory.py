@@ -145,7 +145,7 @@ class TokenMemory(Memory):
         rows = torch.arange(len(sources), device=sources.device)
         likeness = SourceLikeness(memory, sources.cpu(), sources.device)
         certain = False
-        if not sync_is_free(sources.device) and not memory.settings.sentences:
+        if not sync_is_free(sources.device):
             certain = isinstance(asked, TokenRetriever) and asked.always_finds(memory.asked_for, self.unknown)
         return TokenBatch(memory, find, likeness, rows, certain)
 
@@ -306,7 +306,7 @@ class TokenMemory(Memory):
         given = self.settings
         for k, temperature, likeness in product(neighbours, temperatures, likenesses):
             shape: dict[str, Any] = {"k": k, "temperature": temperature, "likeness": likeness}
-            point = TokenRetrievalSettings(lambda_=1.0, guard=given.guard, sentences=given.sentences, **shape)
+            point = TokenRetrievalSettings(lambda_=1.0, guard=given.guard, **shape)
             best = found.best(point)
             retrieved = best.retrieved(targets, temperature)
             for confidence, lambda_ in product(confidences, TUNED_LAMBDAS):
@@ -359,7 +359,7 @@ class TokenBatch(MemoryBatch):
     rows: Tensor  # int64 [H], the sentence of each hypothesis
     certain: bool = False  # whether searches leave no neighbour out
     _stream: torch.cuda.Stream | None = None
-    _beam: int = 0  # hypotheses of a sentence; 0 before the first step
+    _begun: bool = False  # whether hypotheses of a sentence may differ
     # fp32 [H, 6 + S], what was `observed` so far, summed up, and what is known of the source
     _followed: Tensor | None = None
 
@@ -386,31 +386,21 @@ class TokenBatch(MemoryBatch):
         """Whether no neighbour is missing, as far as that is known without asking a GPU."""
         return self.certain and self.likeness.strange is None
 
-    def search(self, queries: Tensor, rows: Tensor, each: int | None = None) -> Neighbours:
+    def search(self, queries: Tensor, rows: Tensor) -> Neighbours:
         """Find the entries nearest to queries [N, d] of the sentences in these rows of the batch, int64 [N].
 
         They are k, or as many as the best k are chosen among where their sentences count. Those of the
         unknown token count as missing, in their places: their scores are -inf.
-
-        Args:
-            each: how many queries each sentence has that has any; None: they differ.
         """
-        settings, strange = self.memory.settings, self.likeness.strange
+        strange = self.likeness.strange
         k = self.memory.asked_for
         if strange is not None and strange[0]:
             return Neighbours.missing(queries, k)
-        some, asked, of = None, queries, rows
+        some, asked = None, queries
         if strange is not None and not queries.is_cuda:
             some = (~strange[1][rows]).nonzero()[:, 0]
-            asked, of = queries[some], rows[some]
-        if some is not None and not len(some):
-            found = Neighbours.missing(asked, k)
-        elif settings.sentences:
-            retriever = self.memory.searched
-            assert isinstance(retriever, TokenRetriever)  # as the task has made sure
-            found = retriever.search_among(self.likeness.candidates, asked, of, k, each)
-        else:
-            found = self.find(asked, k)
+            asked = queries[some]
+        found = self.find(asked, k) if len(asked) else Neighbours.missing(asked, k)
         if some is not None:
             everything = Neighbours.missing(queries, k)
             everything.put(some, found)
@@ -422,7 +412,7 @@ class TokenBatch(MemoryBatch):
         ):
             unknown = found.values == self.memory.unknown
             found = found._replace(scores=found.scores.masked_fill(unknown, float("-inf")))
-        return self.likeness.of(found, rows) if settings.likeness else found
+        return self.likeness.of(found, rows) if self.memory.settings.likeness else found
 
     @contextmanager
     def _on_second_stream(self, queries: Tensor) -> Iterator[None]:
@@ -462,10 +452,10 @@ class TokenStep(MemoryBatch):
     def search(self, states: Tensor) -> None:
         batch, settings, queries = self.batch, self.batch.memory.settings, states[:, -1]
         # All hypotheses of a sentence are alike at the first step: one search serves them.
-        copies, each = (1, batch._beam) if batch._beam else (len(queries) // batch.sentences, 1)
-        batch._beam = batch._beam or copies
+        copies = 1 if batch._begun else len(queries) // batch.sentences
+        batch._begun = True
         with batch._on_second_stream(queries) if queries.is_cuda else nullcontext():
-            found = batch.search(queries[::copies], batch.rows[::copies], each)
+            found = batch.search(queries[::copies], batch.rows[::copies])
             if copies > 1:
                 found = found.changed(lambda part: part.repeat_interleave(copies, dim=0))
             complete, lost = batch.complete, None

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, Protocol, runtime_checkable
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -20,15 +19,11 @@ from fairseq_ccpr.decoding.forced import joined
 from fairseq_ccpr.decoding.learned_memory import LearnedEntries
 from fairseq_ccpr.decoding.options import TokenRetrievalSettings
 from fairseq_ccpr.decoding.remote_answers import RemoteAnswers
-from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.search import EXACT, ExactIndex
-from fairseq_ccpr.search.candidates import Candidates
 from fairseq_ccpr.search.exact import largest
 from fairseq_ccpr.search.live import search_without
 from fairseq_ccpr.storage.arrays import as_tensor
 from fairseq_ccpr.storage.fingerprint import short
-
-MOST_BYTES = 4 << 30  # that keys gathered for a batch may take
 
 
 class Neighbours(NamedTuple):
@@ -149,45 +144,6 @@ class TokenRetriever:
         # Places stand for ids, which may be missing: of equal scores the datastore's own come first.
         best, places = largest(scores, k)
         return Neighbours(ids.gather(1, places), best, values.gather(1, places).long())
-
-    def candidates(self, entries: list[np.ndarray]) -> Candidates:
-        """Gather the keys of entries, int64 [n] for each sentence, to be searched with `search_among`.
-
-        Raises:
-            ConfigurationError: they take more memory than `MOST_BYTES`.
-        """
-        own, device = self.index.size, self.values.device
-        keys = self.index.keys if isinstance(self.index, ExactIndex) else as_tensor(self.datastore.keys)
-        most = max(1, *(len(one) for one in entries))
-        dtype = torch.float16 if device.type == "cuda" else torch.float32
-        if (needed := len(entries) * most * keys.size(1) * dtype.itemsize) > MOST_BYTES:
-            smaller = len(entries) * MOST_BYTES // needed
-            raise ConfigurationError(
-                f"--tokens-sentences gathers {most:,} keys for each of {len(entries):,} sentences, "
-                f"{needed / 1e9:.0f} GB: give "
-                f"fewer{f', or a --batch-size of up to {smaller:,}' if smaller else ''}"
-            )
-        gathered = torch.zeros(len(entries), most, keys.size(1), dtype=dtype, device=device)
-        numbers = torch.full((len(entries), most), -1)
-        for row, some in enumerate(map(torch.from_numpy, entries)):
-            stored = some < own
-            gathered[row, : int(stored.sum())] = keys[some[stored].to(keys.device)].to(device, dtype)
-            numbers[row, : len(some)] = torch.cat([some[stored], some[~stored]])
-            if self.learned is not None and not stored.all():
-                learned = self.learned.index.keys[(some[~stored] - own).to(device)]
-                gathered[row, int(stored.sum()) : len(some)] = learned.to(dtype)
-        return Candidates(gathered, numbers.to(device), self.datastore.section.index.metric)
-
-    def search_among(
-        self, candidates: Candidates, queries: Tensor, rows: Tensor, k: int, each: int | None
-    ) -> Neighbours:
-        """Find the k nearest candidates of the decoder's states; see `Candidates.search`."""
-        scores, ids = candidates.search(self.project(queries).float(), rows, k, each)
-        values = self.values[ids.clamp(0, len(self.values) - 1)]
-        if self.learned is not None and self.learned.index.size:
-            learned = self.learned.values[(ids - self.index.size).clamp_min(0)]
-            values = torch.where(ids >= self.index.size, learned, values)
-        return Neighbours(ids, scores, values.long())
 
     def with_learned(self, entries: LearnedEntries) -> TokenRetriever:
         other = copy.copy(self)

@@ -43,7 +43,7 @@ if [ $# -gt 0 ]; then
   fi
 fi
 mkdir -p "$output"
-rm -f "$output"/{search,exact-*,sentences,faiss,gpu}.{json,md} # of earlier runs
+rm -f "$output"/{search,exact-*,faiss,gpu}.{json,md} # of earlier runs
 failed=
 
 stage() { # SECONDS NAME COMMAND...
@@ -75,7 +75,6 @@ if python -c 'import fairseq, pytest' 2>/dev/null; then
     measure 130 "exact-${sizes[0]}" "$@" --systems "${systems[@]}" --sizes "${sizes[0]}" --index exact
     if [ ${#tokens[@]} -gt 0 ]; then
       measure 100 "exact-${sizes[1]}" "$@" --systems "${sized[@]}" --sizes "${sizes[1]}" --index exact
-      measure 50 sentences "$@" --systems "${tokens[@]}" --sizes "${sizes[0]}" --index exact --tokens-sentences 64
       if [ -n "${REHEARSE:-}" ] || python -c 'import faiss; faiss.StandardGpuResources' 2>/dev/null; then
         measure 80 faiss "$@" --systems "${tokens[@]}" --sizes "${sizes[0]}" --index "$lists"
       fi

@@ -23,7 +23,7 @@ from fairseq_ccpr.evaluation.test_set import load
 from fairseq_ccpr.inference.resources import parse_generation
 from fairseq_ccpr.search.faiss_index import automatic_factory
 from fairseq_ccpr.text.pairs import read_pairs
-from tests.helpers import ROOT, call, equal, output_of, refused, run, texts
+from tests.helpers import ROOT, call, equal, output_of, run
 from tests.small_models import PAIRS, World, build
 
 SEARCHES = [
@@ -55,10 +55,9 @@ def test_retrieval_changes_every_kind_of_search(decode: Callable, search: list) 
     assert not equal(decode(*search, "--tokens-lambda", 0.8), decode(*search, base=True), tolerance=1e-2)
 
 
-@pytest.mark.parametrize("sentences", [0, 400], ids=["all", "some sentences"])
 @pytest.mark.parametrize("likeness", [0, 6])
-def test_retrieval_does_not_depend_on_the_batch(decode: Callable, likeness: float, sentences: int) -> None:
-    words = ["--tokens-lambda", 0.6, "--tokens-likeness", likeness, "--tokens-sentences", sentences]
+def test_retrieval_does_not_depend_on_the_batch(decode: Callable, likeness: float) -> None:
+    words = ["--tokens-lambda", 0.6, "--tokens-likeness", likeness]
     together = decode(*words)
     for size in (1, 7):
         assert equal(decode(*words, "--batch-size", size), together, tolerance=2e-3)
@@ -119,59 +118,11 @@ def test_scores_equal_a_dense_float64_computation(world: World, decode: Callable
             assert abs(best["positional_scores"][t].item() - wanted) < 5e-3
 
 
-@pytest.mark.parametrize("likeness, sentences", [(0, 0), (6, 0), (6, 400)])
-def test_scoring_a_hypothesis_gives_the_score_beam_search_gave(
-    check_rescoring: Callable, likeness: float, sentences: int
-) -> None:
-    check_rescoring("--tokens-lambda", 0.6, "--tokens-likeness", likeness, "--tokens-sentences", sentences)
-
-
 @pytest.mark.parametrize("likeness", [0, 6])
-def test_among_all_sentences_is_exact_search(world: World, decode: Callable, likeness: float) -> None:
-    words = ["--tokens-lambda", 0.6, "--tokens-likeness", likeness, "--tokens-sentences"]
-    everything = decode(*words, 0)
-    for more in (0, 10**6):
-        assert equal(
-            decode(*words, TokenDatastore(world.datastore).section.size + more), everything, tolerance=1e-4
-        )
-    some = decode(*words, 300)
-    assert not equal(some, everything, tolerance=1e-2) and not equal(some, decode(base=True), tolerance=1e-2)
-
-
-def test_among_sentences_of_any_datastore(world: World, decode: Callable, tmp_path: Path) -> None:
-    """Of few numbers, through an approximate index, learned into, and empty."""
-    build(world, few := tmp_path / "few", "--fraction", 0.1, "--index", "exact")
-    words = ["--datastore", few, "--tokens-lambda", 0.6, "--beam", 2, "--tokens-sentences"]
-    assert equal(decode(*words, TokenDatastore(few).section.size), decode(*words, 0), tolerance=1e-4)
-    call(
-        "build memory",
-        "--path",
-        world.model,
-        "--data",
-        world.data_bin,
-        "--output",
-        empty := tmp_path / "empty",
-    )
-    source, target = next(iter(read_pairs(world.folder / "train.tsv")))
-    with Translator(datastore=empty, device="cpu", tokens_sentences=100) as translator:
-        before = texts(translator, [source])
-        translator.learn(source, target)
-        assert texts(translator, [source]) == [target] != before
-    shutil.copytree(world.datastore, copied := tmp_path / "copied")
-    build(world, copied, "--index", "IVF16,SQ8", "--index-parameters", "nprobe=1")
-    with Translator(datastore=copied, device="cpu", tokens_sentences=10**6, tokens_lambda=0.6) as translator:
-        translator.learn(source, "Nothing like it.")
-        among = translator.translate([source + " " + source])
-        rows = translator.find_memory(TokenMemory).learned.entries.sentences
-        assert (
-            rows.size == TokenDatastore(copied).section.source_index.sentences + 1 and next(iter(among)).text
-        )
-
-
-def test_keys_of_too_many_sentences_are_refused(world: World) -> None:
-    with patch("fairseq_ccpr.decoding.token_retriever.MOST_BYTES", 10**6):
-        done = call("fairseq-generate", *world.options("--tokens-sentences", 5000), check=False)
-    refused(done, "--tokens-sentences gathers 5,\\d+ keys for each of 20 sentences", "--batch-size")
+def test_scoring_a_hypothesis_gives_the_score_beam_search_gave(
+    check_rescoring: Callable, likeness: float
+) -> None:
+    check_rescoring("--tokens-lambda", 0.6, "--tokens-likeness", likeness)
 
 
 def test_what_was_learned_is_like_its_source_and_forgotten_as_if_it_never_was(
@@ -189,8 +140,6 @@ def test_what_was_learned_is_like_its_source_and_forgotten_as_if_it_never_was(
         memory = translator.ensemble.find(TokenMemory).learned
         rows = torch.arange(own.section.size, own.section.size + memory.entries.index.size)
         sims, best = memory.entries.sentences.likeness([np.array(source)])
-        few = memory.entries.most_alike(sims[0], 1)
-        assert few.tolist() == rows.tolist()
         assert (
             best.tolist() == pytest.approx([1.0])
             and (sims[0, memory.entries.sentences_of(rows)] == best).all()

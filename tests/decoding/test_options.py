@@ -36,7 +36,7 @@ from tests.small_models import World
 # Of each field the options that change it.
 TOKENS: dict[str, list[object]] = {
     "k": ["--tokens-k", 3], "lambda_": ["--tokens-lambda", 0.9], "temperature": ["--tokens-temperature", 50],
-    "likeness": ["--tokens-likeness", 2], "sentences": ["--tokens-sentences", 100],
+    "likeness": ["--tokens-likeness", 2],
 }  # fmt: skip
 OF_OTHER_TEXT = ("guard",)  # see test_followed_hypotheses
 OF_UNIT_KEYS = ("confidence", "lambda_max", "min_similarity", "lambda_star")

@@ -248,20 +248,15 @@ def test_a_search_without_tokens_is_refused(phrase_store: Path, world: World) ->
     refused(call("benchmark decoding", world.data_bin, *words, check=False), "none of --systems has one")
 
 
-@pytest.mark.parametrize("sentences", [0, 4])
-def test_what_has_no_size_is_measured_as_it_is(
-    phrase_store: Path, world: World, tmp_path: Path, sentences: int
-) -> None:
-    """Phrases alone, and entries of the sentences most like the source alone."""
-    words = [*world.options("--tokens-sentences", sentences), "--repeats", 1, "--only", "decoding"]
+def test_what_has_no_size_is_measured_as_it_is(phrase_store: Path, world: World, tmp_path: Path) -> None:
+    words = [*world.options("--repeats", 1, "--only", "decoding")]
     at = words.index("--datastore")
     systems = ["--systems", f"phrases={phrase_store}", f"tokens={world.datastore}"]
     sizes = ["--sizes", 300, 400, "--batches", 1, "--quiet", "--json", found := tmp_path / "found.json"]
     call("benchmark decoding", *words[:at], *words[at + 2 :], *systems, *sizes)
     rows = json.loads(found.read_text(encoding="utf-8"))["decoding"]
     entries = [(row["system"], row["entries"]) for row in rows if row["system"] not in (BASE, EQUIPPED)]
-    searched = [("tokens", 0)] if sentences else [("tokens", 300), ("tokens", 400)]
-    assert sorted(entries) == [("phrases", 0), *searched]
+    assert sorted(entries) == [("phrases", 0), ("tokens", 300), ("tokens", 400)]
     by_name = {row["system"]: row for row in rows}
-    assert "search" in by_name["tokens"]["parts"] and (by_name["tokens"]["floor"] > 0) == (not sentences)
+    assert "search" in by_name["tokens"]["parts"] and by_name["tokens"]["floor"] > 0
     assert 0 < by_name[EQUIPPED]["operations"] < by_name["tokens"]["operations"]

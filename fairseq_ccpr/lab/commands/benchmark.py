@@ -44,7 +44,7 @@ Measure, for token datastores of any size, decoding speed relative to plain fair
 A system is a name and the --datastore of fairseq-generate; its token part is cut down or filled up to each of the
 sizes, with keys around its own and tokens as frequent as its own. Two systems are always measured: base, which is plain
 fairseq, and base+, the same with the beam search and the --precision of the others. Systems take turns, repeat by
-repeat; systems without a token part, or with --tokens-sentences, are measured once, as they are. All other options
+repeat; systems without a token part are measured once, as they are. All other options
 are those of fairseq-generate --task translation_retrieval, and hold for every system.
 
 Decoding is measured with the first --index, in batches of sentences of about the median length; a batch of 1 token is a

@@ -92,7 +92,7 @@ class SpeedTest:
     def resize(self, entries: int, choice: str) -> None:
         """Give every system a token datastore of so many entries, made from its own; some may share one.
 
-        Systems without one, or with `--tokens-sentences`, have no size, and take their turns but once.
+        Systems without one have no size, and take their turns but once.
         """
         self.turns = list(ALONE)
         made: dict[Path, tuple[Index, Tensor, Tensor, str]] = {}
@@ -101,7 +101,7 @@ class SpeedTest:
                 continue
             ensemble: RetrievalEnsemble = generator.model
             tokens = ensemble.find(TokenMemory)
-            if tokens is None or tokens.settings.sentences:
+            if tokens is None:
                 self.turns += [name] * (name not in self.signatures)
                 self.signatures[name] = ensemble.signature()
                 continue
@@ -148,7 +148,7 @@ class SpeedTest:
     def _index(self, name: str) -> Index | None:
         """The index that a system searches each step, if it does; the one that `resize` made."""
         tokens = self.generators[name].model.find(TokenMemory) if name not in ALONE else None
-        return None if tokens is None or tokens.settings.sentences else tokens.retriever.index
+        return None if tokens is None else tokens.retriever.index
 
     def measure(self, batch: int, repeats: int, limits: Limits) -> list[DecodingSpeed]:
         """Time every system on the same batches: once to warm up, then `repeats` times in turns."""
