@@ -190,10 +190,11 @@ def rounded(queries: Tensor, keys: Tensor) -> Tensor:
 
 
 def products(queries: Tensor, keys: Tensor) -> Tensor:
-    """Multiply queries [H, d] with keys [N, d]: fp32 [H, N]; halves on a GPU alone."""
+    """Multiply queries [H, d] with keys [N, d], or batches of both: fp32 [H, N]; halves on a GPU alone."""
+    multiply, transposed = (torch.mm if keys.dim() == 2 else torch.bmm), keys.transpose(-1, -2)
     if keys.dtype in HALVES:
-        return torch.mm(queries, keys.T, out_dtype=torch.float32)
-    return queries @ keys.T
+        return multiply(queries, transposed, out_dtype=torch.float32)
+    return multiply(queries, transposed)
 
 
 def half_norms(keys: Tensor) -> Tensor:
