@@ -18,12 +18,11 @@ import numpy as np
 import torch
 from fairseq import options
 
-from fairseq_ccpr.building.corpus import sample_domain
 from fairseq_ccpr.building.part import ADAPTER, RAW, VALID, ChunkRows, Processes, TokenPart, refuse_foreign
 from fairseq_ccpr.building.token_build import PCA_DIMENSION, TRAINED_ADAPTER, Extraction, TokenBuildSettings
 from fairseq_ccpr.child_process import locked, run_child
 from fairseq_ccpr.datastore.manifest import Manifest, ProjectionDescription, TokenSection
-from fairseq_ccpr.datastore.parts import DOMAIN, KEYS, PROJECTION_FILE, PROVENANCE, VALUES
+from fairseq_ccpr.datastore.parts import KEYS, PROJECTION_FILE, PROVENANCE, VALUES
 from fairseq_ccpr.datastore.token import KeyProjection, TokenDatastore, fit_pca, sample_rows
 from fairseq_ccpr.errors import CheckpointError, ConfigurationError, DatastoreError
 from fairseq_ccpr.models.token_adapter import TokenAdapter, TokenAdapterConfig, default_output
@@ -262,9 +261,6 @@ class _Plan:
                 kept = {VALUES: raw.values, PROVENANCE: raw.provenance}
                 yield number, rows.start, {KEYS: keys} | {name: array[rows] for name, array in kept.items()}
 
-        # An older raw datastore has no statistics of its own text, but has the states to compute them from.
-        domain = raw.open_domain() or sample_domain(raw.keys, raw.provenance)
-        domain.save(part.partial / DOMAIN)
         sizes = {i: min(PROJECTED_ROWS, part.section.size - start) for i, start in enumerate(blocks)}
         part.fill(sizes, write, "projection")
         self.extraction.tell(part, raw.keys)

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
-from shutil import copyfile, rmtree
+from shutil import rmtree
 
 import numpy as np
 
@@ -45,7 +45,7 @@ from fairseq_ccpr.datastore.learned import (
     remove_superseded,
 )
 from fairseq_ccpr.datastore.manifest import Manifest, PhraseSection, Section, Source, TokenSection
-from fairseq_ccpr.datastore.parts import DOMAIN, KEYS, MEMBERS, PROVENANCE, SPANS, VALUES
+from fairseq_ccpr.datastore.parts import KEYS, MEMBERS, PROVENANCE, SPANS, VALUES
 from fairseq_ccpr.datastore.phrase import PhraseDatastore, open_sentences
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.datastore.written_subwords import remove_stale
@@ -243,8 +243,6 @@ def _write_tokens(
     left, new = section.size - sum(n for _, n in learned.gone), sum(len(block[VALUES]) for block in blocks)
     size = left + new - sum(source.size for source in sources)  # also of pairs that a damaged journal lost
     sources.append(Source(name, corpus, size, sentences, 1.0, {LEARNED: sentences}))
-    if section.domain:  # of the decoder's states, which keys of an adapter are not; replaced where they are
-        copyfile(datastore.folder / DOMAIN, folder / DOMAIN)
     return write_tokens(datastore, parts, sources, folder, progress, grown=True)
 
 

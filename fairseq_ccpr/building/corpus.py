@@ -11,11 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from fairseq.data import data_utils
 
-from fairseq_ccpr.datastore.domain import STATES, Domain
-from fairseq_ccpr.errors import ConfigurationError, DatastoreError
+from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.storage.data_bin import corpus_fingerprint, has_subset, parts_of, what_is_there
 from fairseq_ccpr.text.languages import LanguageTags
 
@@ -154,56 +152,3 @@ def chunks_of_shard(total: int, num_shards: int, shard_id: int, unit: str) -> ra
             f"{total} shards, or shorter chunks"
         )
     return range(total * shard_id // num_shards, total * (shard_id + 1) // num_shards)
-
-
-def sample_domain(keys: np.ndarray, provenance: np.ndarray) -> Domain:
-    """Describe the text of a datastore by whole sentences spread evenly over it, read block by block.
-
-    Args:
-        keys: fp16 [N, d], the decoder's own states.
-        provenance: int32 [N, 2], sentence and position of each; the tokens of a sentence stand together, in
-            order.
-    """
-    sentences = sum(len(starts) for starts in _sentence_starts(provenance))
-    chosen = _spread(sentences, STATES * sentences // len(provenance))
-    ranks = np.stack([chosen, chosen + 1], axis=1)
-    # the sentence after the last begins at the end
-    spans = np.full(ranks.shape, len(provenance), dtype=np.int64)
-    before = 0
-    for starts in _sentence_starts(provenance):
-        here = (ranks >= before) & (ranks < before + len(starts))
-        spans[here] = starts[ranks[here] - before]
-        before += len(starts)
-    states = np.concatenate([keys[start:end] for start, end in spans])
-    numbers = provenance[spans[:, 0], 0].astype(np.int64)
-    if not np.isfinite(states).all():
-        raise DatastoreError("the keys are damaged (NaN or infinite numbers): build the datastore again")
-    return Domain.of(
-        torch.from_numpy(states), torch.from_numpy(spans[:, 1] - spans[:, 0]), torch.from_numpy(numbers)
-    )
-
-
-def join_domains(domains: list[Domain], weights: list[int]) -> Domain:
-    """Describe the text of several datastores by sentences of each sample, in proportion to `weights`."""
-    thinned = []
-    for domain, weight in zip(domains, weights):
-        sentences = len(domain.lengths)
-        due = STATES * weight / sum(weights)
-        chosen = torch.zeros(sentences, dtype=torch.bool)
-        chosen[_spread(sentences, int(sentences * due / len(domain.states)))] = True
-        thinned.append(domain.select(chosen))
-    joined = {
-        name: torch.cat([getattr(one, name) for one in thinned]) for name in ("states", "lengths", "numbers")
-    }
-    return Domain.of(**joined)
-
-
-def _spread(total: int, count: int) -> np.ndarray:
-    """Choose about `count` of `total` items, at least one and at most all, evenly and in ascending order."""
-    return np.unique(np.linspace(0, total - 1, max(1, min(count, total))).round().astype(np.int64))
-
-
-def _sentence_starts(provenance: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield the rows where sentences begin, int64, block by block."""
-    for start in range(0, len(provenance), READ_ROWS):
-        yield start + np.flatnonzero(provenance[start : start + READ_ROWS, 1] == 0)

@@ -11,9 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
-from fairseq_ccpr.building.corpus import join_domains
 from fairseq_ccpr.building.options import refuse
 from fairseq_ccpr.building.rewrite import (
     LEAVES,
@@ -27,7 +25,6 @@ from fairseq_ccpr.building.rewrite import (
     write_tokens,
 )
 from fairseq_ccpr.building.text_build import merge_text_parts
-from fairseq_ccpr.datastore.domain import Domain
 from fairseq_ccpr.datastore.learned import LearnedStore
 from fairseq_ccpr.datastore.manifest import (
     REVERSE_MODEL,
@@ -37,7 +34,7 @@ from fairseq_ccpr.datastore.manifest import (
     Source,
     TokenSection,
 )
-from fairseq_ccpr.datastore.parts import DOMAIN, PROJECTION_FILE
+from fairseq_ccpr.datastore.parts import PROJECTION_FILE
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.datastore.preprocessing import remember, remembered
 from fairseq_ccpr.datastore.text import GENERAL, LANGUAGE, TextDatastore
@@ -206,7 +203,7 @@ def _merge_tokens(
     folder: Path,
     progress: Progress,
 ) -> TokenSection:
-    """Append tokens. Of states that were projected into keys, the samples are joined, if all have one.
+    """Append tokens.
 
     Args:
         superseded: rows that leave, of each datastore: corrections of their sources are among its own rows,
@@ -216,28 +213,11 @@ def _merge_tokens(
         zip((source.corpus for source in kept), np.cumsum([0, *(one.sentences for one in kept)]).tolist())
     )
     parts, base = [], inputs[0][0]
-    samples: list[tuple[Domain, int]] | None = [] if base.section.projection is not None else None
     for store, sources in inputs:
         ends = np.cumsum([source.sentences for source in sources])
         shifts = np.array([starts.get(source.corpus, LEAVES) + source.sentences for source in sources]) - ends
         left = np.unique(store.provenance[superseded[store.directory], 0])
         parts.append(rows_of(store, partial(_shift, ends, shifts, left)))
-        if samples is not None and (domain := store.open_domain()) is None:
-            logger.warning(
-                "%s lacks statistics of its own text, so the merged datastore has none: build it again",
-                store.directory,
-            )
-            samples = None
-        if samples is not None:
-            numbers = torch.from_numpy(_shift(ends, shifts, left, domain.numbers.numpy()))
-            for source in (source for source in sources if source.corpus in starts):
-                inside = (numbers >= starts[source.corpus]) & (
-                    numbers < starts[source.corpus] + source.sentences
-                )
-                if inside.any():
-                    samples.append((replace(domain, numbers=numbers).select(inside), source.size))
-    if samples:
-        join_domains(*map(list, zip(*samples))).save(folder / DOMAIN)
     merged = write_tokens(base, parts, kept, folder, progress)
     # Only the model knows lambda; the temperature is measured again, as all have nearer neighbours.
     return replace(

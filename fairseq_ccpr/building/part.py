@@ -18,12 +18,11 @@ import torch
 import torch.distributed as dist
 from tqdm import tqdm
 
-from fairseq_ccpr.building.corpus import sample_domain
 from fairseq_ccpr.building.defaults import LogProbs, measure_defaults
 from fairseq_ccpr.building.options import KeyStore
 from fairseq_ccpr.child_process import lock_within
 from fairseq_ccpr.datastore.manifest import PHRASE, TEXT, TOKEN, Manifest, Section, TokenSection
-from fairseq_ccpr.datastore.parts import DOMAIN, KEYS, PROVENANCE, SYMBOLS, VALUES
+from fairseq_ccpr.datastore.parts import KEYS, PROVENANCE, SYMBOLS, VALUES
 from fairseq_ccpr.datastore.source_index import SourceIndex, Sources, write_source_index
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
 from fairseq_ccpr.parent import end_with_parent
@@ -175,7 +174,7 @@ class Part(Generic[S]):
         if "temperature" in known or not section.size or not (self.final / f"{KEYS}.npy").exists():
             return known
         values, provenance = section.open_arrays(self.final, VALUES, PROVENANCE).values()
-        sources = SourceIndex(self.final, section.source_index) if section.source_index is not None else None
+        sources = SourceIndex(self.final, section.source_index)
         index, keys = self.open_index(section), section.open_keys(self.final)
         return known | measure_defaults(index, keys, values, provenance, self.log_probs, sources)
 
@@ -306,7 +305,7 @@ class TokenPart(Part[TokenSection]):
                 raise
 
     def finish(self, sources: Sources, vocabulary: int, unknown: int) -> None:
-        """Publish the part, with vocabulary, sources and statistics of its own text alongside its arrays.
+        """Publish the part, with vocabulary and sources alongside its arrays.
 
         Args:
             sources: see `write_source_index`, as `vocabulary` and `unknown`.
@@ -321,10 +320,6 @@ class TokenPart(Part[TokenSection]):
                     self.folder, sources, provenance, vocabulary, unknown, bar.update
                 )
             self.section.source_index = described
-        domain = self.folder / DOMAIN
-        if not domain.exists() and self.section.projection is None:
-            sample_domain(self.section.open_keys(self.folder), provenance).save(domain)
-        self.section.domain = domain.exists()
         self.publish(self.section)
 
 

@@ -182,8 +182,7 @@ class PhraseBuild:
         section.size, section.sentences, self.too_long = (
             totals[name] for name in ("phrases", "sentences", "too_long")
         )
-        section.hashes = (folder / f"{STRING_HASHES}.npy").exists()
-        if not section.hashes:  # older datastores have none
+        if not (folder / f"{STRING_HASHES}.npy").exists():  # of types they were written before
             write_string_hashes(folder, section)
         section.index = self._plan_index(section.size)
         self.part.publish(section)

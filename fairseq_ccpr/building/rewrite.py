@@ -20,11 +20,9 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from fairseq_ccpr.building.corpus import sample_domain
 from fairseq_ccpr.building.part import Part
 from fairseq_ccpr.datastore.manifest import REVERSE_MODEL, PhraseSection, Section, Source, TokenSection
 from fairseq_ccpr.datastore.parts import (
-    DOMAIN,
     LINE_OFFSETS,
     LINES,
     MEMBERS,
@@ -63,7 +61,7 @@ class Rows(NamedTuple):
 
     arrays: dict[str, np.ndarray]  # by name, see `Section.ROWS`
     renumber: Renumber  # of their sentences
-    sources: Sources | None = None  # of tokens, by their old numbers; None: they are not known
+    sources: Sources = ()  # of tokens, by their old numbers
 
 
 def copy_rows(base: Section, parts: Iterable[Rows], folder: Path, progress: Progress) -> int:
@@ -86,8 +84,7 @@ def copy_rows(base: Section, parts: Iterable[Rows], folder: Path, progress: Prog
 
 def rows_of(store: TokenDatastore, renumber: Renumber) -> Rows:
     """Take the rows of a datastore."""
-    index = store.source_index
-    return Rows(store.arrays, renumber, index.sources() if index is not None else None)
+    return Rows(store.arrays, renumber, store.source_index.sources())
 
 
 def write_tokens(
@@ -98,7 +95,7 @@ def write_tokens(
     progress: Progress,
     grown: bool = False,
 ) -> TokenSection:
-    """Write a token part without its index; statistics that no sample of keys gives are there already.
+    """Write a token part without its index.
 
     Args:
         grown: whether it is `base` with what was learned, by which the likeness of its sentences must not
@@ -107,30 +104,19 @@ def write_tokens(
     size = copy_rows(base.section, parts, folder, progress)
     for name in {SYMBOLS, PROJECTION_FILE}.intersection(base.section.names):
         copyfile(base.folder / name, folder / name)
-    section = replace(_describe(base.section, sources), size=size, source_index=None)
+    section, described = replace(_describe(base.section, sources), size=size), base.section.source_index
     provenance = section.open_arrays(folder, PROVENANCE)[PROVENANCE]
-    if (described := base.section.source_index) is not None and all(
-        part.sources is not None for part in parts
-    ):
-        found, vocabulary, unknown = _renumbered(parts), described.vocabulary, described.unknown
-        mean = described.mean_length if grown and described.known else None
-        section.source_index = write_source_index(
-            folder, found, provenance, vocabulary, unknown, mean_length=mean
-        )
-    else:
-        logger.warning(
-            "not all source sentences are known, as some were built before these were kept: the result has "
-            "none; build it again to have them"
-        )
-    if section.projection is None and size:
-        sample_domain(section.open_keys(folder), provenance).save(folder / DOMAIN)
-    section.domain = (folder / DOMAIN).exists()
+    found, vocabulary, unknown = _renumbered(parts), described.vocabulary, described.unknown
+    mean = described.mean_length if grown and described.known else None
+    section.source_index = write_source_index(
+        folder, found, provenance, vocabulary, unknown, mean_length=mean
+    )
     return section
 
 
 def _renumbered(parts: list[Rows]) -> Iterator[tuple[int, np.ndarray]]:
     for part in parts:
-        sources = iter(part.sources or ())
+        sources = iter(part.sources)
         while block := list(islice(sources, COPIED_ROWS)):
             numbers = part.renumber(np.array([number for number, _ in block])).tolist()
             yield from ((number, source) for number, (_, source) in zip(numbers, block) if number >= 0)

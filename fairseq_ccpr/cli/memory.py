@@ -412,12 +412,7 @@ def _of_tokens(store: TokenDatastore) -> Rows:
 
 
 def _more_of_tokens(store: TokenDatastore) -> Rows:
-    section, unknown, domain, learned = (
-        store.section,
-        store.count_unknown(),
-        store.open_domain(),
-        LearnedStore(store),
-    )
+    section, unknown, learned = store.section, store.count_unknown(), LearnedStore(store)
     names = {"temperature": "T", "lambda_": "lambda", "likeness": "gamma", FAMILIAR: "guard"}
     suits = ", ".join(f"{name} {section.suits[one]:g}" for one, name in names.items() if one in section.suits)
     measured = "measured on its own tokens, where an option is left out and nothing is tuned"
@@ -428,7 +423,6 @@ def _more_of_tokens(store: TokenDatastore) -> Rows:
             "unused",
             unknown and f"{unknown:,} of unknown tokens ({UNKNOWN_SYMBOL}), which decoding passes over",
         ),
-        ("own text", domain and f"{len(domain.states):,} states of {len(domain.lengths):,} sentences"),
         ("sources", _source_sentences(section)),
         ("defaults", suits and f"{suits}: {measured}"),
         ("learned", _learned(learned)),
@@ -441,10 +435,7 @@ def _more_of_tokens(store: TokenDatastore) -> Rows:
 
 
 def _source_sentences(section: TokenSection) -> str:
-    if (index := section.source_index) is None:
-        return (
-            "not known, as it was built before they were kept: their likeness does not count; build it again"
-        )
+    index = section.source_index
     size = sum(section.files[f"{section.folder}/{one.file}"]["bytes"] for one in index.FILES)
     each = size / max(index.subwords, 1)
     return f"{index.known:,} sentences of {index.subwords:,} subwords, {each:.1f} bytes for each"

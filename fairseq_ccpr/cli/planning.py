@@ -229,8 +229,5 @@ def _stored_bytes(section: TokenSection | PhraseSection) -> float:
     if isinstance(section, TokenSection):
         sources = sum(sizes.get(one.file, 0) for one in SOURCE_FILES)
         return key + 4 + 8 + sources / max(section.size, 1)  # key, value, provenance
-    hashes, text = (
-        8 if section.hashes else 0,
-        sum(sizes[name] for name in sizes if name.startswith("sentence")),
-    )
-    return key + 12 + hashes + text / section.size
+    text = sum(sizes[name] for name in sizes if name.startswith("sentence"))
+    return key + 12 + 8 + text / section.size  # key, span, hash

@@ -36,7 +36,7 @@ from fairseq_ccpr.storage.files import (
 )
 from fairseq_ccpr.version import __version__
 
-MANIFEST_VERSION = 14  # the only one that is read
+MANIFEST_VERSION = 15  # the only one that is read
 TOKEN, PHRASE, TEXT = "token", "phrase", "text"  # the folders of the parts
 EXACT = IndexDescription("exact", "ip")
 REVERSE_MODEL = "reverse_model"  # fingerprint of the model whose back-translations are the sources of tokens
@@ -49,7 +49,6 @@ class ProjectionDescription:
     query_dimension: int  # d, of the decoder's states
     adapter_dimension: int  # d_o, before PCA; 0: there is no adapter, and states are but scaled to length 1
     pca: bool
-    normalize_before_pca: bool = False  # always: keys of earlier versions, where it is true, are refused
 
     def __str__(self) -> str:
         if not self.adapter_dimension:
@@ -59,17 +58,17 @@ class ProjectionDescription:
 
 @dataclass(frozen=True)
 class SourceIndexDescription(Described):
-    """The index of the source sentences of a token part, see `datastore.source_index`."""
+    """The index of the source sentences of a token part, see `datastore.source_index`; of none, until it is written."""
 
     FILES = SOURCE_FILES
 
-    sentences: int  # numbers of sentences, some of which may have no entries
-    known: int  # that have
-    subwords: int  # of all of them
-    postings: int
-    vocabulary: int  # source subwords that the model knows
-    unknown: int  # of these the one for all others
-    mean_length: float  # of a sentence, in subwords; at least 1
+    sentences: int = 0  # numbers of sentences, some of which may have no entries
+    known: int = 0  # that have
+    subwords: int = 0  # of all of them
+    postings: int = 0
+    vocabulary: int = 0  # source subwords that the model knows
+    unknown: int = 0  # of these the one for all others
+    mean_length: float = 1.0  # of a sentence, in subwords; at least 1
 
 
 @dataclass
@@ -185,7 +184,7 @@ class TokenSection(Section):
     PART, COMMAND = TOKEN, "build tokens"
     ORDER = (
         "size dimension key_layer subsets fingerprints index projection share files index_recall shard "
-        "sources domain ancestors store source_index suits"
+        "sources ancestors store source_index suits"
     )
     IDENTITY = "share shard size dimension key_layer subsets projection fingerprints"
     FILES, ROWS = TOKEN_FILES, (KEYS, VALUES, PROVENANCE)
@@ -194,8 +193,7 @@ class TokenSection(Section):
     subsets: dict[str, int]  # name -> sentences; provenance counts sentences through them in this order
     # from the decoder's states to the keys; None: they are the keys
     projection: ProjectionDescription | None = None
-    domain: bool = False  # whether it knows its own text, as datastores built before did not
-    source_index: SourceIndexDescription | None = None  # None: built before, so its sources are not known
+    source_index: SourceIndexDescription = SourceIndexDescription()
     # settings by name, measured when it was built; empty before
     suits: dict[str, float] = field(default_factory=dict)
 
@@ -210,7 +208,7 @@ class PhraseSection(Section):
     PART, COMMAND = PHRASE, "build phrases"
     ORDER = (
         "size dimension sentences segmentation encoder fingerprints index files share index_recall pooled "
-        "shard sources store hashes ancestors"
+        "shard sources store ancestors"
     )
     IDENTITY = "dimension segmentation share shard fingerprints sentences size"
     FILES, ROWS = PHRASE_FILES, (KEYS, SPANS)
@@ -220,8 +218,6 @@ class PhraseSection(Section):
     segmentation: dict[str, Any]
     encoder: str  # where its checkpoint was
     pooled: bool = False  # one entry a string, the mean over all its places
-    # whether the strings' hashes are in a file, as in datastores built before they were not
-    hashes: bool = False
 
 
 @dataclass(kw_only=True)
@@ -321,12 +317,7 @@ class Manifest:
             values = _known(cls, data)
             for name in parts.keys() & values.keys():
                 values[name] = parts[name].from_json(values[name])
-            manifest = cls(**values)
-            if (token := manifest.token) and token.projection and token.projection.normalize_before_pca:
-                raise DatastoreError(
-                    f"{path}: the keys were made with --normalize-before-pca, which is gone: {again}"
-                )
-            return manifest
+            return cls(**values)
 
         return read_versioned(
             directory,

@@ -11,7 +11,7 @@ from fairseq_ccpr.datastore.schema import KeyForm, PartFile, place_type, token_t
 # Tokens. The projection is there where keys are not the decoder's own states; symbols are the target
 # vocabulary, one per line by id, so that values can be read without the model.
 KEYS, VALUES, PROVENANCE = "keys", "values", "provenance"
-SYMBOLS, PROJECTION_FILE, DOMAIN = "symbols.txt", "projection.safetensors", "domain.safetensors"
+SYMBOLS, PROJECTION_FILE = "symbols.txt", "projection.safetensors"
 # Their source sentences
 PLACES, SUBWORDS, SOURCE_HASHES = "sentences", "source-subwords", "source-hashes"
 FIRSTS, POSTINGS, WORTHS = "postings-first", "postings", "postings-worth"
@@ -45,7 +45,6 @@ TOKEN_FILES = (
     PartFile(PROVENANCE, lambda s: (s.size, 2), "int32"),
     PartFile(SYMBOLS),
     PartFile(PROJECTION_FILE, there=lambda s: s.projection is not None),
-    PartFile(DOMAIN, there=lambda s: s.domain),
     *(file.within("source_index") for file in SOURCE_FILES),
 )
 PHRASE_FILES = (
@@ -54,7 +53,7 @@ PHRASE_FILES = (
     PartFile(LINE_OFFSETS, lambda s: (s.sentences + 1,), "int64"),
     PartFile(LINES),
     PartFile(TOTALS),
-    PartFile(STRING_HASHES, lambda s: (s.size,), "uint64", there=lambda s: s.hashes),
+    PartFile(STRING_HASHES, lambda s: (s.size,), "uint64"),
     PartFile(MEMBERS, lambda s: (s.sentences, len(s.sources)), "bool", there=lambda s: s.sources),
 )
 TEXT_FILES = (

@@ -24,7 +24,7 @@ class PhraseDatastore(KeyedPart[PhraseSection]):
 
     Attributes:
         spans: int32 [N, 3]: sentence, start, end in characters.
-        hashes: uint64 [N], of the strings; None in datastores that have none yet.
+        hashes: uint64 [N], of the strings.
         sentences: lines of the text, S of them.
 
     Raises:
@@ -33,7 +33,7 @@ class PhraseDatastore(KeyedPart[PhraseSection]):
 
     def __init__(self, directory: Path | str, timeout: float = TIMEOUT) -> None:
         super().__init__(directory, PhraseSection, timeout)
-        self.spans, self.hashes = self.arrays[SPANS], self.arrays.get(STRING_HASHES)
+        self.spans, self.hashes = self.arrays[SPANS], self.arrays[STRING_HASHES]
         self.sentences = open_sentences(self.folder, self.section.sentences)
         self._numbers: dict[str, int | None] = {}  # of sentences that were looked for
 
@@ -45,12 +45,6 @@ class PhraseDatastore(KeyedPart[PhraseSection]):
         if sentence not in self._numbers:
             self._numbers[sentence] = self.sentences.find(sentence)
         return self._numbers[sentence]
-
-    def string_hashes(self, entries: np.ndarray) -> np.ndarray:
-        """Hash the strings of entries, int64 [n] -> uint64 [n]."""
-        if self.hashes is not None:
-            return self.hashes[entries]
-        return hash_strings(self.spans[entries], self.sentences)
 
     def phrase(self, entry: int) -> tuple[str, str, int, int]:
         """Return an entry's string, its sentence, and the characters where it begins and ends."""
@@ -79,7 +73,7 @@ class PhraseDatastore(KeyedPart[PhraseSection]):
         smaller.section = replace(self.section, size=size, index=IndexDescription("exact", "ip"))
         smaller.keys, smaller.spans = self.keys[entries], self.spans[entries]
         smaller.arrays = self.arrays | {KEYS: self.arrays[KEYS][entries], SPANS: smaller.spans}
-        smaller.hashes = None if self.hashes is None else self.hashes[entries]
+        smaller.hashes = self.hashes[entries]
         return smaller
 
     def check_encoder(self, fingerprint: str) -> None:
@@ -103,9 +97,7 @@ class PhraseDatastore(KeyedPart[PhraseSection]):
                 yield f"phrase spans: sentences that are not there in {said}"
             elif (first < 0).any() or (first >= end).any() or (end >= lengths[sentence]).any():
                 yield f"phrase spans: places outside their sentences in {said}"
-            elif self.hashes is not None and not np.array_equal(
-                hash_strings(self.spans[rows], self.sentences), self.hashes[rows]
-            ):
+            elif not np.array_equal(hash_strings(self.spans[rows], self.sentences), self.hashes[rows]):
                 yield f"phrase hashes: other than those of the strings in {said}"
 
 
@@ -119,4 +111,3 @@ def write_string_hashes(folder: Path, section: PhraseSection) -> None:
     spans, lines = section.open_arrays(folder, SPANS)[SPANS], open_sentences(folder, section.sentences)
     blocks = (hash_strings(spans[start : start + HASHED], lines) for start in range(0, len(spans), HASHED))
     section.write(folder, STRING_HASHES, blocks)
-    section.hashes = True

@@ -83,14 +83,10 @@ class PartFile:
         return self.shape(described), self.dtype if isinstance(self.dtype, str) else self.dtype(described)
 
     def within(self, entry: str) -> PartFile:
-        """Return the same, described by an entry of the description, and missing with it."""
+        """Return the same, described by an entry of the description."""
         shape = self.shape
         assert shape is not None
-        return replace(
-            self,
-            shape=lambda described: shape(getattr(described, entry)),
-            there=lambda described: getattr(described, entry) is not None,
-        )
+        return replace(self, shape=lambda described: shape(getattr(described, entry)))
 
 
 def token_type(words: int) -> str:

@@ -218,7 +218,7 @@ def write_source_index(
         unknown: the unknown subword.
         mean_length: m, where it is to stay what it was; None: that of these sentences.
     """
-    described, known = SourceIndexDescription(0, 0, 0, 0, vocabulary, unknown, 1.0), 0
+    described, known = SourceIndexDescription(vocabulary=vocabulary, unknown=unknown), 0
     written = [described.grow(folder, name) for name in (PLACES, SUBWORDS, SOURCE_HASHES)]
     spans, subwords, hashes = written
     for (number, source), (having, entry) in zip(sources, _first_entries(provenance), strict=True):

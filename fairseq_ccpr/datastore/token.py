@@ -13,10 +13,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from fairseq_ccpr import timing
-from fairseq_ccpr.datastore.domain import Domain
 from fairseq_ccpr.datastore.manifest import TokenSection
 from fairseq_ccpr.datastore.opened_part import KeyedPart
-from fairseq_ccpr.datastore.parts import DOMAIN, PROJECTION_FILE, PROVENANCE, SYMBOLS, VALUES
+from fairseq_ccpr.datastore.parts import PROJECTION_FILE, PROVENANCE, SYMBOLS, VALUES
 from fairseq_ccpr.datastore.source_index import SourceIndex
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
 from fairseq_ccpr.search import TIMEOUT
@@ -126,7 +125,7 @@ class TokenDatastore(KeyedPart[TokenSection]):
     Attributes:
         values: int32 [N].
         provenance: int32 [N, 2], sentence and position.
-        source_index: of the source sentences; None where an earlier version built it.
+        source_index: of the source sentences.
 
     Raises:
         DatastoreError: missing, unfinished, damaged, or without a token part.
@@ -135,13 +134,11 @@ class TokenDatastore(KeyedPart[TokenSection]):
     def __init__(self, directory: Path | str, timeout: float = TIMEOUT) -> None:
         super().__init__(directory, TokenSection, timeout)
         self.values, self.provenance = self.arrays[VALUES], self.arrays[PROVENANCE]
-        described = self.section.source_index
-        self.source_index = SourceIndex(self.folder, described) if described is not None else None
+        self.source_index = SourceIndex(self.folder, self.section.source_index)
 
     def rows_of_sources(self, hashes: Collection[int]) -> dict[int, np.ndarray]:
         """Find the entries of the sentences with these sources: int64, ascending, by hash, as far as any."""
-        if (index := self.source_index) is None:
-            return {}
+        index = self.source_index
         return {one: index.entries(sentences) for one, sentences in index.find(hashes).items()}
 
     def open_projection(self) -> KeyProjection | None:
@@ -159,21 +156,6 @@ class TokenDatastore(KeyedPart[TokenSection]):
             )
         return projection
 
-    def open_domain(self) -> Domain | None:
-        """Load the statistics of the datastore's own text, on the CPU; None in older ones."""
-        if not self.section.domain:
-            return None
-        path = self.folder / DOMAIN
-        domain = Domain.load(path)
-        described = self.section.projection
-        width = described.query_dimension if described is not None else self.section.dimension
-        if len(domain.mean) != width:
-            raise DatastoreError(
-                f"{path} is of states {len(domain.mean)} wide, but the manifest says {width}: build the "
-                "datastore again"
-            )
-        return domain
-
     def check_fingerprint(self, kind: str, found: str, option: str) -> None:
         """Refuse to work with a model or dictionary other than the one the datastore was built with."""
         expected = self.section.fingerprints[kind]
@@ -184,16 +166,14 @@ class TokenDatastore(KeyedPart[TokenSection]):
             )
 
     def find_nonsense(self) -> Iterator[str]:
-        """Check also that the values are tokens, and that projection, domain and source index can be read."""
+        """Check also that the values are tokens, and that projection and source index can be read."""
         yield from super().find_nonsense()
         vocabulary = len(self.read_symbols())
         for rows, said in self.blocks():
             if self.values[rows].min() < 0 or self.values[rows].max() >= vocabulary:
                 yield f"values: tokens outside the dictionary in {said}"
         self.open_projection()
-        self.open_domain()
-        if self.source_index is not None:
-            yield from self.source_index.find_damage(self.section.size)
+        yield from self.source_index.find_damage(self.section.size)
 
     def count_unknown(self) -> int:
         """Count the entries of the unknown token, which are useless: it is never proposed."""

@@ -98,7 +98,7 @@ class LearnedPhrases:
     def string_hashes(self, entries: np.ndarray) -> np.ndarray:
         """Hash the strings of entries, the datastore's own or learned, int64 [R] -> uint64 [R]."""
         stored, hashes = self.stored(entries), np.empty(len(entries), np.uint64)
-        hashes[stored] = self.datastore.string_hashes(entries[stored])
+        hashes[stored] = self.datastore.hashes[entries[stored]]
         hashes[~stored] = self.hashes[entries[~stored] - self.datastore.section.size]
         return hashes
 
@@ -145,7 +145,7 @@ class LearnedEntries:
         phrases: of the same pairs, where a phrase memory learns.
         superseded: targets of the datastore's own sentences whose source is that of a learned pair, int32 [L]
             each.
-        source_index: of the datastore's own source sentences; None where it was built without.
+        source_index: of the datastore's own source sentences.
     """
 
     index: Segment
@@ -157,16 +157,14 @@ class LearnedEntries:
     rows: np.ndarray
     stored: np.ndarray
     stored_sentences: Tensor
+    source_index: SourceIndex
     retriever: LearningRetriever | None = None
     phrases: LearnedPhrases | None = None
     superseded: tuple[np.ndarray, ...] = ()
-    source_index: SourceIndex | None = None
 
     @cached_property
-    def sentences(self) -> SentenceMemory | None:
-        """Source sentences: the datastore's own, less those gone, then those of `pairs`; None: not known."""
-        if self.source_index is None:
-            return None
+    def sentences(self) -> SentenceMemory:
+        """Source sentences: the datastore's own, less those gone, then those of `pairs`."""
         learned = [
             np.array(pair.read_as.ids if pair.read_as is not None else (), np.int64) for pair in self.pairs
         ]
@@ -182,7 +180,6 @@ class LearnedEntries:
 
     def sentences_of(self, entries: Tensor) -> Tensor:
         """Number the sentences of entries as `sentences` does, int64 [N, k]; any for one that is missing."""
-        assert self.source_index is not None
         own, size = self.source_index.described.sentences, len(self.stored_sentences)
         numbers = (
             self.stored_sentences[entries.clamp(0, size - 1)].long() if size else torch.zeros_like(entries)

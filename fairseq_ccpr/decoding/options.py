@@ -315,20 +315,18 @@ def automatic_token_settings(datastore: TokenDatastore, confidence: bool | None 
     """
     unit, measured = datastore.section.projection is not None, datastore.section.suits
     confident = unit if confidence is None else confidence
-    # a merged part may have lost them
-    of_sources = measured if datastore.section.source_index is not None else {}
     return {
         "lambda_": 1.0 if confident else measured.get("lambda_", 0.5),
         "temperature": measured.get("temperature", 0.05 if unit else 10.0),
         "confidence": unit,
-        "likeness": of_sources.get("likeness", 0.0),
+        "likeness": measured.get("likeness", 0.0),
         "guard": _guards(datastore),
     }
 
 
 def _guards(datastore: TokenDatastore) -> bool:
     """Check whether a datastore knows which sentences are like its own."""
-    return datastore.section.source_index is not None and FAMILIAR in datastore.section.suits
+    return FAMILIAR in datastore.section.suits
 
 
 def token_settings(
@@ -359,11 +357,6 @@ def token_settings(
             f"--tokens-guard needs to know how much the sentences of {datastore.directory} are like one "
             "another, which is measured of 10,000 entries or more, when they are built: build it again, or "
             "leave the guard out"
-        )
-    if settings.likeness and datastore.section.source_index is None:
-        raise ConfigurationError(
-            f"--tokens-likeness needs the source sentences, and {datastore.directory} was built before these "
-            "were kept: build it again, or give 0"
         )
     if unit and settings.temperature >= 1:
         logger.warning(

@@ -116,7 +116,7 @@ class PhraseRetriever:
         def search() -> tuple[np.ndarray, np.ndarray]:
             least = self.min_similarity
             if learned is None or learned.empty:
-                return nearest_distinct(self.index, self.datastore.string_hashes, vectors, self.k, least)
+                return nearest_distinct(self.index, self.datastore.hashes.__getitem__, vectors, self.k, least)
             index, hashes = learned.joined(self.index), learned.string_hashes
             return nearest_distinct(index, hashes, vectors, self.k, least, learned.gone)
 

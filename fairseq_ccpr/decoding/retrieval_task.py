@@ -475,14 +475,12 @@ class RetrievalTask(FairseqTask):
             remote = RemoteAnswers(self.settings[StoreSettings], "tokens", store)
             if isinstance(retriever, TokenRetriever):
                 remote.ask(retriever.index.check)
-        domain = datastore.open_domain()
         return TokenMemory(
             capture,
             retriever,
             self.settings[TokenRetrievalSettings],
             self.target_dictionary.unk(),
             self._policy,
-            domain.to(device) if domain is not None else None,
             learned,
             remote,
             self.source_subwords,

@@ -35,12 +35,12 @@ class SourceLikeness:
 
     @cached_property
     def _found(self) -> Likeness | None:
-        """What is known of the sources, on the host; None without an index of source sentences."""
+        """What is known of the sources, on the host; None without source sentences."""
         learned, read_tokens = self.memory.learned, self.memory.read_tokens
         if learned is None or read_tokens is None:
             return None
         sentences = learned.entries.sentences
-        if sentences is None or not sentences.size:
+        if not sentences.size:
             return None
         with phase(LIKENESS):
             return sentences.likeness([read_tokens(source) for source in self.sources])

@@ -16,15 +16,15 @@ from fairseq_ccpr.decoding.mixture import FEW, ModelEvidence, NamedColumns, dist
 from fairseq_ccpr.decoding.source_likeness import SOURCE_FEATURES
 
 RANKS = (1, 2, 4, 8, 16, 32, 64)
-OBSERVED = 6  # numbers, see `observed`
+OBSERVED = 4  # numbers, see `observed`
 TYPICAL_RANK = 8  # whose score is followed along a hypothesis
 
 
 class Course(NamedTuple):
     """How N hypotheses have gone so far, this token included, and what they translate."""
 
-    state: Tensor  # fp32 [N, 3] of this token alone, see `TokenMemory.observe`
-    running: Tensor  # fp32 [N, 3] of all so far, see `observed`
+    norm: Tensor  # fp32 [N], log of that of the decoder's state
+    running: Tensor  # fp32 [N, 2], means over all tokens so far, see `observed`
     length: Tensor  # fp32 [N], tokens so far
     # fp32 [N, S], what is known of the source sentence, see `SourceLikeness.columns`
     source: Tensor
@@ -32,18 +32,18 @@ class Course(NamedTuple):
     familiar: Tensor | None = None
 
     @classmethod
-    def of(cls, state: Tensor, sums: Tensor, source: Tensor, complete: bool = False) -> Course:
+    def of(cls, norm: Tensor, sums: Tensor, source: Tensor, complete: bool = False) -> Course:
         """Make it of what was summed up and of what is known of the source.
 
         Args:
-            sums: fp32 [N, 6], of what was `observed` at each token.
+            sums: fp32 [N, 4], of what was `observed` at each token.
             source: fp32 [N, S], and with a guard [N, S + 1], where its factor stands last.
             complete: whether it is known that no neighbour is missing at this token.
         """
-        counts, known = sums[:, 3:], len(SOURCE_FEATURES)
-        running = sums[:, :3] / (counts if complete else counts.clamp_min(1))
+        counts, known = sums[:, 2:3], len(SOURCE_FEATURES)
+        running = sums[:, :2] / (counts if complete else counts.clamp_min(1))
         familiar = source[:, known] if source.size(1) > known else None
-        return cls(state, running, sums[:, 4], source[:, :known], familiar)
+        return cls(norm, running, sums[:, 3], source[:, :known], familiar)
 
     @property
     def best(self) -> Tensor:
@@ -66,8 +66,8 @@ class TokenEvidence(NamedTuple):
     @classmethod
     def names(cls) -> tuple[str, ...]:
         """Name the features."""
-        one, many = torch.zeros(1), torch.zeros(1, 3)
-        course = Course(many, many, one, torch.zeros(1, len(SOURCE_FEATURES)))
+        one, many = torch.zeros(1), torch.zeros(1, 2)
+        course = Course(one, many, one, torch.zeros(1, len(SOURCE_FEATURES)))
         nothing = cls(many, many.long(), None, many, many, course)
         return names_in(nothing.columns(ModelEvidence(one, one.long())))
 
@@ -115,20 +115,17 @@ class TokenEvidence(NamedTuple):
             ("highest likeness",): likeness.amax(dim=1, keepdim=True),
             ("mean likeness",): means[:, 1:],
             SOURCE_FEATURES: self.course.source,
-            ("state distance", "state cosine", "state norm"): self.course.state,
-            ("running score", "running distance", "running agreement"): self.course.running,
+            ("state norm",): self.course.norm.unsqueeze(1),
+            ("running score", "running agreement"): self.course.running,
             ("position",): self.course.length.log().unsqueeze(1),
         }
 
 
-def observed(
-    scores: Tensor, values: Tensor, state: Tensor, favourite: Tensor, complete: bool = False
-) -> Tensor:
-    """What of N tokens is followed along hypotheses, fp32 [N, 6]; without neighbours, the distance alone.
+def observed(scores: Tensor, values: Tensor, favourite: Tensor, complete: bool = False) -> Tensor:
+    """What of N tokens is followed along hypotheses, fp32 [N, 4]; without neighbours, that there is a token.
 
-    Columns: the similarity of a neighbour of typical rank, the distance of the
-    state to the datastore's text, and whether the nearest neighbour names the model's favourite; then for each
-    of these whether it is there.
+    Columns: the similarity of a neighbour of typical rank, and whether the nearest neighbour names the model's
+    favourite; then whether there are neighbours, and 1.
 
     Args:
         complete: whether it is known that no neighbour is missing.
@@ -141,15 +138,20 @@ def observed(
         some = near.amax(dim=1) > float("-inf")  # not of all: the nearest may be of the unknown token
         agrees = agrees & (scores[:, 0] > float("-inf"))
         least = near.masked_fill(near == float("-inf"), float("inf")).amin(dim=1).masked_fill(~some, 0.0)
-    return torch.stack([similarities(least), state[:, 0], agrees, some, always, some], dim=1)
+    return torch.stack([similarities(least), agrees, some, always], dim=1)
 
 
 def along_sentences(seen: Tensor, positions: Tensor) -> Tensor:
-    """Sum what was `observed`, fp32 [N, 6], from the beginning of each sentence to each token."""
+    """Sum what was `observed`, fp32 [N, 4], from the beginning of each sentence to each token."""
     sums = seen.double().cumsum(dim=0)
     start = torch.arange(len(positions), device=positions.device) - positions
     before = torch.cat([sums.new_zeros(1, sums.size(1)), sums])[start]
     return (sums - before).to(seen.dtype)
+
+
+def log_norms(states: Tensor) -> Tensor:
+    """Compute log |h| of the decoder's states, [N, d] in any float dtype: fp32 [N]."""
+    return torch.linalg.vector_norm(states.float(), dim=1).clamp_min(1e-8).log()
 
 
 def similarities(scores: Tensor) -> Tensor:

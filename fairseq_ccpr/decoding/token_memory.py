@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fairseq_ccpr.datastore.domain import Domain
 from fairseq_ccpr.datastore.token import FAMILIAR
 from fairseq_ccpr.datastore.tuned import Parts, read_tuned
 from fairseq_ccpr.decoding.forced import GivenText, Record, joined
@@ -37,7 +36,14 @@ from fairseq_ccpr.decoding.mixture import (
 from fairseq_ccpr.decoding.options import PUBLISHED, TokenRetrievalSettings, automatic_token_settings
 from fairseq_ccpr.decoding.remote_answers import RemoteAnswers
 from fairseq_ccpr.decoding.source_likeness import SourceLikeness
-from fairseq_ccpr.decoding.token_features import OBSERVED, Course, TokenEvidence, along_sentences, observed
+from fairseq_ccpr.decoding.token_features import (
+    OBSERVED,
+    Course,
+    TokenEvidence,
+    along_sentences,
+    log_norms,
+    observed,
+)
 from fairseq_ccpr.decoding.token_retriever import (
     AnsweredSearch,
     LearningRetriever,
@@ -105,8 +111,6 @@ class TokenMemory(Memory):
     Args:
         capture: reads the queries, from the one model the datastore belongs to.
         unknown: the unknown token, which nothing that is retrieved proposes.
-        domain: what the datastore knows of its own text, on the model's device; None where it was built
-            without.
         learned: what is learned alongside the datastore, live or as a snapshot; None: nothing.
         remote: what to do where a database has the keys and does not answer; None: an error.
         read_tokens: returns the subwords of a source, int64 [S], without padding and markers; None: sentences
@@ -125,7 +129,6 @@ class TokenMemory(Memory):
     settings: TokenRetrievalSettings
     unknown: int
     policy: WeightPolicy = confidence_weight
-    domain: Domain | None = None
     learned: LearnedMemory | LearnedEntries | None = None
     remote: RemoteAnswers | None = None
     read_tokens: Callable[[Tensor], np.ndarray] | None = None
@@ -177,16 +180,6 @@ class TokenMemory(Memory):
         """Return the guard's factor of the weight, by the likeness of the sentence most like a source, fp32 [N]."""
         familiar = max(self.retriever.datastore.section.suits[FAMILIAR], 1e-6)
         return ((best / familiar - STRANGE) / (1 - STRANGE)).clamp(0, 1)
-
-    def observe(self, queries: Tensor) -> Tensor:
-        """Compare queries [N, d] with the datastore's text: distance, cosine, norm, fp32 [N, 3]; 0: not known."""
-        states = queries.float()
-        norms = torch.linalg.vector_norm(states, dim=1).clamp_min(1e-8)
-        if self.domain is None:
-            return torch.stack([torch.zeros_like(norms), torch.zeros_like(norms), norms.log()], dim=1)
-        return torch.stack(
-            [self.domain.distance(states), self.domain.cosine(states, norms), norms.log()], dim=1
-        )
 
     def kept(self, neighbours: Neighbours, course: Course) -> Tensor | None:
         """Compute what fraction of each neighbour the guard keeps, fp32 [N, k] or [N, 1]; None: all."""
@@ -255,9 +248,6 @@ class TokenMemory(Memory):
             said = retrieved, model.neighbours
             evidence = TokenEvidence(scores, values, neighbours.likeness, *said, course, complete)
         return Vote(values, retrieved, weight, evidence)
-
-    def on(self, device: torch.device) -> TokenMemory:
-        return replace(self, domain=self.domain.to(device) if self.domain is not None else None)
 
     def signature(self) -> str:
         return signature(
@@ -360,7 +350,7 @@ class TokenBatch(MemoryBatch):
     certain: bool = False  # whether searches leave no neighbour out
     _stream: torch.cuda.Stream | None = None
     _begun: bool = False  # whether hypotheses of a sentence may differ
-    # fp32 [H, 6 + S], what was `observed` so far, summed up, and what is known of the source
+    # fp32 [H, 4 + S], what was `observed` so far, summed up, and what is known of the source
     _followed: Tensor | None = None
 
     def encoded(self) -> TokenBatch:
@@ -484,25 +474,23 @@ class TokenStep(MemoryBatch):
     def _course(self, found: Found, model: Distribution) -> Course:
         """Follow the hypotheses to this token."""
         batch, everything, complete = self.batch, found.everything, found.complete
-        state, favourite = batch.memory.observe(found.queries), model.likeliest.favourite
-        seen = observed(everything.scores, everything.values, state, favourite, complete)
+        seen = observed(everything.scores, everything.values, model.likeliest.favourite, complete)
         if batch._followed is None:
             source = batch.likeness.columns(batch.rows)
             batch._followed = torch.cat([torch.zeros_like(seen), source], dim=1)
         sums, source = batch._followed.tensor_split([OBSERVED], dim=1)
-        return Course.of(state, sums.add_(seen), source, complete)
+        return Course.of(log_norms(found.queries), sums.add_(seen), source, complete)
 
     def force(self, text: GivenText) -> TokenRecord:
         """Search, and follow given targets as beam search does, for all tokens at once."""
         batch, model, real = self.batch, text.model, text.real
         queries = self.states[-1][:, -real.size(1) :][real]  # without those of forced tags
-        state, favourite = batch.memory.observe(queries), model.likeliest.favourite
         positions = (real.long().cumsum(dim=1) - 1)[real]
         rows = real.nonzero()[:, 0]
         found = batch.search(queries, rows)
         found = batch.likeness.of(found.without(found.scores == float("-inf")), rows)
-        seen = observed(found.scores, found.values, state, favourite)
-        course = Course.of(state, along_sentences(seen, positions), batch.likeness.columns(rows))
+        sums = along_sentences(observed(found.scores, found.values, model.likeliest.favourite), positions)
+        course = Course.of(log_norms(queries), sums, batch.likeness.columns(rows))
         view = model.view(found.values)
         said = LookedUp(view.neighbours, view.best, view.favourite)
         return TokenRecord(found, said, course)

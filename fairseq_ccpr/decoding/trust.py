@@ -250,8 +250,6 @@ def needs_of(parts: Parts) -> dict[str, str]:
                 "target dictionary": section.fingerprints["target_dictionary"],
                 "key layer": section.key_layer,
                 "metric": section.index.metric,
-                "knowledge of its own text": "yes" if section.domain else "no",
-                "knowledge of its sources": "yes" if section.source_index is not None else "no",
                 "projection": section.digest(PROJECTION_FILE) or "none",
             }
         elif isinstance(part, PhraseDatastore):

@@ -120,10 +120,11 @@ class CorpusText:
 
         Returns:
             fp32 [S'], numbered as in `LearnedEntries.sentences`: 1 for the same sentence, less for any other.
-            None: the datastore was built without its source sentences.
+            None: its retriever does not learn.
         """
-        if self.learned is None or (sentences := self.learned.sentences) is None:
+        if self.learned is None:
             return None
+        sentences = self.learned.sentences
         index, ids = sentences.index, tuple(source.tolist())
         stored = index.find([hash_source(ids)]).get(hash_source(ids), np.empty(0, np.int64))
         same = np.setdiff1d(stored, sentences.gone).tolist()
@@ -149,11 +150,7 @@ class CorpusText:
 
     def _pair(self, number: int) -> tuple[str, str, int]:
         """Return source and target of a sentence, as `likeness` numbers them, and its id if it was learned, else 0."""
-        assert (
-            self.learned is not None
-            and self.learned.source_index is not None
-            and self.source_text is not None
-        )
+        assert self.learned is not None and self.source_text is not None
         index = self.learned.source_index
         if (place := number - index.described.sentences) >= 0:
             pair: LearnedPair | None = self.learned.pairs[place]

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from shutil import copytree, rmtree
@@ -20,8 +19,6 @@ from shutil import copytree, rmtree
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT))
 
-from fairseq_ccpr.datastore.manifest import Manifest
-from fairseq_ccpr.datastore.parts import DOMAIN
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.datastore.tuned import write_tuned
 from fairseq_ccpr.text.pairs import read_pairs
@@ -93,14 +90,8 @@ def main() -> None:
             "--index",
             "exact",
         )
-        # The statistics of the text are of use to an adapter's keys and to trust; model and subwords lie in the folder above.
-        manifest, built = Manifest.read(folder / "built"), folder / "built"
-        assert manifest.token is not None
-        files = {name: one for name, one in manifest.token.files.items() if Path(name).name != DOMAIN}
-        manifest.token = replace(manifest.token, domain=False, files=files)
-        manifest.write(built)
-        (built / "token" / DOMAIN).unlink()
-        rmtree(built / "preprocessing")
+        built = folder / "built"
+        rmtree(built / "preprocessing")  # model and subwords lie in the folder above
         write_tuned({"token": TokenDatastore(built)}, {"tokens": SETTINGS}, "that of the whole text")
         rmtree(DEMO / "ready", ignore_errors=True)
         copytree(built, DEMO / "ready")

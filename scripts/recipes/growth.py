@@ -41,6 +41,7 @@ from fairseq_ccpr.building.part import Part
 from fairseq_ccpr.datastore.learned import LearnedStore, NewPair
 from fairseq_ccpr.datastore.manifest import TokenSection
 from fairseq_ccpr.datastore.parts import PROVENANCE, SYMBOLS, VALUES
+from fairseq_ccpr.datastore.source_index import write_source_index
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.lab.speed.search_speed import recall
 from fairseq_ccpr.search import IndexDescription, RemoteKeys, StoreAddress, build_index, open_index
@@ -181,10 +182,19 @@ def write_tokens(like: Path, real: np.ndarray, size: int, folder: Path) -> None:
     for array in arrays.values():
         array.close()
     copyfile(base.folder / SYMBOLS, part.partial / SYMBOLS)
+    last = base.provenance[rows - 1, 0]  # of the last round
+    repeated = (
+        (number + start * sentences, source)
+        for start in range(rounds)
+        for number, source in base.source_index.sources()
+        if start < rounds - 1 or number <= last
+    )
+    index, provenance = base.section.source_index, np.load(part.partial / f"{PROVENANCE}.npy", mmap_mode="r")
+    described = write_source_index(part.partial, repeated, provenance, index.vocabulary, index.unknown)
     prints = base.section.fingerprints | {"corpus": folder.name}
     exact = plan_index("exact", base.section.index.metric, "", size, real.shape[1])
     part.publish(replace(base.section, size=size, dimension=real.shape[1], fingerprints=prints, index=exact, files={},
-                         subsets={"train": rounds * sentences}, projection=None, domain=False))  # fmt: skip
+                         subsets={"train": rounds * sentences}, projection=None, source_index=described))  # fmt: skip
 
 
 def learn(folder: Path) -> None:

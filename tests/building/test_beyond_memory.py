@@ -17,7 +17,8 @@ import torch
 
 from fairseq_ccpr.cli.planning import Limits, needs
 from fairseq_ccpr.datastore.manifest import TOKEN, Manifest
-from fairseq_ccpr.datastore.parts import DOMAIN, SOURCE_FILES, SYMBOLS
+from fairseq_ccpr.datastore.parts import PROVENANCE, SOURCE_FILES, SYMBOLS
+from fairseq_ccpr.datastore.source_index import write_source_index
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.search import ExactIndex, build_index, exact, faiss_index, open_index
 from fairseq_ccpr.search.index_plan import plan_index
@@ -125,14 +126,28 @@ def test_what_cannot_stay_on_disk_is_refused(factory: str, world: World, tmp_pat
 def repeated(store: TokenDatastore, times: int, output: Path) -> Path:
     """A datastore of the same entries many times over."""
     (output / TOKEN).mkdir(parents=True)
-    section = replace(store.section, size=store.section.size * times, source_index=None, suits={})
+    section = replace(store.section, size=store.section.size * times, suits={})
     arrays = {name: np.concatenate([store.arrays[name]] * times) for name in section.ROWS}
+    sentences, numbers = store.section.source_index.sentences, np.arange(times)
+    arrays[PROVENANCE][:, 0] += np.repeat(numbers * sentences, store.section.size).astype(np.int32)
+    section.subsets = {"train": times * sentences}
     writer = ArrayWriter(output / TOKEN, section.shapes(*section.ROWS))
     writer.create()
     writer.write_chunk(0, 0, arrays)
     shutil.rmtree(output / TOKEN / "done")
-    for name in (SYMBOLS, DOMAIN):
-        shutil.copy(store.directory / TOKEN / name, output / TOKEN)
+    shutil.copy(store.directory / TOKEN / SYMBOLS, output / TOKEN)
+    sources = (
+        (number + n * sentences, source)
+        for n in range(times)
+        for number, source in store.source_index.sources()
+    )
+    section.source_index = write_source_index(
+        output / TOKEN,
+        sources,
+        arrays[PROVENANCE],
+        section.source_index.vocabulary,
+        section.source_index.unknown,
+    )
     section.files = describe_files(output, [f"{TOKEN}/{name}" for name in section.names])
     Manifest(section).write(output)
     return output

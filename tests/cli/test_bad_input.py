@@ -203,7 +203,7 @@ def test_damaged_files_are_refused(world: World, copied: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["keys.npy", "values.npy", "provenance.npy", "symbols.txt", "domain.safetensors"]
+    "name", ["keys.npy", "values.npy", "provenance.npy", "symbols.txt", "source-subwords.npy"]
 )
 def test_a_flipped_byte_is_found_in_every_file(copied: Path, name: str) -> None:
     path = copied / "token" / name

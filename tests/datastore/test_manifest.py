@@ -10,10 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from fairseq_ccpr.datastore import parts
-from fairseq_ccpr.datastore.domain import Domain
 from fairseq_ccpr.datastore.manifest import (
     MANIFEST_VERSION,
     PHRASE,
@@ -26,12 +24,14 @@ from fairseq_ccpr.datastore.manifest import (
     TokenSection,
 )
 from fairseq_ccpr.datastore.opened_part import OpenedPart
+from fairseq_ccpr.datastore.source_index import write_source_index
 from fairseq_ccpr.errors import DatastoreError
 from fairseq_ccpr.lab.xpr.lexicon import Lexicon, LexiconManifest, write_lexicon
 from fairseq_ccpr.phrases.pair_store import PairWriter, PhraseManifest, PhrasePairs
 from fairseq_ccpr.search import IndexDescription, RemoteKeys, StoreAddress, build_index
 from fairseq_ccpr.search.index_plan import plan_index
 from fairseq_ccpr.storage.arrays import save_array
+from fairseq_ccpr.storage.equal_strings import hash_strings
 from fairseq_ccpr.storage.files import (
     CHECKSUM,
     MANIFEST,
@@ -40,7 +40,7 @@ from fairseq_ccpr.storage.files import (
     write_checked_json,
     write_json,
 )
-from fairseq_ccpr.storage.text_lines import write_lines
+from fairseq_ccpr.storage.text_lines import TextLines, write_lines
 from tests.helpers import ROOT, call, contents, edit_manifest
 from tests.vectors import clustered
 
@@ -58,13 +58,16 @@ def datastore(tmp_path_factory: pytest.TempPathFactory) -> Path:
         part.mkdir(parents=True)
         save_array(part / "keys.npy", keys)
     save_array(tokens / "values.npy", np.arange(ENTRIES, dtype=np.int32) % 4)
-    save_array(tokens / "provenance.npy", np.zeros((ENTRIES, 2), np.int32))
+    provenance = np.stack([np.zeros(ENTRIES, np.int32), np.arange(ENTRIES, dtype=np.int32)], axis=1)
+    save_array(tokens / "provenance.npy", provenance)
+    described = write_source_index(tokens, [(0, np.array([1, 2], np.int32))], provenance, 4, 3)
     (tokens / parts.SYMBOLS).write_text("</s>\na\nb\nc\n")
-    save_array(phrases / "spans.npy", np.tile(np.array([[0, 0, 3], [2, 4, 7]], np.int32), (ENTRIES // 2, 1)))
+    spans = np.tile(np.array([[0, 0, 3], [2, 4, 7]], np.int32), (ENTRIES // 2, 1))
+    save_array(phrases / "spans.npy", spans)
     write_lines(phrases / parts.LINES, phrases / f"{parts.LINE_OFFSETS}.npy", SENTENCES)
+    lines = TextLines(phrases / parts.LINES, phrases / f"{parts.LINE_OFFSETS}.npy", len(SENTENCES))
+    save_array(phrases / f"{parts.STRING_HASHES}.npy", hash_strings(spans, lines))
     write_json(phrases / parts.TOTALS, {"sentences": len(SENTENCES), "phrases": ENTRIES, "too_long": 0})
-    states = torch.from_numpy(keys)
-    Domain.of(states, torch.full((20,), ENTRIES // 20), torch.arange(20)).save(tokens / parts.DOMAIN)
     in_memory, on_disk = (
         plan_index(choice, "ip", "", ENTRIES, WIDTH) for choice in ("IVF2,Flat", "disk:IVF2,SQ8")
     )
@@ -74,7 +77,7 @@ def datastore(tmp_path_factory: pytest.TempPathFactory) -> Path:
     manifest = Manifest(
         TokenSection(
             size=ENTRIES, dimension=WIDTH, key_layer="decoder_output", subsets={"train": 3}, index=in_memory,
-            fingerprints=fingerprints, index_recall=0.1 + 0.2, domain=True,
+            fingerprints=fingerprints, index_recall=0.1 + 0.2, source_index=described,
         ),
         PhraseSection(
             size=ENTRIES, dimension=WIDTH, sentences=len(SENTENCES), segmentation={"kind": "ngram:2"}, index=on_disk,
@@ -150,7 +153,7 @@ def test_every_byte_of_a_text_manifest_counts(tmp_path: Path, rng: np.random.Gen
 
 def test_damage_to_any_file_is_found(copied: Path, rng: np.random.Generator):
     whole = contents(copied)
-    assert len(whole) == 14  # manifest, 6 of tokens, 7 of phrases
+    assert len(whole) == 20  # manifest, 11 of tokens, 8 of phrases
     for name, content in whole.items():
         for changed in changes(content, rng, flips=12, cuts=3):
             (copied / name).write_bytes(changed)
@@ -210,10 +213,10 @@ def test_everything_a_section_knows_is_read_again(tmp_path: Path) -> None:
     for manifest in (
         Manifest(TOKENS),
         Manifest(
-            replace(TOKENS, sources=[source], store=store, ancestors=["4"], shard=[0, 2, 9], share=0.5, domain=True),
+            replace(TOKENS, sources=[source], store=store, ancestors=["4"], shard=[0, 2, 9], share=0.5),
             PhraseSection(
                 size=1, dimension=2, sentences=3, segmentation={"kind": "ngram:2"}, encoder="e", pooled=True, store=store,
-                hashes=True, **common,
+                **common,
             ),
             TextSection(size=5, sentences=2, words=9, order=4, tables={"grams": [1]}, fingerprints={}, general=3),
             "fairseq-ccpr 0.1.0",
@@ -255,7 +258,7 @@ def test_keys_in_a_database_are_told_apart_by_what_they_were_built_from() -> Non
     identity = {
         "dimension": 2, "key_layer": "ffn", "subsets": {"train": 1}, "share": 1.0, "shard": None, "size": 3,
         "fingerprints": {"keys": "0"}, "index": "HNSW",
-        "projection": {"query_dimension": 2, "adapter_dimension": 16, "pca": True, "normalize_before_pca": False},
+        "projection": {"query_dimension": 2, "adapter_dimension": 16, "pca": True},
     }  # fmt: skip
     assert kept.remote_keys(5.0, "secret") == RemoteKeys(store, 3, 2, identity, 5.0, "secret")
     assert kept.remote_keys(5.0).token == ""  # the environment's
@@ -281,19 +284,6 @@ def test_keys_in_a_database_are_told_apart_by_what_they_were_built_from() -> Non
 )  # fmt: skip
 def test_projections_have_names(described: tuple[int, int, bool], name: str) -> None:
     assert str(ProjectionDescription(*described)) == name
-
-
-def test_keys_of_an_option_that_is_gone_are_refused(tmp_path: Path) -> None:
-    Manifest(TOKENS).write(tmp_path)
-    token = json.loads((tmp_path / MANIFEST).read_text())["token"]
-    assert token["projection"]["normalize_before_pca"] is False
-    token["projection"]["normalize_before_pca"] = True
-    edit_manifest(tmp_path, token=token)
-    with pytest.raises(
-        DatastoreError,
-        match=r"manifest\.json: the keys were made with --normalize-before-pca, which is gone: build",
-    ):
-        Manifest.read(tmp_path)
 
 
 def test_what_is_no_datastore_is_told_from_what_was_meant(tmp_path: Path) -> None:

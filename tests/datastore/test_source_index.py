@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import shutil
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +11,10 @@ import pytest
 
 from fairseq_ccpr.building.token_build import load_task
 from fairseq_ccpr.datastore import parts, source_index
-from fairseq_ccpr.datastore.manifest import Manifest, SourceIndexDescription
+from fairseq_ccpr.datastore.manifest import SourceIndexDescription
 from fairseq_ccpr.datastore.source_index import SentenceMemory, SourceIndex, write_source_index
 from fairseq_ccpr.datastore.token import TokenDatastore
-from tests.helpers import call, refused
+from tests.helpers import call
 from tests.small_models import World, build
 
 WORDS, UNKNOWN = 40, 3
@@ -182,34 +180,6 @@ def test_sentences_stay_true_in_stores_of_every_origin(world: World, tmp_path: P
     ):
         call("merge", *words, "--output", tmp_path / output, "--quiet", "--index", "exact")
         assert sources_are_true(tmp_path / output, world) == total
-
-
-def test_an_older_datastore_works_without_its_sentences(
-    world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    folder = Path(shutil.copytree(world.datastore, tmp_path / "old"))
-    section = Manifest.read(folder).token
-    assert section is not None
-    without = {name: file for name, file in section.files.items() if Path(name).name not in SOURCES}
-    Manifest(replace(section, source_index=None, files=without)).write(folder)
-    assert "health         good" in call("inspect", folder).stdout
-    words = ["translate", "--datastore", folder, "--path", world.model, "--data", world.data_bin]
-    done = call(*words, "--tokens-likeness", 3, check=False)
-    refused(
-        done,
-        "--tokens-likeness needs the source sentences",
-        "was built before these were kept",
-        "build it again",
-    )
-    call(
-        "explain", world.data_bin, *words[1:5], "--cpu", "--sentences", 1, "--output", tmp_path / "page.html"
-    )
-    page = (tmp_path / "page.html").read_text(encoding="utf-8")
-    assert '"matches":null' in page and '"likeness":null' in page
-    build(world, tmp_path / "valid", "--subset", "valid")
-    call("merge", folder, tmp_path / "valid", "--output", tmp_path / "merged")
-    assert "the result has none; build it again to have them" in caplog.text
-    assert TokenDatastore(tmp_path / "merged").source_index is None
 
 
 def test_descriptions_are_read_again(world: World) -> None:

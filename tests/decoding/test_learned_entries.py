@@ -57,7 +57,16 @@ def entries(
     segment = Segment(keys, half_norms(keys), metric)
     own = np.empty(0, np.int32)
     return LearnedEntries(
-        segment, values, (pair,), (), gone, first, np.zeros(1, np.int64), own, torch.from_numpy(own)
+        segment,
+        values,
+        (pair,),
+        (),
+        gone,
+        first,
+        np.zeros(1, np.int64),
+        own,
+        torch.from_numpy(own),
+        cast(Any, None),
     )
 
 

@@ -121,9 +121,7 @@ def test_what_is_left_out_suits_the_keys(unit: bool, words: str, wanted: dict[st
     gen_parser_from_dataclass(parser, TranslationRetrievalConfig())
     index = SimpleNamespace(metric="ip" if unit else "l2")
     datastore: Any = SimpleNamespace(
-        section=SimpleNamespace(
-            projection="clknn" if unit else None, index=index, source_index=True, suits={FAMILIAR: 0.2}
-        )
+        section=SimpleNamespace(projection="clknn" if unit else None, index=index, suits={FAMILIAR: 0.2})
     )
     settings = token_settings(parser.parse_args(["data", *words.split()]), datastore)
     assert {name: getattr(settings, name) for name in wanted} == wanted
@@ -131,26 +129,11 @@ def test_what_is_left_out_suits_the_keys(unit: bool, words: str, wanted: dict[st
     assert set(written.split()) == set(words.split()) - ({"--tokens-confidence"} if unit else set())
 
 
-def test_a_guard_of_older_datastores_is_left_out() -> None:
-    """By the states, it was on by default, so that what was tuned names it."""
-    parser = argparse.ArgumentParser()
-    gen_parser_from_dataclass(parser, TranslationRetrievalConfig())
-    section = SimpleNamespace(
-        projection="clknn", index=SimpleNamespace(metric="ip"), source_index=None, suits={}
-    )
-    datastore: Any = SimpleNamespace(section=section, directory="old")
-    assert not token_settings(parser.parse_args(["data"]), datastore, {"guard": True}).guard
-    with pytest.raises(ConfigurationError, match="--tokens-guard needs to know"):
-        token_settings(parser.parse_args(["data", "--tokens-guard"]), datastore, {"guard": True})
-
-
 def test_what_was_tuned_for_lambda_star_is_left_out_with_it() -> None:
     parser = argparse.ArgumentParser()
     gen_parser_from_dataclass(parser, TranslationRetrievalConfig())
     datastore: Any = SimpleNamespace(
-        section=SimpleNamespace(
-            projection="clknn", index=SimpleNamespace(metric="ip"), source_index=True, suits={}
-        )
+        section=SimpleNamespace(projection="clknn", index=SimpleNamespace(metric="ip"), suits={})
     )
     tuned = {"confidence": True, "lambda_max": 0.9, "lambda_star": "published"}
     assert token_settings(parser.parse_args(["data"]), datastore, tuned).lambda_star == "published"

@@ -232,7 +232,7 @@ def evidence(count: int, k: int, phrases: int = 0, ruled_out: tuple[int, ...] = 
     distribution = torch.randn(count, 12).log_softmax(dim=1)
     distribution[:, ruled_out] = -torch.inf
     course = Course(
-        torch.randn(count, 3), torch.randn(count, 3), 1.0 + torch.arange(count), torch.rand(count, 1)
+        torch.randn(count), torch.randn(count, 2), 1.0 + torch.arange(count), torch.rand(count, 1)
     )
     tokens = TokenEvidence(
         scores, values, torch.rand(count, k), log_probs, distribution.gather(1, values), course
@@ -358,8 +358,8 @@ def test_first_occurrences_equal_a_plain_loop() -> None:
 def test_neighbours_of_the_unknown_token_alone_are_as_none() -> None:
     scores = torch.linspace(0.9, 0.1, 16).expand(2, 16).clone()
     scores[0, :8] = -torch.inf  # the nearest, while others are left
-    seen = observed(scores, torch.zeros(2, 16).long(), torch.zeros(2, 3), torch.zeros(2).long())
-    assert seen.isfinite().all() and seen[0].tolist() == [0, 0, 0, 0, 1, 0] and seen[1, 3] == 1
+    seen = observed(scores, torch.zeros(2, 16).long(), torch.zeros(2).long())
+    assert seen.isfinite().all() and seen[0].tolist() == [0, 0, 0, 1] and seen[1, 2] == 1
 
 
 def test_running_means_equal_a_plain_loop() -> None:
@@ -368,17 +368,17 @@ def test_running_means_equal_a_plain_loop() -> None:
     positions = torch.cat([torch.arange(n) for n in lengths])
     scores, values = torch.randn(12, 9).sort(dim=1, descending=True).values, torch.randint(0, 3, (12, 9))
     scores[5] = float("-inf")
-    state, favourite = torch.randn(12, 3), torch.randint(0, 3, (12,))
-    seen = observed(scores, values, state, favourite)
-    course = Course.of(state, along_sentences(seen, positions), torch.zeros(12, 1))
+    favourite = torch.randint(0, 3, (12,))
+    seen = observed(scores, values, favourite)
+    course = Course.of(torch.zeros(12), along_sentences(seen, positions), torch.zeros(12, 1))
     start = 0
     for length in lengths:
         for t in range(length):
             rows = range(start, start + t + 1)
             some = [i for i in rows if scores[i, 0] > float("-inf")]
             agreement = sum(float(values[i, 0] == favourite[i]) for i in some) / max(1, len(some))
-            distance = sum(float(state[i, 0]) for i in rows) / (t + 1)
-            assert course.running[start + t, 1:].tolist() == pytest.approx([distance, agreement], abs=1e-5)
+            assert float(course.running[start + t, 1]) == pytest.approx(agreement, abs=1e-5)
+            assert float(course.length[start + t]) == t + 1
         start += length
 
 

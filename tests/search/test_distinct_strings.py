@@ -22,12 +22,8 @@ def test_entries_of_a_datastore_have_the_hashes_of_their_strings(
     datastore = PhraseDatastore(phrase_store)
     entries = rng.integers(0, len(datastore.spans), 500)
     strings = [datastore.phrase(entry)[0] for entry in entries.tolist()]
-    hashes = datastore.string_hashes(entries)
+    hashes = datastore.hashes[entries]
     assert len({*zip(strings, hashes.tolist())}) == len({*strings}) == len({*hashes.tolist()})
-    assert len(datastore.string_hashes(entries[:0])) == 0
-    assert datastore.hashes is not None  # as they were written when it was built
-    datastore.hashes = None  # as of datastores built before
-    assert np.array_equal(datastore.string_hashes(entries), hashes)
 
 
 def test_search_has_a_bottom() -> None:
