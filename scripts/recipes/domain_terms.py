@@ -17,8 +17,6 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
-
 from fairseq_ccpr.cli.command import markdown_table
 from fairseq_ccpr.lab.accuracy.alignment_error import aligned_words
 from fairseq_ccpr.lab.accuracy.significance import INTERVAL, resample

@@ -14,8 +14,6 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
-
 from fairseq_ccpr.evaluation.confidence import measured
 
 ERRORS = "base_missing", "base_wrong_term", "base_hallucinated"

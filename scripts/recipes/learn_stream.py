@@ -13,7 +13,7 @@ With --replace, each sentence is corrected twice: its translation is learned as 
 
 Printed are BLEU and chrF of each tenth of the text; the part of the gain of `others` over `alone` that `stream` has; the
 recall of words of the references that `alone` does not write, by how often the text had them before (R0, R1, R2+); and how
-long learning took. --results writes all that and the translations to stream.json, and BLEU up to each sentence to stream.png.
+long learning took. --results writes all that and the translations to stream.json.
 """
 
 import json
@@ -29,8 +29,6 @@ from typing import Any
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
-
 from fairseq_ccpr import Translator
 from fairseq_ccpr.cli.command import markdown_table
 from fairseq_ccpr.evaluation.test_set import score
@@ -38,7 +36,6 @@ from fairseq_ccpr.text.pairs import read_pairs
 from fairseq_ccpr.timing import progress_over
 
 ALONE, STREAM, OTHERS = SYSTEMS = "alone", "stream", "others"
-POINTS = 40  # of the curve
 
 
 def main() -> None:
@@ -80,7 +77,6 @@ def main() -> None:
         (results / "stream.json").write_text(
             json.dumps(shown, ensure_ascii=False, indent=1), encoding="utf-8"
         )
-        draw(texts, references, language, results / "stream.png", Path(pairs).name)
 
 
 def translate(
@@ -135,18 +131,6 @@ def recall(alone: list[str], written: list[str], references: list[str]) -> dict[
             counts[name] = found + (word in text.split()), count + 1
         seen.update(words)
     return dict(counts)
-
-
-def draw(texts: dict[str, list[str]], references: list[str], language: str, path: Path, title: str) -> None:
-    from fairseq_ccpr.lab.plots import COLOURS, lines
-
-    points = sorted({max(1, len(references) * point // POINTS) for point in range(1, POINTS + 1)})
-    with lines(path) as axes:
-        for number, name in enumerate(SYSTEMS):
-            curve = [score(texts[name][:point], references[:point], language).bleu for point in points]
-            axes.plot(points, curve, label=name, color=COLOURS(number))
-        axes.set(xlabel="sentences so far", ylabel="BLEU of them")
-        axes.set_title(title, fontsize=8)
 
 
 if __name__ == "__main__":

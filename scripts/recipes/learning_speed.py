@@ -18,8 +18,6 @@ from unittest.mock import patch
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
-
 from fairseq_ccpr import Translator
 from fairseq_ccpr.building.compact import CompactSettings, compact_datastore
 from fairseq_ccpr.cli.command import markdown_table

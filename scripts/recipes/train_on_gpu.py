@@ -31,8 +31,6 @@ from fairseq.models.transformer.transformer_legacy import base_architecture
 from torch import Tensor
 from torch.nn import functional
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
-
 from fairseq_ccpr.models.checkpoint import as_checkpoint
 from fairseq_ccpr.storage.files import atomic_file
 
