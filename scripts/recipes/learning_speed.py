@@ -71,13 +71,8 @@ def compare(name: str, translator: Translator, plain: Translator, sentences: lis
     speeds = [[speed(one, sentences) for one in (translator, plain)] for _ in range(REPEATS)]
     own, other = np.median(speeds, axis=0)
     entries = sum(pair.tokens for pair in translator.memory())
-    return [
-        name,
-        f"{entries:,}",
-        f"{own:.2f}",
-        f"{other:.2f}",
-        f"{np.median([a / b for a, b in speeds]):.1%}",
-    ]
+    share = np.median([a / b for a, b in speeds])
+    return [name, f"{entries:,}", f"{own:.2f}", f"{other:.2f}", f"{share:.1%}"]
 
 
 def time_learning(

@@ -33,16 +33,8 @@ def main() -> None:
     metric, rng = datastore.section.index.metric, np.random.default_rng(1)
     rows = rng.choice(np.arange(max(sizes), datastore.section.size), HYPOTHESES, replace=False)
     queries = torch.from_numpy(datastore.keys[np.sort(rows)].astype(np.float32))
-    table: list[list[Any]] = [
-        [
-            "entries",
-            "one by one, ms",
-            "in lists, ms",
-            f"of the {K} nearest found",
-            "of the nearest",
-            "lists made in, s",
-        ]
-    ]
+    heads = f"entries|one by one, ms|in lists, ms|of the {K} nearest found|of the nearest|lists made in, s"
+    table: list[list[Any]] = [heads.split("|")]
     for size in sizes:
         keys = torch.from_numpy(np.array(datastore.keys[:size]))
         norms = half_norms(keys)
