@@ -52,14 +52,9 @@ def main() -> None:
         print(
             f"{TokenDatastore(copy).section.size:,} entries of the datastore's own; one pair at a time, milliseconds"
         )
-        learned, processed, appended = time_learning(translator, rows[:TIMED])
         table: list[list[Any]] = [["", "median", "95 in 100"]]
-        kinds = (
-            ("until it counts", learned),
-            ("the processor's time", processed),
-            ("writing to disk", appended),
-        )
-        for name, took in kinds:
+        kinds = "until it counts", "the processor's time", "writing to disk"
+        for name, took in zip(kinds, time_learning(translator, rows[:TIMED])):
             table.append([name, *(f"{1000 * q:.1f}" for q in np.quantile(took, [0.5, 0.95]))])
         print(markdown_table(table), flush=True)
         table = [["pairs", "entries", "sentences/s", "without", "speed"]]
