@@ -1,4 +1,4 @@
-# docker build -t fairseq-ccpr . && docker run --rm fairseq-ccpr demo; scripts/recipes/docker.sh does both.
+# docker build -t fairseq-ccpr . && docker run --rm --network none fairseq-ccpr demo
 FROM python:3.12-slim
 WORKDIR /src
 COPY pyproject.toml setup.py README.md LICENSE constraints.txt ./

@@ -92,6 +92,7 @@ def with_transformers(folder: Path, beam: int, tokens: int, batch: int) -> Calla
         {"min_new_tokens": tokens, "max_new_tokens": tokens} if tokens else {"max_new_tokens": 200}
     )
     pad = model.config.pad_token_id
+    settings = lengths | {"do_sample": False, "bad_words_ids": [[pad]]}
 
     @torch.inference_mode()
     def translate(texts: list[str]) -> int:
@@ -99,14 +100,7 @@ def with_transformers(folder: Path, beam: int, tokens: int, batch: int) -> Calla
         ordered = sorted(texts, key=len)
         for start in range(0, len(ordered), batch):
             inputs = tokenizer(ordered[start : start + batch], return_tensors="pt", padding=True)
-            made = model.generate(
-                **inputs,
-                num_beams=beam,
-                early_stopping=True,
-                do_sample=False,
-                bad_words_ids=[[pad]],
-                **lengths,
-            )
+            made = model.generate(**inputs, num_beams=beam, early_stopping=True, **settings)
             count += int(((made != pad) & (made != model.config.eos_token_id)).sum())
         return count
 

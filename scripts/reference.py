@@ -27,16 +27,8 @@ from fairseq_ccpr.settings import option_name
 PACKAGE = Path(__file__).resolve().parent.parent / "fairseq_ccpr"
 OPTIONS = PACKAGE / "cli" / "options.json"
 CLASSES = (
-    "Translator",
-    "Translation",
-    "TokenDatastore",
-    "PhraseDatastore",
-    "Memory",
-    "Retriever",
-    "LearningRetriever",
-    "TokenRetriever",
-    "ModelView",
-    "Neighbours",
+    *("Translator", "Translation", "TokenDatastore", "PhraseDatastore", "Memory", "Retriever"),
+    *("LearningRetriever", "TokenRetriever", "ModelView", "Neighbours"),
 )
 KEYED = ("keys_fingerprint", "keys_fingerprints", "open_index", "find_damage")
 INHERITED = {  # what is public of the classes above

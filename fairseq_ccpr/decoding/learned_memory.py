@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 FIRST_ROWS = 4096  # that there is room for; then twice as many each time
 # Rows that are compared with one by one: of a segment without lists, and after those that are in lists. More
-# of them cost more than lists do (scripts/recipes/segment_search.py).
+# of them cost more than lists do (scripts/recipes/learning_speed.py).
 EXACT_ROWS, LAST_ROWS = 1024, 512
 
 

@@ -25,12 +25,8 @@ from fairseq_ccpr.text.pairs import read_pairs
 
 DEMO = ROOT / "datastores/demo"
 FIRST, VERSES, KEPT = 956, 20, 110
-SETTINGS = {
-    "k": 64,
-    "lambda_": 0.8,
-    "temperature": 30.0,
-    "likeness": 8.0,
-}  # of knn.options, tuned for the whole text
+# Of knn.options, tuned for the whole text.
+SETTINGS = {"k": 64, "lambda_": 0.8, "temperature": 30.0, "likeness": 8.0}
 
 
 def ngrams(sentence: str) -> set[tuple[str, ...]]:
@@ -65,32 +61,10 @@ def main() -> None:
         for name, rows in tables.items():
             lines = "".join(f"{source}\t{target}\n" for source, target in rows)
             (folder / f"{name}.tsv").write_text(lines, encoding="utf-8")
-        tsv, model = folder / "train.tsv", DEMO / "model.pt"
-        run(
-            "prepare",
-            "--train",
-            tsv,
-            "-s",
-            "de",
-            "-t",
-            "en",
-            "--path",
-            model,
-            "--output",
-            folder / "data-bin",
-        )
-        run(
-            "build",
-            "tokens",
-            folder / "data-bin",
-            "--path",
-            model,
-            "--output",
-            folder / "built",
-            "--index",
-            "exact",
-        )
-        built = folder / "built"
+        languages, built = ["-s", "de", "-t", "en"], folder / "built"
+        common = ["--path", DEMO / "model.pt", "--output"]
+        run("prepare", *languages, "--train", folder / "train.tsv", *common, folder / "data-bin")
+        run("build", "tokens", folder / "data-bin", *common, built, "--index", "exact")
         rmtree(built / "preprocessing")  # model and subwords lie in the folder above
         write_tuned({"token": TokenDatastore(built)}, {"tokens": SETTINGS}, "that of the whole text")
         rmtree(DEMO / "ready", ignore_errors=True)

@@ -17,8 +17,6 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
-
 from fairseq_ccpr.cli.command import markdown_table
 from fairseq_ccpr.lab.accuracy.alignment_error import aligned_words
 from fairseq_ccpr.lab.accuracy.significance import INTERVAL, resample
@@ -62,16 +60,8 @@ def main() -> None:
     shares = resample(hits, np.array(totals), [np.arange(len(sources))], SAMPLES)
     first, *others = (np.array([hit for of in one for hit in of]) for one in found)
     has, misses = first.sum(), (~first).sum()
-    table = [
-        [
-            "",
-            "terms written",
-            "by chance",
-            "difference",
-            f"of {misses:,} missed, gained",
-            f"of {has:,} had, lost",
-        ]
-    ]
+    heads = f"|terms written|by chance|difference|of {misses:,} missed, gained|of {has:,} had, lost"
+    table = [heads.split("|")]
     rows = [
         [name, f"{hit / total:.1%}", f"{sum(map(sum, one)) / total:.1%}"]
         for name, hit, one in zip(texts, hits.sum(1), chance)

@@ -22,8 +22,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
-
 from fairseq_ccpr.cli.command import markdown_table
 from fairseq_ccpr.lab.accuracy.alignment_error import aligned_words
 from fairseq_ccpr.lab.sentence_encoders import load_sentence_encoder
@@ -62,13 +60,8 @@ def main() -> None:
         ]
         unlinked = sum(map(sum, apart)) / max(1, sum(map(len, apart)))
         flagged = np.mean([sum(one) >= max(3, len(one) / 2) for one in apart])
-        row = [
-            name,
-            f"{total / len(lines):.1f}",
-            f"{copied / max(1, total):.1%}",
-            f"{unlinked:.1%}",
-            f"{flagged:.1%}",
-        ]
+        shares = copied / max(1, total), unlinked, flagged
+        row = [name, f"{total / len(lines):.1f}", *(f"{share:.1%}" for share in shares)]
         if encoder:
             one, two = (of - of.mean(0) for of in (encoder.encode(sources), encoder.encode(lines)))
             lengths = np.linalg.norm(one, axis=1) * np.linalg.norm(two, axis=1)

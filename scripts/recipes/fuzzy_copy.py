@@ -12,8 +12,6 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
-
 from fairseq_ccpr.text.pairs import read_lines, read_pairs
 from fairseq_ccpr.text.resemblance import resemblances
 

@@ -21,8 +21,6 @@ from typing import Any
 import torch
 from fairseq.token_generation_constraints import pack_constraints
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
-
 from fairseq_ccpr import Translator
 from fairseq_ccpr.cli.command import markdown_table
 from fairseq_ccpr.evaluation.test_set import score

@@ -66,16 +66,8 @@ def searches(found: dict[str, Any]) -> str:
 
 def decoding(found: dict[str, Any]) -> list[str]:
     """A table for each load: speed, milliseconds of search, and operations a step, of each system; and settings."""
-    head = [
-        "system",
-        "keys",
-        "searched",
-        "tokens/s",
-        "of fairseq",
-        "of base+",
-        "search, ms",
-        "operations a step",
-    ]
+    head = ["system", "keys", "searched", "tokens/s", "of fairseq", "of base+"]
+    head += ["search, ms", "operations a step"]
     loads: dict[int, list[list[Any]]] = {}
     signatures: dict[str, str] = {}
     for name, one in found.items():

@@ -53,17 +53,8 @@ BLOCK, NOISE = 1 << 16, 0.1  # rows at a time; noise, in standard deviations of 
 QUERIES, K, SEARCHES, COMPARED = (160, 40, 5), 8, 100, 32
 LONGEST = 60.0  # seconds that searches of one number of queries take
 TIMES = 5  # column of the first of their figures, without keys and index
-COLUMNS = [
-    "keys",
-    "index",
-    "build CPU s",
-    "s",
-    "peak GB",
-    "open s",
-    "first ms",
-    *(f"{count} ms" for count in QUERIES),
-]
-COLUMNS += ["recall %", "peak GB", "keys GB", "index GB"]
+COLUMNS = ["keys", "index", "build CPU s", "s", "peak GB", "open s", "first ms"]
+COLUMNS += [*(f"{count} ms" for count in QUERIES), "recall %", "peak GB", "keys GB", "index GB"]
 WAITING = 120.0  # seconds that a server may take to answer
 
 

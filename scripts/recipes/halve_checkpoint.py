@@ -8,8 +8,6 @@ from pathlib import Path
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
-
 from fairseq_ccpr.storage.files import (
     atomic_file,
 )  # the package also names what a fairseq checkpoint may hold

@@ -15,9 +15,8 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.text import Annotation
 from matplotlib.transforms import Bbox
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
 from fairseq_ccpr.cli.command import markdown_table
 from fairseq_ccpr.lab.plots import save
@@ -72,28 +71,28 @@ def draw(points: dict[str, tuple[float, float]], home: str, abroad: str, output:
 
 
 def write_label(axes: Axes, name: str, point: tuple[float, float], taken: list[Bbox]) -> Bbox:
+    """Write a label where it covers least of what is there and is least cut off."""
+
+    def covered(text: Annotation) -> int:
+        box = text.get_window_extent()
+        outside = area(box, box) - area(box, axes.get_window_extent())
+        return round(outside + sum(area(box, other) for other in taken))
+
     texts = [
         axes.annotate(name, point, (x, y), textcoords="offset points", ha=side, va="center", fontsize=7)
         for x, y, side in PLACES
     ]
-    boxes = [text.get_window_extent() for text in texts]
-    covered = [
-        sum(area(Bbox.intersection(box, other)) for other in taken) + outside(axes, box) for box in boxes
-    ]
-    best = covered.index(min(covered))
-    for number, text in enumerate(texts):
-        if number != best:
+    best = min(texts, key=covered)
+    for text in texts:
+        if text is not best:
             text.remove()
-    return boxes[best]
+    return best.get_window_extent()
 
 
-def area(box: Bbox | None) -> float:
+def area(one: Bbox, other: Bbox) -> float:
     """Return the area that two boxes share, in square pixels."""
+    box = Bbox.intersection(one, other)
     return box.width * box.height if box is not None else 0.0
-
-
-def outside(axes: Axes, box: Bbox) -> float:
-    return area(box) - area(Bbox.intersection(box, axes.get_window_extent()))
 
 
 def gains(domain: dict[str, Any]) -> dict[str, float]:

@@ -14,8 +14,6 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
-
 from fairseq_ccpr.evaluation.confidence import measured
 
 ERRORS = "base_missing", "base_wrong_term", "base_hallucinated"
@@ -35,13 +33,8 @@ def main() -> None:
         improbable = -np.array([scores[int(row["line"]) - 1] for row in rows])
         for error in (*ERRORS, "any"):
             found = np.array(["1" in [row[one] for one in ERRORS if error in (one, "any")] for row in rows])
-            print(
-                name,
-                error.removeprefix("base_"),
-                found.sum(),
-                f"{measured(improbable, found)[0]:.2f}",
-                sep="\t",
-            )
+            auc = measured(improbable, found)[0]
+            print(name, error.removeprefix("base_"), found.sum(), f"{auc:.2f}", sep="\t")
 
 
 if __name__ == "__main__":

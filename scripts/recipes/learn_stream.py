@@ -12,24 +12,19 @@ decoding, such as tokens_k=4. Three systems translate the text:
 With --replace, each sentence is corrected twice: its translation is learned as it is, and then replaced by the reference.
 
 Printed are BLEU and chrF of each tenth of the text; the part of the gain of `others` over `alone` that `stream` has; the
-recall of words of the references that `alone` does not write, by how often the text had them before (R0, R1, R2+); and how
-long learning took. --results writes all that and the translations to stream.json, and BLEU up to each sentence to stream.png.
+recall of words of the references that `alone` does not write, by how often the text had them before (R0, R1, R2+).
+--results writes all that and the translations to stream.json.
 """
 
 import json
 import shutil
 import sys
 import tempfile
-import time
 from collections import Counter, defaultdict
 from dataclasses import asdict
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
-
-import numpy as np
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
 from fairseq_ccpr import Translator
 from fairseq_ccpr.cli.command import markdown_table
@@ -38,7 +33,6 @@ from fairseq_ccpr.text.pairs import read_pairs
 from fairseq_ccpr.timing import progress_over
 
 ALONE, STREAM, OTHERS = SYSTEMS = "alone", "stream", "others"
-POINTS = 40  # of the curve
 
 
 def main() -> None:
@@ -52,7 +46,7 @@ def main() -> None:
     most = int(given["--most"]) if "--most" in given else None
     rows = list(islice(read_pairs(Path(pairs)), most))
     with tempfile.TemporaryDirectory() as folder:
-        texts, seconds, signature, language = translate(
+        texts, signature, language = translate(
             Path(shutil.copytree(store, Path(folder) / "store")), rows, options, replace
         )
     print(signature)
@@ -67,28 +61,22 @@ def main() -> None:
     for kind in sorted(words_found[STREAM]):
         found = ", ".join(f"{name} {some[kind][0] / some[kind][1]:.1%}" for name, some in words_found.items())
         print(f"{kind}: {found} of {words_found[STREAM][kind][1]:,} words")
-    print(
-        "learning took {:.0f} ms, 95 in 100 at most {:.0f} ms".format(
-            *1000 * np.quantile(seconds, [0.5, 0.95])
-        )
-    )
     if "--results" in given:
         results = Path(given["--results"])
         results.mkdir(parents=True, exist_ok=True)
         shown = {"signature": signature, "scores": {name: asdict(one) for name, one in scores.items()},
-                 "recall": words_found, "seconds to learn": seconds, "translations": texts}  # fmt: skip
+                 "recall": words_found, "translations": texts}  # fmt: skip
         (results / "stream.json").write_text(
             json.dumps(shown, ensure_ascii=False, indent=1), encoding="utf-8"
         )
-        draw(texts, references, language, results / "stream.png", Path(pairs).name)
 
 
 def translate(
     store: Path, rows: list[tuple[str, str]], options: dict[str, Any], replace: bool
-) -> tuple[dict[str, list[str]], list[float], str, str]:
-    """Translate with all systems; returns translations, the seconds each learning took, signature and target language."""
+) -> tuple[dict[str, list[str]], str, str]:
+    """Translate with all systems; returns translations, signature and target language."""
     sources = [source for source, _ in rows]
-    translator, seconds = Translator(datastore=store, **options), []
+    translator = Translator(datastore=store, **options)
     texts = {ALONE: [one.text for one in translator.translate(sources)]}
     ids: list[int] = []
     texts[STREAM] = []
@@ -96,9 +84,7 @@ def translate(
         texts[STREAM].extend(one.text for one in translator.translate([source]))
         if replace:
             translator.learn(source, texts[STREAM][-1])
-        start = time.perf_counter()
         ids.append(translator.learn(source, reference).id)
-        seconds.append(time.perf_counter() - start)
     signature = str(translator.signature)
     times = Counter(
         ids
@@ -110,7 +96,7 @@ def translate(
                 translator.forget(draft.id)
         texts[OTHERS].extend(one.text for one in translator.translate([source]))
         translator.learn(source, reference)
-    return texts, seconds, signature, translator.task.cfg.target_lang
+    return texts, signature, translator.task.cfg.target_lang
 
 
 def tenths(texts: dict[str, list[str]], references: list[str], language: str) -> list[list[object]]:
@@ -135,18 +121,6 @@ def recall(alone: list[str], written: list[str], references: list[str]) -> dict[
             counts[name] = found + (word in text.split()), count + 1
         seen.update(words)
     return dict(counts)
-
-
-def draw(texts: dict[str, list[str]], references: list[str], language: str, path: Path, title: str) -> None:
-    from fairseq_ccpr.lab.plots import COLOURS, lines
-
-    points = sorted({max(1, len(references) * point // POINTS) for point in range(1, POINTS + 1)})
-    with lines(path) as axes:
-        for number, name in enumerate(SYSTEMS):
-            curve = [score(texts[name][:point], references[:point], language).bleu for point in points]
-            axes.plot(points, curve, label=name, color=COLOURS(number))
-        axes.set(xlabel="sentences so far", ylabel="BLEU of them")
-        axes.set_title(title, fontsize=8)
 
 
 if __name__ == "__main__":

@@ -11,8 +11,6 @@ import random
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
-
 from fairseq_ccpr import Translator
 from fairseq_ccpr.inference.alignment import align, place_markup
 from fairseq_ccpr.inference.system import Translation

@@ -30,8 +30,6 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
-
 from fairseq_ccpr.cli.command import markdown_table
 from fairseq_ccpr.text.pairs import read_pairs
 

@@ -31,8 +31,6 @@ from fairseq.models.transformer.transformer_legacy import base_architecture
 from torch import Tensor
 from torch.nn import functional
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
-
 from fairseq_ccpr.models.checkpoint import as_checkpoint
 from fairseq_ccpr.storage.files import atomic_file
 
@@ -42,7 +40,7 @@ CHECKED, REPORTED, SKIPPED = (
     10,
     10.0,
     20,
-)  # updates between looks at the clock, seconds between lines, updates that may fail
+)  # updates from look to look, seconds from line to line, updates that may fail
 WARM_UP = 2  # updates of a shape before its graph: libraries choose and allocate
 
 
@@ -198,15 +196,8 @@ class Trainer:
         self.parameters = list(network.model.parameters())
         device = self.parameters[0].device
         self.rate, self.loss, self.failed = (torch.zeros((), device=device) for _ in range(3))
-        self.optimizer: Any = torch.optim.AdamW(
-            self.parameters,
-            self.rate,
-            BETAS,
-            EPSILON,
-            weight_decay=0.0,
-            fused=True,
-            capturable=device.type == "cuda",
-        )
+        kind = {"weight_decay": 0.0, "fused": True, "capturable": device.type == "cuda"}
+        self.optimizer: Any = torch.optim.AdamW(self.parameters, self.rate, BETAS, EPSILON, **kind)
         self.graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor, Tensor]] = {}
         self.seen: dict[int, int] = {}
         self.pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
@@ -261,11 +252,8 @@ def train(trainer: Trainer, corpus: Corpus, settings: argparse.Namespace) -> int
     since, passed = 0, 0.0
     for updates, (shape, sentences) in zip(count(), endless()):
         if updates % CHECKED == 0:
-            total, failed, now = (
-                float(trainer.loss),
-                int(trainer.failed),
-                time.perf_counter(),
-            )  # waits for the updates
+            total, failed = float(trainer.loss), int(trainer.failed)  # waits for the updates
+            now = time.perf_counter()
             passed = (now - begun) / (60 * settings.minutes)
             if failed > SKIPPED:
                 sys.exit(

@@ -10,7 +10,6 @@ and with a datastore, with options as tune prints them. Translations go to OUTPU
 """
 
 import argparse
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -20,8 +19,6 @@ from typing import Any
 
 import numpy as np
 import torch
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
 from fairseq_ccpr import Translator
 from fairseq_ccpr.cli.command import markdown_table

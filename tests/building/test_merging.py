@@ -11,7 +11,7 @@ import pytest
 
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.datastore.token import TokenDatastore
-from tests.helpers import ROOT, call, contents, refused, run
+from tests.helpers import call, contents, refused, run
 from tests.small_models import Ccpr, World, build, build_options
 
 SMALL = ("--chunk-tokens", 300, "--subset", "valid", "test")
@@ -71,7 +71,9 @@ def test_two_processes_find_the_same_phrases_as_one(ccpr: Ccpr, phrases: Path, t
         "torchrun",
         "--nproc-per-node",
         2,
-        ROOT / "scripts/build_datastore.py",
+        "-m",
+        "fairseq_ccpr",
+        "build",
         *phrase_options(ccpr, phrases / "whole.txt", tmp_path / "two"),
     )
     assert contents(tmp_path / "two") == contents(phrases / "whole")

@@ -1,17 +1,20 @@
-"""Options of decoding with phrases."""
+"""What the tests of decoding share: scores that are checked, and a text memory."""
 
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.decoding import mixture, phrase_votes, token_memory
-from tests.helpers import call, run
-from tests.small_models import World
+from fairseq_ccpr.text.pairs import read_pairs
+from tests.helpers import call, run, write_lines
+from tests.small_models import World, subword_options
 
 
 @pytest.fixture
@@ -46,3 +49,36 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sizes are free on a CPU; here they are not."""
     for module in (mixture, phrase_votes, token_memory):
         monkeypatch.setattr(module, "sync_is_free", lambda device: False)
+
+
+@pytest.fixture(scope="module")
+def references(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The references of the test set, and of the held-out sentences, as a text."""
+    rows = [target for name in ("test", "valid") for _, target in read_pairs(world.folder / f"{name}.tsv")]
+    return write_lines(tmp_path_factory.mktemp("references") / "text", *rows)
+
+
+@pytest.fixture(scope="module")
+def build_text(world: World, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Build a text part; alone, or in a copy of the datastore."""
+
+    def build(text: Path, alone: bool = True, *options: object) -> Path:
+        output = tmp_path_factory.mktemp("text") / "store"
+        if not alone:
+            shutil.copytree(world.datastore, output)
+        where = ["--path", world.model, "--data", world.data_bin, *subword_options(world), "--output", output]
+        call("build text", text, *where, *options)
+        return output
+
+    return build
+
+
+@pytest.fixture(scope="module")
+def general(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    rows = [target for _, target in read_pairs(world.folder / "train.tsv")]
+    return write_lines(tmp_path_factory.mktemp("general") / "text", *rows)
+
+
+@pytest.fixture(scope="module")
+def only_text(build_text: Callable, references: Path, general: Path) -> Path:
+    return build_text(references, True, "--against", general)

@@ -123,13 +123,20 @@ def test_a_model_outlives_the_ensembles_made_of_it(world: World) -> None:
     assert not module._forward_pre_hooks
 
 
-def test_constraints_are_kept(world: World, tmp_path: Path) -> None:
+@pytest.mark.parametrize("memory", ["tokens", "text"])
+def test_constraints_are_kept(world: World, only_text: Path, tmp_path: Path, memory: str) -> None:
     """fairseq-interactive takes them after a tab."""
     source = (world.data_bin / "text" / "test.de").read_text(encoding="utf-8").splitlines()[0]
     wanted = (world.data_bin / "text" / "test.en").read_text(encoding="utf-8").split()[2]
     (tmp_path / "in.txt").write_text(f"{source}\t{wanted}\n", encoding="utf-8")
-    options = world.options("--constraints", "--input", tmp_path / "in.txt", "--tokens-lambda")
+    weight = ["--tokens-lambda"] if memory == "tokens" else ["--datastore", only_text, "--text-alpha"]
+    options = world.options("--constraints", "--input", tmp_path / "in.txt", *weight)
+    if memory == "text":
+        del options[(at := options.index("--tokens-temperature")) : at + 2]
+    scores = []
     for words in ([*options, "0.7"], [*options, "0"]):
         shown = run("fairseq-interactive", *words).stdout
-        written = re.findall(r"^H-0\t\S+\t(.*)$", shown, flags=re.MULTILINE)
-        assert written and wanted in written[0].split(), shown
+        written = re.findall(r"^H-0\t(\S+)\t(.*)$", shown, flags=re.MULTILINE)
+        assert written and wanted in written[0][1].split(), shown
+        scores.append(written[0])
+    assert scores[0] != scores[1]

@@ -351,6 +351,30 @@ def test_phrases_are_found_in_text_without_tags(several: Several, tmp_path: Path
     assert len(list(system.translate([source]))) == 1
 
 
+def test_a_text_begins_after_the_tag_in_front_and_leaves_tags_as_they_are(
+    several: Several, tmp_path: Path
+) -> None:
+    text = write_lines(
+        tmp_path / "text", *(target for _, target in read_pairs(several.data_bin.parent / "rows.tsv"))
+    )
+    subwords = ["--bpe", "sentencepiece", "--sentencepiece-model", several.data_bin / "spm.model"]
+    where = ["-s", "de", "-t", "en", "--path", several.model, "--data", several.data_bin, *subwords]
+    call("build text", text, *where, "--output", tmp_path / "store")
+    words = ["--datastore", tmp_path / "store", "--text-alpha"]
+    alone = several.decode(base=True, scoring=True)
+    with patch("fairseq_ccpr.decoding.text_memory.TOKENS", 10**6):  # of a model that is sure of nothing
+        found = several.decode(*words, 0.8, scoring=True)
+    assert equal(several.decode(*words, 0, scoring=True), alone)
+    task, _ = load(configure(several.words(), several.data_bin))
+    tags, first, forced = task.tags.ids(task.target_dictionary), [], task.tags.forced
+    for number, (one,) in found.items():
+        gain = one["positional_scores"] - alone[number][0]["positional_scores"]
+        are_tags = torch.tensor([token in tags for token in one["tokens"].tolist()])
+        assert bool(are_tags.any()) and float(gain[are_tags].abs().max()) < 1e-5
+        first.append(float(gain[forced]))
+    assert np.mean(first) > 0.01
+
+
 def test_what_is_learned_is_what_a_build_has(several: Several, tmp_path: Path) -> None:
     """Tags as in training, none of them a key where decoding forces it; an empty memory is for one pair as well."""
     store = Path(shutil.copytree(several.datastore, tmp_path / "store"))

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -37,34 +38,6 @@ from tests.server.conftest import served
 from tests.small_models import World, subword_options
 
 
-@pytest.fixture(scope="module")
-def references(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The references of the test set, and of the held-out sentences, as a text."""
-    rows = [target for name in ("test", "valid") for _, target in read_pairs(world.folder / f"{name}.tsv")]
-    return write_lines(tmp_path_factory.mktemp("references") / "text", *rows)
-
-
-@pytest.fixture(scope="module")
-def build_text(world: World, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Build a text part; alone, or in a copy of the datastore."""
-
-    def build(text: Path, alone: bool = True, *options: object) -> Path:
-        output = tmp_path_factory.mktemp("text") / "store"
-        if not alone:
-            shutil.copytree(world.datastore, output)
-        where = ["--path", world.model, "--data", world.data_bin, *subword_options(world), "--output", output]
-        call("build text", text, *where, *options)
-        return output
-
-    return build
-
-
-@pytest.fixture(scope="module")
-def general(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    rows = [target for _, target in read_pairs(world.folder / "train.tsv")]
-    return write_lines(tmp_path_factory.mktemp("general") / "text", *rows)
-
-
 def with_text(store: Path, *options: object) -> list[object]:
     return ["--datastore", store, "--beam", 3, *options]
 
@@ -74,11 +47,6 @@ def test_alpha_of_zero_is_as_without_text(decode: Callable, build_text: Callable
     plain = decode("--beam", 3)
     assert equal(decode(*with_text(store, "--text-alpha", 0)), plain)  # to the bit
     assert not equal(decode(*with_text(store, "--text-alpha", 0.5)), plain)
-
-
-@pytest.fixture(scope="module")
-def only_text(build_text: Callable, references: Path, general: Path) -> Path:
-    return build_text(references, True, "--against", general)
 
 
 @pytest.mark.parametrize("search", SEARCHES, ids=lambda s: " ".join(map(str, s)) or "plain")
@@ -109,6 +77,12 @@ def test_half_precision_and_ensembles_have_the_text(
     shutil.copy(world.model, tmp_path / "again.pt")
     both = ["--path", f"{world.model}:{tmp_path / 'again.pt'}"]
     assert equal(decode(*words, *both), decode(*words), tolerance=2e-3)
+    one, other = (
+        ["--path", ":".join(map(str, models))] for models in permutations([world.model, world.other_model])
+    )
+    of_both, turned, alone = decode(*words, *one), decode(*words, *other), decode(*one, base=True)
+    assert equal(of_both, turned, tolerance=2e-3) and not equal(of_both, alone, tolerance=1e-2)
+    assert equal(decode(*words[:-1], 0, *one), alone)
 
 
 def test_a_translation_does_not_depend_on_its_batch(

@@ -47,10 +47,11 @@ from fairseq_ccpr.decoding.trust import (
     trust_features,
 )
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.evaluation.test_set import load
+from fairseq_ccpr.evaluation.test_set import batches, load
 from fairseq_ccpr.inference.resources import parse_generation
 from fairseq_ccpr.lab.speed.decoding_speed import SpeedTest
 from fairseq_ccpr.storage import fingerprint
+from tests.decoding.phrase_ensembles import load_ensemble
 from tests.decoding.test_phrase_decoding import SEARCHES
 from tests.helpers import BOTH, TOKENS, adaptive_trust, call, equal, refused, run
 from tests.small_models import World, build
@@ -403,6 +404,29 @@ def test_weights_equal_the_equation_in_float64() -> None:
     odds = torch.cat([1 - weights.sum(dim=1, keepdim=True), weights * a.exp()], dim=1)
     assert torch.allclose(reweigh(weights, a), (odds / odds.sum(dim=1, keepdim=True))[:, 1:])
     assert torch.equal(reweigh(weights, torch.zeros_like(a)), weights)
+
+
+def test_trust_comes_after_lambda_max_in_float64(world: World, joint: list, joint_trust: Path) -> None:
+    """Weights are bounded, then their odds against the model multiplied: only 1 bounds what trust decides."""
+    words = [*joint, "--phrases-lambda", 1, "--retrieval-lambda-max", 0.5, "--trust", joint_trust]
+    cfg, task, models, ensemble = load_ensemble(world, words)
+    sums = []
+    for sample in batches(cfg, task, models):
+        text = ensemble.force_decode(sample)
+        votes = ensemble.votes(text)
+        asked = torch.stack([vote.weight for vote in votes], dim=1).double()
+        tokens, total = asked[:, :1], asked.sum(dim=1, keepdim=True)
+        bounded = torch.where(total > 0, asked * (tokens.clamp_min(0.5) / total).clamp_max(1), asked)
+        limited = [vote._replace(weight=weight.float()) for vote, weight in zip(votes, bounded.unbind(dim=1))]
+        a = ensemble.trust.gate(trust_features(text.likeliest, limited)).double()
+        odds = torch.cat([1 - bounded.sum(dim=1, keepdim=True), bounded * a.exp()], dim=1)
+        decided = torch.stack([vote.weight for vote in ensemble.decided(text, votes)], dim=1).double()
+        torch.testing.assert_close(decided, odds[:, 1:] / odds.sum(dim=1, keepdim=True), rtol=1e-4, atol=1e-5)
+        sums.append(
+            torch.cat([total, bounded.sum(dim=1, keepdim=True), decided.sum(dim=1, keepdim=True)], dim=1)
+        )
+    most = torch.cat(sums).amax(dim=0).tolist()
+    assert most[0] > 0.9 and most[1] == pytest.approx(0.5) and 0.6 < most[2] <= 1
 
 
 def test_other_models_layers_metrics_and_features_are_refused(
