@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from pathlib import Path
 from shutil import copyfileobj
 from typing import Any, ClassVar
@@ -161,9 +161,8 @@ class MarkdownDocument(Document):
         lines, starts, reached = self.text.split("\n"), [0], 0
         for line in lines:
             starts.append(starts[-1] + len(line) + 1)
-        before: Any = None
-        for token in self.parser.parse(body, self.env):
-            opened, before = before, token
+        tokens: list[Any] = self.parser.parse(body, self.env)
+        for opened, token in pairwise(tokens):
             if token.type != "inline" or not any(map(str.isalnum, token.content)):
                 continue
             first, own, places = token.map[0], token.content.split("\n"), list[int]()
