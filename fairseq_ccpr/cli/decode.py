@@ -255,8 +255,8 @@ A document keeps its form, and formats and links go to the words that they belon
 
   fairseq-ccpr translate --datastore datastores/mine --input in.docx --output out.docx
 
-Documents are .docx, .odt, .html and .po, and .txt with --output. A sentence without a translation stays as it
-was. A run that is interrupted leaves no file. PO needs the package of the extra "files".
+Documents are .docx, .odt, .html, .md and .po, and .txt with --output. A sentence without a translation stays as
+it was. A run that is interrupted leaves no file. Markdown and PO need the packages of the extra "files".
 """
 )
 def translate(

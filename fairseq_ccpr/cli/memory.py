@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import replace
+from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
 from typing import Any, Optional
@@ -37,14 +38,13 @@ from fairseq_ccpr.datastore.token import FAMILIAR, UNKNOWN_SYMBOL, TokenDatastor
 from fairseq_ccpr.datastore.tuned import tuned_signatures
 from fairseq_ccpr.decoding.phrase_retriever import RetrievedPhrase
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.inference.learning import Learner, count_learned
+from fairseq_ccpr.inference.learning import Learner, as_tmx, count_learned
 from fairseq_ccpr.inference.system import System
 from fairseq_ccpr.search.base import EXACT_UP_TO
 from fairseq_ccpr.search.recall import DEPTH, SAMPLE
 from fairseq_ccpr.settings import count_option, option, source_language_option, target_language_option
 from fairseq_ccpr.storage.files import write_text
-from fairseq_ccpr.text.languages import as_bcp47
-from fairseq_ccpr.text.translation_memory import Pair, read_memory, tmx_lines
+from fairseq_ccpr.text.translation_memory import Pair, read_memory
 from fairseq_ccpr.timing import progress_bar
 
 DAMAGED = "damaged"
@@ -167,9 +167,10 @@ def forget(
 
 
 @command("""\
-Show the sentence pairs that a datastore has learned, newest first: id, how often each was learned, source and target,
-separated by tabs. Pairs that a later translation of the same source has replaced do not count, and say so in a fifth column;
-they count again once they are learned again, or the later one is forgotten. Words after the folder restrict the list to
+Show the sentence pairs that a datastore has learned, newest first: id, how often each was learned, source, target, what has
+replaced it, when it was learned or a file says that it was made (UTC), and by whom, separated by tabs; the last three may be
+empty. Pairs that a later translation of the same source has replaced do not count; they count again once they are learned
+again, or the later one is forgotten. Words after the folder restrict the list to
 pairs that contain all of them. The exit code is 1 if the journal is damaged: what the damage did not hit is kept and shown.
 --repair writes a damaged journal again without the damaged bytes, which it copies to a file of their own, and says what was
 saved. Whoever learns next does the same.
@@ -206,13 +207,13 @@ def memory(
         target = target_lang or (known.target_lang if known is not None else None)
         if source is None or target is None:
             raise ConfigurationError(f"{datastore} does not remember its languages: give -s and -t")
-        exported = ((str(one.id), one.source, one.target) for one in reversed(pairs))
-        write_text(export, "\n".join([*tmx_lines(as_bcp47(source), as_bcp47(target), exported), ""]))
+        write_text(export, as_tmx(reversed(pairs), source, target))
         print(f"{export}: {counted(len(pairs), 'pair')}")
     else:
         for one in pairs:
-            earlier = "" if one.replaced_by is None else f"\treplaced by {one.replaced_by}"
-            print(f"{one.id}\t{one.count}\t{one.source}\t{one.target}{earlier}")
+            earlier = "" if one.replaced_by is None else f"replaced by {one.replaced_by}"
+            when = f"{datetime.fromtimestamp(one.time, UTC):%Y-%m-%dT%H:%M:%SZ}" if one.time else ""
+            print(one.id, one.count, one.source, one.target, earlier, when, one.author, sep="\t")
         if not store.pairs:
             print(f"nothing was learned alongside {datastore}", file=sys.stderr)
     return 1 if store.damage else 0

@@ -31,7 +31,9 @@ from fairseq_ccpr.errors import ConfigurationError, DatastoreError
 from fairseq_ccpr.inference.system import System, batches_of, encode
 from fairseq_ccpr.models.phrase_finder import PhraseFinder, Segmentation
 from fairseq_ccpr.storage import fingerprint
+from fairseq_ccpr.text.languages import as_bcp47
 from fairseq_ccpr.text.pairs import tidy
+from fairseq_ccpr.text.translation_memory import SignedPair, tmx_lines
 
 MOST_AUTHOR = 100  # characters
 TOO_MANY_UNKNOWN = 0.5  # fraction of a sentence's subwords that are unknown
@@ -79,7 +81,8 @@ class Learner:
     def learn(self, pairs: Sequence[tuple[str, str]], author: str = "") -> list[Learned | str]:
         """Learn pairs of sentences together; those that can be learned count as soon as this returns.
 
-        The journal keeps when that was, and who has learned them.
+        The journal keeps when that was, and who has learned them, or else when and by whom a `SignedPair`
+        was made.
 
         Returns:
             For each pair its id and what it replaced, or instead a few words that say why it cannot be
@@ -99,9 +102,16 @@ class Learner:
             keys, numbers = PhraseSection.KEY_FORM.encode(found.vectors), found.spans[:, 0]
             each = [PairPhrases(found.spans[numbers == n, 1:], keys[numbers == n]) for n in range(len(new))]
             new = [replace(pair, phrases=phrases) for pair, phrases in zip(new, each)]
-        signed = [replace(pair, time=int(time.time()), author=author) for pair in new]
+        given = [pair for pair, one in zip(pairs, made) if isinstance(one, NewPair)]
+        signed = [self._signed(one, pair, author) for one, pair in zip(new, given)]
         done = iter(self.memory.learn(signed) if new else [])
         return [next(done) if isinstance(one, NewPair) else one for one in made]
+
+    @staticmethod
+    def _signed(one: NewPair, pair: tuple[str, str], author: str) -> NewPair:
+        signed = pair if isinstance(pair, SignedPair) else SignedPair(pair)
+        author = author or ("" if author_fault(signed.author) else signed.author)
+        return replace(one, time=signed.time or int(time.time()), author=author)
 
     @torch.no_grad()
     def _with_keys(self, pairs: list[tuple[str, str]]) -> list[NewPair | str]:
@@ -221,6 +231,12 @@ def text_fault(source: str, target: str) -> str:
         ):
             return f"its {side} has control characters, or is no Unicode"
     return ""
+
+
+def as_tmx(pairs: Iterable[LearnedPair], source: str, target: str) -> str:
+    """Write learned pairs as TMX; the languages are as fairseq names them."""
+    each = ((str(one.id), one.source, one.target, one.time, one.author) for one in pairs)
+    return "\n".join([*tmx_lines(as_bcp47(source), as_bcp47(target), each), ""])
 
 
 def author_fault(author: str) -> str:

@@ -27,7 +27,7 @@ from fairseq_ccpr.errors import CcprError, ConfigurationError, installing
 from fairseq_ccpr.evaluation.explain import encode_sentences, matches_of
 from fairseq_ccpr.evaluation.explanation import Explanation, changes, unexplained
 from fairseq_ccpr.inference.alignment import with_markup
-from fairseq_ccpr.inference.learning import count_learned, learned_for
+from fairseq_ccpr.inference.learning import as_tmx, count_learned, learned_for
 from fairseq_ccpr.inference.system import SESSION, Session, Translation, encode
 from fairseq_ccpr.server import parameters as given
 from fairseq_ccpr.server.access import Limits, split_names
@@ -36,9 +36,9 @@ from fairseq_ccpr.server.work import ROUND_SENTENCES, BusyError, Work
 from fairseq_ccpr.storage.files import atomic_file
 from fairseq_ccpr.text.documents import EXTRA, FORMATS, open_document, usable
 from fairseq_ccpr.text.html import Page
-from fairseq_ccpr.text.languages import as_bcp47, language_code, language_name, same_language
+from fairseq_ccpr.text.languages import language_code, language_name, same_language
 from fairseq_ccpr.text.sentences import Mark, Parts, Segments, with_marks
-from fairseq_ccpr.text.translation_memory import Pair, read_memory, tmx_lines
+from fairseq_ccpr.text.translation_memory import Pair, read_memory
 from fairseq_ccpr.translator import Translator
 
 AUTO = "auto"
@@ -283,10 +283,9 @@ class Service:
         """Return the pairs that count, of those that have all words of `q`, as TMX."""
         query = given.text(asked, "q", self.limits.most_characters, "")
         found = await self._call(partial(_counting, query=query), self._memory(asked, one=True))
-        texts = ((str(one.id), one.source, one.target) for one in found)
-        lines = tmx_lines(as_bcp47(self.source), as_bcp47(self.target), texts)
+        text = await asyncio.to_thread(as_tmx, found, self.source, self.target)
         told = {"Content-Disposition": 'attachment; filename="memory.tmx"'}
-        return Response(await asyncio.to_thread("\n".join, lines), 200, told, "application/x-tmx+xml")
+        return Response(text, 200, told, "application/x-tmx+xml")
 
     async def add(self, asked: Parameters) -> Response:
         """Learn the pairs of the file `body`, whose `name` tells its kind; answers lines of JSON.

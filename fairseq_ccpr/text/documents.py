@@ -1,9 +1,9 @@
-"""Documents in, documents of the same kind out: Word, OpenDocument, HTML, gettext's PO, plain text.
+"""Documents in, documents of the same kind out: Word, OpenDocument, HTML, Markdown, gettext's PO, plain text.
 
-All but PO and plain text becomes HTML, and comes back by its tags. In these a number stands for what is kept,
-so that `html.Page` leaves it as it was and puts formats and links at the words that they belong to. A tree of
-the XML would be written in another form than it was read: here elements are places among its bytes, and what
-is outside of paragraphs is copied.
+All but plain text becomes HTML, and comes back by its tags. In these a number stands for what is kept, so
+that `html.Page` leaves it as it was and puts formats and links at the words that they belong to. A tree of the
+XML would be written in another form than it was read: here elements are places among its bytes, and what is
+outside of paragraphs is copied.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ import html
 import re
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from importlib.util import find_spec
+from itertools import accumulate, pairwise
 from pathlib import Path
 from shutil import copyfileobj
-from typing import ClassVar
+from typing import Any, ClassVar
 from xml.parsers.expat import ExpatError, ParserCreate
 from zipfile import BadZipFile, ZipFile
 
@@ -29,7 +30,8 @@ from fairseq_ccpr.text.sentences import Parts, Segments
 EXTRA = "files"
 # MiB of a document's texts, and of all that is in it; elements inside each other
 MOST_OF_TEXT, MOST_OF_ALL, MOST_DEEP = 32, 512, 200
-_OURS = re.compile(r'<(/?)([\w-]+) n="(\d+)"(?:/?>| translate="no">[^<]*</x>)')
+MOST_SHOWN = 100  # characters of what is kept that the model reads in its sentence
+_OURS = re.compile(r'<(/?)([\w-]+) n="(\d+)"(?: alt="([^"]*)")?(?:/?>| translate="no">[^<]*</x>)')
 # What begins and ends at places of its own, such as a bookmark, and what its two ends have in common.
 _RANGE = re.compile(r"(?:w|text|office):(.*?)-?([sS]tart|[eE]nd)")
 _NAMED = re.compile(r'\s(?:w:id|text:name|text:id|text:change-id|office:name)="([^"]*)"')
@@ -38,6 +40,14 @@ _PLACEHOLDER = re.compile(
     r"%(?:\(\w+\)|\d+\$)?[-+#0]*\d*(?:\.\d+)?(?:hh?|ll?|[zjtL])?[a-zA-Z@%]|%\d+"
     r"|\n|[$%]?\{[^{}]*\}|&\w+;|&(?=\w)|</?\w[^<>]*>"
 )
+_FRONT_MATTER = re.compile(r"\A(---|\+\+\+)[ \t]*\n.*?^\1[ \t]*$", re.DOTALL | re.MULTILINE)
+# What stays of Markdown's text: addresses, notes, templates, tasks; a line that begins what is set apart.
+_UNREAD = re.compile(
+    r"(https?://[^\s<>]*[^\s<>.,;:!?)\]'\"]|\[\^[^\]\s]+\]:?"
+    r"|\{\{.*?\}\}|\{%.*?%\}|\{[#.:][^{}]*\}|^\[[ xX]\](?=\s))"
+)
+_SET_APART = re.compile(r"(?:!!!|\?\?\?|:::).*|\[!\w+\]")
+_MARKING = r"\\`*_\[\]<>()#+.!|~&=-"  # characters that may be markup in Markdown
 _CONTROLS = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f]")  # which XML cannot have
 
 
@@ -68,6 +78,10 @@ class Document:
         """Return the attribute that stands for something that is kept."""
         self.kept.append(written)
         return f'n="{len(self.kept) - 1}"'
+
+    def alone(self, written: str, shown: str = "") -> str:
+        """Return the element that stands for something that is kept, and that the model reads as `shown`."""
+        return f'<x {self.keep(written)} translate="no">{html.escape(shown[:MOST_SHOWN])}</x>'
 
 
 class HtmlDocument(Document):
@@ -100,11 +114,10 @@ class GettextDocument(Document):
         return "".join(parts)
 
     def _kept(self, placeholder: str) -> str:
-        number = self.keep(placeholder)
-        if placeholder[0] in "<\n":
-            ends = "/" * placeholder.startswith("</")
-            return f"<br {number}/>" if placeholder == "\n" else f"<{ends}c {number}>"
-        return f'<x {number} translate="no">{html.escape(placeholder) * (placeholder[0] != "&")}</x>'
+        if placeholder[0] not in "<\n":
+            return self.alone(placeholder, placeholder * (placeholder[0] != "&"))
+        number, ends = self.keep(placeholder), "/" * placeholder.startswith("</")
+        return f"<br {number}/>" if placeholder == "\n" else f"<{ends}c {number}>"
 
     def write(self, texts: Sequence[str], path: Path) -> None:
         for entry, text in zip(self.entries, texts):
@@ -115,6 +128,140 @@ class GettextDocument(Document):
         self.catalogue.encoding = "utf-8"  # whatever it was: it may lack the translations' characters
         self.catalogue.metadata["Content-Type"] = "text/plain; charset=UTF-8"
         self.catalogue.save(str(path))
+
+
+class MarkdownDocument(Document):
+    """A text in Markdown: of CommonMark, with tables, crossed out text and what `_UNREAD` says.
+
+    Prose is translated, a block at a time. Where its translation would be read as other markup, what may be
+    such is escaped; where that is not enough, the block stays.
+    """
+
+    package = "markdown_it"
+
+    def read(self) -> None:
+        from markdown_it import MarkdownIt
+
+        written = self.path.read_bytes().decode("utf-8-sig")
+        self.line_end = "\r\n" if "\r\n" in written else "\n"
+        self.text, self.env = re.sub("\r\n?", "\n", written), dict[str, Any]()
+        self.parser = MarkdownIt("commonmark").enable(["table", "strikethrough"])
+        self.parser.disable(["text_join", "fragments_join"])  # which lose what was written
+        ruler = self.parser.inline.ruler
+        for name, rule in zip(ruler.get_active_rules(), ruler.getRules("")):
+            ruler.at(name, _noting(rule))
+        self.blocks = list[tuple[int, int, str]]()  # where each is, and what has to be escaped in it
+        for places, bar, tokens in self._divided():
+            self.blocks.append((places[0], places[-1], bar))
+            self.segments.append(Page.of("".join(self._shown(places, tokens))))
+
+    def _divided(self) -> Iterator[tuple[list[int], str, Sequence[Any]]]:
+        """Find the blocks that have text: the places of its characters, what is escaped in it, its tokens."""
+        body = _FRONT_MATTER.sub(lambda front: "\n" * front[0].count("\n"), self.text)
+        lines, starts, reached = self.text.split("\n"), [0], 0
+        for line in lines:
+            starts.append(starts[-1] + len(line) + 1)
+        tokens: list[Any] = self.parser.parse(body, self.env)
+        for opened, token in pairwise(tokens):
+            if token.type != "inline" or not any(map(str.isalnum, token.content)):
+                continue
+            first, own, places = token.map[0], token.content.split("\n"), list[int]()
+            bar = "|" if opened.type in ("th_open", "td_open") else ""
+            if bar or opened.markup.startswith("#"):  # it is somewhere in its line
+                written = [f"\\{one}" if one == bar else one for one in token.content]
+                begin = max(reached, starts[first] + lines[first].find(opened.markup) + len(opened.markup))
+                begin = self.text.index("".join(written), begin)
+                places = [*accumulate(map(len, written), initial=begin)]
+            else:
+                for number, line in enumerate(own):  # each is the end of its line
+                    source, inside = lines[first + number], line.lstrip(" \t")
+                    source = source.rstrip() if number == len(own) - 1 else source
+                    begin, space = starts[first + number] + len(source) - len(inside), len(line) - len(inside)
+                    places += (begin + max(0, at - space) for at in range(len(line) + 1))
+            reached = places[-1]
+            yield places, bar, token.children
+
+    def _shown(self, places: list[int], tokens: Sequence[Any]) -> Iterator[str]:
+        """Write a block as HTML."""
+        each = iter(tokens)
+        for one in each:
+            start, end = one.meta.get("span", (0, 0))
+            written = self.text[places[start] : places[end]] or one.markup
+            named = one.type == "text_special" and one.content.isspace() | one.content.isalpha()
+            if one.type == "text" and _SET_APART.fullmatch(one.content):
+                yield f"<hr {self.keep(one.content)}>"
+            elif one.type == "text" or named:  # such as &auml;
+                for n, part in enumerate(_UNREAD.split(one.content)):
+                    yield self.alone(part, part) if n % 2 else html.escape(part, quote=False)
+            elif one.type == "softbreak":  # after which may be what marks a quotation
+                yield written if written == "\n" else f"\n<s {self.keep(written)}/>"
+            elif one.type == "hardbreak":
+                yield f"<br {self.keep(written)}/>"
+            elif one.markup == "autolink":
+                yield self.alone(written, next(each).content)
+                next(each)
+            elif one.type == "image" and one.content and re.search(r"[\\`*_\[\]<&\n]", one.content) is None:
+                kept = self.text[places[start + 2 + len(one.content)] : places[end]]
+                yield f'<img {self.keep(kept)} alt="{html.escape(one.content)}">'
+            elif one.type == "html_inline" and (tag := re.match(r"</?[a-zA-Z][\w-]*", written)):
+                yield f"{tag[0]} {self.keep(written)}{'/' * written.endswith('/>')}>"
+            elif one.nesting:
+                yield f"<{'/' * (one.nesting < 0)}c {self.keep(written)}>"
+            else:
+                yield self.alone(written, one.content * (one.type != "image"))
+
+    def _restored(self, text: str, escaped: str) -> str:
+        """Write the HTML of `_shown` as Markdown; a backslash comes before these characters of its text."""
+
+        def plain(text: str) -> str:
+            return re.sub(f"[{escaped}]", r"\\\g<0>", html.unescape(text)) if escaped else html.unescape(text)
+
+        found, at = list[str](), 0
+        for tag in _OURS.finditer(text):
+            before, kept = text[at : tag.start()], self.kept[int(tag[3])]
+            if tag[2] == "s" and not before.endswith("\n"):  # it was inside of a sentence
+                kept = ""
+            elif tag[2] == "s":
+                before = before[:-1]
+            found += [plain(before), f"![{plain(tag[4])}" if tag[4] is not None else "", kept]
+            at = tag.end()
+        return "".join([*found, plain(text[at:])])
+
+    def _kinds(self, text: str) -> list[str]:
+        """List the kinds of markup in a block."""
+        tokens = self.parser.parse(re.sub(r"\n[ \t>]*", "\n", text), self.env)
+        each = (one.type for token in tokens for one in (token, *(token.children or ())))
+        return sorted(one for one in each if one not in ("text", "text_special", "softbreak"))
+
+    def write(self, texts: Sequence[str], path: Path) -> None:
+        made, reached = list[str](), 0
+        for (start, end, bar), text in zip(self.blocks, texts):
+            own = self.text[start:end]
+            written = (self._restored(text, escaped) for escaped in (bar, _MARKING))
+            best = next((one for one in written if self._kinds(one) == self._kinds(own)), own)
+            made += [self.text[reached:start], best]
+            reached = end
+        whole = "".join([*made, self.text[reached:]])
+        path.write_bytes(whole.replace("\n", self.line_end).encode())
+
+
+def _noting(rule: Callable[[Any, bool], bool]) -> Callable[[Any, bool], bool]:
+    """Make a rule for inline markup tell of each token where it was written."""
+
+    def noting(state: Any, silent: bool) -> bool:
+        start, known, waiting = state.pos, len(state.tokens), state.pending
+        if not rule(state, silent):
+            return False
+        made = [] if silent else [one for one in state.tokens[known:] if one.type != "text"]
+        if made and made[0].type == "link_open" and made[0].markup != "autolink":
+            made[-1].meta["span"] = state.md.helpers.parseLinkLabel(state, start, True), state.pos
+            made[0].meta["span"] = start, start + 1
+        elif made:  # the space before a break is part of it
+            space = len(waiting) - len(waiting.rstrip(" ")) if made[0].type.endswith("break") else 0
+            made[0].meta["span"] = start - space, state.pos
+        return True
+
+    return noting
 
 
 @dataclass(slots=True)
@@ -383,6 +530,7 @@ FORMATS: dict[str, type[Document]] = {
     ".odt": OpenDocument,
     ".html": HtmlDocument,
     ".htm": HtmlDocument,
+    ".md": MarkdownDocument,
     ".po": GettextDocument,
     ".txt": Document,
 }

@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from html import unescape
 from html.entities import html5
 from itertools import islice
@@ -120,6 +121,23 @@ codecs.register_error("fairseq_ccpr.damaged", lambda error: (DAMAGED, error.end)
 Pair = tuple[str, str]
 
 
+class SignedPair(Pair):
+    """A pair with when it was made, in seconds since 1970, and by whom; 0 and nothing: not known."""
+
+    time = 0
+    author = ""
+
+    @classmethod
+    def of(cls, pair: Pair, date: str, author: str) -> SignedPair:
+        """Sign a pair with a date as `_date` returns it."""
+        signed = cls(pair)
+        signed.author = author
+        with suppress(ValueError):
+            made = datetime.strptime(date, "%Y%m%d%H%M%S").replace(tzinfo=UTC)
+            signed.time = max(0, int(made.timestamp()))
+        return signed
+
+
 def read_memory(
     path: Path,
     source: str,
@@ -154,8 +172,8 @@ def _without_copies(reading: _Reading) -> Iterator[Pair]:
             yield pair
 
 
-def tmx_lines(source: str, target: str, pairs: Iterable[tuple[str, str, str]]) -> Iterator[str]:
-    """Write pairs of id, source and target as TMX 1.4, line by line."""
+def tmx_lines(source: str, target: str, pairs: Iterable[tuple[str, str, str, int, str]]) -> Iterator[str]:
+    """Write pairs as TMX 1.4, line by line: id, source, target, time and author, see `SignedPair`."""
     yield '<?xml version="1.0" encoding="UTF-8"?>'
     yield '<tmx version="1.4">'
     yield (
@@ -163,8 +181,8 @@ def tmx_lines(source: str, target: str, pairs: Iterable[tuple[str, str, str]]) -
         f'o-tmf="fairseq-ccpr" adminlang="en" srclang={quoteattr(source)} datatype="plaintext"/>'
     )
     yield "<body>"
-    for number, *texts in pairs:
-        texts = [one_line(text) for text in texts]
+    for number, *both, time, author in pairs:
+        texts = [one_line(text) for text in both]
         if found := _NO_XML.search("".join(texts)):
             raise ConfigurationError(
                 f"the pair {number} has the character "
@@ -172,7 +190,9 @@ def tmx_lines(source: str, target: str, pairs: Iterable[tuple[str, str, str]]) -
             )
         sides = zip(map(quoteattr, (source, target)), map(escape, texts))
         segments = "".join(f"<tuv xml:lang={language}><seg>{text}</seg></tuv>" for language, text in sides)
-        yield f"<tu tuid={quoteattr(number)}>{segments}</tu>"
+        when = f' creationdate="{datetime.fromtimestamp(time, UTC):%Y%m%dT%H%M%SZ}"' if time else ""
+        who = f" creationid={quoteattr(author)}" if author else ""
+        yield f"<tu tuid={quoteattr(number)}{when}{who}>{segments}</tu>"
     yield "</body>"
     yield "</tmx>"
 
@@ -413,7 +433,8 @@ class _Tmx(_Reading):
         (_, source, _), (_, target, of_target) = (
             max(variants, key=lambda side: _date(side[2])) for variants in both
         )
-        date = max(_date(unit), _date(of_target))
+        last = max(unit, of_target, key=_date)
+        date, author = _date(last), last.get("changeid") or last.get("creationid") or ""
         level = next(
             (one.text for one in unit.iter("prop") if "ConfirmationLevel" in one.get("type", "")), None
         )
@@ -424,7 +445,7 @@ class _Tmx(_Reading):
             self.dates.pop(pair[0], None)
             if date:
                 self.dates[pair[0]] = date
-            yield pair
+            yield SignedPair.of(pair, date, author)
 
 
 @dataclass

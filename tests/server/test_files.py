@@ -62,7 +62,8 @@ def test_bad_files(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     ask("^_a.docx is no readable .docx file: File is not a zip file$", file=("../a.docx", b"x"))
     ask("this server translates from de to en", file=("a.txt", b"x"), source="fr")
     monkeypatch.setattr(documents, "find_spec", lambda name: None)
-    ask("this server translates no .po files: pip install", 404, file=("a.po", b"x"))
+    for suffix in ("po", "md"):
+        ask(f"this server translates no .{suffix} files: pip install", 404, file=(f"a.{suffix}", b"x"))
     status, answer = server.ask("/download_file/secret.docx")
     assert (
         status == 404

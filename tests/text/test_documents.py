@@ -80,6 +80,78 @@ msgstr "kept"
 """
 
 
+MARKDOWN = """---
+title: Das Haus
+---
+# Das *kleine* Haus #
+
+Das **kleine** [Haus](haus.md "Das") ist alt\\*.
+Ein Satz mit `Haus` und <b>Ende</b><br>Zelle
+> Das Haus
+> ist alt. Ende&nbsp;und
+Ende
+
+![Ein Haus](haus.png) <https://haus.org> https://haus.org/Das. [Link] M&auml;rz[^1]  \
+Ende
+
+| Das | Haus \\| Zelle |
+|:--|--|
+| `a \\| b` | ~~Das~~ *kleine* |
+
+1. Haus
+   - [ ] Zelle
+
+         Das Haus
+
+```text
+Das Haus
+```
+<div>
+Das Haus
+</div>
+
+Ende
+----
+
+[Link]: haus.md
+[^1]: Note
+"""
+TRANSLATED = """---
+title: Das Haus
+---
+# The *small* house #
+
+The **small** [house](haus.md "Das") is old\\*.
+One sentence mit `Haus` and <b>End</b><br>Cell
+> The house is old. End\u00a0and End
+
+![One house](haus.png) <https://haus.org> https://haus.org/Das. [link] März[^1]  \
+End
+
+| The | house \\| Cell |
+|:--|--|
+| `a \\| b` | ~~The~~ *small* |
+
+1. house
+   - [ ] Cell
+
+         Das Haus
+
+```text
+Das Haus
+```
+<div>
+Das Haus
+</div>
+
+End
+----
+
+[Link]: haus.md
+[^1]: Note
+"""
+
+
 def zipped(path: Path, **files: str) -> Path:
     with ZipFile(path, "w") as archive:
         archive.writestr("mimetype", "first, and not compressed")
@@ -187,6 +259,49 @@ def test_gettext(tmp_path: Path) -> None:
     )
 
 
+def test_markdown(tmp_path: Path) -> None:
+    pytest.importorskip("markdown_it")
+    path = tmp_path / "a.md"
+    path.write_bytes(MARKDOWN.replace("\n", "\r\n").encode())
+    assert through(path, WORDS).read_bytes().decode() == TRANSLATED.replace("\n", "\r\n")
+
+
+def test_pages_in_markdown_keep_all_but_their_prose(tmp_path: Path) -> None:
+    """The project's own pages: every word of them, and where each is changed, all that is no prose."""
+    parser = pytest.importorskip("markdown_it").MarkdownIt("commonmark").enable("table")
+    folder = Path(__file__).parents[2]
+    path = tmp_path / "a.md"
+
+    def kept(text: str) -> list[object]:
+        tokens = [one for token in parser.parse(text) for one in (token, *(token.children or ()))]
+        own = ("fence", "code_block", "html_block", "code_inline")
+        return sorted(
+            (one.type, one.content * (one.type in own), str(one.attrs))
+            for one in tokens
+            if one.type not in ("text", "softbreak", "inline")
+        )
+
+    for page in [*folder.glob("docs/*.md"), folder / "README.md"]:
+        text = page.read_text(encoding="utf-8")
+        path.write_text(text, encoding="utf-8")
+        same = through(path, {}).read_text(encoding="utf-8")
+        assert sorted("".join(same.split())) == sorted("".join(text.split())), page
+        words = dict.fromkeys(re.findall(r"[a-z]{3,}", text), "Wort")
+        changed = through(path, words).read_text(encoding="utf-8")
+        assert kept(changed) == kept(text), page
+        assert changed.count("Wort") > 100
+
+
+def test_translations_that_would_be_markup_are_escaped(tmp_path: Path) -> None:
+    pytest.importorskip("markdown_it")
+    path, made = tmp_path / "a.md", tmp_path / "b.md"
+    path.write_text("Eins\n\nZwei 2 * 3\n\n| a | b |\n|-|-|\n| Drei | vier |\n", encoding="utf-8")
+    document = open_document(path)
+    document.save(["1. One <b>", "two 2 * 3", "a", "b", "three | 3", "`four`"], made)
+    escaped = "1\\. One \\<b\\>\n\ntwo 2 * 3\n\n| a | b |\n|-|-|\n| three \\| 3 | \\`four\\` |\n"
+    assert made.read_text(encoding="utf-8") == escaped
+
+
 @pytest.mark.parametrize(
     "hostile",
     [
@@ -229,7 +344,7 @@ def test_archives_that_are_damaged_or_too_large(tmp_path: Path, monkeypatch: pyt
 
 
 def test_what_is_no_document_is_refused(tmp_path: Path) -> None:
-    for suffix in (".docx", ".odt", ".html", ".po"):
+    for suffix in (".docx", ".odt", ".html", ".po", ".md"):
         path = tmp_path / f"a{suffix}"
         path.write_bytes(b"\xff\xfe no document")
         with pytest.raises(ConfigurationError, match=f"a{suffix} is no readable {suffix} file"):

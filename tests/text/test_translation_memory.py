@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.inference.learning import text_fault, tidy
-from fairseq_ccpr.text.translation_memory import read_memory, tmx_lines
+from fairseq_ccpr.text.translation_memory import SignedPair, read_memory, tmx_lines
 
 TMX = """<?xml version="1.0" encoding="{encoding}"?>
 <!DOCTYPE tmx SYSTEM "tmx14.dtd">
@@ -82,7 +82,7 @@ def test_packed_files_are_read_and_a_long_one_piece_by_piece(tmp_path: Path) -> 
     for name, pack in (("m.TMX.gz", gzip.compress), ("m.tmx.gz", lzma.compress), ("m.tmx", bz2.compress)):
         assert read(tmp_path / name, pack(TMX.format(encoding="utf-8").encode()))[0] == OF_TMX
     pairs = [(f"Satz {n} <&> äöü", f'sentence "{n}" 中') for n in range(3000)]
-    lines = tmx_lines("de", "en", ((str(n), *pair) for n, pair in enumerate(pairs)))
+    lines = tmx_lines("de", "en", ((str(n), *pair, 0, "") for n, pair in enumerate(pairs)))
     assert read(tmp_path / "long.tmx", "\n".join(lines)) == (pairs, Counter())
 
 
@@ -117,9 +117,24 @@ def test_the_newest_translation_of_a_source_is_the_last(
 
 
 def test_what_is_exported_is_xml_for_others(tmp_path: Path) -> None:
-    root = ElementTree.fromstring("\n".join(tmx_lines("de", "en", [("7", "a < b & c", '"d"')])))
+    root = ElementTree.fromstring("\n".join(tmx_lines("de", "en", [("7", "a < b & c", '"d"', 0, "")])))
     assert root.get("version") == "1.4" and [unit.get("tuid") for unit in root.iter("tu")] == ["7"]
     assert [segment.text for segment in root.iter("seg")] == ["a < b & c", '"d"']
+
+
+def test_who_made_a_pair_and_when(tmp_path: Path) -> None:
+    signed = [("1", "eins", "one", 1_700_000_000, 'Änne "A"'), ("2", "zwei", "two", 0, "")]
+    lines = [*tmx_lines("de", "en", signed)]
+    assert 'creationdate="20231114T221320Z"' in lines[4] and "creation" not in lines[5]
+    said = 'creationdate="20010101T000000Z" creationid="Bo" changedate="20240101T000000Z" changeid="Cy"'
+    lines[6:6] = [tu("drei", "three").replace('<tuv xml:lang="en">', f'<tuv xml:lang="en" {said}>')]
+    lines[7:7] = [tu("vier", "four").replace("<tu>", '<tu creationdate="19000101T000000Z" creationid="Di">')]
+    pairs, _ = read(tmp_path / "a.tmx", "\n".join(lines))
+    found = [(*pair, pair.time, pair.author) for pair in pairs if isinstance(pair, SignedPair)]
+    assert found == [one[1:] for one in signed] + [
+        ("drei", "three", 1_704_067_200, "Cy"),
+        ("vier", "four", 0, "Di"),
+    ]
 
 
 def test_xliff(tmp_path: Path) -> None:
@@ -397,7 +412,7 @@ def test_any_text_that_goes_in_comes_out_or_is_refused_by_name(tmp_path: Path, r
     of_xliff = xliff(unit(*map(escape, row))).encode("utf-8", "surrogatepass")
     texts = {"a.tsv": b"\n" + of_tsv, "a.xlf": of_xliff}
     try:
-        texts["a.tmx"] = "\n".join(tmx_lines("de", "en", [("7", *row)])).encode()
+        texts["a.tmx"] = "\n".join(tmx_lines("de", "en", [("7", *row, 0, "")])).encode()
         assert len(ElementTree.fromstring(texts["a.tmx"])) == 2
     except ConfigurationError as error:
         assert re.search(r"the pair 7 has the character U\+[0-9A-F]{4}, which XML cannot carry", str(error))
