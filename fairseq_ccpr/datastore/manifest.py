@@ -194,7 +194,7 @@ class TokenSection(Section):
     # from the decoder's states to the keys; None: they are the keys
     projection: ProjectionDescription | None = None
     source_index: SourceIndexDescription = SourceIndexDescription()
-    # settings by name, measured when it was built; empty before
+    # settings by name, measured when it was built; of few tokens none
     suits: dict[str, float] = field(default_factory=dict)
 
 
