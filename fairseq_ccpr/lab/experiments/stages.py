@@ -103,8 +103,8 @@ class Runner:
     """Runs stages in a folder, into an output, and knows which of them are done.
 
     A stage is done when its outputs exist, its optional files are those that it wrote, and its stamp has the
-    digest of its command, of the files it reads, by size and time, and of the stages it needs. Otherwise it
-    runs again.
+    digest of its command, of the files it reads, by size and time, and of the stages it needs, none of which
+    ran after it. Otherwise it runs again.
     """
 
     def __init__(self, folder: Path, output: Path) -> None:
@@ -145,6 +145,9 @@ class Runner:
         """Tell whether a stage need not run."""
         stamp = self.stamp(stage)
         if stamp is None or not all(path.exists() for path in stage.outputs):
+            return False
+        needed = (self.stamp(need) for need in stage.needs)
+        if any(one is not None and one["finished"] > stamp["finished"] for one in needed):
             return False
         found = self._optional_files(stage)
         return found == stamp.get("optional_files", found)  # stamps of before do not say

@@ -182,6 +182,15 @@ def test_trust_that_is_not_what_tuning_left_is_learned_again(
     assert all(torch.equal(learned[name], tensor) for name, tensor in wanted.items())
 
 
+def test_what_a_stage_needs_ran_after_it_so_it_runs_again(trusting: Path, tmp_path: Path) -> None:
+    """As where translations were deleted and made again by other code, whose scores were kept."""
+    config = Path(shutil.copytree(trusting.parent, tmp_path / "two")) / trusting.name
+    stamp = config.parent / "out" / "stamps" / "decode.litanies.trust.json"
+    about = json.loads(stamp.read_text()) | {"finished": "2999-01-01T00:00:00+00:00"}
+    stamp.write_text(json.dumps(about))
+    assert to_do(config) == {"score/litanies"}
+
+
 def test_an_output_that_was_moved_decodes_with_the_trust_in_it(trusting: Path, tmp_path: Path) -> None:
     config = Path(shutil.copytree(trusting.parent, tmp_path / "two")) / trusting.name
     out = config.parent / "out"
