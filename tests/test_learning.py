@@ -275,6 +275,14 @@ def test_what_cannot_be_learned_is_refused_with_its_reason(
         translator.forget(300)
 
 
+def test_a_file_says_when_a_pair_was_made_unless_an_author_is_given(nothing_learned: Translator) -> None:
+    for author, said in (("", (1000, "Bo")), ("Anna", (time.time(), "Anna"))):
+        made = SignedPair.of(("Es ist gut.", "It is good."), 1000, "Bo")
+        nothing_learned.learn_all([made], author)
+        pair = nothing_learned.memory()[0]
+        assert (pair.time, pair.author) == (pytest.approx(said[0], abs=60), said[1])
+
+
 def test_an_author_is_a_name_that_others_can_be_shown(nothing_learned: Translator) -> None:
     for author in ("\ud800", "An\u202ena", "Anna\tBo", "a" * 101):
         with pytest.raises(ConfigurationError, match=r"the author is .*: give a name of at most 100"):

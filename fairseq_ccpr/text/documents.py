@@ -12,6 +12,7 @@ import html
 import logging
 import re
 import zlib
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
@@ -92,7 +93,7 @@ class Document:
 
     def alone(self, written: str, shown: str = "") -> str:
         """Return the element that stands for something that is kept, and that the model reads as `shown`."""
-        return f'<x {self.keep(written)} translate="no">{html.escape(shown[:MOST_SHOWN])}</x>'
+        return f'<x {self.keep(written)} translate="no">{html.escape(shown[:MOST_SHOWN].strip())}</x>'
 
 
 class HtmlDocument(Document):
@@ -156,8 +157,11 @@ class MarkdownDocument(Document):
         written = self.path.read_bytes().decode("utf-8-sig").replace("\0", "\ufffd")  # as Markdown reads it
         self.line_end = "\r\n" if "\r\n" in written else "\n"
         self.text, self.env = re.sub("\r\n?", "\n", written), dict[str, Any]()
-        self.lines, self.stay = self.text.split("\n"), list[int]()  # lines, and where what stays begins
-        self.starts = [*accumulate((len(line) + 1 for line in self.lines), initial=0)]
+        lengths = (len(line) + 1 for line in self.text.split("\n"))
+        self.starts, self.stay = (
+            [*accumulate(lengths, initial=0)],
+            list[int](),
+        )  # of lines; what stays, by line
         self.parser = MarkdownIt("commonmark").enable(["table", "strikethrough"])
         self.parser.disable(["text_join", "fragments_join"])  # which lose what was written
         ruler = self.parser.inline.ruler
@@ -178,33 +182,35 @@ class MarkdownDocument(Document):
                 continue
             (first, past), own = token.map, token.content.split("\n")
             bar = "|" if opened.type in ("th_open", "td_open") else opened.markup[:1].strip("=-")
-            if bar:
-                after = self.starts[first] + self.lines[first].find(opened.markup) + len(opened.markup)
-                places = self._in_line(token.content, bar, first, max(reached, after))
-            else:  # before it may be lines of white space that Markdown does not know
-                each = (self._in_lines(own, number) for number in range(first, past - len(own) + 1))
-                places = next(filter(None, each), [])
-            if places:
-                reached = places[-1]
-                yield places, bar, token.children
+            # before it may be lines of white space that Markdown does not know
+            each = (self._in_lines(own, number) for number in range(first, past - len(own) + 1))
+            found = (
+                self._in_line(token.content, opened.markup, first, reached)
+                if bar
+                else next(filter(None, each), [])
+            )
+            if found:
+                reached = found[-1]
+                yield found, bar, token.children
             else:
                 self.stay.append(first + 1)
 
-    def _in_line(self, content: str, bar: str, number: int, after: int) -> list[int]:
-        """Find a heading or a cell in its line: the places of its characters, or nothing."""
-        written = [f"\\{one}" if one == bar == "|" else one for one in content]
+    def _in_line(self, content: str, markup: str, number: int, reached: int) -> list[int]:
+        """Find a heading, or a cell, in its line: the places of its characters, or nothing."""
+        written = [f"\\{one}" if one == "|" and not markup else one for one in content]
+        after = max(reached, self.text.find(markup, self.starts[number]) + len(markup))
         begin = self.text.find("".join(written), after, self.starts[number + 1])
         return [*accumulate(map(len, written), initial=begin)] if begin >= 0 else []
 
     def _in_lines(self, own: list[str], first: int) -> list[int]:
         """Find lines, each at the end of one of the text: the places of their characters, or nothing."""
         places = list[int]()
-        for line, source, start in zip(own, self.lines[first:], self.starts[first:]):
-            inside = line.lstrip(" \t")
-            begin, space = source.rfind(inside), len(line) - len(inside)
-            if begin < 0 or source[begin + len(inside) :].strip():
+        for line, (start, stop) in zip(own, pairwise(self.starts[first : first + len(own) + 1])):
+            space = len(line) - len(line.lstrip(" \t"))
+            begin = self.text.rfind(line[space:], start, stop)
+            if begin < 0 or self.text[begin + len(line) - space : stop].strip():
                 return []
-            places += (start + begin + max(0, at - space) for at in range(len(line) + 1))
+            places += (begin + max(0, at - space) for at in range(len(line) + 1))
         return places
 
     def _shown(self, places: list[int], tokens: Sequence[Any]) -> Iterator[str]:
@@ -213,8 +219,7 @@ class MarkdownDocument(Document):
         for one in each:
             before, last, content = last, one.type, one.content
             start, end = one.meta.get("span", (0, 0))
-            written = self.text[places[start] : places[end]] or one.markup
-            label = f"\0{one.meta['label']}\0" if "label" in one.meta else ""
+            written, label = self.text[places[start] : places[end]] or one.markup, one.meta.get("label", "")
             if last == "text" and before == "softbreak" and (apart := _SET_APART.match(content)):
                 yield f"<hr {self.keep(apart[0])}>"
                 content = content[apart.end() :]
@@ -247,46 +252,36 @@ class MarkdownDocument(Document):
         found, at = list[str](), 0
         for tag in _OURS.finditer(text):
             before, kept = text[at : tag.start()], self.kept[int(tag[3])]
-            if tag[2] == "s" and not before.endswith("\n"):  # it was inside of a sentence
-                kept = ""
-            elif tag[2] == "s":
-                before = before[:-1]
+            if tag[2] == "s":  # where it is not inside of a sentence, the end of the line is part of it
+                before, kept = (before[:-1], kept) if before.endswith("\n") else (before, "")
             found += [plain(before), f"![{plain(tag[4])}" if tag[4] is not None else "", kept]
             at = tag.end()
-        whole = _OF_ITSELF.sub(r"[\1]", "".join([*found, plain(text[at:])]))
-        return _LABEL.sub(r"[\1]", whole)
+        return _LABEL.sub(r"[\1]", _OF_ITSELF.sub(r"[\1]", "".join([*found, plain(text[at:])])))
 
     def _read_as(self, text: str, bar: str) -> tuple[list[str], str]:
         """Return the markup of a block, sorted, and its text as it is shown."""
-        lead = "# " * (bar == "#")  # at whose end there may be others
-        tokens = self.parser.parse(lead + re.sub(r"\n[ \t>]*", "\n", text), self.env)
+        # a heading, as there may be more of its marks at the end
+        tokens = self.parser.parse("# " * (bar == "#") + re.sub(r"\n[ \t>]*", "\n", text), self.env)
         each = [one for token in tokens for one in (token, *(token.children or ()))]
-        texts = [one.content for one in each if one.type in ("text", "text_special")]
-        markup = [
+        return sorted(
             f"{one.type} {one.attrs} {one.content * (one.type not in ('image', 'inline'))}"
             for one in each
             if one.type not in ("text", "text_special", "softbreak")
-        ]
-        return sorted(markup), "".join(texts)
+        ), "".join(one.content for one in each if one.type in ("text", "text_special"))
 
     def write(self, texts: Sequence[str], path: Path) -> None:
         made, reached, stay = list[str](), 0, [*self.stay]
         for (start, end, bar), text in zip(self.blocks, texts):
-            best = own = self.text[start:end]
+            own = self.text[start:end]
             least, most = (self._restored(text, escaped) for escaped in (bar.strip("#"), _MARKING))
-            wanted = self._read_as(own, bar)[0], self._read_as(most, bar)[1]
-            if fitting := [one for one in (least, most) if self._read_as(one, bar) == wanted]:
-                best = fitting[0]
-            else:
-                stay.append(self.text.count("\n", 0, start) + 1)
-            made += [self.text[reached:start], best]
+            wanted = self._read_as(own, bar)[0], self._read_as(most, bar)[1]  # which shows what it says
+            best = next((one for one in (least, most) if self._read_as(one, bar) == wanted), None)
+            stay += [bisect_right(self.starts, start)] * (best is None)
+            made += [self.text[reached:start], own if best is None else best]
             reached = end
         if stay:
-            lines, said = (
-                ", ".join(map(str, sorted(stay))),
-                "untranslated, as Markdown would read other markup",
-            )
-            logger.warning("%s: blocks that stay %s: %d, of line %s", self.path, said, len(stay), lines)
+            said = "%s: blocks that stay untranslated, as Markdown would read other markup: %d, of line %s"
+            logger.warning(said, self.path, len(stay), ", ".join(map(str, sorted(stay))))
         whole = "".join([*made, self.text[reached:]])
         path.write_bytes(whole.replace("\n", self.line_end).encode())
 
@@ -306,9 +301,9 @@ def _noting(rule: Callable[[Any, bool], bool]) -> Callable[[Any, bool], bool]:
                 end = state.md.helpers.parseLinkLabel(state, start, True)
                 made[0].meta["span"], made[-1].meta["span"] = (start, start + 1), (end, state.pos)
                 label = state.src[start + 1 : end]
-            whole = state.src[start : state.pos].removeprefix("!")
-            if whole in (f"[{label}]", f"[{label}][]") and label[:1] != "^":  # which is a note's
-                made[-1].meta["label"] = " ".join(label.split())
+            of_itself = state.src[start : state.pos].removeprefix("!") in (f"[{label}]", f"[{label}][]")
+            if of_itself and label[:1] != "^":  # which is a note's
+                made[-1].meta["label"] = f"\0{' '.join(label.split())}\0"
         return True
 
     return noting

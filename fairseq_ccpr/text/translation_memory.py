@@ -527,8 +527,9 @@ class _Xliff(_Reading):
 
 def _signs(element: Element) -> list[tuple[int, str]]:
     """Return when and by whom an element of TMX was changed and made, the last first."""
-    each = ("change", "creation")
-    signs = [(_time(element.get(f"{one}date", "")), element.get(f"{one}id", "")) for one in each]
+    signs = (
+        (_time(element.get(f"{one}date", "")), element.get(f"{one}id", "")) for one in ("change", "creation")
+    )
     return sorted(signs, key=lambda sign: -sign[0])
 
 

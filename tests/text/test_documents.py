@@ -334,10 +334,11 @@ def test_no_space_or_line_misplaces_a_translation(lines: list[str]) -> None:
         ("> \u2003\n> *Das\n> Haus* \u2003\n", "> \u2003\n> *The house* \u2003\n"),
         ("# Das\0Haus\n\n| Das\0 | x |\n|-|-|\n", "# The\ufffdhouse\n\n| The\ufffd | x |\n|-|-|\n"),
         (
-            "[Haus], [*Haus*][], ![Haus][] und [Satz], [Ort][]\n\n[haus]: x\n[*haus*]: y\n[satz]: z\n[ort]: z\n",
-            "[house][Haus], [*house*][*Haus*], ![house][Haus] and [sentence][Satz], [Ort][]\n\n"
+            "[Haus], [*Haus*][] und [Satz], [Ort][]\n\n![Haus] ist\n\n[haus]: x\n[*haus*]: y\n[satz]: z\n[ort]: z\n",
+            "[house][Haus], [*house*][*Haus*] and [sentence][Satz], [Ort][]\n\n![house][Haus] is\n\n"
             "[haus]: x\n[*haus*]: y\n[satz]: z\n[ort]: z\n",
         ),
+        ("` ` Das Haus\n", "` ` The house\n"),
         ("---\n\nDas Haus\n\n---\n\nDas\n", "---\n\nThe house\n\n---\n\nThe\n"),
         ("---\nDas Haus\n---\nDas\n", "---\nThe house\n---\nThe\n"),
         ("---\n# Das\nHaus: Das\n\n...\nDas\n", "---\n# Das\nHaus: Das\n\n...\nThe\n"),
@@ -363,11 +364,10 @@ def test_translations_show_what_they_say(tmp_path: Path, caplog: pytest.LogCaptu
     path, made = tmp_path / "a.md", tmp_path / "b.md"
     path.write_text("Eins\n\nZwei\n\nDrei\n\n# Vier #\n\nFünf\n\n- *sechs* und\n", encoding="utf-8")
     open_document(path).save(["&copy; *one", "&amp;lt; two", r"\* three", "C #", "$five$", "six"], made)
-    text = "&copy; *one\n\n&lt; two\n\n\\* three\n\n# C # #\n\n$five$\n\n- *sechs* und\n"
-    text = "\\&copy; \\*one\n\n\\&amp;lt; two\n\n\\\\\\* three\n\n# C # #\n\n\\$five\\$\n\n- *sechs* und\n"
+    text = "\\&copy; \\*one\n\n\\&amp;lt; two\n\n\\\\\\* three\n\n# C \\# #\n\n\\$five\\$\n\n- *sechs* und\n"
     assert made.read_text(encoding="utf-8") == text
     said = "blocks that stay untranslated, as Markdown would read other markup: 1, of line 11"
-    assert [one.message for one in caplog.records] == [f"{path}: {said}"]
+    assert [one.message for one in caplog.records if one.levelname == "WARNING"] == [f"{path}: {said}"]
 
 
 @pytest.mark.parametrize(
