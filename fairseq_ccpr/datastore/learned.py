@@ -5,9 +5,10 @@ key layer and projection, as its first record says. Each other record is a pair 
 learned again, one that was forgotten, one that has moved into the datastore's own entries, what the model
 reads as a pair's source, or when and by whom a pair was learned, or made according to its file. Of the pairs
 of one source, the one that was learned last counts. Texts that the model reads alike are one source. If the
-datastore has a phrase part, pairs have the phrases of their targets, too, and a record before them says which encoder, segmentation and
-set of phrases these belong to. Both records of what the others belong to are there twice: nothing can be read
-without them. Letters: n tokens of a pair, d width of keys, P phrases of its target, o width of theirs.
+datastore has a phrase part, pairs have the phrases of their targets, too, and a record before them says which
+encoder, segmentation and set of phrases these belong to. Both records of what the others belong to are there
+twice: nothing can be read without them. Letters: n tokens of a pair, d width of keys, P phrases of its
+target, o width of theirs.
 """
 
 from __future__ import annotations
