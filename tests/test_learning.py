@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import shutil
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from fairseq_ccpr.decoding.token_memory import TokenMemory
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
 from fairseq_ccpr.inference.learning import tidy
 from fairseq_ccpr.text.pairs import read_pairs
+from fairseq_ccpr.text.translation_memory import SignedPair
 from tests.helpers import call, write_lines
 from tests.small_models import World
 
@@ -273,6 +275,15 @@ def test_what_cannot_be_learned_is_refused_with_its_reason(
     assert not translator.forget(learned.id)
     with pytest.raises(ConfigurationError, match="there is no pair 300 among what was learned"):
         translator.forget(300)
+
+
+def test_a_file_says_when_a_pair_was_made_unless_an_author_is_given(nothing_learned: Translator) -> None:
+    for author, said in (("", (1000, "Bo")), ("Anna", (time.time(), "Anna"))):
+        made = SignedPair.of(("Es ist gut.", "It is good."), 1000, "Bo")
+        nothing_learned.learn_all([made], author)
+        pair = nothing_learned.memory()[0]
+        assert (pair.time, pair.author) == (pytest.approx(said[0], abs=60), said[1])
+        nothing_learned.forget(pair.id)
 
 
 def test_an_author_is_a_name_that_others_can_be_shown(nothing_learned: Translator) -> None:

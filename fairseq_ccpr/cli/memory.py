@@ -168,7 +168,7 @@ def forget(
 
 @command("""\
 Show the sentence pairs that a datastore has learned, newest first: id, how often each was learned, source, target, what has
-replaced it, when it was learned or a file says that it was made (UTC), and by whom, separated by tabs; the last three may be
+replaced it, when it was learned, or made according to its file (UTC), and by whom, separated by tabs; the last three may be
 empty. Pairs that a later translation of the same source has replaced do not count; they count again once they are learned
 again, or the later one is forgotten. Words after the folder restrict the list to
 pairs that contain all of them. The exit code is 1 if the journal is damaged: what the damage did not hit is kept and shown.

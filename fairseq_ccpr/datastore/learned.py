@@ -3,11 +3,12 @@
 The datastore stays unchanged. `learnt/N.journal` belongs to its generation N, and to exactly its keys, model,
 key layer and projection, as its first record says. Each other record is a pair that was learned, one that was
 learned again, one that was forgotten, one that has moved into the datastore's own entries, what the model
-reads as a pair's source, or when and by whom a pair was learned. Of the pairs of one source, the one that was
-learned last counts. Texts that the model reads alike are one source. If the datastore has a phrase part,
-pairs have the phrases of their targets, too, and a record before them says which encoder, segmentation and
-set of phrases these belong to. Both records of what the others belong to are there twice: nothing can be read
-without them. Letters: n tokens of a pair, d width of keys, P phrases of its target, o width of theirs.
+reads as a pair's source, or when and by whom a pair was learned, or made according to its file. Of the pairs
+of one source, the one that was learned last counts. Texts that the model reads alike are one source. If the
+datastore has a phrase part, pairs have the phrases of their targets, too, and a record before them says which
+encoder, segmentation and set of phrases these belong to. Both records of what the others belong to are there
+twice: nothing can be read without them. Letters: n tokens of a pair, d width of keys, P phrases of its
+target, o width of theirs.
 """
 
 from __future__ import annotations
@@ -108,7 +109,8 @@ class NewPair:
     keys: np.ndarray  # fp16 [n, d]
     phrases: PairPhrases | None = None  # None: no phrase memory is there
     read_as: ReadAs | None = None  # None: not known
-    time: int = 0  # seconds since 1970, at which it is learned; 0: not known
+    # seconds since 1970, at which it is learned, or was made according to its file; 0: not known
+    time: int = 0
     author: str = ""
 
 
@@ -128,7 +130,7 @@ class LearnedPair:
     sentence: int | None = None
     replaced_by: int | None = None  # the pair of its source that counts; None: this one does
     read_as: ReadAs | None = None  # None: not known, as of pairs that earlier versions learned
-    # when and by whom it was learned last, as of `NewPair`
+    # when and by whom it was learned last, or made according to its file, as of `NewPair`
     time: int = field(default=0, compare=False)
     author: str = field(default="", compare=False)
     # When it was last learned: of one source, the pair with the highest counts.
@@ -636,7 +638,7 @@ def read_as_record(number: int, read_as: ReadAs) -> bytes:
 
 
 def signed_record(number: int, time: int, author: str) -> bytes:
-    """Make the record of when a pair was learned, and by whom."""
+    """Make the record of when a pair was learned, or made according to its file, and by whom."""
     return _SIGNED.pack(Kind.SIGNED, number, time) + author.encode()
 
 

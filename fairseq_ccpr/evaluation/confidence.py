@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,6 +15,14 @@ from fairseq_ccpr.text.words import word_spans
 LEAST_OF_EACH = 10  # to calibrate on: sentences, or words, that are right, and that are wrong
 BINS = 10  # of equal width, of the calibration error
 WEAKLY = 100.0  # how much less the coefficients are kept small than scikit-learn does unasked
+
+
+class Bin(NamedTuple):
+    """How many confidences are in one of `BINS`, at least one, their mean, and which share of them is right."""
+
+    number: int
+    claimed: float
+    right: float
 
 
 class Rated(NamedTuple):
@@ -63,14 +71,15 @@ def rate(texts: Sequence[ScoredText], references: Sequence[str], chrf: float) ->
     return sentences, Rated(features, np.array(found, dtype=bool))
 
 
-def measure(decodings: Decodings, name: str, confidence: Confidence) -> dict[str, dict[str, float]]:
+def measure(decodings: Decodings, name: str, confidence: Confidence) -> dict[str, dict[str, Any]]:
     """Measure confidence on the translations of one system, of `sentences` and of `words`.
 
     Returns:
         their `number`; which share is `right`; `auc`, the chance that one of what is right is higher than
         one of what is wrong; `error`, the expected calibration error, by how much confidence and the share
-        of what is right differ, in the mean of `BINS`; both of the uncalibrated `probability`; and
-        `model_auc`, of the uncalibrated probability of what the model alone translates.
+        of what is right differ, in the mean of `BINS`; both of the uncalibrated `probability`;
+        `model_auc`, of the uncalibrated probability of what the model alone translates; and the `bins`
+        that are not empty, of confidence and of that probability.
     """
     texts, references = _texts(decodings, name)
     sure = (
@@ -80,16 +89,18 @@ def measure(decodings: Decodings, name: str, confidence: Confidence) -> dict[str
     every = rate(texts, references, confidence.chrf), rate(*_texts(decodings, BASE), confidence.chrf)
     found = {}
     for what, own, rated, alone in zip(("sentences", "words"), sure, *every):
-        (auc, error), raw = measured(np.array(own), rated.right), measured(_probable(rated), rated.right)
+        claims = {"": np.array(own), "probability_": _probable(rated)}
+        (auc, error), raw = (measured(one, rated.right) for one in claims.values())
         found[what] = {
             "number": len(own), "right": round(float(rated.right.mean()), 4), "auc": auc, "error": error,
             "probability_auc": raw[0], "probability_error": raw[1],
             "model_auc": measured(_probable(alone), alone.right)[0],
+            **{f"{name}bins": _rounded(binned(one, rated.right)) for name, one in claims.items()},
         }  # fmt: skip
     return found
 
 
-def confidence_table(worths: Mapping[str, Mapping[str, float]]) -> list[list[str]]:
+def confidence_table(worths: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
     """Write what `measure` found as rows of cells, beside the probability that was not calibrated."""
     rows = [
         [
@@ -104,7 +115,7 @@ def confidence_table(worths: Mapping[str, Mapping[str, float]]) -> list[list[str
         ]
     ]
     for name, worth in worths.items():
-        number, right, *others = worth.values()
+        number, right, *others = (one for one in worth.values() if not isinstance(one, list))
         rows.append([name, f"{number:,}", f"{right:.0%}", *(f"{one:.3f}" for one in others)])
     return rows
 
@@ -135,6 +146,24 @@ def measured(confidences: np.ndarray, right: np.ndarray) -> tuple[float, float]:
     from sklearn.metrics import roc_auc_score
 
     auc = float(roc_auc_score(right, confidences)) if 0 < right.sum() < len(right) else float("nan")
-    bins = np.minimum(confidences * BINS, BINS - 1).astype(int)
-    sums = [np.bincount(bins, weights=one, minlength=BINS) for one in (confidences, right)]
-    return round(auc, 4), round(float(np.abs(sums[0] - sums[1]).sum()) / len(right), 4)
+    off = sum(one.number * abs(one.claimed - one.right) for one in binned(confidences, right))
+    return round(auc, 4), round(off / len(right), 4)
+
+
+def binned(confidences: np.ndarray, right: np.ndarray) -> list[Bin]:
+    """Return those of `BINS` that N confidences, fp [N], are in, for what is right, bool [N].
+
+    >>> binned(np.array([0.25, 0.25, 1.0]), np.array([False, True, True]))
+    [Bin(number=2, claimed=0.25, right=0.5), Bin(number=1, claimed=1.0, right=1.0)]
+    """
+    places = np.minimum(confidences * BINS, BINS - 1).astype(int)
+    members = [places == place for place in range(BINS)]
+    return [
+        Bin(int(one.sum()), float(confidences[one].mean()), float(right[one].mean()))
+        for one in members
+        if one.any()
+    ]
+
+
+def _rounded(bins: list[Bin]) -> list[dict[str, float]]:
+    return [{name: round(value, 4) for name, value in one._asdict().items()} for one in bins]

@@ -81,8 +81,8 @@ class Learner:
     def learn(self, pairs: Sequence[tuple[str, str]], author: str = "") -> list[Learned | str]:
         """Learn pairs of sentences together; those that can be learned count as soon as this returns.
 
-        The journal keeps when that was, and who has learned them, or else when and by whom a `SignedPair`
-        was made.
+        The journal keeps when that was, and who has learned them, or, without an author, when and by whom a
+        `SignedPair` was made.
 
         Returns:
             For each pair its id and what it replaced, or instead a few words that say why it cannot be
@@ -109,7 +109,7 @@ class Learner:
 
     @staticmethod
     def _signed(one: NewPair, pair: tuple[str, str], author: str) -> NewPair:
-        signed = pair if isinstance(pair, SignedPair) else SignedPair(pair)
+        signed = pair if isinstance(pair, SignedPair) and not author else SignedPair(pair)
         author = author or ("" if author_fault(signed.author) else signed.author)
         return replace(one, time=signed.time or int(time.time()), author=author)
 

@@ -9,8 +9,10 @@ outside of paragraphs is copied.
 from __future__ import annotations
 
 import html
+import logging
 import re
 import zlib
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
@@ -40,15 +42,25 @@ _PLACEHOLDER = re.compile(
     r"%(?:\(\w+\)|\d+\$)?[-+#0]*\d*(?:\.\d+)?(?:hh?|ll?|[zjtL])?[a-zA-Z@%]|%\d+"
     r"|\n|[$%]?\{[^{}]*\}|&\w+;|&(?=\w)|</?\w[^<>]*>"
 )
-_FRONT_MATTER = re.compile(r"\A(---|\+\+\+)[ \t]*\n.*?^\1[ \t]*$", re.DOTALL | re.MULTILINE)
+# Of YAML, which a rule does not begin, or of TOML.
+_FRONT_MATTER = re.compile(
+    r"\A(?:---[ \t]*\n(?=(?:#[^\n]*\n)*[\w\"'][\w\"'.-]*:\s).*?^(?:---|\.\.\.)|\+\+\+[ \t]*\n.*?^\+\+\+)[ \t]*$",
+    re.DOTALL | re.MULTILINE,
+)
 # What stays of Markdown's text: addresses, notes, templates, tasks; a line that begins what is set apart.
 _UNREAD = re.compile(
     r"(https?://[^\s<>]*[^\s<>.,;:!?)\]'\"]|\[\^[^\]\s]+\]:?"
     r"|\{\{.*?\}\}|\{%.*?%\}|\{[#.:][^{}]*\}|^\[[ xX]\](?=\s))"
 )
-_SET_APART = re.compile(r"(?:!!!|\?\?\?|:::).*|\[!\w+\]")
-_MARKING = r"\\`*_\[\]<>()#+.!|~&=-"  # characters that may be markup in Markdown
+_SET_APART = re.compile(r"(?:!!!|\?\?\?|:::).*|\[!\w+\]$|:[ \t]+(?=\S)")
+_FORMULA = re.compile(r"\$\$(?!\$).+?\$\$|\$(?![\s$])(?:\\.|[^\\$])+(?<!\s)\$(?!\d)", re.DOTALL)
+# A reference by its own text, and its label, which is written where that is translated.
+_OF_ITSELF, _LABEL = re.compile(r"\[([^\0\[\]]*)\]\0\1\0", re.IGNORECASE), re.compile(r"\0(.*?)\0(?:\[\])?")
+_MARKING = r"\\`*_\[\]<>()#+.!|~&=$-"  # characters that may be markup in Markdown
 _CONTROLS = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f]")  # which XML cannot have
+
+
+logger = logging.getLogger(__name__)
 
 
 class Document:
@@ -81,7 +93,7 @@ class Document:
 
     def alone(self, written: str, shown: str = "") -> str:
         """Return the element that stands for something that is kept, and that the model reads as `shown`."""
-        return f'<x {self.keep(written)} translate="no">{html.escape(shown[:MOST_SHOWN])}</x>'
+        return f'<x {self.keep(written)} translate="no">{html.escape(shown[:MOST_SHOWN].strip())}</x>'
 
 
 class HtmlDocument(Document):
@@ -131,10 +143,10 @@ class GettextDocument(Document):
 
 
 class MarkdownDocument(Document):
-    """A text in Markdown: of CommonMark, with tables, crossed out text and what `_UNREAD` says.
+    """A text in Markdown: of CommonMark, with tables, crossed out text, formulas and what `_UNREAD` says.
 
     Prose is translated, a block at a time. Where its translation would be read as other markup, what may be
-    such is escaped; where that is not enough, the block stays.
+    such is escaped; where that is not enough, the block stays, which a warning tells.
     """
 
     package = "markdown_it"
@@ -142,12 +154,18 @@ class MarkdownDocument(Document):
     def read(self) -> None:
         from markdown_it import MarkdownIt
 
-        written = self.path.read_bytes().decode("utf-8-sig")
+        written = self.path.read_bytes().decode("utf-8-sig").replace("\0", "\ufffd")  # as Markdown reads it
         self.line_end = "\r\n" if "\r\n" in written else "\n"
         self.text, self.env = re.sub("\r\n?", "\n", written), dict[str, Any]()
+        lengths = (len(line) + 1 for line in self.text.split("\n"))
+        self.starts, self.stay = (
+            [*accumulate(lengths, initial=0)],
+            list[int](),
+        )  # of lines; what stays, by line
         self.parser = MarkdownIt("commonmark").enable(["table", "strikethrough"])
         self.parser.disable(["text_join", "fragments_join"])  # which lose what was written
         ruler = self.parser.inline.ruler
+        ruler.before("escape", "formula", _formula)
         for name, rule in zip(ruler.get_active_rules(), ruler.getRules("")):
             ruler.at(name, _noting(rule))
         self.blocks = list[tuple[int, int, str]]()  # where each is, and what has to be escaped in it
@@ -157,41 +175,56 @@ class MarkdownDocument(Document):
 
     def _divided(self) -> Iterator[tuple[list[int], str, Sequence[Any]]]:
         """Find the blocks that have text: the places of its characters, what is escaped in it, its tokens."""
-        body = _FRONT_MATTER.sub(lambda front: "\n" * front[0].count("\n"), self.text)
-        lines, starts, reached = self.text.split("\n"), [0], 0
-        for line in lines:
-            starts.append(starts[-1] + len(line) + 1)
+        body, reached = _FRONT_MATTER.sub(lambda front: "\n" * front[0].count("\n"), self.text), 0
         tokens: list[Any] = self.parser.parse(body, self.env)
         for opened, token in pairwise(tokens):
             if token.type != "inline" or not any(map(str.isalnum, token.content)):
                 continue
-            first, own, places = token.map[0], token.content.split("\n"), list[int]()
-            bar = "|" if opened.type in ("th_open", "td_open") else ""
-            if bar or opened.markup.startswith("#"):  # it is somewhere in its line
-                written = [f"\\{one}" if one == bar else one for one in token.content]
-                begin = max(reached, starts[first] + lines[first].find(opened.markup) + len(opened.markup))
-                begin = self.text.index("".join(written), begin)
-                places = [*accumulate(map(len, written), initial=begin)]
+            (first, past), own = token.map, token.content.split("\n")
+            bar = "|" if opened.type in ("th_open", "td_open") else opened.markup[:1].strip("=-")
+            # before it may be lines of white space that Markdown does not know
+            each = (self._in_lines(own, number) for number in range(first, past - len(own) + 1))
+            found = (
+                self._in_line(token.content, opened.markup, first, reached)
+                if bar
+                else next(filter(None, each), [])
+            )
+            if found:
+                reached = found[-1]
+                yield found, bar, token.children
             else:
-                for number, line in enumerate(own):  # each is the end of its line
-                    source, inside = lines[first + number], line.lstrip(" \t")
-                    source = source.rstrip() if number == len(own) - 1 else source
-                    begin, space = starts[first + number] + len(source) - len(inside), len(line) - len(inside)
-                    places += (begin + max(0, at - space) for at in range(len(line) + 1))
-            reached = places[-1]
-            yield places, bar, token.children
+                self.stay.append(first + 1)
+
+    def _in_line(self, content: str, markup: str, number: int, reached: int) -> list[int]:
+        """Find a heading, or a cell, in its line: the places of its characters, or nothing."""
+        written = [f"\\{one}" if one == "|" and not markup else one for one in content]
+        after = max(reached, self.text.find(markup, self.starts[number]) + len(markup))
+        begin = self.text.find("".join(written), after, self.starts[number + 1])
+        return [*accumulate(map(len, written), initial=begin)] if begin >= 0 else []
+
+    def _in_lines(self, own: list[str], first: int) -> list[int]:
+        """Find lines, each at the end of one of the text: the places of their characters, or nothing."""
+        places = list[int]()
+        for line, (start, stop) in zip(own, pairwise(self.starts[first : first + len(own) + 1])):
+            space = len(line) - len(line.lstrip(" \t"))
+            begin = self.text.rfind(line[space:], start, stop)
+            if begin < 0 or self.text[begin + len(line) - space : stop].strip():
+                return []
+            places += (begin + max(0, at - space) for at in range(len(line) + 1))
+        return places
 
     def _shown(self, places: list[int], tokens: Sequence[Any]) -> Iterator[str]:
         """Write a block as HTML."""
-        each = iter(tokens)
+        each, last = iter(tokens), "softbreak"
         for one in each:
+            before, last, content = last, one.type, one.content
             start, end = one.meta.get("span", (0, 0))
-            written = self.text[places[start] : places[end]] or one.markup
-            named = one.type == "text_special" and one.content.isspace() | one.content.isalpha()
-            if one.type == "text" and _SET_APART.fullmatch(one.content):
-                yield f"<hr {self.keep(one.content)}>"
-            elif one.type == "text" or named:  # such as &auml;
-                for n, part in enumerate(_UNREAD.split(one.content)):
+            written, label = self.text[places[start] : places[end]] or one.markup, one.meta.get("label", "")
+            if last == "text" and before == "softbreak" and (apart := _SET_APART.match(content)):
+                yield f"<hr {self.keep(apart[0])}>"
+                content = content[apart.end() :]
+            if last == "text" or (last == "text_special" and (content.isspace() or content.isalpha())):
+                for n, part in enumerate(_UNREAD.split(content)):  # special such as &auml;
                     yield self.alone(part, part) if n % 2 else html.escape(part, quote=False)
             elif one.type == "softbreak":  # after which may be what marks a quotation
                 yield written if written == "\n" else f"\n<s {self.keep(written)}/>"
@@ -202,11 +235,11 @@ class MarkdownDocument(Document):
                 next(each)
             elif one.type == "image" and one.content and re.search(r"[\\`*_\[\]<&\n]", one.content) is None:
                 kept = self.text[places[start + 2 + len(one.content)] : places[end]]
-                yield f'<img {self.keep(kept)} alt="{html.escape(one.content)}">'
+                yield f'<img {self.keep(kept[:1] + label + kept[1:])} alt="{html.escape(one.content)}">'
             elif one.type == "html_inline" and (tag := re.match(r"</?[a-zA-Z][\w-]*", written)):
                 yield f"{tag[0]} {self.keep(written)}{'/' * written.endswith('/>')}>"
             elif one.nesting:
-                yield f"<{'/' * (one.nesting < 0)}c {self.keep(written)}>"
+                yield f"<{'/' * (one.nesting < 0)}c {self.keep(written[:1] + label + written[1:])}>"
             else:
                 yield self.alone(written, one.content * (one.type != "image"))
 
@@ -219,28 +252,36 @@ class MarkdownDocument(Document):
         found, at = list[str](), 0
         for tag in _OURS.finditer(text):
             before, kept = text[at : tag.start()], self.kept[int(tag[3])]
-            if tag[2] == "s" and not before.endswith("\n"):  # it was inside of a sentence
-                kept = ""
-            elif tag[2] == "s":
-                before = before[:-1]
+            if tag[2] == "s":  # where it is not inside of a sentence, the end of the line is part of it
+                before, kept = (before[:-1], kept) if before.endswith("\n") else (before, "")
             found += [plain(before), f"![{plain(tag[4])}" if tag[4] is not None else "", kept]
             at = tag.end()
-        return "".join([*found, plain(text[at:])])
+        return _LABEL.sub(r"[\1]", _OF_ITSELF.sub(r"[\1]", "".join([*found, plain(text[at:])])))
 
-    def _kinds(self, text: str) -> list[str]:
-        """List the kinds of markup in a block."""
-        tokens = self.parser.parse(re.sub(r"\n[ \t>]*", "\n", text), self.env)
-        each = (one.type for token in tokens for one in (token, *(token.children or ())))
-        return sorted(one for one in each if one not in ("text", "text_special", "softbreak"))
+    def _read_as(self, text: str, bar: str) -> tuple[list[str], str]:
+        """Return the markup of a block, sorted, and its text as it is shown."""
+        # a heading, as there may be more of its marks at the end
+        tokens = self.parser.parse("# " * (bar == "#") + re.sub(r"\n[ \t>]*", "\n", text), self.env)
+        each = [one for token in tokens for one in (token, *(token.children or ()))]
+        return sorted(
+            f"{one.type} {one.attrs} {one.content * (one.type not in ('image', 'inline'))}"
+            for one in each
+            if one.type not in ("text", "text_special", "softbreak")
+        ), "".join(one.content for one in each if one.type in ("text", "text_special"))
 
     def write(self, texts: Sequence[str], path: Path) -> None:
-        made, reached = list[str](), 0
+        made, reached, stay = list[str](), 0, [*self.stay]
         for (start, end, bar), text in zip(self.blocks, texts):
             own = self.text[start:end]
-            written = (self._restored(text, escaped) for escaped in (bar, _MARKING))
-            best = next((one for one in written if self._kinds(one) == self._kinds(own)), own)
-            made += [self.text[reached:start], best]
+            least, most = (self._restored(text, escaped) for escaped in (bar.strip("#"), _MARKING))
+            wanted = self._read_as(own, bar)[0], self._read_as(most, bar)[1]  # which shows what it says
+            best = next((one for one in (least, most) if self._read_as(one, bar) == wanted), None)
+            stay += [bisect_right(self.starts, start)] * (best is None)
+            made += [self.text[reached:start], own if best is None else best]
             reached = end
+        if stay:
+            said = "%s: blocks that stay untranslated, as Markdown would read other markup: %d, of line %s"
+            logger.warning(said, self.path, len(stay), ", ".join(map(str, sorted(stay))))
         whole = "".join([*made, self.text[reached:]])
         path.write_bytes(whole.replace("\n", self.line_end).encode())
 
@@ -253,15 +294,28 @@ def _noting(rule: Callable[[Any, bool], bool]) -> Callable[[Any, bool], bool]:
         if not rule(state, silent):
             return False
         made = [] if silent else [one for one in state.tokens[known:] if one.type != "text"]
-        if made and made[0].type == "link_open" and made[0].markup != "autolink":
-            made[-1].meta["span"] = state.md.helpers.parseLinkLabel(state, start, True), state.pos
-            made[0].meta["span"] = start, start + 1
-        elif made:  # the space before a break is part of it
+        if made:  # the space before a break is part of it
             space = len(waiting) - len(waiting.rstrip(" ")) if made[0].type.endswith("break") else 0
-            made[0].meta["span"] = start - space, state.pos
+            made[0].meta["span"], label = (start - space, state.pos), made[0].content
+            if made[0].type == "link_open" and made[0].markup != "autolink":
+                end = state.md.helpers.parseLinkLabel(state, start, True)
+                made[0].meta["span"], made[-1].meta["span"] = (start, start + 1), (end, state.pos)
+                label = state.src[start + 1 : end]
+            of_itself = state.src[start : state.pos].removeprefix("!") in (f"[{label}]", f"[{label}][]")
+            if of_itself and label[:1] != "^":  # which is a note's
+                made[-1].meta["label"] = f"\0{' '.join(label.split())}\0"
         return True
 
     return noting
+
+
+def _formula(state: Any, silent: bool) -> bool:
+    """Read a formula of TeX where pandoc reads one, by a rule for inline markup."""
+    found = _FORMULA.match(state.src, state.pos, state.posMax)
+    if found and not silent:
+        state.push("formula", "", 0).content = found[0]
+    state.pos = found.end() if found else state.pos
+    return found is not None
 
 
 @dataclass(slots=True)

@@ -128,13 +128,9 @@ class SignedPair(Pair):
     author = ""
 
     @classmethod
-    def of(cls, pair: Pair, date: str, author: str) -> SignedPair:
-        """Sign a pair with a date as `_date` returns it."""
+    def of(cls, pair: Pair, time: int, author: str) -> SignedPair:
         signed = cls(pair)
-        signed.author = author
-        with suppress(ValueError):
-            made = datetime.strptime(date, "%Y%m%d%H%M%S").replace(tzinfo=UTC)
-            signed.time = max(0, int(made.timestamp()))
+        signed.time, signed.author = time, author
         return signed
 
 
@@ -411,7 +407,7 @@ class _Tsv(_Reading):
 @dataclass
 class _Tmx(_Reading):
     # by source: when the newest translation of it was changed
-    dates: dict[str, str] = field(default_factory=dict)
+    dates: dict[str, int] = field(default_factory=dict)
 
     root = "tmx"
 
@@ -431,15 +427,15 @@ class _Tmx(_Reading):
         if others := sum(map(len, both)) - len(both):
             self.skipped["older than another variant of its language, or before it"] += others
         (_, source, _), (_, target, of_target) = (
-            max(variants, key=lambda side: _date(side[2])) for variants in both
+            max(variants, key=lambda side: _signs(side[2])[0][0]) for variants in both
         )
-        last = max(unit, of_target, key=_date)
-        date, author = _date(last), last.get("changeid") or last.get("creationid") or ""
+        signs = sorted(_signs(unit) + _signs(of_target), key=lambda sign: -sign[0])
+        date, author = signs[0][0], next((who for _, who in signs if who), "")
         level = next(
             (one.text for one in unit.iter("prop") if "ConfirmationLevel" in one.get("type", "")), None
         )
         for pair in self.pair(_text(source, {}), _text(target, {}), {"conf": level} if level else {}):
-            if date and date < self.dates.get(pair[0], ""):
+            if date and date < self.dates.get(pair[0], 0):
                 self.skipped["older by its date than another translation of the same source"] += 1
                 continue
             self.dates.pop(pair[0], None)
@@ -529,9 +525,24 @@ class _Xliff(_Reading):
         return ""
 
 
-def _date(element: Element) -> str:
-    """Return when an element of TMX was changed, or made, as the digits of 20240131T235959Z; or nothing."""
-    return max(re.sub(r"\D", "", element.get(name, "")) for name in ("creationdate", "changedate"))
+def _signs(element: Element) -> list[tuple[int, str]]:
+    """Return when and by whom an element of TMX was changed and made, the last first."""
+    signs = (
+        (_time(element.get(f"{one}date", "")), element.get(f"{one}id", "")) for one in ("change", "creation")
+    )
+    return sorted(signs, key=lambda sign: -sign[0])
+
+
+def _time(date: str) -> int:
+    """Return a date such as 20240131T235959Z in seconds since 1970; 0 where it is none, or before.
+
+    >>> [_time(date) for date in ("20240131", "20240131T12", "20240131T1230Z", "20240131 123000+0200", "new")]
+    [1706659200, 1706702400, 1706704200, 1706697000, 0]
+    """
+    with suppress(ValueError):
+        made = datetime.fromisoformat(re.sub(r"^(\d{8})[T ]?(?=\d)", r"\1T", date.strip().upper()))
+        return max(0, int((made if made.tzinfo else made.replace(tzinfo=UTC)).timestamp()))
+    return 0
 
 
 def _text(element: Element, codes: Mapping[str | None, str]) -> str:

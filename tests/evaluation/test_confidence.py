@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from fairseq_ccpr import Translator
 from fairseq_ccpr.datastore.tuned import TUNED
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.evaluation.confidence import calibrate, measure, measured
+from fairseq_ccpr.evaluation.confidence import binned, calibrate, confidence_table, measure, measured
 from fairseq_ccpr.evaluation.test_set import BASE, Decodings, SystemOutput, compare_decoding
 from fairseq_ccpr.evaluation.tune import Trial
 from fairseq_ccpr.inference.confidence import Confidence, ScoredText, token_ends
@@ -85,6 +85,10 @@ def test_measures_agree_with_their_definitions(pairs: list[tuple[float, bool]]) 
     for p, right in pairs:
         bins.setdefault(min(9, int(p * 10)), []).append(p - right)
     assert error == pytest.approx(sum(abs(sum(one)) for one in bins.values()) / len(pairs), abs=1e-4)
+    found = binned(*map(np.array, zip(*pairs)))  # empty bins are left out
+    assert [one.number for one in found] == [len(bins[place]) for place in sorted(bins)]
+    off = [one.claimed - one.right for one in found]
+    assert off == pytest.approx([float(np.mean(bins[place])) for place in sorted(bins)])
 
 
 def decodings(count: int, seed: int) -> Decodings:
@@ -114,6 +118,13 @@ def test_calibration_makes_confidence_of_probability() -> None:
     assert (
         found["words"]["model_auc"] == found["words"]["probability_auc"]
     )  # the model alone is what was measured
+    for kind, name in ((kind, name) for kind in found for name in ("", "probability_")):
+        bins, number = found[kind][f"{name}bins"], found[kind]["number"]
+        assert sum(one["number"] for one in bins) == number
+        off = sum(one["number"] * abs(one["claimed"] - one["right"]) for one in bins) / number
+        assert found[kind][f"{name}error"] == pytest.approx(off, abs=2e-4)
+    assert len(found["words"]["bins"]) < 10  # none is above 0.9, and no bin is without words
+    assert [len(row) for row in confidence_table(found)] == [8, 8, 8]
 
 
 def test_a_word_is_right_as_often_as_the_reference_has_it() -> None:

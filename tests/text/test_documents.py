@@ -5,10 +5,13 @@ from __future__ import annotations
 import re
 import time
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from xml.dom.minidom import parseString
 from zipfile import ZipFile
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.text import documents
@@ -300,6 +303,71 @@ def test_translations_that_would_be_markup_are_escaped(tmp_path: Path) -> None:
     document.save(["1. One <b>", "two 2 * 3", "a", "b", "three | 3", "`four`"], made)
     escaped = "1\\. One \\<b\\>\n\ntwo 2 * 3\n\n| a | b |\n|-|-|\n| three \\| 3 | \\`four\\` |\n"
     assert made.read_text(encoding="utf-8") == escaped
+
+
+LINES = ["Das", "Haus ist alt ", " \xa0", "\u3000", "\u2003Ende", "\x85", "\x1c", "# Das", "Das #", "- Haus", "",
+         "    Das", "| Das | Haus |\n|-|-|", "| Das\0 | Ende\xa0|", "---", "==", "> \u2003", "Das \\*", "[Haus]"]  # fmt: skip
+
+
+@given(st.lists(st.sampled_from(LINES)))
+def test_no_space_or_line_misplaces_a_translation(lines: list[str]) -> None:
+    pytest.importorskip("markdown_it")
+    text = "\n".join([*lines, "", "[Haus]: x"])
+    with TemporaryDirectory() as folder:
+        path = Path(folder, "a.md")
+        path.write_bytes(text.encode())
+        same, changed = (through(path, words).read_bytes().decode() for words in ({}, {"Das": "The"}))
+
+    def essence(text: str) -> str:  # quotations become lazy
+        return "".join(text.replace("\0", "\ufffd").replace(">", "").split())
+
+    assert essence(same) == essence(text)
+    assert essence(changed.replace("The", "Das")) == essence(text)
+    assert lines != ["\u3000", "Das"] or "The" in changed
+
+
+@pytest.mark.parametrize(
+    ("text", "made"),
+    [
+        ("\xa0\nDas Haus ist alt\n", "\xa0\nThe house is old\n"),
+        ("Das\n\n\u3000\nDas Haus\n\nHaus\n", "The\n\n\u3000\nThe house\n\nhouse\n"),
+        ("> \u2003\n> *Das\n> Haus* \u2003\n", "> \u2003\n> *The house* \u2003\n"),
+        ("# Das\0Haus\n\n| Das\0 | x |\n|-|-|\n", "# The\ufffdhouse\n\n| The\ufffd | x |\n|-|-|\n"),
+        (
+            "[Haus], [*Haus*][] und [Satz], [Ort][]\n\n![Haus] ist\n\n[haus]: x\n[*haus*]: y\n[satz]: z\n[ort]: z\n",
+            "[house][Haus], [*house*][*Haus*] and [sentence][Satz], [Ort][]\n\n![house][Haus] is\n\n"
+            "[haus]: x\n[*haus*]: y\n[satz]: z\n[ort]: z\n",
+        ),
+        ("` ` Das Haus\n", "` ` The house\n"),
+        ("---\n\nDas Haus\n\n---\n\nDas\n", "---\n\nThe house\n\n---\n\nThe\n"),
+        ("---\nDas Haus\n---\nDas\n", "---\nThe house\n---\nThe\n"),
+        ("---\n# Das\nHaus: Das\n\n...\nDas\n", "---\n# Das\nHaus: Das\n\n...\nThe\n"),
+        (
+            "Das $a_{Haus} * b*$ und $$\nHaus\n$$ ist *alt*, $5 und $6, 5 $ und 6$ Haus\n",
+            "The $a_{Haus} * b*$ and $$\nHaus\n$$ is *old*, $5 and $6, 5 $ and 6$ house\n",
+        ),
+        (
+            "Das Haus\n: Haus\n:   Das **Haus**\n\n`x`: Haus",
+            "The house\n: house\n:   The **house**\n\n`x`: house",
+        ),
+    ],
+)
+def test_forms_of_markdown(tmp_path: Path, text: str, made: str) -> None:
+    pytest.importorskip("markdown_it")
+    path = tmp_path / "a.md"
+    path.write_bytes(text.encode())
+    assert through(path, WORDS).read_bytes().decode() == made
+
+
+def test_translations_show_what_they_say(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    pytest.importorskip("markdown_it")
+    path, made = tmp_path / "a.md", tmp_path / "b.md"
+    path.write_text("Eins\n\nZwei\n\nDrei\n\n# Vier #\n\nFünf\n\n- *sechs* und\n", encoding="utf-8")
+    open_document(path).save(["&copy; *one", "&amp;lt; two", r"\* three", "C #", "$five$", "six"], made)
+    text = "\\&copy; \\*one\n\n\\&amp;lt; two\n\n\\\\\\* three\n\n# C \\# #\n\n\\$five\\$\n\n- *sechs* und\n"
+    assert made.read_text(encoding="utf-8") == text
+    said = "blocks that stay untranslated, as Markdown would read other markup: 1, of line 11"
+    assert [one.message for one in caplog.records if one.levelname == "WARNING"] == [f"{path}: {said}"]
 
 
 @pytest.mark.parametrize(

@@ -137,6 +137,38 @@ def test_who_made_a_pair_and_when(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("of_unit", "of_side", "time", "author"),
+    [
+        ('creationid="A"', 'changedate="20240131T1230Z"', 1_706_704_200, "A"),
+        ('creationid="A" creationdate="20240131"', 'changeid="B"', 1_706_659_200, "A"),
+        (
+            'changedate="20240131T143000+0200" changeid="B"',
+            'creationdate="20240131T12" creationid="A"',
+            1_706_704_200,
+            "B",
+        ),
+        (
+            'changedate="20200101" changeid="B" creationdate="202401311230" creationid="A"',
+            "",
+            1_706_704_200,
+            "A",
+        ),
+        ('changeid="B" creationid="A"', 'creationdate="yesterday"', 0, "B"),
+    ],
+)
+def test_forms_of_dates_and_whose_they_are(
+    tmp_path: Path, of_unit: str, of_side: str, time: int, author: str
+) -> None:
+    unit = (
+        tu("eins", "one")
+        .replace("<tu>", f"<tu {of_unit}>")
+        .replace('xml:lang="en"', f'xml:lang="en" {of_side}')
+    )
+    (pair,), _ = read(tmp_path / "a.tmx", tmx(unit))
+    assert isinstance(pair, SignedPair) and (pair.time, pair.author) == (time, author)
+
+
 def test_xliff(tmp_path: Path) -> None:
     pairs, skipped = read(tmp_path / "p.xlf", XLIFF_1)
     assert pairs == [("Das Haus ist groß.", "The house is big.")]
