@@ -33,7 +33,8 @@ from fairseq_ccpr.inference.alignment import with_markup
 from fairseq_ccpr.inference.system import WINDOW, System
 from fairseq_ccpr.settings import count_option, option
 from fairseq_ccpr.storage.files import atomic_file, write_json, write_text
-from fairseq_ccpr.text.documents import FORMATS, Document, open_document
+from fairseq_ccpr.text.documents import Document
+from fairseq_ccpr.text.formats import FORMATS, open_document
 from fairseq_ccpr.text.languages import IDENTIFIED_LINES, language_name, look_foreign
 from fairseq_ccpr.text.pairs import read_lines, read_standard_input
 from fairseq_ccpr.text.sentences import Parts, with_marks

@@ -34,7 +34,7 @@ from fairseq_ccpr.server.access import Limits, split_names
 from fairseq_ccpr.server.parameters import OPENED, OWNER, Parameters, bad
 from fairseq_ccpr.server.work import ROUND_SENTENCES, BusyError, Work
 from fairseq_ccpr.storage.files import atomic_file
-from fairseq_ccpr.text.documents import EXTRA, FORMATS, open_document, usable
+from fairseq_ccpr.text.formats import EXTRA, FORMATS, open_document, usable
 from fairseq_ccpr.text.html import Page
 from fairseq_ccpr.text.languages import language_code, language_name, same_language
 from fairseq_ccpr.text.sentences import Mark, Parts, Segments, with_marks

@@ -20,7 +20,7 @@ from fairseq_ccpr.server import service
 from fairseq_ccpr.server.access import Limits
 from fairseq_ccpr.server.app import _site
 from fairseq_ccpr.server.work import BusyError
-from fairseq_ccpr.text import documents
+from fairseq_ccpr.text import formats
 from tests.helpers import call, refused
 from tests.server.conftest import Served, served
 from tests.small_models import World
@@ -61,7 +61,7 @@ def test_bad_files(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     ask("the file is a.pdf: expected a name that ends in one of .docx", file=("a.pdf", b"x"))
     ask("^_a.docx is no readable .docx file: File is not a zip file$", file=("../a.docx", b"x"))
     ask("this server translates from de to en", file=("a.txt", b"x"), source="fr")
-    monkeypatch.setattr(documents, "find_spec", lambda name: None)
+    monkeypatch.setattr(formats, "find_spec", lambda name: None)
     for suffix in ("po", "md"):
         ask(f"this server translates no .{suffix} files: pip install", 404, file=(f"a.{suffix}", b"x"))
     status, answer = server.ask("/download_file/secret.docx")

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.text import documents
-from fairseq_ccpr.text.documents import FORMATS, open_document
+from fairseq_ccpr.text import office
+from fairseq_ccpr.text.formats import FORMATS, open_document
 from tests.text.test_html import written
 
 WORDS = {
@@ -399,7 +399,7 @@ def test_archives_that_are_damaged_or_too_large(tmp_path: Path, monkeypatch: pyt
         assert after.read("word/document.xml").decode().startswith("\ufeff<?xml")
     for most, said in (("MOST_OF_TEXT", "more than 0 MiB of text"), ("MOST_OF_ALL", "more than 0 MiB$")):
         with monkeypatch.context() as patch, pytest.raises(ConfigurationError, match=said):
-            patch.setattr(documents, most, 0)
+            patch.setattr(office, most, 0)
             open_document(path)
     whole = path.read_bytes()
     path.write_bytes(whole.replace(bytes(range(200)), bytes(200)))
