@@ -23,6 +23,7 @@ from fairseq_ccpr.search import Index
 
 ASKED_TOKENS, SEED = 1024, 1
 COMPARED = 64  # tokens of a sentence that tell it from others
+AT_ONCE = 1 << 12  # sentences at a time
 LEAST = 10_000  # entries: held-out tokens of fewer find less than text that these are meant for
 OWN = 64  # entries beyond k that are asked for, as those of the own sentence are among the nearest
 LAMBDAS = tuple(round(0.1 * i, 1) for i in range(1, 10))
@@ -116,10 +117,12 @@ def _likeness(sources: SourceIndex, asked: np.ndarray, found: np.ndarray) -> Ten
 
 def _texts(values: np.ndarray, provenance: np.ndarray, rows: np.ndarray) -> np.ndarray:
     """Hash the target sentence that each row is of, uint64 as `rows`: the same where the tokens are."""
-    places = np.arange(COMPARED)
+    places, hashes = np.arange(COMPARED), [np.empty(0, np.uint64)]
     weights = np.random.default_rng(SEED).integers(1, 2**63, COMPARED, dtype=np.uint64)
-    first, which = np.unique(rows - provenance[rows, 1], return_inverse=True)
-    spans = np.minimum(first[:, None] + places, len(values) - 1)
-    inside = (provenance[spans, 0] == provenance[first, :1]) & (provenance[spans, 1] == places)
-    hashes = ((values[spans].astype(np.uint64) + 1) * weights * inside).sum(axis=1, dtype=np.uint64)
-    return np.asarray(hashes[which].reshape(rows.shape))
+    firsts, which = np.unique(rows - provenance[rows, 1], return_inverse=True)
+    for start in range(0, len(firsts), AT_ONCE):
+        first = firsts[start : start + AT_ONCE]
+        spans = np.minimum(first[:, None] + places, len(values) - 1)
+        inside = (provenance[spans, 0] == provenance[first, :1]) & (provenance[spans, 1] == places)
+        hashes.append(((values[spans].astype(np.uint64) + 1) * weights * inside).sum(axis=1, dtype=np.uint64))
+    return np.asarray(np.concatenate(hashes)[which].reshape(rows.shape))

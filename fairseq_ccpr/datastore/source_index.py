@@ -27,7 +27,7 @@ from fairseq_ccpr.storage.fingerprint import hash_bytes
 K, B = 1.2, 0.75  # of BM25
 # subwords in more than this share of the sentences, and in more than so many, are no terms
 COMMON, FEW_SENTENCES = 0.1, 1000
-SORTED_ROWS = 1 << 20  # subwords, or entries, that are sorted at a time
+SORTED_ROWS = 1 << 18  # subwords, or entries, that are sorted at a time
 
 Sources = Iterable[tuple[int, np.ndarray]]  # numbers of sentences, ascending, and their subwords, int [L]
 
