@@ -219,7 +219,7 @@ class CcprCriterion(SummedCriterion):
     either side, the very same phrase as the right pair. Word alignment gives a phrase several translations if
     a word next to them has no links. The mean of L_seg is over the number of spans that K phrase pairs should
     have, so that the sum over processes equals that of one process with the whole batch; the paper's is over
-    those that there are, a few less.
+    those that exist, a few less.
     """
 
     means: ClassVar = dict.fromkeys(("loss", "segmentation", "temperature"), 3)
