@@ -182,9 +182,8 @@ class PhraseBuild:
         section.size, section.sentences, self.too_long = (
             totals[name] for name in ("phrases", "sentences", "too_long")
         )
-        if not (
-            folder / f"{STRING_HASHES}.npy"
-        ).exists():  # an XPR build has written those of its distinct strings
+        # an XPR build has written those of its distinct strings
+        if not (folder / f"{STRING_HASHES}.npy").exists():
             write_string_hashes(folder, section)
         section.index = self._plan_index(section.size)
         self.part.publish(section)

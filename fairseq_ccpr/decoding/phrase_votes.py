@@ -512,7 +512,7 @@ def looked_at(covering: Tensor, attention: Tensor | None) -> Tensor | None:
     l_q = log((m_q + 0.02) / 1.02), where m_q is the part of what words have that the subwords of q have.
 
     Args:
-        covering: see `PhraseTable`; None is returned where it is of other subwords.
+        covering: see `PhraseTable`; the result is None where the attention is over other subwords.
 
     >>> looked_at(torch.tensor([[[1.0, 1.0, 0.0], [1.0, 0.0, 0.0]]]), torch.tensor([[[0.3, 0.1, 0.6]]])).exp()
     tensor([[[0.7549]]])

@@ -123,7 +123,7 @@ def test_calibration_makes_confidence_of_probability() -> None:
         assert sum(one["number"] for one in bins) == number
         off = sum(one["number"] * abs(one["claimed"] - one["right"]) for one in bins) / number
         assert found[kind][f"{name}error"] == pytest.approx(off, abs=2e-4)
-    assert len(found["words"]["bins"]) < 10  # none is above 0.9, and no bin is without words
+    assert len(found["words"]["bins"]) < 10  # bins above 0.9 are empty, and left out
     assert [len(row) for row in confidence_table(found)] == [8, 8, 8]
 
 
