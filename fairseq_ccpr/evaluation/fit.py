@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.timing import progress_bar
 
-SEED = 1
 ONE_HELD_OUT_IN = 5  # sentences: it is not trained on, but chooses when to stop
 # Weight of what a token of another domain loses against the model, besides the likelihood of its text.
 FOREIGN_HARM = 0.5
@@ -71,11 +70,13 @@ def fit(
 ) -> None:
     """Train by the mean loss of texts; keeps the state that is best on what is held out, perhaps the start.
 
+    Tokens are drawn by the seed that PyTorch was given last, such as that of `tune --seed`.
+
     Args:
         parts: see `split`. All texts count alike.
     """
     trained, held_out = parts
-    generator = torch.Generator().manual_seed(SEED)
+    generator = torch.Generator().manual_seed(torch.initial_seed())
     optimizer = torch.optim.AdamW(module.parameters(), training.rate, weight_decay=training.weight_decay)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, training.every, training.falls)
 

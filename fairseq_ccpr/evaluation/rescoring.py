@@ -12,7 +12,7 @@ from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
 from fairseq_ccpr.decoding.memory import Memory, RescoringRecord, Step
 from fairseq_ccpr.decoding.mixture import Distribution
 from fairseq_ccpr.device import one_thread
-from fairseq_ccpr.evaluation.fit import FOREIGN_HARM, SEED, Training, fit, lost, split
+from fairseq_ccpr.evaluation.fit import FOREIGN_HARM, Training, fit, lost, split
 from fairseq_ccpr.evaluation.grids import HELD_OUT_TOKENS, TextWorth, Worth, spread
 from fairseq_ccpr.timing import progress_over
 
@@ -113,7 +113,7 @@ def _tuned(memory: Memory, texts: Sequence[RescoredText], trusting: bool) -> Mem
     own = texts[0].record
     memory = max(memory.alternatives(), key=lambda one: float(own.log_likelihood(one).mean()))
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(SEED)
+        torch.manual_seed(torch.initial_seed())
         begun = memory.trainable([text.record for text in texts]) if trusting else None
     if begun is None:
         return memory

@@ -20,7 +20,6 @@ from fairseq_ccpr.decoding.trust import LearnedTrust, Trust, TrustDescription, s
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.confidence import calibrate
 from fairseq_ccpr.evaluation.copying import copied, subwords_of_text
-from fairseq_ccpr.evaluation.fit import SEED
 from fairseq_ccpr.evaluation.grids import (
     HELD_OUT_TOKENS,
     Grids,
@@ -443,6 +442,7 @@ def tune(system: System, also: list[OtherText], trusting: bool, count: int, pref
         prefer: one of PREFERENCES.
     """
     start, subset = time.perf_counter(), system.cfg.dataset.gen_subset
+    torch.manual_seed(system.cfg.common.seed)
     if system.ensemble is None:
         raise ConfigurationError("there is nothing to tune without a datastore: give --datastore DIR")
     text = subwords_of_text(system.task.parts, system.ensemble)
@@ -497,10 +497,10 @@ def with_trust(
         ensemble = ensemble.replacing(*(train_votes(one, held, seen).on(device) for one in held.voting))
     held = ensemble.on(CPU)
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(SEED)
+        torch.manual_seed(torch.initial_seed())
         trust = kind.untrained(ensemble.voting, is_small(texts[0]))
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(SEED)
+        torch.manual_seed(torch.initial_seed())
         train_trust(trust, [WeighedText.of(text, trust, held) for text in seen])
     found = _candidate(trust, ensemble, texts, names, f"trust:{kind.KIND}")
     if len(seen) > 1:

@@ -119,6 +119,20 @@ def test_a_text_of_one_sentence_is_refused() -> None:
         train_trust(LearnedTrust(TOKENS), texts)
 
 
+def test_what_is_trained_depends_on_the_seed_alone() -> None:
+    texts = [domain_text("home", False, count=12000), domain_text("abroad", True)]
+    begun = LearnedTrust(TOKENS).state_dict()
+
+    def trained(seed: int) -> torch.Tensor:
+        torch.manual_seed(seed)
+        trust = LearnedTrust(TOKENS)
+        trust.load_state_dict(begun)
+        return torch.cat([weight.flatten() for weight in train_trust(trust, texts).parameters()])
+
+    assert torch.equal(trained(1), trained(1))
+    assert not torch.equal(trained(1), trained(2))
+
+
 def test_trust_tells_home_from_abroad() -> None:
     texts = [domain_text("home", False), domain_text("abroad", True)]
     torch.manual_seed(SEED)
