@@ -35,7 +35,6 @@ from fairseq_ccpr.training.tasks import (
 logger = logging.getLogger(__name__)
 VALID_PHRASES = 8  # per sentence pair, so that encoders trained on more or fewer get the same validation
 VALID_TOKENS = 8000  # subwords of a batch that validation indexes
-SPANS_A_PAIR = 4  # a phrase and another span, on either side
 
 
 def world_size() -> int:
@@ -217,9 +216,8 @@ class CcprCriterion(SummedCriterion):
 
     Candidates are the phrases of all processes, except other right translations: those whose pair has, on
     either side, the very same phrase as the right pair. Word alignment gives a phrase several translations if
-    a word next to them has no links. The mean of L_seg is over the number of spans that K phrase pairs should
-    have, so that the sum over processes equals that of one process with the whole batch; the paper's is over
-    those that exist, a few less.
+    a word next to them has no links. The mean of L_seg is over the spans of all processes, so that the sum
+    over processes equals that of one process with the whole batch.
     """
 
     means: ClassVar = dict.fromkeys(("loss", "segmentation", "temperature"), 3)
@@ -245,11 +243,13 @@ class CcprCriterion(SummedCriterion):
             alignment = alignment + alignment_losses(vectors[one], vectors[other], scale, excluded).sum()
             are_phrases = torch.arange(len(outputs[one][1]), device=excluded.device) < count
             segmentation = segmentation + segmentation_losses(outputs[one][1], are_phrases).sum()
-        loss = alignment + self.cfg.segmentation_weight / SPANS_A_PAIR * segmentation
+        # the mean over the spans, once for each phrase pair
+        segmentation *= len(strings[0]) / len(all_gather_rows(torch.cat([one[1] for one in outputs])))
+        loss = alignment + self.cfg.segmentation_weight * segmentation
         # The alignment loss covers all processes: each logs its part of it.
         logged = {
             "loss": loss.detach() - alignment.detach() * (1 - count / len(strings[0])),
-            "segmentation": segmentation.detach() / SPANS_A_PAIR, "temperature": count / float(scale),
+            "segmentation": segmentation.detach(), "temperature": count / float(scale),
             "ntokens": sample["ntokens"], "nsentences": sample["nsentences"], "sample_size": count,
         }  # fmt: skip
         return loss, count, logged

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from pathlib import Path
 from typing import Any
 
@@ -141,10 +142,14 @@ def test_evaluation_by_layer(encoder: Path, tmp_path: Path) -> None:
     shown = call("evaluate alignment", *words, *layers).stdout
     for layer in (0, 2):
         assert shown.count(f"| encoder, layer {layer} | mutual-nearest | 0.000 | 1.000 | 1.000 |") == 1
-    assert (
-        "| encoder | mutual-nearest | 0.000 |"
-        in call("evaluate alignment", *words, "--encoder", encoder).stdout
-    )
+    words += ["--encoder", encoder, "--json", tmp_path / "aligned.json"]
+    shown = call("evaluate alignment", *words).stdout
+    written = json.loads((tmp_path / "aligned.json").read_text())
+    assert "| encoder | mutual-nearest | 0.000 |" in shown and written["signature"] in shown
+    assert f"encoder:{ContextEncoder.load(encoder).fingerprint()[:12]}|" in written["signature"]
+    assert [(one["aligner"], one["error_rate"], one["recall"]) for one in written["results"]] == [
+        ("encoder", 0, 1)
+    ]
 
 
 def test_options_that_cannot_work(encoder: Path, tmp_path: Path) -> None:

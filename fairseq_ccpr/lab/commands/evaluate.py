@@ -491,8 +491,10 @@ def evaluate_alignment(
         None, "of the aligner encoder, made by fairseq-ccpr convert", metavar="DIR"
     ),
     encoder_layers: list[int] = option([], "layers to compare (the one it takes)", nargs="+", metavar="N"),
+    json: Optional[Path] = None,
     quiet: bool = False,
 ) -> int:
+    check_folders(json=json)
     if ENCODER not in aligners and (encoder or encoder_layers):
         raise ConfigurationError(
             "--encoder and --encoder-layers need --aligners encoder: add it, or leave them out"
@@ -512,6 +514,7 @@ def evaluate_alignment(
             "give --train, sentence pairs to learn from: only the aligner encoder needs none"
         )
     rows = [["aligner", "symmetrisation", "AER", "precision", "recall", "seconds of training"]]
+    results: list[dict[str, Any]] = []
     made: list[tuple[str, int | None]] = []
     for kind in aligners:
         made += (
@@ -519,15 +522,22 @@ def evaluate_alignment(
             if kind == ENCODER and encoder_layers
             else [(kind, None)]
         )
+    parts: dict[str, object] = {"gold": short(of_files([text, links])), "pairs": len(training)}
+    parts |= {"text": short(of_files([train]))} if train else {}
     for kind, layer in made:
         name = kind if layer is None else f"{kind}, layer {layer}"
         aligner = ALIGNERS[kind](AlignerOptions(ExtractionSettings.symmetrization, encoder, layer))
+        parts |= {what: short(digest) for what, digest in aligner.fingerprints().items()}
         start = time.perf_counter()
         aligner.train([*training, *(pair.pair for pair in gold)], not quiet)
         seconds = time.perf_counter() - start
         counts = measure(aligner, gold)
-        numbers = (f"{number:.3f}" for number in (counts.error_rate, counts.precision, counts.recall))
+        found = {"error_rate": counts.error_rate, "precision": counts.precision, "recall": counts.recall}
+        results.append(
+            {"aligner": name, "symmetrization": aligner.symmetrization, **found, "seconds": seconds}
+        )
+        numbers = (f"{number:.3f}" for number in found.values())
         rows.append([name, aligner.symmetrization, *numbers, f"{seconds:.0f}"])
-    print(f"{len(gold):,} gold sentence pairs, {len(training):,} to learn from\n")
-    print(markdown_table(rows))
-    return 0
+    line = signature(parts)
+    title = f"{len(gold):,} gold sentence pairs, {len(training):,} to learn from"
+    return report({title: rows}, [line], json, {"results": results, "signature": line})
