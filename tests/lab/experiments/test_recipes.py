@@ -310,6 +310,40 @@ def test_the_base_models_recipe_trains_the_reverse_model(world: World, tmp_path:
     assert len(list(read_pairs(tmp_path / "store/back-translations/pairs.tsv"))) == 1
 
 
+def test_how_near_translations_are_to_references(tmp_path: Path) -> None:
+    texts = ["a", "b", "c", "d"]
+    vectors = np.array([[1, 0], [0, 1], [0.6, 0.8], [0.8, 0.6]], np.float32)
+    (tmp_path / "encoder").mkdir()
+    (tmp_path / "encoder/texts.txt").write_text("\n".join([*texts, ""]), encoding="utf-8")
+    np.save(tmp_path / "encoder/vectors.npy", vectors)
+    for name, file, lines in (
+        ("base", "base", "bcb"),
+        ("near", "retrieval", "dca"),
+        ("same", "retrieval", "dca"),
+    ):
+        folder = tmp_path / "office" / name
+        folder.mkdir(parents=True)
+        for path, text in ((f"{file}.txt", lines), ("reference.txt", "aca")):
+            (folder / path).write_text("\n".join([*text, ""]), encoding="utf-8")
+    output = tmp_path / "cosine.json"
+    words = [
+        output,
+        tmp_path / "office",
+        "--encoder",
+        tmp_path / "encoder",
+        "--systems",
+        "base",
+        "near",
+        "same",
+    ]
+    shown = run("scripts/recipes/reference_cosine.py", *words).stdout
+    (found,) = json.loads(output.read_text(encoding="utf-8"))["domains"].values()
+    rows = {name: row[str(tmp_path / "encoder")] for name, row in found["systems"].items()}
+    assert found["sentences"] == 3 and "| near | 0.9333 |" in shown
+    assert rows["base"]["cosine"] == pytest.approx(1 / 3) and rows["near"]["cosine"] == pytest.approx(2.8 / 3)
+    assert rows["base"]["p"] == {} and rows["near"]["p"]["base"] < 0.2 and rows["same"]["p"]["near"] == 1
+
+
 def test_gain_at_home_against_loss_abroad(tmp_path: Path) -> None:
     def domain(**systems: float) -> dict[str, object]:
         return {
