@@ -91,14 +91,34 @@ FORMS: dict[str, tuple[int | None, Callable[..., str]]] = {
 
 @cache
 def read(name: str) -> Any:
-    """Read a file under benchmarks/: NAME.json, without the ending, or NAME.tsv, a dictionary for each line."""
-    path = FILES / (name if name.endswith(".tsv") else f"{name}.json")
+    """Read a file under benchmarks/: NAME.json, without the ending, or NAME.tsv, a dictionary for each line.
+
+    Of NAME.md, which has what a recipe printed, each table becomes a list of dictionaries.
+    """
+    path = FILES / (name if name.endswith((".tsv", ".md")) else f"{name}.json")
     if not path.exists():
         raise FileNotFoundError(f"there is no benchmarks/{path.relative_to(FILES)}")
     with path.open(encoding="utf-8", newline="") as stream:
         if path.suffix == ".tsv":
             return list(csv.DictReader(stream, delimiter="\t"))
+        if path.suffix == ".md":
+            return list(_printed(stream.read()))
         return json.load(stream, parse_float=Decimal)
+
+
+def _printed(text: str) -> Iterator[list[dict[str, Any]]]:
+    for table in re.findall(r"(?:^\|.*\|\n)+", text, re.MULTILINE):
+        head, _, *rows = ([cell.strip() for cell in line[1:-1].split("|")] for line in table.splitlines())
+        if len(set(head)) < len(head):
+            raise Fault(f"two columns of '{' | '.join(head)}' have one name")
+        yield [dict(zip(head, map(_read_number, row), strict=True)) for row in rows]
+
+
+def _read_number(cell: str) -> Any:
+    plain = cell.replace(",", "").removesuffix("%")
+    if not re.fullmatch(r"[+-]?\d+(\.\d+)?(e[+-]\d+)?", plain):
+        return cell or None
+    return Decimal(plain) / 100 if cell.endswith("%") else Decimal(plain)
 
 
 def find(path: str) -> list[Any]:

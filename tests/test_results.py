@@ -208,6 +208,17 @@ def test_ways_through_a_file(house: Path) -> None:
     assert results.find("scores:rows/9/p") == results.find("scores:rows/text=one&system=none") == []
     (house / "benchmarks/sheet.tsv").write_text("a\tb\n1\tx\n0\ty\n", encoding="utf-8")
     assert results.find("sheet.tsv:a=1/b") == ["x"]
+    printed = (
+        "1 sentence\n\n|  | speed | n |\n|---|---|---|\n| alone | 84.8% | 1,201 |\n| terms |  | +0.5 |\n"
+    )
+    (house / "benchmarks/printed.md").write_text(f"{printed}\n| a |\n|---|\n| -2 ms |\n", encoding="utf-8")
+    assert results.find("printed.md:0/=alone") == [
+        {"": "alone", "speed": Decimal("0.848"), "n": Decimal(1201)}
+    ]
+    assert results.find("printed.md:0/1/speed") == [None] and results.find("printed.md:1/0/a") == ["-2 ms"]
+    (house / "benchmarks/twice.md").write_text("| a | a |\n|---|---|\n| 1 | 2 |\n", encoding="utf-8")
+    with pytest.raises(results.Fault, match="have one name"):
+        results.find("twice.md:0")
     for path, sentence in {
         "sheet.tsv:a=7&b=x": "no member has a=7 of", "sheet.tsv:a=1&c=x": "no member has 'c' of"
     }.items():  # fmt: skip

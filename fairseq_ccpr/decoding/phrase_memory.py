@@ -236,9 +236,9 @@ class PhraseBatch(MemoryBatch):
                 state.advance(text.previous[:, position])
             steps.append(state.proposals())
         *each, _ = zip(*steps)
-        looked = looked_at(self.table.covering, text.attention)  # [B, T, Q]
         proposals = Proposals(*(torch.stack(parts, dim=1)[text.real] for parts in each))
-        if looked is not None:
+        if text.attention is not None:
+            looked = looked_at(self.table.covering, text.attention)  # [B, T, Q]
             queries = self.table.queries.index_select(0, text.real.nonzero()[:, 0])
             proposals = proposals._replace(looked=looked[text.real].gather(1, queries))
         view = text.model.view(proposals.values)

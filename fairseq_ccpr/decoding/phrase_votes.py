@@ -319,8 +319,7 @@ class PhraseState:
             return None
         if self._covering is None:
             self._covering = self.table.covering.index_select(0, self.rows)
-        looked = looked_at(self._covering, attention.unsqueeze(1))
-        return looked.squeeze(1) if looked is not None else None
+        return looked_at(self._covering, attention.unsqueeze(1)).squeeze(1)
 
     def proposals(self, looked: Tensor | None = None) -> Proposals:
         """Collect what each phrase proposes; `looked` is of the source phrases, fp32 [H, Q]."""
@@ -501,24 +500,20 @@ class PhraseVotes(nn.Module):
         return torch.cat([model.unsqueeze(1), scores], dim=1).softmax(dim=1)[:, 1:]
 
     def digest(self) -> str:
-        """Return the same for votes by which the attention does not count as before it could."""
-        named = self.state_dict().items()
-        return short(of_parameters((name, one) for name, one in named if name != "attention" or one.any()))
+        return short(of_parameters(self.state_dict().items()))
 
 
-def looked_at(covering: Tensor, attention: Tensor | None) -> Tensor | None:
+def looked_at(covering: Tensor, attention: Tensor) -> Tensor:
     """Compute how much of the attention, fp32 [B, T, S], source phrases have: fp32 [B, T, Q], 0 for all.
 
     l_q = log((m_q + 0.02) / 1.02), where m_q is the part of what words have that the subwords of q have.
 
     Args:
-        covering: see `PhraseTable`; the result is None where the attention is over other subwords.
+        covering: see `PhraseTable`.
 
     >>> looked_at(torch.tensor([[[1.0, 1.0, 0.0], [1.0, 0.0, 0.0]]]), torch.tensor([[[0.3, 0.1, 0.6]]])).exp()
     tensor([[[0.7549]]])
     """
-    if attention is None or attention.size(2) != covering.size(2):
-        return None
     words, phrases = (attention @ covering.transpose(1, 2)).tensor_split([1], dim=2)
     shares = phrases / words.clamp_min(torch.finfo(words.dtype).tiny)
     return ((shares + LEAST_SHARE) / (1 + LEAST_SHARE)).log()

@@ -530,14 +530,14 @@ class RetrievalTask(FairseqTask):
         candidates = PhraseCandidates(retriever, self._decoder_subwords, self.source_dictionary)
         votes = PhraseVotes()
         trained = self.trained.get(PhraseMemory.name, votes.state_dict())
-        if trained["state"].shape != votes.state.shape:
+        if {name: one.shape for name, one in trained.items()} != {
+            name: one.shape for name, one in votes.state_dict().items()
+        }:
             raise ConfigurationError(
-                f"the votes of phrases were trained in {len(trained['state'])} states and this version has "
-                f"{len(votes.state)}, since sentences are no longer followed beyond their phrases: tune again, or give "
+                "the votes of phrases were trained by a version that weighed phrases by other features: tune again, or give "
                 "--trust none"
             )
-        # those trained before attention counted have no weights of it
-        votes.load_state_dict({"attention": votes.attention, **trained})
+        votes.load_state_dict(trained)
         return PhraseMemory(candidates, settings, votes.requires_grad_(False).to(device), device)
 
     @cached_property

@@ -49,7 +49,7 @@ def main() -> None:
     total = sum(map(len, wanted))
     if not total:
         sys.exit(f"{source} and {reference} share no term of {training}: give sentences of the same domain")
-    print(f"{len(terms):,} terms, {total:,} occurrences in {len(sources):,} sentences\n")
+    print(f"{len(terms):,} terms, {total:,} occurrences in {len(sources):,} sentences")
     found = [written(wanted, lines) for lines in hypotheses]
     apart = len(sources) // 2
     chance = [written(wanted, lines[apart:] + lines[:apart]) for lines in hypotheses]
@@ -60,8 +60,8 @@ def main() -> None:
     shares = resample(hits, np.array(totals), [np.arange(len(sources))], SAMPLES)
     first, *others = (np.array([hit for of in one for hit in of]) for one in found)
     has, misses = first.sum(), (~first).sum()
-    heads = f"|terms written|by chance|difference|of {misses:,} missed, gained|of {has:,} had, lost"
-    table = [heads.split("|")]
+    print(f"{next(iter(texts))} writes {has:,} of them and misses {misses:,}\n")
+    table = [["", "terms written", "by chance", "difference", "gained of the missed", "lost of the written"]]
     rows = [
         [name, f"{hit / total:.1%}", f"{sum(map(sum, one)) / total:.1%}"]
         for name, hit, one in zip(texts, hits.sum(1), chance)

@@ -5,7 +5,7 @@ python scripts/recipes/glossary_terms.py MODEL PAIRS.tsv TRAINING.tsv [SENTENCES
 The glossary is drawn from word alignments of PAIRS.tsv, which are learned with TRAINING.tsv: source words of 4 letters or
 more that are there 2 to 20 times, with the word that most of their links go to. An occurrence counts where the reference has
 it as well; --constraints is given just those. The three translate the same sentences, some at a time in turns; speed is by
-the processor's time, so that other programs change it little.
+processor time, so that other programs change it little.
 """
 
 import copy
@@ -71,7 +71,7 @@ def main() -> None:
             start = time.process_time()
             texts[name] += translate(rows[some], wanted[some])
             seconds[name] += time.process_time() - start
-    table = [["", "terms in the output", "BLEU", "sentences/s of processor time"]]
+    table = [["", "terms in the output", "BLEU", "sentences per second"]]
     language = plain.task.cfg.target_lang
     table += [row(name, texts[name], rows, wanted, seconds[name], language) for name in systems]
     print(markdown_table(table))

@@ -54,7 +54,7 @@ QUERIES, K, SEARCHES, COMPARED = (160, 40, 5), 8, 100, 32
 LONGEST = 60.0  # seconds that searches of one number of queries take
 TIMES = 5  # column of the first of their figures, without keys and index
 COLUMNS = ["keys", "index", "build CPU s", "s", "peak GB", "open s", "first ms"]
-COLUMNS += [*(f"{count} ms" for count in QUERIES), "recall %", "peak GB", "keys GB", "index GB"]
+COLUMNS += [*(f"{count} ms" for count in QUERIES), "recall %", "searching GB", "keys GB", "index GB"]
 WAITING = 120.0  # seconds that a server may take to answer
 
 

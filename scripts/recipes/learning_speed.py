@@ -57,7 +57,7 @@ def main() -> None:
         for name, took in zip(kinds, time_learning(translator, rows[:TIMED])):
             table.append([name, *(f"{1000 * q:.1f}" for q in np.quantile(took, [0.5, 0.95]))])
         print(markdown_table(table), flush=True)
-        table = [["pairs", "entries", "sentences/s", "without", "speed"]]
+        table = [["pairs", "entries", "sentences per second", "without", "speed"]]
         for size in sizes:
             for first in range(len(translator.memory()), size, TOGETHER):
                 translator.learn_all(rows[first : min(size, first + TOGETHER)])

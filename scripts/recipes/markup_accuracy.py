@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 from fairseq_ccpr import Translator
+from fairseq_ccpr.cli.command import markdown_table
 from fairseq_ccpr.inference.alignment import align, place_markup
 from fairseq_ccpr.inference.system import Translation
 from fairseq_ccpr.text.pairs import read_lines
@@ -45,9 +46,9 @@ def main() -> None:
         start, end = (len(before), len(before) + len(inside))
         exact += (start, end) == gold
         overlap += 2 * max(0, min(end, gold[1]) - max(start, gold[0])) / (end - start + gold[1] - gold[0])
-    print(
-        f"{len(chosen)} elements: {exact / len(chosen):.0%} around exactly the right words, F1 {overlap / len(chosen):.2f}"
-    )
+    count = len(chosen)
+    row = [least, count, f"{exact / count:.0%}", f"{overlap / count:.2f}"]
+    print(markdown_table([["words", "elements", "exact", "F1"], row]))
 
 
 if __name__ == "__main__":

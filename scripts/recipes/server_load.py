@@ -35,8 +35,8 @@ from fairseq_ccpr.text.pairs import read_pairs
 
 CLIENTS, MOST_REQUESTS, SENTENCES = (1, 8, 32, 64), 20_000, 200
 HEADER = [
-    "clients", "requests", "requests/s", "p50, ms", "p95, ms", "learned", "p50, ms", "p95, ms", "failed", "other answers",
-    "memory, MiB", "afterwards",
+    "clients", "requests", "requests per second", "translating: median, ms", "95th percentile, ms", "learned",
+    "learning: median, ms", "learning: 95th percentile, ms", "failed", "other answers", "memory, MiB", "afterwards",
 ]  # fmt: skip
 
 

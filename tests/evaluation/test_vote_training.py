@@ -71,15 +71,18 @@ def test_votes_learn_that_attention_tells_what_is_right(world: World, phrases: l
     assert trained.votes.attention[0] > 0.5 and not memory.votes.attention.any()
 
 
-def test_votes_that_were_trained_without_attention_are_as_they_were(
-    world: World, phrases: list[object]
-) -> None:
+def test_votes_of_other_features_are_refused(world: World, phrases: list[object]) -> None:
     task, models = load(parse_generation([*world.options("--no-progress-bar"), *map(str, phrases)]))
-    older = PhraseVotes().requires_grad_(False)
-    older.state += 0.5
-    task.trained = {"phrases": {name: x for name, x in older.state_dict().items() if name != "attention"}}
-    votes = task.build_ensemble(models).find(PhraseMemory).votes
-    assert votes.digest() == older.digest() != PhraseVotes().digest() and not votes.attentive
+    votes = PhraseVotes().state_dict()
+    for trained in (
+        {**votes, "state": votes["state"][1:]},
+        {n: x for n, x in votes.items() if n != "attention"},
+    ):
+        task.trained = {"phrases": trained}
+        with pytest.raises(
+            ConfigurationError, match="weighed phrases by other features: tune again, or give"
+        ):
+            task.build_ensemble(models)
 
 
 def test_votes_go_with_trust_and_decode(world: World, phrases: list[object], tmp_path: Path) -> None:
