@@ -124,7 +124,8 @@ class Tuning(Rival):
             [str(p), f"{rate:g}", *(gains[p, rate, n] for n in UPDATES)] for p, rate in product(PAIRS, RATES)
         ]
         print(f"nats gained per token of {len(valid):,} validation sentences\n\n{markdown_table(table)}\n")
-        return dict(zip(("pairs", "rate", "updates"), min(costs, key=costs.__getitem__)))
+        best = min(costs, key=costs.__getitem__)
+        return dict(zip(("pairs", "rate", "updates"), best))
 
 
 def by_first_distance(scores: Tensor, values: Tensor, model: Any, settings: Any) -> Tensor:
