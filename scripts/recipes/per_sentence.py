@@ -44,7 +44,7 @@ from fairseq_ccpr.text.schemes import scheme_of
 
 PAIRS, RATES, UPDATES = (4, 16), (1e-4, 3e-4), (1, 2, 4)  # what is tried on the validation text
 TRIED = 20  # sentences of it
-MOST, PUBLISHED, TEMPERATURES = 16, 100.0, (10.0, 25.0, 50.0, 100.0, 200.0)  # of SK-MT
+MOST, PUBLISHED, TEMPERATURES = 16, 100.0, (25.0, 50.0, 100.0, 200.0, 400.0, 800.0)  # of SK-MT
 TUNED, SK = "tune-and-reset", "SK-MT"
 Pairs = list[tuple[str, str]]
 System = tuple[
