@@ -311,9 +311,8 @@ class Plan:
             words += ["--unlike", unlike]
             inputs += ((f"domains.{domain}.unlike", unlike),)
         decoded = tuple(self.decode(name, domain) for name in dict.fromkeys([base, *names]))
-        name = f"score/{domain}/{against}" if against else f"score/{domain}"
         return self._add(
-            name,
+            f"score/{output.stem}",
             "evaluate systems",
             words,
             ["--json", str(output)],

@@ -245,40 +245,38 @@ def test_the_fast_trainer_computes_what_fairseq_does(world: World, tmp_path: Pat
     )
 
 
-def test_adapter_layers_alone_are_trained(world: World, tmp_path: Path) -> None:
-    """A plain checkpoint is where they start; what they are trained to is then translated with."""
-    plug_in = ROOT / "scripts/recipes/adapter_layers"
-    words = ["--user-dir", plug_in, "--arch", "transformer_adapters", "--adapter-width", 8, *TINY.split()]
-    sizes = ["--decoder-embed-dim", 32, "--decoder-ffn-embed-dim", 64]
-    words += ["--task", "translation_cpu_bf16", *sizes, "--finetune-from-model", world.model, "--cpu"]
-    call(
-        "fairseq-train",
-        world.data_bin,
-        *words,
-        "--max-update",
-        2,
-        "--max-tokens",
-        1500,
-        "--save-dir",
-        tmp_path,
-    )
-    before, after = (torch.load(path)["model"] for path in (world.model, tmp_path / "checkpoint_best.pt"))
-    assert all(torch.equal(value.float(), after[name].float()) for name, value in before.items())
-    added = {name for name in after if name not in before}
-    layers = {"encoder.layers.0", "decoder.layers.0", "decoder.layers.1"}
-    assert {name.split(".adapter.")[0] for name in added} == layers
-    assert all(after[name].any() for name in added if name.endswith("up.weight"))
-    of_model = [
-        "--path",
-        tmp_path / "checkpoint_best.pt",
-        "--user-dir",
-        plug_in,
-        "--data",
-        world.data_bin,
-        "--cpu",
-    ]
+@pytest.mark.parametrize(
+    ("kind", "size", "added"),
+    [
+        ("adapters", "--adapter-width", "adapter.up.weight"),
+        ("lora", "--lora-rank", "fc1.parametrizations.weight.0.up"),
+    ],
+)
+def test_added_weights_alone_are_trained(
+    world: World, tmp_path: Path, kind: str, size: str, added: str
+) -> None:
+    """A plain checkpoint is where they start, as that model; what they are trained to is then translated with."""
+    plug_in = ROOT / "scripts/recipes/added_weights"
+    words = ["--user-dir", plug_in, "--arch", f"transformer_{kind}", size, 8, *TINY.split()]
+    words += ["--decoder-embed-dim", 32, "--decoder-ffn-embed-dim", 64, "--max-tokens", 1500]
+    words += ["--task", "translation_cpu_bf16", "--finetune-from-model", world.model, "--cpu"]
     (tmp_path / "in.txt").write_text("Und Gott sprach: Es werde Licht.\n", encoding="utf-8")
-    assert call("translate", *of_model, "--input", tmp_path / "in.txt").stdout.strip()
+    of_data = ["--data", world.data_bin, "--cpu", "--input", tmp_path / "in.txt"]
+    alone = call("translate", "--path", world.model, *of_data).stdout
+    before = torch.load(world.model)["model"]
+    for rate, folder in ((0, tmp_path / "untrained"), (0.02, tmp_path / "trained")):
+        of_training = ["--max-update", 2, "--lr", rate, "--save-dir", folder]
+        call("fairseq-train", world.data_bin, *words, *of_training)
+        path = folder / "checkpoint_best.pt"
+        after = {
+            name.replace(".parametrizations.weight.original", ".weight"): value
+            for name, value in torch.load(path)["model"].items()
+        }
+        assert all(torch.equal(value.float(), after[name].float()) for name, value in before.items())
+        for layer in ("encoder.layers.0", "decoder.layers.0", "decoder.layers.1"):
+            assert after[f"{layer}.{added}"].any() == (rate > 0)
+        translated = call("translate", "--path", path, "--user-dir", plug_in, *of_data).stdout
+        assert (translated == alone) == (rate == 0)
 
 
 def test_the_base_models_recipe_trains_the_reverse_model(world: World, tmp_path: Path) -> None:
@@ -314,6 +312,40 @@ def test_the_base_models_recipe_trains_the_reverse_model(world: World, tmp_path:
     (tmp_path / "mono.txt").write_text("And God said, Let there be light.\n", encoding="utf-8")
     build(world, tmp_path / "store", *of_text)
     assert len(list(read_pairs(tmp_path / "store/back-translations/pairs.tsv"))) == 1
+
+
+def test_how_near_translations_are_to_references(tmp_path: Path) -> None:
+    texts = ["a", "b", "c", "d"]
+    vectors = np.array([[1, 0], [0, 1], [0.6, 0.8], [0.8, 0.6]], np.float32)
+    (tmp_path / "encoder").mkdir()
+    (tmp_path / "encoder/texts.txt").write_text("\n".join([*texts, ""]), encoding="utf-8")
+    np.save(tmp_path / "encoder/vectors.npy", vectors)
+    for name, file, lines in (
+        ("base", "base", "bcb"),
+        ("near", "retrieval", "dca"),
+        ("same", "retrieval", "dca"),
+    ):
+        folder = tmp_path / "office" / name
+        folder.mkdir(parents=True)
+        for path, text in ((f"{file}.txt", lines), ("reference.txt", "aca")):
+            (folder / path).write_text("\n".join([*text, ""]), encoding="utf-8")
+    output = tmp_path / "cosine.json"
+    words = [
+        output,
+        tmp_path / "office",
+        "--encoder",
+        tmp_path / "encoder",
+        "--systems",
+        "base",
+        "near",
+        "same",
+    ]
+    shown = run("scripts/recipes/reference_cosine.py", *words).stdout
+    (found,) = json.loads(output.read_text(encoding="utf-8"))["domains"].values()
+    rows = {name: row[str(tmp_path / "encoder")] for name, row in found["systems"].items()}
+    assert found["sentences"] == 3 and "| near | 0.9333 |" in shown
+    assert rows["base"]["cosine"] == pytest.approx(1 / 3) and rows["near"]["cosine"] == pytest.approx(2.8 / 3)
+    assert rows["base"]["p"] == {} and rows["near"]["p"]["base"] < 0.2 and rows["same"]["p"]["near"] == 1
 
 
 def test_search_effort(world: World, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Tune-and-reset: which pairs it takes, that a few updates help, and that nothing of them is left."""
+"""Rivals sentence by sentence: which pairs they take, that updates help and nothing of them is left, what SK-MT mixes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 from fairseq_ccpr import Translator
 from fairseq_ccpr.text.pairs import read_pairs
-from scripts.recipes.tune_and_reset import Tuning, nearest
+from scripts.recipes.per_sentence import SkMt, Tuning, by_first_distance, nearest
 from tests.helpers import ROOT, run
 from tests.small_models import World
 
@@ -83,6 +83,36 @@ def test_the_cost_is_that_of_the_plain_model_without_padding(translator: Transla
     assert together == pytest.approx(expected, rel=1e-2)  # bf16 against fp32
 
 
+def test_sk_mt_mixes_the_two_nearest_states_of_the_pairs(translator: Translator, world: World) -> None:
+    """With the very pair among them its reference is likely; without pairs the model is left alone."""
+    pairs = list(itertools.islice(read_pairs(world.folder / "test.tsv"), 3))
+    rival = SkMt(translator, 5.0)
+    reference, plain = rival.batch(pairs[:1]), translator.alone
+    assert reference is not None and rival.system.ensemble is not None
+    with torch.no_grad():
+        queries = rival.memory.capture.force_decode(reference["net_input"])[0]
+        log_probs, _ = plain.force_models(reference)
+        for read in (pairs, pairs[1:], []):
+            rival.read(read)
+            text = rival.system.ensemble.force_decode(reference)
+            mixed = text.mixed([text.records["tokens"].vote(rival.memory, False)])
+            for at, (query, target) in enumerate(zip(queries, reference["target"][0])):
+                expected = log_probs[0, at, target].exp()
+                if read:
+                    distances = (rival.keys - query).double().square().sum(1)
+                    near, entries = distances.sort()
+                    shares = (-near[:2] / 5.0).softmax(0)
+                    voted = (shares * (rival.values[entries[:2]] == target)).sum()
+                    weight = (1 - near[0] / 5.0).clamp(0, 0.9999)
+                    expected = (1 - weight) * expected + weight * voted
+                assert mixed[at].exp().item() == pytest.approx(expected.item(), abs=2e-3)
+            if len(read) == 3:
+                assert mixed.exp().min() > 0.5
+    scores = torch.tensor([[-25.0, -50.0], [-200.0, -300.0]])
+    weights = by_first_distance(scores, scores.long(), None, SkMt(translator).memory.settings)
+    assert weights.tolist() == [0.75, 0.0]
+
+
 def test_pairs_that_are_too_long_are_left_out(translator: Translator) -> None:
     tuning, long = Tuning(translator), ("Haus " * 2000, "house " * 2000)
     kept = tuning.batch([long, ("Haus", "house")])
@@ -103,12 +133,10 @@ def test_the_recipe_reports_all_systems(world: World, translator: Translator, tm
     torch.save(state, tmp_path / "model.pt")
     words = ["--most", 4, "--datastore", world.datastore, "--tokens-k", 4, "--no-tokens-confidence"]
     done = run(
-        ROOT / "scripts/recipes/tune_and_reset.py", tmp_path / "model.pt", *texts, tmp_path / "out", *words
+        ROOT / "scripts/recipes/per_sentence.py", tmp_path / "model.pt", *texts, tmp_path / "out", *words
     ).stdout
-    assert (
-        "of 2 validation sentences" in done and "| 4 sentences | BLEU | chrF | seconds per sentence |" in done
-    )
-    assert all(f"\n| {name} | " in done for name in ("alone", "tune-and-reset", "datastore"))
+    assert "of 2 validation sentences" in done and "| system | BLEU | chrF | seconds |" in done
+    assert all(f"\n| {name} | " in done for name in ("alone", "tune-and-reset", "SK-MT", "datastore"))
     chosen = rows["test"][:8:2]
     alone = (tmp_path / "out/alone.txt").read_text(encoding="utf-8").splitlines()
     assert alone == [one.text for one in translator.translate([source for source, _ in chosen])]
