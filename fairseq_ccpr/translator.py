@@ -228,6 +228,7 @@ class Translator(System):
         """
         if not self.name.startswith(SESSION):
             raise ConfigurationError("terms are learned in a session: give others as --glossary")
+        assert self.task.glossary is not None  # as a session has
         self.terms |= {*ids}
         terms = [one for one in self.memory(counting=True) if one.id in self.terms]
         self.task.glossary.become((one.source, one.target) for one in terms)

@@ -30,7 +30,7 @@ from fairseq_ccpr.inference.alignment import with_markup
 from fairseq_ccpr.inference.learning import as_tmx, count_learned, learned_for
 from fairseq_ccpr.inference.system import SESSION, Session, Translation, encode
 from fairseq_ccpr.server import parameters as given
-from fairseq_ccpr.server.access import Limits, split_names
+from fairseq_ccpr.server.access import Limits
 from fairseq_ccpr.server.parameters import OPENED, OWNER, Parameters, bad
 from fairseq_ccpr.server.work import ROUND_SENTENCES, BusyError, Work
 from fairseq_ccpr.storage.files import atomic_file
@@ -345,7 +345,8 @@ class Service:
         sentences = (await self._divided([text], self._fitting))[0].sentences
         if not sentences:
             raise bad("the parameter q has no sentence: expected one or more")
-        tokens, explained = await self._call(partial(encode_sentences, sentences=sentences)), []
+        tokens = await self._call(partial(encode_sentences, sentences=sentences))
+        explained: list[Explanation] = []
         while tokens:
             some = {number: tokens.pop(number) for number in [*tokens][:EXPLAINED]}
             explain = partial(explain_encoded, sentences=sentences, tokens=some, most_neighbours=NEIGHBOURS)
@@ -367,7 +368,7 @@ class Service:
         begun = (Session.name_of(asked[OWNER], session),) if session else ()
         if one and begun:
             return begun
-        names = split_names(given.text(asked, "memory", 1000, "")) or tuple(opened[:1])
+        names = given.names(asked, "memory") or tuple(opened[:1])
         if unknown := [name for name in names if name not in opened]:  # a closed one is answered alike
             known = " and ".join(opened) or "one, which has no name: leave memory out"
             raise bad(f"there is no memory {unknown[0]}: there is {known}", 404)
