@@ -70,7 +70,7 @@ def draw_kind(found: dict[str, Any], curves: Axes, bars: Axes) -> None:
     curves.plot((0, 1), (0, 1), color="0.6", linewidth=0.8)
     for number, (bins, (label, style)) in enumerate(CLAIMS.items()):
         claimed, right, sizes = ([one[key] for one in found[bins]] for key in ("claimed", "right", "number"))
-        curves.plot(claimed, right, style, color=COLOURS(number), markersize=4, label=label)
+        curves.plot(claimed, right, style, color=COLOURS(number), markersize=4, label=label, clip_on=False)
         width = 0.4 / BINS
         places = [(min(int(one * BINS), BINS - 1) + 0.1) / BINS + number * width for one in claimed]
         bars.bar(places, [size / sum(sizes) for size in sizes], width, align="edge", color=COLOURS(number))
