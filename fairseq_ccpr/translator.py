@@ -21,7 +21,7 @@ from fairseq_ccpr.evaluation.explain import explain_sentences
 from fairseq_ccpr.evaluation.explanation import Explanation
 from fairseq_ccpr.inference.learning import Learner, learned_memory
 from fairseq_ccpr.inference.resources import configure_named, configure_system, words_by_name
-from fairseq_ccpr.inference.system import System
+from fairseq_ccpr.inference.system import SESSION, System
 
 logger = logging.getLogger(__name__)
 
@@ -109,6 +109,7 @@ class Translator(System):
         )
 
     _compaction: LiveCompaction | None = None  # the last one
+    terms: frozenset[int] = frozenset()  # ids of pairs that are terms as well, in a session
 
     @classmethod
     def of(
@@ -209,15 +210,28 @@ class Translator(System):
         """
         return learned_memory(self).forget(ids)
 
-    def memory(self, query: str = "") -> list[LearnedPair]:
+    def memory(self, query: str = "", counting: bool = False) -> list[LearnedPair]:
         """Return what was learned, newest first: the pairs that have all words of the query, or all pairs.
 
-        Pairs that were replaced are among them; `replaced_by` tells them apart.
+        Pairs that were replaced are among them, unless only those are wanted that are `counting`;
+        `replaced_by` tells them apart.
 
         Raises:
             ConfigurationError: there is no token datastore.
         """
-        return learned_memory(self).store.find(query)
+        return learned_memory(self).store.find(query, counting)
+
+    def prefer(self, *ids: int) -> None:
+        """Let learned pairs of a session count as terms of a glossary, and before those of its other glossary.
+
+        They do as long as the pairs count; after some were forgotten, call it again.
+        """
+        if not self.name.startswith(SESSION):
+            raise ConfigurationError("terms are learned in a session: give others as --glossary")
+        assert self.task.glossary is not None  # as a session has
+        self.terms |= {*ids}
+        terms = [one for one in self.memory(counting=True) if one.id in self.terms]
+        self.task.glossary.become((one.source, one.target) for one in terms)
 
     def compact(self) -> bool:
         """Move what was learned into the datastore's own entries, as fairseq-ccpr compact does, while in use.

@@ -198,9 +198,7 @@ def memory(
     store = LearnedStore(TokenDatastore(datastore))
     if repair:
         return _repair(store)
-    pairs = [pair for pair in store.find(" ".join(words)) if export is None or pair.replaced_by is None][
-        :most
-    ]
+    pairs = store.find(" ".join(words), counting=export is not None)[:most]
     if export is not None:
         known = remembered(datastore)
         source = source_lang or (known.source_lang if known is not None else None)

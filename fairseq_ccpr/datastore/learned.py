@@ -295,14 +295,16 @@ class LearnedStore:
             self._unrecorded += [read_as_record(pair.id, self._read(pair.source)) for pair in unknown]
             self._apply(self._unrecorded)
 
-    def find(self, query: str) -> list[LearnedPair]:
+    def find(self, query: str, counting: bool = False) -> list[LearnedPair]:
         """Return the pairs that have all words of a query in their source or target; newest first.
 
-        Case, width and composition make no difference. Pairs that were replaced are among them.
+        Case, width and composition make no difference. Pairs that were replaced are among them, unless only
+        those are wanted that count.
         """
         words = [folded(word) for word in query.split()]
         with self._lock:
             pairs = [self._listed(number) for number in sorted(self._kept, reverse=True)]
+        pairs = [pair for pair in pairs if pair.replaced_by is None] if counting else pairs
         texts = ((pair, " ".join(map(folded, f"{pair.source} {pair.target}".split()))) for pair in pairs)
         return [pair for pair, text in texts if all(word in text for word in words)]
 

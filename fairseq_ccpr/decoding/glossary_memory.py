@@ -25,7 +25,7 @@ from fairseq_ccpr.decoding.phrase_candidates import Candidates, CandidateSource,
 from fairseq_ccpr.decoding.phrase_memory import PhraseBatch, PhraseMemory
 from fairseq_ccpr.decoding.phrase_votes import MAX_SUBWORDS, Consent, PhraseVotes, Proposals
 from fairseq_ccpr.settings import signature
-from fairseq_ccpr.storage.fingerprint import of_file, short
+from fairseq_ccpr.storage.fingerprint import of_file, of_strings, short
 from fairseq_ccpr.text.decoder_subwords import DecoderSubwords
 from fairseq_ccpr.text.glossary import Glossary
 
@@ -109,7 +109,7 @@ class GlossaryCandidates(CandidateSource):
                 logger.warning(
                     "%s: '%s' is ignored: the model cannot write it, since its subwords are not in the "
                     "dictionary, or more than %d",
-                    self.glossary.path,
+                    self.glossary.path or "a session",
                     term,
                     MAX_SUBWORDS,
                 )
@@ -149,11 +149,13 @@ class GlossaryMemory(Memory):
     def begin(self, sources: Tensor, snapshot: Snapshot) -> Begun:
         phrases, sources = self.phrases.begin(sources, snapshot), sources.cpu()
 
-        def lay_out() -> GlossaryBatch:
+        def lay_out() -> MemoryBatch:
             batch, candidates = phrases.encoded(), self.phrases.candidates
             assert isinstance(batch, PhraseBatch) and isinstance(candidates, GlossaryCandidates)
             terms = [len(set(sentence.candidates.queries.tolist())) for sentence in batch.phrases]
             unknown = [candidates.covers_unknown(*both) for both in zip(snapshot.texts or (), sources)]
+            if not any(terms) and not any(unknown):
+                return MemoryBatch()
             made = batch.similarity.new_tensor
             return GlossaryBatch(self, batch, made(terms), UNKNOWN_COST * made(unknown or [0] * len(terms)))
 
@@ -164,7 +166,10 @@ class GlossaryMemory(Memory):
         counting = {
             "votes": self.phrases.votes.digest(), "end": END_COST, "growth": GROWTH_COST, "unknown": UNKNOWN_COST
         }  # fmt: skip
-        return signature({"glossary": short(of_file(self.phrases.candidates.glossary.path)), **counting})
+        glossary = self.phrases.candidates.glossary
+        terms = (text for term, targets in glossary.variants.items() for text in (term, *targets, ""))
+        digest = of_file(glossary.path) if glossary.path is not None else of_strings(terms)
+        return signature({"glossary": short(digest), **counting})
 
 
 @dataclass

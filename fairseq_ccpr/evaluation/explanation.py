@@ -320,17 +320,6 @@ class Explanation:
         write_text(Path(path), as_page(asdict(self)))
 
 
-def unexplained(
-    translations: list[tuple[str, str]], languages: tuple[str, str], signature: str
-) -> Explanation:
-    """Make an explanation of sources and translations that says of no token where it came from."""
-    sentences = [
-        SentenceExplanation(number, source, None, text, [], text, [], [], 0.0, None)
-        for number, (source, text) in enumerate(translations)
-    ]
-    return Explanation("", *languages, len(sentences), signature, [], "", sentences, [])
-
-
 def joined(parts: list[Explanation]) -> Explanation:
     """Join explanations of the sentences of a text, which then own theirs no longer; texts are kept once."""
     texts: Texts = {}

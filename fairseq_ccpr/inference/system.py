@@ -43,6 +43,7 @@ from fairseq_ccpr.models.checkpoint import load_models
 from fairseq_ccpr.models.key_layer import KEY_LAYERS
 from fairseq_ccpr.paths import split_paths
 from fairseq_ccpr.text.decoder_subwords import loading_subwords, split_text, target_steps
+from fairseq_ccpr.text.glossary import Glossary
 from fairseq_ccpr.text.pairs import one_line
 from fairseq_ccpr.text.schemes import check_subwords, looks_shuffled
 from fairseq_ccpr.text.sentences import Segments
@@ -398,7 +399,7 @@ class System:
         steps = task.tokenizer, task.bpe, task.splitting
         task.open_datastore(task.cfg)
         task.tokenizer, task.bpe, task.splitting = steps
-        task.identities = (model,)
+        task.identities, task.glossary = (model,), Glossary(others=self.task.glossary)
         made.task, made.ensemble = task, task.join(self.models, task.build_memories(self.models))
         made.ensemble.temperature = self.alone.temperature
         made.name, made.members, made.named = name, (made,), {name: made}

@@ -24,17 +24,18 @@ from starlette.responses import FileResponse, Response, StreamingResponse
 from fairseq_ccpr.datastore.learned import Learned, LearnedPair
 from fairseq_ccpr.decoding.token_memory import TokenMemory
 from fairseq_ccpr.errors import CcprError, ConfigurationError, installing
-from fairseq_ccpr.evaluation.explain import encode_sentences, matches_of
-from fairseq_ccpr.evaluation.explanation import Explanation, changes, unexplained
+from fairseq_ccpr.evaluation.explain import encode_sentences, explain_encoded, matches_of
+from fairseq_ccpr.evaluation.explanation import Explanation, changes, joined
 from fairseq_ccpr.inference.alignment import with_markup
 from fairseq_ccpr.inference.learning import as_tmx, count_learned, learned_for
 from fairseq_ccpr.inference.system import SESSION, Session, Translation, encode
 from fairseq_ccpr.server import parameters as given
-from fairseq_ccpr.server.access import Limits, split_names
+from fairseq_ccpr.server.access import Limits
 from fairseq_ccpr.server.parameters import OPENED, OWNER, Parameters, bad
 from fairseq_ccpr.server.work import ROUND_SENTENCES, BusyError, Work
 from fairseq_ccpr.storage.files import atomic_file
 from fairseq_ccpr.text.formats import EXTRA, FORMATS, open_document, usable
+from fairseq_ccpr.text.glossary import MAX_TERM_WORDS
 from fairseq_ccpr.text.html import Page
 from fairseq_ccpr.text.languages import language_code, language_name, same_language
 from fairseq_ccpr.text.sentences import Mark, Parts, Segments, with_marks
@@ -48,6 +49,8 @@ KEPT = "ignore_tags"  # DeepL's parameter: elements whose text stays as it is
 LEAST_UNPACKED, PACKING, MOST_UNPACKED = 1 << 22, 100, 1 << 30
 PORTION, MOST_IN_FILE = 256, 50_000  # sentences of a document that wait at once, and that it may have
 MINUTES_KEPT, MOST_FILES = 30, 256  # of translated files
+EXPLAINED = 4  # sentences that are explained in a round, at most: each takes several times as long
+NEIGHBOURS = 16  # that are kept of each token
 MOST_PAIRS = 100  # of the memory that one answer has unless asked for more
 MOST_OF_SESSION = 2000  # pairs, replaced ones among them
 
@@ -102,16 +105,14 @@ class Service:
         self.names, self.sessions = [*memories], len(translator.models) == 1
         self.memories = [one.name for one in next(iter(memories.values())) if one.acts_on == "vote"]
         self.learns = any(one.name == TokenMemory.name for own in memories.values() for one in own)
-        self.explained = {  # datastores that can be explained
-            name for name, own in memories.items() if own and not any(memory.unscored for memory in own)
-        }
-        self.files, self.made = TemporaryDirectory(), list[Path]()
+        self.explains = any(own and not any(one.unscored for one in own) for own in memories.values())
+        self.files, self._explaining = TemporaryDirectory(), asyncio.Lock()
 
     def of_page(self) -> dict[str, Any]:
         return {
             "source_language": language_code(self.source), "target_language": language_code(self.target),
             "names": {"source": language_name(self.source), "target": language_name(self.target)},
-            "memories": self.memories, "explains": bool(self.explained), "learns": self.learns,
+            "memories": self.memories, "explains": self.explains, "learns": self.learns,
             "several": len(self.names) > 1, "key": bool(self.limits.keys),
             "most_characters": self.limits.most_characters, "score_name": "", "texts": [],
         }  # fmt: skip
@@ -190,10 +191,8 @@ class Service:
             with atomic_file(made) as partial_file:
                 await asyncio.to_thread(document.save, parts, partial_file)
         asyncio.get_running_loop().call_later(60 * MINUTES_KEPT, partial(made.unlink, missing_ok=True))
-        self.made = [*self.made, made]
-        for old in self.made[:-MOST_FILES]:
-            old.unlink(missing_ok=True)
-        self.made = self.made[-MOST_FILES:]
+        for old in sorted(folder.iterdir(), key=lambda one: -one.stat().st_mtime)[MOST_FILES:]:
+            old.unlink()
         return {"translatedFileUrl": f"{asked['site']}/download_file/{quote(made.name)}"}
 
     async def download_file(self, asked: Parameters) -> Response:
@@ -247,7 +246,10 @@ class Service:
         def forget(translator: Translator) -> list[LearnedPair]:
             if all(pair.id != number for pair in translator.memory()):
                 raise bad(f"there is no pair {number} among what was learned", 404)
-            return translator.forget(number)
+            restored = translator.forget(number)
+            if translator.terms:
+                translator.prefer()
+            return restored
 
         restored = await self._call(forget, memory)
         return {"success": True, "restored": [of_pair(pair, *memory) for pair in restored]}
@@ -255,7 +257,7 @@ class Service:
     async def end(self, asked: Parameters) -> dict[str, Any]:
         """End a session; with `keep` 1 a memory first learns what counts in it."""
         own, counts, skipped = self._memory(asked, one=True), Counter[str](), Counter[str]()
-        pairs = await self._call(_counting, own)
+        pairs = await self._call(lambda session: session.memory(counting=True)[::-1], own)
         if given.flag(asked, "keep"):
             memory = self._memory({**asked, "session": ""}, one=True)
             texts = [(one.source, one.target) for one in pairs]
@@ -264,7 +266,7 @@ class Service:
                 count_learned(some, counts, skipped)
 
         def end(translator: Translator) -> None:
-            if [one.id for one in _counting(translator.over(own))] != [one.id for one in pairs]:
+            if translator.over(own).memory(counting=True)[::-1] != pairs:
                 raise bad("the session has changed since: end it again", 409)
             translator.end(*own)
 
@@ -276,14 +278,16 @@ class Service:
         """Return the pairs that have all words of `q`, newest first."""
         query = given.text(asked, "q", self.limits.most_characters, "")
         most, memory = given.number(asked, "limit", MOST_PAIRS), self._memory(asked, one=True)
-        found = await self._call(lambda translator: translator.memory(query), memory)
-        return {"pairs": [of_pair(one, *memory) for one in found[:most]], "found": len(found)}
+        found, terms = await self._call(lambda one: (one.memory(query), one.terms), memory)
+        pairs = [of_pair(one, *memory) | ({"term": True} if one.id in terms else {}) for one in found[:most]]
+        return {"pairs": pairs, "found": len(found)}
 
     async def export(self, asked: Parameters) -> Response:
         """Return the pairs that count, of those that have all words of `q`, as TMX."""
         query = given.text(asked, "q", self.limits.most_characters, "")
-        found = await self._call(partial(_counting, query=query), self._memory(asked, one=True))
-        text = await asyncio.to_thread(as_tmx, found, self.source, self.target)
+        memory = self._memory(asked, one=True)
+        found = await self._call(lambda translator: translator.memory(query, counting=True), memory)
+        text = await asyncio.to_thread(as_tmx, reversed(found), self.source, self.target)
         told = {"Content-Disposition": 'attachment; filename="memory.tmx"'}
         return Response(text, 200, told, "application/x-tmx+xml")
 
@@ -333,7 +337,7 @@ class Service:
         return StreamingResponse(lines(), media_type="application/x-ndjson")
 
     async def explain(self, asked: Parameters) -> Explanation:
-        """Translate the sentences of `q`, and say where each token came from, where this server can."""
+        """Translate the sentences of `q`, and say where each token came from."""
         text, memory = given.text(asked, "q", self.limits.most_characters), self._memory(asked, one=True)
         if "session" in asked:
             raise bad("a session is not explained: leave session out")
@@ -341,15 +345,14 @@ class Service:
         sentences = (await self._divided([text], self._fitting))[0].sentences
         if not sentences:
             raise bad("the parameter q has no sentence: expected one or more")
-        if memory[0] not in self.explained:
-            found = [
-                (one.best.source, one.best.text) for one in await self._finished(sentences, Finish(), memory)
-            ]
-            signature = await self._call(lambda translator: translator.signature, memory)
-            languages = language_code(self.source), language_code(self.target)
-            return unexplained(found, languages, signature or "")
-        tokens = await self._call(lambda translator: encode_sentences(translator, sentences))
-        return await asyncio.wrap_future(self.work.explain(sentences, tokens, memory))
+        tokens = await self._call(partial(encode_sentences, sentences=sentences))
+        explained: list[Explanation] = []
+        while tokens:
+            some = {number: tokens.pop(number) for number in [*tokens][:EXPLAINED]}
+            explain = partial(explain_encoded, sentences=sentences, tokens=some, most_neighbours=NEIGHBOURS)
+            async with self._explaining:  # one request before each round, the next one before the next
+                explained.append(await self._call(explain, memory))
+        return joined(explained)
 
     # ---- how
 
@@ -365,7 +368,7 @@ class Service:
         begun = (Session.name_of(asked[OWNER], session),) if session else ()
         if one and begun:
             return begun
-        names = split_names(given.text(asked, "memory", 1000, "")) or tuple(opened[:1])
+        names = given.names(asked, "memory") or tuple(opened[:1])
         if unknown := [name for name in names if name not in opened]:  # a closed one is answered alike
             known = " and ".join(opened) or "one, which has no name: leave memory out"
             raise bad(f"there is no memory {unknown[0]}: there is {known}", 404)
@@ -376,8 +379,12 @@ class Service:
     async def _learn(
         self, pairs: list[Pair], memory: tuple[str, ...], asked: Parameters
     ) -> list[Learned | str]:
-        """Learn into one memory, as whoever asks; a session begins with what it learns."""
+        """Learn into one memory, as whoever asks; a session begins with what it learns, `term` 1 as terms too."""
         (name,), author = memory, self.limits.authors.get(asked[OWNER], "")
+        if (term := given.flag(asked, "term")) and not name.startswith(SESSION):
+            raise bad("a term is learned in a session: name one, or give the server a --glossary")
+        if term and any(len(source.split()) > MAX_TERM_WORDS for source, _ in pairs):
+            raise bad(f"a term has 1 to {MAX_TERM_WORDS} words: learn it without term, as a sentence")
 
         def learn(translator: Translator) -> list[Learned | str]:
             if not name.startswith(SESSION):
@@ -386,7 +393,9 @@ class Service:
             try:
                 if len(session.memory()) + len(pairs) > MOST_OF_SESSION:
                     raise ConfigurationError(f"a session has at most {MOST_OF_SESSION:,} pairs: end it")
-                return session.learn_all(pairs, author)
+                learned = session.learn_all(pairs, author)
+                session.prefer(*(one.id for one in learned if term and not isinstance(one, str)))
+                return learned
             finally:
                 if not session.memory():
                     translator.end(name)
@@ -502,11 +511,6 @@ def whose(name: str) -> dict[str, str]:
     if name.startswith(SESSION):
         return {"session": Session.called(name)}
     return {"memory": name} if name else {}
-
-
-def _counting(translator: Translator, query: str = "") -> list[LearnedPair]:
-    """Return the pairs that count, of those that have all words of a query, oldest first."""
-    return [one for one in reversed(translator.memory(query)) if one.replaced_by is None]
 
 
 def _known(translator: Translator, text: str) -> float:

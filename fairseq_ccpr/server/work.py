@@ -14,24 +14,18 @@ from itertools import islice
 from threading import Condition, Thread
 from typing import Any, TypeVar
 
-from torch import Tensor
-
 from fairseq_ccpr.decoding.token_memory import TokenMemory
 from fairseq_ccpr.errors import CcprError, ConfigurationError
-from fairseq_ccpr.evaluation.explain import explain_encoded
-from fairseq_ccpr.evaluation.explanation import Explanation, joined
 from fairseq_ccpr.inference.learning import learned_memory
 from fairseq_ccpr.inference.system import Translation
 from fairseq_ccpr.translator import Translator
 
 COMPACTED_AT = 20_000  # learned entries
-FIRST_PAUSE, LONGEST_PAUSE = 60.0, 3600.0  # seconds, after compactions that failed
+PAUSE = 600.0  # seconds, after a compaction that failed
 # or one learned entry per this many of the datastore's own, if that is more: its index is rebuilt
 SHARE_COMPACTED = 8
 logger = logging.getLogger(__name__)
 ROUND_SENTENCES = 32  # sentences translated together, at most: pairs to be learned wait that long
-EXPLAINED = 4  # sentences that are explained in a round, at most: each takes several times as long
-NEIGHBOURS = 16  # that are kept of each token
 MAX_WAITING = 10_000  # sentences, and calls
 T = TypeVar("T")
 Finish = Callable[[Translator, int, list[Translation]], list[Any]]
@@ -46,17 +40,14 @@ class Asked:
     """Sentences of one request, and what is answered; a cancelled one is dropped at the next batch."""
 
     sentences: list[str]
-    memory: tuple[str, ...] = ()  # names of the datastores
-    # of those that are to be explained; None: all are to be translated
-    tokens: dict[int, Tensor] | None = None
-    finish: Finish = lambda translator, first, translations: translations
+    finish: Finish
+    memory: tuple[str, ...]  # names of the datastores
     done: Future[Any] = field(default_factory=Future)
     finished: list[Any] = field(default_factory=list)
-    explanations: list[Explanation] = field(default_factory=list)
 
     @property
     def left(self) -> int:
-        return len(self.sentences) - len(self.finished) if self.tokens is None else len(self.tokens)
+        return len(self.sentences) - len(self.finished)
 
     def end(self, result: Any = None, error: Exception | None = None) -> None:
         if self.done.set_running_or_notify_cancel():
@@ -67,9 +58,8 @@ class Work:
     """Translate for several clients with one translator, in a thread of its own, which alone may decode.
 
     Each round takes the same number of sentences from every request that waits, so that a long text keeps
-    nobody waiting, whether it is translated or explained. Before a round all calls are made that wait, such
-    as `Translator.learn`: what was learned counts from that round on. All raise `BusyError` where too much
-    waits.
+    nobody waiting. Before a round all calls are made that wait, such as `Translator.learn`: what was learned
+    counts from that round on. All raise `BusyError` where too much waits.
     """
 
     def __init__(self, translator: Translator) -> None:
@@ -79,9 +69,7 @@ class Work:
         self._changed = Condition()
         self._closing = False
         self._compaction: Thread | None = None
-        # By the name of a datastore whose compaction failed: seconds until the next try, and the time of that.
-        self._pause = dict.fromkeys(translator.named, FIRST_PAUSE)
-        self._not_before = dict.fromkeys(translator.named, 0.0)
+        self._not_before = dict.fromkeys(translator.named, 0.0)  # the time of the next try, by datastore
         self._thread = Thread(target=self._run, name="translator")
         self._thread.start()
 
@@ -90,7 +78,10 @@ class Work:
         return self._thread.is_alive()
 
     def translate(
-        self, sentences: list[str], finish: Finish | None = None, memory: tuple[str, ...] = ()
+        self,
+        sentences: list[str],
+        finish: Finish = lambda translator, first, translations: translations,
+        memory: tuple[str, ...] = (),
     ) -> Future[list[Any]]:
         """Translate sentences, which may share batches with those of others.
 
@@ -99,26 +90,16 @@ class Work:
                 and those of the next; what it returns for each takes their place.
             memory: names of the datastores that are used, see `System.over`.
         """
-        asked = Asked(sentences, memory)
-        asked.finish = finish or asked.finish
-        return self._ask(asked)
-
-    def explain(
-        self, sentences: list[str], tokens: dict[int, Tensor], memory: tuple[str, ...] = ()
-    ) -> Future[Explanation]:
-        """Explain those of some sentences whose tokens are given, by their numbers."""
-        return self._ask(Asked(sentences, memory, tokens))
+        asked = Asked(sentences, finish, memory)
+        with self._accepting():
+            self._asked.append(asked)
+        return asked.done
 
     def call(self, function: Callable[[Translator], T]) -> Future[T]:
         done: Future[T] = Future()
         with self._accepting():
             self._calls.append((function, done))
         return done
-
-    def _ask(self, asked: Asked) -> Future[Any]:
-        with self._accepting():
-            self._asked.append(asked)
-        return asked.done
 
     def close(self) -> None:
         """Finish what waits, and let others learn into the datastore."""
@@ -170,16 +151,13 @@ class Work:
     def _compact(self, name: str) -> None:
         try:
             self.translator.named[name].compact()
-            self._pause[name] = FIRST_PAUSE
         except ConfigurationError as error:  # it would be refused each time
             logger.warning("%s; this server does not try again", error)
             self._not_before[name] = math.inf
         except Exception as error:
             told = error if isinstance(error, CcprError) else f"compaction failed with {type(error).__name__}"
-            pause = self._pause[name]
-            logger.warning("%s; it is tried again in %.0f minutes or more", told, pause / 60)
-            self._not_before[name] = time.monotonic() + pause
-            self._pause[name] = min(2 * pause, LONGEST_PAUSE)
+            logger.warning("%s; it is tried again in %.0f minutes or more", told, PAUSE / 60)
+            self._not_before[name] = time.monotonic() + PAUSE
 
     def _make(self, function: Callable[[Translator], T], done: Future[T]) -> None:
         if not done.set_running_or_notify_cancel():
@@ -191,19 +169,12 @@ class Work:
 
     def _round(self) -> None:
         with self._changed:
-            waiting = [asked for asked in self._asked if not asked.done.cancelled()]
-        translated = [asked for asked in waiting if asked.tokens is None][:ROUND_SENTENCES]
-        explained = [asked for asked in waiting if asked.tokens is not None][:EXPLAINED]
-        share = ROUND_SENTENCES // max(1, len(translated))
-        for memory in dict.fromkeys(asked.memory for asked in translated):
-            self._translate_some([asked for asked in translated if asked.memory == memory], share)
-        for asked in explained:
-            try:
-                self._explain(asked, EXPLAINED // len(explained))
-            except Exception as error:
-                asked.end(error=error)
+            waiting = [asked for asked in self._asked if not asked.done.cancelled()][:ROUND_SENTENCES]
+        share = ROUND_SENTENCES // max(1, len(waiting))
+        for memory in dict.fromkeys(asked.memory for asked in waiting):
+            self._translate_some([asked for asked in waiting if asked.memory == memory], share)
         with self._changed:
-            had = {id(asked) for asked in (*translated, *explained)}
+            had = {id(asked) for asked in waiting}
             left = [asked for asked in self._asked if not asked.done.done()]
             self._asked = deque(sorted(left, key=lambda asked: id(asked) in had))
 
@@ -229,13 +200,3 @@ class Work:
             asked.finished += finished
             if not asked.left:
                 asked.end(asked.finished)
-
-    def _explain(self, asked: Asked, share: int) -> None:
-        assert asked.tokens is not None
-        some = dict(islice(asked.tokens.items(), share))
-        translator = self.translator.over(asked.memory)
-        asked.explanations.append(explain_encoded(translator, asked.sentences, some, NEIGHBOURS))
-        for number in some:
-            del asked.tokens[number]
-        if not asked.tokens:
-            asked.end(joined(asked.explanations))

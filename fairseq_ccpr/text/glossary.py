@@ -6,7 +6,7 @@ import csv
 import logging
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import lru_cache
 from itertools import pairwise, zip_longest
@@ -54,13 +54,22 @@ class Glossary:
     A term is found as whole words, in scripts without spaces anywhere, however it is composed, capitalised or
     hyphenated; of terms that overlap the longest counts, and of these the first. `searched` and `found` count
     sentences and terms.
+
+    Args:
+        path: left out, its own terms come by `become`, besides those of another glossary.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path | None = None, others: Glossary | None = None) -> None:
+        self.path, self.others = path, others
         self.variants: dict[str, list[str]] = {}  # of what `_read` makes of the terms
         self.longest: dict[str, int] = {}  # of the terms that begin with a character
         self.searched = self.found = 0
+        if path is not None:
+            self._read_file(path)
+        else:
+            self.become(())
+
+    def _read_file(self, path: Path) -> None:
         if not path.is_file():
             raise ConfigurationError(f"--glossary: there is no file {path}")
         skipped, lines = Counter[str](), list(read_lines(path))
@@ -92,6 +101,14 @@ class Glossary:
         variants = self.variants.setdefault(term, [])
         variants += [target for target in dict.fromkeys(targets) if target not in variants]
         self.longest[term[0]] = max(self.longest.get(term[0], 0), len(term))
+
+    def become(self, terms: Iterable[tuple[str, str]]) -> None:
+        """Have these terms with a translation each, and those of the other glossary that are not among them."""
+        own = {term: [target] for source, target in terms if (term := _read(source)[0])}
+        variants, longest = (self.others.variants if self.others is not None else {}) | own, dict[str, int]()
+        for term in variants:
+            longest[term[0]] = max(longest.get(term[0], 0), len(term))
+        self.variants, self.longest = variants, longest
 
     def find(self, sentence: str) -> Iterator[tuple[int, int, list[str]]]:
         """Find the terms of a sentence from left to right: start and end in characters, and the variants."""

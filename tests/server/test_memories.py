@@ -149,6 +149,32 @@ def test_a_session_is_of_its_key_and_only_learning_begins_it(
     assert not server.translator._sessions
 
 
+def test_terms_of_a_session_come_first_in_it(server: Served) -> None:
+    source, session = "Wo ist das Haus?", {"session": "terms", "term": 1}
+
+    def translated(**sent: object) -> str:
+        return ask(server, "/translate", q=source, **sent)["translatedText"]
+
+    before = translated()
+    learned = [ask(server, "/learn", q="Haus", s=term, **session) for term in ("palace", "ark")]
+    assert "ark" in translated(session="terms") and "palace" not in translated(session="terms")
+    assert translated() == translated(session="another") == before and "ark" not in before
+    pairs = ask(server, "/memory?session=terms", "GET")["pairs"]
+    assert [(one["target"], one["term"]) for one in pairs] == [("ark", True), ("palace", True)]
+    ask(server, f"/memory/{learned[1]['id']}?session=terms", "DELETE")
+    assert "palace" in translated(session="terms"), "which counts again"
+    ask(server, "/learn", q="Haus", s="house", session="terms")
+    assert "palace" not in translated(session="terms"), "what replaced it is no term"
+    many = {"q": "ein " * 13, "s": "one", "api_key": OWNER, "term": True}
+    for given, sentence in (
+        ({}, "a term is learned in a session: name one, or give the server a --glossary"),
+        ({"session": "terms"}, "a term has 1 to 12 words: learn it without term, as a sentence"),
+    ):
+        assert server.ask("/learn", "POST", **many, **given) == (400, {"error": sentence})
+    assert ask(server, "/session/terms?keep=1&memory=empty", "DELETE")["kept"] == 1
+    assert "palace" not in translated(session="terms")
+
+
 def test_a_session_takes_files_and_is_kept_in_batches(
     server: Served, pairs: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

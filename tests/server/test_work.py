@@ -5,19 +5,20 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fairseq_ccpr import Translator
-from fairseq_ccpr.evaluation.explain import encode_sentences
-from fairseq_ccpr.evaluation.explanation import Explanation
 from fairseq_ccpr.inference.learning import learned_memory
+from fairseq_ccpr.server import service
 from fairseq_ccpr.server import work as working
 from fairseq_ccpr.server.work import Work
 from fairseq_ccpr.text.pairs import read_pairs
+from tests.server.conftest import served
 from tests.small_models import World
 from tests.test_memories import make_stores
 
@@ -30,7 +31,6 @@ def pairs(world: World) -> list[tuple[str, str]]:
 @pytest.fixture
 def work(new_translator: Callable[[], Translator], monkeypatch: pytest.MonkeyPatch) -> Iterator[Work]:
     monkeypatch.setattr(working, "ROUND_SENTENCES", 4)
-    monkeypatch.setattr(working, "EXPLAINED", 2)
     made = Work(new_translator())
     yield made
     made.close()
@@ -45,34 +45,42 @@ def in_order(**futures: Future[Any]) -> list[str]:
     return ended
 
 
-def shown(explanation: Explanation) -> list[Any]:
+def shown(explanation: dict[str, Any]) -> list[Any]:
     return [
         (
-            one.number,
-            one.source,
-            one.translation,
-            one.plain,
-            [(token.symbol, explanation.texts[token.neighbours[0].sentence]) for token in one.tokens],
+            *(one[name] for name in ("number", "source", "translation", "plain")),
+            [
+                (token["symbol"], explanation["texts"][token["neighbours"][0]["sentence"]])
+                for token in one["tokens"]
+            ],
         )
-        for one in explanation.sentences
+        for one in explanation["sentences"]
     ]
 
 
-def test_a_long_text_keeps_nobody_waiting_and_is_explained_as_a_whole(
-    work: Work, pairs: list[tuple[str, str]]
-) -> None:
-    """Explained and translated texts, and pairs to be learned; and what is explained by parts is what it would be at once."""
+def test_a_long_text_keeps_nobody_waiting(work: Work, pairs: list[tuple[str, str]]) -> None:
     sentences = [source for source, _ in pairs[:7]]
-    tokens = encode_sentences(work.translator, sentences)
-    wanted = work.translator.explain(sentences)
-    explained, translated = work.explain(sentences, dict(tokens)), work.translate(sentences * 3)
-    short, shorter = work.translate(sentences[:1]), work.explain(sentences[:1], {0: tokens[0]})
-    ended = in_order(explained=explained, translated=translated, short=short, shorter=shorter)
-    assert ended.index("short") < ended.index("translated") and ended.index("shorter") < ended.index(
-        "explained"
-    )
-    assert shown(explained.result()) == shown(wanted) and len(explained.result().texts) == len(wanted.texts)
-    assert [one.text for one in translated.result()[:7]] == [one.translation for one in wanted.sentences]
+    wanted = [one.text for one in work.translator.translate(sentences)]
+    long, short = work.translate(sentences * 3), work.translate(sentences[:1])
+    assert in_order(long=long, short=short) == ["short", "long"]
+    assert [one.text for one in long.result()] == wanted * 3
+
+
+def test_a_long_text_is_explained_in_turns_and_as_a_whole(
+    new_translator: Callable[[], Translator], pairs: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what is explained by parts is what it would be at once."""
+    monkeypatch.setattr(service, "EXPLAINED", 2)
+    sentences = [source for source, _ in pairs[:7]]
+    with served(new_translator()) as server, ThreadPoolExecutor() as clients:
+        wanted = asdict(server.translator.explain(sentences))
+        texts = {"long": "\n".join(sentences), "short": sentences[0]}
+        futures = {
+            name: clients.submit(server.ask, "/explain", "POST", q=text) for name, text in texts.items()
+        }
+        assert in_order(**futures) == ["short", "long"]
+    _, explained = futures["long"].result()
+    assert shown(explained) == shown(wanted) and len(explained["texts"]) == len(wanted["texts"])
 
 
 def test_all_that_is_to_be_learned_counts_before_the_next_round(

@@ -147,3 +147,19 @@ def test_tables_that_are_not_clear_are_refused(tmp_path: Path, table: str, fault
 def test_a_large_glossary_takes_time_by_the_sentence_alone(find: Find) -> None:
     terms = [f"Wort{number} Vertrag" for number in range(3000)]
     assert find("Der Wort2999 Vertrag " * 100, terms) == ["Wort2999 Vertrag"] * 100
+
+
+def test_terms_given_later_replace_those_of_another_glossary(tmp_path: Path) -> None:
+    (tmp_path / "terms.tsv").write_text("Herr\tLord\nHund, großer\tbig dog\n", encoding="utf-8")
+    glossary = Glossary(others=(others := Glossary(tmp_path / "terms.tsv")))
+    text = "Der Herr der Bundeslade, Hund, großer"
+
+    def found() -> list[str]:
+        return [variant for _, _, (variant,) in glossary.find(text)]
+
+    assert found() == ["Lord", "big dog"]
+    glossary.become([("Herr", "Yahweh"), ("der Bundeslade", "of the ark"), ("\u200b", "nothing")])
+    assert found() == ["Yahweh", "of the ark", "big dog"]
+    assert others.variants == {"herr": ["Lord"], "hund,grosser": ["big dog"]}
+    glossary.become(())
+    assert found() == ["Lord", "big dog"]
