@@ -47,8 +47,9 @@ def main() -> None:
         exact += (start, end) == gold
         overlap += 2 * max(0, min(end, gold[1]) - max(start, gold[0])) / (end - start + gold[1] - gold[0])
     count = len(chosen)
-    row = [least, count, f"{exact / count:.0%}", f"{overlap / count:.2f}"]
-    print(markdown_table([["words", "elements", "exact", "F1"], row]))
+    table: list[list[object]] = [["words", "elements", "exact", "F1"]]
+    table.append([least, count, f"{exact / count:.0%}", f"{overlap / count:.2f}"])
+    print(markdown_table(table))
 
 
 if __name__ == "__main__":

@@ -163,22 +163,6 @@ def test_what_is_copied_and_what_the_source_does_not_say(tmp_path: Path) -> None
     assert shown["apart"] == ["4.7", "0.0%", "22.2%", "0.0%", "0.171"] and shown["copied"][4] == "1.000"
 
 
-def test_a_model_is_fine_tuned_at_several_rates(world: World, tmp_path: Path) -> None:
-    words = f"--task translation_cpu_bf16 --arch transformer {TINY} -s de -t en --cpu".split()
-    words += ["--max-update", "2", "--warmup-updates", "1", "--max-tokens", "1500"]
-    output, rates = tmp_path / "tuned", ["1e-9", "5e-3"]
-    settings = {"RATES": " ".join(rates), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    done = run(
-        ROOT / "scripts/recipes/finetune.sh", world.model, world.data_bin, output, 5, *words, **settings
-    )
-    losses = [torch.load(output / rate / "checkpoint_best.pt")["extra_state"]["best"] for rate in rates]
-    best = output / rates[losses.index(min(losses))]
-    assert losses[0] != losses[1]
-    assert done.stdout.splitlines()[-1] == f"the model: {output}/model.pt, of {best}/checkpoint_best.pt"
-    kept, trained = (torch.load(path)["model"] for path in (output / "model.pt", best / "checkpoint_best.pt"))
-    assert all(torch.allclose(kept[name].float(), trained[name].float(), atol=1e-2) for name in trained)
-
-
 def test_the_fast_trainer_computes_what_fairseq_does(world: World, tmp_path: Path) -> None:
     """And what it writes is translated with. On a GPU it is this same network, in graphs."""
     words = [world.data_bin, "-s", "de", "-t", "en", "--output", tmp_path / "model.pt", "--embed-dim", 64]
