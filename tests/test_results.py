@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import yaml
 
-from fairseq_ccpr.lab.accuracy.significance import compare_systems
 from scripts import results
 
 ROWS = [
@@ -283,46 +282,3 @@ def test_a_row_may_stay_out_until_its_system_is_there(house: Path) -> None:
     table = cells("{$2|.2f}", rows=rows, **{"from": "scores:rows/0"})
     assert made(house, table) == ["| a | 36.69 |"]
     assert made(house, table, [{**ROWS[0], "chrF": 60.0}]) == ["| a | 36.69 |", "| b | 60.00 |"]
-
-
-@pytest.mark.parametrize("later", [False, True])
-def test_results_of_experiments_fill_their_tables(house: Path, later: bool) -> None:
-    """Results with the names of the experiments and what they write fill each column of their tables."""
-    scripts = Path(results.__file__).parent
-    tables = yaml.safe_load((scripts / "tables.yaml").read_text(encoding="utf-8"))
-    (house / "benchmarks/results").mkdir()
-    lines = ["one line of this", "and another one"]
-    metrics = [*compare_systems({"base": lines}, [lines], 2).signatures]
-    compared = {metric: {"difference": 1.0, "interval": [0.5, 1.5], "p": 0.01} for metric in metrics}
-    for experiment, files in (("monolingual", ("office", "koran1")), ("mixed", ("office",))):
-        config = yaml.safe_load((scripts / f"experiments/{experiment}.yaml").read_text(encoding="utf-8"))
-        last = () if later else ("back", "clknn.trust", "mixed+knn.trust", "back.tuned+text+phrases")
-        for file in files:
-            domains: dict[str, Any] = {}
-            for domain in (file, "software"):
-                known = config["systems"].items()
-                names = [name for name, one in known if domain in one.get("domains", [domain])]
-                systems = {
-                    name: {
-                        "scores": dict.fromkeys(metrics, 10.0 + place), "speed": 0.5,
-                        "against": dict.fromkeys(names, compared),
-                        "unlike": {"scores": dict.fromkeys(metrics, 9.0), "against": dict.fromkeys(names, compared)},
-                    }
-                    for place, name in enumerate(names)
-                    if name not in last or experiment == "monolingual"
-                }  # fmt: skip
-                domains[domain] = {
-                    "sentences": 1500,
-                    "systems": systems,
-                    "copied": dict.fromkeys(names, 0.25),
-                }
-            path = house / f"benchmarks/results/{experiment}-{file}.json"
-            path.write_text(json.dumps({"domains": domains}), encoding="utf-8")
-    results.read.cache_clear()
-    gains = results.make(tables["text-gains"]).replace("**", "")
-    both = "| | text memory and phrases | 13.00 | 13.00 | 0.01, 0.01 | 38% | 9.00 | 0.01 | 25% | 50% |"
-    assert gains.count(both) == 2 and gains.count("| | kNN-MT of the pairs, learned trust | 18.00 |") == 2
-    head, mixed = (results.make(tables[name]).replace("**", "") for name in ("readme", "mixed"))
-    assert "| office | none | model alone | 10.00 | 10.00 |" in head
-    assert "| fine-tuned on the pairs | 11.00 | 11.00 | 9.00 | +1.0 |" in mixed
-    assert ("then kNN-MT" in head) == ("then kNN-MT" in mixed) == ("then text memory" in mixed) == later
