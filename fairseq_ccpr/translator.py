@@ -195,7 +195,10 @@ class Translator(System):
             DatastoreError: another process learns, or the journal cannot be written: nothing was learned
             then.
         """
-        return self._learner.learn(pairs, author)
+        learned = self._learner.learn(pairs, author)
+        if self.terms:  # one may have been replaced
+            self.prefer()
+        return learned
 
     def forget(self, *ids: int) -> list[LearnedPair]:
         """Forget pairs that were learned: translations are from now on as if they never had been.
@@ -208,7 +211,10 @@ class Translator(System):
             DatastoreError: another process learns, or the journal cannot be written: nothing was forgotten
             then.
         """
-        return learned_memory(self).forget(ids)
+        restored = learned_memory(self).forget(ids)
+        if self.terms:
+            self.prefer()
+        return restored
 
     def memory(self, query: str = "", counting: bool = False) -> list[LearnedPair]:
         """Return what was learned, newest first: the pairs that have all words of the query, or all pairs.
@@ -224,14 +230,14 @@ class Translator(System):
     def prefer(self, *ids: int) -> None:
         """Let learned pairs of a session count as terms of a glossary, and before those of its other glossary.
 
-        They do as long as the pairs count; after some were forgotten, call it again.
+        They do as long as the pairs count: of one source, the one that was learned last.
         """
         if not self.name.startswith(SESSION):
             raise ConfigurationError("terms are learned in a session: give others as --glossary")
         assert self.task.glossary is not None  # as a session has
         self.terms |= {*ids}
         terms = [one for one in self.memory(counting=True) if one.id in self.terms]
-        self.task.glossary.become((one.source, one.target) for one in terms)
+        self.task.glossary.become((one.source, one.target) for one in reversed(terms))
 
     def compact(self) -> bool:
         """Move what was learned into the datastore's own entries, as fairseq-ccpr compact does, while in use.

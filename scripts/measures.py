@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 BOUNDS = {  # each at most
-    "statements in decoding": 4039,
+    "statements in decoding": 4041,
     "statements in building": 2211,
     "statements in text": 2476,
     "statements in datastore": 1722,
@@ -27,11 +27,11 @@ BOUNDS = {  # each at most
     "statements in training": 896,
     "statements in cli": 1657,
     "statements in inference": 1357,
-    "statements in ground": 1115,
-    "statements in server": 1008,
+    "statements in ground": 1121,
+    "statements in server": 1011,
     "statements in storage": 679,
     "statements in phrases": 510,
-    "statements in the core": 21730,
+    "statements in the core": 21741,
     "names of constants with more than two values": 0,
     "names of constants with two values": 40,
     "constants below a definition they do not need": 0,

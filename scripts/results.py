@@ -107,7 +107,7 @@ def read(name: str) -> Any:
 
 
 def _printed(text: str) -> Iterator[list[dict[str, Any]]]:
-    for table in re.findall(r"(?:^\|.*\|\n)+", text, re.MULTILINE):
+    for table in re.findall(r"(?:^\|.*\|(?:\n|\Z))+", text, re.MULTILINE):
         head, _, *rows = ([cell.strip() for cell in line[1:-1].split("|")] for line in table.splitlines())
         if len(set(head)) < len(head):
             raise Fault(f"two columns of '{' | '.join(head)}' have one name")

@@ -210,7 +210,7 @@ def test_ways_through_a_file(house: Path) -> None:
     printed = (
         "1 sentence\n\n|  | speed | n |\n|---|---|---|\n| alone | 84.8% | 1,201 |\n| terms |  | +0.5 |\n"
     )
-    (house / "benchmarks/printed.md").write_text(f"{printed}\n| a |\n|---|\n| -2 ms |\n", encoding="utf-8")
+    (house / "benchmarks/printed.md").write_text(f"{printed}\n| a |\n|---|\n| -2 ms |", encoding="utf-8")
     assert results.find("printed.md:0/=alone") == [
         {"": "alone", "speed": Decimal("0.848"), "n": Decimal(1201)}
     ]

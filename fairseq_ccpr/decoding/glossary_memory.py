@@ -147,11 +147,15 @@ class GlossaryMemory(Memory):
         return torch.tensor(growing, dtype=torch.float32, device=self.phrases.device)
 
     def begin(self, sources: Tensor, snapshot: Snapshot) -> Begun:
+        candidates = self.phrases.candidates
+        assert isinstance(candidates, GlossaryCandidates)
+        if not candidates.glossary.variants:
+            return Begun(MemoryBatch)
         phrases, sources = self.phrases.begin(sources, snapshot), sources.cpu()
 
         def lay_out() -> MemoryBatch:
-            batch, candidates = phrases.encoded(), self.phrases.candidates
-            assert isinstance(batch, PhraseBatch) and isinstance(candidates, GlossaryCandidates)
+            batch = phrases.encoded()
+            assert isinstance(batch, PhraseBatch)
             terms = [len(set(sentence.candidates.queries.tolist())) for sentence in batch.phrases]
             unknown = [candidates.covers_unknown(*both) for both in zip(snapshot.texts or (), sources)]
             if not any(terms) and not any(unknown):

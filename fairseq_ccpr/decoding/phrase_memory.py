@@ -237,8 +237,8 @@ class PhraseBatch(MemoryBatch):
             steps.append(state.proposals())
         *each, _ = zip(*steps)
         proposals = Proposals(*(torch.stack(parts, dim=1)[text.real] for parts in each))
-        if text.attention is not None:
-            looked = looked_at(self.table.covering, text.attention)  # [B, T, Q]
+        looked = looked_at(self.table.covering, text.attention)  # [B, T, Q]
+        if looked is not None:
             queries = self.table.queries.index_select(0, text.real.nonzero()[:, 0])
             proposals = proposals._replace(looked=looked[text.real].gather(1, queries))
         view = text.model.view(proposals.values)

@@ -319,7 +319,8 @@ class PhraseState:
             return None
         if self._covering is None:
             self._covering = self.table.covering.index_select(0, self.rows)
-        return looked_at(self._covering, attention.unsqueeze(1)).squeeze(1)
+        looked = looked_at(self._covering, attention.unsqueeze(1))
+        return looked.squeeze(1) if looked is not None else None
 
     def proposals(self, looked: Tensor | None = None) -> Proposals:
         """Collect what each phrase proposes; `looked` is of the source phrases, fp32 [H, Q]."""
@@ -503,17 +504,19 @@ class PhraseVotes(nn.Module):
         return short(of_parameters(self.state_dict().items()))
 
 
-def looked_at(covering: Tensor, attention: Tensor) -> Tensor:
+def looked_at(covering: Tensor, attention: Tensor | None) -> Tensor | None:
     """Compute how much of the attention, fp32 [B, T, S], source phrases have: fp32 [B, T, Q], 0 for all.
 
     l_q = log((m_q + 0.02) / 1.02), where m_q is the part of what words have that the subwords of q have.
 
     Args:
-        covering: see `PhraseTable`.
+        covering: see `PhraseTable`; the result is None where a source of candidates has none.
 
     >>> looked_at(torch.tensor([[[1.0, 1.0, 0.0], [1.0, 0.0, 0.0]]]), torch.tensor([[[0.3, 0.1, 0.6]]])).exp()
     tensor([[[0.7549]]])
     """
+    if attention is None or attention.size(2) != covering.size(2):
+        return None
     words, phrases = (attention @ covering.transpose(1, 2)).tensor_split([1], dim=2)
     shares = phrases / words.clamp_min(torch.finfo(words.dtype).tiny)
     return ((shares + LEAST_SHARE) / (1 + LEAST_SHARE)).log()

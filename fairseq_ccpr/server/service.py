@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
-from itertools import chain, islice
+from itertools import chain, compress, islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Event
@@ -52,6 +52,7 @@ MINUTES_KEPT, MOST_FILES = 30, 256  # of translated files
 EXPLAINED = 4  # sentences that are explained in a round, at most: each takes several times as long
 NEIGHBOURS = 16  # that are kept of each token
 MOST_PAIRS = 100  # of the memory that one answer has unless asked for more
+LONG_TERM = f"a term has 1 to {MAX_TERM_WORDS} words: learn it without term, as a sentence"
 MOST_OF_SESSION = 2000  # pairs, replaced ones among them
 
 T = TypeVar("T")
@@ -246,10 +247,7 @@ class Service:
         def forget(translator: Translator) -> list[LearnedPair]:
             if all(pair.id != number for pair in translator.memory()):
                 raise bad(f"there is no pair {number} among what was learned", 404)
-            restored = translator.forget(number)
-            if translator.terms:
-                translator.prefer()
-            return restored
+            return translator.forget(number)
 
         restored = await self._call(forget, memory)
         return {"success": True, "restored": [of_pair(pair, *memory) for pair in restored]}
@@ -300,6 +298,7 @@ class Service:
         unconfirmed, left = given.flag(asked, "unconfirmed"), Event()
         name = _file_name(given.text(asked, "name", 1000))
         skipped, memory = Counter[str](), self._memory(asked, one=True)
+        self._as_terms(asked, memory)  # which may be refused
         with ExitStack() as stack:
             folder = stack.enter_context(TemporaryDirectory())
             await given.save(asked["body"], Path(folder, name))
@@ -381,10 +380,8 @@ class Service:
     ) -> list[Learned | str]:
         """Learn into one memory, as whoever asks; a session begins with what it learns, `term` 1 as terms too."""
         (name,), author = memory, self.limits.authors.get(asked[OWNER], "")
-        if (term := given.flag(asked, "term")) and not name.startswith(SESSION):
-            raise bad("a term is learned in a session: name one, or give the server a --glossary")
-        if term and any(len(source.split()) > MAX_TERM_WORDS for source, _ in pairs):
-            raise bad(f"a term has 1 to {MAX_TERM_WORDS} words: learn it without term, as a sentence")
+        term = self._as_terms(asked, memory)
+        kept = [not term or len(source.split()) <= MAX_TERM_WORDS for source, _ in pairs]
 
         def learn(translator: Translator) -> list[Learned | str]:
             if not name.startswith(SESSION):
@@ -393,14 +390,21 @@ class Service:
             try:
                 if len(session.memory()) + len(pairs) > MOST_OF_SESSION:
                     raise ConfigurationError(f"a session has at most {MOST_OF_SESSION:,} pairs: end it")
-                learned = session.learn_all(pairs, author)
-                session.prefer(*(one.id for one in learned if term and not isinstance(one, str)))
-                return learned
+                learned = session.learn_all([*compress(pairs, kept)], author)
+                if term:
+                    session.prefer(*(one.id for one in learned if not isinstance(one, str)))
+                each = iter(learned)
+                return [next(each) if one else LONG_TERM for one in kept]
             finally:
                 if not session.memory():
                     translator.end(name)
 
         return await self._call(learn)
+
+    def _as_terms(self, asked: Parameters, memory: tuple[str, ...]) -> bool:
+        if (term := given.flag(asked, "term")) and not memory[0].startswith(SESSION):
+            raise bad("a term is learned in a session: name one, or give the server a --glossary")
+        return term
 
     def _languages(self, asked: Parameters) -> tuple[str, str]:
         """Return the languages of a request as it names them, or as this server does."""

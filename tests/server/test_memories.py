@@ -163,6 +163,9 @@ def test_terms_of_a_session_come_first_in_it(server: Served) -> None:
     assert [(one["target"], one["term"]) for one in pairs] == [("ark", True), ("palace", True)]
     ask(server, f"/memory/{learned[1]['id']}?session=terms", "DELETE")
     assert "palace" in translated(session="terms"), "which counts again"
+    other = ask(server, "/learn", q="HAUS", s="ark", **session)
+    assert "ark" in translated(session="terms"), "the later one, however it is written"
+    ask(server, f"/memory/{other['id']}?session=terms", "DELETE")
     ask(server, "/learn", q="Haus", s="house", session="terms")
     assert "palace" not in translated(session="terms"), "what replaced it is no term"
     many = {"q": "ein " * 13, "s": "one", "api_key": OWNER, "term": True}

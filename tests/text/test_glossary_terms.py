@@ -161,5 +161,7 @@ def test_terms_given_later_replace_those_of_another_glossary(tmp_path: Path) -> 
     glossary.become([("Herr", "Yahweh"), ("der Bundeslade", "of the ark"), ("\u200b", "nothing")])
     assert found() == ["Yahweh", "of the ark", "big dog"]
     assert others.variants == {"herr": ["Lord"], "hund,grosser": ["big dog"]}
+    glossary.become([("HERR", "master"), ("Herr", "Yahweh")])
+    assert found()[0] == "Yahweh", "the last one, however it is written"
     glossary.become(())
     assert found() == ["Lord", "big dog"]

@@ -78,8 +78,8 @@ class Stage:
 
     @property
     def file_name(self) -> str:
-        """The name without slashes."""
-        return self.name.replace("/", ".")
+        """The name without slashes; names of domains and systems have double dots, so that no two stages share one."""
+        return self.name.replace(".", "..").replace("/", ".")
 
 
 def with_needs(
