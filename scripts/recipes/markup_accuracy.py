@@ -2,9 +2,9 @@
 
 python scripts/recipes/markup_accuracy.py PHRASES.tsv MODEL [--words N]
 
-PHRASES.tsv has columns as gold-phrases.de-en.tsv: set, source, target, the characters a-b of a phrase in the source, those of
-its translation in the target. For 50 sentences of 6 to 35 words, a phrase each, with N words or more, the target is taken
-for the model's translation, so that only the place of the element is measured.
+PHRASES.tsv has columns as benchmarks/gold-phrases.tsv.xz: set, source, target, the characters a-b of a phrase in the source,
+those of its translation in the target. For 50 sentences of 6 to 35 words, a phrase each, with N words or more, the target is
+taken for the model's translation, so that only the place of the element is measured.
 """
 
 import random

@@ -7,7 +7,6 @@ import math
 import os
 import re
 import sys
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -16,12 +15,11 @@ import torch
 from fairseq import checkpoint_utils
 
 from fairseq_ccpr.datastore.preprocessing import read_preprocessing
-from fairseq_ccpr.phrases.pair_store import PhrasePairs
 from fairseq_ccpr.text.pairs import read_pairs
 from scripts.recipes import growth
 from scripts.recipes import train_on_gpu as trainer
 from tests.helpers import ROOT, call, run
-from tests.small_models import TINY, Ccpr, World, build
+from tests.small_models import TINY, World, build
 
 pytestmark = pytest.mark.full
 
@@ -31,27 +29,6 @@ def test_growth_is_fitted_where_the_index_is_of_one_kind() -> None:
     assert growth.exponent(sizes, [3 * size**0.5 for size in sizes], ["exact"] * 4) == pytest.approx(0.5)
     assert growth.exponent(sizes, [5.0, 50.0, 2.0, 4.0], kinds) == pytest.approx(math.log10(2))
     assert math.isnan(growth.exponent(sizes[:3], [1.0, 1.0, 1.0], kinds[:3]))
-
-
-def test_a_dictionary_of_aligned_text(ccpr: Ccpr) -> None:
-    store = PhrasePairs(ccpr.phrases / "train")
-    counts: Counter[tuple[str, str]] = Counter()
-    for number in range(store.sentences):
-        source, target = store.sentence(number)
-        counts.update((source[a:b], target[c:d]) for _, a, b, c, d in store.pairs_of(number).tolist())
-    lines = run("scripts/recipes/phrase_table.py", store.directory, 2).stdout.splitlines()
-    written = [tuple(line.split("\t")) for line in lines]
-    expected = {
-        pair
-        for pair, count in counts.items()
-        if count >= 2
-        and all(
-            2 * count > sum(n for other, n in counts.items() if other[side] == pair[side]) for side in (0, 1)
-        )
-    }
-    assert set(written) == expected and len(written) == len(expected) > 5
-    assert [counts[pair] for pair in written] == sorted(map(counts.get, written), reverse=True)
-    assert "fairseq-ccpr extract" in run("scripts/recipes/phrase_table.py", check=False).stderr
 
 
 def test_fuzzy_matches_are_copied(tmp_path: Path) -> None:
