@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import shutil
 from pathlib import Path
 
@@ -137,6 +138,9 @@ def test_the_recipe_reports_all_systems(world: World, translator: Translator, tm
     ).stdout
     assert "of 2 validation sentences" in done and "| system | BLEU | chrF | seconds |" in done
     assert all(f"\n| {name} | " in done for name in ("alone", "tune-and-reset", "SK-MT", "datastore"))
+    results = json.loads((tmp_path / "out/results.json").read_text(encoding="utf-8"))
+    assert {row["system"] for row in results["rows"]} >= {"alone", "tune-and-reset", "SK-MT", "datastore"}
+    assert all(row["seconds"] > 0 and row["BLEU"] >= 0 for row in results["rows"])
     chosen = rows["test"][:8:2]
     alone = (tmp_path / "out/alone.txt").read_text(encoding="utf-8").splitlines()
     assert alone == [one.text for one in translator.translate([source for source, _ in chosen])]
