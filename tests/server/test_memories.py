@@ -171,7 +171,10 @@ def test_terms_of_a_session_come_first_in_it(server: Served) -> None:
     many = {"q": "ein " * 13, "s": "one", "api_key": OWNER, "term": True}
     for given, sentence in (
         ({}, "a term is learned in a session: name one, or give the server a --glossary"),
-        ({"session": "terms"}, "a term has 1 to 12 words: learn it without term, as a sentence"),
+        (
+            {"session": "terms"},
+            "the pair was not learned: a term has 1 to 12 words: learn it without term, as a sentence",
+        ),
     ):
         assert server.ask("/learn", "POST", **many, **given) == (400, {"error": sentence})
     assert ask(server, "/session/terms?keep=1&memory=empty", "DELETE")["kept"] == 1
