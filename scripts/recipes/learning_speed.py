@@ -44,7 +44,7 @@ def main() -> None:
     store, pairs, *counts = sys.argv[1:]
     sizes = [int(count) for count in counts] or [100, 1000, 10_000]
     rows = list(islice(read_pairs(Path(pairs)), max(sizes) + TRANSLATED))
-    print(markdown_table(searched(TokenDatastore(store))))
+    print(f"{markdown_table(searched(TokenDatastore(store)))}\n")
     sentences = [source for source, _ in rows[-TRANSLATED:]]
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(shutil.copytree(store, Path(folder) / "store"))
@@ -56,7 +56,7 @@ def main() -> None:
         kinds = "until it counts", "the processor's time", "writing to disk"
         for name, took in zip(kinds, time_learning(translator, rows[:TIMED])):
             table.append([name, *(f"{1000 * q:.1f}" for q in np.quantile(took, [0.5, 0.95]))])
-        print(markdown_table(table), flush=True)
+        print(f"{markdown_table(table)}\n", flush=True)
         table = [["pairs", "entries", "sentences per second", "without", "speed"]]
         for size in sizes:
             for first in range(len(translator.memory()), size, TOGETHER):
