@@ -193,7 +193,7 @@ class Service:
                 await asyncio.to_thread(document.save, parts, partial_file)
         asyncio.get_running_loop().call_later(60 * MINUTES_KEPT, partial(made.unlink, missing_ok=True))
         for old in sorted(folder.iterdir(), key=lambda one: -one.stat().st_mtime)[MOST_FILES:]:
-            old.unlink()
+            old.unlink(missing_ok=True)
         return {"translatedFileUrl": f"{asked['site']}/download_file/{quote(made.name)}"}
 
     async def download_file(self, asked: Parameters) -> Response:
