@@ -2,7 +2,7 @@
 
 python scripts/recipes/demo_datastore.py
 
-The verses are the first twenty of Mark 10 that bible.test.tsv.xz has. All of bible.train.tsv.xz would be 420 MB of keys: the
+The verses are the first twenty of Mark 10 that bible.test.tsv.xz has. All of bible.train.tsv.xz would be 505 MB of keys: the
 datastore has the 110 verses of it that share most with the twenty, as decoding would hardly find anything of the others.
 """
 
