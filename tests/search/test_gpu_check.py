@@ -127,4 +127,4 @@ def test_the_section_is_of_a_commit_that_can_be_looked_up(commit, tmp_path) -> N
     done = section(tmp_path)
     assert done.returncode == 1 and f"the commit '{commit}', which nobody can look up" in done.stderr
     assert not (tmp_path / "gpu.md").exists()
-    assert ("commit abc." in section(tmp_path, "abc").stdout) == (not commit)
+    assert ("commit abc," in section(tmp_path, "abc").stdout) == (not commit)
