@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 import time
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -65,26 +66,25 @@ class Load:
 
 
 def main() -> None:
-    words = sys.argv[1:]
-    every = 0
-    if "--learn" in words:
-        every = int(words.pop(words.index("--learn") + 1))
-        words.remove("--learn")
-    if len(words) < 2:
-        sys.exit(__doc__.strip())
-    pairs, seconds, *options = words
-    rows = read_pairs(Path(pairs))
+    parser = ArgumentParser(
+        description=__doc__, formatter_class=RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("pairs", type=Path)
+    parser.add_argument("seconds", type=float)
+    parser.add_argument("--learn", type=int, default=0)
+    given, options = parser.parse_known_args()
+    rows = read_pairs(given.pairs)
     sentences = [source for source, _ in islice(rows, SENTENCES)]
     table: list[list[Any]] = [HEADER]
     with started(options) as (process, address):
-        run = Load(sentences, rows, every)
+        run = Load(sentences, rows, given.learn)
         load(address, run, 1, 5.0)  # warms up
         run.row(1, 5.0, process.pid, 0.0)
         for clients in CLIENTS:
             before, start = memory(process.pid), time.perf_counter()
-            load(address, run, clients, float(seconds))
+            load(address, run, clients, given.seconds)
             table.append(run.row(clients, time.perf_counter() - start, process.pid, before))
-        if every:
+        if given.learn:
             found = json.loads(asked(HTTPConnection(address, timeout=120), "GET", "/memory?limit=999999"))
             lost = run.ids - {pair["id"] for pair in found["pairs"]}
             print(f"{len(run.ids):,} pairs were acknowledged, {len(lost)} of them are not there")
