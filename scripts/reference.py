@@ -5,7 +5,7 @@ for what is typed wrongly:
 
     python scripts/reference.py
 
-writes them, and a test fails where they are out of date. It also prints how many options a user can set, by folder.
+writes them, and a test fails where they are out of date.
 """
 
 from __future__ import annotations

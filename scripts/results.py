@@ -97,7 +97,7 @@ def read(name: str) -> Any:
     """
     path = FILES / (name if name.endswith((".tsv", ".md")) else f"{name}.json")
     if not path.exists():
-        raise FileNotFoundError(f"there is no benchmarks/{path.relative_to(FILES)}")
+        raise Fault(f"there is no benchmarks/{path.relative_to(FILES)}")
     with path.open(encoding="utf-8", newline="") as stream:
         if path.suffix == ".tsv":
             return list(csv.DictReader(stream, delimiter="\t"))
@@ -278,24 +278,18 @@ def _mark(cells: list[Cell]) -> None:
             one.best = one.text == next(other.text for other in known if other.value == best)
 
 
-def renew(page: str, tables: dict[str, Any]) -> tuple[str, str, list[str], list[str]]:
-    """Return a page with its tables made, what of it has no file, faults, and the files that are missing.
-
-    A table whose file is not there yet is left as it is, as one written by hand.
-    """
-    rest, faults, missing = page, list[str](), list[str]()
+def renew(page: str, tables: dict[str, Any]) -> tuple[str, str, list[str]]:
+    """Return a page with its tables made, what of it has no file, and faults."""
+    rest, faults = page, list[str]()
     for place in PLACE.finditer(page):
         try:
             if place[1] not in tables:
                 raise Fault(f"{TABLES.name} has no such table")
             page = page.replace(place[0], f"<!-- table {place[1]} -->\n{make(tables[place[1]])}")
-        except FileNotFoundError as error:
-            missing.append(f"table {place[1]}: {error}")
-            continue
         except (Fault, KeyError) as fault:
             faults.append(f"table {place[1]}: {fault}")
         rest = rest.replace(place[0], "")
-    return page, rest, faults, missing
+    return page, rest, faults
 
 
 def by_hand(page: str) -> Iterator[str]:
@@ -328,7 +322,7 @@ def renewed() -> Iterator[tuple[Path, str, list[str]]]:
     for path in sorted(one for pattern in PAGES for one in ROOT.glob(pattern)):
         name, page = path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8")
         names |= {place[1] for place in PLACE.finditer(page)}
-        new, rest, wrong, missing = renew(page, tables)
+        new, rest, wrong = renew(page, tables)
         if new != page:
             wrong.append("a table is not what its files give: run python scripts/results.py")
         found, known = list(by_hand(rest)), unfiled.get(name, [])
@@ -337,7 +331,6 @@ def renewed() -> Iterator[tuple[Path, str, list[str]]]:
                 counted = f"{len(found)} tables have figures and no file, and `{UNFILED}` says {known}"
                 wrong.append(f"{counted}: file what is new, or write {len(found)}")
             found = known = []
-        wrong += missing if Counter(found) - Counter(known) else []
         for one in Counter(found) - Counter(known):
             wrong.append(f"{one}: a table has figures and no file, or was changed: see `{UNFILED}`")
         for one in Counter(known) - Counter(found):

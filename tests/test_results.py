@@ -83,7 +83,7 @@ def test_the_tables_of_the_pages_are_what_their_files_give() -> None:
 
 def test_tables_without_a_file_only_become_fewer() -> None:
     unfiled = yaml.safe_load(results.TABLES.read_text(encoding="utf-8"))["unfiled"]
-    assert sum(len(one) for one in unfiled.values() if isinstance(one, list)) <= 44
+    assert sum(len(one) for one in unfiled.values() if isinstance(one, list)) <= 9
 
 
 def test_a_table_is_written_and_a_change_of_either_side_is_found(house: Path) -> None:
@@ -140,8 +140,11 @@ def test_a_missing_file_or_table_is_told(house: Path) -> None:
     new = results.renew(page.read_text(), {"b": table})[0]
     page.write_text(new, encoding="utf-8")
     (house / "benchmarks/scores.json").unlink()
-    assert faults(house) == ["README.md, table b", "README.md, B"]
-    assert results.faults()[0] == "README.md, table b: there is no benchmarks/scores.json"
+    results.read.cache_clear()
+    (missing,) = results.faults()
+    assert missing.startswith("README.md, table b: row a") and missing.endswith(
+        "there is no benchmarks/scores.json"
+    )
     page.write_text(new.replace("<!-- end -->", ""), encoding="utf-8")
     assert "no page shows the table b of tables.yaml" in results.faults()
     page.write_text(new.replace("table b", "table c"), encoding="utf-8")

@@ -16,13 +16,11 @@ from itertools import islice
 from pathlib import Path
 from shutil import copytree, rmtree
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-sys.path.insert(0, str(ROOT))
-
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.datastore.tuned import write_tuned
 from fairseq_ccpr.text.pairs import read_pairs
 
+ROOT = Path(__file__).resolve().parent.parent.parent
 DEMO = ROOT / "datastores/demo"
 FIRST, VERSES, KEPT = 956, 20, 110
 # Of knn.options, tuned for the whole text.

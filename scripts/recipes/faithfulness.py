@@ -24,11 +24,12 @@ import torch
 
 from fairseq_ccpr.cli.command import markdown_table
 from fairseq_ccpr.lab.accuracy.alignment_error import aligned_words
+from fairseq_ccpr.lab.accuracy.copied_words import copied_words
 from fairseq_ccpr.lab.sentence_encoders import load_sentence_encoder
 from fairseq_ccpr.text.pairs import read_lines, read_pairs
 from fairseq_ccpr.text.words import has_letters, word_spans
 
-RUN, STEM, SHARE = 5, 5, 0.01
+STEM, SHARE = 5, 0.01
 LETTERS, TIMES, FREQUENT = 3, 2, 120
 
 
@@ -42,28 +43,24 @@ def main() -> None:
     sources = list(read_lines(options.source))
     content, lexicon = learned(options.pairs, options.lexicon)
     linked = [{of for stem in stems(line) for of in {stem, *lexicon[stem]}} for line in sources]
-    text = {run for line in read_lines(options.text) for run in runs(plain(line))}
+    written = {name: list(read_lines(Path(path))) for name, path in options.systems}
+    for name, lines in written.items():
+        if len(lines) != len(sources):
+            sys.exit(f"{name} has {len(lines):,} lines and {options.source} has {len(sources):,}")
+    systems = {name: list(map(plain, lines)) for name, lines in written.items()}
+    copied = copied_words(systems, map(plain, read_lines(options.text)))
     encoder = load_sentence_encoder(options.encoder, torch.device("cpu")) if options.encoder else None
     table = [["", "words", "copied", "unlinked", "flagged", *(["cosine"] if encoder else [])]]
-    for name, path in options.systems:
-        lines = list(read_lines(Path(path)))
-        if len(lines) != len(sources):
-            sys.exit(f"{path} has {len(lines):,} lines and {options.source} has {len(sources):,}")
-        texts = list(map(plain, lines))
-        total = sum(map(len, texts))
-        copied = sum(
-            len({at + i for at, run in enumerate(runs(line)) if run in text for i in range(RUN)})
-            for line in texts
-        )
+    for name, texts in systems.items():
         apart = [
             [word[:STEM] not in of for word in line if word in content] for line, of in zip(texts, linked)
         ]
         unlinked = sum(map(sum, apart)) / max(1, sum(map(len, apart)))
         flagged = np.mean([sum(one) >= max(3, len(one) / 2) for one in apart])
-        shares = copied / max(1, total), unlinked, flagged
-        row = [name, f"{total / len(lines):.1f}", *(f"{share:.1%}" for share in shares)]
+        row = [name, f"{sum(map(len, texts)) / len(texts):.1f}"]
+        row += [f"{share:.1%}" for share in (copied[name], unlinked, flagged)]
         if encoder:
-            one, two = (of - of.mean(0) for of in (encoder.encode(sources), encoder.encode(lines)))
+            one, two = (of - of.mean(0) for of in (encoder.encode(sources), encoder.encode(written[name])))
             lengths = np.linalg.norm(one, axis=1) * np.linalg.norm(two, axis=1)
             row.append(f"{((one * two).sum(1) / lengths).mean():.3f}")
         table.append(row)
@@ -104,10 +101,6 @@ def stems(line: str) -> set[str]:
     return {
         word[at : at + STEM] for word in plain(line) for at in (0, *range(STEM - 1, len(word) - STEM + 1))
     }
-
-
-def runs(line: list[str]) -> list[tuple[str, ...]]:
-    return [tuple(line[at : at + RUN]) for at in range(len(line) - RUN + 1)]
 
 
 if __name__ == "__main__":

@@ -27,12 +27,10 @@ from collections.abc import Iterable, Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-sys.path.insert(0, str(ROOT))
-
 from fairseq_ccpr.text.sentences import Segments
 from fairseq_ccpr.text.words import has_letters, word_spans
 
+ROOT = Path(__file__).resolve().parent.parent.parent
 CHECKSUMS = ROOT / "benchmarks" / "texts.sha256"
 Pair = tuple[str, str]
 Place = str  # where a pair stands: the same in all its translations

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Everything that needs a GPU, in ten minutes: is search right there, how fast is it, does decoding wait for the host, and how
-# fast does it translate with a million and ten million keys. All of docs/speed.md's GPU section is made of OUTPUT/gpu.json.
+# fast does it translate with a million and ten million keys. OUTPUT/gpu.json has all figures, gpu.md all tables.
 #
 #   scripts/recipes/gpu_check.sh OUTPUT [STORES DATA_BIN and options of `fairseq-ccpr benchmark decoding`]
 #

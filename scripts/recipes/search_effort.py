@@ -11,7 +11,6 @@ part of p_tok that the neighbours found have, and shift, half the sum of all dif
 
 import sys
 import tempfile
-import time
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +21,8 @@ from torch import Tensor
 
 from fairseq_ccpr import TokenDatastore, TokenMemory, TokenRetriever, Translator
 from fairseq_ccpr.cli.command import markdown_table
-from fairseq_ccpr.search import ExactIndex, Index, build_index, open_index
+from fairseq_ccpr.lab.speed.search_speed import time_search
+from fairseq_ccpr.search import ExactIndex, build_index, open_index
 from fairseq_ccpr.search.faiss_index import RESCORED, import_faiss
 from fairseq_ccpr.search.index_plan import plan_index
 from fairseq_ccpr.text.pairs import read_lines
@@ -55,7 +55,8 @@ def main() -> None:
         size = sum((Path(scratch) / name).stat().st_size for name in description.files) / len(values)
         for effort in efforts:
             index = open_index(replace(description, parameters=effort), store.keys, Path(scratch))
-            times = [f"{least_time(index, queries[:count], k):.2f}" for count in BATCHES]
+            least = (min(time_search(index, queries[:count], k) for _ in range(REPEATS)) for count in BATCHES)
+            times = [f"{1000 * seconds:.2f}" for seconds in least]
             found = compare(wanted, index.search(queries, k), values, temperature)
             rows.append([effort, f"{size:.0f}", *times, *(f"{100 * part:.1f}%" for part in found)])
     print(markdown_table([HEADING, *rows]))
@@ -88,16 +89,6 @@ def asked(model: str, store: TokenDatastore, texts: Iterable[str]) -> tuple[Tens
     queries = torch.cat(retriever.queries)
     drawn = torch.randperm(len(queries), generator=torch.Generator().manual_seed(1))[:QUERIES]
     return queries[drawn], memory.settings.k, memory.settings.temperature
-
-
-def least_time(index: Index, queries: Tensor, k: int) -> float:
-    """Time searches, in milliseconds."""
-    times = []
-    for _ in range(REPEATS):
-        start = time.perf_counter()
-        index.search(queries, k)
-        times.append(1000 * (time.perf_counter() - start))
-    return min(times)
 
 
 def compare(

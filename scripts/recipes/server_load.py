@@ -1,24 +1,21 @@
 """How fast the server answers 1, 8, 32 and 64 clients at a time, and whether it loses a request or grows.
 
-python scripts/recipes/server_load.py PAIRS.tsv SECONDS [--learn N] [--interactive "WORDS"] [OPTION of fairseq-ccpr serve ...]
+python scripts/recipes/server_load.py PAIRS.tsv SECONDS [--learn N] [OPTION of fairseq-ccpr serve ...]
 
 Starts a server at a free port of loopback. Each client sends one sentence of PAIRS.tsv after another, until SECONDS are over
 or all clients have sent 20,000. Every answer must be the one that the sentence had before. With --learn, each N-th request is
 for /learn instead, with a pair that is none of those sentences; answers may then change, and every pair that was acknowledged
 must be in the memory in the end. Give a datastore that may be written to.
-
---interactive measures fairseq-interactive as well, without retrieval, with these arguments, as DATA_BIN --path MODEL: it is
-given one sentence after another.
 """
 
 import json
 import os
 import re
-import shlex
 import subprocess
 import sys
 import threading
 import time
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -69,42 +66,29 @@ class Load:
 
 
 def main() -> None:
-    words = sys.argv[1:]
-    every, interactive = int(taken(words, "--learn", "0")), taken(words, "--interactive", "")
-    if len(words) < 2:
-        sys.exit(__doc__.strip())
-    pairs, seconds, *options = words
-    rows = read_pairs(Path(pairs))
+    parser = ArgumentParser(
+        description=__doc__, formatter_class=RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("pairs", type=Path)
+    parser.add_argument("seconds", type=float)
+    parser.add_argument("--learn", type=int, default=0)
+    given, options = parser.parse_known_args()
+    rows = read_pairs(given.pairs)
     sentences = [source for source, _ in islice(rows, SENTENCES)]
     table: list[list[Any]] = [HEADER]
     with started(options) as (process, address):
-        run = Load(sentences, rows, every)
+        run = Load(sentences, rows, given.learn)
         load(address, run, 1, 5.0)  # warms up
         run.row(1, 5.0, process.pid, 0.0)
         for clients in CLIENTS:
             before, start = memory(process.pid), time.perf_counter()
-            load(address, run, clients, float(seconds))
+            load(address, run, clients, given.seconds)
             table.append(run.row(clients, time.perf_counter() - start, process.pid, before))
-        if every:
+        if given.learn:
             found = json.loads(asked(HTTPConnection(address, timeout=120), "GET", "/memory?limit=999999"))
             lost = run.ids - {pair["id"] for pair in found["pairs"]}
             print(f"{len(run.ids):,} pairs were acknowledged, {len(lost)} of them are not there")
     print(markdown_table(table))
-    if interactive:
-        took = by_interactive(shlex.split(interactive), sentences, float(seconds))
-        print(
-            f"fairseq-interactive: {len(took):,} sentences, {len(took) / sum(took):.1f} per second, median and 95 in 100"
-        )
-        print(" and ".join(quantiles(took)), "ms")
-
-
-def taken(words: list[str], name: str, default: str) -> str:
-    if name not in words:
-        return default
-    at = words.index(name)
-    value = words[at + 1]
-    del words[at : at + 2]
-    return value
 
 
 def quantiles(seconds: list[float]) -> list[str]:
@@ -170,32 +154,6 @@ def learn(connection: HTTPConnection, run: Load) -> None:
 def asked(connection: HTTPConnection, method: str, path: str, **sent: str) -> bytes:
     connection.request(method, path, json.dumps(sent) if sent else None, {"Content-Type": "application/json"})
     return connection.getresponse().read()
-
-
-def by_interactive(words: list[str], sentences: list[str], seconds: float) -> list[float]:
-    """Give fairseq-interactive one sentence after another; returns the seconds that each took."""
-    # The package lets torch read fairseq's checkpoints, which it refuses otherwise.
-    package = Path(__file__).resolve().parent.parent.parent / "fairseq_ccpr"
-    options = ["--buffer-size", "1", "--user-dir", str(package)]
-    command = [sys.executable, "-m", "fairseq_cli.interactive", *words, *options]
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    took: list[float] = []
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
-    ) as process:
-        assert process.stdin is not None and process.stdout is not None
-        for number in count():
-            if sum(took[1:]) >= seconds:
-                break
-            start = time.perf_counter()
-            process.stdin.write(sentences[number % len(sentences)] + "\n")
-            process.stdin.flush()
-            if not any(line.startswith("P-") for line in process.stdout):
-                sys.exit("fairseq-interactive has ended")
-            took.append(time.perf_counter() - start)
-        process.stdin.close()
-        process.stdout.read()
-    return took[1:]  # the first one waited for the model
 
 
 def memory(process: int) -> float:

@@ -9,20 +9,18 @@ import html
 import json
 import lzma
 import shlex
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element, SubElement
 
-import numpy as np
-
 from fairseq_ccpr.device import choose_device
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.evaluation.copying import copied
 from fairseq_ccpr.evaluation.page import STYLE, fill
 from fairseq_ccpr.evaluation.test_set import BASE, RETRIEVAL
+from fairseq_ccpr.lab.accuracy.copied_words import copied_words
 from fairseq_ccpr.lab.experiments.config import REFERENCE, ExperimentConfig
 from fairseq_ccpr.lab.experiments.pipeline import Plan
 from fairseq_ccpr.lab.experiments.stages import FileArguments, Runner, Stage, with_needs
@@ -34,7 +32,6 @@ from fairseq_ccpr.text.words import word_spans
 METRICS = ("BLEU", "chrF", "TER")
 HEAD = ["system", "BLEU", "difference", "p", "chrF", "p", "TER", "p", "speed", "datastores"]
 RESULTS = "results.json"
-WORDS = 5  # in a row are copied
 HERE = Path(__file__).parent
 
 
@@ -240,18 +237,13 @@ def _write_outputs(path: Path, lines: dict[str, list[str]]) -> None:
 
 
 def _copied(lines: dict[str, list[str]], texts: list[Path]) -> dict[str, float]:
-    """Compute the share of the words of each translation that stand in runs of `WORDS` and more that the texts have."""
-    numbers: dict[str, int] = {}  # of the words of translations, from 1: other words end a run, as lines do
+    """Compute the share of each translation, punctuation included, that is copied from the texts, without case."""
 
-    def words(line: str) -> Iterator[str]:
-        return (line[start:end].lower() for start, end in word_spans(line))
+    def words(line: str) -> list[str]:
+        return [line[start:end].lower() for start, end in word_spans(line)]
 
-    systems = {
-        name: [np.array([numbers.setdefault(one, len(numbers) + 1) for one in words(line)]) for line in each]
-        for name, each in lines.items()
-    }
-    ids = (numbers.get(one, 0) for path in texts for line in read_lines(path) for one in (*words(line), ""))
-    found = copied(systems, np.fromiter(ids, np.int32), WORDS)
+    systems = {name: map(words, each) for name, each in lines.items()}
+    found = copied_words(systems, (words(line) for path in texts for line in read_lines(path)))
     return {name: round(share, 4) for name, share in found.items()}
 
 

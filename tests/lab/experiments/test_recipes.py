@@ -5,19 +5,16 @@ from __future__ import annotations
 import json
 import math
 import os
-import re
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from fairseq import checkpoint_utils
 
 from fairseq_ccpr.datastore.preprocessing import read_preprocessing
 from fairseq_ccpr.text.pairs import read_pairs
 from scripts.recipes import growth
-from scripts.recipes import train_on_gpu as trainer
 from tests.helpers import ROOT, call, run
 from tests.small_models import TINY, World, build
 
@@ -138,72 +135,6 @@ def test_what_is_copied_and_what_the_source_does_not_say(tmp_path: Path) -> None
     np.save(tmp_path / "vectors.npy", np.stack([np.cos(turns), np.sin(turns)], 1))
     shown = measured("--lexicon", tmp_path / "lexicon", "--encoder", tmp_path)
     assert shown["apart"] == ["4.7", "0.0%", "22.2%", "0.0%", "0.171"] and shown["copied"][4] == "1.000"
-
-
-def test_the_fast_trainer_computes_what_fairseq_does(world: World, tmp_path: Path) -> None:
-    """And what it writes is translated with. On a GPU it is this same network, in graphs."""
-    words = [world.data_bin, "-s", "de", "-t", "en", "--output", tmp_path / "model.pt", "--embed-dim", 64]
-    words += [
-        "--minutes",
-        0.1,
-        "--warmup",
-        10,
-        "--lr",
-        3e-3,
-        "--encoder-layers",
-        2,
-        "--decoder-layers",
-        2,
-        "--max-tokens",
-        500,
-    ]
-    last = run("scripts/recipes/train_on_gpu.py", *words).stdout.splitlines()[-1]
-    found = re.search(
-        r"model\.pt: [1-9]\d* updates of up to 500 subwords, valid perplexity (\d+\.\d+)$", last
-    )
-    assert found is not None
-    (model,), _, task = checkpoint_utils.load_model_ensemble_and_task(
-        [str(tmp_path / "model.pt")], arg_overrides={"data": str(world.data_bin)}
-    )
-    model.eval()
-    corpus = trainer.Corpus(
-        world.data_bin, "valid", ("de", "en"), task.target_dictionary, torch.device("cpu")
-    )
-    network = trainer.Network(model, 0.0, torch.float32)
-    seen, total, untrained = 0, 0.0, len(task.target_dictionary)
-    for shape, sentences in corpus.batches(300, fill=False):
-        source, target = corpus.pair(shape, sentences)
-        loss, number = network.loss(source, target, 0.0)
-        previous = torch.cat([torch.full_like(target[:, :1], 2), target[:, :-1]], dim=1)
-        logits, _ = model(source, source.ne(1).sum(dim=1), previous.masked_fill(target.eq(1), 1))
-        expected = torch.nn.functional.cross_entropy(
-            logits.flatten(0, 1).double(), target.flatten(), ignore_index=1
-        )
-        assert math.isclose(float(loss), float(expected), rel_tol=1e-5)
-        seen += int(number)
-        total += float(expected) * int(number)
-    assert (
-        math.isclose(math.exp(total / seen), float(found[1]), rel_tol=0.01)
-        and float(found[1]) < untrained / 2
-    )
-    task.load_dataset("valid")
-    short = [
-        item["target"]
-        for item in task.dataset("valid")
-        if max(len(item["source"]), len(item["target"])) <= 128
-    ]
-    assert seen == sum(map(len, short))
-    (tmp_path / "in.txt").write_text("Und Gott sprach: Es werde Licht.\n", encoding="utf-8")
-    call(
-        "translate",
-        "--path",
-        tmp_path / "model.pt",
-        "--data",
-        world.data_bin,
-        "--cpu",
-        "--input",
-        tmp_path / "in.txt",
-    )
 
 
 @pytest.mark.parametrize(
