@@ -7,7 +7,6 @@ from typing import Any, Optional
 
 import numpy as np
 import torch
-from fairseq.dataclass import ChoiceEnum
 from omegaconf import II, MISSING
 from torch import Tensor
 
@@ -134,10 +133,7 @@ class TokenContrastConfig(ContrastTaskConfig):
     positives: int = field(default=2, metadata={"help": "M, positives of an anchor"})
     negatives: int = field(default=32, metadata={"help": "N, negatives of an anchor"})
     nearest_clusters: int = field(
-        default=128, metadata={"help": "K, nearest clusters that hard negatives come from"}
-    )
-    negative_sampling: ChoiceEnum(["hard", "random"]) = field(  # type: ignore[valid-type]
-        default="hard", metadata={"help": "hard: from clusters near the anchor; random: from any other"}
+        default=128, metadata={"help": "K, clusters nearest to an anchor that its negatives come from"}
     )
     refresh_interval: int = field(
         default=200, metadata={"help": "R, updates until the clusters' centres are recomputed"}
@@ -221,7 +217,7 @@ class ContrastSampler:
     def draw(self, adapter: Any, count: int, update: int, part: int) -> Tensor:
         """Draw random anchors with their positives and negatives: keys [count, 1 + M + N, d].
 
-        The result depends only on the arguments and, for hard negatives, on the adapter at the time the
+        The result depends only on the arguments and, for negatives, on the adapter at the time the
         centres were last computed: in the first draw of each R updates, or after resuming. `part`
         distinguishes the draws for one update.
         """
@@ -262,11 +258,8 @@ class ContrastSampler:
             return origins.repeated_by(self.origins[self.sentence_of[drawn_from.members[slots]]])
 
         n, nearest = settings.negatives, settings.nearest_clusters
-        if settings.negative_sampling == "hard":
-            alike = self._similarities(adapter, keys, update)
-            negatives = drawn_from.draw_hard_negatives(clusters, alike, n, nearest, barred, generator)
-        else:
-            negatives = drawn_from.draw_random_negatives(clusters, n, barred, generator)
+        alike = self._similarities(adapter, keys, update)
+        negatives = drawn_from.draw_negatives(clusters, alike, n, nearest, barred, generator)
         others = self.rows(drawn_from.members[torch.cat([positives, negatives], dim=1)])
         return torch.cat([keys.unsqueeze(1), others], dim=1)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -99,8 +97,7 @@ def test_draws_keep_their_rules(data, m, n, nearest, seed) -> None:
         return (theirs - mine.unsqueeze(1)).eq(0) | (theirs - mine.unsqueeze(1)).eq(1)
 
     similarities = torch.randn(len(slots), len(clusters.tokens), generator=generator)
-    hard = clusters.draw_hard_negatives(cluster, similarities, n, nearest, barred, generator)
-    random = clusters.draw_random_negatives(cluster, n, barred, generator)
+    hard = clusters.draw_negatives(cluster, similarities, n, nearest, barred, generator)
     near = min(nearest, len(clusters.tokens) - 1)
     for number, anchor in enumerate(anchors):
         order = [
@@ -114,12 +111,7 @@ def test_draws_keep_their_rules(data, m, n, nearest, seed) -> None:
             assert not {group[i] for i in drawn} & {group[anchor], group[anchor] + 1}
         if len(allowed) >= n:
             assert len({token[i] for i in drawn}) == n
-        assert all(token[i] != token[anchor] for i in clusters.members[random[number]].tolist())
-
-
-def none(drawn):
-    """Bar no slot."""
-    return torch.zeros_like(drawn, dtype=torch.bool)
+        assert all(token[i] != token[anchor] for i in drawn)
 
 
 def test_every_group_is_as_likely_to_be_drawn() -> None:
@@ -139,13 +131,6 @@ def test_every_group_is_as_likely_to_be_drawn() -> None:
     np.testing.assert_allclose(
         torch.bincount(clusters.members[drawn].flatten())[[0, 3, 4]] / 20000, 1 / 6, atol=0.02
     )
-    negatives = clusters.members[clusters.draw_random_negatives(cluster, 1, none, generator)]
-    np.testing.assert_allclose(
-        torch.bincount(negatives.flatten(), minlength=10)[7:] / 20000, 1 / 3, atol=0.02
-    )
-    third = clusters.draw_random_negatives(cluster, 3, lambda drawn: clusters.members[drawn] == 8, generator)
-    share = torch.bincount(clusters.members[third].flatten(), minlength=10)[7:] / 60000
-    np.testing.assert_allclose(share, [0.5, 0, 0.5], atol=0.02)
 
 
 def test_centres_of_large_clusters_are_means_of_a_sample() -> None:
@@ -198,13 +183,7 @@ def test_confidence_is_the_mean_similarity_of_what_was_found() -> None:
 
 
 SETTINGS = TokenContrastConfig(
-    positives=2,
-    negatives=8,
-    nearest_clusters=16,
-    negative_sampling="hard",
-    refresh_interval=20,
-    valid_queries=200,
-    seed=1,
+    positives=2, negatives=8, nearest_clusters=16, refresh_interval=20, valid_queries=200, seed=1
 )
 
 
@@ -219,12 +198,9 @@ def noisy_keys(seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return keys.astype(np.float16), values, np.arange(4000) // 10
 
 
-@pytest.mark.parametrize("sampling", ["hard", "random"])
-def test_training_raises_precision_where_it_can(sampling: str) -> None:
+def test_training_raises_precision_where_it_can() -> None:
     torch.manual_seed(3)
-    sampler = ContrastSampler(
-        *noisy_keys(3), replace(SETTINGS, negative_sampling=sampling), torch.device("cpu")
-    )
+    sampler = ContrastSampler(*noisy_keys(3), SETTINGS, torch.device("cpu"))
     adapter = TokenAdapter(32, 64, 16)
     optimizer = torch.optim.Adam(adapter.parameters(), 3e-3)
 
