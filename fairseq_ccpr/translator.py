@@ -206,9 +206,10 @@ class Translator(System):
         return learned
 
     def learn_terms(self, pairs: Sequence[tuple[str, str]], author: str = "") -> list[Learned | str]:
-        """Learn pairs of a session that count as terms of a glossary, too, before those of its other glossary.
+        """Learn pairs of a session that count as terms of a glossary, too.
 
-        They do as long as the pairs count: of one source, the one that was learned last.
+        They count before those of its other glossary, and as long as the pairs do: of one source, the one that
+        was learned last.
 
         Returns:
             As `learn_all`.

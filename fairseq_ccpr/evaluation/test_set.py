@@ -190,7 +190,8 @@ def load_subset(cfg: Any, task: RetrievalTask) -> None:
     """Load the subset `--gen-subset`, which is decoded as fairseq-generate does."""
     if cfg.generation.replace_unk not in (None, OFF):
         raise ConfigurationError(
-            f"--replace-unk copies unknown characters of a text, and {cfg.task.data} has them no longer: leave it out"
+            f"--replace-unk copies unknown characters of a text, and {cfg.task.data} has them no longer: "
+            "leave it out"
         )
     task.load_dataset(cfg.dataset.gen_subset)
 

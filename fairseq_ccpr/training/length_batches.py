@@ -51,7 +51,7 @@ class LengthBatches(EpochDataset):
 
     @property
     def sizes(self) -> np.ndarray:  # type: ignore[override]
-        """Subwords of each example on its longer side, int64 [n]; fairseq leaves out examples with too many."""
+        """Subwords of each example on its longer side, int64 [n]; fairseq leaves out those with too many."""
         return self.lengths.max(axis=1)
 
     def ordered_indices(self) -> np.ndarray:
