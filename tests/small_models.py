@@ -242,7 +242,7 @@ def random_encoders(folder: Path) -> dict[str, Path]:
         encoder_layers=1, encoder_embed_dim=16, encoder_ffn_embed_dim=24, encoder_attention_heads=2, max_positions=120,
     )  # fmt: skip
     paths = {}
-    for name, seed in (("ccpr", 1), ("cpr", 2)):
+    for name, seed, similarity in (("ccpr", 1, "cosine"), ("cpr", 2, "dot")):
         torch.manual_seed(seed)
         context = random_weights(arguments, sentencepiece_tokenizer())
         with torch.no_grad():
@@ -251,11 +251,11 @@ def random_encoders(folder: Path) -> dict[str, Path]:
                 if "norm" not in part:
                     parameter.copy_(noise)
             context.transformer.embed_positions.weight.mul_(0.1)  # words rather than places decide
-        encoder = PhraseEncoder(context, 8, 0.05)
+        encoder = PhraseEncoder(context, 8, similarity, 0.05)
         (folder / name).mkdir()
         context.tokenizer.save(folder / name)
         history = {"optimizer_name": "FairseqAdam", "lr_scheduler_state": {}, "num_updates": 1}
-        state = {"model": encoder.state_dict(), "cfg": {"model": {}}}
+        state = {"model": encoder.state_dict(), "cfg": {"model": {"similarity": similarity}}}
         state |= {"optimizer_history": [history], "extra_state": {"train_iterator": {"epoch": 1}}}
         paths[name] = folder / name / "checkpoint_best.pt"
         torch.save(state | {"task_state": {"context": vars(context.arguments)}}, paths[name])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -16,12 +17,14 @@ from fairseq_ccpr.decoding.learned_memory import LearnedPhrases
 from fairseq_ccpr.decoding.options import StoreSettings
 from fairseq_ccpr.decoding.remote_answers import RemoteAnswers
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.models.phrase_encoder import SpanEncoder, load_phrase_encoder
+from fairseq_ccpr.models.phrase_encoder import COSINE, SpanEncoder, load_phrase_encoder
 from fairseq_ccpr.models.phrase_finder import PhraseFinder, Segmentation
 from fairseq_ccpr.search import EXACT
 from fairseq_ccpr.search.distinct_strings import nearest_distinct
 from fairseq_ccpr.settings import signature
 from fairseq_ccpr.storage.fingerprint import short
+
+logger = logging.getLogger(__name__)
 
 
 class RetrievedPhrase(NamedTuple):
@@ -196,10 +199,17 @@ def find_encoder(datastore: PhraseDatastore, given: str | None) -> Path:
 
 
 def load_encoder(datastore: PhraseDatastore, given: str | None, bf16: bool) -> SpanEncoder:
-    """Load a datastore's phrase encoder, or the one `given`."""
+    """Load a datastore's phrase encoder, or the one `given`; warn where it does not compare by cosine."""
     path = find_encoder(datastore, given)
     with torch.random.fork_rng(devices=[]):  # sampling must draw the same as without phrases
-        return load_phrase_encoder(path, bf16=bf16)
+        encoder = load_phrase_encoder(path, bf16=bf16)
+    if getattr(encoder, "similarity", COSINE) != COSINE:
+        logger.warning(
+            "the phrases of %s are compared by inner products without bounds: --phrases-min-similarity and "
+            "the weights of phrases are made for cosines, and weigh these wrongly until they are tuned",
+            path,
+        )
+    return encoder
 
 
 def query_segmentation(datastore: PhraseDatastore, threshold: float, kind: str | None = None) -> Segmentation:

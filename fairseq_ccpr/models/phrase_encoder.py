@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import torch
 from fairseq import checkpoint_utils
-from fairseq.dataclass import FairseqDataclass
+from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.models import BaseFairseqModel, register_model
 from torch import Tensor, nn
 
@@ -29,6 +29,7 @@ CONTEXT = "context.transformer."  # prefix of a phrase encoder's Transformer
 MOMENTUM = "momentum."  # and of the weights that only its training needs
 UNRECORDED_EDGES = "own"  # the edge rule of checkpoints that do not record one; see `pair_build.edge_rule`
 DEFAULT_ARCHITECTURE, STUDENT = "phrase_encoder", "phrase_student"
+COSINE, DOT = SIMILARITIES = "cosine", "dot"
 MOST_SCALE = 100.0  # maximum of the learned 1 / temperature: beyond it only the nearest candidate counts
 # learning rates for a pretrained Transformer would hardly move the logarithm of the temperature
 SCALE_SPEED = 20.0
@@ -151,6 +152,10 @@ class PhraseEncoderConfig(SpanEncoderConfig):
     """Options of `--arch phrase_encoder`."""
 
     phrase_dim: int = field(default=128, metadata={"help": "o, width of a phrase vector"})
+    similarity: ChoiceEnum(SIMILARITIES) = field(  # type: ignore[valid-type]
+        default="cosine",
+        metadata={"help": "cosine: vectors of length 1 and a learned temperature; dot: plain inner products"},
+    )
     phrase_temperature: float = field(default=0.05, metadata={"help": "where the learned temperature starts"})
     dropout: float = field(default=0.2, metadata={"help": "dropout inside the context encoder"})
 
@@ -161,15 +166,14 @@ class PhraseEncoder(SpanEncoder):
 
     segments = True
     heads = "align.", "segment."
-    kind = "cosine"  # how vectors are compared, which checkpoints record
 
-    def __init__(self, context: ContextEncoder, dimension: int, temperature: float) -> None:
+    def __init__(self, context: ContextEncoder, dimension: int, similarity: str, temperature: float) -> None:
         super().__init__()
-        self.context = context
+        self.context, self.similarity, self.kind = context, similarity, similarity
         self.align, self.dimension = nn.Linear(2 * context.hidden, dimension), dimension
         self.segment = nn.Linear(2 * context.hidden, 1)
         self.log_scale = -math.log(temperature)  # at the start, where weight decay draws it back to
-        self.scale_offset = nn.Parameter(torch.zeros(()))
+        self.scale_offset = nn.Parameter(torch.zeros(()), requires_grad=similarity == "cosine")
 
     @classmethod
     def build_model(cls, cfg: PhraseEncoderConfig, task: Any) -> "PhraseEncoder":
@@ -180,14 +184,16 @@ class PhraseEncoder(SpanEncoder):
                 f"--phrase-temperature is {cfg.phrase_temperature}: give a number above 0"
             )
         context = ContextEncoder.load(Path(cfg.encoder), dropout=cfg.dropout)
-        return cls(context, cfg.phrase_dim, cfg.phrase_temperature)
+        return cls(context, cfg.phrase_dim, str(cfg.similarity), cfg.phrase_temperature)
 
     @property
-    def scale(self) -> Tensor:
+    def scale(self) -> Tensor | float:
         """The factor for inner products of phrase vectors in training: 1 / temperature."""
+        if self.similarity == "dot":
+            return 1.0
         return (self.log_scale + SCALE_SPEED * self.scale_offset).exp().clamp_max(MOST_SCALE)
 
-    def forward(self, *sides: dict[str, Tensor]) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
+    def forward(self, *sides: dict[str, Tensor]) -> tuple[list[tuple[Tensor, Tensor]], Tensor | float]:
         """Compute everything that training needs in one call, as torch's distributed wrappers require.
 
         Args:
@@ -208,7 +214,8 @@ class PhraseEncoder(SpanEncoder):
         return self.context(tokens)
 
     def vectors(self, states: Tensor, spans: Tensor) -> Tensor:
-        return nn.functional.normalize(project_ends(self.align, states, spans), dim=1)
+        vectors = project_ends(self.align, states, spans)
+        return nn.functional.normalize(vectors, dim=1) if self.similarity == "cosine" else vectors
 
     def phrase_logits(self, states: Tensor, spans: Tensor) -> Tensor:
         return project_ends(self.segment, states, spans).squeeze(1)
@@ -217,9 +224,8 @@ class PhraseEncoder(SpanEncoder):
     def restore(
         cls, context: ContextEncoder, weights: dict[str, Tensor], settings: dict[str, Any]
     ) -> "PhraseEncoder":
-        if (compared := settings.get("similarity", cls.kind)) != cls.kind:
-            raise KeyError(f"its vectors are compared by {compared}, which is no longer read")
-        model = cls(context, len(weights["align.weight"]), 1.0)
+        similarity = str(settings.get("similarity", COSINE))  # a student's is its teacher's
+        model = cls(context, len(weights["align.weight"]), similarity, 1.0)
         model.load_state_dict(weights)
         return model
 

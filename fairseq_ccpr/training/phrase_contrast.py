@@ -42,13 +42,13 @@ def world_size() -> int:
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
-def divide_gradient(value: Tensor) -> Tensor:
+def divide_gradient(value: Tensor | float) -> Tensor | float:
     """Return the same value with its gradient divided by the number of processes.
 
     For values that all processes share, when each computes the loss of all rows: the sum over processes
     counts them once.
     """
-    if world_size() == 1:
+    if world_size() == 1 or not isinstance(value, Tensor):
         return value
     return value.detach() + (value - value.detach()) / world_size()
 

@@ -23,7 +23,7 @@ from fairseq_ccpr.models.phrase_finder import PhraseFinder, Segmentation
 from fairseq_ccpr.text.pairs import read_pairs
 from fairseq_ccpr.text.subwords import collate
 from tests.helpers import USER_DIR, call, refused, run
-from tests.small_models import Ccpr, World, Xpr, build_phrases, other_encoder
+from tests.small_models import Ccpr, World, Xpr, build_phrases, other_encoder, random_encoders
 from tests.training.two_processes import gradient_of_two_processes
 
 pytestmark = pytest.mark.full
@@ -176,7 +176,7 @@ def test_training_comes_near_to_the_teacher(trained: Trained, ccpr: Ccpr) -> Non
     found = [tuple(map(float, one)) for one in VALID.findall(trained.log)]
     assert len(found) > 1 and found[-1][0] < 0.7 * found[0][0] and found[-1][1] > found[0][1]
     teacher, student = PhraseEncoder.load(ccpr.checkpoint), PhraseEncoder.load(trained.checkpoint)
-    assert (student.context.layers, student.edges) == (1, teacher.edges)
+    assert (student.context.layers, student.edges, student.similarity) == (1, teacher.edges, "cosine")
     texts = sentences(ccpr, 30)
     untrained, learned = (cosines(teacher, one, texts).mean() for one in (student_of(teacher, 1), student))
     assert 1 - learned < 0.6 * (1 - untrained)
@@ -246,6 +246,9 @@ def test_bad_input(ccpr: Ccpr, xpr: Xpr, tmp_path: Path) -> None:
     refused(trains("--layers", 3), "--layers 3: the encoder has 2, give 1 to 2")
     refused(trains("--layers", 0), "--layers 0: the encoder has 2, give 1 to 2")
     refused(trains("--save-dir", ccpr.checkpoint.parent), "is the folder of --phrase-encoder: give another")
+    (tmp_path / "of-others").mkdir()
+    dot = random_encoders(tmp_path / "of-others")["cpr"]
+    refused(trains("--phrase-encoder", dot), "compares phrases by dot: give one that compares them by cosine")
     call(*training(ccpr, tmp_path / "run", 1))
     other = other_encoder(ccpr, tmp_path / "other")
     refused(trains("--phrase-encoder", other, "--max-update", 2), "run does not hold a student of .*other")

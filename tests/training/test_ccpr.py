@@ -26,7 +26,6 @@ from fairseq_ccpr.models.pretrained.context_encoder import ContextEncoder
 from fairseq_ccpr.phrases.pair_build import edge_rule
 from fairseq_ccpr.phrases.pair_store import PhrasePairs
 from fairseq_ccpr.text.pairs import read_pairs
-from fairseq_ccpr.text.tokenizers import load_tokenizer
 from fairseq_ccpr.training.contrast_dataset import PhraseContrastDataset
 from fairseq_ccpr.training.phrase_contrast import (
     CcprConfig,
@@ -104,7 +103,7 @@ def test_ends_are_multiplied_before_they_are_gathered() -> None:
 
 def untrained(ccpr: Ccpr) -> PhraseEncoder:
     torch.manual_seed(1)
-    return PhraseEncoder(ContextEncoder.load(ccpr.context), 16, 0.05).eval()
+    return PhraseEncoder(ContextEncoder.load(ccpr.context), 16, "cosine", 0.05).eval()
 
 
 def test_criterion_adds_both_directions_and_segmentation(ccpr: Ccpr) -> None:
@@ -258,12 +257,6 @@ def test_loaded_encoder_is_the_trained_one(ccpr: Ccpr, tmp_path: Path) -> None:
     (folder / "dict.txt").write_text("a 1\n")
     with pytest.raises(CheckpointError, match="no phrase encoder for the tokenizer next to it"):
         PhraseEncoder.load(folder / ccpr.checkpoint.name)
-    state = torch.load(ccpr.checkpoint)
-    state["cfg"]["model"]["similarity"] = "dot"  # as an earlier version could train it
-    torch.save(state, tmp_path / "dot.pt")
-    load_tokenizer(ccpr.checkpoint.parent).save(tmp_path)
-    with pytest.raises(CheckpointError, match="its vectors are compared by dot, which is no longer read"):
-        PhraseEncoder.load(tmp_path / "dot.pt")
     with pytest.raises(CheckpointError, match="there is no phrase encoder"):
         PhraseEncoder.load(folder / "nothing.pt")
     with pytest.raises(CheckpointError, match=r"model\.pt is no phrase encoder"):

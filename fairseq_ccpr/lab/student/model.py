@@ -36,7 +36,7 @@ class PhraseStudent(PhraseEncoder):
         teacher = task.teacher
         last, gaps = teacher.context.layers - 1, max(cfg.layers - 1, 1)
         kept = [round(number * last / gaps) for number in range(cfg.layers)]
-        student = cls(keep_layers(teacher.context, kept), teacher.dimension, 1.0)
+        student = cls(keep_layers(teacher.context, kept), teacher.dimension, teacher.similarity, 1.0)
         student.align.load_state_dict(teacher.align.state_dict())
         student.segment.load_state_dict(teacher.segment.state_dict())
         transformer = student.context.transformer

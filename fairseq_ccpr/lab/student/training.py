@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.lab.student.model import span_ends
-from fairseq_ccpr.models.phrase_encoder import PhraseEncoder
+from fairseq_ccpr.models.phrase_encoder import COSINE, PhraseEncoder
 from fairseq_ccpr.paths import split_paths
 from fairseq_ccpr.text.pairs import read_lines
 from fairseq_ccpr.text.subwords import Subwords, SubwordTokenizer, collate
@@ -90,6 +90,11 @@ class PhraseDistillationTask(EncoderTask):
                 f"--save-dir {cfg.save_dir} is the folder of --phrase-encoder: give another"
             )
         self.teacher = PhraseEncoder.load(Path(cfg.phrase_encoder)).requires_grad_(False)
+        if self.teacher.similarity != COSINE:
+            raise ConfigurationError(
+                f"--phrase-encoder {cfg.phrase_encoder} compares phrases by {self.teacher.similarity}: give "
+                "one that compares them by cosine"
+            )
         self._taught_by = self.teacher.fingerprint()
 
     @cached_property
