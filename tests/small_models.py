@@ -101,7 +101,12 @@ class Ccpr:
 
     def dataset(self, split: str = "valid", **changes: float) -> PhraseContrastDataset:
         """What its training or validation draws from, with options of their own."""
-        options = {"phrases_per_sentence": 8, "max_subwords": 100, "seed": 1}
+        options = {
+            "phrases_per_sentence": 8,
+            "different_context_fraction": 0.0,
+            "max_subwords": 100,
+            "seed": 1,
+        }
         tokenizer = load_tokenizer(self.context)
         return PhraseContrastDataset(PhrasePairs(self.phrases / split), tokenizer, **options | changes)
 

@@ -43,19 +43,24 @@ class EpochDataset(SizedDataset):
 class LengthBatches(EpochDataset):
     """A data set that fairseq orders and batches again each epoch.
 
-    Each of its n examples is a sentence pair, and a batch is a padded table of subwords for each side.
+    Each of its n examples has sentences on two sides, and a batch is a padded table of subwords for each
+    side.
     """
 
-    lengths: np.ndarray  # int64 [n, 2], subwords on either side
+    counts: np.ndarray  # int64 [n, 2], sentences of each example on either side, at most
+    lengths: np.ndarray  # int64 [n, 2], subwords of the longest of them
     seed: int  # of the order
 
     @property
     def sizes(self) -> np.ndarray:  # type: ignore[override]
-        """Subwords of each example on its longer side, int64 [n]; fairseq leaves out those with too many."""
-        return self.lengths.max(axis=1)
+        """Subwords of each example on its larger side, with padding, int64 [n].
+
+        fairseq leaves out examples with too many.
+        """
+        return (self.counts * self.lengths).max(axis=1)
 
     def ordered_indices(self) -> np.ndarray:
-        return by_length(self.sizes, self.seed, self.epoch)
+        return by_length(self.lengths.max(axis=1), self.seed, self.epoch)
 
     def batch_by_size(
         self,
@@ -75,8 +80,9 @@ class LengthBatches(EpochDataset):
         batches = []
         while len(indices):
             window = indices[:most]
-            padded = np.arange(1, len(window) + 1) * np.maximum.accumulate(self.sizes[window])
-            size = len(window) if max_tokens is None else int((padded <= max_tokens).sum())
+            # [w, 2]
+            padded = self.counts[window].cumsum(axis=0) * np.maximum.accumulate(self.lengths[window])
+            size = len(window) if max_tokens is None else int((padded.max(axis=1) <= max_tokens).sum())
             if size > required_batch_size_multiple:
                 size -= size % required_batch_size_multiple
             batches.append(indices[: max(1, size)])
@@ -89,5 +95,10 @@ class Mixture(LengthBatches, ConcatDataset):
 
     def __init__(self, datasets: list[LengthBatches]) -> None:
         super().__init__(datasets)
-        self.seed, self.lengths = datasets[0].seed, np.concatenate([one.lengths for one in datasets])
+        self.seed = datasets[0].seed
         self.set_epoch(datasets[0].epoch)
+
+    def set_epoch(self, epoch: int) -> None:
+        super().set_epoch(epoch)
+        for name in ("counts", "lengths"):
+            setattr(self, name, np.concatenate([getattr(dataset, name) for dataset in self.datasets]))

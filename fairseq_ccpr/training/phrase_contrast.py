@@ -124,6 +124,13 @@ class PhraseContrastConfig(PhraseTaskConfig):
     phrases_per_sentence: int = field(
         default=8, metadata={"help": "phrase pairs drawn from a sentence pair for training, each epoch"}
     )
+    different_context_fraction: float = field(
+        default=0.0,
+        metadata={
+            "help": "fraction of the phrases whose translation is taken from another sentence, which counts for --max-tokens "
+            "as well: 0 is CCPR, 1 is CPR"
+        },
+    )
     max_subwords: int = field(default=128, metadata={"help": "longer sentences are left out"})
 
 
@@ -136,17 +143,26 @@ class PhraseContrastTask(PhraseTask):
 
     def __init__(self, cfg: PhraseContrastConfig) -> None:
         super().__init__(cfg)
+        fraction = cfg.different_context_fraction
+        if not 0 <= fraction <= 1:
+            raise ConfigurationError(
+                f"--different-context-fraction is {fraction}: give a fraction between 0 and 1"
+            )
         refuse_below_1(cfg, "phrases_per_sentence")
         self.edges = UNRECORDED_EDGES
 
     def load_dataset(self, split: str, **kwargs: Any) -> None:
         """Load a split. Validation does not depend on how phrases are drawn for training."""
-        phrases = self.cfg.phrases_per_sentence if split == "train" else VALID_PHRASES
+        phrases, elsewhere = self.cfg.phrases_per_sentence, self.cfg.different_context_fraction
+        if split != "train":  # translations in their own sentences, for CPR too
+            phrases, elsewhere = VALID_PHRASES, 0.0
         pairs = list(self.open_folders(split, PhrasePairs))
         if split == "train":
             self.edges = "+".join(sorted({edge_rule(folder.manifest.settings) for folder in pairs}))
         most, seed = self.cfg.max_subwords, self.cfg.seed
-        sets = [PhraseContrastDataset(folder, self.tokenizer, phrases, most, seed) for folder in pairs]
+        sets = [
+            PhraseContrastDataset(folder, self.tokenizer, phrases, elsewhere, most, seed) for folder in pairs
+        ]
         if left_out := sum(one.left_out for one in sets):
             logger.info("%s: %d sentence pairs of more than %d subwords left out", split, left_out, most)
         if not sum(map(len, sets)):

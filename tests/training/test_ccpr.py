@@ -266,7 +266,7 @@ def test_loaded_encoder_is_the_trained_one(ccpr: Ccpr, tmp_path: Path) -> None:
 @pytest.mark.full
 def test_training_resumes_on_a_mixture(ccpr: Ccpr, tmp_path: Path) -> None:
     shutil.copytree(ccpr.checkpoint.parent, tmp_path / "run")
-    words = ccpr.training(tmp_path / "run", 64)
+    words = ccpr.training(tmp_path / "run", 64, "--different-context-fraction", 0.5)
     words[1] = f"{ccpr.phrases}:{ccpr.phrases}"  # two sets
     log = run(*words).stdout
     assert "(epoch 5 @ 40 updates)" in log and "end of epoch 5" in log
@@ -304,6 +304,7 @@ def test_training_refuses_bad_input(ccpr: Ccpr, tmp_path: Path) -> None:
         return call(*ccpr.training(tmp_path / "run", 1, *extra), check=False)
 
     refused(train("--max-subwords", 201), "--max-subwords is 201, but the encoder .* takes 200")
+    refused(train("--different-context-fraction", 1.5), "--different-context-fraction is 1.5")
     refused(train("--phrases-per-sentence", 0), "--phrases-per-sentence is 0")
     refused(train("--phrase-dim", 0), "--phrase-dim is 0")
     refused(train("--phrase-temperature", 0), "--phrase-temperature is 0")

@@ -1,8 +1,9 @@
-"""What CCPR is trained on: phrases drawn from sentences, in batches."""
+"""What CCPR is trained on: phrases drawn from sentences and from other contexts, in batches."""
 
 from __future__ import annotations
 
 import itertools
+from collections import defaultdict
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from fairseq_ccpr.phrases.pair_store import PhrasePairs
 from fairseq_ccpr.text.subwords import subword_bounds
 from fairseq_ccpr.text.tokenizers import load_tokenizer
 from fairseq_ccpr.text.words import word_spans
+from fairseq_ccpr.training.contrast_dataset import Occurrences
 from fairseq_ccpr.training.length_batches import LengthBatches, Mixture
 from fairseq_ccpr.training.phrase_contrast import PhraseContrastConfig, PhraseContrastTask
 from tests.small_models import Ccpr
@@ -121,10 +123,75 @@ def test_long_sentences_are_left_out_and_counted(ccpr: Ccpr) -> None:
     assert sorted(order) == list(range(len(dataset))) and (np.diff(dataset.sizes[order]) >= 0).all()
 
 
+def other_contexts(pairs: PhrasePairs) -> dict[int, set[int]]:
+    """For each row the rows of the same strings in other target sentences, by comparing all."""
+    groups = defaultdict(list)
+    for row, (number, a, b, c, d) in enumerate(pairs.pairs.tolist()):
+        source, target = pairs.sentence(number)
+        groups[source[a:b], target[c:d]].append((row, target))
+    return {
+        row: {other for other, elsewhere in rows if elsewhere != target}
+        for rows in groups.values()
+        for row, target in rows
+    }
+
+
+def test_occurrences_are_those_in_other_sentences(ccpr: Ccpr) -> None:
+    pairs, rng = PhrasePairs(ccpr.phrases / "train"), np.random.default_rng(1)
+    occurrences, wanted = Occurrences(pairs), other_contexts(pairs)
+    assert sum(map(bool, wanted.values())) > 100
+    for row, others in wanted.items():
+        drawn = set(occurrences.draw(np.array([row] * 64), rng).tolist())
+        assert drawn <= (others or {row})
+        assert len(drawn) == max(1, len(others)) or len(others) > 4
+    everything = np.arange(pairs.size)
+    assert all(
+        drawn in (wanted[row] or {row})
+        for row, drawn in enumerate(occurrences.draw(everything, rng).tolist())
+    )
+
+
+@pytest.mark.parametrize("fraction", [0.0, 0.5, 1.0])
+def test_targets_come_from_other_contexts(ccpr: Ccpr, fraction: float) -> None:
+    dataset = ccpr.dataset("train", different_context_fraction=fraction, max_subwords=1000)
+    wanted = {
+        tuple(dataset.pairs.pairs[row].tolist()): {
+            dataset.pairs.sentence(dataset.pairs.pairs[o, 0])[1] for o in others
+        }
+        for row, others in other_contexts(dataset.pairs).items()
+    }
+    elsewhere = able = 0
+    for index in range(100):
+        number = int(dataset.sentences[index])
+        source, target = dataset.pairs.sentence(number)
+        of_sentence = {}
+        for key in map(tuple, dataset.pairs.pairs_of(number).tolist()):
+            _, a, b, c, d = key
+            of_sentence.setdefault((source[a:b], target[c:d]), set()).update(wanted[key])
+        example = dataset[index]
+        assert example[0].subwords.text == source
+        others = [(string, side.subwords.text) for side in example[1:] for string in side.strings]
+        for string, (other, text) in zip(example[0].strings, others, strict=True):
+            able += bool(of_sentence[string, other])
+            elsewhere += text != target
+            assert text in {target} | of_sentence[string, other]
+        texts = [side.subwords.text for side in example[1:]]
+        assert len(set(texts)) == len(texts) == len({text for _, text in others})
+    assert able > 30
+    assert (
+        elsewhere == 0
+        if fraction == 0
+        else elsewhere == able
+        if fraction == 1
+        else 0.3 < elsewhere / able < 0.7
+    )
+
+
 @pytest.mark.full
-def test_batches_are_as_large_as_asked_for_on_either_side(ccpr: Ccpr) -> None:
+@pytest.mark.parametrize("fraction", [0.0, 0.3, 1.0])
+def test_batches_are_as_large_as_asked_for_on_either_side(ccpr: Ccpr, fraction: float) -> None:
     most, sides = 900, ("source", "target")
-    dataset = ccpr.dataset("train")
+    dataset = ccpr.dataset("train", different_context_fraction=fraction)
     largest = []
     for epoch in (1, 2):
         dataset.set_epoch(epoch)
@@ -133,7 +200,8 @@ def test_batches_are_as_large_as_asked_for_on_either_side(ccpr: Ccpr) -> None:
         tables = [dataset.collater([dataset[i] for i in batch]) for batch in batches]
         for batch, table in zip(batches, tables, strict=True):
             shapes = np.array([table[side]["tokens"].shape for side in sides])
-            assert len(batch) == shapes[0, 0] == shapes[1, 0] == table["nsentences"]
+            assert len(batch) == shapes[0, 0] == table["nsentences"]  # each source sentence once
+            assert np.array_equal(shapes[:, 0], dataset.counts[batch].sum(axis=0))
             assert np.array_equal(shapes[:, 1], dataset.lengths[batch].max(axis=0))
             largest.append(shapes.prod(axis=1).max())
         for batch, following in itertools.pairwise(batches):
@@ -141,17 +209,22 @@ def test_batches_are_as_large_as_asked_for_on_either_side(ccpr: Ccpr) -> None:
             # there was no room for another
             assert max(table[side]["tokens"].numel() for side in sides) > most
     assert max(largest) <= most and np.mean(largest) > 0.8 * most
+    assert (dataset.counts[:, 1].max() > 1) == (fraction > 0)
 
 
-def test_fairseq_makes_batches_of_a_mixture(ccpr: Ccpr) -> None:
-    sets = [ccpr.dataset(split) for split in ("train", "valid")]
+@pytest.mark.parametrize("fraction", [0.0, 1.0])
+def test_fairseq_makes_batches_of_a_mixture(ccpr: Ccpr, fraction: float) -> None:
+    sets = [ccpr.dataset(split, different_context_fraction=fraction) for split in ("train", "valid")]
     mixture, task = Mixture(sets), FairseqTask(None)
     # the trainer gives both
     limits = {"max_tokens": 300, "max_positions": 300, "ignore_invalid_inputs": True}
     for epoch in (1, 2):
         batches = task.get_batch_iterator(mixture, epoch=epoch, required_batch_size_multiple=4, **limits)
         assert all(one.epoch == epoch for one in sets)
-        assert sorted(np.concatenate(batches.frozen_batches)) == list(range(len(mixture)))
+        taken = np.concatenate(batches.frozen_batches)
+        tokens = [mixture.num_tokens(i) for i in range(len(mixture))]
+        assert sorted(taken) == [i for i, count in enumerate(tokens) if count <= 300]
+        assert (len(taken) == len(mixture)) == (fraction == 0)
         assert all(len(batch) < 4 or len(batch) % 4 == 0 for batch in batches.frozen_batches)
         assert max(map(len, batches.frozen_batches)) >= 8
         for batch in batches.next_epoch_itr():
@@ -165,18 +238,16 @@ def test_fairseq_makes_batches_of_a_mixture(ccpr: Ccpr) -> None:
 def test_validation_is_the_same_however_many_phrases_are_drawn_for_training(ccpr: Ccpr) -> None:
     """So that accuracies of encoders that were trained on more or fewer can be compared."""
 
-    def drawn(split: str, phrases_per_sentence: int) -> list[list[int]]:
+    def drawn(split: str, phrases_per_sentence: int, fraction: float) -> list[list[int]]:
         cfg = PhraseContrastConfig(
-            data=str(ccpr.phrases),
-            phrases_per_sentence=phrases_per_sentence,
-            seed=1,
-            cpu=True,
-            encoder=str(ccpr.context),
-        )
+            data=str(ccpr.phrases), phrases_per_sentence=phrases_per_sentence, different_context_fraction=fraction,
+            seed=1, cpu=True, encoder=str(ccpr.context),
+        )  # fmt: skip
         task = PhraseContrastTask(cfg)
         task.load_dataset(split)
         dataset = task.dataset(split)
-        return [part.tolist() for part in (dataset.drawn, dataset.starts)]
+        return [part.tolist() for part in (dataset.sources, dataset.targets, dataset.starts)]
 
-    assert drawn("valid", 1) == drawn("valid", 20)
-    assert drawn("train", 1) != drawn("train", 20)
+    few, many = ((1, 1.0), (20, 0.0))
+    assert drawn("valid", *few) == drawn("valid", *many)
+    assert drawn("train", *few) != drawn("train", *many)
