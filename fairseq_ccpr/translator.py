@@ -13,6 +13,7 @@ import torch
 
 from fairseq_ccpr.building.live_compact import LiveCompaction
 from fairseq_ccpr.datastore.learned import Learned, LearnedPair
+from fairseq_ccpr.decoding.glossary_memory import UNWRITABLE, GlossaryMemory
 from fairseq_ccpr.decoding.learned_memory import LearnedMemory
 from fairseq_ccpr.decoding.token_memory import TokenMemory
 from fairseq_ccpr.device import AUTO, PRECISIONS
@@ -22,7 +23,11 @@ from fairseq_ccpr.evaluation.explanation import Explanation
 from fairseq_ccpr.inference.learning import Learner, learned_memory
 from fairseq_ccpr.inference.resources import configure_named, configure_system, words_by_name
 from fairseq_ccpr.inference.system import SESSION, System
+from fairseq_ccpr.text.glossary import MAX_TERM_WORDS
+from fairseq_ccpr.text.pairs import tidy
 
+LONG_TERM = f"a term has 1 to {MAX_TERM_WORDS} words: learn it without term, as a sentence"
+UNWRITTEN_TERM = f"{UNWRITABLE}: learn it without term, as a sentence"
 logger = logging.getLogger(__name__)
 
 
@@ -197,8 +202,38 @@ class Translator(System):
         """
         learned = self._learner.learn(pairs, author)
         if self.terms:  # one may have been replaced
-            self.prefer()
+            self._prefer()
         return learned
+
+    def learn_terms(self, pairs: Sequence[tuple[str, str]], author: str = "") -> list[Learned | str]:
+        """Learn pairs of a session that count as terms of a glossary, too.
+
+        They count before those of its other glossary, and as long as the pairs do: of one source, the one that
+        was learned last.
+
+        Returns:
+            As `learn_all`.
+
+        Raises:
+            ConfigurationError: this is no session.
+            DatastoreError: the journal cannot be written: nothing was learned then.
+        """
+        glossary = self.find_memory(GlossaryMemory)
+        if glossary is None or not self.name.startswith(SESSION):
+            raise ConfigurationError("terms are learned in a session: give others as --glossary")
+        faults = [
+            LONG_TERM
+            if len(source.split()) > MAX_TERM_WORDS
+            else UNWRITTEN_TERM
+            if target.strip() and not glossary.candidates.written(tidy(target))
+            else ""
+            for source, target in pairs
+        ]
+        learned = self.learn_all([pair for pair, fault in zip(pairs, faults) if not fault], author)
+        self.terms |= {one.id for one in learned if not isinstance(one, str)}
+        self._prefer()
+        each = iter(learned)
+        return [fault or next(each) for fault in faults]
 
     def forget(self, *ids: int) -> list[LearnedPair]:
         """Forget pairs that were learned: translations are from now on as if they never had been.
@@ -213,7 +248,7 @@ class Translator(System):
         """
         restored = learned_memory(self).forget(ids)
         if self.terms:
-            self.prefer()
+            self._prefer()
         return restored
 
     def memory(self, query: str = "", counting: bool = False) -> list[LearnedPair]:
@@ -227,15 +262,9 @@ class Translator(System):
         """
         return learned_memory(self).store.find(query, counting)
 
-    def prefer(self, *ids: int) -> None:
-        """Let learned pairs of a session count as terms of a glossary, and before those of its other glossary.
-
-        They do as long as the pairs count: of one source, the one that was learned last.
-        """
-        if not self.name.startswith(SESSION):
-            raise ConfigurationError("terms are learned in a session: give others as --glossary")
+    def _prefer(self) -> None:
+        """Bring the glossary of a session up to date with its terms that count."""
         assert self.task.glossary is not None  # as a session has
-        self.terms |= {*ids}
         terms = [one for one in self.memory(counting=True) if one.id in self.terms]
         self.task.glossary.become((one.source, one.target) for one in reversed(terms))
 

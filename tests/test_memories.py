@@ -199,6 +199,15 @@ def test_sessions_begin_to_learn_and_are_gone_when_too_old(
     assert not translator._sessions and not any(Path(folder).exists() for folder in folders)
 
 
+def test_a_session_is_not_explained(stores: dict[str, Path]) -> None:
+    with Translator(datastore=stores["cars"], **KEEN) as translator:
+        session = translator.begin(Session.name_of("", "a"))
+        with pytest.raises(
+            ConfigurationError, match="a session, which may have terms, works in beam search alone"
+        ):
+            session.explain("ja")
+
+
 def test_a_session_is_for_one_model(world: World, stores: dict[str, Path]) -> None:
     with (
         Translator(f"{world.model}:{world.model}", datastore=stores["cars"], **KEEN) as translator,

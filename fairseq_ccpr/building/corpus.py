@@ -18,7 +18,6 @@ from fairseq_ccpr.storage.data_bin import corpus_fingerprint, has_subset, parts_
 from fairseq_ccpr.text.languages import LanguageTags
 
 SEED = 1  # of random fractions of a corpus
-READ_ROWS = 1 << 20
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fairseq_ccpr.datastore.source_index import SentenceMemory, SourceIndex
-from fairseq_ccpr.datastore.token import FAMILIAR
+from fairseq_ccpr.datastore.token import FAMILIAR, hash_targets
 from fairseq_ccpr.decoding.mixture import target_log_probabilities
 from fairseq_ccpr.decoding.options import TokenRetrievalSettings
 from fairseq_ccpr.decoding.token_memory import DEEP, LIKENESSES
@@ -22,8 +22,6 @@ from fairseq_ccpr.decoding.token_retriever import Neighbours, best_neighbours
 from fairseq_ccpr.search import Index
 
 ASKED_TOKENS, SEED = 1024, 1
-COMPARED = 64  # tokens of a sentence that tell it from others
-AT_ONCE = 1 << 12  # sentences at a time
 LEAST = 10_000  # entries: held-out tokens of fewer find less than text that these are meant for
 OWN = 64  # entries beyond k that are asked for, as those of the own sentence are among the nearest
 LAMBDAS = tuple(round(0.1 * i, 1) for i in range(1, 10))
@@ -60,8 +58,9 @@ def measure_defaults(
     depth = k if sources is None else DEEP
     scores, ids = index.search(torch.from_numpy(keys[rows]).float(), depth + OWN)
     near = ids.clamp_min(0).numpy()
-    texts = _texts(values, provenance, np.concatenate([rows[:, None], near], axis=1))
-    own = torch.from_numpy(texts[:, 1:] == texts[:, :1]) | (ids < 0)
+    targets_of = hash_targets(values, provenance)
+    own = targets_of[provenance[near, 0]] == targets_of[provenance[rows, :1]]
+    own = torch.from_numpy(own) | (ids < 0)
     scores, order = scores.masked_fill(own, float("-inf")).topk(min(depth, scores.size(1)), dim=1)
     found = Neighbours(ids.gather(1, order), scores, torch.from_numpy(values[near]).long().gather(1, order))
     if sources is not None:
@@ -89,22 +88,18 @@ def measure_defaults(
     measured |= {"lambda_": lambda_} if model is not None else {}
     if sources is None:
         return measured
-    familiar = float(np.quantile(_own_likeness(sources, values, provenance, rows), 0.01))
+    familiar = float(np.quantile(_own_likeness(sources, targets_of, provenance[rows, 0]), 0.01))
     return measured | {"likeness": likeness, FAMILIAR: float(f"{familiar:.3f}")}
 
 
-def _own_likeness(
-    sources: SourceIndex, values: np.ndarray, provenance: np.ndarray, rows: np.ndarray
-) -> list[float]:
-    """Compute how much the sentences of some rows are like the most alike one with another target."""
+def _own_likeness(sources: SourceIndex, targets: np.ndarray, sentences: np.ndarray) -> list[float]:
+    """Compute how much sentences, int [n], are like the most alike one with another target; `targets` by number."""
     memory, found = SentenceMemory(sources, [], np.empty(0, np.int64)), []
-    for number in np.unique(provenance[rows, 0]).tolist():
+    for number in np.unique(sentences).tolist():
         sims = memory.likeness([sources.source(number)]).sims[0]
         near = np.argpartition(sims, -min(OWN, len(sims)))[-OWN:]
         near = near[sources.hashes[near] != 0]
-        first = sources.sentences[np.append(number, near), 0]
-        texts = _texts(values, provenance, first[None])[0]
-        found.append(float(sims[near][texts[1:] != texts[0]].max(initial=0.0)))
+        found.append(float(sims[near][targets[near] != targets[number]].max(initial=0.0)))
     return found
 
 
@@ -113,16 +108,3 @@ def _likeness(sources: SourceIndex, asked: np.ndarray, found: np.ndarray) -> Ten
     memory = SentenceMemory(sources, [], np.empty(0, np.int64))
     rows = (memory.likeness([sources.source(one)]).sims[0, some] for one, some in zip(asked.tolist(), found))
     return torch.from_numpy(np.stack(list(rows))).float()
-
-
-def _texts(values: np.ndarray, provenance: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Hash the target sentence that each row is of, uint64 as `rows`: the same where the tokens are."""
-    places, hashes = np.arange(COMPARED), [np.empty(0, np.uint64)]
-    weights = np.random.default_rng(SEED).integers(1, 2**63, COMPARED, dtype=np.uint64)
-    firsts, which = np.unique(rows - provenance[rows, 1], return_inverse=True)
-    for start in range(0, len(firsts), AT_ONCE):
-        first = firsts[start : start + AT_ONCE]
-        spans = np.minimum(first[:, None] + places, len(values) - 1)
-        inside = (provenance[spans, 0] == provenance[first, :1]) & (provenance[spans, 1] == places)
-        hashes.append(((values[spans].astype(np.uint64) + 1) * weights * inside).sum(axis=1, dtype=np.uint64))
-    return np.asarray(np.concatenate(hashes)[which].reshape(rows.shape))

@@ -307,9 +307,6 @@ class Grams(NamedTuple):
         grams, counts = np.unique(numbers * words + np.concatenate(last), return_counts=True)
         return cls(distinct[grams // words], grams % words, counts)
 
-    def select(self, rows: np.ndarray) -> Grams:
-        return Grams(*(column[rows] for column in self))
-
 
 class TextDatastore(OpenedPart[TextSection]):
     """The text part of a datastore, opened for reading: memory-mapped, checked for size and shape.

@@ -26,6 +26,7 @@ from fairseq_ccpr.storage.fingerprint import short
 FAMILIAR = "familiar"
 # fairseq's symbol for what the dictionary does not have; retrieval never proposes it
 UNKNOWN_SYMBOL = "<unk>"
+HASHED_ROWS = 1 << 20  # entries at a time
 
 
 class KeyProjection(nn.Module):
@@ -183,3 +184,33 @@ class TokenDatastore(KeyedPart[TokenSection]):
     def read_symbols(self) -> list[str]:
         with (self.folder / SYMBOLS).open(encoding="utf-8", newline="\n") as stream:
             return stream.read().split("\n")[:-1]
+
+
+def hash_targets(values: np.ndarray, provenance: np.ndarray) -> np.ndarray:
+    """Hash the target of each sentence, uint64 by its number: the same where the tokens are.
+
+    Memory holds the hashes, and a block of rows.
+
+    >>> provenance = np.array([[0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [1, 2], [2, 0], [2, 1], [2, 2]])
+    >>> hashes = hash_targets(np.array([5, 6, 2, 6, 5, 2, 5, 6, 2]), provenance)
+    >>> (hashes == hashes[0]).tolist()
+    [True, False, True]
+
+    Args:
+        values, provenance: int32 [N] and [N, 2], as in a datastore.
+    """
+    hashes = np.zeros(provenance[-1, 0] + 1, np.uint64)
+    for start in range(0, len(values), HASHED_ROWS):
+        sentences, positions = provenance[start : start + HASHED_ROWS].T
+        tokens = values[start : start + HASHED_ROWS].astype(np.uint64)
+        begins = np.flatnonzero(np.diff(sentences, prepend=-1))
+        hashes[sentences[begins]] += np.add.reduceat(_mix(_mix(positions.astype(np.uint64)) + tokens), begins)
+    return hashes
+
+
+def _mix(numbers: np.ndarray) -> np.ndarray:
+    """Scatter uint64 numbers over all of uint64, one to one: the finaliser of SplitMix64."""
+    mixed = numbers + np.uint64(0x9E3779B97F4A7C15)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return mixed ^ (mixed >> np.uint64(31))

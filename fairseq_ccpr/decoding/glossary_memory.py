@@ -37,6 +37,10 @@ END_COST = 5.0  # of the end of the sentence, for each term that is open: none o
 UNKNOWN_COST = 10.0
 GROWTH_COST = 3.0  # of a token that grows the word with which a term has just ended, "ark" to "arked"
 
+UNWRITABLE = (
+    f"the model cannot write it, since its subwords are not in the dictionary, or more than {MAX_SUBWORDS}"
+)
+
 
 class GlossaryVotes(PhraseVotes):
     """How much a term counts, against 1 for all that the model says.
@@ -102,19 +106,17 @@ class GlossaryCandidates(CandidateSource):
         symbols = self.subwords.scheme.encode(term).split()
         return sum(symbol not in self.source_dictionary for symbol in symbols)
 
+    def written(self, term: str) -> list[int]:
+        """Return the subwords that the model writes a translation with; none where it cannot write it."""
+        ids = self.subwords.slice(self.subwords.split(term), 0, len(term)) or []
+        return ids if len(ids) <= MAX_SUBWORDS else []
+
     def _ids_of(self, term: str) -> list[int]:
         if term not in self._ids:
-            ids = self.subwords.slice(self.subwords.split(term), 0, len(term)) or []
-            if not 0 < len(ids) <= MAX_SUBWORDS:
-                logger.warning(
-                    "%s: '%s' is ignored: the model cannot write it, since its subwords are not in the "
-                    "dictionary, or more than %d",
-                    self.glossary.path or "a session",
-                    term,
-                    MAX_SUBWORDS,
-                )
-                ids = []
-            self._ids[term] = ids
+            self._ids[term] = self.written(term)
+            if not self._ids[term]:  # of a file: what a session cannot write is refused
+                glossary = self.glossary.others or self.glossary
+                logger.warning("%s: '%s' is ignored: %s", glossary.path, term, UNWRITABLE)
         return self._ids[term]
 
 
@@ -127,7 +129,6 @@ class GlossaryMemory(Memory):
 
     name = "glossary"
     acts_on = "mixture"
-    unscored = "--glossary works in beam search alone, which is neither scored nor explained: leave it out"
 
     phrases: PhraseMemory
     end_token: int
@@ -140,16 +141,27 @@ class GlossaryMemory(Memory):
         votes = GlossaryVotes().requires_grad_(False).to(device)
         return cls(PhraseMemory(candidates, PhraseSettings(), votes, device), end_token, unknown_token)
 
+    @property
+    def unscored(self) -> str:
+        given = (
+            "--glossary" if self.candidates.glossary.path is not None else "a session, which may have terms,"
+        )
+        return f"{given} works in beam search alone, which is neither scored nor explained: leave it out"
+
+    @property
+    def candidates(self) -> GlossaryCandidates:
+        candidates = self.phrases.candidates
+        assert isinstance(candidates, GlossaryCandidates)  # see `build`
+        return candidates
+
     @cached_property
     def growing(self) -> Tensor:
         """1 for tokens that grow the word before them, fp32 [V]; known once the subwords are."""
-        growing = self.phrases.candidates.subwords.growing()
+        growing = self.candidates.subwords.growing()
         return torch.tensor(growing, dtype=torch.float32, device=self.phrases.device)
 
     def begin(self, sources: Tensor, snapshot: Snapshot) -> Begun:
-        candidates = self.phrases.candidates
-        assert isinstance(candidates, GlossaryCandidates)
-        if not candidates.glossary.variants:
+        if not self.candidates.glossary.variants:
             return Begun(MemoryBatch)
         phrases, sources = self.phrases.begin(sources, snapshot), sources.cpu()
 
@@ -157,7 +169,7 @@ class GlossaryMemory(Memory):
             batch = phrases.encoded()
             assert isinstance(batch, PhraseBatch)
             terms = [len(set(sentence.candidates.queries.tolist())) for sentence in batch.phrases]
-            unknown = [candidates.covers_unknown(*both) for both in zip(snapshot.texts or (), sources)]
+            unknown = [self.candidates.covers_unknown(*both) for both in zip(snapshot.texts or (), sources)]
             if not any(terms) and not any(unknown):
                 return MemoryBatch()
             made = batch.similarity.new_tensor
@@ -166,11 +178,10 @@ class GlossaryMemory(Memory):
         return Begun(lay_out)
 
     def signature(self) -> str:
-        assert isinstance(self.phrases.candidates, GlossaryCandidates)
         counting = {
             "votes": self.phrases.votes.digest(), "end": END_COST, "growth": GROWTH_COST, "unknown": UNKNOWN_COST
         }  # fmt: skip
-        glossary = self.phrases.candidates.glossary
+        glossary = self.candidates.glossary
         terms = (text for term, targets in glossary.variants.items() for text in (term, *targets, ""))
         digest = of_file(glossary.path) if glossary.path is not None else of_strings(terms)
         return signature({"glossary": short(digest), **counting})

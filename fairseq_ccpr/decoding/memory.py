@@ -154,7 +154,6 @@ class Memory(ABC):
             `vote`, or the `mixture` after all have voted.
         bounded: whether --retrieval-lambda-max bounds its weight, see `Mixture.limit`.
         features: the names of what its evidence shows trust.
-        unscored: why given targets cannot be scored with it; empty: they can.
         part: its part of a datastore.
         tuned: fields of its `settings` that tuning chooses; empty: it has none.
         scale: the one of them that its weight is proportional to.
@@ -165,7 +164,6 @@ class Memory(ABC):
     acts_on: ClassVar[Literal["model", "vote", "mixture"]] = "vote"
     bounded: ClassVar[bool] = True
     features: ClassVar[tuple[str, ...]] = ()
-    unscored: ClassVar[str] = ""
     part: ClassVar[str] = ""
     tuned: ClassVar[tuple[str, ...]] = ()
     scale: ClassVar[str] = "lambda_"
@@ -174,6 +172,11 @@ class Memory(ABC):
 
     # What is learned alongside the datastore, live or as of a snapshot; None: nothing.
     learned: LearnedMemory | LearnedEntries | None = None
+
+    @property
+    def unscored(self) -> str:
+        """Why given targets cannot be scored with it; empty: they can."""
+        return ""
 
     @abstractmethod
     def begin(self, sources: Tensor, snapshot: Snapshot) -> MemoryBatch:

@@ -83,8 +83,6 @@ class PhraseRetriever:
         device: torch.device,
         waiting: StoreSettings | None = None,
     ) -> None:
-        if k < 1:
-            raise ConfigurationError(f"--phrases-k is {k}: at least 1 phrase is needed")
         datastore.check_encoder(encoder.fingerprint())
         self.datastore, self.k, self.min_similarity, self.device = datastore, k, min_similarity, device
         self.encoder = encoder.to(device)

@@ -22,6 +22,7 @@ from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.inference import system as inference
 from fairseq_ccpr.inference.confidence import ScoredText, token_ends
 from fairseq_ccpr.inference.system import System
+from fairseq_ccpr.inference.unknown import OFF
 from fairseq_ccpr.storage import fingerprint
 from fairseq_ccpr.storage.data_bin import check_data_bin, has_subset
 from fairseq_ccpr.text.languages import script_of
@@ -41,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 def compare_decoding(system: System) -> Decodings:
     """Decode a subset with fairseq's plain generator and, if there is one, the retrieving one, in turns."""
-    system.task.load_dataset(system.cfg.dataset.gen_subset)
+    load_subset(system.cfg, system.task)
     generators = {BASE: system.generator(retrieve=False)}
     if system.ensemble is not None:
         generators[RETRIEVAL] = system.generator()
@@ -181,8 +182,18 @@ class Decodings:
 def load(cfg: Any) -> tuple[RetrievalTask, list[Any]]:
     """Load the task, the subset `--gen-subset`, and the models, as fairseq-generate does."""
     task, models = inference.load(cfg)
-    task.load_dataset(cfg.dataset.gen_subset)
+    load_subset(cfg, task)
     return task, models
+
+
+def load_subset(cfg: Any, task: RetrievalTask) -> None:
+    """Load the subset `--gen-subset`, which is decoded as fairseq-generate does."""
+    if cfg.generation.replace_unk not in (None, OFF):
+        raise ConfigurationError(
+            f"--replace-unk copies unknown characters of a text, and {cfg.task.data} has them no longer: "
+            "leave it out"
+        )
+    task.load_dataset(cfg.dataset.gen_subset)
 
 
 def batches(cfg: Any, task: Any, models: list[Any], at_least: int = 1) -> Any:

@@ -32,7 +32,15 @@ from fairseq_ccpr.evaluation.grids import (
     with_settings,
 )
 from fairseq_ccpr.evaluation.rescoring import CPU, tune_rescoring
-from fairseq_ccpr.evaluation.test_set import BASE, Decodings, OtherText, TranslationScores, batches, decode
+from fairseq_ccpr.evaluation.test_set import (
+    BASE,
+    Decodings,
+    OtherText,
+    TranslationScores,
+    batches,
+    decode,
+    load_subset,
+)
 from fairseq_ccpr.evaluation.training import WeighedText, train_trust, train_votes, worths
 from fairseq_ccpr.inference.confidence import Confidence, conditions
 from fairseq_ccpr.inference.system import System
@@ -451,7 +459,7 @@ def tune(system: System, also: list[OtherText], trusting: bool, count: int, pref
             f"--prefer {FAITHFUL} is for what copies least from a text, and the datastore has neither a text nor "
             f"phrases of one in the model's subwords: build one, or leave out --prefer {FAITHFUL}"
         )
-    system.task.load_dataset(subset)
+    load_subset(system.cfg, system.task)
     samples = list(batches(system.cfg, system.task, system.models, at_least=BATCHES))
     trial = Trial(system, samples[::SAMPLED], prefer, text=text)
     texts = {subset: samples}

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
-from itertools import chain, compress, islice
+from itertools import chain, islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Event
@@ -35,7 +35,6 @@ from fairseq_ccpr.server.parameters import OPENED, OWNER, Parameters, bad
 from fairseq_ccpr.server.work import ROUND_SENTENCES, BusyError, Work
 from fairseq_ccpr.storage.files import atomic_file
 from fairseq_ccpr.text.formats import EXTRA, FORMATS, open_document, usable
-from fairseq_ccpr.text.glossary import MAX_TERM_WORDS
 from fairseq_ccpr.text.html import Page
 from fairseq_ccpr.text.languages import language_code, language_name, same_language
 from fairseq_ccpr.text.sentences import Mark, Parts, Segments, with_marks
@@ -52,7 +51,6 @@ MINUTES_KEPT, MOST_FILES = 30, 256  # of translated files
 EXPLAINED = 4  # sentences that are explained in a round, at most: each takes several times as long
 NEIGHBOURS = 16  # that are kept of each token
 MOST_PAIRS = 100  # of the memory that one answer has unless asked for more
-LONG_TERM = f"a term has 1 to {MAX_TERM_WORDS} words: learn it without term, as a sentence"
 MOST_OF_SESSION = 2000  # pairs, replaced ones among them
 
 T = TypeVar("T")
@@ -381,7 +379,6 @@ class Service:
         """Learn into one memory, as whoever asks; a session begins with what it learns, `term` 1 as terms too."""
         (name,), author = memory, self.limits.authors.get(asked[OWNER], "")
         term = self._as_terms(asked, memory)
-        kept = [not term or len(source.split()) <= MAX_TERM_WORDS for source, _ in pairs]
 
         def learn(translator: Translator) -> list[Learned | str]:
             if not name.startswith(SESSION):
@@ -390,11 +387,7 @@ class Service:
             try:
                 if len(session.memory()) + len(pairs) > MOST_OF_SESSION:
                     raise ConfigurationError(f"a session has at most {MOST_OF_SESSION:,} pairs: end it")
-                learned = session.learn_all([*compress(pairs, kept)], author)
-                if term:
-                    session.prefer(*(one.id for one in learned if not isinstance(one, str)))
-                each = iter(learned)
-                return [next(each) if one else LONG_TERM for one in kept]
+                return session.learn_terms(pairs, author) if term else session.learn_all(pairs, author)
             finally:
                 if not session.memory():
                     translator.end(name)

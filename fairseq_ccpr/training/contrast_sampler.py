@@ -3,14 +3,14 @@
 # No `from __future__ import annotations` here: fairseq makes its options from the types themselves.
 
 from dataclasses import dataclass, field
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
 import numpy as np
 import torch
-from fairseq.dataclass import ChoiceEnum
 from omegaconf import II, MISSING
 from torch import Tensor
 
+from fairseq_ccpr.datastore.token import TokenDatastore, hash_targets
 from fairseq_ccpr.errors import DatastoreError
 from fairseq_ccpr.search import ExactIndex
 from fairseq_ccpr.search.recall import matching_neighbours
@@ -18,110 +18,61 @@ from fairseq_ccpr.storage.arrays import as_tensor
 from fairseq_ccpr.training.tasks import ContrastTaskConfig
 from fairseq_ccpr.training.token_clusters import PROJECTED_ROWS, TokenClusters
 
-# of entries: keys fp16 [N, d], values int32 [N], sentences int [N]
-Text = tuple[np.ndarray, np.ndarray, np.ndarray]
-SOURCE_NUMBERS = 8  # r, that stand for a source
-# Differences of these numbers, in standard deviations, up to which sources count as the same. Batching and
-# the keys' fp16 cause a fiftieth of it if the model computes in fp32, a third if it computes in fp16. Sources
-# that differ in one short word are farther apart; if they are not, it is just as well that neither gives the
-# other negatives.
-SAME_SOURCE = 0.03
-ORIGIN_ROWS, BLOCK_SENTENCES = 1 << 20, 1 << 14
 HELD_OUT = 0.1  # the largest fraction of the groups of sentences held out for validation
 VALID_KEYS = 200_000  # that validation searches in, at most
 QUERIES_AT_ONCE = 1 << 10  # searched for at a time
 
 
-@dataclass(frozen=True)
-class Origins:
-    """Marks that show whether sentences repeat each other, in any shape."""
+class Text(NamedTuple):
+    """The N entries of a token datastore, of sentences with numbers below S."""
 
-    # int64 [...], the same number where all target tokens are the same; -1: no group of the datastore
-    groups: Tensor
-    sources: Tensor  # fp32 [..., r], equal up to `SAME_SOURCE` where the source is the same
+    keys: np.ndarray  # fp16 [N, d]
+    values: np.ndarray  # int32 [N]
+    provenance: np.ndarray  # int32 [N, 2]
+    sources: np.ndarray  # uint64 [S], see `source_index.hash_source`
 
-    def __getitem__(self, index: Tensor) -> "Origins":
-        return Origins(self.groups[index], self.sources[index])
+    @classmethod
+    def of(cls, datastore: TokenDatastore) -> "Text":
+        hashes = datastore.source_index.hashes
+        return cls(datastore.keys, datastore.values, datastore.provenance, hashes)
 
-    def to(self, device: torch.device) -> "Origins":
-        return Origins(self.groups.to(device), self.sources.to(device))
+    @property
+    def sentences(self) -> np.ndarray:
+        """The sentence of each entry, int32 [N]."""
+        return self.provenance[:, 0]
 
-    def repeated_by(self, others: "Origins") -> Tensor:
-        """Compare [B] sentences with [B, C] others: bool [B, C], where translation or source is the same."""
-        same_target = others.groups == self.groups.unsqueeze(1)
-        apart = (others.sources - self.sources.unsqueeze(1)).abs().amax(dim=2)
-        return same_target | (apart <= SAME_SOURCE)
+    def targets(self) -> np.ndarray:
+        return hash_targets(self.values, self.provenance)
 
 
 class SentenceOrigins:
-    """The origins of a datastore's sentences.
+    """Which sentences of a datastore repeat one another.
 
-    A datastore does not hold the source. But the decoder's state at the first position depends only on the
-    source, so equal sources give equal states; a few random projections of that state represent the source.
+    An origin is two numbers: of a group, in which all have the same target, and of the source.
     """
 
-    def __init__(self, keys: np.ndarray, values: np.ndarray, sentences: np.ndarray) -> None:
-        starts = _starts(sentences)
-        self.lengths = np.diff(np.append(starts, len(sentences)))  # int64 [S]
-        # [N]
-        self.sentence_of = torch.from_numpy(np.repeat(np.arange(len(starts), dtype=np.int32), self.lengths))
-        self._hashes, groups = np.unique(hash_sentences(values, sentences), return_inverse=True)
-        self._random = (
-            np.random.default_rng(1).normal(size=(keys.shape[1], SOURCE_NUMBERS)).astype(np.float32)
-        )
-        sources = self._project(keys, starts)
-        self._mean, self._deviation = sources.mean(axis=0), np.maximum(sources.std(axis=0), 1e-6)
-        self.origins = Origins(torch.from_numpy(groups), self._scale(sources))
+    def __init__(self, text: Text) -> None:
+        self._hashes, groups = np.unique(text.targets(), return_inverse=True)
+        self.origins = _origins(groups, text.sources)  # int64 [S, 2]
 
-    def of_rows(
-        self, keys: np.ndarray, values: np.ndarray, sentences: np.ndarray, rows: np.ndarray
-    ) -> Origins:
-        """Determine the origins of rows, int64 [Q], of another datastore, by the same marks."""
-        starts = _starts(sentences)
-        chosen, sentence_of = np.unique(np.searchsorted(starts, rows, side="right") - 1, return_inverse=True)
-        hashes = hash_sentences(values, sentences)[chosen]
+    def of_rows(self, text: Text, rows: np.ndarray) -> Tensor:
+        """Determine the origins of rows, int64 [Q], of another datastore, int64 [Q, 2].
+
+        -1 is in place of a group where none here has the same target.
+        """
+        sentences = text.sentences[rows]
+        hashes = text.targets()[sentences]
         place = np.searchsorted(self._hashes, hashes).clip(max=len(self._hashes) - 1)
-        groups = np.where(self._hashes[place] == hashes, place, -1)
-        sources = self._scale(self._project(keys, starts[chosen]))
-        return Origins(torch.from_numpy(groups), sources)[torch.from_numpy(sentence_of)]
-
-    def _project(self, keys: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        blocks = [rows[start : start + BLOCK_SENTENCES] for start in range(0, len(rows), BLOCK_SENTENCES)]
-        return np.concatenate([keys[block].astype(np.float32) @ self._random for block in blocks])
-
-    def _scale(self, projected: np.ndarray) -> Tensor:
-        return torch.from_numpy((projected - self._mean) / self._deviation)
+        return _origins(np.where(self._hashes[place] == hashes, place, -1), text.sources[sentences])
 
 
-def hash_sentences(values: np.ndarray, sentences: np.ndarray) -> np.ndarray:
-    """Hash the tokens of each sentence in their order, uint64 [S]; memory holds a block of rows.
-
-    >>> hashes = hash_sentences(np.array([5, 6, 2, 6, 5, 2, 5, 6, 2]), np.array([0, 0, 0, 1, 1, 1, 4, 4, 4]))
-    >>> (hashes == hashes[0]).tolist()
-    [True, False, True]
-    """
-    starts = _starts(sentences)
-    hashes = np.zeros(len(starts), np.uint64)
-    for first in range(0, len(values), ORIGIN_ROWS):
-        tokens = values[first : first + ORIGIN_ROWS].astype(np.uint64)
-        rows = np.arange(first, first + len(tokens))
-        sentence_of = np.searchsorted(starts, rows, side="right") - 1
-        mixed = _mix(_mix((rows - starts[sentence_of]).astype(np.uint64)) + tokens)
-        begins = np.flatnonzero(np.diff(sentence_of, prepend=-1))
-        hashes[sentence_of[begins]] += np.add.reduceat(mixed, begins)
-    return hashes
+def _origins(groups: np.ndarray, sources: np.ndarray) -> Tensor:
+    return torch.from_numpy(np.stack([groups, sources.view(np.int64)], axis=1))
 
 
-def _mix(numbers: np.ndarray) -> np.ndarray:
-    """Scatter uint64 numbers over all of uint64, one to one: the finaliser of SplitMix64."""
-    mixed = numbers + np.uint64(0x9E3779B97F4A7C15)
-    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return mixed ^ (mixed >> np.uint64(31))
-
-
-def _starts(sentences: np.ndarray) -> np.ndarray:
-    return np.flatnonzero(np.diff(sentences, prepend=sentences[0] - 1))
+def repeated(origins: Tensor, others: Tensor) -> Tensor:
+    """Compare origins [B, 2] with others [B, C, 2]: bool [B, C], where target or source is the same."""
+    return (others == origins.unsqueeze(1)).any(dim=2)
 
 
 @dataclass
@@ -134,10 +85,7 @@ class TokenContrastConfig(ContrastTaskConfig):
     positives: int = field(default=2, metadata={"help": "M, positives of an anchor"})
     negatives: int = field(default=32, metadata={"help": "N, negatives of an anchor"})
     nearest_clusters: int = field(
-        default=128, metadata={"help": "K, nearest clusters that hard negatives come from"}
-    )
-    negative_sampling: ChoiceEnum(["hard", "random"]) = field(  # type: ignore[valid-type]
-        default="hard", metadata={"help": "hard: from clusters near the anchor; random: from any other"}
+        default=128, metadata={"help": "K, clusters nearest to an anchor that its negatives come from"}
     )
     refresh_interval: int = field(
         default=200, metadata={"help": "R, updates until the clusters' centres are recomputed"}
@@ -166,37 +114,31 @@ class ContrastSampler:
     own group nor from a sentence with the same source, since a source may have two right translations.
 
     Args:
-        keys: fp16 [N, d]. They move to a GPU if they take at most half of its free memory; otherwise only the
-            rows drawn do.
-        values: int32 [N].
-        sentences: int [N], the sentence each entry came from.
+        text: of the datastore. Its keys move to a GPU if they take at most half of its free memory; otherwise
+            only the rows drawn do.
         other_text: text that is not in the datastore, from which the queries are sampled.
     """
 
     def __init__(
-        self,
-        keys: np.ndarray,
-        values: np.ndarray,
-        sentences: np.ndarray,
-        settings: TokenContrastConfig,
-        device: torch.device,
-        other_text: Text | None = None,
+        self, text: Text, settings: TokenContrastConfig, device: torch.device, other_text: Text | None = None
     ) -> None:
         self.settings, self.device = settings, device
-        known = SentenceOrigins(keys, values, sentences)
-        self.values, self.sentence_of = as_tensor(values), known.sentence_of.to(device)
+        known = SentenceOrigins(text)
+        self.values, sentences = as_tensor(text.values), torch.from_numpy(text.sentences.astype(np.int64))
+        self.sentence_of = sentences.int().to(device)
         if other_text is None:
-            held_out = _hold_out(known, settings)
-            rows, source = np.flatnonzero(held_out), (keys, values)
-            origins = known.origins[known.sentence_of[rows]]
+            held_out = _hold_out(known.origins[sentences, 0].numpy(), settings)
+            rows, source = np.flatnonzero(held_out), text
+            origins = known.origins[sentences[rows]]
             pool = torch.from_numpy(np.flatnonzero(~held_out))
         else:
-            rows, source = _sample(len(other_text[1]), settings.valid_queries, settings.seed), other_text[:2]
-            origins = known.of_rows(*other_text, rows)
-            pool = torch.arange(len(values))
-        self.query_keys, self.query_values = (torch.from_numpy(array[rows]).to(device) for array in source)
+            rows, source = _sample(len(other_text.values), settings.valid_queries, settings.seed), other_text
+            origins = known.of_rows(other_text, rows)
+            pool = torch.arange(len(text.values))
+        asked = source.keys[rows], source.values[rows]
+        self.query_keys, self.query_values = (torch.from_numpy(array).to(device) for array in asked)
         self.query_origins, self.origins = origins.to(device), known.origins.to(device)
-        clusters = TokenClusters(self.values[pool], pool, known.origins.groups[known.sentence_of[pool]])
+        clusters = TokenClusters(self.values[pool], pool, known.origins[sentences[pool], 0])
         if (few := int((clusters.runs > 1).sum())) < 2:
             raise DatastoreError(
                 f"the datastore is too small to train an adapter on: of the {len(pool):,} entries that are "
@@ -208,8 +150,8 @@ class ContrastSampler:
         most = max(int(self.values.max()), int(self.query_values.max()))
         self.cluster_of_token = torch.full((most + 1,), -1, device=device)
         self.cluster_of_token[self.clusters.tokens] = torch.arange(len(self.clusters.tokens), device=device)
-        self.keys = as_tensor(keys)
-        if device.type == "cuda" and keys.nbytes < torch.cuda.mem_get_info(device)[0] / 2:
+        self.keys = as_tensor(text.keys)
+        if device.type == "cuda" and text.keys.nbytes < torch.cuda.mem_get_info(device)[0] / 2:
             self.keys = self.keys.to(device)
         self._refreshed = -1  # the interval that `_centres` are of
         self._index: ExactIndex | None = None
@@ -221,7 +163,7 @@ class ContrastSampler:
     def draw(self, adapter: Any, count: int, update: int, part: int) -> Tensor:
         """Draw random anchors with their positives and negatives: keys [count, 1 + M + N, d].
 
-        The result depends only on the arguments and, for hard negatives, on the adapter at the time the
+        The result depends only on the arguments and, for negatives, on the adapter at the time the
         centres were last computed: in the first draw of each R updates, or after resuming. `part`
         distinguishes the draws for one update.
         """
@@ -229,7 +171,7 @@ class ContrastSampler:
         slots = torch.randint(self.clusters.anchors, (count,), generator=generator, device=self.device)
         entries, clusters = self.clusters.members[slots], self.clusters.cluster_of(slots)
         origins = self.origins[self.sentence_of[entries]]
-        own = self.clusters.own_run(clusters, origins.groups)
+        own = self.clusters.own_run(clusters, origins[:, 0])
         return self._contrast(adapter, self.rows(entries), clusters, own, origins, update, generator)
 
     def draw_held_out(self, adapter: Any, queries: Tensor) -> Tensor:
@@ -237,7 +179,7 @@ class ContrastSampler:
         queries = queries.to(self.device)
         cluster = self.cluster_of_token[self.query_values[queries].long()]
         queries, cluster = queries[cluster >= 0], cluster[cluster >= 0]
-        own = self.clusters.own_run(cluster, self.query_origins.groups[queries])
+        own = self.clusters.own_run(cluster, self.query_origins[queries, 0])
         others = self.clusters.runs[cluster] > (own >= 0).long()
         queries = queries[others]
         keys, origins = self.query_keys[queries].float(), self.query_origins[queries]
@@ -250,7 +192,7 @@ class ContrastSampler:
         keys: Tensor,
         clusters: Tensor,
         own: Tensor,
-        origins: Origins,
+        origins: Tensor,
         update: int,
         generator: torch.Generator,
     ) -> Tensor:
@@ -259,14 +201,11 @@ class ContrastSampler:
         positives = drawn_from.draw_positives(clusters, own, settings.positives, generator)
 
         def barred(slots: Tensor) -> Tensor:
-            return origins.repeated_by(self.origins[self.sentence_of[drawn_from.members[slots]]])
+            return repeated(origins, self.origins[self.sentence_of[drawn_from.members[slots]]])
 
         n, nearest = settings.negatives, settings.nearest_clusters
-        if settings.negative_sampling == "hard":
-            alike = self._similarities(adapter, keys, update)
-            negatives = drawn_from.draw_hard_negatives(clusters, alike, n, nearest, barred, generator)
-        else:
-            negatives = drawn_from.draw_random_negatives(clusters, n, barred, generator)
+        alike = self._similarities(adapter, keys, update)
+        negatives = drawn_from.draw_negatives(clusters, alike, n, nearest, barred, generator)
         others = self.rows(drawn_from.members[torch.cat([positives, negatives], dim=1)])
         return torch.cat([keys.unsqueeze(1), others], dim=1)
 
@@ -313,13 +252,12 @@ def _sample(count: int, most: int, seed: int) -> np.ndarray:
     return np.sort(np.random.default_rng(seed).choice(count, min(most, count), replace=False))
 
 
-def _hold_out(known: SentenceOrigins, settings: TokenContrastConfig) -> np.ndarray:
-    """Mark the entries of sentences that are held out, bool [N]: about `valid_queries`, in whole groups."""
-    groups = known.origins.groups.numpy()
-    lengths = np.bincount(groups, weights=known.lengths)
+def _hold_out(groups: np.ndarray, settings: TokenContrastConfig) -> np.ndarray:
+    """Mark the entries that are held out, bool [N]: about `valid_queries`, in whole groups, int64 [N]."""
+    lengths = np.bincount(groups)
     order = np.random.default_rng(settings.seed).permutation(len(lengths))
     enough = int(np.searchsorted(lengths[order].cumsum(), settings.valid_queries)) + 1
     chosen = np.zeros(len(lengths), dtype=bool)
     least = min(1, len(lengths) - 1)  # a single group is needed for training
     chosen[order[: max(least, min(enough, int(HELD_OUT * len(lengths))))]] = True
-    return np.repeat(chosen[groups], known.lengths)
+    return chosen[groups]

@@ -91,7 +91,7 @@ class TokenClusters:
         start = torch.where(run > 0, self._run_ends[run - 1], 0)
         return start + self._below(self._run_ends[run] - start, shape, generator)
 
-    def draw_hard_negatives(
+    def draw_negatives(
         self,
         clusters: Tensor,
         similarities: Tensor,
@@ -113,18 +113,7 @@ class TokenClusters:
         close = similarities.scatter(1, clusters.unsqueeze(1), float("-inf")).topk(near, dim=1).indices
         close = close.repeat(1, -(-count // near))
         drawn = self.starts[close] + self._below(self.counts[close], close.shape, generator)
-        return self._choose(drawn, count, barred, generator)
-
-    def draw_random_negatives(
-        self, clusters: Tensor, count: int, barred: Barred, generator: torch.Generator
-    ) -> Tensor:
-        """Draw slots of any other cluster, each entry that is not barred equally likely, int64 [B, count]."""
-        start, size = self.starts[clusters].unsqueeze(1), self.counts[clusters].unsqueeze(1)
-        drawn = self._below(len(self.members) - size, (len(clusters), 2 * count), generator)
-        return self._choose(torch.where(drawn < start, drawn, drawn + size), count, barred, generator)
-
-    def _choose(self, drawn: Tensor, count: int, barred: Barred, generator: torch.Generator) -> Tensor:
-        """Choose `count` of each row at random that are not barred, some repeatedly if those are too few."""
+        # Those that are not barred at random, some repeatedly if they are too few.
         no = barred(drawn)
         chance = torch.rand(drawn.shape, generator=generator, device=drawn.device)
         order = chance.masked_fill(no, -1.0).argsort(dim=1, descending=True)

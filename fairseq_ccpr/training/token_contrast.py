@@ -143,8 +143,8 @@ class TokenContrastTask(ContrastTask):
         device = choose_device(self.cfg.cpu)
         if device.type == "cuda":
             device = torch.device("cuda", torch.cuda.current_device())
-        other = _text_of(self.valid_datastore) if self.valid_datastore is not None else None
-        return ContrastSampler(*_text_of(self.datastore), self.cfg, device, other)
+        other = Text.of(self.valid_datastore) if self.valid_datastore is not None else None
+        return ContrastSampler(Text.of(self.datastore), self.cfg, device, other)
 
     def build_model(self, cfg: Any, from_checkpoint: bool = False) -> Any:
         """Build an adapter that starts as a PCA of the keys, if its widths allow it."""
@@ -217,10 +217,6 @@ def _raw(directory: str) -> TokenDatastore:
             "or the `raw` folder that --keep-raw-keys leaves"
         )
     return datastore
-
-
-def _text_of(datastore: TokenDatastore) -> Text:
-    return datastore.keys, datastore.values, datastore.provenance[:, 0]
 
 
 def _states(datastore: TokenDatastore) -> dict[str, str]:

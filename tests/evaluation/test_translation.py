@@ -97,6 +97,13 @@ def test_base_model_decodes_alone_without_a_datastore(world: World, tmp_path: Pa
     assert (tmp_path / "alone/base.txt").read_bytes() == (tmp_path / "both/base.txt").read_bytes()
 
 
+def test_copying_unknown_characters_is_refused(world: World) -> None:
+    done = call("compare", *world.options("--no-progress-bar", "--replace-unk"), check=False)
+    refused(
+        done, "--replace-unk copies unknown characters of a text, and .* has them no longer: leave it out"
+    )
+
+
 def test_a_subset_that_is_missing_is_named(world: World) -> None:
     done = call("compare", *world.options("--no-progress-bar", "--gen-subset", "test1"), check=False)
     refused(

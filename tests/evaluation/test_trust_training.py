@@ -564,6 +564,7 @@ def test_bad_input_is_refused_in_one_sentence(
     refused(tuned("--also", world.data_bin, "--combiner", "fixed"), "--also is for what is learned")
     refused(tuned("--trust", tmp_path / "t"), "tuning learns it|is missing")
     refused(tuned("--combiner", "fix"), "fixed")
+    refused(tuned("--replace-unk"), "--replace-unk copies unknown characters .*leave it out")
     refused(tuned("--prefer", "faithful"), "neither a text nor phrases of one.*leave out --prefer faithful")
     refused(
         tuned("--gen-subset", "train"), "--gen-subset is for decoding: name the held-out pairs with --subset"

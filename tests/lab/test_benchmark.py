@@ -219,6 +219,7 @@ def test_command_measures_prints_and_writes(world: World, tmp_path: Path) -> Non
         (["--systems", "base=DIR"], "give the system another name"),
         (["--systems", "a=DIR", "a=DIR"], "two systems are called 'a'"),
         (["--systems", "a=nowhere"], "there is no datastore at nowhere"),
+        (["--only", "decoding", "--cpu", "--replace-unk"], "--replace-unk copies unknown characters"),
     ],
 )
 def test_what_cannot_be_measured_is_refused_before_any_work(

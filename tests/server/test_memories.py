@@ -168,15 +168,21 @@ def test_terms_of_a_session_come_first_in_it(server: Served) -> None:
     ask(server, f"/memory/{other['id']}?session=terms", "DELETE")
     ask(server, "/learn", q="Haus", s="house", session="terms")
     assert "palace" not in translated(session="terms"), "what replaced it is no term"
-    many = {"q": "ein " * 13, "s": "one", "api_key": OWNER, "term": True}
+    sent = {"q": "Haus", "s": "house ☃", "api_key": OWNER, "term": True}
     for given, sentence in (
         ({}, "a term is learned in a session: name one, or give the server a --glossary"),
         (
-            {"session": "terms"},
+            {"session": "terms", "q": "ein " * 13},
             "the pair was not learned: a term has 1 to 12 words: learn it without term, as a sentence",
         ),
+        (
+            {"session": "terms"},
+            "the pair was not learned: the model cannot write it, since its subwords are not in the dictionary, or more "
+            "than 48: learn it without term, as a sentence",
+        ),
     ):
-        assert server.ask("/learn", "POST", **many, **given) == (400, {"error": sentence})
+        assert server.ask("/learn", "POST", **sent | given) == (400, {"error": sentence})
+    assert "ark" not in translated(session="terms")
     assert ask(server, "/session/terms?keep=1&memory=empty", "DELETE")["kept"] == 1
     assert "palace" not in translated(session="terms")
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import asdict
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -72,14 +73,26 @@ def test_a_long_text_is_explained_in_turns_and_as_a_whole(
     """And what is explained by parts is what it would be at once."""
     monkeypatch.setattr(service, "EXPLAINED", 2)
     sentences = [source for source, _ in pairs[:7]]
+    begun, explain = Event(), service.explain_encoded
     with served(new_translator()) as server, ThreadPoolExecutor() as clients:
+
+        def begin_alone(*given: Any, **named: Any) -> Any:
+            """Explain the first sentences of the long text when the short one has come and waits."""
+            if not begun.is_set():
+                begun.set()
+                end = time.monotonic() + 60
+                while not server.service.work._calls:
+                    assert time.monotonic() < end
+                    time.sleep(0.01)
+            return explain(*given, **named)
+
         wanted = asdict(server.translator.explain(sentences))
-        texts = {"long": "\n".join(sentences), "short": sentences[0]}
-        futures = {
-            name: clients.submit(server.ask, "/explain", "POST", q=text) for name, text in texts.items()
-        }
-        assert in_order(**futures) == ["short", "long"]
-    _, explained = futures["long"].result()
+        monkeypatch.setattr(service, "explain_encoded", begin_alone)
+        long = clients.submit(server.ask, "/explain", "POST", q="\n".join(sentences))
+        assert begun.wait(60)
+        short = clients.submit(server.ask, "/explain", "POST", q=sentences[0])
+        assert in_order(long=long, short=short) == ["short", "long"]
+    _, explained = long.result()
     assert shown(explained) == shown(wanted) and len(explained["texts"]) == len(wanted["texts"])
 
 

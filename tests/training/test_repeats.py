@@ -13,40 +13,41 @@ from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.errors import DatastoreError
 from fairseq_ccpr.models.token_adapter import TokenAdapter
 from fairseq_ccpr.text.pairs import read_pairs
-from fairseq_ccpr.training import contrast_sampler
-from fairseq_ccpr.training.contrast_sampler import ContrastSampler, SentenceOrigins, TokenContrastConfig
+from fairseq_ccpr.training.contrast_sampler import (
+    ContrastSampler,
+    SentenceOrigins,
+    Text,
+    TokenContrastConfig,
+    repeated,
+)
 from tests.helpers import call
 from tests.small_models import World
 
 SETTINGS = TokenContrastConfig(
-    positives=2, negatives=6, nearest_clusters=12, negative_sampling="hard", refresh_interval=20, valid_queries=2000,
+    positives=2, negatives=6, nearest_clusters=12, refresh_interval=20, valid_queries=2000,
     seed=1,
 )  # fmt: skip
 
 
-class Text:
+class RandomText:
     """Random states of sentences of few tokens, some of which repeat others' translation, source or both."""
 
     def __init__(
-        self, rng: np.random.Generator, sentences: int, targets: list[list[int]], sources: np.ndarray
+        self, rng: np.random.Generator, sentences: int, targets: list[list[int]], sources: int
     ) -> None:
-        target, source = (
-            rng.integers(len(targets), size=sentences),
-            rng.integers(len(sources), size=sentences),
-        )
-        keys, values, self.target, self.source, numbers = [], [], [], [], []
+        target, source = rng.integers(len(targets), size=sentences), rng.integers(sources, size=sentences)
+        keys, values, self.target, self.source, provenance = [], [], [], [], []
         for number in range(sentences):
             tokens = targets[target[number]]
-            states = 8 * rng.normal(size=(len(tokens), sources.shape[1]))
-            # what a batch changes
-            states[0] = sources[source[number]] + 0.005 * rng.normal(size=sources.shape[1])
-            keys.append(states)
+            keys.append(8 * rng.normal(size=(len(tokens), 16)))
             values += tokens
             self.target += [int(target[number])] * len(tokens)
             self.source += [int(source[number])] * len(tokens)
-            numbers += [3 * number + 1] * len(tokens)
+            provenance += [[3 * number + 1, position] for position in range(len(tokens))]
         self.keys, self.values = np.concatenate(keys).astype(np.float16), np.array(values, dtype=np.int32)
-        self.sentences = np.array(numbers, dtype=np.int32)
+        self.provenance = np.array(provenance, dtype=np.int32)
+        self.sources = np.zeros(3 * sentences - 1, np.uint64)
+        self.sources[1::3] = (1 << 63) + source.astype(np.uint64)
         self.row = {key.tobytes(): i for i, key in enumerate(self.keys)}
         assert len(self.row) == len(values)
 
@@ -58,28 +59,33 @@ class Text:
         return np.array(found).reshape(keys.shape[:-1])
 
     @property
-    def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        return self.keys, self.values, self.sentences
+    def text(self) -> Text:
+        return Text(self.keys, self.values, self.provenance, self.sources)
 
 
-def texts(rng: np.random.Generator, *sizes: int) -> list[Text]:
+def texts(rng: np.random.Generator, *sizes: int) -> list[RandomText]:
     """Texts that share translations and sources."""
     # No two are equal: each begins with a token of its own, from 40 on.
     targets = [[40 + i, *rng.integers(4, 24, rng.integers(2, 8)).tolist(), 2] for i in range(30)]
-    sources = 8 * rng.normal(size=(40, 16))
-    return [Text(rng, size, targets, sources) for size in sizes]
+    return [RandomText(rng, size, targets, 40) for size in sizes]
 
 
-def check(contrasts: torch.Tensor, anchors: Text, store: Text) -> tuple[np.ndarray, np.ndarray]:
-    """Look at each contrast by itself; which entries were its anchor and its positives."""
+def check(
+    contrasts: torch.Tensor, anchors: RandomText, store: RandomText, left: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Look at each contrast by itself; which entries were its anchor and its positives.
+
+    Args:
+        left: the entries that are not held out; None: all.
+    """
+    left = np.arange(len(store.values)) if left is None else left
     own, others = anchors.rows(contrasts[:, 0]), store.rows(contrasts[:, 1:])
     for anchor, drawn in zip(own.tolist(), others.tolist()):
         for positive in drawn[: SETTINGS.positives]:
             assert store.values[positive] == anchors.values[anchor]
             assert store.target[positive] != anchors.target[anchor]
-        choice = {store.target[i] for i in np.flatnonzero(store.values == anchors.values[anchor])} - {
-            anchors.target[anchor]
-        }
+        choice = {store.target[i] for i in left if store.values[i] == anchors.values[anchor]}
+        choice -= {anchors.target[anchor]}
         found = {store.target[i] for i in drawn[: SETTINGS.positives]}
         assert len(found) == SETTINGS.positives or len(choice) < SETTINGS.positives
         for negative in drawn[SETTINGS.positives :]:
@@ -89,12 +95,9 @@ def check(contrasts: torch.Tensor, anchors: Text, store: Text) -> tuple[np.ndarr
     return own, others[:, : SETTINGS.positives]
 
 
-@pytest.mark.parametrize("sampling", ["hard", "random"])
-def test_contrasts_are_between_different_sentences(rng: np.random.Generator, sampling: str) -> None:
+def test_contrasts_are_between_different_sentences(rng: np.random.Generator) -> None:
     text, other = texts(rng, 300, 120)
-    sampler = ContrastSampler(
-        *text.arrays, replace(SETTINGS, negative_sampling=sampling), torch.device("cpu"), other.arrays
-    )
+    sampler = ContrastSampler(text.text, SETTINGS, torch.device("cpu"), other.text)
     adapter = TokenAdapter(16, 32, 8)
     drawn, _ = check(sampler.draw(adapter, 3000, 0, 0), text, text)
     groups_of = {
@@ -118,12 +121,12 @@ def test_contrasts_are_between_different_sentences(rng: np.random.Generator, sam
 
 def test_equal_translations_are_held_out_together(rng: np.random.Generator) -> None:
     (text,) = texts(rng, 300)
-    sampler = ContrastSampler(*text.arrays, replace(SETTINGS, valid_queries=150), torch.device("cpu"))
+    sampler = ContrastSampler(text.text, replace(SETTINGS, valid_queries=150), torch.device("cpu"))
     held_out = text.rows(sampler.query_keys.float())
     kept = text.rows(sampler.rows(sampler.clusters.members))
     assert 0 < len(held_out) < 0.4 * len(text.values) and len(held_out) + len(kept) == len(text.values)
     assert not {text.target[i] for i in held_out} & {text.target[i] for i in kept}
-    check(sampler.draw_held_out(TokenAdapter(16, 32, 8), torch.arange(len(held_out))), text, text)
+    check(sampler.draw_held_out(TokenAdapter(16, 32, 8), torch.arange(len(held_out))), text, text, kept)
 
 
 def test_copies_of_one_sentence_are_no_training_data() -> None:
@@ -132,12 +135,14 @@ def test_copies_of_one_sentence_are_no_training_data() -> None:
     with pytest.raises(
         DatastoreError, match=r"of the 12 entries .* 0 tokens occur in two different sentences"
     ):
-        ContrastSampler(keys, values, np.arange(12) // 4, SETTINGS, torch.device("cpu"))
+        provenance = np.stack([np.arange(12) // 4, np.arange(12) % 4], axis=1)
+        text = Text(keys, values, provenance, np.arange(1, 4).astype(np.uint64))
+        ContrastSampler(text, SETTINGS, torch.device("cpu"))
 
 
 def test_a_store_of_one_source_still_gives_negatives(rng: np.random.Generator) -> None:
-    text = Text(rng, 60, [[4, 5, 6, 2], [7, 5, 8, 2], [9, 5, 2]], 8 * rng.normal(size=(1, 16)))
-    sampler = ContrastSampler(*text.arrays, SETTINGS, torch.device("cpu"), text.arrays)
+    text = RandomText(rng, 60, [[4, 5, 6, 2], [7, 5, 8, 2], [9, 5, 2]], 1)
+    sampler = ContrastSampler(text.text, SETTINGS, torch.device("cpu"), text.text)
     rows = text.rows(sampler.draw(TokenAdapter(16, 32, 8), 50, 0, 0))
     tokens = text.values[rows]
     assert (tokens[:, 1 : 1 + SETTINGS.positives] == tokens[:, :1]).all()
@@ -147,9 +152,8 @@ def test_a_store_of_one_source_still_gives_negatives(rng: np.random.Generator) -
 def test_origins_of_a_model_are_those_of_its_text(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """States tell sources apart as their text does, whatever batch a sentence was in; blocks change nothing."""
-    monkeypatch.setattr(contrast_sampler, "ORIGIN_ROWS", 37)
-    monkeypatch.setattr(contrast_sampler, "BLOCK_SENTENCES", 7)
+    """Blocks change nothing."""
+    monkeypatch.setattr("fairseq_ccpr.datastore.token.HASHED_ROWS", 37)
     pairs = [pair for pair, _ in zip(read_pairs(world.folder / "train.tsv"), range(60))]
     sources, targets = [s for s, _ in pairs], [t for _, t in pairs]
     # Each source comes again with another translation, each translation with another source, some pairs as
@@ -180,10 +184,9 @@ def test_origins_of_a_model_are_those_of_its_text(
         ]
         call("build tokens", tmp_path / "bin", *words)
     stores = [TokenDatastore(tmp_path / name) for name in ("train", "valid")]
-    first, second = ((s.keys, s.values, s.provenance[:, 0]) for s in stores)
-    known = SentenceOrigins(*first)
-    queries = known.of_rows(*second, np.flatnonzero(stores[1].provenance[:, 1] == 1))
+    known = SentenceOrigins(Text.of(stores[0]))
+    queries = known.of_rows(Text.of(stores[1]), np.flatnonzero(stores[1].provenance[:, 1] == 1))
     for given, origins in ((train, known.origins), (valid, queries)):
-        found = origins.repeated_by(known.origins[torch.arange(len(train)).expand(len(given), -1)])
+        found = repeated(origins, known.origins[torch.arange(len(train)).expand(len(given), -1)])
         wanted = [[s == source or t == target for s, t in train] for source, target in given]
         assert found.tolist() == wanted

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -16,7 +14,7 @@ from fairseq_ccpr.lab.accuracy.retrieval_accuracy import any_hit_at_k, precision
 from fairseq_ccpr.models.token_adapter import TokenAdapter
 from fairseq_ccpr.search import ExactIndex
 from fairseq_ccpr.search.recall import matching_neighbours
-from fairseq_ccpr.training.contrast_sampler import VALID_KEYS, ContrastSampler, TokenContrastConfig
+from fairseq_ccpr.training.contrast_sampler import VALID_KEYS, ContrastSampler, Text, TokenContrastConfig
 from fairseq_ccpr.training.token_clusters import TokenClusters
 from fairseq_ccpr.training.token_contrast import supervised_contrastive_loss
 
@@ -99,8 +97,7 @@ def test_draws_keep_their_rules(data, m, n, nearest, seed) -> None:
         return (theirs - mine.unsqueeze(1)).eq(0) | (theirs - mine.unsqueeze(1)).eq(1)
 
     similarities = torch.randn(len(slots), len(clusters.tokens), generator=generator)
-    hard = clusters.draw_hard_negatives(cluster, similarities, n, nearest, barred, generator)
-    random = clusters.draw_random_negatives(cluster, n, barred, generator)
+    hard = clusters.draw_negatives(cluster, similarities, n, nearest, barred, generator)
     near = min(nearest, len(clusters.tokens) - 1)
     for number, anchor in enumerate(anchors):
         order = [
@@ -114,12 +111,7 @@ def test_draws_keep_their_rules(data, m, n, nearest, seed) -> None:
             assert not {group[i] for i in drawn} & {group[anchor], group[anchor] + 1}
         if len(allowed) >= n:
             assert len({token[i] for i in drawn}) == n
-        assert all(token[i] != token[anchor] for i in clusters.members[random[number]].tolist())
-
-
-def none(drawn):
-    """Bar no slot."""
-    return torch.zeros_like(drawn, dtype=torch.bool)
+        assert all(token[i] != token[anchor] for i in drawn)
 
 
 def test_every_group_is_as_likely_to_be_drawn() -> None:
@@ -139,13 +131,6 @@ def test_every_group_is_as_likely_to_be_drawn() -> None:
     np.testing.assert_allclose(
         torch.bincount(clusters.members[drawn].flatten())[[0, 3, 4]] / 20000, 1 / 6, atol=0.02
     )
-    negatives = clusters.members[clusters.draw_random_negatives(cluster, 1, none, generator)]
-    np.testing.assert_allclose(
-        torch.bincount(negatives.flatten(), minlength=10)[7:] / 20000, 1 / 3, atol=0.02
-    )
-    third = clusters.draw_random_negatives(cluster, 3, lambda drawn: clusters.members[drawn] == 8, generator)
-    share = torch.bincount(clusters.members[third].flatten(), minlength=10)[7:] / 60000
-    np.testing.assert_allclose(share, [0.5, 0, 0.5], atol=0.02)
 
 
 def test_centres_of_large_clusters_are_means_of_a_sample() -> None:
@@ -198,17 +183,11 @@ def test_confidence_is_the_mean_similarity_of_what_was_found() -> None:
 
 
 SETTINGS = TokenContrastConfig(
-    positives=2,
-    negatives=8,
-    nearest_clusters=16,
-    negative_sampling="hard",
-    refresh_interval=20,
-    valid_queries=200,
-    seed=1,
+    positives=2, negatives=8, nearest_clusters=16, refresh_interval=20, valid_queries=200, seed=1
 )
 
 
-def noisy_keys(seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def noisy_keys(seed: int) -> Text:
     """Keys whose token hides in 4 of 32 dimensions, the others being louder and of no use."""
     rng = np.random.default_rng(seed)
     values = rng.integers(4, 44, 4000).astype(np.int32)
@@ -216,15 +195,13 @@ def noisy_keys(seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     keys = np.concatenate(
         [directions[values] + 0.1 * rng.normal(size=(4000, 4)), 3 * rng.normal(size=(4000, 28))], axis=1
     )
-    return keys.astype(np.float16), values, np.arange(4000) // 10
+    provenance = np.stack([np.arange(4000) // 10, np.arange(4000) % 10], axis=1)
+    return Text(keys.astype(np.float16), values, provenance, rng.integers(1, 1 << 63, 400, np.uint64))
 
 
-@pytest.mark.parametrize("sampling", ["hard", "random"])
-def test_training_raises_precision_where_it_can(sampling: str) -> None:
+def test_training_raises_precision_where_it_can() -> None:
     torch.manual_seed(3)
-    sampler = ContrastSampler(
-        *noisy_keys(3), replace(SETTINGS, negative_sampling=sampling), torch.device("cpu")
-    )
+    sampler = ContrastSampler(noisy_keys(3), SETTINGS, torch.device("cpu"))
     adapter = TokenAdapter(32, 64, 16)
     optimizer = torch.optim.Adam(adapter.parameters(), 3e-3)
 
@@ -244,16 +221,16 @@ def test_training_raises_precision_where_it_can(sampling: str) -> None:
 
 def test_draws_depend_on_nothing_but_their_arguments() -> None:
     adapter = TokenAdapter(32, 64, 16)
-    one, two = (ContrastSampler(*noisy_keys(4), SETTINGS, torch.device("cpu")) for _ in range(2))
+    one, two = (ContrastSampler(noisy_keys(4), SETTINGS, torch.device("cpu")) for _ in range(2))
     two.draw(adapter, 5, 41, 0)
     assert torch.equal(one.draw(adapter, 5, 45, 3), two.draw(adapter, 5, 45, 3))
     assert not torch.equal(one.draw(adapter, 5, 45, 3), one.draw(adapter, 5, 45, 4))
 
 
 def test_held_out_sentences_are_never_drawn() -> None:
-    keys, values, sentences = noisy_keys(5)
-    keys[:, 0] = sentences % 1000 / 10
-    sampler = ContrastSampler(keys, values, sentences, SETTINGS, torch.device("cpu"))
+    text = noisy_keys(5)
+    text.keys[:, 0] = text.sentences % 1000 / 10
+    sampler = ContrastSampler(text, SETTINGS, torch.device("cpu"))
     held_out = set((sampler.query_keys[:, 0].float() * 10).round().int().tolist())
     assert 20 <= len(held_out) <= 40
     drawn = sampler.draw(TokenAdapter(32, 64, 16), 500, 0, 0)[..., 0].float()
@@ -262,19 +239,17 @@ def test_held_out_sentences_are_never_drawn() -> None:
 
 
 def test_queries_of_other_text_leave_all_the_rest_for_training() -> None:
-    keys, values, sentences = noisy_keys(6)
-    other_keys, other_values, other_sentences = noisy_keys(7)
-    other_values[:50] = values.max() + 3  # tokens that training has not
-    sampler = ContrastSampler(
-        keys, values, sentences, SETTINGS, torch.device("cpu"), (other_keys, other_values, other_sentences)
-    )
-    assert len(sampler.valid_pool) == min(VALID_KEYS, len(keys)) and sampler.clusters.anchors == len(keys)
+    text, other = noisy_keys(6), noisy_keys(7)
+    other.values[:50] = text.values.max() + 3  # tokens that training has not
+    sampler = ContrastSampler(text, SETTINGS, torch.device("cpu"), other)
+    size = len(text.keys)
+    assert len(sampler.valid_pool) == min(VALID_KEYS, size) and sampler.clusters.anchors == size
     assert len(sampler.query_keys) == SETTINGS.valid_queries
-    assert {key.tobytes() for key in sampler.query_keys.numpy()} <= {key.tobytes() for key in other_keys}
+    assert {key.tobytes() for key in sampler.query_keys.numpy()} <= {key.tobytes() for key in other.keys}
     adapter = TokenAdapter(32, 64, 16)
     sampler.prepare_validation(adapter)
     everything = torch.arange(SETTINGS.valid_queries)
-    unknown = sampler.query_values == values.max() + 3
+    unknown = sampler.query_values == text.values.max() + 3
     assert unknown.any() and not sampler.precision(adapter, everything, 4)[unknown].any()
     assert len(sampler.draw_held_out(adapter, everything)) == int((~unknown).sum())
 
@@ -285,4 +260,6 @@ def test_a_store_without_repeated_tokens_is_refused() -> None:
         DatastoreError,
         match=r"too small to train an adapter on: of the [1-5] entries that are not held out, [01] tokens",
     ):
-        ContrastSampler(np.zeros((5, 8), np.float16), values, np.arange(5), SETTINGS, torch.device("cpu"))
+        provenance = np.stack([np.arange(5), np.zeros(5, int)], axis=1)
+        text = Text(np.zeros((5, 8), np.float16), values, provenance, np.arange(1, 6).astype(np.uint64))
+        ContrastSampler(text, SETTINGS, torch.device("cpu"))
