@@ -208,8 +208,8 @@ class Translator(System):
     def learn_terms(self, pairs: Sequence[tuple[str, str]], author: str = "") -> list[Learned | str]:
         """Learn pairs of a session that count as terms of a glossary, too.
 
-        They count before those of its other glossary, and as long as the pairs do: of one source, the one that
-        was learned last.
+        They count before those of its other glossary, and as long as the pairs do; of one source, the one
+        that was learned last.
 
         Returns:
             As `learn_all`.
