@@ -441,19 +441,28 @@ class RescoredIndex(FaissIndex):
     def open(cls, description: IndexDescription, keys: np.ndarray | RemoteKeys, folder: Path) -> FaissIndex:
         """Map the codes from their file into memory, and let FAISS find the keys where they are mapped."""
         assert isinstance(keys, np.ndarray)  # they are in a folder
-        faiss, path = import_faiss(), folder / description.file
+        path = folder / description.file
         codes = FaissIndex.read_file(path, description.metric, "").index
         if keys.shape != (codes.ntotal, codes.d):
             return cls(codes, description.metric, path.stat().st_size)  # which `open_index` refuses
+        return cls.over(codes, keys, description.metric, description.parameters, path.stat().st_size)
+
+    @classmethod
+    def over(
+        cls, codes: Any, keys: np.ndarray, metric: str, parameters: str, file_bytes: int = 0
+    ) -> RescoredIndex:
+        """Let FAISS score again what it finds by codes, whose ids are rows of keys fp16 [n, d], where these are."""
+        faiss = import_faiss()
         mapped = faiss.IndexScalarQuantizer(codes.d, faiss.ScalarQuantizer.QT_fp16, codes.metric_type)
         array = np.ascontiguousarray(keys, np.float16)  # the same memory
         codes_of_keys = faiss.swig_ptr(array.reshape(-1).view(np.uint8))
         nobody = mapped.codes.owner  # whom the view would keep alive: Python does
         mapped.codes = faiss.MaybeOwnedVectorUInt8.create_view(codes_of_keys, array.nbytes, nobody)
-        mapped.ntotal = len(array)
+        mapped.ntotal = codes.ntotal  # FAISS wants these to be equal, and then ids below its own number
         index = faiss.IndexRefine(codes, mapped)
-        min_candidates = set_parameters(index, description.parameters)
-        opened = cls(index, description.metric, path.stat().st_size, min_candidates=min_candidates)
+        index.ntotal = mapped.ntotal = len(array)
+        min_candidates = set_parameters(index, parameters)
+        opened = cls(index, metric, file_bytes, min_candidates=min_candidates)
         opened.parts = (codes, mapped, array)  # which FAISS does not keep alive
         return opened
 

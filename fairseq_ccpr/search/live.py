@@ -12,9 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fairseq_ccpr.device import sync_is_free
 from fairseq_ccpr.search.base import Index
 from fairseq_ccpr.search.exact import ExactIndex, largest, scores_of
-from fairseq_ccpr.search.faiss_index import NARROW, import_faiss, list_count, make_index
+from fairseq_ccpr.search.faiss_index import NARROW, RescoredIndex, import_faiss, list_count, make_index
 from fairseq_ccpr.timing import SEARCH, phase
 
 FIRST_SPARE = 64  # entries that are looked for beyond k at first, at most
@@ -54,8 +55,9 @@ class JoinedIndex:
 def search_without(index: Index, gone: Tensor, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Find the k nearest entries of queries [H, d] that are not `gone`, int64 [m], ascending.
 
-    Nothing asks the device for a number while no more than `FIRST_SPARE` entries are gone. Where more are,
-    queries that find too few are searched for once more, and deeper.
+    On a GPU nothing asks for a number while no more than `FIRST_SPARE` entries are gone: these are looked for
+    beyond k at once. A CPU knows for free which queries found too few, and mostly none did, as few entries
+    are gone. Those that did are searched for once more, and deeper.
 
     Returns:
         scores fp32 [H, k], nearest first, and ids int64 [H, k]; -inf and -1 where there are not as many.
@@ -63,10 +65,11 @@ def search_without(index: Index, gone: Tensor, queries: Tensor, k: int) -> tuple
     if not len(gone):
         return index.search(queries, k)
     most = max(k, min(k + len(gone), index.deepest))
-    depth = min(most, k + FIRST_SPARE)
+    spared = min(most, k + FIRST_SPARE)
+    depth = k if sync_is_free(queries.device) else spared
     scores, ids, more = _left(index, gone, queries, depth, k)
     while depth < most and len(rows := (more & (ids[:, -1] < 0)).nonzero()[:, 0]):
-        depth = min(most, DEEPER * depth)
+        depth = spared if depth < spared else min(most, DEEPER * depth)
         found = _left(index, gone, queries[rows], depth, k)
         for all_, some in zip((scores, ids, more), found):
             all_[rows] = some
@@ -95,8 +98,6 @@ class GrowingLists:
     def __init__(self, index: Any, trained: int) -> None:
         self.index, self.trained = index, trained  # entries that there were when the centroids were learned
         self.size = int(index.ntotal)
-        self._metric = "ip" if index.metric_type == import_faiss().METRIC_INNER_PRODUCT else "l2"
-        self._centroids = torch.as_tensor(index.quantizer.reconstruct_n(0, index.nlist))
 
     @classmethod
     def of(cls, keys: Tensor, rows: np.ndarray, metric: str) -> GrowingLists:
@@ -144,14 +145,6 @@ class GrowingLists:
     def outgrown(self) -> bool:
         return self.size >= RETRAINED_AT * self.trained
 
-    def candidates(self, queries: Tensor, depth: int) -> Tensor:
-        """Find rows that may be nearest to queries fp32 [H, d]: int64 [H, depth], -1 where there are fewer."""
-        near = queries @ self._centroids.T  # [H, L]
-        if self._metric == "l2":
-            near -= self._centroids.square().sum(dim=1) / 2
-        near, lists = near.topk(self.index.nprobe, dim=1)  # [H, p]
-        return self.index.search_preassigned(queries.contiguous(), depth, lists, near)[1]
-
 
 def _add(index: Any, keys: Tensor, rows: np.ndarray) -> None:
     for start in range(0, len(keys), BLOCK_ROWS):
@@ -194,6 +187,13 @@ class Segment:
             less[self.gone] = float("inf")
         return self.keys[self.listed :].float(), less
 
+    @cached_property
+    def _in_lists(self) -> RescoredIndex:
+        """The lists, as an index that looks at the keys of its candidates."""
+        assert self.lists is not None
+        parameters = f"k_factor_rf={CANDIDATES},candidates={FEWEST}"
+        return RescoredIndex.over(self.lists.index, self.keys.numpy(), self.metric, parameters)
+
     @property
     def _few(self) -> int:
         return self.size - self.listed
@@ -212,8 +212,7 @@ class Segment:
         queries = queries.float()
         found = [self._compared(queries, min(SPARE * k, self._few))]
         if self.lists is not None:
-            depth = min(max(FEWEST, CANDIDATES * k), self.lists.size)
-            found.insert(0, self._scored(queries, self.lists.candidates(queries, depth)))
+            found.insert(0, self._in_lists.search(queries, k))
         scores, rows = (torch.cat(parts, dim=1) for parts in zip(*found))
         return scores, rows
 

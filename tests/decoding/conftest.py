@@ -12,6 +12,7 @@ import pytest
 
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.decoding import mixture, phrase_votes, token_memory
+from fairseq_ccpr.search import live
 from fairseq_ccpr.text.pairs import read_pairs
 from tests.helpers import call, run, write_lines
 from tests.small_models import World, subword_options
@@ -47,7 +48,7 @@ def check_rescoring(
 @pytest.fixture
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sizes are free on a CPU; here they are not."""
-    for module in (mixture, phrase_votes, token_memory):
+    for module in (mixture, phrase_votes, token_memory, live):
         monkeypatch.setattr(module, "sync_is_free", lambda device: False)
 
 

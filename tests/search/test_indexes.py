@@ -176,7 +176,7 @@ def counted_search(metric: str, size: int, rows: int, k: int, **sizes: int) -> C
 def test_a_search_of_a_gpu_in_one_tile_has_few_operations_whatever_its_sizes(metric) -> None:
     most = counted_search(metric, 64_001, 5, 8).operations
     print(f"{metric}: {most} operations")
-    assert 20 < most <= 27 + 3 * (metric == "l2")
+    assert 20 < most <= 28 + 3 * (metric == "l2")
     for sizes in ((64_003, 50, 8), (64_009, 5, 64), (640_063, 3, 8)):
         assert counted_search(metric, *sizes).operations == most
     assert counted_search(metric, 64_000, 5, 8).operations < most

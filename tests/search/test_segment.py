@@ -75,8 +75,32 @@ def test_a_key_is_looked_for_in_the_list_it_is_in(
     """A single list is searched, where longer keys have the larger products and shorter ones are nearer."""
     monkeypatch.setattr(live, "PROBES", 1)
     keys = keys_and_queries(3000, "ip")[0] * torch.from_numpy(rng.uniform(0.2, 5, (3000, 1))).half()
-    found = GrowingLists.of(keys, np.arange(3000), "l2").candidates(keys.float(), 32)
+    lists = GrowingLists.of(keys, np.arange(3000), "l2")
+    found = Segment(keys, half_norms(keys), "l2", lists, 3000).search(keys.float(), 1)[1]
     assert recall(found, torch.arange(3000)[:, None]) > 0.95
+
+
+@pytest.mark.parametrize("metric", ["l2", "ip"])
+def test_lists_and_the_last_rows_find_what_is_left_as_fp64_does(
+    metric: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With all lists and codes looked at, where the first rows and some of the last are gone."""
+    monkeypatch.setattr(live, "PROBES", 1000)
+    monkeypatch.setattr(live, "FEWEST", 4000)
+    keys, queries = torch.randn(4000, 64).half(), torch.randn(50, 64)
+    lists = GrowingLists.of(keys[:2000], np.arange(2000), metric).without([(0, 500)], keys)
+    lists = lists.with_more(keys[3000:3700], np.arange(3000, 3700))
+    gone = torch.arange(100, 200)
+    segment = Segment(keys, half_norms(keys), metric, lists, 3700, gone)
+    scores, rows = segment.search(queries, 20)
+    wanted = queries.double() @ keys.double().T
+    if metric == "l2":
+        wanted = -(queries.double().unsqueeze(1) - keys.double()).square().sum(dim=2)
+    for first, end in ((0, 500), (2000, 3000), (3800, 3900)):
+        wanted[:, first:end] = float("-inf")
+    best, places = wanted.topk(20, dim=1)
+    assert torch.equal(rows, places)
+    torch.testing.assert_close(scores.double(), best, rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize(("dimension", "codes"), [(131, 131), (134, 67)])
@@ -104,6 +128,7 @@ def test_entries_that_are_gone_are_searched_past_as_deep_as_must_and_can_be(deep
     ids = search_without(index, torch.arange(1, 300), torch.tensor([[0.0], [399.0], [150.0]]), 1)[1]
     assert ids[:, 0].tolist() == [0, 399, 0 if deepest == 400 else -1]
     assert asked == [
-        (3, depth),
+        (3, 1),
+        (1, depth),
         *([(1, live.DEEPER * depth), (1, 300)] if deepest == 400 else [(1, deepest)]),
     ]
