@@ -108,11 +108,12 @@ class GlossaryCandidates(CandidateSource):
 
     def written(self, term: str) -> list[int]:
         """Return the subwords that the model writes a translation with; none where it cannot write it."""
-        ids = self.subwords.slice(self.subwords.split(term), 0, len(term)) or []
+        ids = self.subwords.written(term)
         return ids if len(ids) <= MAX_SUBWORDS else []
 
     def _ids_of(self, term: str) -> list[int]:
         if term not in self._ids:
+            self.subwords.split(term)  # which refuses other subwords than the model's
             self._ids[term] = self.written(term)
             if not self._ids[term]:  # of a file: what a session cannot write is refused
                 glossary = self.glossary.others or self.glossary
