@@ -255,9 +255,10 @@ def _sample(count: int, most: int, seed: int) -> np.ndarray:
 def _hold_out(groups: np.ndarray, settings: TokenContrastConfig) -> np.ndarray:
     """Mark the entries that are held out, bool [N]: about `valid_queries`, in whole groups, int64 [N]."""
     lengths = np.bincount(groups)
-    order = np.random.default_rng(settings.seed).permutation(len(lengths))
+    there = np.flatnonzero(lengths)  # sentences without entries are a group, too
+    order = np.random.default_rng(settings.seed).permutation(there)
     enough = int(np.searchsorted(lengths[order].cumsum(), settings.valid_queries)) + 1
     chosen = np.zeros(len(lengths), dtype=bool)
-    least = min(1, len(lengths) - 1)  # a single group is needed for training
-    chosen[order[: max(least, min(enough, int(HELD_OUT * len(lengths))))]] = True
+    least = min(1, len(there) - 1)  # a single group is needed for training
+    chosen[order[: max(least, min(enough, int(HELD_OUT * len(there))))]] = True
     return chosen[groups]
