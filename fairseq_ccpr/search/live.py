@@ -230,11 +230,6 @@ class Segment:
     def _compared(self, queries: Tensor, depth: int) -> tuple[Tensor, Tensor]:
         keys, less = self._last
         near, rows = largest(queries @ keys.T - less, depth)
-        return self._scored(queries, torch.where(near > float("-inf"), rows + self.listed, -1))
-
-    @phase(SEARCH)
-    def _scored(self, queries: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-        scores = (
-            scores_of(self.keys, queries, rows.clamp_min(0), self.metric) if rows.size(1) else rows.float()
-        )
+        rows = torch.where(near > float("-inf"), rows + self.listed, -1)
+        scores = scores_of(self.keys, queries, rows.clamp_min(0), self.metric)
         return scores.masked_fill(rows < 0, float("-inf")), rows
