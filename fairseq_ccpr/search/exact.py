@@ -215,10 +215,12 @@ def scores_of(keys: Tensor, queries: Tensor, ids: Tensor, metric: str) -> Tensor
         found = keys.index_select(0, some.flatten()).unflatten(0, some.shape)
         found = found.float() if sync_is_free(keys.device) else found
         into = found if found.dtype == torch.float32 else None
-        if metric == "ip":
-            scores.append(torch.mul(found, query, out=into).sum(2))
-        else:  # from 0, as the distance of a key that is the query is then 0, and not -0
-            scores.append(0 - torch.sub(found, query, out=into).square_().sum(2))
+        # from 0, as the distance of a key that is the query is then 0, and not -0
+        scores.append(
+            torch.mul(found, query, out=into).sum(2)
+            if metric == "ip"
+            else 0 - torch.sub(found, query, out=into).square_().sum(2)
+        )
     return scores[0] if len(scores) == 1 else torch.cat(scores)
 
 

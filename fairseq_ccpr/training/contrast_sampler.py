@@ -63,8 +63,7 @@ class SentenceOrigins:
         sentences = text.sentences[rows]
         hashes = text.target_hashes()[sentences]
         place = np.searchsorted(self._hashes, hashes).clip(max=len(self._hashes) - 1)
-        groups = np.where(self._hashes[place] == hashes, place, -1)
-        return _origins(groups, text.source_hashes[sentences])
+        return _origins(np.where(self._hashes[place] == hashes, place, -1), text.source_hashes[sentences])
 
 
 def _origins(groups: np.ndarray, source_hashes: np.ndarray) -> Tensor:
