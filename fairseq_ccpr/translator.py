@@ -47,9 +47,8 @@ def _term_fault(candidates: GlossaryCandidates, source: str, target: str) -> str
     """Say why a pair cannot be a term; nothing where it can."""
     if (words := len(source.split())) > MAX_TERM_WORDS:
         return f"'{tidy(source)[:60]}' has {words} words, expected 1 to {MAX_TERM_WORDS}"
-    return (
-        candidates.fault_of(tidy(target)) if target.strip() else ""
-    )  # an empty one is refused as any pair's
+    # an empty one is refused as any pair's
+    return candidates.fault_of(tidy(target)) if target.strip() else ""
 
 
 class Translator(System):

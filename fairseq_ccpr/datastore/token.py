@@ -189,7 +189,8 @@ class TokenDatastore(KeyedPart[TokenSection]):
 def hash_targets(values: np.ndarray, provenance: np.ndarray) -> np.ndarray:
     """Hash the target of each of S sentences, uint64 [S] by number: the same where the tokens are.
 
-    It is 0 where a number has no entries; S is one more than the last number. Memory holds the hashes, and a block of rows.
+    It is 0 where a number has no entries; S is one more than the last number. Memory holds the hashes, and a
+    block of rows.
 
     >>> provenance = np.array([[0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [1, 2], [2, 0], [2, 1], [2, 2]])
     >>> hashes = hash_targets(np.array([5, 6, 2, 6, 5, 2, 5, 6, 2]), provenance)

@@ -111,9 +111,9 @@ class GlossaryCandidates(CandidateSource):
     def _ids_of(self, term: str) -> list[int]:
         if term not in self._ids:
             self.subwords.split(term)  # which refuses other subwords than the model's
-            self._ids[term] = self.subwords.written(term)
-            if fault := self.fault_of(term):  # of a file: what a session cannot write is refused
-                self._ids[term] = []
+            fault = self.fault_of(term)
+            self._ids[term] = [] if fault else self.subwords.written(term)
+            if fault:  # of a file: what a session cannot write is refused
                 glossary = self.glossary.others or self.glossary
                 logger.warning("%s: %s: the term is ignored", glossary.path, fault)
         return self._ids[term]
