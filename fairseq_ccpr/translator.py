@@ -13,7 +13,7 @@ import torch
 
 from fairseq_ccpr.building.live_compact import LiveCompaction
 from fairseq_ccpr.datastore.learned import Learned, LearnedPair
-from fairseq_ccpr.decoding.glossary_memory import UNWRITABLE, GlossaryMemory
+from fairseq_ccpr.decoding.glossary_memory import GlossaryCandidates, GlossaryMemory
 from fairseq_ccpr.decoding.learned_memory import LearnedMemory
 from fairseq_ccpr.decoding.token_memory import TokenMemory
 from fairseq_ccpr.device import AUTO, PRECISIONS
@@ -26,8 +26,6 @@ from fairseq_ccpr.inference.system import SESSION, System
 from fairseq_ccpr.text.glossary import MAX_TERM_WORDS
 from fairseq_ccpr.text.pairs import tidy
 
-LONG_TERM = f"a term has 1 to {MAX_TERM_WORDS} words: learn it without term, as a sentence"
-UNWRITTEN_TERM = f"{UNWRITABLE}: learn it without term, as a sentence"
 logger = logging.getLogger(__name__)
 
 
@@ -43,6 +41,14 @@ def choose(device: str | torch.device | None) -> torch.device | None:
             f"device {device} cannot be used ({reason}): give one such as cpu or cuda"
         ) from None
     return torch.device(device)
+
+
+def _term_fault(candidates: GlossaryCandidates, source: str, target: str) -> str:
+    """Say why a pair cannot be a term; nothing where it can."""
+    if (words := len(source.split())) > MAX_TERM_WORDS:
+        return f"'{tidy(source)[:60]}' has {words} words, expected 1 to {MAX_TERM_WORDS}"
+    # an empty one is refused as any pair's
+    return candidates.fault_of(tidy(target)) if target.strip() else ""
 
 
 class Translator(System):
@@ -221,19 +227,12 @@ class Translator(System):
         glossary = self.find_memory(GlossaryMemory)
         if glossary is None or not self.name.startswith(SESSION):
             raise ConfigurationError("terms are learned in a session: give others as --glossary")
-        faults = [
-            LONG_TERM
-            if len(source.split()) > MAX_TERM_WORDS
-            else UNWRITTEN_TERM
-            if target.strip() and not glossary.candidates.written(tidy(target))
-            else ""
-            for source, target in pairs
-        ]
-        learned = self.learn_all([pair for pair, fault in zip(pairs, faults) if not fault], author)
+        faults = [_term_fault(glossary.candidates, *pair) for pair in pairs]
+        learned = self._learner.learn([pair for pair, fault in zip(pairs, faults) if not fault], author)
         self.terms |= {one.id for one in learned if not isinstance(one, str)}
         self._prefer()
         each = iter(learned)
-        return [fault or next(each) for fault in faults]
+        return [f"{fault}: learn it without term, as a sentence" if fault else next(each) for fault in faults]
 
     def forget(self, *ids: int) -> list[LearnedPair]:
         """Forget pairs that were learned: translations are from now on as if they never had been.

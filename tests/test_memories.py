@@ -199,6 +199,16 @@ def test_sessions_begin_to_learn_and_are_gone_when_too_old(
     assert not translator._sessions and not any(Path(folder).exists() for folder in folders)
 
 
+def test_terms_that_cannot_be_written_are_refused_however_many(stores: dict[str, Path]) -> None:
+    with Translator(datastore=stores["cars"], **KEEN) as translator:
+        session = translator.begin(Session.name_of("", "a"))
+        refused = session.learn_terms([(f"Wort {number}", "☃ in ☂ and 世界") for number in range(300)])
+        assert len(refused) == 300 and all("cannot write" in str(one) for one in refused)
+        (learned,) = session.learn_terms([("Haus", "ark")])
+        assert "ark" in outcome(translator, ["Wo ist das Haus?"], session.name, "")[0][0]
+        assert session.terms == {learned.id}
+
+
 def test_a_session_is_not_explained(stores: dict[str, Path]) -> None:
     with Translator(datastore=stores["cars"], **KEEN) as translator:
         session = translator.begin(Session.name_of("", "a"))

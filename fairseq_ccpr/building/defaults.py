@@ -58,8 +58,8 @@ def measure_defaults(
     depth = k if sources is None else DEEP
     scores, ids = index.search(torch.from_numpy(keys[rows]).float(), depth + OWN)
     near = ids.clamp_min(0).numpy()
-    targets_of = hash_targets(values, provenance)
-    own = targets_of[provenance[near, 0]] == targets_of[provenance[rows, :1]]
+    target_hashes = hash_targets(values, provenance)
+    own = target_hashes[provenance[near, 0]] == target_hashes[provenance[rows, :1]]
     own = torch.from_numpy(own) | (ids < 0)
     scores, order = scores.masked_fill(own, float("-inf")).topk(min(depth, scores.size(1)), dim=1)
     found = Neighbours(ids.gather(1, order), scores, torch.from_numpy(values[near]).long().gather(1, order))
@@ -88,18 +88,18 @@ def measure_defaults(
     measured |= {"lambda_": lambda_} if model is not None else {}
     if sources is None:
         return measured
-    familiar = float(np.quantile(_own_likeness(sources, targets_of, provenance[rows, 0]), 0.01))
+    familiar = float(np.quantile(_own_likeness(sources, target_hashes, provenance[rows, 0]), 0.01))
     return measured | {"likeness": likeness, FAMILIAR: float(f"{familiar:.3f}")}
 
 
-def _own_likeness(sources: SourceIndex, targets: np.ndarray, sentences: np.ndarray) -> list[float]:
-    """Compute how much sentences, int [n], are like the most alike one with another target; `targets` by number."""
+def _own_likeness(sources: SourceIndex, target_hashes: np.ndarray, sentences: np.ndarray) -> list[float]:
+    """Compute how much sentences, int [n], are like the most alike one with another target."""
     memory, found = SentenceMemory(sources, [], np.empty(0, np.int64)), []
     for number in np.unique(sentences).tolist():
         sims = memory.likeness([sources.source(number)]).sims[0]
         near = np.argpartition(sims, -min(OWN, len(sims)))[-OWN:]
         near = near[sources.hashes[near] != 0]
-        found.append(float(sims[near][targets[near] != targets[number]].max(initial=0.0)))
+        found.append(float(sims[near][target_hashes[near] != target_hashes[number]].max(initial=0.0)))
     return found
 
 

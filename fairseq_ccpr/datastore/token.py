@@ -187,19 +187,20 @@ class TokenDatastore(KeyedPart[TokenSection]):
 
 
 def hash_targets(values: np.ndarray, provenance: np.ndarray) -> np.ndarray:
-    """Hash the target of each sentence, uint64 by its number: the same where the tokens are.
+    """Hash the target of each of S sentences, uint64 [S] by number: the same where the tokens are.
 
-    Memory holds the hashes, and a block of rows.
+    It is 0 where a number has no entries; S is one more than the last number. Memory holds the hashes, and a
+    block of rows.
 
     >>> provenance = np.array([[0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [1, 2], [2, 0], [2, 1], [2, 2]])
     >>> hashes = hash_targets(np.array([5, 6, 2, 6, 5, 2, 5, 6, 2]), provenance)
-    >>> (hashes == hashes[0]).tolist()
-    [True, False, True]
+    >>> (hashes == hashes[0]).tolist(), hash_targets(np.empty(0), np.empty((0, 2))).tolist()
+    ([True, False, True], [])
 
     Args:
-        values, provenance: int32 [N] and [N, 2], as in a datastore.
+        values, provenance: int32 [N] and [N, 2], as in a datastore, where sentences ascend.
     """
-    hashes = np.zeros(provenance[-1, 0] + 1, np.uint64)
+    hashes = np.zeros(provenance[-1, 0] + 1 if len(provenance) else 0, np.uint64)
     for start in range(0, len(values), HASHED_ROWS):
         sentences, positions = provenance[start : start + HASHED_ROWS].T
         tokens = values[start : start + HASHED_ROWS].astype(np.uint64)

@@ -37,10 +37,6 @@ END_COST = 5.0  # of the end of the sentence, for each term that is open: none o
 UNKNOWN_COST = 10.0
 GROWTH_COST = 3.0  # of a token that grows the word with which a term has just ended, "ark" to "arked"
 
-UNWRITABLE = (
-    f"the model cannot write it, since its subwords are not in the dictionary, or more than {MAX_SUBWORDS}"
-)
-
 
 class GlossaryVotes(PhraseVotes):
     """How much a term counts, against 1 for all that the model says.
@@ -106,17 +102,20 @@ class GlossaryCandidates(CandidateSource):
         symbols = self.subwords.scheme.encode(term).split()
         return sum(symbol not in self.source_dictionary for symbol in symbols)
 
-    def written(self, term: str) -> list[int]:
-        """Return the subwords that the model writes a translation with; none where it cannot write it."""
-        ids = self.subwords.slice(self.subwords.split(term), 0, len(term)) or []
-        return ids if len(ids) <= MAX_SUBWORDS else []
+    def fault_of(self, term: str) -> str:
+        """Say why a translation cannot be a term's; nothing where it can."""
+        if len(ids := self.subwords.written(term)) > MAX_SUBWORDS:
+            return f"'{term[:60]}' has {len(ids)} subwords, expected at most {MAX_SUBWORDS}"
+        return "" if ids else f"'{term[:60]}' has characters that the model cannot write"
 
     def _ids_of(self, term: str) -> list[int]:
         if term not in self._ids:
-            self._ids[term] = self.written(term)
-            if not self._ids[term]:  # of a file: what a session cannot write is refused
+            self.subwords.split(term)  # which refuses other subwords than the model's
+            fault = self.fault_of(term)
+            self._ids[term] = [] if fault else self.subwords.written(term)
+            if fault:  # of a file: what a session cannot write is refused
                 glossary = self.glossary.others or self.glossary
-                logger.warning("%s: '%s' is ignored: %s", glossary.path, term, UNWRITABLE)
+                logger.warning("%s: %s: the term is ignored", glossary.path, fault)
         return self._ids[term]
 
 

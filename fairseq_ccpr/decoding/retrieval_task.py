@@ -337,7 +337,7 @@ class RetrievalTask(FairseqTask):
         They are none where it cannot write them. As `source_text`, it works from the first sentence on:
         fairseq-generate builds its generator before it reads `--bpe` and `--tokenizer`.
         """
-        return self._subwords.slice(self._subwords.split_unchecked(text), 0, len(text)) or []
+        return self._subwords.written(text)
 
     def build_ensemble(self, models: list[Any]) -> RetrievalEnsemble:
         memories = self.build_memories(models)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from fairseq_ccpr.device import to_device
+from fairseq_ccpr.device import sync_is_free, to_device
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.search.base import Index, IndexDescription, IndexRequest, RemoteKeys
 from fairseq_ccpr.storage.arrays import as_tensor
@@ -203,17 +203,24 @@ def half_norms(keys: Tensor) -> Tensor:
     return torch.cat([tile.float().square().sum(1) / 2 for tile in tiles])
 
 
+@torch.no_grad()
 def scores_of(keys: Tensor, queries: Tensor, ids: Tensor, metric: str) -> Tensor:
     """Score given keys [N, d] for queries [H, d], fp32 [H, n], squared distances by differences."""
     numbers = TILE_NUMBERS if keys.is_cuda else CACHE_NUMBERS
     at_once = max(1, numbers // max(1, ids.size(1) * keys.size(1)))
     scores = []
     for query, some in zip(queries.float().unsqueeze(1).split(at_once), ids.split(at_once)):
-        # [rows, n, d], a copy. Rows are copied whole, and then converted: a CPU takes ten times as long to
-        # look them up by `keys[some]` and to compute with fp16 and fp32 at once.
-        found = keys.index_select(0, some.flatten()).float().unflatten(0, some.shape)
+        # [rows, n, d], a copy. A CPU takes ten times as long for `keys[some]`, and to compute with fp16 and
+        # fp32 at once, or into new memory; a GPU would only launch one operation more.
+        found = keys.index_select(0, some.flatten()).unflatten(0, some.shape)
+        found = found.float() if sync_is_free(keys.device) else found
+        into = found if found.dtype == torch.float32 else None
         # from 0, as the distance of a key that is the query is then 0, and not -0
-        scores.append(found.mul_(query).sum(2) if metric == "ip" else 0 - found.sub_(query).square_().sum(2))
+        scores.append(
+            torch.mul(found, query, out=into).sum(2)
+            if metric == "ip"
+            else 0 - torch.sub(found, query, out=into).square_().sum(2)
+        )
     return scores[0] if len(scores) == 1 else torch.cat(scores)
 
 

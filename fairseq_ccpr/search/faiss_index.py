@@ -337,7 +337,7 @@ class FaissIndex(Index):
         if not hasattr(self.index, "getDevice"):
             queries = queries.cpu()
         distances, ids = self._ask(queries.float().contiguous(), k)
-        scores = distances if self.metric == "ip" else -distances
+        scores = distances if self.metric == "ip" else 0 - distances  # from 0, as in `scores_of`
         scores, ids = to_device([scores.masked_fill(ids < 0, float("-inf")), ids], device)
         return scores, ids
 

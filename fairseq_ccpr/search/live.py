@@ -15,7 +15,15 @@ from torch import Tensor
 from fairseq_ccpr.device import sync_is_free
 from fairseq_ccpr.search.base import Index
 from fairseq_ccpr.search.exact import ExactIndex, largest, scores_of
-from fairseq_ccpr.search.faiss_index import NARROW, RescoredIndex, import_faiss, list_count, make_index
+from fairseq_ccpr.search.faiss_index import (
+    NARROW,
+    FaissIndex,
+    RescoredIndex,
+    import_faiss,
+    inverted_lists,
+    list_count,
+    make_index,
+)
 from fairseq_ccpr.timing import SEARCH, phase
 
 FIRST_SPARE = 64  # entries that are looked for beyond k at first, at most
@@ -55,9 +63,10 @@ class JoinedIndex:
 def search_without(index: Index, gone: Tensor, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Find the k nearest entries of queries [H, d] that are not `gone`, int64 [m], ascending.
 
-    On a GPU nothing asks for a number while no more than `FIRST_SPARE` entries are gone: these are looked for
-    beyond k at once. A CPU knows for free which queries found too few, and mostly none did, as few entries
-    are gone. Those that did are searched for once more, and deeper.
+    Up to `FIRST_SPARE` entries that are gone are looked for beyond k at once: to compare with all keys takes
+    as long for more of them, another search would wait for a database again, and a GPU is asked for no
+    number. FAISS's lists on a CPU score again so many candidates for each of the k that they are searched for
+    k alone. Queries that found too few, mostly none, are searched for once more, and deeper: these pay twice.
 
     Returns:
         scores fp32 [H, k], nearest first, and ids int64 [H, k]; -inf and -1 where there are not as many.
@@ -66,7 +75,8 @@ def search_without(index: Index, gone: Tensor, queries: Tensor, k: int) -> tuple
         return index.search(queries, k)
     most = max(k, min(k + len(gone), index.deepest))
     spared = min(most, k + FIRST_SPARE)
-    depth = k if sync_is_free(queries.device) else spared
+    in_lists = isinstance(index, FaissIndex) and inverted_lists(index.index) is not None
+    depth = k if in_lists and sync_is_free(queries.device) else spared
     scores, ids, more = _left(index, gone, queries, depth, k)
     while depth < most and len(rows := (more & (ids[:, -1] < 0)).nonzero()[:, 0]):
         depth = spared if depth < spared else min(most, DEEPER * depth)
@@ -220,11 +230,6 @@ class Segment:
     def _compared(self, queries: Tensor, depth: int) -> tuple[Tensor, Tensor]:
         keys, less = self._last
         near, rows = largest(queries @ keys.T - less, depth)
-        return self._scored(queries, torch.where(near > float("-inf"), rows + self.listed, -1))
-
-    @phase(SEARCH)
-    def _scored(self, queries: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-        scores = (
-            scores_of(self.keys, queries, rows.clamp_min(0), self.metric) if rows.size(1) else rows.float()
-        )
+        rows = torch.where(near > float("-inf"), rows + self.listed, -1)
+        scores = scores_of(self.keys, queries, rows.clamp_min(0), self.metric)
         return scores.masked_fill(rows < 0, float("-inf")), rows

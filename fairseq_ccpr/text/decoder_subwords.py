@@ -122,6 +122,10 @@ class DecoderSubwords:
         ids = tuple(number if number >= first else unknown for number in found)  # a word "</s>" is no marker
         return Pieces(ids, tuple(accumulate(starts, max)), tuple(accumulate(ends, max)))
 
+    def written(self, words: str) -> list[int]:
+        """Return the token ids with which the decoder writes words inside a sentence; none where it cannot."""
+        return self.slice(self.split_unchecked(words), 0, len(words)) or []
+
     @staticmethod
     def check_known(pieces: int, unknown: int) -> None:
         if pieces >= ENOUGH_PIECES and unknown > MAX_UNKNOWN_PIECES * pieces:

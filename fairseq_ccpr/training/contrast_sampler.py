@@ -29,7 +29,7 @@ class Text(NamedTuple):
     keys: np.ndarray  # fp16 [N, d]
     values: np.ndarray  # int32 [N]
     provenance: np.ndarray  # int32 [N, 2]
-    sources: np.ndarray  # uint64 [S], see `source_index.hash_source`
+    source_hashes: np.ndarray  # uint64 [S], see `source_index.hash_source`
 
     @classmethod
     def of(cls, datastore: TokenDatastore) -> "Text":
@@ -41,7 +41,7 @@ class Text(NamedTuple):
         """The sentence of each entry, int32 [N]."""
         return self.provenance[:, 0]
 
-    def targets(self) -> np.ndarray:
+    def target_hashes(self) -> np.ndarray:
         return hash_targets(self.values, self.provenance)
 
 
@@ -52,8 +52,8 @@ class SentenceOrigins:
     """
 
     def __init__(self, text: Text) -> None:
-        self._hashes, groups = np.unique(text.targets(), return_inverse=True)
-        self.origins = _origins(groups, text.sources)  # int64 [S, 2]
+        self._hashes, groups = np.unique(text.target_hashes(), return_inverse=True)
+        self.origins = _origins(groups, text.source_hashes)  # int64 [S, 2]
 
     def of_rows(self, text: Text, rows: np.ndarray) -> Tensor:
         """Determine the origins of rows, int64 [Q], of another datastore, int64 [Q, 2].
@@ -61,13 +61,13 @@ class SentenceOrigins:
         -1 is in place of a group where none here has the same target.
         """
         sentences = text.sentences[rows]
-        hashes = text.targets()[sentences]
+        hashes = text.target_hashes()[sentences]
         place = np.searchsorted(self._hashes, hashes).clip(max=len(self._hashes) - 1)
-        return _origins(np.where(self._hashes[place] == hashes, place, -1), text.sources[sentences])
+        return _origins(np.where(self._hashes[place] == hashes, place, -1), text.source_hashes[sentences])
 
 
-def _origins(groups: np.ndarray, sources: np.ndarray) -> Tensor:
-    return torch.from_numpy(np.stack([groups, sources.view(np.int64)], axis=1))
+def _origins(groups: np.ndarray, source_hashes: np.ndarray) -> Tensor:
+    return torch.from_numpy(np.stack([groups, source_hashes.view(np.int64)], axis=1))
 
 
 def repeated(origins: Tensor, others: Tensor) -> Tensor:
@@ -126,8 +126,9 @@ class ContrastSampler:
         known = SentenceOrigins(text)
         self.values, sentences = as_tensor(text.values), torch.from_numpy(text.sentences.astype(np.int64))
         self.sentence_of = sentences.int().to(device)
+        groups = known.origins[sentences, 0]
         if other_text is None:
-            held_out = _hold_out(known.origins[sentences, 0].numpy(), settings)
+            held_out = _hold_out(groups.numpy(), settings)
             rows, source = np.flatnonzero(held_out), text
             origins = known.origins[sentences[rows]]
             pool = torch.from_numpy(np.flatnonzero(~held_out))
@@ -138,7 +139,7 @@ class ContrastSampler:
         asked = source.keys[rows], source.values[rows]
         self.query_keys, self.query_values = (torch.from_numpy(array).to(device) for array in asked)
         self.query_origins, self.origins = origins.to(device), known.origins.to(device)
-        clusters = TokenClusters(self.values[pool], pool, known.origins[sentences[pool], 0])
+        clusters = TokenClusters(self.values[pool], pool, groups[pool])
         if (few := int((clusters.runs > 1).sum())) < 2:
             raise DatastoreError(
                 f"the datastore is too small to train an adapter on: of the {len(pool):,} entries that are "
@@ -255,9 +256,10 @@ def _sample(count: int, most: int, seed: int) -> np.ndarray:
 def _hold_out(groups: np.ndarray, settings: TokenContrastConfig) -> np.ndarray:
     """Mark the entries that are held out, bool [N]: about `valid_queries`, in whole groups, int64 [N]."""
     lengths = np.bincount(groups)
-    order = np.random.default_rng(settings.seed).permutation(len(lengths))
+    there = np.flatnonzero(lengths)  # sentences without entries are a group, too
+    order = np.random.default_rng(settings.seed).permutation(there)
     enough = int(np.searchsorted(lengths[order].cumsum(), settings.valid_queries)) + 1
     chosen = np.zeros(len(lengths), dtype=bool)
-    least = min(1, len(lengths) - 1)  # a single group is needed for training
-    chosen[order[: max(least, min(enough, int(HELD_OUT * len(lengths))))]] = True
+    least = min(1, len(there) - 1)  # a single group is needed for training
+    chosen[order[: max(least, min(enough, int(HELD_OUT * len(there))))]] = True
     return chosen[groups]

@@ -209,7 +209,7 @@ def test_what_cannot_be_written_or_explained_is_told(
     terms = write_lines(tmp_path / "terms.tsv", "und\t世界", "und\tone")
     with caplog.at_level(logging.WARNING):
         assert translations(world, sentences[:1], glossary=terms)
-    assert "'世界' is ignored: the model cannot write it" in caplog.text
+    assert f"{terms}: '世界' has characters that the model cannot write: the term is ignored" in caplog.text
     words = [
         "translate",
         "--path",

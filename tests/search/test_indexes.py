@@ -124,7 +124,7 @@ def test_a_gpu_finds_what_brute_force_finds(
     wanted = all_scores(keys, queries, metric).sort(dim=1, descending=True, stable=True)
     real = min(k, size)
     sizes = {"RUN": run, "GPU_NUMBERS": tile, "PEAKS": peaks, "SELECTED": selected}
-    with patch.multiple(exact, **sizes, products=multiplied):
+    with patch.multiple(exact, **sizes, products=multiplied, sync_is_free=lambda device: False):
         scores, ids = as_a_gpu_selects(keys.to(dtype), metric).search(queries.float(), k)
     assert torch.equal(ids[:, :real], wanted.indices[:, :real]) and (ids[:, real:] == -1).all()
     assert torch.equal(scores[:, :real], wanted.values[:, :real].float()) and scores.shape == (rows, k)
@@ -163,7 +163,7 @@ def counted_search(metric: str, size: int, rows: int, k: int, **sizes: int) -> C
         with _disable_current_modes():
             return multiplied(queries, keys)
 
-    with patch.multiple(exact, **sizes, products=one):
+    with patch.multiple(exact, **sizes, products=one, sync_is_free=lambda device: False):
         index.search(torch.randn(1, 8), k)  # what is computed once
         queries, counted.count = torch.randn(rows, 8), 0
         read.clear()
@@ -176,7 +176,7 @@ def counted_search(metric: str, size: int, rows: int, k: int, **sizes: int) -> C
 def test_a_search_of_a_gpu_in_one_tile_has_few_operations_whatever_its_sizes(metric) -> None:
     most = counted_search(metric, 64_001, 5, 8).operations
     print(f"{metric}: {most} operations")
-    assert 20 < most <= 28 + 3 * (metric == "l2")
+    assert 20 < most <= 27 + 3 * (metric == "l2")
     for sizes in ((64_003, 50, 8), (64_009, 5, 64), (640_063, 3, 8)):
         assert counted_search(metric, *sizes).operations == most
     assert counted_search(metric, 64_000, 5, 8).operations < most

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from unittest.mock import patch
+
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from fairseq_ccpr.search import ExactIndex, live
+from fairseq_ccpr.search import ExactIndex, FaissIndex, live
+from fairseq_ccpr.search.base import Index
 from fairseq_ccpr.search.exact import half_norms
+from fairseq_ccpr.search.faiss_index import make_index
 from fairseq_ccpr.search.live import GrowingLists, Segment, search_without
 from tests.vectors import clustered
 
@@ -38,7 +43,9 @@ def test_lists_find_nearly_all_of_the_nearest(metric: str) -> None:
     assert recall(found, wanted) > 0.98
     same = found == wanted
     torch.testing.assert_close(scores[same], best[same])
-    places = segment.search(keys.float(), 1)[1]
+    own, places = segment.search(keys.float(), 1)
+    if metric == "l2":
+        assert not torch.signbit(own[own == 0]).any() and (own == 0).sum() > 5800  # no distance is -0
     assert float((places[:, 0] == torch.arange(6000)).float().mean()) > 0.99
     assert (places[5800:, 0] == torch.arange(5800, 6000)).all()
 
@@ -111,24 +118,38 @@ def test_wide_keys_have_a_code_for_two_dimensions_and_lists_are_outgrown(dimensi
     assert (lists.index.pq.M, lists.outgrown, grown) == (codes, False, [False, True])
 
 
+def exact_line() -> Index:
+    return ExactIndex(torch.arange(400).half()[:, None], "l2")
+
+
+def line_in_lists() -> Index:
+    """All of which are searched."""
+    index = make_index(1, "IVF4,Flat", "l2")
+    index.train(torch.arange(400).float()[:, None].numpy())
+    index.add(torch.arange(400).float()[:, None].numpy())
+    index.nprobe = 4
+    return FaissIndex(index, "l2", 0)
+
+
 @pytest.mark.parametrize("deepest", [400, 100])
-def test_entries_that_are_gone_are_searched_past_as_deep_as_must_and_can_be(deepest: int) -> None:
-    """On a line of keys, of which those from 1 to 299 are gone: the last query is as far from 0 as from 300."""
-    asked = []
+@pytest.mark.parametrize("make", [exact_line, line_in_lists])
+def test_entries_that_are_gone_are_searched_past_as_deep_as_must_and_can_be(
+    make: Callable[[], Index], deepest: int
+) -> None:
+    """On a line of keys, of which those from 1 to 299 are gone: the last query is as far from 0 as from 300.
 
-    class Watched(ExactIndex):
-        deepest = 0
+    Keys in lists are first looked for without any spare, others never.
+    """
+    asked, index, depth = [], make(), 1 + live.FIRST_SPARE
 
-        def search(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
-            asked.append((len(queries), k))
-            return super().search(queries, k)
+    def search(queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        asked.append((len(queries), k))
+        return type(index).search(index, queries, k)
 
-    index = Watched(torch.arange(400).half()[:, None], "l2")
-    index.deepest, depth = deepest, 1 + live.FIRST_SPARE
-    ids = search_without(index, torch.arange(1, 300), torch.tensor([[0.0], [399.0], [150.0]]), 1)[1]
+    with patch.object(index, "search", search), patch.object(type(index), "deepest", deepest):
+        ids = search_without(index, torch.arange(1, 300), torch.tensor([[0.0], [399.0], [150.0]]), 1)[1]
     assert ids[:, 0].tolist() == [0, 399, 0 if deepest == 400 else -1]
     assert asked == [
-        (3, 1),
-        (1, depth),
+        *([(3, depth)] if make is exact_line else [(3, 1), (1, depth)]),
         *([(1, live.DEEPER * depth), (1, 300)] if deepest == 400 else [(1, deepest)]),
     ]

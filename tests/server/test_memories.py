@@ -173,13 +173,20 @@ def test_terms_of_a_session_come_first_in_it(server: Served) -> None:
         ({}, "a term is learned in a session: name one, or give the server a --glossary"),
         (
             {"session": "terms", "q": "ein " * 13},
-            "the pair was not learned: a term has 1 to 12 words: learn it without term, as a sentence",
+            f"the pair was not learned: '{('ein ' * 13).strip()}' has 13 words, expected 1 to 12: learn it without term, as "
+            "a sentence",
         ),
         (
             {"session": "terms"},
-            "the pair was not learned: the model cannot write it, since its subwords are not in the dictionary, or more "
-            "than 48: learn it without term, as a sentence",
+            "the pair was not learned: 'house ☃' has characters that the model cannot write: learn it without term, as a "
+            "sentence",
         ),
+        (
+            {"session": "terms", "s": "house " * 49},
+            f"the pair was not learned: '{('house ' * 49)[:60]}' has 147 subwords, expected at most 48: learn it without "
+            "term, as a sentence",
+        ),
+        ({"session": "terms", "s": " "}, "the pair was not learned: its target is empty"),
     ):
         assert server.ask("/learn", "POST", **sent | given) == (400, {"error": sentence})
     assert "ark" not in translated(session="terms")
