@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import math
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from fairseq.search import BeamSearch
@@ -12,7 +14,12 @@ from torch import Tensor
 
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
 from fairseq_ccpr.decoding.mixture import RUN, Distribution
+from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
+from fairseq_ccpr.decoding.text_memory import TextMemory
 from fairseq_ccpr.errors import ConfigurationError
+
+OF_TEXT = TextMemory.name, PhraseMemory.name  # memories that the target language's text alone makes
+OTHER_TEXT = "other_text"  # in a hypothesis: it was made without them
 
 
 class Beams:
@@ -75,11 +82,64 @@ class Beams:
         return kept
 
 
+class OtherText(NamedTuple):
+    """Translates sentences of other domains again, without the text and its phrases.
+
+    A translation is of another domain if general text makes it likelier than the text by more than `--text-foreign`
+    nats: a translation tells that better than its beginnings do, or the model's own, or the source.
+    """
+
+    text: TextMemory
+    generator: SequenceGenerator  # without
+
+    @classmethod
+    def beside(cls, generator: SequenceGenerator) -> OtherText | None:
+        """Make it for a generator; None where its ensemble cannot tell other text."""
+        ensemble = generator.model
+        without = [one for one in ensemble.memories if one.name in OF_TEXT]
+        said = any(getattr(one.settings, one.scale) for one in without)
+        if not said or (text := ensemble.find(TextMemory)) is None or not text.judges:
+            return None
+        other = copy.copy(generator)
+        vars(other)["_modules"] = dict(vars(generator)["_modules"])
+        other.model = ensemble.replacing(*(one.scaled(0.0) for one in without), trust=ensemble.trust)
+        return cls(text, other)
+
+    def again(self, found: list[list[dict[str, Any]]], sample: dict[str, Any], *given: Any) -> None:
+        """Put other translations in the places of those that are of other text, marked as `OTHER_TEXT`."""
+        ensemble = self.generator.model
+        text = self.text.at(ensemble.snapshot())
+        odds = text.foreignness([each[0]["tokens"][ensemble.forced :] for each in found])
+        if not len(rows := (odds > text.settings.foreign).nonzero().squeeze(1)):
+            return
+        some = {name: _rows_of(x, rows) for name, x in sample["net_input"].items()}
+        others = self.generator._generate({"net_input": some}, *(_rows_of(one, rows) for one in given))
+        for row, each in zip(rows.tolist(), others):
+            found[row] = [{**one, OTHER_TEXT: True} for one in each]
+
+
+def translated_by(
+    generator: SequenceGenerator, found: list[list[dict[str, Any]]]
+) -> list[tuple[RetrievalEnsemble, set[int]]]:
+    """Return which ensembles made the translations of a batch, and which of its sentences."""
+    others = {row for row, each in enumerate(found) if OTHER_TEXT in each[0]}
+    made = [(generator.model, {*range(len(found))} - others)]
+    return [*made, (generator.other_text.generator.model, others)] if others else made
+
+
+def _rows_of(given: Any, rows: Tensor) -> Any:
+    if isinstance(given, Tensor):
+        return given.index_select(0, rows.to(given.device))
+    return [given[row] for row in rows.tolist()] if isinstance(given, Sequence) else given
+
+
 class BeamGenerator(SequenceGenerator):
     """Generates what fairseq's generator does, but for rounding and the order of equal scores.
 
     Sampling, constraints, language models and other ensembles are left to fairseq.
     """
+
+    other_text: OtherText | None = None
 
     def _generate(
         self,
@@ -87,6 +147,18 @@ class BeamGenerator(SequenceGenerator):
         prefix_tokens: Tensor | None = None,
         constraints: Tensor | None = None,
         bos_token: int | None = None,
+    ) -> list[list[dict[str, Tensor]]]:
+        found = self._search(sample, prefix_tokens, constraints, bos_token)
+        if self.other_text is not None:
+            self.other_text.again(found, sample, prefix_tokens, constraints, bos_token)
+        return found
+
+    def _search(
+        self,
+        sample: dict[str, Any],
+        prefix_tokens: Tensor | None,
+        constraints: Tensor | None,
+        bos_token: int | None,
     ) -> list[list[dict[str, Tensor]]]:
         net_input, found = sample["net_input"], []
         ours = isinstance(self.model, RetrievalEnsemble) and "src_tokens" in net_input

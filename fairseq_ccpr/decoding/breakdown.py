@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -95,8 +96,13 @@ class RetrievalLog:
         except OSError as error:
             raise ConfigurationError(f"--tokens-log {path} cannot be written ({error.strerror})") from None
 
-    def write(self, ensemble: RetrievalEnsemble, sample: dict[str, Any], hypotheses: list[Tensor]) -> None:
-        breakdown = break_down(ensemble, sample, hypotheses, self.dictionary)
+    def write(
+        self,
+        used: Sequence[tuple[RetrievalEnsemble, set[int]]],
+        sample: dict[str, Any],
+        hypotheses: list[Tensor],
+    ) -> None:
+        """Write the lines of a batch, whose sentences each ensemble translated some of."""
         # fairseq-interactive gives its sentences no numbers.
         numbers = (
             sample["id"].tolist()
@@ -104,6 +110,12 @@ class RetrievalLog:
             else range(self.sentences, self.sentences + len(hypotheses))
         )
         self.sentences += len(hypotheses)
+        for ensemble, rows in used:
+            if rows:
+                self._write(break_down(ensemble, sample, hypotheses, self.dictionary), numbers, rows)
+        self.stream.flush()
+
+    def _write(self, breakdown: Breakdown, numbers: Sequence[int], rows: set[int]) -> None:
         text, votes = breakdown.text, dict(zip(breakdown.memories, breakdown.votes))
         columns = {
             "position": text.positions,
@@ -118,12 +130,12 @@ class RetrievalLog:
             vote = votes.get(name, silent)
             columns |= {weight: vote.weight, log_prob: vote.log_prob(text.targets)}
         neighbours = self._neighbours(breakdown)
-        for row, values in enumerate(zip(*(column.tolist() for column in columns.values()))):
+        for place, values in enumerate(zip(*(column.tolist() for column in columns.values()))):
+            if (row := int(text.sentences[place])) not in rows:
+                continue
             line = {name: None if value == float("-inf") else value for name, value in zip(columns, values)}
-            line["token"], line["neighbours"] = self.dictionary.symbols[line["token"]], neighbours[row]
-            sentence = {"sentence": numbers[int(text.sentences[row])]}
-            self.stream.write(json.dumps(sentence | line, ensure_ascii=False) + "\n")
-        self.stream.flush()
+            line["token"], line["neighbours"] = self.dictionary.symbols[line["token"]], neighbours[place]
+            self.stream.write(json.dumps({"sentence": numbers[row]} | line, ensure_ascii=False) + "\n")
 
     def _neighbours(self, breakdown: Breakdown) -> list[list[dict[str, Any]]]:
         if (found := breakdown.neighbours) is None:

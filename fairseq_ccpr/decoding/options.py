@@ -213,6 +213,13 @@ class TextSettings:
         needs="an exponent of at least 0",
         automatic=True,
     )
+    foreign: float = option(
+        10.0,
+        "a translation that general text makes so many nats likelier than the text is made again without the text "
+        "and its phrases (inf: never)",
+        within="(-inf, inf]",
+        needs="a number of nats, or inf",
+    )
 
     def __post_init__(self) -> None:
         check(self)

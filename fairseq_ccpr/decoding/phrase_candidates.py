@@ -63,6 +63,12 @@ class SentencePhrases:
         return self.read()[self.number]
 
 
+def nothing_for(sentences: int) -> list[SentencePhrases]:
+    """Return what a source that has no phrase finds for so many sentences."""
+    none = Candidates.of([], np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.float32))
+    return [SentencePhrases(none, lambda: [[] for _ in range(sentences)], row) for row in range(sentences)]
+
+
 class CandidateSource:
     """What finds phrases for source sentences, and writes them as the decoder would.
 

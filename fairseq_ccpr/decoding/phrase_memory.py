@@ -32,6 +32,7 @@ from fairseq_ccpr.decoding.phrase_candidates import (
     PhraseCandidates,
     RememberedCandidates,
     SentencePhrases,
+    nothing_for,
 )
 from fairseq_ccpr.decoding.phrase_retriever import PhraseRetriever
 from fairseq_ccpr.decoding.phrase_votes import (
@@ -111,8 +112,10 @@ class PhraseMemory(Memory):
         Remote indexes search while the sources are encoded. A local one works when it is waited for, while a
         GPU encodes.
         """
-        # Copied and asked before a GPU has anything else to do, which that would wait for.
         attentive = self.votes.attentive
+        if not self.settings.lambda_:
+            return Begun(lambda: self._laid_out(nothing_for(len(sources)), attentive))
+        # Copied and asked before a GPU has anything else to do, which that would wait for.
         start = partial(self.candidates.start, sources.cpu(), _phrases(snapshot.learned), snapshot.texts)
         answer = start() if self.candidates.remote else lambda: start()()
         return Begun(lambda: self._lay_out(answer, attentive))
@@ -120,9 +123,12 @@ class PhraseMemory(Memory):
     def _lay_out(self, answer: Callable[[], list[SentencePhrases]], attentive: bool) -> PhraseBatch:
         with phase(FINDING, whole=True), _without_collections():
             phrases = answer()
-            table = self.candidates.table(phrases)
+            batch = self._laid_out(phrases, attentive)
         self.candidates.check(phrases)
-        return PhraseBatch(self, phrases, table.to(self.device), attentive)
+        return batch
+
+    def _laid_out(self, phrases: list[SentencePhrases], attentive: bool) -> PhraseBatch:
+        return PhraseBatch(self, phrases, self.candidates.table(phrases).to(self.device), attentive)
 
     @property
     def retriever(self) -> PhraseRetriever:

@@ -28,7 +28,7 @@ from fairseq_ccpr.datastore.preprocessing import digest_options
 from fairseq_ccpr.datastore.text import Counts, TextDatastore
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.datastore.tuned import Datastore, read_tuned, tuned_confidence, tuned_trust
-from fairseq_ccpr.decoding.beam_search import AlignedBeamGenerator, BeamGenerator
+from fairseq_ccpr.decoding.beam_search import AlignedBeamGenerator, BeamGenerator, OtherText, translated_by
 from fairseq_ccpr.decoding.breakdown import RetrievalLog
 from fairseq_ccpr.decoding.correction_memory import CorrectionMemory
 from fairseq_ccpr.decoding.ensemble import TEXTS, RetrievalEnsemble, RetrievalScorer
@@ -293,7 +293,9 @@ class RetrievalTask(FairseqTask):
         """Give a generator of fairseq an ensemble that retrieves, and a faster beam search with equal results."""
         generator.model = ensemble
         ours = {SequenceGenerator: BeamGenerator, SequenceGeneratorWithAlignment: AlignedBeamGenerator}
-        generator.__class__ = ours.get(type(generator), type(generator))
+        if (kind := ours.get(type(generator))) is not None:
+            generator.__class__ = kind
+            generator.other_text = OtherText.beside(generator)
 
     def get_batch_iterator(self, *args: Any, required_batch_size_multiple: int = 1, **kwargs: Any) -> Any:
         """Iterate over all sentences.
@@ -315,7 +317,8 @@ class RetrievalTask(FairseqTask):
         hypotheses = super().inference_step(generator, models, given, **kwargs)
         ensemble = getattr(generator, "model", None)
         if self.log is not None and isinstance(ensemble, RetrievalEnsemble) and ensemble.memories:
-            self.log.write(ensemble, sample, [best[0]["tokens"] for best in hypotheses])
+            tokens = [best[0]["tokens"] for best in hypotheses]
+            self.log.write(translated_by(generator, hypotheses), sample, tokens)
         return hypotheses
 
     def build_tokenizer(self, args: Any) -> Any:

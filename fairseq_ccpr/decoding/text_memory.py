@@ -14,6 +14,7 @@ Letters: H hypotheses, N tokens that are changed, F features.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,6 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from fairseq_ccpr.datastore.text import Counts, TextDatastore
 from fairseq_ccpr.decoding.gate import Gate
@@ -56,6 +58,7 @@ BETA = 1.0  # references are likelier with 0.5, but translations are better with
 LESS, MORE, NONE = 0.5, 1.5, 0.0  # times alpha: likelihood wants more of it than translations do, or less
 PRIOR = 2  # tokens of a prefix that are of neither text
 UNSETTLED = 256  # sentences that are taken away again at each change
+NOTHING = -2  # stands where there is no token; no context has it
 PLACES = 64  # longer sentences that end as one that is looked for, at most
 MOST_LOG_FACTOR = 4.0  # of alpha's change, either way
 
@@ -198,6 +201,23 @@ class TextMemory(Memory):
         counts = self.targets.counted(snapshot.learned)
         return replace(self, counts=counts, learned=None, targets=None)
 
+    @property
+    def judges(self) -> bool:
+        """Whether it can tell sentences of other text, and is asked to."""
+        return bool(self.datastore.section.general) and self.settings.foreign < math.inf
+
+    def foreignness(self, translations: Sequence[Tensor]) -> Tensor:
+        """Compute log p_general - log p_text of whole translations, int64 [L] each, in nats: fp32 [B]."""
+        tokens = pad_sequence(list(translations), batch_first=True, padding_value=NOTHING)
+        real, size = tokens != NOTHING, max(1, self.counts.order - 1)
+        before = tokens.new_full((len(tokens), size), NOTHING)
+        before[:, -1] = self.end
+        contexts = torch.cat([before, tokens[:, :-1]], 1).unfold(1, size, 1)[real]
+        written = tokens[real]
+        found = self.counts.look_up(contexts, torch.arange(len(written), device=written.device), written)
+        odds = (found.general - found.text).masked_fill(torch.isin(written, self.special), 0.0)
+        return odds.new_zeros(len(tokens)).index_add_(0, real.nonzero()[:, 0], odds)
+
     def observe(self, step: Step) -> Observed:
         """Look up what the text says of the likeliest tokens."""
         model, likeliest = step.model.log_probs, step.model.likeliest
@@ -251,7 +271,7 @@ class TextMemory(Memory):
             "text": short(self.datastore.keys_fingerprint),
             "alpha": self.settings.alpha,
             "beta": self.settings.beta,
-        }
+        } | ({"foreign": self.settings.foreign} if self.judges else {})
         return signature(values | ({"weight": trained} if trained else {}))
 
     def trained(self) -> dict[str, Tensor]:

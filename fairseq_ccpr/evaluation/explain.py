@@ -11,6 +11,7 @@ import numpy as np
 from fairseq import utils
 from torch import Tensor
 
+from fairseq_ccpr.decoding.beam_search import OTHER_TEXT, translated_by
 from fairseq_ccpr.decoding.breakdown import Breakdown, break_down
 from fairseq_ccpr.decoding.ensemble import TEXTS, RetrievalEnsemble
 from fairseq_ccpr.decoding.text_memory import TextMemory
@@ -117,13 +118,18 @@ def _explain(system: System, samples: Iterable[dict[str, Any]], most_neighbours:
     explained: list[SentenceExplanation] = []
     for sample in samples:
         sample = utils.move_to_cuda(sample, system.device) if system.device.type == "cuda" else sample
-        alone, written = (
-            [hypotheses[0] for hypotheses in task.inference_step(one, system.models, sample)]
-            for one in generators
-        )
-        broken_down = break_down(ensemble, sample, [one["tokens"] for one in written], task.target_dictionary)
+        found = [task.inference_step(one, system.models, sample) for one in generators]
+        alone, written = ([hypotheses[0] for hypotheses in each] for each in found)
+        tokens = [one["tokens"] for one in written]
+        breakdowns = {
+            row: breakdown
+            for used, rows in translated_by(generators[1], found[1])
+            if rows
+            for breakdown in [break_down(used, sample, tokens, task.target_dictionary)]
+            for row in rows
+        }
         for row, both in enumerate(zip(alone, written)):
-            explained.append(_sentence(system, explainer, broken_down, sample, row, *both))
+            explained.append(_sentence(system, explainer, breakdowns[row], sample, row, *both))
     languages = as_bcp47(task.cfg.source_lang), as_bcp47(task.cfg.target_lang)
     names, corpus = [memory.name for memory in ensemble.voting], explainer.corpus
     score_name = SCORE_NAMES[corpus.datastore.section.index.metric if corpus is not None else "ip"]
@@ -170,9 +176,11 @@ def _sentence(
         partial(system.to_text, dictionary, unknown=system.copied(text, tokens, one))
         for one in (alone, written)
     )
-    return explainer.sentence(
+    explained = explainer.sentence(
         breakdown, row, number, source, reference, plain(alone["tokens"]), translation, likeness
     )
+    explained.other_text = OTHER_TEXT in written
+    return explained
 
 
 def _choose(system: System, count: int, numbers: list[int] | None) -> list[int]:

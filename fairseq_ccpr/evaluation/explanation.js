@@ -37,10 +37,11 @@ function makeCard(sentence, order) {
   const target = language(data.target_language);
   const points = Math.round(sentence.gained);
   const gain = sentence.gained === null ? "" : ` · chrF ${points < 0 ? "−" : "+"}${Math.abs(points)}`;
+  const other = sentence.other_text ? " · of other text: without text memory and phrases" : "";
   card.tokens = make("dl", {}, row("With retrieval", { class: "translation" }, tokenRow(card)));
   card.element = make("article", { class: "card", "aria-label": `Sentence ${sentence.number}` },
     make("header", {}, make("h2", {}, `Sentence ${sentence.number}`),
-      make("span", { class: "small muted" }, sentence.changed ? `changed ${sentence.changed.toFixed(0)}%${gain}` : "unchanged"),
+      make("span", { class: "small muted" }, (sentence.changed ? `changed ${sentence.changed.toFixed(0)}%${gain}` : "unchanged") + other),
       bar(meanShares(sentence.tokens))),
     make("dl", {}, row("Source", language(data.source_language), sentence.source)),
     card.tokens,

@@ -293,6 +293,7 @@ class SentenceExplanation:
     gained: float | None  # chrF against the reference, less that of the plain one
     # most alike first; None: there is no datastore that has its source sentences
     matches: list[Match] | None = None
+    other_text: bool = False  # it was made without the text memory and phrases, see --text-foreign
 
 
 @dataclass(repr=False)

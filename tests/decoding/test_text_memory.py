@@ -91,7 +91,7 @@ def test_a_translation_does_not_depend_on_its_batch(
     store = build_text(references, False, "--against", general)
     together = decode(*with_text(store, "--text-alpha", 0.4))
     assert equal(decode(*with_text(store, "--text-alpha", 0.4, "--batch-size", 1)), together, tolerance=3e-3)
-    check_rescoring("--datastore", store, "--text-alpha", 0.4)  # given targets are scored as beam search does
+    check_rescoring("--datastore", store, "--text-alpha", 0.4, "--text-foreign", "inf")  # given targets are scored as beam search does
 
 
 def test_references_help_and_their_words_in_another_order_do_not(
@@ -175,7 +175,7 @@ def test_tuning_stores_what_decoding_takes(
     assert tuned["settings"]["text"] == {"alpha": memory.settings.alpha, "beta": BETA}
     assert memory.settings.alpha in [alpha * (0.5 if half else 1.5) for alpha in ALPHAS]
     assert not torch.equal(memory.weight.output.weight, TextWeight().output.weight)
-    assert f"alpha:{memory.settings.alpha}|beta:{BETA}|weight:" in str(translator.signature)
+    assert f"alpha:{memory.settings.alpha}|beta:{BETA}|foreign:10.0|weight:" in str(translator.signature)
 
 
 @pytest.mark.full
