@@ -82,18 +82,18 @@ class Beams:
         return kept
 
 
-class OtherText(NamedTuple):
+class WithoutText(NamedTuple):
     """Translates sentences of other domains again, without the text and its phrases.
 
-    A translation is of another domain if general text makes it likelier than the text by more than `--text-foreign`
-    nats: a translation tells that better than its beginnings do, or the model's own, or the source.
+    A translation is of another domain if general text makes it likelier than the text by more than
+    `--text-foreign` nats: a translation tells that better than its beginning, the model's own, or the source.
     """
 
     text: TextMemory
     generator: SequenceGenerator  # without
 
     @classmethod
-    def beside(cls, generator: SequenceGenerator) -> OtherText | None:
+    def beside(cls, generator: SequenceGenerator) -> WithoutText | None:
         """Make it for a generator; None where its ensemble cannot tell other text."""
         ensemble = generator.model
         without = [one for one in ensemble.memories if one.name in OF_TEXT]
@@ -124,7 +124,7 @@ def translated_by(
     """Return which ensembles made the translations of a batch, and which of its sentences."""
     others = {row for row, each in enumerate(found) if OTHER_TEXT in each[0]}
     made = [(generator.model, {*range(len(found))} - others)]
-    return [*made, (generator.other_text.generator.model, others)] if others else made
+    return [*made, (generator.without_text.generator.model, others)] if others else made
 
 
 def _rows_of(given: Any, rows: Tensor) -> Any:
@@ -139,7 +139,7 @@ class BeamGenerator(SequenceGenerator):
     Sampling, constraints, language models and other ensembles are left to fairseq.
     """
 
-    other_text: OtherText | None = None
+    without_text: WithoutText | None = None
 
     def _generate(
         self,
@@ -149,8 +149,8 @@ class BeamGenerator(SequenceGenerator):
         bos_token: int | None = None,
     ) -> list[list[dict[str, Tensor]]]:
         found = self._search(sample, prefix_tokens, constraints, bos_token)
-        if self.other_text is not None:
-            self.other_text.again(found, sample, prefix_tokens, constraints, bos_token)
+        if self.without_text is not None:
+            self.without_text.again(found, sample, prefix_tokens, constraints, bos_token)
         return found
 
     def _search(

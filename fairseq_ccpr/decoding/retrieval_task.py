@@ -28,7 +28,7 @@ from fairseq_ccpr.datastore.preprocessing import digest_options
 from fairseq_ccpr.datastore.text import Counts, TextDatastore
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.datastore.tuned import Datastore, read_tuned, tuned_confidence, tuned_trust
-from fairseq_ccpr.decoding.beam_search import AlignedBeamGenerator, BeamGenerator, OtherText, translated_by
+from fairseq_ccpr.decoding.beam_search import AlignedBeamGenerator, BeamGenerator, WithoutText, translated_by
 from fairseq_ccpr.decoding.breakdown import RetrievalLog
 from fairseq_ccpr.decoding.correction_memory import CorrectionMemory
 from fairseq_ccpr.decoding.ensemble import TEXTS, RetrievalEnsemble, RetrievalScorer
@@ -295,7 +295,7 @@ class RetrievalTask(FairseqTask):
         ours = {SequenceGenerator: BeamGenerator, SequenceGeneratorWithAlignment: AlignedBeamGenerator}
         if (kind := ours.get(type(generator))) is not None:
             generator.__class__ = kind
-            generator.other_text = OtherText.beside(generator)
+            generator.without_text = WithoutText.beside(generator)
 
     def get_batch_iterator(self, *args: Any, required_batch_size_multiple: int = 1, **kwargs: Any) -> Any:
         """Iterate over all sentences.

@@ -91,7 +91,9 @@ def test_a_translation_does_not_depend_on_its_batch(
     store = build_text(references, False, "--against", general)
     together = decode(*with_text(store, "--text-alpha", 0.4))
     assert equal(decode(*with_text(store, "--text-alpha", 0.4, "--batch-size", 1)), together, tolerance=3e-3)
-    check_rescoring("--datastore", store, "--text-alpha", 0.4, "--text-foreign", "inf")  # given targets are scored as beam search does
+    check_rescoring(
+        "--datastore", store, "--text-alpha", 0.4, "--text-foreign", "inf"
+    )  # given targets are scored as beam search does
 
 
 def test_references_help_and_their_words_in_another_order_do_not(
