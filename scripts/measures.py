@@ -17,11 +17,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 BOUNDS = {  # each at most
-    "statements in decoding": 4132,
+    "statements in decoding": 4145,
     "statements in building": 2196,
     "statements in text": 2479,
     "statements in datastore": 1736,
-    "statements in evaluation": 1679,
+    "statements in evaluation": 1680,
     "statements in search": 1199,
     "statements in models": 1198,
     "statements in training": 854,
@@ -31,7 +31,7 @@ BOUNDS = {  # each at most
     "statements in server": 1004,
     "statements in storage": 679,
     "statements in phrases": 510,
-    "statements in the core": 21817,
+    "statements in the core": 21831,
     "names of constants with more than two values": 0,
     "names of constants with two values": 39,
     "constants below a definition they do not need": 0,

@@ -18,7 +18,7 @@ from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
 from fairseq_ccpr.decoding.text_memory import TextMemory
 from fairseq_ccpr.errors import ConfigurationError
 
-OF_TEXT = TextMemory.name, PhraseMemory.name  # memories that the target language's text alone makes
+OF_TEXT = TextMemory, PhraseMemory  # memories that the target language's text alone makes
 OTHER_TEXT = "other_text"  # in a hypothesis: it was made without them
 
 
@@ -83,37 +83,43 @@ class Beams:
 
 
 class WithoutText(NamedTuple):
-    """Translates sentences of other domains again, without the text and its phrases.
+    """Translates sentences of other text again, without the text memory and phrases.
 
-    A translation is of another domain if general text makes it likelier than the text by more than
+    A translation is of other text if general text makes it likelier than the text by more than
     `--text-foreign` nats: a translation tells that better than its beginning, the model's own, or the source.
+    Of several datastores, all that have a text must say so.
     """
 
-    text: TextMemory
-    generator: SequenceGenerator  # without
+    judges: list[tuple[RetrievalEnsemble, TextMemory]]  # the ensembles that have one
+    generator: SequenceGenerator  # without them
 
     @classmethod
     def beside(cls, generator: SequenceGenerator) -> WithoutText | None:
         """Make it for a generator; None where its ensemble cannot tell other text."""
-        ensemble = generator.model
-        without = [one for one in ensemble.memories if one.name in OF_TEXT]
-        said = any(getattr(one.settings, one.scale) for one in without)
-        if not said or (text := ensemble.find(TextMemory)) is None or not text.judges:
+        members: Sequence[RetrievalEnsemble] = getattr(generator.model, "members", (generator.model,))
+        texts = [(one, text) for one in members if (text := one.find(TextMemory)) is not None and text.judges]
+        if not texts:
             return None
         other = copy.copy(generator)
         vars(other)["_modules"] = dict(vars(generator)["_modules"])
-        other.model = ensemble.replacing(*(one.scaled(0.0) for one in without), trust=ensemble.trust)
-        return cls(text, other)
+        other.model = generator.model.silencing(OF_TEXT, [one for one, _ in texts])
+        other.without_text = None
+        return cls(texts, other)
 
     def again(self, found: list[list[dict[str, Any]]], sample: dict[str, Any], *given: Any) -> None:
         """Put other translations in the places of those that are of other text, marked as `OTHER_TEXT`."""
-        ensemble = self.generator.model
-        text = self.text.at(ensemble.snapshot())
-        odds = text.foreignness([each[0]["tokens"][ensemble.forced :] for each in found])
-        if not len(rows := (odds > text.settings.foreign).nonzero().squeeze(1)):
+        forced, device = self.generator.model.forced, sample["net_input"]["src_tokens"].device
+        nothing = torch.zeros(0, dtype=torch.int64, device=device)
+        best = [each[0]["tokens"][forced:] if each else nothing for each in found]
+        other = torch.ones(len(found), dtype=torch.bool, device=device)
+        for ensemble, text in self.judges:
+            other &= text.at(ensemble.snapshot()).foreignness(best) > text.settings.foreign
+        if not len(rows := other.nonzero().squeeze(1)):
             return
-        some = {name: _rows_of(x, rows) for name, x in sample["net_input"].items()}
-        others = self.generator._generate({"net_input": some}, *(_rows_of(one, rows) for one in given))
+        some = {name: _rows_of(x, rows, len(found)) for name, x in sample["net_input"].items()}
+        others = self.generator._generate(
+            {"net_input": some}, *(_rows_of(one, rows, len(found)) for one in given)
+        )
         for row, each in zip(rows.tolist(), others):
             found[row] = [{**one, OTHER_TEXT: True} for one in each]
 
@@ -122,14 +128,15 @@ def translated_by(
     generator: SequenceGenerator, found: list[list[dict[str, Any]]]
 ) -> list[tuple[RetrievalEnsemble, set[int]]]:
     """Return which ensembles made the translations of a batch, and which of its sentences."""
-    others = {row for row, each in enumerate(found) if OTHER_TEXT in each[0]}
+    others = {row for row, each in enumerate(found) if each and OTHER_TEXT in each[0]}
     made = [(generator.model, {*range(len(found))} - others)]
     return [*made, (generator.without_text.generator.model, others)] if others else made
 
 
-def _rows_of(given: Any, rows: Tensor) -> Any:
-    if isinstance(given, Tensor):
-        return given.index_select(0, rows.to(given.device))
+def _rows_of(given: Any, rows: Tensor, sentences: int) -> Any:
+    """Take some sentences of what a batch has for each; anything else stays."""
+    if isinstance(given, Tensor) and len(given) == sentences:
+        return given.index_select(0, rows)
     return [given[row] for row in rows.tolist()] if isinstance(given, Sequence) else given
 
 

@@ -96,6 +96,13 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
         others = {memory.name: memory for memory in memories}
         return self.with_memories([others.get(memory.name, memory) for memory in self.memories], trust)
 
+    def silencing(
+        self, kinds: tuple[type[Memory], ...], members: Sequence[RetrievalEnsemble]
+    ) -> RetrievalEnsemble:
+        """Return the same with memories of some kinds silent, those of these members if it has several."""
+        silent = [one.scaled(0.0) for one in self.memories if isinstance(one, kinds)]
+        return self.replacing(*silent, trust=self.trust)
+
     def on(self, device: torch.device) -> RetrievalEnsemble:
         return self.with_memories([memory.on(device) for memory in self.memories], self.trust)
 

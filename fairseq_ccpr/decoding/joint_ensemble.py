@@ -85,6 +85,11 @@ class JointEnsemble(RetrievalEnsemble):
         total = 1 + torch.stack([vote.weight for vote in decided]).sum(dim=0)
         return [vote._replace(weight=vote.weight / total) for vote in decided]
 
+    def silencing(
+        self, kinds: tuple[type[Memory], ...], members: Sequence[RetrievalEnsemble]
+    ) -> RetrievalEnsemble:
+        return JointEnsemble([one.silencing(kinds, ()) if one in members else one for one in self.members])
+
     def with_memories(self, memories: Sequence[Memory], trust: Trust | None) -> RetrievalEnsemble:
         raise ConfigurationError(REFUSAL)
 

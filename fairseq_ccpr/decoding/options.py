@@ -215,8 +215,8 @@ class TextSettings:
     )
     foreign: float = option(
         10.0,
-        "a translation that general text makes so many nats likelier than the text is made again without "
-        "the text and phrases (inf: never)",
+        "a translation that general text (--against) makes so many nats likelier than the text, as a whole, "
+        "is made again without the text and phrases (inf: never)",
         within="(-inf, inf]",
         needs="a number of nats, or inf",
     )

@@ -165,6 +165,9 @@ class PhraseMemory(Memory):
         learned = self.learned.entries if self.learned is not None else None
         return self.retriever.signature(counting, _phrases(learned))
 
+    def widest(self) -> PhraseMemory:
+        return self.changed(lambda_=1.0)
+
     def kind(self) -> str:
         return "lambda of phrases"
 

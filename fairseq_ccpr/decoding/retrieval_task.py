@@ -293,8 +293,8 @@ class RetrievalTask(FairseqTask):
         """Give a generator of fairseq an ensemble that retrieves, and a faster beam search with equal results."""
         generator.model = ensemble
         ours = {SequenceGenerator: BeamGenerator, SequenceGeneratorWithAlignment: AlignedBeamGenerator}
-        if (kind := ours.get(type(generator))) is not None:
-            generator.__class__ = kind
+        generator.__class__ = ours.get(type(generator), type(generator))
+        if isinstance(generator, BeamGenerator):
             generator.without_text = WithoutText.beside(generator)
 
     def get_batch_iterator(self, *args: Any, required_batch_size_multiple: int = 1, **kwargs: Any) -> Any:

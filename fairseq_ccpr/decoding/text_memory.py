@@ -204,7 +204,8 @@ class TextMemory(Memory):
     @property
     def judges(self) -> bool:
         """Whether it can tell sentences of other text, and is asked to."""
-        return bool(self.datastore.section.general) and self.settings.foreign < math.inf
+        asked = self.settings.alpha > 0 and self.settings.foreign < math.inf
+        return asked and bool(self.datastore.section.general)
 
     def foreignness(self, translations: Sequence[Tensor]) -> Tensor:
         """Compute log p_general - log p_text of whole translations, int64 [L] each, in nats: fp32 [B]."""

@@ -113,7 +113,8 @@ def _explain(system: System, samples: Iterable[dict[str, Any]], most_neighbours:
     generators = system.generator(retrieve=False), system.generator()
     # Breaking down does not retrieve phrases for a batch again.
     remembering = [memory.remembering() for memory in ensemble.memories]
-    ensemble = generators[1].model = ensemble.replacing(*remembering, trust=ensemble.trust)
+    ensemble = ensemble.replacing(*remembering, trust=ensemble.trust)
+    task.equip(generators[1], ensemble)
     explainer = _explainer(system, ensemble, most_neighbours)
     explained: list[SentenceExplanation] = []
     for sample in samples:

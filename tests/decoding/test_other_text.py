@@ -6,15 +6,18 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 
 from fairseq_ccpr import Translator
+from fairseq_ccpr.decoding.phrase_retriever import PhraseRetriever
 from fairseq_ccpr.decoding.text_memory import TextMemory
+from fairseq_ccpr.inference.system import Session
 from tests.decoding.test_decoding import SEARCHES
 from tests.helpers import equal
-from tests.small_models import World
+from tests.small_models import World, subword_options
 
 ALL, NONE = -1e9, "inf"  # nats, beyond which all and no translations are of other text
 
@@ -68,6 +71,20 @@ def test_each_sentence_is_as_with_the_text_or_as_without(
     assert equal(mixed, expected, tolerance=1e-4)
 
 
+def test_phrases_beside_the_text_are_silent_as_well(
+    world: World, decode: Callable, only_text: Path, phrase_store: Path
+) -> None:
+    """And what weighs nothing is not searched."""
+    words = ["--datastore", f"{phrase_store}:{only_text}", "--text-alpha", 0.1, "--nbest", 3]
+    words += subword_options(world)
+    alone = decode("--nbest", 3, base=True)
+    assert equal(decode(*words, "--text-foreign", ALL), alone, tolerance=1e-4)
+    assert not equal(decode(*words, "--text-foreign", NONE), alone, tolerance=1e-2)
+    with patch.object(PhraseRetriever, "start", side_effect=AssertionError("searched")):
+        silent = ["--phrases-lambda", 0, "--text-foreign", NONE]
+        assert equal(decode(*words, *silent), decode(*words[2:], "--datastore", only_text, *silent[2:]))
+
+
 def test_a_text_without_general_text_cannot_tell(
     decode: Callable, build_text: Callable, references: Path
 ) -> None:
@@ -106,3 +123,23 @@ def test_an_explanation_and_a_log_are_of_what_translated(
     assert len({line["sentence"] for line in written["none"]}) == len(
         {one["sentence"] for one in written["all"]}
     )
+
+
+def test_several_texts_must_agree_that_a_sentence_is_of_none(
+    world: World, build_text: Callable, references: Path, general: Path, only_text: Path
+) -> None:
+    """Beside another store, or a session, as alone: with both silent only where both texts say so."""
+    sources = [line.split("\t")[0] for line in (world.folder / "test.tsv").read_text("utf-8").splitlines()]
+    tokens = build_text(references, False, "--against", general)
+    stores: Any = {"one": only_text, "two": tokens}
+    settings: dict[str, Any] = {"device": "cpu", "text_alpha": 0.5, "tokens_lambda": 0}
+    outputs: dict[str, list[str]] = {}
+    for name, bound in (("all", ALL), ("some", 0.0), ("none", "inf")):
+        with Translator(datastore=stores, text_foreign=bound, **settings) as translator:
+            outputs[name] = [one.text for one in translator.translate(sources, memory=["one", "two"])]
+            alone = [one.text for one in translator.translate(sources, retrieve=False)]
+            translator.begin(document := Session.name_of("", "document"))
+            beside = [one.text for one in translator.translate(sources, memory=[document, "one"])]
+            assert beside == [one.text for one in translator.translate(sources)]
+    assert outputs["all"] == alone != outputs["none"]
+    assert all(one in pair for one, *pair in zip(outputs["some"], outputs["all"], outputs["none"]))

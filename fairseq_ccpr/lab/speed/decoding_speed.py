@@ -123,7 +123,7 @@ class SpeedTest:
             tokens = replace(
                 tokens, retriever=with_entries(retriever, index, values, described), learned=learned
             )
-            generator.model = ensemble.replacing(tokens, trust=ensemble.trust)
+            self.task.equip(generator, ensemble.replacing(tokens, trust=ensemble.trust))
             self.signatures[f"{name}, {entries:,} keys"] = generator.model.signature()
 
     def batches(self, tokens: int) -> list[dict[str, Any]]:
