@@ -119,6 +119,15 @@ def test_search_equals_exact_search(
         assert index.search(queries[:0], k)[1].shape == (0, k)
 
 
+def certain(printed: str) -> list[str]:
+    """Return rows above the lowest score of their source phrase: of equal ones there, an index may find any."""
+    rows = [line for line in printed.splitlines() if line.count(" | ") >= 4]
+    lowest: dict[str, str] = {}
+    for row in rows:
+        lowest[row.partition(" | ")[0]] = row.split(" | ")[3]
+    return sorted(row for row in rows if row.split(" | ")[3] > lowest[row.partition(" | ")[0]])
+
+
 def test_same_phrases_as_in_a_folder(ccpr: Ccpr, local: Path, stored: Path) -> None:
     assert not (stored / "phrase/keys.npy").exists()
     one, two = retriever(ccpr, local), retriever(ccpr, stored)
@@ -130,7 +139,7 @@ def test_same_phrases_as_in_a_folder(ccpr: Ccpr, local: Path, stored: Path) -> N
     line = sources(ccpr, 1)[0]
     with patch("fairseq_ccpr.cli.retrieve.read_standard_input", side_effect=lambda: iter([line])):
         printed = [call("retrieve", store, *words).stdout for store in (local, stored)]
-    assert printed[0] == printed[1]
+    assert certain(printed[0]) == certain(printed[1]) and len(certain(printed[0])) > 100
 
 
 def test_same_translations_as_from_a_folder(
