@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from unittest.mock import patch
@@ -216,13 +217,16 @@ def test_shipped_experiments_have_stages(path: Path, tmp_path: Path) -> None:
 
 
 def test_settings_of_a_domain_may_come_from_another(tmp_path: Path) -> None:
-    path = next(path for path in SHIPPED if path.stem == "domains")
+    shipped = next(path for path in SHIPPED if path.stem == "monolingual").read_text("utf-8")
+    others = "tune_on: {office: koran1, koran1: office}, domains: [office, koran1]"
+    path = tmp_path / "other.yaml"
+    path.write_text(re.sub(r"(?m)^(  phrases: .*)also: .*$", rf"\1{others}}}", shipped), "utf-8")
     plan = Plan(read_config(path), path.parent, tmp_path)
-    tuned = {domain: plan.tune("phrases", domain) for domain in ("office", "koran")}
-    assert [stage.name for stage in tuned.values()] == ["tune/koran/phrases", "tune/office/phrases"]
-    assert str(tmp_path / "stores" / "koran" / "phrases.phrases") in tuned["office"].words
-    elsewhere = plan.decode("office-clknn", "software")
-    assert {"tokens/office/clknn", "tune/office/clknn", "prepare/software"} <= {
+    tuned = {domain: plan.tune("phrases", domain) for domain in ("office", "koran1")}
+    assert [stage.name for stage in tuned.values()] == ["tune/koran1/phrases", "tune/office/phrases"]
+    assert str(tmp_path / "stores" / "koran1" / "phrases.phrases") in tuned["office"].words
+    elsewhere = plan.decode("office-clknn.trust", "software")
+    assert {"tokens/office/clknn.trust", "tune/office/clknn.trust", "prepare/software"} <= {
         need.name for need in elsewhere.needs
     }
 
