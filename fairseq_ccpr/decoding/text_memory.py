@@ -213,7 +213,7 @@ class TextMemory(Memory):
         real, size = tokens != NOTHING, max(1, self.counts.order - 1)
         before = tokens.new_full((len(tokens), size), NOTHING)
         before[:, -1] = self.end
-        contexts = torch.cat([before, tokens[:, :-1]], 1).unfold(1, size, 1)[real]
+        contexts = torch.cat([before, tokens], 1).unfold(1, size, 1)[:, : tokens.size(1)][real]
         written = tokens[real]
         found = self.counts.look_up(contexts, torch.arange(len(written), device=written.device), written)
         odds = (found.general - found.text).masked_fill(torch.isin(written, self.special), 0.0)

@@ -43,6 +43,7 @@ def test_how_foreign_a_translation_is_as_step_by_step(text: TextMemory) -> None:
             total += float(found.general - found.text) if int(token) not in text.special.tolist() else 0.0
         expected.append(total)
     torch.testing.assert_close(text.foreignness(some), torch.tensor(expected), rtol=1e-4, atol=1e-3)
+    assert text.foreignness([torch.zeros(0).long()] * 2).tolist() == [0.0, 0.0]  # no translation has ended
 
 
 @pytest.mark.parametrize("search", SEARCHES, ids=lambda s: " ".join(map(str, s)) or "plain")
