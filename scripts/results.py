@@ -226,11 +226,18 @@ def _refuse_typed(text: str, label: bool) -> None:
 
 
 def make(table: dict[str, Any]) -> str:
-    """Make a table: a head, and blocks of rows, each with a template for each column, the first of which are labels."""
-    labels, made, head, optional = table.get("labels", 1), list[list[Cell]](), table["head"], set[int]()
-    for block in table.get("blocks", [table]):
-        if len(block["cells"]) != len(head):
-            raise Fault(f"{len(block['cells'])} cells stand below a head of {len(head)}")
+    """Make a table: blocks of rows, each with a template for each column, the first of which are labels."""
+    blocks = table.get("blocks", [table])
+    labels, made, head, optional = (
+        table.get("labels", 1),
+        list[list[Cell]](),
+        [*blocks[0]["columns"]],
+        set[int](),
+    )
+    for block in blocks:
+        if [*block["columns"]] != head:
+            raise Fault(f"the columns {', '.join(block['columns'])} stand below {', '.join(head)}")
+        cells = [*block["columns"].values()]
         firsts = [[one] for one in block["each"]] if "each" in block else [[]]
         given = [one if isinstance(one, dict) else {"row": one} for one in block["rows"]]
         given = [one | {"row": [*first, *one["row"]]} for first in firsts for one in given]
@@ -239,8 +246,8 @@ def make(table: dict[str, Any]) -> str:
             entries = {str(place): entry for place, entry in enumerate(one["row"], 1)}
             names = {"from": table.get("from", ""), **table.get("let", {}), **none, **entries}
             if "if" not in one or find(_path(one["if"], names)):
-                made.append([fill(cell, names, i < labels) for i, cell in enumerate(block["cells"])])
-        optional |= {place for place, cell in enumerate(block["cells"]) if "{?" in cell}
+                made.append([fill(cell, names, i < labels) for i, cell in enumerate(cells)])
+        optional |= {place for place, cell in enumerate(cells) if "{?" in cell}
     for place in optional:
         if not any(row[place] for row in made):
             raise Fault(f"no row has anything of the column '{head[place]}'")

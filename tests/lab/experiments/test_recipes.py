@@ -14,18 +14,10 @@ import torch
 
 from fairseq_ccpr.datastore.preprocessing import read_preprocessing
 from fairseq_ccpr.text.pairs import read_pairs
-from scripts.recipes import growth
 from tests.helpers import ROOT, call, run
 from tests.small_models import TINY, World, build
 
 pytestmark = pytest.mark.full
-
-
-def test_growth_is_fitted_where_the_index_is_of_one_kind() -> None:
-    sizes, kinds = [10, 100, 1000, 10_000], ["exact", "exact", "IVF8", "IVF16"]
-    assert growth.exponent(sizes, [3 * size**0.5 for size in sizes], ["exact"] * 4) == pytest.approx(0.5)
-    assert growth.exponent(sizes, [5.0, 50.0, 2.0, 4.0], kinds) == pytest.approx(math.log10(2))
-    assert math.isnan(growth.exponent(sizes[:3], [1.0, 1.0, 1.0], kinds[:3]))
 
 
 def test_fuzzy_matches_are_copied(tmp_path: Path) -> None:
@@ -238,21 +230,6 @@ def test_how_near_translations_are_to_references(tmp_path: Path) -> None:
     assert found["sentences"] == 3 and "| near | 0.9333 |" in shown
     assert rows["base"]["cosine"] == pytest.approx(1 / 3) and rows["near"]["cosine"] == pytest.approx(2.8 / 3)
     assert rows["base"]["p"] == {} and rows["near"]["p"]["base"] < 0.2 and rows["same"]["p"]["near"] == 1
-
-
-def test_search_effort(world: World, tmp_path: Path) -> None:
-    """Searching all lists of codes that are scored again from the keys finds what exact search finds."""
-    (tmp_path / "in.txt").write_text("Und Gott sprach zu Noah.\nDie Erde war wüst.\n" * 3, encoding="utf-8")
-    efforts = ["nprobe=1,k_factor_rf=1", "nprobe=16,k_factor_rf=5000"]
-    words = [world.model, world.datastore, tmp_path / "in.txt", "IVF16,PQ8x4fs,Refine(keys)", *efforts]
-    head, _, *rows = run("scripts/recipes/search_effort.py", *words).stdout.splitlines()
-    cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
-    assert "| recall |" in head and [row[0] for row in cells] == efforts
-    least, most = ([float(cell.rstrip("%")) for cell in row[4:]] for row in cells)
-    assert least[0] < most[0] and least[1] < most[1] and least[2] > most[2]
-    assert most[0] > 97 and most[1] > 97 and most[2] < 1
-    missing = run("scripts/recipes/search_effort.py", world.model, check=False)
-    assert missing.returncode and "SOURCE INDEX PARAMETERS" in missing.stderr
 
 
 def test_judged_errors_are_looked_for_among_the_improbable(tmp_path: Path) -> None:
