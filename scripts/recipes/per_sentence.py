@@ -1,4 +1,4 @@
-"""Rivals that build nothing: when a sentence comes, they read the pairs most like it. Tune-and-reset, and SK-MT.
+"""Rivals that build nothing: when a sentence comes, they read the pairs most like it. Tune-and-reset, SK-MT, subset kNN-MT.
 
 python scripts/recipes/per_sentence.py MODEL TRAIN.tsv VALID.tsv TEST.tsv OUTPUT
     [--most N] [--datastore DATASTORE OPTION ...]
@@ -12,6 +12,9 @@ likeliest.
 SK-MT (Dai et al., 2023) makes a datastore of 16 pairs, of which k = 2 neighbours at the squared distances d_1 and d_2 count:
 p(y) is their softmax(-d / T), and lambda = max(0, 1 - d_1 / T). Published is T = 100; a second row has the T that makes
 references of VALID.tsv likeliest.
+
+Subset kNN-MT (Deguchi et al., 2023) searches the entries of 512 pairs, as published with k = 64, T = 100 and lambda = 0.5.
+Here their states are computed when the sentence comes, where the paper has them in a datastore: its seconds do not count.
 
 N sentences of TEST.tsv (300), evenly spaced, are translated singly: by the model alone, by these, and with a datastore and
 options as tune prints them. Translations go to OUTPUT, and results.json: scores as of `evaluate systems --unlike TRAIN.tsv`,
@@ -33,6 +36,7 @@ from torch import Tensor
 
 from fairseq_ccpr import Neighbours, TokenMemory, TokenRetrievalSettings, Translator
 from fairseq_ccpr.cli.command import markdown_table
+from fairseq_ccpr.decoding.token_memory import WeightPolicy, confidence_weight, name_of
 from fairseq_ccpr.inference.system import encode, encode_with, length_limit
 from fairseq_ccpr.lab.accuracy.significance import compare_systems
 from fairseq_ccpr.lab.commands.evaluate import SAMPLES
@@ -44,8 +48,9 @@ from fairseq_ccpr.text.schemes import scheme_of
 
 PAIRS, RATES, UPDATES = (4, 16), (1e-4, 3e-4), (1, 2, 4)  # what is tried on the validation text
 TRIED = 20  # sentences of it
-MOST, PUBLISHED, TEMPERATURES = 16, 100.0, (25.0, 50.0, 100.0, 200.0, 400.0, 800.0)  # of SK-MT
-TUNED, SK = "tune-and-reset", "SK-MT"
+MOST, TEMPERATURES = 16, (25.0, 50.0, 100.0, 200.0, 400.0, 800.0)  # of SK-MT
+PUBLISHED = TokenRetrievalSettings(k=2, temperature=100.0, confidence=False, likeness=0, guard=False)
+TUNED, SK, SUBSET, SUBSET_PAIRS = "tune-and-reset", "SK-MT", "subset kNN-MT", 512
 Pairs = list[tuple[str, str]]
 System = tuple[
     Any, Callable[[Pairs], object] | None
@@ -134,20 +139,21 @@ def by_first_distance(scores: Tensor, values: Tensor, model: Any, settings: Any)
 
 
 class SkMt(Rival):
-    """Translates with a datastore of a few pairs, which it searches itself: a retriever of fairseq_ccpr."""
+    """Translates with a datastore of a few pairs, which it searches itself: a retriever of fairseq_ccpr.
 
-    def __init__(self, translator: Translator, temperature: float = PUBLISHED) -> None:
+    With a weight of its own, and other settings than those of SK-MT, it is subset kNN-MT.
+    """
+
+    def __init__(
+        self, translator: Translator, weight: WeightPolicy = by_first_distance, **settings: Any
+    ) -> None:
         super().__init__(translator)
-        self.system = translator.begin(f"{SK} {temperature:g}")  # over an empty datastore of its own
+        chosen = replace(PUBLISHED, **settings)
+        self.system = translator.begin(f"{name_of(weight)} {chosen.temperature:g}")  # an empty datastore
         tokens = self.system.find_memory(TokenMemory)
         assert tokens is not None  # of that datastore
         self.datastore = tokens.retriever.datastore
-        settings = TokenRetrievalSettings(
-            k=2, temperature=temperature, confidence=False, likeness=0, guard=False
-        )
-        self.memory = replace(
-            tokens, retriever=self, settings=settings, policy=by_first_distance, learned=None
-        )
+        self.memory = replace(tokens, retriever=self, settings=chosen, policy=weight, learned=None)
         self.system.ensemble = self.system.task.join(self.system.models, [self.memory])
         self.keys, self.values = torch.empty(0), torch.empty(0, dtype=torch.int64)
 
@@ -162,11 +168,16 @@ class SkMt(Rival):
         self.values = batch["target"][real]
 
     def search(self, queries: Tensor, k: int) -> Neighbours:
-        """Find the nearest entries; a pair has as many as count, its last word and its end."""
-        if not len(self.values):
-            return Neighbours.missing(queries, k)
-        distances, ids = torch.cdist(queries.float(), self.keys).square().topk(k, largest=False)
-        return Neighbours(ids, -distances, self.values[ids])
+        """Find the nearest entries, as many as there are."""
+        found, count = Neighbours.missing(queries, k), min(k, len(self.values))
+        if count:
+            distances, ids = torch.cdist(queries.float(), self.keys).square().topk(count, largest=False)
+            found.ids[:, :count], found.scores[:, :count], found.values[:, :count] = (
+                ids,
+                -distances,
+                self.values[ids],
+            )
+        return found
 
     def describe(self) -> dict[str, object]:
         return {"retriever": SK}
@@ -176,7 +187,7 @@ class SkMt(Rival):
         """Find the temperature that makes the targets of pairs likeliest; prints a table of all."""
         gains, tokens = dict.fromkeys(TEMPERATURES, 0.0), 0
         for row, like in zip(valid, near):
-            self.read(like)
+            self.read(like[:MOST])
             if (reference := self.batch([row])) is None:
                 continue
             assert self.system.ensemble is not None
@@ -227,10 +238,13 @@ def main() -> None:
         list(tuning.updates(like[: chosen["pairs"]], chosen["rate"], chosen["updates"]))
 
     systems[TUNED] = trained, train_on
-    systems[SK] = published.system, published.read
-    if temperature != PUBLISHED:
-        other = SkMt(alone, temperature)
-        systems[f"{SK}, T chosen"] = other.system, other.read
+    few = {SK: published}
+    if temperature != PUBLISHED.temperature:
+        few[f"{SK}, T chosen"] = SkMt(alone, temperature=temperature)
+    for name, rival in few.items():
+        systems[name] = rival.system, lambda like, rival=rival: rival.read(like[:MOST])
+    subset = SkMt(alone, confidence_weight, k=64, lambda_=0.5)
+    systems[SUBSET] = subset.system, subset.read
     sources, references = ([row[side] for row in test] for side in (0, 1))
     texts, seconds = translated(systems, sources, train)
     options.output.mkdir(parents=True, exist_ok=True)
@@ -241,7 +255,8 @@ def main() -> None:
         row["seconds"] = round(seconds[row["system"]] / len(test), 3)
     results |= {
         "sentences": len(test),
-        "settings": {TUNED: chosen, SK: asdict(published.memory.settings), "T chosen": temperature},
+        "settings": {TUNED: chosen, "T chosen": temperature}
+        | {name: asdict(one.memory.settings) for name, one in (few | {SUBSET: subset}).items()},
         "signature": systems["datastore"][0].signature if options.datastore else None,
         "run": describe_run(torch.device("cpu")),
     }
@@ -256,7 +271,7 @@ def translated(
 ) -> tuple[dict[str, list[str]], dict[str, float]]:
     """Translate sentences one by one with each system; returns the translations, and seconds of the processor."""
     start = time.process_time()
-    near = nearest(sources, train, MOST)
+    near = nearest(sources, train, SUBSET_PAIRS)
     searched = time.process_time() - start
     seconds = {name: searched if read else 0.0 for name, (_, read) in systems.items()}
     texts: dict[str, list[str]] = {name: [] for name in systems}

@@ -11,12 +11,15 @@ import pytest
 import torch
 
 from fairseq_ccpr import Translator
+from fairseq_ccpr.decoding.token_memory import confidence_weight
 from fairseq_ccpr.text.pairs import read_pairs
 from scripts.recipes.per_sentence import SkMt, Tuning, by_first_distance, nearest
 from tests.helpers import ROOT, run
 from tests.small_models import World
 
 pytestmark = pytest.mark.full
+
+NAMES = {"alone", "tune-and-reset", "SK-MT", "subset kNN-MT", "datastore"}
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +90,7 @@ def test_the_cost_is_that_of_the_plain_model_without_padding(translator: Transla
 def test_sk_mt_mixes_the_two_nearest_states_of_the_pairs(translator: Translator, world: World) -> None:
     """With the very pair among them its reference is likely; without pairs the model is left alone."""
     pairs = list(itertools.islice(read_pairs(world.folder / "test.tsv"), 3))
-    rival = SkMt(translator, 5.0)
+    rival = SkMt(translator, temperature=5.0)
     reference, plain = rival.batch(pairs[:1]), translator.alone
     assert reference is not None and rival.system.ensemble is not None
     with torch.no_grad():
@@ -114,6 +117,23 @@ def test_sk_mt_mixes_the_two_nearest_states_of_the_pairs(translator: Translator,
     assert weights.tolist() == [0.75, 0.0]
 
 
+def test_subset_knn_mt_mixes_all_entries_where_there_are_few(translator: Translator, world: World) -> None:
+    pairs = list(itertools.islice(read_pairs(world.folder / "test.tsv"), 3))
+    rival = SkMt(translator, confidence_weight, k=64, lambda_=0.5, temperature=5.0)
+    reference = rival.batch(pairs[:1])
+    assert reference is not None and rival.system.ensemble is not None
+    with torch.no_grad():
+        queries = rival.memory.capture.force_decode(reference["net_input"])[0]
+        rival.read(pairs)
+        text = rival.system.ensemble.force_decode(reference)
+        mixed = text.mixed([text.records["tokens"].vote(rival.memory, False)]).exp()
+    distances = torch.cdist(queries.double(), rival.keys.double()).square()
+    nearest_64 = distances.masked_fill(distances > distances.sort().values[:, :64][:, -1:], torch.inf)
+    shares = (-nearest_64 / 5.0).softmax(1)
+    voted = (shares * (rival.values == reference["target"][0][:, None])).sum(1)
+    assert torch.allclose(mixed.double(), 0.5 * text.log_probs.exp().double() + 0.5 * voted, atol=2e-3)
+
+
 def test_pairs_that_are_too_long_are_left_out(translator: Translator) -> None:
     tuning, long = Tuning(translator), ("Haus " * 2000, "house " * 2000)
     kept = tuning.batch([long, ("Haus", "house")])
@@ -137,9 +157,9 @@ def test_the_recipe_reports_all_systems(world: World, translator: Translator, tm
         ROOT / "scripts/recipes/per_sentence.py", tmp_path / "model.pt", *texts, tmp_path / "out", *words
     ).stdout
     assert "of 2 validation sentences" in done and "| system | BLEU | chrF | seconds |" in done
-    assert all(f"\n| {name} | " in done for name in ("alone", "tune-and-reset", "SK-MT", "datastore"))
+    assert all(f"\n| {name} | " in done for name in NAMES)
     results = json.loads((tmp_path / "out/results.json").read_text(encoding="utf-8"))
-    assert {row["system"] for row in results["rows"]} >= {"alone", "tune-and-reset", "SK-MT", "datastore"}
+    assert {row["system"] for row in results["rows"]} >= NAMES
     assert all(row["seconds"] > 0 and row["BLEU"] >= 0 for row in results["rows"])
     chosen = rows["test"][:8:2]
     alone = (tmp_path / "out/alone.txt").read_text(encoding="utf-8").splitlines()
