@@ -229,20 +229,3 @@ def test_how_near_translations_are_to_references(tmp_path: Path) -> None:
     assert found["sentences"] == 3 and "| near | 0.9333 |" in shown
     assert rows["base"]["cosine"] == pytest.approx(1 / 3) and rows["near"]["cosine"] == pytest.approx(2.8 / 3)
     assert rows["base"]["p"] == {} and rows["near"]["p"]["base"] < 0.2 and rows["same"]["p"]["near"] == 1
-
-
-def test_judged_errors_are_looked_for_among_the_improbable(tmp_path: Path) -> None:
-    scores = [[-1.0, -3.0], [], [-0.1], [-0.5, -0.5], [-0.2]]  # the second was not judged
-    lines = "".join(json.dumps({"token_scores": each}) + "\n" for each in scores)
-    (file := tmp_path / "office.jsonl").write_text(lines, encoding="utf-8")
-    names = ["domain", "line", "base_missing", "base_wrong_term", "base_hallucinated"]
-    rows = ["office 1 1 0 0", "office 3 0 0 0", "office 4 0 1 0", "office 5 1 0 0", "bible 1 1 1 1"]
-    (sheet := tmp_path / "sheet.tsv").write_text("\n".join([" ".join(names), *rows]).replace(" ", "\t"))
-    done = run("scripts/recipes/judged_confidence.py", sheet, f"office={file}").stdout
-    expected = [
-        "office missing 2 0.75",
-        "office wrong_term 1 0.67",
-        "office hallucinated 0 nan",
-        "office any 3 1.00",
-    ]
-    assert done.splitlines() == [one.replace(" ", "\t") for one in expected]
