@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,8 @@ class Figure:
     """A number as a cell has it."""
 
     text: str
-    value: Decimal | None = None  # what the best is chosen by; a derived number takes no part
+    value: Decimal | None = None  # which the best is chosen by; a derived number has none
+    deviation: Decimal = Decimal(0)  # of several, whose mean the value is
     best: bool = False
 
     def __str__(self) -> str:
@@ -71,21 +73,17 @@ def _sign(spec: str, one: list[Any], other: list[Any]) -> str:
     return _p(binomtest(len(one), tried).pvalue if tried else 1.0)
 
 
-def _spread(spec: str, *values: Decimal) -> str:
-    return f"{_minus(f'{statistics.mean(values):{spec}}')} ± {statistics.stdev(values):{spec}}"
-
-
-# By name: how many paths, None for any number, and what is made of a format of Python's and what they find: of `COUNTS` all
-# that each finds, of the others a number.
+# By name: how many paths, and what is made of a format of Python's and what they find: of `COUNTS` all that each finds, of
+# the others a number, the mean of several.
 COUNTS = "count", "sign"
-FORMS: dict[str, tuple[int | None, Callable[..., str]]] = {
+FORMS: dict[str, tuple[int, Callable[..., str]]] = {
+    "mean": (1, lambda spec, one: f"{one:{spec}}"),
     "count": (1, lambda spec, one: f"{len(one):,}"),
     "sign": (2, _sign),
     "minus": (2, lambda spec, one, base: _minus(f"{one - base:{spec or '+.1f'}}")),
     "share": (3, lambda spec, one, base, top: _minus(f"{(one - base) / (top - base):{spec or '.0%'}}")),
     "ratio": (2, lambda spec, one, floor: _minus(f"{one / floor:{spec or '.0f'}}")),
     "p": (1, lambda spec, p: _p(p)),
-    "spread": (None, _spread),
 }
 
 
@@ -149,63 +147,77 @@ def _matching(members: list[Any], step: str) -> list[Any]:
     return members
 
 
-def figure(paths: list[str], form: str) -> Figure:
-    """Write what stands at some paths: a number by Python's format, a text where it is empty, or one of `FORMS`."""
+def figure(paths: list[list[str]], form: str) -> Figure:
+    """Write what stands at some paths: a number by Python's format, a text where it is empty, or one of `FORMS`.
+
+    Args:
+        paths: of each, those of the values that it stands for; of several, mean ± standard deviation are written.
+    """
     name, _, spec = form.partition(" ")
     expected, written = FORMS.get(name, (1, None))
-    if expected not in (None, len(paths)):
+    if expected != len(paths):
         raise Fault(f"'{form}' takes {expected} paths, not {len(paths)}")
-    found = [find(path) for path in paths]
     if name in COUNTS and written:
-        return Figure(written(spec, *found))
-    for path, given in zip(paths, found):
-        if len(given) != 1 or given[0] is None:
-            raise Nothing(f"{path} names {len([one for one in given if one is not None])} values, not one")
+        return Figure(written(spec, *([one for path in same for one in find(path)] for same in paths)))
+    found = [[_single(path) for path in same] for same in paths]
     if not form and isinstance(found[0][0], str):
         return Figure(found[0][0])
-    numbers = [Decimal("nan" if isinstance(one, bool) else one) for (one,) in found]
-    if not all(one.is_finite() for one in numbers):
-        raise Fault(f"{'; '.join(paths)} is no number")
-    return Figure(written(spec, *numbers)) if written else Figure(_minus(f"{numbers[0]:{form}}"), numbers[0])
+    numbers = [[Decimal("nan" if isinstance(one, bool) else one) for one in same] for same in found]
+    if not all(one.is_finite() for same in numbers for one in same):
+        raise Fault(f"{'; '.join(path for same in paths for path in same)} is no number")
+    means = [sum(same, Decimal(0)) / len(same) for same in numbers]
+    if written:
+        return Figure(written(spec, *means))
+    mean, text = means[0], _minus(f"{means[0]:{form}}")
+    if len(numbers[0]) == 1:
+        return Figure(text, mean)
+    deviation = statistics.stdev(numbers[0])
+    return Figure(f"{text} ± {deviation:{form}}", mean, deviation)
+
+
+def _single(path: str) -> Any:
+    found = find(path)
+    if len(found) != 1 or found[0] is None:
+        raise Nothing(f"{path} names {len([one for one in found if one is not None])} values, not one")
+    return found[0]
 
 
 def _minus(number: str) -> str:
     return number.replace("-", "−") if re.search("[1-9]", number) else number.lstrip("+-")
 
 
-def fill(template: str, names: dict[str, Any], label: bool) -> Cell:
+def fill(template: str, names: list[dict[str, Any]], label: bool) -> Cell:
     """Fill a cell; one that needs an entry which the row does not have is empty, as one whose numbers are all left out.
 
     Args:
-        names: what $NAME stands for, and `from`.
+        names: what $NAME stands for, and `from`, for each value of an entry that has several.
     """
-    cell, end, known = Cell(), 0, False
+    known = False
     try:
-        for place in PLACEHOLDER.finditer(template):
-            paths = [_path(one, names) for one in place[2].split("; ")]
+        texts = [PLACEHOLDER.split(_expand(template, one)) for one in names]
+        cell: Cell = [texts[0][0]]
+        for place in range(1, len(texts[0]), 4):
+            optional, _, form, after = texts[0][place : place + 4]
+            paths = zip(*(_paths(text[place + 1], one) for text, one in zip(texts, names)))
             try:
-                number, known = figure(paths, place[3]), True
+                number, known = figure([list(dict.fromkeys(same)) for same in paths], form), True
             except Nothing:
-                if not place[1]:
+                if not optional:
                     raise
                 number = Figure("–")
-            cell += [_expand(template[end : place.start()], names), number]
-            end = place.end()
-        cell.append(_expand(template[end:], names))
+            cell += [number, after]
         _refuse_typed("".join(part for part in cell if isinstance(part, str)), label)
     except Absent:
         return []
     except (Fault, ArithmeticError, LookupError, ValueError, TypeError) as error:
         what = error if isinstance(error, Fault) else f"{type(error).__name__} {error}"
-        raise Fault(
-            f"row {', '.join(str(names[one]) for one in names if one.isdigit())}, {template}: {what}"
-        ) from error
+        entries = ", ".join(str(entry) for name, entry in names[0].items() if name.isdigit())
+        raise Fault(f"row {entries}, {template}: {what}") from error
     return cell if known or len(cell) == 1 else []
 
 
-def _path(path: str, names: dict[str, Any]) -> str:
-    path = _expand(path, names)
-    return path if ":" in path else f"{_expand(names['from'], names)}/{path}"
+def _paths(paths: str, names: dict[str, Any]) -> list[str]:
+    return [one if ":" in one else f"{_expand(names['from'], names)}/{one}" for one in paths.split("; ")]
 
 
 def _expand(text: str, names: dict[str, Any]) -> str:
@@ -245,8 +257,10 @@ def make(table: dict[str, Any]) -> str:
         for one in given:
             entries = {str(place): entry for place, entry in enumerate(one["row"], 1)}
             names = {"from": table.get("from", ""), **table.get("let", {}), **none, **entries}
-            if "if" not in one or find(_path(one["if"], names)):
-                made.append([fill(cell, names, i < labels) for i, cell in enumerate(cells)])
+            several = [name for name in names if isinstance(names[name], list)]
+            chosen = [names | dict(zip(several, one)) for one in product(*(names[name] for name in several))]
+            if "if" not in one or find(*_paths(_expand(one["if"], names), names)):
+                made.append([fill(cell, chosen, i < labels) for i, cell in enumerate(cells)])
         optional |= {place for place, cell in enumerate(cells) if "{?" in cell}
     for place in optional:
         if not any(row[place] for row in made):
@@ -276,13 +290,19 @@ def _text(cell: Cell) -> str:
 
 
 def _mark(cells: list[Cell]) -> None:
-    """Mark the highest of what the cells have at the same place, if there are several."""
+    """Mark the highest of what the cells have at the same place, if there are several, and what differs by chance alone.
+
+    That is what lies below it by no more than the standard deviation of either.
+    """
     numbers = [[one for one in cell if isinstance(one, Figure)] for cell in cells]
     for place in range(max(map(len, numbers), default=0)):
-        known = [one[place] for one in numbers if len(one) > place and one[place].value is not None]
-        best = max((one.value for one in known if one.value is not None), default=None)
-        for one in known if len(known) > 1 else []:
-            one.best = one.text == next(other.text for other in known if other.value == best)
+        known = [(one[place].value, one[place]) for one in numbers if len(one) > place]
+        values = [(value, one) for value, one in known if value is not None]
+        if len(values) < 2:
+            continue
+        highest, top = max(values, key=lambda pair: pair[0])
+        for value, one in values:
+            one.best = one.text == top.text or highest - value <= max(one.deviation, top.deviation)
 
 
 def renew(page: str, tables: dict[str, Any]) -> tuple[str, str, list[str]]:
