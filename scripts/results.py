@@ -9,16 +9,15 @@ A table stands in a page between `<!-- table NAME -->` and `<!-- end -->`. `unfi
 from __future__ import annotations
 
 import csv
-import hashlib
 import json
 import re
 import statistics
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +27,11 @@ from scipy.stats import binomtest
 ROOT = Path(__file__).resolve().parent.parent
 FILES, TABLES = ROOT / "benchmarks", ROOT / "scripts" / "tables.yaml"
 PAGES = ("README.md", "docs/**/*.md")
-UNFILED = "unfiled"
 PLACE = re.compile(r"^<!-- table (\S+) -->\n((?:\|.*\n)*)(?=<!-- end -->$)", re.MULTILINE)
 PLACEHOLDER = re.compile(r"\{(\??)([^{}]*)\|([^{}|]*)\}")
-ROW = re.compile(r"[\s>]*\||[\s>:|-]+$")  # what a table has at least one of: a pipe at the margin, or a rule
-CODE, ADDRESS, MEASURED = re.compile(r"`([^`]*)`"), re.compile(r"\]\([^)]*\)"), re.compile(r"\d\.\d|\d ?%")
+BY_HAND = re.compile(r"^.*\|.*\n[ >:|-]+\n(?:.*\|.*\n?)*", re.MULTILINE)  # a head, a rule, and rows
+FENCED = re.compile(r"^ *(```|~~~).*?^ *\1", re.MULTILINE | re.DOTALL)
+CODE, ADDRESS, MEASURED = re.compile(r"`([^`\n]*)`"), re.compile(r"\]\([^)]*\)"), re.compile(r"\d\.\d|\d ?%")
 
 
 class Fault(Exception):
@@ -52,7 +51,8 @@ class Figure:
     """A number as a cell has it."""
 
     text: str
-    value: Decimal | None = None  # what the best is chosen by; a derived number takes no part
+    value: Decimal = Decimal("nan")  # which the best is chosen by; a derived number has none
+    deviation: Decimal = Decimal(0)  # of several, whose mean the value is
     best: bool = False
 
     def __str__(self) -> str:
@@ -66,26 +66,14 @@ def _p(p: Any) -> str:
     return "< 0.001" if p < 0.0005 else f"{p:.3f}" if p < Decimal("0.0095") else f"{p:.2f}"
 
 
-def _sign(spec: str, one: list[Any], other: list[Any]) -> str:
-    tried = len(one) + len(other)
-    return _p(binomtest(len(one), tried).pvalue if tried else 1.0)
-
-
-def _spread(spec: str, *values: Decimal) -> str:
-    return f"{_minus(f'{statistics.mean(values):{spec}}')} ± {statistics.stdev(values):{spec}}"
-
-
-# By name: how many paths, None for any number, and what is made of a format of Python's and what they find: of `COUNTS` all
-# that each finds, of the others a number.
-COUNTS = "count", "sign"
-FORMS: dict[str, tuple[int | None, Callable[..., str]]] = {
-    "count": (1, lambda spec, one: f"{len(one):,}"),
-    "sign": (2, _sign),
+# By name: how many paths, and what is made of a format of Python's and the number at each, or the mean of several.
+FORMS: dict[str, tuple[int, Callable[..., str]]] = {
+    "mean": (1, lambda spec, one: f"{one:{spec}}"),
+    "sign": (2, lambda spec, one, other: _p(binomtest(int(one), int(one + other)).pvalue)),
     "minus": (2, lambda spec, one, base: _minus(f"{one - base:{spec or '+.1f'}}")),
     "share": (3, lambda spec, one, base, top: _minus(f"{(one - base) / (top - base):{spec or '.0%'}}")),
     "ratio": (2, lambda spec, one, floor: _minus(f"{one / floor:{spec or '.0f'}}")),
     "p": (1, lambda spec, p: _p(p)),
-    "spread": (None, _spread),
 }
 
 
@@ -122,13 +110,15 @@ def _read_number(cell: str) -> Any:
 
 
 def find(path: str) -> list[Any]:
-    """Find the values at FILE:STEP/STEP: a step is a key, a place in a list, KEY=VALUE&KEY=VALUE of members, or *."""
+    """Find the values at FILE:STEP/STEP, which the head of tables.yaml describes."""
     name, _, steps = path.partition(":")
     found = [read(name)]
     for step in filter(None, steps.split("/")):
         members = [one for value in found if isinstance(value, list) for one in value]
         if step == "*":
             found = members
+        elif step == "#":
+            found = [len(found)]
         elif "=" in step:
             found = _matching([one for one in members if isinstance(one, dict)], step)
         elif step.isdigit() and members:
@@ -141,80 +131,93 @@ def find(path: str) -> list[Any]:
 def _matching(members: list[Any], step: str) -> list[Any]:
     """Select members; the first of several conditions is a name, which must be there."""
     for place, (key, value) in enumerate(pair.partition("=")[::2] for pair in step.split("&")):
-        if members and not any(key in one for one in members):
-            raise Nothing(f"no member has '{key}' of {step}")
-        members = [one for one in members if str(one.get(key)) == value]
-        if not (members or place):
+        found = [one for one in members if str(one.get(key)) == value]
+        unknown = members and not any(key in one for one in members)
+        if not found and (unknown or not place):
             raise Nothing(f"no member has {key}={value} of {step}")
+        members = found
     return members
 
 
-def figure(paths: list[str], form: str) -> Figure:
-    """Write what stands at some paths: a number by Python's format, a text where it is empty, or one of `FORMS`."""
+def figure(paths: list[list[str]], form: str) -> Figure:
+    """Write a number by Python's format, or mean ± standard deviation, a text where it is empty, or one of `FORMS`.
+
+    Args:
+        paths: those that the form takes, each once for each value of an entry that has several.
+    """
     name, _, spec = form.partition(" ")
     expected, written = FORMS.get(name, (1, None))
-    if expected not in (None, len(paths)):
+    if expected != len(paths):
         raise Fault(f"'{form}' takes {expected} paths, not {len(paths)}")
-    found = [find(path) for path in paths]
-    if name in COUNTS and written:
-        return Figure(written(spec, *found))
-    for path, given in zip(paths, found):
-        if len(given) != 1 or given[0] is None:
-            raise Nothing(f"{path} names {len([one for one in given if one is not None])} values, not one")
-    if not form and isinstance(found[0][0], str):
+    found = [[_value(path, form) for path in same] for same in paths]
+    if isinstance(found[0][0], str):
         return Figure(found[0][0])
-    numbers = [Decimal("nan" if isinstance(one, bool) else one) for (one,) in found]
-    if not all(one.is_finite() for one in numbers):
-        raise Fault(f"{'; '.join(paths)} is no number")
-    return Figure(written(spec, *numbers)) if written else Figure(_minus(f"{numbers[0]:{form}}"), numbers[0])
+    means = [sum(same, Decimal(0)) / len(same) for same in found]
+    if written:
+        return Figure(written(spec, *means))
+    text = _minus(f"{means[0]:{form}}")
+    if len(found[0]) == 1:
+        return Figure(text, means[0])
+    deviation = statistics.stdev(found[0])
+    return Figure(f"{text} ± {deviation:{form}}", means[0], deviation)
+
+
+def _value(path: str, form: str) -> Any:
+    """Return the number at a path, or the text where the form is empty."""
+    found = find(path)
+    if len(found) != 1 or found[0] is None:
+        raise Nothing(f"{path} names {len(found) - found.count(None)} values, not one")
+    if not form and isinstance(found[0], str):
+        return found[0]
+    number = Decimal("nan" if isinstance(found[0], bool) else found[0])
+    if not number.is_finite():
+        raise Fault(f"{path} is no number")
+    return number
 
 
 def _minus(number: str) -> str:
     return number.replace("-", "−") if re.search("[1-9]", number) else number.lstrip("+-")
 
 
-def fill(template: str, names: dict[str, Any], label: bool) -> Cell:
+def fill(template: str, names: list[dict[str, Any]], label: bool) -> Cell:
     """Fill a cell; one that needs an entry which the row does not have is empty, as one whose numbers are all left out.
 
     Args:
-        names: what $NAME stands for, and `from`.
+        names: what $NAME stands for, and `from`, for each value of an entry that has several.
     """
-    cell, end, known = Cell(), 0, False
+    known = False
     try:
-        for place in PLACEHOLDER.finditer(template):
-            paths = [_path(one, names) for one in place[2].split("; ")]
+        texts = [PLACEHOLDER.split(_expand(template, one)) for one in names]
+        cell: Cell = [texts[0][0]]
+        for place in range(1, len(texts[0]), 4):
+            optional, _, form, after = texts[0][place : place + 4]
+            paths = zip(*(_paths(text[place + 1], one) for text, one in zip(texts, names)))
             try:
-                number, known = figure(paths, place[3]), True
+                number, known = figure([list(dict.fromkeys(same)) for same in paths], form), True
             except Nothing:
-                if not place[1]:
+                if not optional:
                     raise
                 number = Figure("–")
-            cell += [_expand(template[end : place.start()], names), number]
-            end = place.end()
-        cell.append(_expand(template[end:], names))
+            cell += [number, after]
         _refuse_typed("".join(part for part in cell if isinstance(part, str)), label)
     except Absent:
         return []
     except (Fault, ArithmeticError, LookupError, ValueError, TypeError) as error:
         what = error if isinstance(error, Fault) else f"{type(error).__name__} {error}"
-        raise Fault(
-            f"row {', '.join(str(names[one]) for one in names if one.isdigit())}, {template}: {what}"
-        ) from error
+        entries = ", ".join(str(entry) for name, entry in names[0].items() if name.isdigit())
+        raise Fault(f"row {entries}, {template}: {what}") from error
     return cell if known or len(cell) == 1 else []
 
 
-def _path(path: str, names: dict[str, Any]) -> str:
-    path = _expand(path, names)
-    return path if ":" in path else f"{_expand(names['from'], names)}/{path}"
+def _paths(paths: str, names: dict[str, Any]) -> list[str]:
+    return [one if ":" in one else f"{_expand(names['from'], names)}/{one}" for one in paths.split("; ")]
 
 
 def _expand(text: str, names: dict[str, Any]) -> str:
     def named(place: re.Match[str]) -> str:
-        if place[1] not in names:
-            raise Fault(f"there is no ${place[1]}")
-        if names[place[1]] is None:
-            raise Absent
-        return _expand(str(names[place[1]]), names)
+        if names.get(place[1]) is not None:
+            return _expand(str(names[place[1]]), names)
+        raise Absent if place[1].isdigit() else Fault(f"there is no ${place[1]}")
 
     return re.sub(r"\$(\w+)", named, text)
 
@@ -226,122 +229,100 @@ def _refuse_typed(text: str, label: bool) -> None:
 
 
 def make(table: dict[str, Any]) -> str:
-    """Make a table: blocks of rows, each with a template for each column, the first of which are labels."""
-    blocks = table.get("blocks", [table])
-    labels, made, head, optional = (
-        table.get("labels", 1),
-        list[list[Cell]](),
-        [*blocks[0]["columns"]],
-        set[int](),
-    )
-    for block in blocks:
-        if [*block["columns"]] != head:
-            raise Fault(f"the columns {', '.join(block['columns'])} stand below {', '.join(head)}")
-        cells = [*block["columns"].values()]
-        firsts = [[one] for one in block["each"]] if "each" in block else [[]]
-        given = [one if isinstance(one, dict) else {"row": one} for one in block["rows"]]
-        given = [one | {"row": [*first, *one["row"]]} for first in firsts for one in given]
-        none = {str(place): None for place in range(1, 1 + max(len(one["row"]) for one in given))}
-        for one in given:
-            entries = {str(place): entry for place, entry in enumerate(one["row"], 1)}
-            names = {"from": table.get("from", ""), **table.get("let", {}), **none, **entries}
-            if "if" not in one or find(_path(one["if"], names)):
-                made.append([fill(cell, names, i < labels) for i, cell in enumerate(cells)])
-        optional |= {place for place, cell in enumerate(cells) if "{?" in cell}
-    for place in optional:
-        if not any(row[place] for row in made):
-            raise Fault(f"no row has anything of the column '{head[place]}'")
-    for name in head:
+    """Make a table: of each row, a cell for each column, the first of which are labels."""
+    labels, best, columns = table.get("labels", 1), table.get("best", ()), table["columns"]
+    cells = [(table["cell"], one) if isinstance(one, dict) else (one, {}) for one in columns.values()]
+    made = [
+        [fill(cell, [one | more for one in names], i < labels) for i, (cell, more) in enumerate(cells)]
+        for names in _rows(table)
+    ]
+    for place, name in enumerate(columns):
         _refuse_typed(f"{name} x", label=True)
+        if not any(row[place] for row in made):
+            raise Fault(f"no row has anything of the column '{name}'")
     groups: dict[Any, list[Cell]] = {}
     for number, row in enumerate(made):
-        for column, cell in enumerate(row[labels:], labels):
-            across = table.get("best") == "across"
-            if across or head[column] in table.get("best", ()):
-                groups.setdefault(number if across else (_text(row[0]), column), []).append(cell)
-    for cells in groups.values():
-        _mark(cells)
-    lines, before = [head], [""] * labels
-    for row in made:
-        texts = [_text(cell) for cell in row]
-        same = next((i for i in range(labels) if texts[i] != before[i]), labels)
-        before = texts[:labels]
-        lines.append([""] * same + texts[same:])
-    first, *body = (f"| {' | '.join(line)} |".replace("|  |", "| |").replace("|  |", "| |") for line in lines)
-    return "\n".join([first, f"|{'---|' * len(head)}", *body, ""])
+        for name, cell in [*zip(columns, row)][labels:]:
+            group = number if best == "across" else ("".join(map(str, row[0])), name)
+            if best == "across" or name in best:
+                groups.setdefault(group, []).append(cell)
+    for compared in groups.values():
+        _mark(compared)
+    lines, texts = [[*columns]], [["".join(map(str, cell)).strip() for cell in row] for row in made]
+    for line, above in zip(texts, [[], *texts]):
+        same = [i < labels and line[: i + 1] == above[: i + 1] for i in range(len(line))]
+        lines.append(["" if repeated else text for repeated, text in zip(same, line)])
+    head, *body = ("|" + "".join(f" {cell} |" if cell else " |" for cell in line) for line in lines)
+    return "\n".join([head, f"|{'---|' * len(columns)}", *body, ""])
 
 
-def _text(cell: Cell) -> str:
-    return "".join(map(str, cell)).strip()
+def _rows(table: dict[str, Any]) -> Iterator[list[dict[str, Any]]]:
+    """Yield for each row what names stand for, once for each value of an entry that has several."""
+    rows = [one if isinstance(one, dict) else {"row": one} for one in table["rows"]]
+    for first in [[one] for one in table["each"]] if "each" in table else [[]]:
+        for one in rows:
+            entries = {str(place): entry for place, entry in enumerate([*first, *one["row"]], 1)}
+            names = {"from": table.get("from", ""), **table.get("let", {}), **entries}
+            several = {name: values for name, values in entries.items() if isinstance(values, list)}
+            if "if" not in one or find(*_paths(_expand(one["if"], names), names)):
+                yield [names | dict(zip(several, values)) for values in product(*several.values())]
 
 
 def _mark(cells: list[Cell]) -> None:
-    """Mark the highest of what the cells have at the same place, if there are several."""
+    """Mark the highest at each place of the cells, and what no more than a standard deviation is below it."""
     numbers = [[one for one in cell if isinstance(one, Figure)] for cell in cells]
     for place in range(max(map(len, numbers), default=0)):
-        known = [one[place] for one in numbers if len(one) > place and one[place].value is not None]
-        best = max((one.value for one in known if one.value is not None), default=None)
+        known = [one[place] for one in numbers if len(one) > place and one[place].value.is_finite()]
+        top = max(known, key=lambda one: one.value, default=Figure(""))
         for one in known if len(known) > 1 else []:
-            one.best = one.text == next(other.text for other in known if other.value == best)
+            one.best = one.text == top.text or top.value - one.value <= max(one.deviation, top.deviation)
 
 
-def renew(page: str, tables: dict[str, Any]) -> tuple[str, str, list[str]]:
-    """Return a page with its tables made, what of it has no file, and faults."""
-    rest, faults = page, list[str]()
-    for place in PLACE.finditer(page):
+def renew(page: str, tables: dict[str, Any]) -> tuple[str, list[str]]:
+    """Return a page with its tables made, and faults."""
+    faults = list[str]()
+
+    def made(place: re.Match[str]) -> str:
         try:
             if place[1] not in tables:
                 raise Fault(f"{TABLES.name} has no such table")
-            page = page.replace(place[0], f"<!-- table {place[1]} -->\n{make(tables[place[1]])}")
+            return f"<!-- table {place[1]} -->\n{make(tables[place[1]])}"
         except (Fault, KeyError) as fault:
             faults.append(f"table {place[1]}: {fault}")
-        rest = rest.replace(place[0], "")
-    return page, rest, faults
+            return place[0]
+
+    return PLACE.sub(made, page), faults
 
 
-def by_hand(page: str) -> Iterator[str]:
-    """Yield heading and digest of each table that has a digit, in Markdown or HTML, outside addresses and code."""
-    heading, run, fenced, tagged = "", list[str](), False, False
-    for line in [*page.splitlines(), ""]:
-        fenced ^= bool(re.match(r"\s*(```|~~~)", line))
-        tagged = not fenced and (tagged or "<table" in line)
-        if tagged or (not fenced and "|" in CODE.sub("", line)):
-            run.append(line)
-            tagged = tagged and "</table" not in line
-            continue
-        if any(ROW.match(one) or "<table" in one for one in run) and any(map(_has_digits, run)):
-            digest = hashlib.sha256("\n".join(run).encode()).hexdigest()
-            yield f"{heading}, {digest[:8]}"
-        run = []
-        heading = line.strip("# ") if line.startswith("#") and not fenced else heading
+def by_hand(page: str) -> int:
+    """Count the tables that have a digit outside addresses and code; code without letters is figures."""
+    text = ADDRESS.sub("", FENCED.sub("", page))
+    text = CODE.sub(lambda code: "" if re.search(r"[^\W\d]", code[1]) else code[1].replace("|", ""), text)
+    return sum(any(map(str.isnumeric, one)) for one in BY_HAND.findall(text))
 
 
-def _has_digits(line: str) -> bool:
-    """Tell whether a line has figures; code is one if it has no letters."""
-    text = CODE.sub(lambda code: "" if re.search(r"[^\W\d]", code[1]) else code[1], ADDRESS.sub("", line))
-    return any(map(str.isnumeric, text))
+def read_tables() -> tuple[dict[str, Any], dict[str, int]]:
+    """Read the tables, of whose columns each has a template, and how many of each page have no file."""
+    tables = yaml.safe_load(TABLES.read_text(encoding="utf-8"))
+    shared, unfiled = tables.pop("columns", {}), tables.pop("unfiled", {})
+    for columns in (table["columns"] for table in tables.values()):
+        columns |= {head: shared.get(head, f"{{{head}|}}") for head in columns if columns[head] is None}
+    return tables, unfiled
 
 
 def renewed() -> Iterator[tuple[Path, str, list[str]]]:
     """Yield each page, its text with its tables made, and what is wrong with it, a sentence each."""
-    tables = yaml.safe_load(TABLES.read_text(encoding="utf-8"))
-    unfiled, names = tables.pop(UNFILED, {}), set[str]()
+    tables, unfiled, names = *read_tables(), set[str]()
     for path in sorted(one for pattern in PAGES for one in ROOT.glob(pattern)):
         name, page = path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8")
         names |= {place[1] for place in PLACE.finditer(page)}
-        new, rest, wrong = renew(page, tables)
+        new, wrong = renew(page, tables)
         if new != page:
             wrong.append("a table is not what its files give: run python scripts/results.py")
-        found, known = list(by_hand(rest)), unfiled.get(name, [])
-        if isinstance(known, int):
-            if len(found) != known:
-                counted = f"{len(found)} tables have figures and no file, and `{UNFILED}` says {known}"
-                wrong.append(f"{counted}: file what is new, or write {len(found)}")
-            found = known = []
-        for one in Counter(found) - Counter(known):
-            wrong.append(f"{one}: a table has figures and no file, or was changed: see `{UNFILED}`")
-        for one in Counter(known) - Counter(found):
-            wrong.append(f"{one}: no table is so any more: take it out of `{UNFILED}`")
+        found, known = by_hand(PLACE.sub("", page)), unfiled.get(name, 0)
+        if found != known:
+            counted = f"{found} tables have figures and no file, and `unfiled` says {known}"
+            wrong.append(f"{counted}: file what is new, or write {found}")
         yield path, new, [f"{name}, {one}" for one in wrong]
     for name in sorted(tables.keys() - names):
         yield TABLES, TABLES.read_text(encoding="utf-8"), [f"no page shows the table {name} of {TABLES.name}"]
