@@ -31,6 +31,7 @@ from fairseq_ccpr.evaluation.test_set import (
 from fairseq_ccpr.evaluation.tune import table
 from fairseq_ccpr.inference.alignment import with_markup
 from fairseq_ccpr.inference.system import WINDOW, System
+from fairseq_ccpr.provenance import describe_run
 from fairseq_ccpr.settings import count_option, option
 from fairseq_ccpr.storage.files import atomic_file, write_json, write_text
 from fairseq_ccpr.text.documents import Document
@@ -471,5 +472,6 @@ def compare(rest: list[str], data_bin: Path) -> int:
         texts |= {name: one.hypotheses for name, one in decodings.systems.items()}
         for name, sentences in texts.items():  # in the order of the corpus
             write_text(folder / f"{name}.txt", "".join(f"{sentences[i]}\n" for i in sorted(sentences)))
-        write_json(folder / "comparison.json", {"retrieval_signature": signature, "rows": rows})
+        found = {"retrieval_signature": signature, "rows": rows}
+        write_json(folder / "comparison.json", describe_run(system.device) | found)
     return 0

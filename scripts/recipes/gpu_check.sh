@@ -33,8 +33,9 @@ if [ $# -gt 0 ]; then
       echo "$stores/$name is not tuned: run fairseq-ccpr tune, as figures are of tuned settings, with trust" >&2
       exit 2
     fi
-    systems+=("$name=$stores/$name")
-    case $name in raw | clknn) tokens+=("$name=$stores/$name") ;; esac
+    system=${name/raw/knn-mt}=$stores/$name
+    systems+=("$system")
+    case $name in raw | clknn) tokens+=("$system") ;; esac
     [ "$name" = raw ] || others="$others${others:+:}$stores/$name"
   done
   if [ ${#systems[@]} -eq 0 ]; then

@@ -30,8 +30,9 @@ if (
     sys.modules["fairseq_ccpr"] = package
 
 from fairseq_ccpr.cli.planning import measure_limits
-from fairseq_ccpr.lab.machine import describe_run
+from fairseq_ccpr.lab.machine import page_of_run
 from fairseq_ccpr.lab.speed.search_speed import SearchCost, Sweep, make_index, measure_searches
+from fairseq_ccpr.provenance import describe_run
 from fairseq_ccpr.search import ExactIndex, Index
 
 REHEARSED = bool(os.environ.get("REHEARSE"))
@@ -67,10 +68,9 @@ def main() -> None:
     wrong = list(faults(device, KEYS))
     print("\n".join(wrong) or "every search finds what brute force finds", flush=True)
     rows = [row for width, metric, sweep in SWEEPS for row in measure(width, metric, sweep, device)]
-    machine = describe_run(device)
-    page = table(rows) + "".join(f"\n- {name}: `{value}`" for name, value in machine.items()) + "\n"
+    page = f"{table(rows)}\n{page_of_run(device)}\n"
     (output / "search.md").write_text(page, encoding="utf-8")
-    found = {"machine": machine, "faults": wrong, "search": [asdict(row) for row in rows]}
+    found = describe_run(device) | {"faults": wrong, "search": [asdict(row) for row in rows]}
     (output / "search.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     print(page)
     sys.exit(bool(wrong))

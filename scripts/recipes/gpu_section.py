@@ -2,9 +2,9 @@
 
 python scripts/recipes/gpu_section.py OUTPUT [COMMIT]
 
-OUTPUT/gpu.json gets what was measured, which the tables of docs/speed.md's GPU section are made of, and OUTPUT/gpu.md all
-tables with their settings. Figures of several commits or devices are refused, and of a commit that is not known, or changed;
-COMMIT names that of a copy without git.
+OUTPUT/gpu.json gets what was measured, by the name of its part: benchmarks/gpu.json is such a file, and the tables of
+docs/speed.md's GPU section are made of it. OUTPUT/gpu.md gets all tables with their settings. Figures of several commits,
+machines or versions are refused, and of a commit that is not known, or changed; COMMIT names that of a copy without git.
 """
 
 import json
@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 FILES = ("search.json", "exact-*.json", "faiss.json")  # of the second one for each size
-SAME = ("device", "commit", "torch", "fairseq-ccpr")
 
 
 def main() -> None:
@@ -25,26 +24,23 @@ def main() -> None:
     if not found:
         sys.exit(f"{output} has no figures: run gpu_check.sh, which measures them")
     for one in found.values():
-        one["machine"]["commit"] = one["machine"].get("commit") or "".join(sys.argv[2:])
-    machines = {tuple(one["machine"].get(key) for key in SAME) for one in found.values()}
-    if len(machines) != 1:
+        one["commit"] = one["commit"] or "".join(sys.argv[2:])
+    runs = {(one["commit"], one["machine"], *one["versions"].items()) for one in found.values()}
+    if len(runs) != 1:
+        sys.exit(f"{output} has figures of {len(runs)} commits, machines or versions: empty it, run again")
+    commit = next(iter(found.values()))["commit"]
+    if not commit or commit.endswith("-dirty"):
         sys.exit(
-            f"{output} has figures of {len(machines)} devices, versions or commits, not of one run: empty it, run again"
-        )
-    machine = next(iter(found.values()))["machine"]
-    if not machine["commit"] or machine["commit"].endswith("-dirty"):
-        sys.exit(
-            f"{output} has figures of the commit '{machine['commit']}', which nobody can look up: "
+            f"{output} has figures of the commit '{commit}', which nobody can look up: "
             "commit, run again, and where there is no git give COMMIT"
         )
-    said = ", ".join(f"{key} {machine[key]}" for key in SAME if machine.get(key))
-    pages = [f"Of one run, {machine['date'][:10]}: {said}."]
-    pages += [
+    pages = [
         f"## {path.stem}\n\n{path.with_suffix('.md').read_text(encoding='utf-8').strip()}" for path in paths
     ]
+    page = "\n\n".join([f"Of one run of gpu_check.sh, commit {commit}.", *pages])
     (output / "gpu.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    (output / "gpu.md").write_text("\n\n".join(pages) + "\n", encoding="utf-8")
-    print("\n\n".join(pages))
+    (output / "gpu.md").write_text(f"{page}\n", encoding="utf-8")
+    print(page)
 
 
 if __name__ == "__main__":

@@ -41,7 +41,6 @@ from fairseq_ccpr.inference.system import encode, encode_with, length_limit
 from fairseq_ccpr.lab.accuracy.significance import compare_systems
 from fairseq_ccpr.lab.commands.evaluate import SAMPLES
 from fairseq_ccpr.lab.commands.report import write_results
-from fairseq_ccpr.lab.machine import describe_run
 from fairseq_ccpr.text.pairs import read_pairs
 from fairseq_ccpr.text.resemblance import NEAR, highest_resemblance, resemblances
 from fairseq_ccpr.text.schemes import scheme_of
@@ -258,7 +257,6 @@ def main() -> None:
         "settings": {TUNED: chosen, "T chosen": temperature}
         | {name: asdict(one.memory.settings) for name, one in (few | {SUBSET: subset}).items()},
         "signature": systems["datastore"][0].signature if options.datastore else None,
-        "run": describe_run(torch.device("cpu")),
     }
     write_results(options.output / "results.json", results)
     shown = ("system", "BLEU", "chrF", "seconds")

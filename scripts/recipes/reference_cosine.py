@@ -16,7 +16,6 @@ import torch
 
 from fairseq_ccpr.cli.command import markdown_table
 from fairseq_ccpr.lab.commands.report import write_results
-from fairseq_ccpr.lab.machine import describe_run
 from fairseq_ccpr.lab.sentence_encoders import load_sentence_encoder
 from fairseq_ccpr.text.pairs import read_lines
 
@@ -67,9 +66,7 @@ def main() -> None:
             "\n",
         )
     prints = {name: of.fingerprint for name, of in encoders.items()}
-    write_results(
-        options.output, {"domains": domains, "encoders": prints, "run": describe_run(torch.device("cpu"))}
-    )
+    write_results(options.output, {"domains": domains, "encoders": prints})
 
 
 def written(folder: Path) -> Path:

@@ -40,7 +40,8 @@ def compared(file: Path) -> dict[str, Any]:
     if "confidence" not in row:
         sys.exit(f"{file} has no confidence: tune without --output and compare again, with that datastore")
     scores = {name: row[name] for name in ("bleu", "chrf", "bleu_signature", "chrf_signature")}
-    return {"retrieval_signature": found["retrieval_signature"], **scores, **row["confidence"]}
+    of_run = {name: value for name, value in found.items() if name != "rows"}
+    return {**of_run, **scores, **row["confidence"]}
 
 
 def draw(texts: dict[str, Any], picture: Path) -> None:

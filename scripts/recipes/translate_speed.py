@@ -21,15 +21,13 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
-import torch
 from fairseq import checkpoint_utils, options, tasks
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 
 from fairseq_ccpr.cli.command import markdown_table
 from fairseq_ccpr.evaluation.test_set import score
 from fairseq_ccpr.inference.system import System
-from fairseq_ccpr.lab.machine import describe_run
-from fairseq_ccpr.storage.files import write_json
+from fairseq_ccpr.lab.commands.report import write_results
 from fairseq_ccpr.text.pairs import read_pairs
 
 FAIRSEQ, ALONE, ALONE_FP32 = "fairseq", "alone", "alone fp32"
@@ -157,10 +155,7 @@ def main() -> None:
         percent = (f"{row.speed:.0%}", f"{row.speed_alone:.0%}")
         table.append([row.load, row.system, f"{row.tokens_per_second:.0f}", *percent, f"{row.bleu:.2f}"])
     print(markdown_table(table))
-    described = describe_run(torch.device("cpu"))
-    write_json(
-        given.output, {"run": described, "repeats": given.repeats, "rows": [asdict(row) for row in rows]}
-    )
+    write_results(given.output, {"repeats": given.repeats, "rows": [asdict(row) for row in rows]})
 
 
 if __name__ == "__main__":

@@ -73,7 +73,10 @@ def test_comparison_shows_scores_speed_and_examples(world: World, tmp_path: Path
     shown = call("compare", *words, "--results-path", tmp_path).stdout
     assert "| base |" in shown and "| retrieval |" in shown and "nrefs:1|case:mixed" in shown
     assert shown.count("\nsource ") == 3 and "retrieval retriever:TokenRetriever|" in shown
-    rows = json.loads((tmp_path / "comparison.json").read_text())["rows"]
+    found = json.loads((tmp_path / "comparison.json").read_text())
+    rows, command = found.pop("rows"), found.pop("command")
+    assert found.keys() == {"date", "versions", "commit", "machine", "retrieval_signature"}
+    assert command[:2] == ["fairseq-ccpr", "compare"] and not any(word.startswith("/") for word in command)
     assert rows[0]["speed"] == 1 and rows[1]["speed"] > 0
     for name in ("base", "retrieval", "source", "reference"):
         assert len((tmp_path / f"{name}.txt").read_text().splitlines()) == PAIRS["test"]

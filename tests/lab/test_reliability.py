@@ -20,7 +20,9 @@ def compared(folder: Path, **confidence: Any) -> Path:
     scores = {"bleu": 1.0, "chrf": 2.0, "bleu_signature": "b", "chrf_signature": "c"}
     rows = [{"system": "base", **scores}, {"system": "retrieval", **scores, "bleu": 3.0, **confidence}]
     folder.mkdir()
-    (folder / "comparison.json").write_text(json.dumps({"retrieval_signature": "r", "rows": rows}))
+    (folder / "comparison.json").write_text(
+        json.dumps({"commit": "abc", "retrieval_signature": "r", "rows": rows})
+    )
     return folder
 
 
@@ -35,9 +37,9 @@ def test_comparisons_are_gathered_and_drawn(tmp_path: Path) -> None:
     file, picture, again = (tmp_path / name for name in ("confidence.json", "a.png", "b.png"))
     assert not run(RECIPE, file, picture, *named).stderr
     found = json.loads(file.read_text())["texts"]
-    assert [*found] == ["one", "two"] and found["one"] | {"bleu": 1.0} == {
-        "retrieval_signature": "r", "bleu": 1.0, "chrf": 2.0, "bleu_signature": "b", "chrf_signature": "c", **kinds
-    }  # fmt: skip
+    scores = {"bleu": 1.0, "chrf": 2.0, "bleu_signature": "b", "chrf_signature": "c"}
+    of_run = {"commit": "abc", "retrieval_signature": "r"}
+    assert [*found] == ["one", "two"] and found["one"] | {"bleu": 1.0} == {**of_run, **scores, **kinds}
     assert found["one"]["bleu"] == 3.0, "of the datastore, and not of the model alone"
     assert run(RECIPE, file, again).returncode == 0
     with Image.open(picture) as one, Image.open(again) as other:

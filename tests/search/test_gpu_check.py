@@ -7,14 +7,17 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
 
 from fairseq_ccpr.cli.planning import Limits
-from fairseq_ccpr.lab.speed.search_speed import Sweep
+from fairseq_ccpr.lab.speed.decoding_speed import DecodingSpeed
+from fairseq_ccpr.lab.speed.search_speed import SearchCost, Sweep
 from fairseq_ccpr.search import ExactIndex
 from tests.helpers import ROOT
 from tests.vectors import DEVICE
@@ -90,16 +93,10 @@ def section(*words: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def write(folder: Path, name: str, commit: str) -> None:
+def write(folder: Path, name: str, commit: str, **figures: Any) -> None:
     """Write what a stage measures: figures, and the page of their tables."""
-    machine = {
-        "device": "a GPU",
-        "commit": commit,
-        "torch": "2",
-        "fairseq-ccpr": "0",
-        "date": "2026-11-28T20:13",
-    }
-    (folder / f"{name}.json").write_text(json.dumps({"machine": machine}), encoding="utf-8")
+    about = {"commit": commit, "machine": "a GPU", "versions": {"torch": "2"}} | figures
+    (folder / f"{name}.json").write_text(json.dumps(about), encoding="utf-8")
     (folder / f"{name}.md").write_text(f"tables of {name}\n\n", encoding="utf-8")
 
 
@@ -110,15 +107,13 @@ def test_the_section_is_of_one_run_alone(tmp_path) -> None:
     for name in ("search", "exact-2000", "faiss"):
         write(tmp_path, name, "a")
     page = section(tmp_path).stdout
-    assert page.startswith(
-        "Of one run, 2026-11-28: device a GPU, commit a, torch 2, fairseq-ccpr 0.\n\n## search\n"
-    )
+    assert page.startswith("Of one run of gpu_check.sh, commit a.\n\n## search\n")
     assert "\n\n## exact-1000\n\ntables of exact-1000\n\n## exact-2000\n\n" in page
     assert page == (tmp_path / "gpu.md").read_text(encoding="utf-8")
     made = json.loads((tmp_path / "gpu.json").read_text(encoding="utf-8"))
     assert list(made) == ["search", "exact-1000", "exact-2000", "faiss"]
     write(tmp_path, "faiss", "b")
-    assert "figures of 2 devices, versions or commits" in section(tmp_path).stderr
+    assert "figures of 2 commits, machines or versions" in section(tmp_path).stderr
 
 
 @pytest.mark.parametrize("commit", ["", "abc-dirty"])
@@ -127,4 +122,32 @@ def test_the_section_is_of_a_commit_that_can_be_looked_up(commit, tmp_path) -> N
     done = section(tmp_path)
     assert done.returncode == 1 and f"the commit '{commit}', which nobody can look up" in done.stderr
     assert not (tmp_path / "gpu.md").exists()
-    assert ("commit abc," in section(tmp_path, "abc").stdout) == (not commit)
+    assert ("commit abc." in section(tmp_path, "abc").stdout) == (not commit)
+
+
+def test_the_tables_read_what_a_run_measures(tmp_path) -> None:
+    """What is measured by which names, seen by a Python that only notes its words; and gathered as under benchmarks/."""
+    python, stores, output = tmp_path / "bin/python", tmp_path / "stores", tmp_path / "output"
+    for name in ("raw", "clknn"):
+        (stores / name).mkdir(parents=True)
+        (stores / name / "tuned.json").touch()
+    python.parent.mkdir()
+    python.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/words\n', encoding="utf-8")
+    python.chmod(0o755)
+    environment = os.environ | {"PATH": f"{python.parent}:{os.environ['PATH']}"}
+    subprocess.run(
+        ["bash", RECIPES / "gpu_check.sh", output, stores, "DATA_BIN"], check=True, env=environment
+    )
+    words = (tmp_path / "words").read_text(encoding="utf-8")
+    systems = f"--systems knn-mt={stores}/raw clknn={stores}/clknn --sizes"
+    assert f"{systems} 1000000 --index exact " in words and f"--json {output}/exact-1000000.json" in words
+
+    filed = json.loads((ROOT / "benchmarks/gpu.json").read_text(encoding="utf-8"))
+    rows = {SearchCost: filed["search"]["search"], DecodingSpeed: filed["exact-1000000"]["decoding"]}
+    for kind, (row, *_) in rows.items():  # of earlier code, which measured less
+        assert row.keys() <= {field.name for field in fields(kind)}
+    for name, figures in filed.items():
+        write(output, name, "", **figures)
+    assert section(output, "abc").returncode == 0
+    gathered = json.loads((output / "gpu.json").read_text(encoding="utf-8"))
+    assert gathered == {name: {**figures, "commit": "abc"} for name, figures in filed.items()}

@@ -15,7 +15,7 @@ from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.test_set import load
 from fairseq_ccpr.inference.resources import configure
 from fairseq_ccpr.lab.commands.report import write_results
-from fairseq_ccpr.lab.machine import describe_run, gigabytes
+from fairseq_ccpr.lab.machine import gigabytes, page_of_run
 from fairseq_ccpr.lab.plots import draw_costs, draw_speed
 from fairseq_ccpr.lab.samples import sample_sentences
 from fairseq_ccpr.lab.speed.decoding_speed import ALONE, REST, DecodingSpeed, SpeedTest
@@ -26,6 +26,7 @@ from fairseq_ccpr.lab.speed.phrase_speed import (
     measure_search,
 )
 from fairseq_ccpr.lab.speed.search_speed import SearchCost, Sweep, measure_searches
+from fairseq_ccpr.provenance import machine_name
 from fairseq_ccpr.search.index_plan import plan_index
 from fairseq_ccpr.settings import count_option, counts_option, option
 from fairseq_ccpr.timing import DECODER, FINDING, MERGE, PHRASES, PROJECTION, SEARCH, progress_bar
@@ -99,7 +100,7 @@ def benchmark_decoding(
     cfg = configure(rest, data_bin)
     cfg.common.no_progress_bar = True
     device = choose_device(cfg.common.cpu)
-    machine, limits = describe_run(device), measure_limits(device)
+    limits = measure_limits(device)
     searches: list[SearchCost] = []
     decoding: list[DecodingSpeed] = []
     signatures: dict[str, str] = {}
@@ -119,16 +120,16 @@ def benchmark_decoding(
                     decoding += test.measure(batch, repeats, limits)
                     bar.update()
         signatures = test.signatures
-    described = {**machine, "limits": str(limits)}
+    described = {"limits": str(limits)}
     described |= {f"signature of {name}": line for name, line in signatures.items()}
     tables = [_decoding_table(decoding)] * bool(decoding) + [_cost_table(searches)] * bool(searches)
-    print("\n\n".join(map(markdown_table, tables)) + "\n")
+    print("\n\n".join([*map(markdown_table, tables), page_of_run(device)]) + "\n")
     print("\n".join(f"- {name}: `{value}`" for name, value in described.items()))
-    results: dict[str, Any] = {"machine": machine, "limits": asdict(limits), "signatures": signatures}
+    results: dict[str, Any] = {"limits": asdict(limits), "signatures": signatures}
     results |= {"decoding": [asdict(row) for row in decoding], "search": [asdict(row) for row in searches]}
-    write_results(json, results)
+    write_results(json, results, device)
     if plot:
-        draw_costs(searches, plot, machine["device"])
+        draw_costs(searches, plot, machine_name(device))
     return 0
 
 
@@ -230,20 +231,18 @@ def benchmark_phrases(
     runs += [("exact", size, store) for size in sorted(set(sizes)) if store]
     bar = progress_bar("searches", "index", runs, quiet=quiet)
     searches = [measure_search(choice, size, settings, device, place) for choice, size, place in bar]
-    machine = describe_run(device)
     if building:
         print(markdown_table(_building_table(building)) + "\n")
     rows = [["index", "phrases", "queries/s", "slowest", "fastest", "peak memory"]]
     for row in searches:
         speeds = (f"{speed:,.0f}" for speed in (row.queries_per_second, row.slowest, row.fastest))
         rows.append([row.index, f"{row.phrases:,}", *speeds, gigabytes(row.peak_bytes)])
-    print(markdown_table(rows) + "\n")
-    print("\n".join(f"{name}: {value}" for name, value in machine.items()))
+    print(f"{markdown_table(rows)}\n\n{page_of_run(device)}")
     results = {"building": [asdict(row) for row in building], "search": [asdict(row) for row in searches]}
-    write_results(json, {"machine": machine, "settings": asdict(settings), **results})
+    write_results(json, {"settings": asdict(settings), **results}, device)
     if plot:
         draw_speed(
-            searches, plot, f"{settings.queries} queries per batch, k = {settings.k}, {machine['device']}"
+            searches, plot, f"{settings.queries} queries per batch, k = {settings.k}, {machine_name(device)}"
         )
     return 0
 

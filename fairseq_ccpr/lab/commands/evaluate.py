@@ -283,7 +283,8 @@ def evaluate_phrases(
         notes.append(
             f"{done['left_out']:,} gold pairs were left out: a system's subwords, or its longest text, do not allow them"
         )
-    return report(phrase_accuracy.tables(done), [*notes, line], common.json, done | {"signature": line})
+    results = done | {"signature": line}
+    return report(phrase_accuracy.tables(done), [*notes, line], common.json, results, device)
 
 
 @command(f"""\
@@ -352,6 +353,7 @@ def evaluate_types(
         [*notes, line],
         common.json,
         {"results": [one.as_json() for one in results], "signature": line},
+        device,
     )
     if plot:
         draw_types(results, plot)
@@ -462,7 +464,7 @@ def evaluate_retrieved(
     tables = {
         "per cent, but for the first rows and strings per sentence": retrieved.retrieved_table(done["stores"])
     }
-    return report(tables, notes, json, done | {"signature": line})
+    return report(tables, notes, json, done | {"signature": line}, device)
 
 
 @command("""\
@@ -540,4 +542,5 @@ def evaluate_alignment(
         rows.append([name, aligner.symmetrization, *numbers, f"{seconds:.0f}"])
     line = signature(parts)
     title = f"{len(gold):,} gold sentence pairs, {len(training):,} to learn from"
-    return report({title: rows}, [line], json, {"results": results, "signature": line})
+    device = choose_device(cpu=ENCODER not in aligners)
+    return report({title: rows}, [line], json, {"results": results, "signature": line}, device)

@@ -19,13 +19,13 @@ from fairseq_ccpr.lab.experiments.results import (
     as_page,
     check_of_base,
     choose,
-    circumstances,
     goals,
     rows_against_others,
     rows_of,
     write_results,
 )
 from fairseq_ccpr.lab.experiments.stages import Runner, with_needs
+from fairseq_ccpr.lab.machine import circumstances
 from fairseq_ccpr.settings import option
 from fairseq_ccpr.storage.files import write_text
 
@@ -85,8 +85,8 @@ def experiment_run(
                 print(flush=True)
                 raise
             if stage in ends:
-                write_results(settings, plan, runner, chosen, sys.argv)
-        results = write_results(settings, plan, runner, chosen, sys.argv)
+                write_results(settings, plan, runner, chosen)
+        results = write_results(settings, plan, runner, chosen)
     print(f"{len(todo)} stages run, {len(stages) - len(todo)} were done or not needed; results in {output}\n")
     print(_as_markdown(results))
     return 0

@@ -304,7 +304,8 @@ def evaluate_mining(
     if plot:
         draw_f1(curves(results), plot, f"{settings.size:,} sentences on either side")
     done = {"signature": line, "results": [result.record() for result in results]}
-    return report(shown, [line], common.json, done | {"comparisons": [asdict(one) for one in compared]})
+    done |= {"comparisons": [asdict(one) for one in compared]}
+    return report(shown, [line], common.json, done, device)
 
 
 @command("""\

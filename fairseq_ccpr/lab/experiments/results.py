@@ -24,7 +24,8 @@ from fairseq_ccpr.lab.accuracy.copied_words import copied_words
 from fairseq_ccpr.lab.experiments.config import REFERENCE, ExperimentConfig
 from fairseq_ccpr.lab.experiments.pipeline import Plan
 from fairseq_ccpr.lab.experiments.stages import FileArguments, Runner, Stage, with_needs
-from fairseq_ccpr.lab.machine import machine_name, versions
+from fairseq_ccpr.lab.machine import circumstances
+from fairseq_ccpr.provenance import describe_run
 from fairseq_ccpr.storage.files import atomic_file, write_json
 from fairseq_ccpr.text.pairs import read_lines
 from fairseq_ccpr.text.words import word_spans
@@ -111,13 +112,6 @@ def settings_of(system: dict[str, Any], stages: dict[str, Any]) -> list[tuple[st
     ]
 
 
-def circumstances(results: dict[str, Any]) -> str:
-    """Describe when, on what machine, and with which versions the experiment ran."""
-    versions = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
-    commit = f"commit {results['commit']}" if results.get("commit") else ""
-    return " · ".join([*filter(None, [results["date"], commit]), results["machine"], versions])
-
-
 def choose(config: ExperimentConfig, plan: Plan, runner: Runner, only: list[str]) -> dict[str, list[str]]:
     """Choose systems by domain: `only` those, or all; those they are compared with; those that an earlier run decoded."""
     for name in only:
@@ -141,7 +135,7 @@ def goals(plan: Plan, chosen: dict[str, list[str]]) -> list[Stage]:
 
 
 def write_results(
-    config: ExperimentConfig, plan: Plan, runner: Runner, chosen: dict[str, list[str]], command: list[str]
+    config: ExperimentConfig, plan: Plan, runner: Runner, chosen: dict[str, list[str]]
 ) -> dict[str, Any]:
     """Gather the results of the domains that are done, and write them to the output."""
     domains = {}
@@ -152,12 +146,15 @@ def write_results(
     stages = {stage.name: runner.stamp(stage) for stage in with_needs(goals(plan, chosen))}
     known = {name: stamp for name, stamp in stages.items() if stamp is not None}
     results = {
-        "title": config.title or runner.output.name, "description": config.description, "command": command,
-        "date": max((stamp["finished"] for stamp in known.values()), default=None), "versions": versions(),
+        "title": config.title or runner.output.name,
+        "description": config.description,
+        **describe_run(choose_device(cpu=False)),
+        "date": max((stamp["finished"] for stamp in known.values()), default=None),
         "commit": ", ".join(sorted({stamp.get("commit") or "" for stamp in known.values()} - {""})),
-        "machine": machine_name(choose_device(cpu=False)), "domains": domains, "stages": known,
+        "domains": domains,
+        "stages": known,
         "config": asdict(config),
-    }  # fmt: skip
+    }
     write_json(runner.output / RESULTS, results)
     return results
 

@@ -17,7 +17,7 @@ from typing import IO, Any, Union
 from fairseq_ccpr.child_process import run_child
 from fairseq_ccpr.datastore.manifest import Manifest
 from fairseq_ccpr.errors import CcprError, ConfigurationError
-from fairseq_ccpr.lab.machine import commit_of_code
+from fairseq_ccpr.provenance import commit_of_code
 from fairseq_ccpr.storage import fingerprint
 from fairseq_ccpr.storage.files import MANIFEST, write_json
 from fairseq_ccpr.version import __version__
