@@ -144,9 +144,14 @@ class SkMt(Rival):
     """
 
     def __init__(
-        self, translator: Translator, weight: WeightPolicy = by_first_distance, **settings: Any
+        self,
+        translator: Translator,
+        weight: WeightPolicy = by_first_distance,
+        most: int = MOST,
+        **settings: Any,
     ) -> None:
         super().__init__(translator)
+        self.most = most  # pairs
         chosen = replace(PUBLISHED, **settings)
         self.system = translator.begin(f"{name_of(weight)} {chosen.temperature:g}")  # an empty datastore
         tokens = self.system.find_memory(TokenMemory)
@@ -159,7 +164,7 @@ class SkMt(Rival):
     @torch.no_grad()
     def read(self, pairs: Pairs) -> None:
         """Keep the decoder's states of pairs, and their tokens."""
-        if (batch := self.batch(pairs)) is None:
+        if (batch := self.batch(pairs[: self.most])) is None:
             self.values = self.values[:0]
             return
         real = batch["target"].ne(self.pad)
@@ -186,7 +191,7 @@ class SkMt(Rival):
         """Find the temperature that makes the targets of pairs likeliest; prints a table of all."""
         gains, tokens = dict.fromkeys(TEMPERATURES, 0.0), 0
         for row, like in zip(valid, near):
-            self.read(like[:MOST])
+            self.read(like)
             if (reference := self.batch([row])) is None:
                 continue
             assert self.system.ensemble is not None
@@ -240,10 +245,8 @@ def main() -> None:
     few = {SK: published}
     if temperature != PUBLISHED.temperature:
         few[f"{SK}, T chosen"] = SkMt(alone, temperature=temperature)
-    for name, rival in few.items():
-        systems[name] = rival.system, lambda like, rival=rival: rival.read(like[:MOST])
-    subset = SkMt(alone, confidence_weight, k=64, lambda_=0.5)
-    systems[SUBSET] = subset.system, subset.read
+    few[SUBSET] = SkMt(alone, confidence_weight, SUBSET_PAIRS, k=64, lambda_=0.5)
+    systems |= {name: (rival.system, rival.read) for name, rival in few.items()}
     sources, references = ([row[side] for row in test] for side in (0, 1))
     texts, seconds = translated(systems, sources, train)
     options.output.mkdir(parents=True, exist_ok=True)
@@ -255,7 +258,7 @@ def main() -> None:
     results |= {
         "sentences": len(test),
         "settings": {TUNED: chosen, "T chosen": temperature}
-        | {name: asdict(one.memory.settings) for name, one in (few | {SUBSET: subset}).items()},
+        | {name: asdict(one.memory.settings) for name, one in few.items()},
         "signature": systems["datastore"][0].signature if options.datastore else None,
     }
     write_results(options.output / "results.json", results)
