@@ -18,9 +18,8 @@ import torch
 from fairseq_ccpr.version import __version__
 
 PACKAGES = ("torch", "fairseq", "faiss", "numpy", "sacrebleu")
-FOLDERS = re.compile(
-    r"(?<![^=:,])/(?!/)[^=:,]*/(?=[^=:,/])"
-)  # of absolute paths, in PATH, NAME=PATH or PATH:PATH
+# Of absolute paths, in PATH, NAME=PATH, PATH:PATH or "--option PATH".
+FOLDERS = re.compile(r"(?<![^=:,\s])/(?!/)[^=:,\s]*/(?=[^=:,/\s])")
 
 
 def describe_run(device: torch.device) -> dict[str, Any]:

@@ -152,6 +152,8 @@ def figure(paths: list[list[str]], form: str) -> Figure:
     found = [[_value(path, form) for path in same] for same in paths]
     if isinstance(found[0][0], str):
         return Figure(found[0][0])
+    if (name == "p" or not form) and any(len(same) > 1 for same in found):
+        raise Fault(f"'{form}' is of one run, and {len(found[0])} are given")
     means = [sum(same, Decimal(0)) / len(same) for same in found]
     if written:
         return Figure(written(spec, *means))

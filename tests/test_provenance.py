@@ -22,6 +22,7 @@ from fairseq_ccpr.version import __version__
         ("data/test.en", "data/test.en"),
         ("http://localhost:19530/a/b", "http://localhost:19530/a/b"),
         ("de/en and / or /", "de/en and / or /"),
+        ("--path /home/me/m.pt --lr 1", "--path m.pt --lr 1"),
     ],
 )
 def test_figures_name_their_run_without_folders_of_the_machine(

@@ -133,19 +133,19 @@ def draw_speed(searches: Sequence[SearchSpeed], path: Path, title: str) -> None:
 def draw_costs(searches: Sequence[SearchCost], path: Path, title: str) -> None:
     """Draw milliseconds of a search by keys, queries and neighbours: colours are indexes, styles datastores, dots the floor.
 
-    If datastores of several widths were searched, draw by width too, a line per index. What is not on an axis
-    is as in the first search, but the keys are as many as there were at most.
+    Datastores of several widths are drawn by width too, a line per index, and nothing by what has one value everywhere.
+    What is not on an axis is as in the first search, but the keys are as many as there were at most.
     """
     stores, indexes = (
         list(dict.fromkeys(getattr(search, name) for search in searches)) for name in ("store", "index")
     )
     first = searches[0]
     fixed = {"keys": max(search.keys for search in searches), "queries": first.queries, "k": first.k}
-    labels = {"keys": "keys N", "queries": "queries H", "k": "neighbours k"}
-    if len({search.dimension for search in searches}) > 1:
-        labels["dimension"] = "width d"
+    labels = {"keys": "keys N", "queries": "queries H", "k": "neighbours k", "dimension": "width d"}
+    varied = [name for name in labels if len({getattr(search, name) for search in searches}) > 1]
+    labels = {name: labels[name] for name in varied or ["keys"]}
     figure = Figure(figsize=(4.4 * len(labels), 4.4), layout="constrained")
-    panels = figure.subplots(1, len(labels), sharey=True)
+    panels = figure.subplots(1, len(labels), sharey=True, squeeze=False)[0]
     for axes, (across, label) in zip(panels, labels.items()):
         others = {name: value for name, value in fixed.items() if name != across}
         rows = [

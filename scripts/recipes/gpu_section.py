@@ -2,9 +2,10 @@
 
 python scripts/recipes/gpu_section.py OUTPUT [COMMIT]
 
-OUTPUT/gpu.json gets what was measured, by the name of its part: benchmarks/gpu.json is such a file, and the tables of
-docs/speed.md's GPU section are made of it. OUTPUT/gpu.md gets all tables with their settings. Figures of several commits,
-machines or versions are refused, and of a commit that is not known, or changed; COMMIT names that of a copy without git.
+OUTPUT/gpu.json gets what was measured, by the name of its part; benchmarks/gpu.json has that form (its commit was not kept),
+and the tables of docs/speed.md's GPU section are made of it. OUTPUT/gpu.md gets all tables with their settings. Figures of
+several commits, machines or versions are refused, and of a commit that is not known, or changed; COMMIT names that of a copy
+without git.
 """
 
 import json

@@ -176,11 +176,9 @@ class SkMt(Rival):
         found, count = Neighbours.missing(queries, k), min(k, len(self.values))
         if count:
             distances, ids = torch.cdist(queries.float(), self.keys).square().topk(count, largest=False)
-            found.ids[:, :count], found.scores[:, :count], found.values[:, :count] = (
-                ids,
-                -distances,
-                self.values[ids],
-            )
+            found.ids[:, :count] = ids
+            found.scores[:, :count] = -distances
+            found.values[:, :count] = self.values[ids]
         return found
 
     def describe(self) -> dict[str, object]:
