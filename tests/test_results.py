@@ -94,16 +94,19 @@ KEPT = sorted((results.FILES / "results").glob("*.tsv.xz"))
 
 @pytest.mark.parametrize("file", KEPT, ids=lambda file: file.name)
 def test_kept_translations_have_the_scores_that_their_file_says(file: Path) -> None:
-    domains = json.loads(file.with_suffix("").with_suffix(".json").read_text(encoding="utf-8"))["domains"]
-    domain = next(found for name, found in domains.items() if name in file.name)
+    found = json.loads(file.with_suffix("").with_suffix(".json").read_text(encoding="utf-8"))
+    if "domains" in found:  # of an experiment, else of `evaluate systems`
+        systems = next(one for name, one in found["domains"].items() if name in file.name)["systems"]
+        scored = {name: one["scores"] for name, one in systems.items()}
+    else:
+        scored = {row["system"]: row for row in found["rows"]}
     names, *rows = (line.split("\t") for line in lzma.decompress(file.read_bytes()).decode().splitlines())
     kept = {name: list(lines) for name, *lines in zip(names, *rows, strict=True)}
     references = [kept.pop("reference")]
-    assert kept.keys() == domain["systems"].keys()
+    assert kept.keys() == scored.keys()
     for name, lines in kept.items():
-        scores = domain["systems"][name]["scores"]
-        assert round(BLEU().corpus_score(lines, references).score, 2) == scores["BLEU"]
-        assert round(CHRF().corpus_score(lines, references).score, 2) == scores["chrF"]
+        assert round(BLEU().corpus_score(lines, references).score, 2) == scored[name]["BLEU"]
+        assert round(CHRF().corpus_score(lines, references).score, 2) == scored[name]["chrF"]
 
 
 def test_tables_without_a_file_only_become_fewer() -> None:
@@ -214,6 +217,8 @@ def test_an_entry_that_is_a_list_has_mean_and_standard_deviation(house: Path) ->
     assert made(house, cells(of, rows=[["a", ["one", "two"], ["base", "kNN, more"]]])) == ["| a | 42.0 |"]
     with pytest.raises(results.Fault, match="scores:rows/9/BLEU names 0 values, not one"):
         made(house, cells(number, rows=[["a", ["rows/0", "rows/9"]]]))
+    with pytest.raises(results.Fault, match="'p' is of one run, and 2 are given"):
+        made(house, cells("{scores:$2/p|p}", rows=[["a", ["rows/1", "rows/3"]]]))
 
 
 def test_what_is_within_a_standard_deviation_of_the_best_is_bold_too(house: Path) -> None:
